@@ -1,0 +1,125 @@
+"""What an observer may see. Instruments watch; they never steer.
+
+The engine reads no clock: times come from the runtime, in seconds since the run began (virtual
+seconds in ``simulated``). Every method may be called from any worker thread, one call at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """Once per ``fit``, before the first instance."""
+
+    runtime: str
+    workers: int
+    max_active: int
+    epochs: int
+    nodes: Mapping[str, int] = field(default_factory=dict)  # node name -> worker
+    graph_text: str = ""  # the printed graph
+    graph_mermaid: str = ""  # the graph as Mermaid source
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """One node ran one batch."""
+
+    worker: int
+    node: str
+    part: str | None
+    direction: Literal["forward", "backward"]
+    rows: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """A part took an optimiser step."""
+
+    worker: int
+    part: str
+    version: int
+    rows: int  # gradient rows in this step
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How a pass over the data stands; sent at most a few times a second."""
+
+    mode: Literal["train", "evaluate", "predict"]
+    epoch: int  # from 1; 0 outside of fit
+    epochs: int
+    finished: int  # instances of this pass
+    total: int | None  # None when the data has no length
+    active: int  # instances in flight now
+    loss: float  # mean over the rows with a loss so far in this pass; NaN before the first
+    metrics: Mapping[str, float]  # means so far in this pass
+    instances_per_second: float  # of this pass so far
+    staleness: float  # mean over the parts with gradients so far in this pass
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartStaleness:
+    """Updates between a row's forward and its backward, over one epoch."""
+
+    mean: float
+    max: int
+    histogram: tuple[int, ...]  # [k] = gradient rows that were k versions old
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnded:
+    """After the drain (and the validation, if there is one) of a training epoch."""
+
+    epoch: int
+    epochs: int
+    instances: int
+    seconds: float  # training alone, without validation
+    loss: float
+    metrics: Mapping[str, float]
+    valid: Mapping[str, float]  # empty without validation data
+    staleness: Mapping[str, PartStaleness]
+    updates: Mapping[str, int]  # part -> optimiser steps in this epoch
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """Once per ``fit``, also after a failure or an interrupt."""
+
+    outcome: Literal["done", "target reached", "interrupted", "failed"]
+    instances: int
+    train_seconds: float
+    message: str = ""
+    time_s: float = 0.0
+
+
+class AbstractInstrument:
+    """Override what you want to see; the rest does nothing."""
+
+    wants_firings: bool = False  # ``on_fired`` is called only if this is True: it costs per firing
+
+    def on_run_started(self, event: RunStarted) -> None:
+        """A run begins."""
+
+    def on_fired(self, event: Fired) -> None:
+        """A node has run a batch."""
+
+    def on_updated(self, event: Updated) -> None:
+        """A part has stepped."""
+
+    def on_progress(self, event: Progress) -> None:
+        """The pass has moved on."""
+
+    def on_epoch_ended(self, event: EpochEnded) -> None:
+        """An epoch, with its validation, is over."""
+
+    def on_run_ended(self, event: RunEnded) -> None:
+        """The run is over; release files here."""

@@ -1,0 +1,70 @@
+"""Every exception that geartrain raises on purpose.
+
+    GeartrainError
+    ├── GraphError         a graph that cannot run: found before anything moves
+    ├── DataError          an instance or a file that is refused: file, line, reason
+    ├── ProtocolError      a row answered twice, or never sent: a bug, ours or of a custom node
+    ├── LeakError          rows are left in a store after a drain
+    ├── StuckError         nothing can move and instances are unfinished: carries the story
+    ├── WorkerError        something raised inside a worker: node, part, shapes, instances
+    ├── NonFiniteError     a loss, gradient or payload is NaN or infinite
+    ├── CheckpointError    a checkpoint cannot be written, read or does not fit
+    └── WouldBlock         a ``..._nowait`` call found nothing
+
+Misuse of an argument stays ``ValueError`` or ``TypeError``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class GeartrainError(Exception):
+    """Root of the tree."""
+
+
+class GraphError(GeartrainError):
+    """The graph cannot run as it was written; the message names node, port and remedy."""
+
+
+class DataError(GeartrainError):
+    """Data was refused before anything of it entered the graph.
+
+    Args:
+        reason: What is wrong, what was expected, and the remedy.
+        path: The file, if the data came from one.
+        line: One-based line (or record) number in it.
+    """
+
+    def __init__(self, reason: str, *, path: Path | str | None = None, line: int | None = None):
+        self.reason, self.path, self.line = reason, path, line
+        place = "" if path is None else f"{path}: " if line is None else f"{path}:{line}: "
+        super().__init__(f"{place}{reason}")
+
+
+class ProtocolError(GeartrainError):
+    """The invariant was broken: one backward row for every forward row."""
+
+
+class LeakError(ProtocolError):
+    """Rows wait in a store although everything has been answered."""
+
+
+class StuckError(GeartrainError):
+    """No node can fire and instances are unfinished; the message tells who waits for what."""
+
+
+class WorkerError(GeartrainError):
+    """Something raised while a worker fired a node; ``__cause__`` is the original."""
+
+
+class NonFiniteError(GeartrainError):
+    """A loss, a gradient or a payload is NaN or infinite; the message names node and instance."""
+
+
+class CheckpointError(GeartrainError):
+    """A checkpoint cannot be written, cannot be read, or does not fit the model."""
+
+
+class WouldBlock(GeartrainError):
+    """A call that never blocks found nothing to take."""
