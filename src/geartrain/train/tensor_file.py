@@ -4,9 +4,9 @@
     header    JSON: name -> dtype, shape, data_offsets; "__metadata__" -> strings, "crc32" too
     data      the tensors' bytes, without gaps
 
-The safetensors library reads these files. Ours is needed to write and read them: the library's
-serialiser builds a second copy of all tensors in memory, gives no ``errno`` when the disk is full,
-and neither writes nor checks a checksum; without one a flipped bit in a weight goes unnoticed.
+The safetensors library reads these files. Ours is needed to write and read them: the library gives
+no ``errno`` when the disk is full, refuses tensors that share memory or have gaps, and neither
+writes nor checks a checksum, without which a flipped bit in a weight goes unnoticed.
 
 Source: the format's description, github.com/huggingface/safetensors.
 """
@@ -160,10 +160,7 @@ def read_tensors(file: BinaryIO, header: Header) -> dict[str, Tensor]:
     crc = _crc_of_header(header)
     tensors: dict[str, Tensor] = {}
     for entry in header.entries:
-        try:
-            tensor = torch.empty(entry.shape, dtype=entry.dtype)
-        except RuntimeError as error:  # a shape of no elements whose strides overflow
-            raise ValueError(f"'{entry.name}' has the shape {entry.shape}: {error}") from error
+        tensor = torch.empty(entry.shape, dtype=entry.dtype)
         for chunk in _chunks(_bytes_of(tensor)):
             if file.readinto(chunk) != len(chunk):  # type: ignore[attr-defined]
                 raise ValueError(f"truncated: it ends inside of tensor '{entry.name}'")
@@ -244,6 +241,8 @@ def _parse_entry(name: str, value: object) -> Entry:
         case _:
             raise ValueError(f"tensor '{name}' is described by {value!r:.120}")
     needed = math.prod(shape) * dtype.itemsize
+    if math.prod(max(n, 1) for n in shape) * dtype.itemsize >= 1 << 63:
+        raise ValueError(f"tensor '{name}' has the shape {shape}, whose strides no tensor can have")
     if end - begin != needed:
         raise ValueError(f"tensor '{name}' of shape {shape} has {end - begin} bytes, not {needed}")
     return Entry(name, dtype, tuple(shape), begin, end)
