@@ -76,6 +76,16 @@ class HashTable(AbstractTable):
         n = keys.shape[1]
         if 2 * (self._used + n) > self._entry.size:
             self._rebuild(n)
+
+        def assign(rows: IntArray) -> IntArray:
+            start = allocate(rows)
+            return np.arange(start, start + rows.size)
+
+        return self._insert(keys, assign)
+
+    def _insert(self, keys: IntArray, assign: Callable[[IntArray], IntArray]) -> IntArray:
+        """Find keys, or enter them with the slots that ``assign`` gives to their rows."""
+        n = keys.shape[1]
         found = np.full(n, -1, np.int64)
         at = self._hash(keys)
         pending = np.arange(n)
@@ -83,7 +93,7 @@ class HashTable(AbstractTable):
             here = at[pending]
             free = self._entry[here] == _EMPTY
             if free.any():
-                self._claim(keys, pending[free], here[free], allocate)
+                self._claim(keys, pending[free], here[free], assign)
             slot = self._entry[here]
             match = (slot >= 0) & (self._key[:, here] == keys[:, pending]).all(0)
             found[pending[match]] = slot[match]
@@ -104,14 +114,17 @@ class HashTable(AbstractTable):
             at[pending] = (at[pending] + 1) & self._mask
 
     def _claim(
-        self, keys: IntArray, rows: IntArray, here: IntArray, allocate: NewSlots
+        self,
+        keys: IntArray,
+        rows: IntArray,
+        here: IntArray,
+        assign: Callable[[IntArray], IntArray],
     ) -> None:
         """Of the rows that met the same empty entry, the last one written takes it."""
         self._entry[here] = -3 - rows
         winners = np.flatnonzero(self._entry[here] == -3 - rows)
         rows, here = rows[winners], here[winners]
-        start = allocate(rows)
-        self._entry[here] = np.arange(start, start + rows.size)
+        self._entry[here] = assign(rows)
         self._key[:, here] = keys[:, rows]
         self._used += rows.size
 
@@ -136,19 +149,7 @@ class HashTable(AbstractTable):
         self._make(size)
         self._used = 0
         if alive.size:
-            numbers = self.slots(keys, lambda rows: 0)  # places only: real slots are put back below
-            del numbers
-            self._restore(keys, slots)
-
-    def _restore(self, keys: IntArray, slots: IntArray) -> None:
-        at = self._hash(keys)
-        pending = np.arange(keys.shape[1])
-        while pending.size:
-            here = at[pending]
-            match = (self._key[:, here] == keys[:, pending]).all(0) & (self._entry[here] >= 0)
-            self._entry[here[match]] = slots[pending[match]]
-            pending = pending[~match]
-            at[pending] = (at[pending] + 1) & self._mask
+            self._insert(keys, lambda rows: slots[rows])
 
 
 _EMPTY, _REMOVED = -1, -2

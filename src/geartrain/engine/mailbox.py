@@ -1,0 +1,123 @@
+"""What waits at a node, and which node goes next.
+
+    policy          picks
+    FullestFirst    the queue with most rows; backward on a tie
+    BackwardFirst   any backward before any forward, then the fullest (the paper's)
+    OldestFirst     the queue whose first batch has waited longest
+    RandomOrder     anything, any number of rows: for tests of order
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import TypeVar, final
+
+import numpy as np
+
+from geartrain.ir.message import Backward, Forward
+
+B = TypeVar("B", Forward, Backward)
+
+
+@final
+class Queue:
+    """Batches for one port of a node, or its answers.
+
+    Args:
+        node: Number of the node.
+        port: Input port; ``BACKWARD`` for answers.
+        alone: Whether messages are taken one at a time.
+    """
+
+    __slots__ = ("_batches", "alone", "since", "node", "port", "rows")
+
+    def __init__(self, node: int, port: int, alone: bool) -> None:
+        self.node, self.port, self.alone = node, port, alone
+        self.rows = 0
+        self.since = 0
+        self._batches: deque[Forward | Backward] = deque()
+
+    def put(self, batch: Forward | Backward, now: int) -> None:
+        if not self._batches:
+            self.since = now
+        self._batches.append(batch)
+        self.rows += len(batch)
+
+    def take(self, max_rows: int) -> list[Forward | Backward]:
+        """Up to so many rows, oldest first; the rest stays."""
+        if self.alone:
+            max_rows = 1
+        if self.rows <= max_rows:
+            taken = list(self._batches)
+            self._batches.clear()
+            self.rows = 0
+            return taken
+        taken, left = [], max_rows
+        while left:
+            batch = self._batches.popleft()
+            n = len(batch)
+            if n > left:
+                self._batches.appendleft(batch.take(np.arange(left, n)))
+                batch = batch.take(np.arange(left))
+                n = left
+            taken.append(batch)
+            left -= n
+        self.rows -= max_rows
+        return taken
+
+
+class AbstractPolicy(ABC):
+    """Says which queue fires next."""
+
+    @abstractmethod
+    def choose(self, queues: Sequence[Queue]) -> Queue:
+        """One of these queues; each holds at least one row."""
+
+    def limit(self, queue: Queue, max_rows: int) -> int:
+        """How many rows to take."""
+        return max_rows
+
+
+@final
+class FullestFirst(AbstractPolicy):
+    """Most rows first; backward first on a tie."""
+
+    def choose(self, queues: Sequence[Queue]) -> Queue:
+        return max(queues, key=lambda q: (q.rows, q.port < 0))
+
+
+@final
+class BackwardFirst(AbstractPolicy):
+    """Answers before rows, so that instances finish and make room; then the fullest."""
+
+    def choose(self, queues: Sequence[Queue]) -> Queue:
+        return max(queues, key=lambda q: (q.port < 0, q.rows))
+
+
+@final
+class OldestFirst(AbstractPolicy):
+    """The queue that has waited longest."""
+
+    def choose(self, queues: Sequence[Queue]) -> Queue:
+        return min(queues, key=lambda q: q.since)
+
+
+@final
+class RandomOrder(AbstractPolicy):
+    """Any queue, any number of rows; the same for the same seed.
+
+    Args:
+        seed: Of the choices.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def choose(self, queues: Sequence[Queue]) -> Queue:
+        return self._random.choice(sorted(queues, key=lambda q: (q.node, q.port)))
+
+    def limit(self, queue: Queue, max_rows: int) -> int:
+        return self._random.randint(1, min(max_rows, queue.rows))

@@ -1,0 +1,88 @@
+"""Where rows go next: through steps without a store, straight to the nodes that keep them.
+
+    node ─► (where ─► move ─► ...) ─► node, node, controller
+
+Steps run where the rows were made, so a chain of them costs index arithmetic and no message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import final
+
+from geartrain.ir.message import CONTROLLER, ROW_MASK, Backward, Forward, IntArray, by_owner
+from geartrain.ir.node import Emission
+from geartrain.ir.wiring import Wiring
+
+BACKWARD = -1
+"""Stands for the port of a delivery that goes back."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A batch for a node: rows for a port, or answers (port ``BACKWARD``)."""
+
+    node: int
+    port: int
+    batch: Forward | Backward
+
+
+@final
+@dataclass(slots=True)
+class Outbox:
+    """What a firing causes.
+
+    Args:
+        deliveries: For nodes.
+        answered: Slots of instances, one entry for each fed row that has been answered.
+        spawned: Slots for which one answer more is to be awaited; counts before ``answered``.
+    """
+
+    deliveries: list[Delivery] = field(default_factory=list)
+    answered: list[IntArray] = field(default_factory=list)
+    spawned: list[IntArray] = field(default_factory=list)
+
+
+@final
+class Router:
+    """Follows the wires.
+
+    Args:
+        wiring: The graph made into nodes.
+    """
+
+    def __init__(self, wiring: Wiring) -> None:
+        self._steps, self._readers = wiring.steps, wiring.readers
+
+    def emit(self, node: int, emission: Emission, out: Outbox) -> None:
+        """Route what a node has sent."""
+        for batch in emission.backward:
+            self.answer(batch, out)
+        for port, rows in emission.forward:
+            self.send(node, port, rows, out)
+
+    def send(self, operator: int, port: int, batch: Forward, out: Outbox) -> None:
+        """Route rows that leave an output port."""
+        reader, into = self._readers[operator, port]
+        step = self._steps.get(reader)
+        if step is None:
+            out.deliveries.append(Delivery(reader, into, batch))
+            return
+        passage = step.apply(batch)
+        if passage.spawned is not None:
+            out.spawned.append(passage.spawned)
+        for answer in passage.backward:
+            self.answer(answer, out)
+        for way, rows in passage.forward:
+            self.send(reader, way, rows, out)
+
+    def answer(self, batch: Backward, out: Outbox) -> None:
+        """Route answers to their return addresses."""
+        if not batch.rows.size:
+            return
+        for owner, part in by_owner(batch):
+            if owner == CONTROLLER:
+                out.answered.append(part.rows & ROW_MASK)
+            else:
+                out.deliveries.append(Delivery(owner, BACKWARD, part))

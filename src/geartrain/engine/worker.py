@@ -1,0 +1,205 @@
+"""One worker: batches in, a firing, an outbox. No thread, no clock.
+
+    deliver(delivery)  ─► a queue            fire() ─► the policy picks a queue, its node runs,
+    finished(n)        ─► the parts                    eager nodes behind it run at once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast, final
+
+import numpy as np
+
+from geartrain.engine.mailbox import AbstractPolicy, Queue
+from geartrain.engine.router import BACKWARD, Delivery, Outbox, Router
+from geartrain.errors import GeartrainError, WorkerError
+from geartrain.ir.message import INSTANCE, Backward, Forward
+from geartrain.ir.node import AbstractNode
+from geartrain.optim.part import PartState, StepTaken
+
+
+@final
+@dataclass(slots=True)
+class Firing:
+    """What one call of ``fire`` did.
+
+    Args:
+        node: Name of the node that the policy picked.
+        part: Its part, or None.
+        forward: Which way.
+        rows: Messages in the batch.
+        elsewhere: Deliveries for other workers, by worker.
+        outbox: What concerns the controller (its deliveries are done).
+        steps: Optimiser steps taken.
+        held: Parts that have begun or ceased to hold a step back: name to whether it holds.
+    """
+
+    node: str
+    part: str | None
+    forward: bool
+    rows: int
+    elsewhere: list[tuple[int, Delivery]] = field(default_factory=list)
+    outbox: Outbox = field(default_factory=Outbox)
+    steps: list[StepTaken] = field(default_factory=list)
+    held: dict[str, bool] = field(default_factory=dict)
+
+
+@final
+class WorkerState:
+    """The nodes and parts of one worker.
+
+    Args:
+        index: Its number.
+        nodes: Those that live here.
+        parts: Those whose weights live here, by name.
+        home: Node number to worker, for all nodes.
+        router: Follows the wires.
+        policy: What fires next.
+        max_rows: Most rows in one firing.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        nodes: Sequence[AbstractNode],
+        parts: Mapping[str, PartState],
+        home: Mapping[int, int],
+        router: Router,
+        policy: AbstractPolicy,
+        max_rows: int,
+    ) -> None:
+        self.index = index
+        self.train = True
+        self.progress = 0
+        self._nodes = {n.id: n for n in nodes}
+        self.parts = dict(parts)
+        self._home, self._router, self._policy = home, router, policy
+        self._max_rows = max_rows
+        self._queues: dict[tuple[int, int], Queue] = {}
+        self._ready: dict[Queue, None] = {}
+        self._eager: list[Delivery] = []
+        self._holding: set[str] = set()
+        self._clock = 0
+
+    def deliver(self, delivery: Delivery) -> None:
+        """A batch has come for a node that lives here."""
+        if self._nodes[delivery.node].eager:
+            self._eager.append(delivery)
+            return
+        self._clock += 1
+        key = (delivery.node, delivery.port)
+        queue = self._queues.get(key)
+        if queue is None:
+            alone = self._nodes[delivery.node].alone
+            queue = self._queues[key] = Queue(*key, alone)
+        queue.put(delivery.batch, self._clock)
+        self._ready[queue] = None
+
+    def finished(self, instances: int, progress: int) -> list[StepTaken]:
+        """Instances have finished; steps that count them fall due."""
+        self.progress = progress
+        steps: list[StepTaken] = []
+        for part in self.parts.values():
+            part.finished(instances)
+            self._step(part, steps)
+        return steps
+
+    def flush(self) -> list[StepTaken]:
+        """Step with whatever gradients are left."""
+        taken = (part.step(self.progress) for part in self.parts.values())
+        return [step for step in taken if step is not None]
+
+    @property
+    def ready(self) -> bool:
+        """Whether ``fire`` has something to do."""
+        return bool(self._ready or self._eager)
+
+    def fire(self) -> Firing:
+        """Run one node on what waits for it, and the eager nodes behind.
+
+        Raises:
+            WorkerError: The node raised; names node, part, shapes and instances.
+            GeartrainError: The graph or the data are wrong.
+        """
+        if not self._eager:
+            queue = self._policy.choose(list(self._ready))
+            batches = queue.take(self._policy.limit(queue, self._max_rows))
+            if not queue.rows:
+                del self._ready[queue]
+            node = self._nodes[queue.node]
+            firing = Firing(node.name, node.part_name, queue.port >= 0, sum(map(len, batches)))
+            self._run(node, queue.port, batches, firing)
+        else:
+            node = self._nodes[self._eager[0].node]
+            firing = Firing(node.name, None, self._eager[0].port >= 0, len(self._eager[0].batch))
+        while self._eager:
+            eager, self._eager = self._eager, []
+            for delivery in eager:
+                self._run(self._nodes[delivery.node], delivery.port, [delivery.batch], firing)
+        return firing
+
+    def _run(
+        self,
+        node: AbstractNode,
+        port: int,
+        batches: Sequence[Forward | Backward],
+        firing: Firing,
+    ) -> None:
+        out = firing.outbox
+        try:
+            if port == BACKWARD:
+                emission = node.backward(cast("Sequence[Backward]", batches))
+            else:
+                emission = node.forward(port, cast("Sequence[Forward]", batches), self.train)
+            self._router.emit(node.id, emission, out)
+            if port == BACKWARD and node.part_name is not None:
+                part = self.parts[node.part_name]
+                self._step(part, firing.steps)
+                self._note_holding(part, firing)
+        except GeartrainError as error:
+            error.add_note(_story(node, port, batches))
+            raise
+        except Exception as error:
+            raise WorkerError(
+                f"{type(error).__name__} in node {_story(node, port, batches)}: {error}"
+            ) from error
+        for delivery in out.deliveries:
+            home = self._home[delivery.node]
+            if home == self.index:
+                self.deliver(delivery)
+            else:
+                firing.elsewhere.append((home, delivery))
+        out.deliveries.clear()
+
+    def _step(self, part: PartState, steps: list[StepTaken]) -> None:
+        if part.due():
+            step = part.step(self.progress)
+            if step is not None:
+                steps.append(step)
+
+    def _note_holding(self, part: PartState, firing: Firing) -> None:
+        if part.rules.max_staleness is None:
+            return
+        holds = part.holding
+        if holds != (part.name in self._holding):
+            (self._holding.add if holds else self._holding.discard)(part.name)
+            firing.held[part.name] = holds
+
+
+def _story(node: AbstractNode, port: int, batches: Sequence[Forward | Backward]) -> str:
+    """Node, part, direction, shapes, instances."""
+    part = f" of part '{node.part_name}'" if node.part_name is not None else ""
+    way = "backward" if port == BACKWARD else f"forward (port {port})"
+    first = batches[0]
+    columns = first.payload if isinstance(first, Forward) else first.gradient or ()
+    shapes = [f"{str(c.dtype).removeprefix('torch.')} {tuple(c.shape)}" for c in columns if c is not None]
+    told = f"'{node.name}'{part}, {way}, {sum(map(len, batches))} rows, payload {', '.join(shapes) or 'zero'}"
+    if isinstance(first, Forward):
+        slots = np.unique(np.concatenate([b.state[INSTANCE] for b in batches if isinstance(b, Forward)]))
+        arena = node.place.arena
+        names = [arena.describe(int(s)) for s in slots[:3] if int(s) in arena.keys]
+        more = f" and {slots.size - 3} more" if slots.size > 3 else ""
+        told += f", {', '.join(names)}{more}"
+    return told

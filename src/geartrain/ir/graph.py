@@ -1,0 +1,475 @@
+"""Streams of messages: what a user writes, and the wiring that comes out of it.
+
+    graph = Graph(vertex=("parent", "slot", "label"))
+    nodes = graph.loop()                                   a Phi: sources are joined later
+    nodes.join(graph.input("word").through(leaf))
+    nodes.through(readout).loss(cross_entropy, target="label")
+    inner, root = nodes.where(lambda m: m.parent >= 0)     a Cond
+    pairs = inner.move(vertex=lambda m: m.parent).group(by="vertex", size=2, order="slot")
+    nodes.join(pairs.through(branch))
+    root.stop()
+
+A stream is an output port of an operator. Used twice, it is broadcast. ``check`` finds what cannot work
+before anything moves; ``wire`` makes fresh nodes, as often as one likes.
+
+Source: static graphs for dynamic control flow, Gaunt et al. 2017, arXiv:1705.09786.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, final
+
+import torch
+from torch import nn
+
+from geartrain.errors import GraphError
+from geartrain.ir import drawing, wiring
+from geartrain.ir.frame import Schema, View
+from geartrain.ir.gather import Column, How
+from geartrain.ir.loss import Metric, Target
+from geartrain.ir.operators import (
+    AbstractOperator,
+    Copying,
+    Detaching,
+    Flatmapping,
+    Grouping,
+    Input,
+    Joining,
+    Keep,
+    Losing,
+    Merging,
+    Moving,
+    Outputting,
+    PartLike,
+    Routing,
+    Spec,
+    Splitting,
+    Stopping,
+    Through,
+    Ungrouping,
+)
+
+
+@final
+class Stream:
+    """Rows on their way from one operator to the next; every verb gives the stream behind it."""
+
+    __slots__ = ("_graph", "operator", "port")
+
+    def __init__(self, graph: Graph, operator: AbstractOperator, port: int = 0) -> None:
+        self._graph, self.operator, self.port = graph, operator, port
+
+    def through(
+        self,
+        module: Callable[..., Any] | PartLike,
+        *,
+        name: str | None = None,
+        part: PartLike | None = None,
+        keep: Keep | None = None,
+        read: str | Sequence[str] = (),
+        inside: bool = False,
+        pool: bool = False,
+    ) -> Stream:
+        """Run a module, or any function of rows (PPT, NPT).
+
+        Args:
+            module: Maps tensors ``(n, ...)`` to one or several ``(n, ...)``, each row on its own. A
+                ``Part`` stands for its module.
+            name: In errors, traces and drawings; default: the module's class.
+            part: The part that owns the weights, if the module is a piece of it. The same module used
+                twice is the same part.
+            keep: What the way back needs: ``inputs`` (the module runs again, exact at the weights of
+                now), ``activations`` (a row kernel), ``graph`` (autograd's graph of one message),
+                ``auto`` (a kernel where there is one, else inputs).
+            read: Frame or state columns handed to the module after the payload, as tensors ``(n,)``.
+            inside: For bundles: the module gets an ``Inside`` (lengths, edges) as its last argument.
+            pool: For bundles: the module makes one row of each bundle.
+        """
+        function: Callable[..., Any]
+        if not isinstance(module, nn.Module) and isinstance(
+            inner := getattr(module, "module", None), nn.Module
+        ):
+            part, function = module, inner  # type: ignore[assignment]
+        elif callable(module):
+            function = module
+        else:
+            raise TypeError(
+                f"through() takes a module, a function or a Part, not {type(module).__name__}"
+            )
+        default = part.name if part is not None and part.name else _called(function)
+        chosen = keep or (part.keep if part is not None else "auto")
+        columns = (read,) if isinstance(read, str) else tuple(read)
+        operator = Through(
+            self._graph._name(name, default), self._source, function, part, chosen, columns, inside, pool
+        )
+        return self._graph._add(operator)
+
+    def where(self, predicate: Callable[[View], Any], *, name: str | None = None) -> tuple[Stream, Stream]:
+        """Split rows in two (Cond): those for which the predicate holds, and the others.
+
+        Args:
+            predicate: Gets a ``View`` of n rows, returns n booleans (numpy or torch).
+        """
+        operator = Routing(self._graph._name(name, "where"), self._source, predicate, 2, True)
+        yes = self._graph._add(operator)
+        return yes, Stream(self._graph, operator, 1)
+
+    def route(
+        self, choose: Callable[[View], Any], ways: int, *, name: str | None = None
+    ) -> tuple[Stream, ...]:
+        """Split rows over several streams (Cond).
+
+        Args:
+            choose: Gets a ``View`` of n rows (state, frame, ``payload``), returns n integers in
+                ``[0, ways)``.
+            ways: How many streams.
+        """
+        if ways < 1:
+            raise ValueError(f"route() got ways={ways}; at least one")
+        operator = Routing(self._graph._name(name, "route"), self._source, choose, ways, False)
+        self._graph._add(operator)
+        return tuple(Stream(self._graph, operator, k) for k in range(ways))
+
+    def move(self, *, name: str | None = None, **fields: Callable[[View], Any] | int) -> Stream:
+        """Give state columns new values (Isu): ``move(vertex=lambda m: m.parent, step=0)``.
+
+        No inverse is needed. ``vertex`` and ``edge`` are numbered inside the instance.
+        """
+        if not fields:
+            raise ValueError("move() got no column; name one: move(vertex=lambda m: m.parent)")
+        for column in fields:
+            self._graph._declare(column)
+        return self._graph._add(Moving(self._graph._name(name, "move"), self._source, fields))
+
+    def group(
+        self,
+        by: str | Sequence[str],
+        size: int | Column,
+        *,
+        order: Column | None = None,
+        how: How = "stack",
+        name: str | None = None,
+    ) -> Stream:
+        """Collect the members of a key into one row (Group).
+
+        Args:
+            by: State columns of the key. A group never spans instances.
+            size: How many members a group has: a number, a column, or a function of the ``View``.
+            order: Position 0..size-1 of a member: a column or a function; None sorts by state.
+            how: ``stack`` makes ``(n, size, ...)``; ``sum``, ``mean``, ``max`` reduce; ``bundle`` makes
+                one message of all members, which may be of any number.
+        """
+        columns = (by,) if isinstance(by, str) else tuple(by)
+        if isinstance(size, int) and size < 1:
+            raise ValueError(f"group() got size={size}; at least one member")
+        if how not in ("stack", "sum", "mean", "max", "bundle"):
+            raise ValueError(f"group() got how={how!r}; one of stack, sum, mean, max, bundle")
+        operator = Grouping(
+            self._graph._name(name, "group"), self._source, columns, size, order, how
+        )
+        return self._graph._add(operator)
+
+    def ungroup(self, *, index: str | None = None, name: str | None = None) -> Stream:
+        """Turn each row of k parts ``(n, k, ...)``, or each bundle, into k rows (Ungroup).
+
+        Args:
+            index: State column that numbers the parts from 0; ``vertex`` puts part i at vertex i.
+        """
+        if index is not None:
+            self._graph._declare(index)
+        return self._graph._add(
+            Ungrouping(self._graph._name(name, "ungroup"), self._source, index)
+        )
+
+    def flatmap(
+        self,
+        over: str = "edge",
+        *,
+        count: Callable[[View], Any] | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Send each row once for each edge that leaves its vertex (Flatmap); none is allowed.
+
+        Args:
+            over: ``edge``: the state column ``edge`` then names the edge. With ``count``: the column
+                that numbers the copies from 0.
+            count: Gets a ``View``, returns each row's number of copies.
+        """
+        if over == "edge" and count is None and self._graph.edge is None:
+            raise GraphError(
+                "flatmap over edges, but instances have none: declare Graph(edge=()) or with columns"
+            )
+        if over != "edge" and count is None:
+            raise ValueError(f"flatmap(over={over!r}) wants count=..., the number of copies of a row")
+        self._graph._declare(over)
+        return self._graph._add(
+            Flatmapping(self._graph._name(name, "flatmap"), self._source, over, count)
+        )
+
+    def split(self, *sizes: int, name: str | None = None) -> tuple[Stream, ...]:
+        """Cut the last dimension into pieces (Split)."""
+        if not sizes or min(sizes) < 1:
+            raise ValueError(f"split() got sizes {sizes}; one or more, each at least 1")
+        operator = Splitting(self._graph._name(name, "split"), self._source, sizes)
+        self._graph._add(operator)
+        return tuple(Stream(self._graph, operator, k) for k in range(len(sizes)))
+
+    def loss(
+        self,
+        criterion: Callable[..., Any],
+        target: Target = None,
+        *,
+        metrics: Mapping[str, Callable[..., Any] | Metric] | None = None,
+        weight: Target = None,
+        name: str | None = None,
+    ) -> None:
+        """End the stream in a loss, whose gradient starts the way back at once.
+
+        Args:
+            criterion: ``(prediction, target) -> (n,)``, one loss a row. torch's functions with a
+                ``reduction`` are asked for none.
+            target: A frame or state column, a function of the ``View``, or None: the criterion gets
+                the prediction alone.
+            metrics: Name to ``Metric`` or ``(prediction, target) -> (n,)``.
+            weight: Scales the rows' losses: a column or a function.
+        """
+        named = {
+            key: m if isinstance(m, Metric) else Metric(m) for key, m in (metrics or {}).items()
+        }
+        operator = Losing(
+            self._graph._name(name, "loss"), self._source, criterion, target, named, weight
+        )
+        self._graph._add(operator)
+
+    def head(
+        self,
+        module: Callable[..., Any] | PartLike,
+        criterion: Callable[..., Any],
+        target: Target = None,
+        *,
+        name: str | None = None,
+        metrics: Mapping[str, Callable[..., Any] | Metric] | None = None,
+        keep: Keep | None = None,
+    ) -> Stream:
+        """Put a local loss beside the stream; its gradient joins the stream's.
+
+        Returns:
+            This stream. Detach it behind the head and only the local loss trains what is before.
+        """
+        self.through(module, name=name, keep=keep).loss(criterion, target, metrics=metrics)
+        return self
+
+    def output(self, name: str | None = None) -> None:
+        """End the stream in rows that ``Session.predict`` returns."""
+        self._graph._add(Outputting(self._graph._name(name, "output"), [[self._source]]))
+
+    def stop(self, *, name: str | None = None) -> None:
+        """Swallow the rows; their gradient is zero."""
+        self._graph._add(Stopping(self._graph._name(name, "stop"), [[self._source]]))
+
+    def detach(self, *, name: str | None = None) -> Stream:
+        """Pass the rows on and answer zero at once: no gradient crosses here."""
+        return self._graph._add(
+            Detaching(self._graph._name(name, "detach"), [[self._source]])
+        )
+
+    def join(self, *streams: Stream) -> Stream:
+        """Let more streams lead into a loop (only for what ``Graph.loop`` returned)."""
+        if not isinstance(self.operator, Merging):
+            raise GraphError(
+                f"'{self.operator.name}' is a {self.operator.kind}; join() is for graph.loop(), and "
+                "graph.merge(a, b) makes one stream of two"
+            )
+        self._graph._own(streams)
+        self.operator.sources[0].extend(s._source for s in streams)
+        return self
+
+    def __repr__(self) -> str:
+        return f"<stream of '{self.operator.name}' port {self.port}>"
+
+    @property
+    def _source(self) -> tuple[AbstractOperator, int]:
+        return self.operator, self.port
+
+
+@final
+class Graph:
+    """A static graph for dynamic control flow.
+
+    Args:
+        vertex: Columns with one entry a vertex, which every instance brings.
+        edge: Columns with one entry an edge, besides ``source`` and ``target``; None: no edges.
+        value: Columns with one entry an instance.
+    """
+
+    def __init__(
+        self,
+        *,
+        vertex: Sequence[str] = (),
+        edge: Sequence[str] | None = None,
+        value: Sequence[str] = (),
+    ) -> None:
+        self.vertex, self.value = _names(vertex, "vertex"), _names(value, "value")
+        self.edge = None if edge is None else _names(edge, "edge")
+        taken = [*self.vertex, *(self.edge or ()), *self.value]
+        reserved = {"vertex", "instance", "edge", "source", "target", "size", "payload", "lengths",
+                    "in_degree", "out_degree"}  # fmt: skip
+        for name in taken:
+            if taken.count(name) > 1 or (name in reserved):
+                raise GraphError(
+                    f"column '{name}' is declared twice or reserved; reserved are {sorted(reserved)}"
+                )
+        self._columns = ["instance", "vertex"]
+        self._operators: list[AbstractOperator] = []
+        self._names: set[str] = set()
+
+    def input(
+        self,
+        name: str,
+        *,
+        shape: Sequence[int] | None = None,
+        dtype: torch.dtype | None = None,
+        bundle: bool = False,
+        **fields: int,
+    ) -> Stream:
+        """Where rows enter: instances bring them under this name.
+
+        Args:
+            name: The key in ``Instance.inputs``.
+            shape, dtype: Of one row; learned from the first instance when not given.
+            bundle: All rows of an instance travel as one message.
+            fields: User columns and the constant that rows start with: ``step=0``.
+        """
+        if any(isinstance(o, Input) and o.name == name for o in self._operators):
+            raise GraphError(f"input '{name}' is declared twice; use its stream twice instead")
+        for column in fields:
+            self._declare(column)
+        inner = None if shape is None else tuple(shape)
+        return self._add(Input(self._name(name, name), inner, dtype, bundle, fields))
+
+    def loop(self, *, name: str | None = None) -> Stream:
+        """A stream whose sources come later, by ``join`` (Phi)."""
+        return self._add(Merging(self._name(name, "loop"), [[]]))
+
+    def merge(self, *streams: Stream, name: str | None = None) -> Stream:
+        """One stream of several (Phi)."""
+        if not streams:
+            raise ValueError("merge() got no stream")
+        self._own(streams)
+        return self._add(Merging(self._name(name, "merge"), [[s._source for s in streams]]))
+
+    def concat(
+        self,
+        *streams: Stream,
+        on: str | Sequence[str] | None = None,
+        how: Literal["features", "tuple"] = "features",
+        name: str | None = None,
+    ) -> Stream:
+        """Wait for one row of every stream with an equal key, and put them side by side (Concat).
+
+        Args:
+            streams: Two or more; the state is that of the first.
+            on: State columns of the key; default: all columns that the streams share.
+            how: ``features`` concatenates the last dimension; ``tuple`` hands all payload tensors
+                on, for a module of several arguments.
+        """
+        if len(streams) < 2:
+            raise ValueError(f"concat() got {len(streams)} streams; two or more")
+        self._own(streams)
+        columns = (on,) if isinstance(on, str) else None if on is None else tuple(on)
+        operator = Joining(
+            self._name(name, "concat"), [s._source for s in streams], columns, how
+        )
+        return self._add(operator)
+
+    @property
+    def operators(self) -> Sequence[AbstractOperator]:
+        return tuple(self._operators)
+
+    def schema(self) -> Schema:
+        return Schema(self._columns, self.vertex, self.edge, self.value)
+
+    def throughs(self) -> Iterator[Through]:
+        return (o for o in self._operators if isinstance(o, Through))
+
+    def modules(self) -> list[nn.Module]:
+        """The modules of the graph, each once."""
+        found = [o.function for o in self.throughs() if isinstance(o.function, nn.Module)]
+        return list(dict.fromkeys(found))
+
+    def copy_with_broadcasts(self) -> list[AbstractOperator]:
+        """The operators, with a broadcast where a stream has several readers; ids from 1.
+
+        Raises:
+            GraphError: A stream is read by nobody, or a loop has no source.
+        """
+        return wiring.with_broadcasts(self._operators)
+
+    def check(self, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]] | None = None) -> None:
+        """Find what cannot work, before anything moves.
+
+        Args:
+            shapes: Input name to shape and dtype of one row, for inputs declared without.
+
+        Raises:
+            GraphError: Unknown columns, unread streams, payloads that do not fit (a dry run on meta
+                tensors), endless loops; names node and port, what came and what was expected.
+        """
+        wiring.check(self, shapes or {})
+
+    def __str__(self) -> str:
+        return drawing.text(self)
+
+    def mermaid(self) -> str:
+        """The graph as Mermaid flowchart source."""
+        return drawing.mermaid(self)
+
+    def dot(self) -> str:
+        """The graph as Graphviz DOT source."""
+        return drawing.dot(self)
+
+    def _add(self, operator: AbstractOperator) -> Stream:
+        self._operators.append(operator)
+        return Stream(self, operator)
+
+    def _name(self, given: str | None, default: str) -> str:
+        if given is not None:
+            if given in self._names:
+                raise GraphError(f"the name '{given}' is taken; names are unique in a graph")
+            self._names.add(given)
+            return given
+        name, k = default, 2
+        while name in self._names:
+            name, k = f"{default}_{k}", k + 1
+        self._names.add(name)
+        return name
+
+    def _declare(self, column: str) -> None:
+        if column in ("instance",):
+            raise GraphError("the column 'instance' cannot be changed: rows stay in their instance")
+        if column in self.vertex or column in (self.edge or ()) or column in self.value:
+            raise GraphError(
+                f"'{column}' is a column of instances; a state column needs a name of its own"
+            )
+        if column not in self._columns:
+            self._columns.append(column)
+
+    def _own(self, streams: Sequence[Stream]) -> None:
+        for stream in streams:
+            if stream._graph is not self:
+                raise GraphError(f"{stream} belongs to another graph")
+
+
+def _called(function: object) -> str:
+    name = getattr(function, "__name__", type(function).__name__)
+    return "function" if name == "<lambda>" else name.lower()
+
+
+def _names(names: Sequence[str], kind: str) -> tuple[str, ...]:
+    if isinstance(names, str):
+        raise TypeError(f"Graph({kind}={names!r}): give a tuple of names, ({names!r},)")
+    return tuple(names)
+
+
+__all__ = ["Graph", "Spec", "Stream"]

@@ -1,0 +1,251 @@
+"""From operators to wires: who reads what, what is defined where, and fresh nodes that know their readers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias, final
+
+import torch
+
+from geartrain.errors import GraphError
+from geartrain.ir.control import AbstractStep
+from geartrain.ir.frame import Arena, Schema
+from geartrain.ir.node import AbstractNode, Place
+from geartrain.ir.operators import (
+    ROWS,
+    AbstractOperator,
+    Copying,
+    Input,
+    Merging,
+    Spec,
+    Stopping,
+    Through,
+)
+from geartrain.ir.weights import AbstractWeights
+
+if TYPE_CHECKING:
+    from geartrain.ir.graph import Graph
+
+Port: TypeAlias = tuple[int, int]
+"""Operator number, port number."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """A graph made into nodes.
+
+    Args:
+        arena: The frames that all nodes share.
+        schema: Its columns.
+        nodes: By number; the controller is 0.
+        steps: Store-less operators by number.
+        readers: Output port to the input port that it leads to, merges resolved.
+        inputs: Input name to its operator.
+        operators: All, by number.
+    """
+
+    arena: Arena
+    schema: Schema
+    nodes: Mapping[int, AbstractNode]
+    steps: Mapping[int, AbstractStep]
+    readers: Mapping[Port, Port]
+    inputs: Mapping[str, Input]
+    operators: Mapping[int, AbstractOperator]
+
+
+def wire(graph: Graph, weights: Callable[[Through], AbstractWeights | None]) -> Wiring:
+    """Make fresh nodes.
+
+    Args:
+        graph: A checked graph.
+        weights: Says which part's weights a ``through`` uses.
+    """
+    operators = graph.copy_with_broadcasts()
+    schema = graph.schema()
+    arena = Arena(graph.vertex, graph.edge, graph.value)
+    nodes: dict[int, AbstractNode] = {}
+    steps: dict[int, AbstractStep] = {}
+    for operator in operators:
+        place = Place(operator.id, operator.name, arena, schema)
+        owner = weights(operator) if isinstance(operator, Through) else None
+        made = operator.make(place, owner)
+        if isinstance(made, AbstractNode):
+            nodes[operator.id] = made
+        elif isinstance(made, AbstractStep):
+            steps[operator.id] = made
+    return Wiring(
+        arena,
+        schema,
+        nodes,
+        steps,
+        _readers(operators),
+        {o.name: o for o in operators if isinstance(o, Input)},
+        {o.id: o for o in operators},
+    )
+
+
+def with_broadcasts(given: Sequence[AbstractOperator]) -> list[AbstractOperator]:
+    """Copies of the operators, numbered from 1, with a broadcast where a stream is used twice."""
+    copies = {id(o): copy.copy(o) for o in given}
+    operators = list(copies.values())
+    for operator in operators:
+        operator.sources = [
+            [(copies[id(source)], port) for source, port in sources] for sources in operator.sources
+        ]
+    uses: dict[tuple[int, int], list[tuple[AbstractOperator, int, int]]] = {}
+    for operator in operators:
+        for p, sources in enumerate(operator.sources):
+            if not sources:
+                raise GraphError(
+                    f"'{operator.name}' has no source; give the loop one: {operator.name}.join(stream)"
+                )
+            for i, (source, port) in enumerate(sources):
+                uses.setdefault((id(source), port), []).append((operator, p, i))
+    for source in list(operators):
+        for port in range(source.ways):
+            readers = uses.get((id(source), port), [])
+            if not readers:
+                raise GraphError(
+                    f"the stream of '{source.name}'{_port(source, port)} is read by nobody; end it "
+                    "with .loss(...), .output() or .stop()"
+                )
+            if len(readers) > 1:
+                name = f"{source.name}{_port(source, port).replace(' port', '')} broadcast"
+                broadcast = Copying(name, (source, port), len(readers))
+                operators.append(broadcast)
+                for k, (reader, p, i) in enumerate(readers):
+                    reader.sources[p][i] = (broadcast, k)
+    for number, operator in enumerate(operators, 1):
+        operator.id = number
+    return operators
+
+
+def check(graph: Graph, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
+    """See ``Graph.check``."""
+    operators = graph.copy_with_broadcasts()
+    if not any(isinstance(o, Input) for o in operators):
+        raise GraphError("the graph has no input; rows enter by graph.input(name)")
+    _refuse_shared_parameters(graph)
+    _refuse_endless_loops(operators)
+    schema = graph.schema()
+    for operator in operators:
+        if isinstance(operator, Input) and operator.shape is None and operator.name in shapes:
+            operator.shape, operator.dtype = shapes[operator.name]
+    known: dict[Port, Spec] = {}
+    for _ in range(len(operators) + 2):
+        before = dict(known)
+        for operator in operators:
+            _propagate(operator, known, schema)
+        if _same(before, known):
+            break
+    for operator in operators:
+        for sources in operator.sources:
+            if not any((s.id, p) in known for s, p in sources):
+                raise GraphError(
+                    f"'{operator.name}' ({operator.kind}) can never get a row: its only sources are "
+                    "behind it; join a stream that starts at an input"
+                )
+    _publish_keys(graph, operators)
+
+
+def _propagate(operator: AbstractOperator, known: dict[Port, Spec], schema: Schema) -> None:
+    given: list[Spec] = []
+    for sources in operator.sources:
+        here = [known[s.id, p] for s, p in sources if (s.id, p) in known]
+        if not here:
+            return
+        if isinstance(operator, Merging):
+            given.extend(here)
+        else:
+            given.append(here[0])
+    for port, spec in enumerate(operator.specs(given, schema)):
+        known[operator.id, port] = spec
+
+
+def _same(before: Mapping[Port, Spec], after: Mapping[Port, Spec]) -> bool:
+    def facts(spec: Spec) -> object:
+        shapes = None if spec.payload is None else [(p.shape, p.dtype) for p in spec.payload]
+        return spec.columns, shapes, spec.bundled
+
+    return before.keys() == after.keys() and all(
+        facts(before[p]) == facts(after[p]) for p in after
+    )
+
+
+def _publish_keys(graph: Graph, operators: Sequence[AbstractOperator]) -> None:
+    """Default keys of joins were found on copies; the originals learn them."""
+    found = {o.name: o for o in operators}
+    for operator in graph.operators:
+        key = getattr(found[operator.name], "_key", None)
+        if key is not None:
+            operator._key = key  # type: ignore[attr-defined]
+
+
+def _readers(operators: Sequence[AbstractOperator]) -> dict[Port, Port]:
+    direct: dict[Port, tuple[AbstractOperator, int]] = {}
+    for operator in operators:
+        for p, sources in enumerate(operator.sources):
+            for source, port in sources:
+                direct[source.id, port] = (operator, p)
+    readers: dict[Port, Port] = {}
+    for start, (reader, port) in direct.items():
+        while isinstance(reader, Merging):
+            reader, port = direct[reader.id, 0]
+        readers[start] = (reader.id, port)
+    return readers
+
+
+def _refuse_endless_loops(operators: Sequence[AbstractOperator]) -> None:
+    """A cycle that no row can leave and that uses none up would turn for ever."""
+    ahead: dict[int, list[AbstractOperator]] = {o.id: [] for o in operators}
+    for operator in operators:
+        for sources in operator.sources:
+            for source, _ in sources:
+                ahead[source.id].append(operator)
+    passing = {
+        o.id for o in operators if o.kind in ("through", "move", "merge", "detach", "broadcast", "flatmap", "ungroup", "split", "join")
+    }  # fmt: skip
+    for start in operators:
+        if start.id not in passing or not isinstance(start, Merging):
+            continue
+        stack, seen = [(start, [start.name])], {start.id}
+        while stack:
+            operator, path = stack.pop()
+            for reader in ahead[operator.id]:
+                if reader is start:
+                    raise GraphError(
+                        f"the loop {' → '.join([*path, start.name])} can never end: every row goes "
+                        "round for ever; split off those that are done with where(), or group them"
+                    )
+                if reader.id in passing and reader.id not in seen:
+                    seen.add(reader.id)
+                    stack.append((reader, [*path, reader.name]))
+
+
+def _refuse_shared_parameters(graph: Graph) -> None:
+    owners: dict[int, tuple[object, str]] = {}
+    for through in graph.throughs():
+        owner: object = through.part if through.part is not None else through.function
+        for name, parameter in _named(through):
+            other = owners.setdefault(id(parameter), (owner, through.name))
+            if other[0] is not owner:
+                raise GraphError(
+                    f"parameter '{name}' of '{through.name}' also belongs to '{other[1]}': weights "
+                    "have one owner; make one Part of both modules and name it in both through()s"
+                )
+
+
+def _named(through: Through) -> list[tuple[str, torch.nn.Parameter]]:
+    if not isinstance(through.function, torch.nn.Module):
+        return []
+    return list(through.function.named_parameters())
+
+
+def _port(operator: AbstractOperator, port: int) -> str:
+    return f" port {operator.port_name(port)}" if operator.ways > 1 else ""
+
+
+__all__ = ["ROWS", "Stopping", "Wiring", "check", "replace", "wire", "with_broadcasts"]

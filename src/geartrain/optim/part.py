@@ -1,0 +1,349 @@
+"""Parts: who owns weights, and when they move.
+
+    gradients ─► GradientSum ─► due? ─► average, clip, schedule ─► optimiser step ─► version + 1
+
+A part steps by itself when it has seen enough; nothing waits for a global step. ``Part`` is what a user
+writes, ``PartState`` what runs.
+
+Source: local updates after min_update_frequency gradients, Gaunt et al. 2017, arXiv:1705.09786; ours is
+called ``update_every``, as it is a count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Literal, TypeAlias, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from geartrain.errors import NonFiniteError
+from geartrain.ir.gradient import GradientSum
+from geartrain.ir.message import IntArray
+from geartrain.ir.operators import Keep
+from geartrain.ir.weights import AbstractWeights
+
+MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
+Average: TypeAlias = Literal["rows", "instances", "none"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Step when so many gradient rows have been added (AMPNet's min_update_frequency)."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        _positive("Rows", self.n)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Instances:
+    """Step when so many instances have finished."""
+
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        _positive("Instances", self.n)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Step only when the session flushes: at the end of an epoch, or when it is told to."""
+
+
+Trigger: TypeAlias = Rows | Instances | Flush
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """Limit the gradient before a step.
+
+    Args:
+        norm: Largest 2-norm over all parameters of the part.
+        value: Largest absolute entry.
+    """
+
+    norm: float | None = None
+    value: float | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How parts learn; a ``Part`` overrides what it names.
+
+    Args:
+        optimizer: Makes the optimiser from parameters: ``partial(torch.optim.Adam, lr=1e-3)``.
+        update_every: A number of gradient rows, ``Rows``, ``Instances`` or ``Flush``.
+        average: What the summed gradient is divided by: the ``rows`` that it has, the ``instances``
+            that finished, or nothing.
+        clip: Limits on the averaged gradient.
+        schedule: Factor on the learning rate, from the number of instances finished in training.
+        scheduler: Makes a torch scheduler of the part's optimiser; it steps once an update.
+        max_staleness: A step waits while it would make a row older than so many versions; admission
+            pauses meanwhile. None: no bound.
+    """
+
+    optimizer: MakeOptimizer = torch.optim.Adam
+    update_every: int | Trigger = 100
+    average: Average = "rows"
+    clip: Clip | None = None
+    schedule: Callable[[int], float] | None = None
+    scheduler: Callable[[Optimizer], LRScheduler] | None = None
+    max_staleness: int | None = None
+
+    def trigger(self) -> Trigger:
+        return Rows(self.update_every) if isinstance(self.update_every, int) else self.update_every
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """A module, its optimiser and its rules.
+
+    Args:
+        module: Its parameters belong to this part alone.
+        name: In logs and traces; default: the name of the first node that uses it.
+        optimizer, update_every, average, clip, schedule, scheduler, max_staleness: As in ``Rules``;
+            None takes the session's.
+        keep: What nodes keep for the way back; see ``Stream.through``.
+    """
+
+    module: nn.Module
+    name: str | None = None
+    optimizer: MakeOptimizer | None = None
+    update_every: int | Trigger | None = None
+    average: Average | None = None
+    clip: Clip | None = None
+    schedule: Callable[[int], float] | None = None
+    scheduler: Callable[[Optimizer], LRScheduler] | None = None
+    max_staleness: int | None = None
+    keep: Keep = "auto"
+
+    def rules(self, defaults: Rules) -> Rules:
+        """The session's rules with this part's own in front."""
+        own = {
+            f.name: value
+            for f in fields(Rules)
+            if (value := getattr(self, f.name)) is not None
+        }
+        return replace(defaults, **own)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepTaken:
+    """One optimiser step of a part."""
+
+    part: str
+    version: int
+    rows: int
+
+
+@final
+class PartState(AbstractWeights):
+    """A part at work. One worker owns it; nothing here is locked.
+
+    Args:
+        name: Unique among the parts.
+        module: Its parameters are changed in place.
+        rules: When and how.
+    """
+
+    def __init__(self, name: str, module: nn.Module, rules: Rules) -> None:
+        self.name, self.module, self.rules = name, module, rules
+        self.version = 0
+        self.rows = 0
+        self.instances = 0
+        self.frozen = False
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self.gradient = GradientSum(module.parameters())
+        self.optimizer = rules.optimizer(self.parameters) if self.parameters else None
+        self._trigger = rules.trigger()
+        self._scheduler = (
+            rules.scheduler(self.optimizer)
+            if rules.scheduler is not None and self.optimizer is not None
+            else None
+        )
+        self._base_lr = [g["lr"] for g in self.optimizer.param_groups] if self.optimizer else []
+        self._histogram = np.zeros(8, np.int64)
+        self._outstanding = 0
+        self._ages: dict[int, int] = {}
+        self._aliases: dict[nn.Parameter, Tensor] | None = None
+
+    @property
+    def scheduler(self) -> LRScheduler | None:
+        return self._scheduler
+
+    @property
+    def holding(self) -> bool:
+        """Whether a step that is due waits for older rows to come back."""
+        return self._enough() and not self._young_enough()
+
+    def sent(self, rows: int) -> None:
+        self._outstanding += rows
+        if self.rules.max_staleness is not None:
+            self._ages[self.version] = self._ages.get(self.version, 0) + rows
+
+    def received(self, rows: int, versions: IntArray, lengths: IntArray | None = None) -> None:
+        self.rows += rows
+        old = self.version - versions
+        counts = np.bincount(old, lengths).astype(np.int64)
+        if counts.size > self._histogram.size:
+            self._histogram = np.concatenate(
+                [self._histogram, np.zeros(2 * counts.size, np.int64)]
+            )
+        self._histogram[: counts.size] += counts
+        self.dropped(versions)
+
+    def dropped(self, versions: IntArray) -> None:
+        self._outstanding -= versions.size
+        if self.rules.max_staleness is not None:
+            values, counts = np.unique(versions, return_counts=True)
+            for version, count in zip(values.tolist(), counts.tolist(), strict=True):
+                left = self._ages[version] - count
+                if left:
+                    self._ages[version] = left
+                else:
+                    del self._ages[version]
+
+    def finished(self, instances: int) -> None:
+        """Instances have finished anywhere in the graph."""
+        self.instances += instances
+
+    def due(self) -> bool:
+        """Whether the part should step now."""
+        return self._enough() and self._young_enough()
+
+    def step(self, progress: int) -> StepTaken | None:
+        """Take an optimiser step with the gradient so far; None if there is none.
+
+        Args:
+            progress: Instances finished in training, for the schedule.
+
+        Raises:
+            NonFiniteError: The gradient is NaN or infinite; the weights are as they were.
+        """
+        rows, instances = self.rows, self.instances
+        self.rows = self.instances = 0
+        if self.optimizer is None or not rows or self.frozen:
+            return None
+        divisor = {"rows": rows, "instances": max(instances, 1), "none": 1}[self.rules.average]
+        gradients = self._gradients(divisor)
+        if not gradients:
+            return None
+        self._clip(gradients)
+        self._protect_kept_graphs()
+        if self.rules.schedule is not None:
+            factor = self.rules.schedule(progress)
+            for group, lr in zip(self.optimizer.param_groups, self._base_lr, strict=True):
+                group["lr"] = lr * factor
+        self.optimizer.step()
+        for parameter in self.parameters:
+            parameter.grad = None
+        if self._scheduler is not None:
+            self._scheduler.step()
+        self.version += 1
+        return StepTaken(self.name, self.version, rows)
+
+    def aliases(self) -> Mapping[nn.Parameter, Tensor]:
+        if self._aliases is None:
+            self._aliases = {
+                p: p.detach().requires_grad_(p.requires_grad) for p in self.module.parameters()
+            }
+        return self._aliases
+
+    def take_histogram(self) -> tuple[int, ...]:
+        """Gradient rows by staleness since the last call."""
+        used = np.flatnonzero(self._histogram)
+        top = int(used[-1]) + 1 if used.size else 0
+        counts = tuple(self._histogram[:top].tolist())
+        self._histogram[:] = 0
+        return counts
+
+    def peek_staleness(self) -> tuple[float, int]:
+        """Sum of ages and rows so far, for a progress line."""
+        ages = np.arange(self._histogram.size)
+        return float(self._histogram @ ages), int(self._histogram.sum())
+
+    def _enough(self) -> bool:
+        match self._trigger:
+            case Rows(n):
+                return self.rows >= n
+            case Instances(n):
+                return self.instances >= n
+            case _:
+                return False
+
+    def _young_enough(self) -> bool:
+        bound = self.rules.max_staleness
+        return bound is None or not self._ages or self.version + 1 - min(self._ages) <= bound
+
+    def _gradients(self, divisor: float) -> list[Tensor]:
+        gradients = []
+        for parameter in self.parameters:
+            gradient = self.gradient.take(parameter)
+            if gradient is None:
+                continue
+            dense = gradient._values() if gradient.is_sparse else gradient
+            if divisor != 1:
+                dense.div_(divisor)
+            parameter.grad = gradient
+            gradients.append(dense)
+        total = sum((float(g.sum()) for g in gradients), 0.0)
+        if total - total != 0.0:
+            self._refuse_non_finite()
+        return gradients
+
+    def _clip(self, gradients: list[Tensor]) -> None:
+        clip = self.rules.clip
+        if clip is None:
+            return
+        if clip.value is not None:
+            for g in gradients:
+                g.clamp_(-clip.value, clip.value)
+        if clip.norm is not None:
+            norm = torch.linalg.vector_norm(
+                torch.stack([torch.linalg.vector_norm(g) for g in gradients])
+            )
+            factor = float(clip.norm / (norm + 1e-6))
+            if factor < 1:
+                for g in gradients:
+                    g.mul_(factor)
+
+    def _protect_kept_graphs(self) -> None:
+        """A step overwrites weights in place; graphs that are still kept hold the old storage."""
+        if self._aliases is not None and self._outstanding:
+            for parameter in self.module.parameters():
+                parameter.data = parameter.data.clone()
+            self._aliases = None
+
+    def _refuse_non_finite(self) -> None:
+        names = {p: n for n, p in self.module.named_parameters()}
+        bad = []
+        for parameter in self.parameters:
+            gradient = parameter.grad
+            if gradient is not None:
+                dense = gradient._values() if gradient.is_sparse else gradient
+                if not torch.isfinite(dense).all():
+                    bad.append(names[parameter])
+            parameter.grad = None
+        raise NonFiniteError(
+            f"part '{self.name}': the gradient of {bad or 'its parameters (their sum overflows)'} is "
+            f"NaN or infinite after {self.version} updates; clip it, lower the learning rate, or look "
+            "at the instances of this batch"
+        )
+
+
+def _positive(what: str, n: int) -> None:
+    if n < 1:
+        raise ValueError(f"{what}({n}): give 1 or more")
