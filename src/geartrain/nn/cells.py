@@ -249,7 +249,7 @@ class _BranchKernel(AbstractRowKernel):
         h, c = inputs
         kept = h.new_empty((h.shape[0], 6, width))
         gates = kept.view(-1, 6 * width)[:, : 5 * width]
-        torch.addmm(module.bias, h.reshape(-1, 2 * width), module.weight.t(), out=gates)
+        torch.addmm(module.bias, h.flatten(1), module.weight.t(), out=gates)
         squash_(gates, 4 * width)
         i, left, right, o, u, t = kept.unbind(1)
         c_left, c_right = c.unbind(1)
@@ -275,7 +275,7 @@ class _BranchKernel(AbstractRowKernel):
         sigmoid_backward_(d[:, :4], kept[:, :4])
         tanh_backward_(d_u, u)
         d_gates = d.view(-1, 5 * width)
-        _add_affine(module.weight, module.bias, d_gates, h.reshape(-1, 2 * width), into)
+        _add_affine(module.weight, module.bias, d_gates, h.flatten(1), into)
         return (d_gates @ module.weight).view(-1, 2, width), dc_twice * kept[:, 1:3]
 
 

@@ -85,9 +85,14 @@ class DropoutKernel(AbstractRowKernel):
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         x, *keys = inputs
         module = self._module
+        if keys and not isinstance(module, RowDropout):
+            raise ValueError(
+                f"nn.Dropout: {len(inputs)} inputs came; expected x alone: RowDropout takes a key"
+            )
         if not module.training or module.p == 0.0:
             return (x,), (x.new_ones(()).expand_as(x), *keys)
-        if keys and isinstance(module, RowDropout):
+        if keys:
+            assert isinstance(module, RowDropout)
             factors = _factors_of_keys(x, keys[0], module.p, module.seed)
         elif module.p == 1.0:
             factors = torch.zeros_like(x)
