@@ -61,6 +61,11 @@ def _perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(D, H), nn.ReLU(), inner, nn.Tanh(), nn.Linear(H, 2), nn.ReLU())
 
 
+def _tied() -> nn.Module:
+    layer = nn.Linear(D, D)
+    return nn.Sequential(layer, nn.Tanh(), layer)
+
+
 CASES = {
     "linear": Case(lambda: nn.Linear(D, H), (_floats(D),)),
     "linear without bias": Case(lambda: nn.Linear(D, H, bias=False), (_floats(D),)),
@@ -77,6 +82,7 @@ CASES = {
     "sigmoid": Case(nn.Sigmoid, (_floats(D),)),
     "identity": Case(nn.Identity, (_floats(D),)),
     "perceptron": Case(_perceptron, (_floats(D),)),
+    "one linear map twice": Case(_tied, (_floats(D),)),
     "embedding in a sequence": Case(
         lambda: nn.Sequential(nn.Embedding(V, D), nn.Tanh(), nn.Linear(D, H)), (_ids(),)
     ),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 _SHORT = (torch.float16, torch.bfloat16)
-_MINUS_ONE = torch.tensor(-1.0, dtype=torch.float64)
+_MINUS_ONE = torch.tensor(-1.0, dtype=torch.float32)  # one more conversion for float64 only
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.default
 _sigmoid_backward_out = torch.ops.aten.sigmoid_backward.grad_input
 _tanh_backward = torch.ops.aten.tanh_backward.default
