@@ -90,7 +90,8 @@ def kernel_of(module: nn.Module) -> AbstractRowKernel | None:
     Asked first is the module's own ``row_kernel()``, then the table that ``register_kernel``
     fills (``geartrain.nn`` registers the common torch modules) by exact type. None is the answer
     for whatever a kernel would pass over in silence: hooks on the module, on one inside it or on a
-    parameter, and a ``forward`` that is overridden below the class whose kernel it would be.
+    parameter, and a ``forward`` that is overridden below the class whose kernel it would be. Asked
+    when a graph is built: what is hooked or overridden later is not seen.
     """
     if any(_has_hooks(each) or "forward" in vars(each) for each in module.modules()):
         return None

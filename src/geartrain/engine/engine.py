@@ -1,0 +1,202 @@
+"""The engine: parts, workers and controller of one graph, wired together and ready for a runtime.
+
+             controller ── deliveries ─► worker 0 ◄─► worker 1 ...
+                  ▲                          │
+                  └──── answered, held ──────┘
+
+Everything here is called by a runtime, which alone waits, times and carries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import final
+
+from geartrain.engine.controller import ControllerState, Ramp
+from geartrain.engine.mailbox import AbstractPolicy, FullestFirst
+from geartrain.engine.placement import place
+from geartrain.engine.router import Router
+from geartrain.engine.worker import WorkerState
+from geartrain.errors import LeakError
+from geartrain.ir.graph import Graph
+from geartrain.ir.loss import Collected, LossNode, OutputNode
+from geartrain.ir.operators import Through
+from geartrain.ir.weights import AbstractWeights
+from geartrain.ir.wiring import Wiring, wire
+from geartrain.optim.part import Part, PartState, Rules
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the engine may be told.
+
+    Args:
+        max_active: Most instances in flight.
+        ramp: How training gets there.
+        max_rows: Most rows in one firing.
+        policy: Makes the policy of each worker, from its index.
+    """
+
+    max_active: int = 64
+    ramp: Ramp = Ramp()
+    max_rows: int = 4096
+    policy: Callable[[int], AbstractPolicy] = lambda worker: FullestFirst()
+
+
+@final
+class Engine:
+    """A graph at work.
+
+    Args:
+        graph: A checked graph.
+        parts: From ``make_parts``; shared by all engines of a session.
+        settings: Numbers and policies.
+        workers: How many.
+        placement: Part or node name to worker; the rest is placed by ``costs``.
+        costs: Seconds by node name, measured; empty: by numbers of parameters.
+        trained: Instances finished in training so far.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        parts: Mapping[str, PartState],
+        settings: Settings,
+        workers: int = 1,
+        placement: Mapping[str, int] | None = None,
+        costs: Mapping[str, float] | None = None,
+        trained: int = 0,
+    ) -> None:
+        self.parts = parts
+        self.settings = settings
+        owners = part_names(graph)
+
+        def weights(through: Through) -> AbstractWeights | None:
+            name = owners.get(through.name)
+            return None if name is None else parts[name]
+
+        self.wiring: Wiring = wire(graph, weights)
+        self.router = Router(self.wiring)
+        self.home = place(self.wiring, parts, workers, placement or {}, costs or {})
+        part_home = {
+            node.part_name: self.home[number]
+            for number, node in self.wiring.nodes.items()
+            if node.part_name is not None
+        }
+        self.workers = [
+            WorkerState(
+                w,
+                [n for i, n in self.wiring.nodes.items() if self.home[i] == w],
+                {name: parts[name] for name, at in part_home.items() if at == w},
+                self.home,
+                self.router,
+                settings.policy(w),
+                settings.max_rows,
+            )
+            for w in range(workers)
+        ]
+        self.controller = ControllerState(
+            self.wiring, self.router, settings.max_active, settings.ramp, trained
+        )
+
+    @property
+    def losses(self) -> list[LossNode]:
+        return [n for n in self.wiring.nodes.values() if isinstance(n, LossNode)]
+
+    def begin(self, *, train: bool, judge: bool = True, collect: bool = False) -> None:
+        """Prepare a pass: training or not, computing losses or not, collecting outputs or not."""
+        self.controller.begin(training=train)
+        outputs = [n for n in self.wiring.nodes.values() if isinstance(n, OutputNode)]
+        for output in outputs:
+            output.collected = [] if collect else None
+        for loss in self.losses:
+            loss.judge = judge
+            loss.collected = [] if collect and not outputs else None
+            loss.take_sums()
+        for worker in self.workers:
+            worker.train = train
+            worker.progress = self.controller.trained
+
+    def check_empty(self) -> None:
+        """After a drain: nothing waits anywhere.
+
+        Raises:
+            LeakError: Rows wait in a store; names node and rows.
+            ProtocolError: Answers and rows fed differ.
+        """
+        self.controller.check_empty()
+        for node in self.wiring.nodes.values():
+            node.check_empty()
+        if self.wiring.arena.active:
+            raise LeakError(f"{self.wiring.arena.active} frames are still in the arena")
+
+    def story(self) -> str:
+        """Who waits for what."""
+        lines = [f"{self.controller.active} instances are unfinished and no node can fire:"]
+        lines += [f"  {line}" for line in self.controller.unfinished()]
+        for node in self.wiring.nodes.values():
+            lines += [f"  {line}" for line in node.story()]
+        return "\n".join(lines)
+
+    def sums(self) -> dict[str, tuple[float, float]]:
+        """Loss and metrics since the last call: name to (sum, rows), added over the losses."""
+        total: dict[str, tuple[float, float]] = {}
+        for loss in self.losses:
+            for name, (s, n) in loss.take_sums().items():
+                old = total.get(name, (0.0, 0.0))
+                total[name] = (old[0] + s, old[1] + n)
+        return total
+
+    def collected(self) -> dict[str, list[Collected]]:
+        """What reached the outputs (or, without outputs, the losses) in this pass."""
+        found: dict[str, list[Collected]] = {}
+        for node in self.wiring.nodes.values():
+            if isinstance(node, (LossNode, OutputNode)) and node.collected is not None:
+                found[node.name] = node.collected
+        return found
+
+    def nodes_by_worker(self) -> dict[str, int]:
+        return {n.name: self.home[i] for i, n in self.wiring.nodes.items()}
+
+
+def part_names(graph: Graph) -> dict[str, str]:
+    """Node name to part name, for nodes with parameters."""
+    names: dict[int, str] = {}
+    found: dict[str, str] = {}
+    for through in graph.throughs():
+        if not through.parameters:
+            continue
+        owner = through.part if through.part is not None else through.function
+        if id(owner) not in names:
+            wished = through.part.name if through.part is not None else None
+            names[id(owner)] = wished or through.name
+        found[through.name] = names[id(owner)]
+    return found
+
+
+def make_parts(graph: Graph, defaults: Rules) -> dict[str, PartState]:
+    """The parts of a graph at work, by name.
+
+    Raises:
+        ValueError: Two parts have the same name.
+    """
+    names = part_names(graph)
+    parts: dict[str, PartState] = {}
+    owners: dict[str, int] = {}
+    for through in graph.throughs():
+        if through.name not in names:
+            continue
+        name = names[through.name]
+        owner = through.part if through.part is not None else through.function
+        if owners.setdefault(name, id(owner)) != id(owner):
+            raise ValueError(f"two parts are called '{name}'; name one of them: Part(..., name=...)")
+        if name in parts:
+            continue
+        if isinstance(through.part, Part):
+            parts[name] = PartState(name, through.part.module, through.part.rules(defaults))
+        else:
+            module = through.function
+            parts[name] = PartState(name, module, defaults)  # type: ignore[arg-type]
+    return parts

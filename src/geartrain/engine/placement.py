@@ -1,0 +1,119 @@
+"""Which worker a node lives on.
+
+Nodes of one part live together, with the part. Longest processing time first: the costliest part goes to the
+worker with least to do. A node without weights lives where most of its rows come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from geartrain.ir.node import AbstractNode
+from geartrain.ir.wiring import Wiring
+from geartrain.optim.part import PartState
+
+
+def place(
+    wiring: Wiring,
+    parts: Mapping[str, PartState],
+    workers: int,
+    by_hand: Mapping[str, int],
+    costs: Mapping[str, float],
+) -> dict[int, int]:
+    """Node number to worker.
+
+    Args:
+        wiring: The graph made into nodes.
+        parts: By name.
+        workers: How many.
+        by_hand: Part or node name to worker.
+        costs: Seconds by node name; where there are none, numbers of parameters stand for them.
+
+    Raises:
+        ValueError: A name or a worker does not exist, or a part would be torn apart.
+    """
+    nodes = wiring.nodes
+    _check_names(nodes, parts, workers, by_hand)
+    home: dict[int, int] = {}
+    load = [0.0] * workers
+    groups = _groups(nodes)
+    weight = {name: _cost(name, group, parts, costs) for name, group in groups.items()}
+    for name in sorted(groups, key=lambda g: (g not in by_hand, -weight[g], g)):
+        group = groups[name]
+        wished = {by_hand[n.name] for n in group if n.name in by_hand}
+        if name in by_hand:
+            wished.add(by_hand[name])
+        if len(wished) > 1:
+            raise ValueError(f"part '{name}' is placed on workers {sorted(wished)}; it lives on one")
+        worker = wished.pop() if wished else min(range(workers), key=lambda w: (load[w], w))
+        load[worker] += weight[name]
+        for node in group:
+            home[node.id] = worker
+    _place_others(wiring, by_hand, home)
+    return home
+
+
+def _groups(nodes: Mapping[int, AbstractNode]) -> dict[str, list[AbstractNode]]:
+    groups: dict[str, list[AbstractNode]] = {}
+    for node in nodes.values():
+        if node.part_name is not None:
+            groups.setdefault(node.part_name, []).append(node)
+    return groups
+
+
+def _cost(
+    name: str,
+    group: list[AbstractNode],
+    parts: Mapping[str, PartState],
+    costs: Mapping[str, float],
+) -> float:
+    if costs:
+        return sum(costs.get(n.name, 0.0) for n in group)
+    return float(sum(p.numel() for p in parts[name].parameters))
+
+
+def _place_others(wiring: Wiring, by_hand: Mapping[str, int], home: dict[int, int]) -> None:
+    """Nodes without weights: beside the reader or writer that they are wired to."""
+    writers: dict[int, list[int]] = {}
+    for (source, _), (reader, _) in wiring.readers.items():
+        writers.setdefault(reader, []).append(source)
+    left = [i for i in wiring.nodes if i not in home]
+    for number in left:
+        name = wiring.nodes[number].name
+        if name in by_hand:
+            home[number] = by_hand[name]
+    for number in left:
+        if number not in home:
+            home[number] = _nearest(number, writers, home)
+
+
+def _nearest(number: int, writers: Mapping[int, list[int]], home: Mapping[int, int]) -> int:
+    """The worker of the nearest placed node upstream; the last writer of a loop is its body."""
+    seen, ring = {number}, [number]
+    while ring:
+        ahead: list[int] = []
+        for at in ring:
+            for source in reversed(writers.get(at, [])):
+                if source in home:
+                    return home[source]
+                if source not in seen:
+                    seen.add(source)
+                    ahead.append(source)
+        ring = ahead
+    return 0
+
+
+def _check_names(
+    nodes: Mapping[int, AbstractNode],
+    parts: Mapping[str, PartState],
+    workers: int,
+    by_hand: Mapping[str, int],
+) -> None:
+    known = {n.name for n in nodes.values()} | set(parts)
+    for name, worker in by_hand.items():
+        if name not in known:
+            raise ValueError(f"placement names '{name}'; there are {sorted(known)}")
+        if not 0 <= worker < workers:
+            raise ValueError(f"placement puts '{name}' on worker {worker}; there are 0..{workers - 1}")
+
+

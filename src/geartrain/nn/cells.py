@@ -1,0 +1,333 @@
+"""Cells for trees and sequences: ordinary modules that also have a row kernel.
+
+    TreeLSTMLeaf     x, or a word id              ─► h, c
+    TreeLSTMBranch   h (n, 2, H), c (n, 2, H)     ─► h, c      two children, left before right
+    TokenRNN         h, token id                  ─► h'
+
+Gates lie side by side in one weight, the sigmoid ones first and the tanh one last, so that one
+matrix product makes them all and two calls squash them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from geartrain.ir.gradient import GradientSum
+from geartrain.ir.kernel import AbstractRowKernel, kernel_of
+from geartrain.nn.elementwise import sigmoid_backward_, squash_, tanh_backward_, tanh_into
+from geartrain.nn.recurrent import cell_gradient, hidden_gradient, squash_hidden_
+
+
+@final
+class TreeLSTMLeaf(nn.Module):
+    """The Tree-LSTM cell of a leaf: no children, hence no forget gate.
+
+        i, o, u = σ σ tanh (W x + b)      c = i u      h = o tanh(c)
+
+    Input: x float ``(n, embedding_dim)``; with a vocabulary, ids int64 ``(n,)``, and x is the row
+    of ``embedding.weight``. Outputs: h and c, ``(n, hidden)``.
+
+    Args:
+        embedding_dim: Width of x.
+        hidden: Width H of h and c.
+        vocabulary: Number of words; None if x comes from outside.
+        sparse: Whether the embedding's gradient is a sparse tensor of the rows that were used.
+
+    Weight ``(3H, embedding_dim)`` and bias ``(3H,)`` have their rows in the order i, o, u.
+
+    Source: Tai, Socher, Manning 2015, arXiv:1503.00075.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        hidden: int,
+        *,
+        vocabulary: int | None = None,
+        sparse: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.embedding = (
+            None
+            if vocabulary is None
+            else nn.Embedding(vocabulary, embedding_dim, sparse=sparse, device=device, dtype=dtype)
+        )
+        self.weight = nn.Parameter(
+            torch.empty(3 * hidden, embedding_dim, device=device, dtype=dtype)
+        )
+        self.bias = nn.Parameter(torch.zeros(3 * hidden, device=device, dtype=dtype))
+        _spread(self.weight, embedding_dim)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.embedding is not None:
+            x = self.embedding(x)
+        gates = F.linear(x, self.weight, self.bias)
+        i, o = gates[:, : 2 * self.hidden].sigmoid().chunk(2, 1)
+        c = i * gates[:, 2 * self.hidden :].tanh()
+        return o * c.tanh(), c
+
+    def row_kernel(self) -> AbstractRowKernel | None:
+        """Keeps x (and the ids) and ``(n, 4, H)``: i, o, u, tanh(c)."""
+        if self.embedding is None:
+            return _LeafKernel(self, None)
+        table = kernel_of(self.embedding)
+        return None if table is None else _LeafKernel(self, table)
+
+
+@final
+class TreeLSTMBranch(nn.Module):
+    """The Tree-LSTM cell of an inner vertex with two children.
+
+        i, f_l, f_r, o, u = σ σ σ σ tanh (W [h_l, h_r] + b)
+        c = i u + f_l c_l + f_r c_r       h = o tanh(c)
+
+    Inputs: h and c of the children, ``(n, 2, hidden)``, left before right. Outputs: h and c,
+    ``(n, hidden)``.
+
+    Args:
+        hidden: Width H of h and c.
+        forget_bias: What the biases of both forget gates start at; the others start at 0.
+
+    Weight ``(5H, 2H)`` and bias ``(5H,)`` have their rows in the order i, f_l, f_r, o, u.
+
+    Source: Tai, Socher, Manning 2015, arXiv:1503.00075 (N-ary, N = 2).
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        *,
+        forget_bias: float = 1.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.weight = nn.Parameter(torch.empty(5 * hidden, 2 * hidden, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(5 * hidden, device=device, dtype=dtype))
+        _spread(self.weight, 2 * hidden)
+        with torch.no_grad():
+            self.bias[hidden : 3 * hidden] = forget_bias
+
+    def forward(self, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        gates = F.linear(h.flatten(1), self.weight, self.bias)
+        i, left, right, o = gates[:, : 4 * self.hidden].sigmoid().chunk(4, 1)
+        u = gates[:, 4 * self.hidden :].tanh()
+        c_new = i * u + left * c[:, 0] + right * c[:, 1]
+        return o * c_new.tanh(), c_new
+
+    def row_kernel(self) -> AbstractRowKernel:
+        """Keeps h, c and ``(n, 6, H)``: i, f_l, f_r, o, u, tanh(c)."""
+        return _BranchKernel(self)
+
+
+@final
+class TokenRNN(nn.Module):
+    """A plain recurrent cell that reads one token a step.
+
+        h' = φ(E[token] + W h + b)            the embedding is already what the map would make of it
+        h' = φ(U E[token] + W h + b)          with ``embedding_dim``: a table and an input matrix
+
+    Folded, the first form can be all that the second can when ``embedding_dim`` is at least
+    ``hidden`` or the number of tokens, with one matrix product less each way.
+
+    Inputs: h float ``(n, hidden)``, token int64 ``(n,)``. Output: h' ``(n, hidden)``.
+
+    Args:
+        tokens: Number of tokens.
+        hidden: Width of h.
+        nonlinearity: φ.
+        embedding_dim: Width of E; None folds U into E.
+        sparse: Whether the embedding's gradient is a sparse tensor of the rows that were used.
+
+    ``weight`` is W ``(hidden, hidden)``, ``input_weight`` U ``(hidden, embedding_dim)`` or None.
+    """
+
+    def __init__(
+        self,
+        tokens: int,
+        hidden: int,
+        nonlinearity: Literal["relu", "tanh"] = "relu",
+        *,
+        embedding_dim: int | None = None,
+        sparse: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if nonlinearity not in ("relu", "tanh"):
+            raise ValueError(
+                f"TokenRNN: nonlinearity is {nonlinearity!r}; expected 'relu' or 'tanh'"
+            )
+        self.nonlinearity = nonlinearity
+        self.embedding = nn.Embedding(
+            tokens, embedding_dim or hidden, sparse=sparse, device=device, dtype=dtype
+        )
+        self.weight = nn.Parameter(torch.empty(hidden, hidden, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(hidden, device=device, dtype=dtype))
+        _spread(self.weight, hidden)
+        self.input_weight: nn.Parameter | None = None
+        if embedding_dim is None:
+            _spread(self.embedding.weight, hidden)
+        else:
+            shape = (hidden, embedding_dim)
+            self.input_weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            _spread(self.input_weight, embedding_dim)
+
+    def forward(self, h: Tensor, token: Tensor) -> Tensor:
+        read: Tensor = self.embedding(token)
+        if self.input_weight is not None:
+            read = F.linear(read, self.input_weight)
+        total = read + F.linear(h, self.weight, self.bias)
+        return total.relu() if self.nonlinearity == "relu" else total.tanh()
+
+    def row_kernel(self) -> AbstractRowKernel | None:
+        """Keeps h, token and h'; with an input matrix also E[token]."""
+        table = kernel_of(self.embedding)
+        return None if table is None else _TokenKernel(self, table)
+
+
+@final
+class _LeafKernel(AbstractRowKernel):
+    def __init__(self, module: TreeLSTMLeaf, table: AbstractRowKernel | None) -> None:
+        self._module, self._table = module, table
+
+    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        module, width = self._module, self._module.hidden
+        ids: tuple[Tensor, ...] = ()
+        if self._table is not None:
+            inputs, ids = self._table.forward(*inputs)
+        (x,) = inputs
+        kept = x.new_empty((x.shape[0], 4, width))
+        gates = kept.view(-1, 4 * width)[:, : 3 * width]
+        torch.addmm(module.bias, x, module.weight.t(), out=gates)
+        squash_(gates, 2 * width)
+        i, o, u, t = kept.unbind(1)
+        c = i * u
+        tanh_into(c, t)
+        return (o * t, c), (x, kept, *ids)
+
+    def backward(
+        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
+    ) -> tuple[Tensor | None, ...]:
+        (dh, dc), (x, kept, *ids) = gradients, residuals
+        if dh is None and dc is None:
+            return (None,)
+        module, width = self._module, self._module.hidden
+        i, o, u, t = kept.unbind(1)
+        d = kept.new_empty((kept.shape[0], 3, width))
+        d_i, d_o, d_u = d.unbind(1)
+        dc = cell_gradient(dh, dc, o, t, d_o)
+        torch.mul(dc, u, out=d_i)
+        torch.mul(dc, i, out=d_u)
+        sigmoid_backward_(d[:, :2], kept[:, :2])
+        tanh_backward_(d_u, u)
+        d_gates = d.view(-1, 3 * width)
+        _add_affine(module.weight, module.bias, d_gates, x, into)
+        if self._table is None:
+            return (d_gates @ module.weight,)
+        if _table_learns(module.embedding):
+            self._table.backward((d_gates @ module.weight,), tuple(ids), into)
+        return (None,)
+
+
+@final
+class _BranchKernel(AbstractRowKernel):
+    def __init__(self, module: TreeLSTMBranch) -> None:
+        self._module = module
+
+    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        module, width = self._module, self._module.hidden
+        h, c = inputs
+        kept = h.new_empty((h.shape[0], 6, width))
+        gates = kept.view(-1, 6 * width)[:, : 5 * width]
+        torch.addmm(module.bias, h.flatten(1), module.weight.t(), out=gates)
+        squash_(gates, 4 * width)
+        i, left, right, o, u, t = kept.unbind(1)
+        c_left, c_right = c.unbind(1)
+        c_new = (i * u).addcmul_(left, c_left).addcmul_(right, c_right)
+        tanh_into(c_new, t)
+        return (o * t, c_new), (h, c, kept)
+
+    def backward(
+        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
+    ) -> tuple[Tensor | None, ...]:
+        (dh, dc), (h, c, kept) = gradients, residuals
+        if dh is None and dc is None:
+            return None, None
+        module, width = self._module, self._module.hidden
+        i, _, _, o, u, t = kept.unbind(1)
+        d = kept.new_empty((kept.shape[0], 5, width))
+        d_i, _, _, d_o, d_u = d.unbind(1)
+        dc = cell_gradient(dh, dc, o, t, d_o)
+        dc_twice = dc.unsqueeze(1)
+        torch.mul(dc, u, out=d_i)
+        torch.mul(dc_twice, c, out=d[:, 1:3])
+        torch.mul(dc, i, out=d_u)
+        sigmoid_backward_(d[:, :4], kept[:, :4])
+        tanh_backward_(d_u, u)
+        d_gates = d.view(-1, 5 * width)
+        _add_affine(module.weight, module.bias, d_gates, h.flatten(1), into)
+        return (d_gates @ module.weight).view(-1, 2, width), dc_twice * kept[:, 1:3]
+
+
+@final
+class _TokenKernel(AbstractRowKernel):
+    def __init__(self, module: TokenRNN, table: AbstractRowKernel) -> None:
+        self._module, self._table = module, table
+
+    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        module = self._module
+        h, token = inputs
+        (read,), _ = self._table.forward(token)
+        y = torch.addmm(module.bias, h, module.weight.t())
+        if module.input_weight is None:
+            y.add_(read)
+        else:
+            y.addmm_(read, module.input_weight.t())
+        squash_hidden_(y, module.nonlinearity)
+        return (y,), (h, token, y) if module.input_weight is None else (h, token, y, read)
+
+    def backward(
+        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
+    ) -> tuple[Tensor | None, ...]:
+        (dy,), (h, token, y, *reads) = gradients, residuals
+        if dy is None:
+            return None, None
+        module = self._module
+        d = hidden_gradient(dy, y, module.nonlinearity)
+        _add_affine(module.weight, module.bias, d, h, into)
+        learns = _table_learns(module.embedding)
+        d_read = d
+        if module.input_weight is not None:
+            _add_affine(module.input_weight, None, d, reads[0], into)
+            d_read = d @ module.input_weight if learns else d
+        if learns:
+            self._table.backward((d_read,), (token,), into)
+        return d @ module.weight, None
+
+
+def _table_learns(embedding: nn.Embedding | None) -> bool:
+    return embedding is not None and embedding.weight.requires_grad
+
+
+def _add_affine(
+    weight: nn.Parameter, bias: nn.Parameter | None, d: Tensor, x: Tensor, into: GradientSum
+) -> None:
+    if weight.requires_grad:
+        into.add_product(weight, d, x)
+    if bias is not None and bias.requires_grad:
+        into.add_sum(bias, d)
+
+
+def _spread(weight: Tensor, fan_in: int) -> None:
+    """Uniform within 1/√fan_in, as torch's own linear maps and cells start."""
+    nn.init.uniform_(weight, -1.0 / math.sqrt(fan_in), 1.0 / math.sqrt(fan_in))

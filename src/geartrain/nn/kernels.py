@@ -1,0 +1,257 @@
+"""Row kernels of the common torch modules, and the table in which ``kernel_of`` finds them.
+
+    module                         inputs             residuals
+    nn.Linear                      x (n, ..., a)      x
+    nn.Embedding                   ids (n, ...)       ids
+    nn.ReLU, nn.Tanh, nn.Sigmoid   x (n, ...)         y
+    nn.Dropout                     x (n, ...)         the factors: 0 or 1/(1-p)
+    nn.Identity                    x (n, ...)         none
+    nn.LSTMCell                    x, h, c            x, h, c, gates
+    nn.GRUCell, nn.RNNCell         x, h               x, h, gates or h'
+    nn.Sequential of modules with a kernel            theirs, each tensor once
+
+The cells take their state as inputs of their own: ``nn.LSTMCell`` is called ``cell(x, (h, c))`` in
+torch, its kernel gets ``x, h, c`` and returns the outputs ``h, c``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Literal, cast, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from geartrain.errors import ProtocolError
+from geartrain.ir.gradient import GradientSum
+from geartrain.ir.kernel import AbstractRowKernel, kernel_of, register_kernel
+from geartrain.nn.dropout import DropoutKernel
+from geartrain.nn.elementwise import relu_backward, sigmoid_backward, tanh_backward, tanh_into
+from geartrain.nn.recurrent import GruKernel, LstmKernel, RnnKernel
+
+
+def register_torch_kernels() -> None:
+    """Put the kernels of torch's modules into the table; ``import geartrain.nn`` does it."""
+    register_kernel(nn.Linear, LinearKernel)
+    register_kernel(nn.Embedding, _embedding)
+    register_kernel(nn.Identity, lambda _: IdentityKernel())
+    register_kernel(nn.ReLU, lambda _: ActivationKernel(torch.relu, relu_backward))
+    register_kernel(nn.Tanh, lambda _: ActivationKernel(_tanh, tanh_backward))
+    register_kernel(nn.Sigmoid, lambda _: ActivationKernel(torch.sigmoid, sigmoid_backward))
+    register_kernel(nn.Dropout, DropoutKernel)
+    register_kernel(nn.LSTMCell, LstmKernel)
+    register_kernel(nn.GRUCell, GruKernel)
+    register_kernel(nn.RNNCell, RnnKernel)
+    register_kernel(nn.Sequential, _sequential)
+
+
+@final
+class LinearKernel(AbstractRowKernel):
+    """y = x Wᵀ + b on the last dimension of x ``(n, ..., a)``; keeps x."""
+
+    def __init__(self, module: nn.Linear) -> None:
+        self._module = module
+
+    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        (x,) = inputs
+        return (F.linear(x, self._module.weight, self._module.bias),), (x,)
+
+    def backward(
+        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
+    ) -> tuple[Tensor | None, ...]:
+        (dy,), (x,) = gradients, residuals
+        if dy is None:
+            return (None,)
+        weight, bias = self._module.weight, self._module.bias
+        flat = dy if dy.dim() == 2 else dy.reshape(-1, weight.shape[0])
+        if weight.requires_grad:
+            into.add_product(
+                cast(nn.Parameter, weight),
+                flat,
+                x if x.dim() == 2 else x.reshape(-1, weight.shape[1]),
+            )
+        if bias is not None and bias.requires_grad:
+            into.add_sum(bias, flat)
+        return (dy @ weight,)
+
+
+@final
+class EmbeddingKernel(AbstractRowKernel):
+    """y = E[ids], ids integers ``(n, ...)``; keeps the ids.
+
+    A sparse table gets its gradient as rows, a dense one as a whole table.
+    """
+
+    def __init__(self, module: nn.Embedding) -> None:
+        self._module = module
+
+    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        (ids,) = inputs
+        return (torch.embedding(self._module.weight, ids),), (ids,)
+
+    def backward(
+        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
+    ) -> tuple[Tensor | None, ...]:
+        (dy,), (ids,) = gradients, residuals
+        module = self._module
+        weight = cast(nn.Parameter, module.weight)
+        if dy is None or not weight.requires_grad:
+            return (None,)
+        flat = ids.reshape(-1)
+        rows = dy.reshape(-1, weight.shape[1])
+        if module.sparse:
+            if module.padding_idx is not None:
+                learns = flat != module.padding_idx
+                flat, rows = flat[learns], rows[learns]
+            into.add_rows(weight, flat.long(), rows)
+        else:
+            # Several times faster than embedding_dense_backward, which counts and sorts the ids.
+            table = torch.zeros_like(weight).index_add_(0, flat, rows)
+            if module.padding_idx is not None:
+                table[module.padding_idx] = 0
+            into.add(weight, table)
+        return (None,)
+
+
+@final
+class ActivationKernel(AbstractRowKernel):
+    """An element-wise function whose slope is a function of its value; keeps y."""
+
+    def __init__(
+        self,
+        function: Callable[[Tensor], Tensor],
+        vjp: Callable[[Tensor, Tensor], Tensor],
+    ) -> None:
+        self._function, self._vjp = function, vjp
+
+    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        (x,) = inputs
+        y = self._function(x)
+        return (y,), (y,)
+
+    def backward(
+        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
+    ) -> tuple[Tensor | None, ...]:
+        (dy,), (y,) = gradients, residuals
+        return (None if dy is None else self._vjp(dy, y),)
+
+
+@final
+class IdentityKernel(AbstractRowKernel):
+    """y = x; keeps nothing."""
+
+    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        (x,) = inputs
+        return (x,), ()
+
+    def backward(
+        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
+    ) -> tuple[Tensor | None, ...]:
+        return gradients
+
+
+Keeps = Literal["input", "output", "own"]
+
+
+@final
+class SequentialKernel(AbstractRowKernel):
+    """Kernels one behind the other; a tensor that two neighbours keep is kept once.
+
+    Args:
+        kernels: In the order of the forward; each has one input and one output, the last one may
+            have several outputs.
+
+    With tensors x0 ─k1─► x1 ─k2─► x2 ... the residuals are first those xj that some kernel keeps
+    (a linear map its input, an activation its output), in order, then the other kernels' own.
+
+    Raises:
+        ValueError: A kernel before the last has not exactly one output.
+        ProtocolError: A backward before any forward.
+    """
+
+    def __init__(self, kernels: tuple[AbstractRowKernel, ...]) -> None:
+        self._kernels = kernels
+        self._keeps = tuple(_keeps(kernel) for kernel in kernels)
+        at = {k + (kept == "output") for k, kept in enumerate(self._keeps) if kept != "own"}
+        self._kept_at = tuple(sorted(at))
+        # How many residuals each kernel has of its own: seen in a forward, and always the same.
+        self._own_counts: tuple[int, ...] | None = None
+
+    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        values: list[tuple[Tensor, ...]] = [inputs]
+        owned: list[tuple[Tensor, ...]] = []
+        for kernel, keeps in zip(self._kernels, self._keeps, strict=True):
+            if len(values[-1]) != 1:
+                raise ValueError(
+                    f"nn.Sequential: {kernel!r} gets {len(values[-1])} tensors; expected one, as a "
+                    f"sequence passes one value on; write a module that takes and returns several"
+                )
+            outputs, residuals = kernel.forward(*values[-1])
+            values.append(outputs)
+            owned.append(residuals if keeps == "own" else ())
+        self._own_counts = tuple(map(len, owned))
+        kept = [values[k][0] for k in self._kept_at]
+        return values[-1], (*kept, *(tensor for residuals in owned for tensor in residuals))
+
+    def backward(
+        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
+    ) -> tuple[Tensor | None, ...]:
+        for kernel, mine in zip(
+            reversed(self._kernels), reversed(self._split(residuals)), strict=True
+        ):
+            if all(each is None for each in gradients):
+                return (None,)
+            gradients = kernel.backward(gradients, mine, into)
+        return gradients
+
+    def _split(self, residuals: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+        """Each kernel's residuals, in the order of the kernels."""
+        if self._own_counts is None:
+            raise ProtocolError("nn.Sequential: gradients came before any row was sent forward")
+        kept = dict(zip(self._kept_at, residuals, strict=False))
+        own = iter(residuals[len(kept) :])
+        return [
+            tuple(islice(own, count)) if keeps == "own" else (kept[k + (keeps == "output")],)
+            for k, (keeps, count) in enumerate(zip(self._keeps, self._own_counts, strict=True))
+        ]
+
+
+def _keeps(kernel: AbstractRowKernel) -> Keeps:
+    if isinstance(kernel, LinearKernel | EmbeddingKernel):
+        return "input"
+    return "output" if isinstance(kernel, ActivationKernel) else "own"
+
+
+def _embedding(module: nn.Embedding) -> AbstractRowKernel | None:
+    # max_norm rewrites the table in the forward; scale_grad_by_freq makes a row's gradient depend
+    # on the rows that happen to come back with it.
+    if module.max_norm is not None or module.scale_grad_by_freq:
+        return None
+    return EmbeddingKernel(module)
+
+
+def _sequential(module: nn.Sequential) -> AbstractRowKernel | None:
+    kernels: list[AbstractRowKernel] = []
+    for layer in _layers(module):
+        # A cell inside a sequence gets x alone, and its kernel wants its state too.
+        kernel = None if isinstance(layer, nn.RNNCellBase) else kernel_of(layer)
+        if kernel is None:
+            return None
+        kernels.append(kernel)
+    return SequentialKernel(tuple(kernels)) if kernels else IdentityKernel()
+
+
+def _layers(module: nn.Sequential) -> Iterator[nn.Module]:
+    for layer in module:
+        if type(layer) is nn.Sequential:
+            yield from _layers(layer)
+        else:
+            yield layer
+
+
+def _tanh(x: Tensor) -> Tensor:
+    y = torch.empty_like(x)
+    tanh_into(x, y)
+    return y

@@ -1,0 +1,212 @@
+"""Row kernels of torch's recurrent cells: nn.RNNCell, nn.GRUCell, nn.LSTMCell.
+
+The layout of the weights is torch's, so a cell's parameters may come from anywhere. Each kernel
+computes its gates into one buffer, works on slices of it in place, and keeps it as a residual.
+
+    LSTM   i, f, g, o = σ σ tanh σ (W x + U h + b)     c' = f c + i g      h' = o tanh(c')
+    GRU    r, z = σ (W x + U h + b)                    m = U_n h + b_n
+           n = tanh(W_n x + b + r m)                   h' = n + z (h - n)
+    RNN    h' = tanh or relu (W x + U h + b)
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from geartrain.ir.gradient import GradientSum
+from geartrain.ir.kernel import AbstractRowKernel
+from geartrain.nn.elementwise import (
+    relu_backward,
+    sigmoid_backward_,
+    tanh_backward,
+    tanh_backward_,
+    tanh_into,
+)
+
+
+@final
+class LstmKernel(AbstractRowKernel):
+    """nn.LSTMCell on x ``(n, D)``, h ``(n, H)``, c ``(n, H)``; outputs h', c'.
+
+    Keeps x, h, c and ``(n, 5, H)``: i, f, g, o and tanh(c').
+    """
+
+    def __init__(self, module: nn.LSTMCell) -> None:
+        self._module = module
+
+    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        x, h, c = _taken(inputs, "nn.LSTMCell", ("x", "h", "c"))
+        width = self._module.hidden_size
+        kept = x.new_empty((x.shape[0], 5, width))
+        _both_maps(self._module, x, h, kept.view(-1, 5 * width)[:, : 4 * width])
+        i, f, g, o, t = kept.unbind(1)
+        kept[:, :2].sigmoid_()
+        tanh_into(g, g)
+        o.sigmoid_()
+        c_new = (i * g).addcmul_(f, c)
+        tanh_into(c_new, t)
+        return (o * t, c_new), (x, h, c, kept)
+
+    def backward(
+        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
+    ) -> tuple[Tensor | None, ...]:
+        (dh, dc), (x, h, c, kept) = gradients, residuals
+        if dh is None and dc is None:
+            return None, None, None
+        width = self._module.hidden_size
+        i, f, g, o, t = kept.unbind(1)
+        d = kept.new_empty((kept.shape[0], 4, width))
+        d_i, d_f, d_g, d_o = d.unbind(1)
+        dc = cell_gradient(dh, dc, o, t, d_o)
+        torch.mul(dc, g, out=d_i)
+        torch.mul(dc, c, out=d_f)
+        torch.mul(dc, i, out=d_g)
+        sigmoid_backward_(d[:, :2], kept[:, :2])
+        tanh_backward_(d_g, g)
+        sigmoid_backward_(d_o, o)
+        d_gates = d.view(-1, 4 * width)
+        _add_map(self._module, "ih", d_gates, x, into)
+        _add_map(self._module, "hh", d_gates, h, into)
+        return d_gates @ self._module.weight_ih, d_gates @ self._module.weight_hh, dc * f
+
+
+@final
+class GruKernel(AbstractRowKernel):
+    """nn.GRUCell on x ``(n, D)``, h ``(n, H)``; output h'.
+
+    Keeps x, h and ``(n, 4, H)``: r, z, n, m.
+    """
+
+    def __init__(self, module: nn.GRUCell) -> None:
+        self._module = module
+
+    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        x, h = _taken(inputs, "nn.GRUCell", ("x", "h"))
+        module, width = self._module, self._module.hidden_size
+        weight, bias = module.weight_hh, module.bias_hh
+        kept = x.new_empty((x.shape[0], 4, width))
+        flat = kept.view(-1, 4 * width)
+        r, z, new, m = kept.unbind(1)
+        _map(x, module.weight_ih, module.bias_ih, out=flat[:, : 3 * width])
+        _map(h, weight[2 * width :], bias[2 * width :] if module.bias else None, out=m)
+        gates = flat[:, : 2 * width]
+        gates.addmm_(h, weight[: 2 * width].t())
+        if module.bias:
+            gates.add_(bias[: 2 * width])
+        gates.sigmoid_()
+        new.addcmul_(r, m)
+        tanh_into(new, new)
+        return (torch.lerp(new, h, z),), (x, h, kept)
+
+    def backward(
+        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
+    ) -> tuple[Tensor | None, ...]:
+        (dy,), (x, h, kept) = gradients, residuals
+        if dy is None:
+            return None, None
+        module, width = self._module, self._module.hidden_size
+        r, z, new, m = kept.unbind(1)
+        d = kept.new_empty((kept.shape[0], 3, width))  # at r, z, n as W x meets them
+        d_r, d_z, d_new = d.unbind(1)
+        dh = dy * z
+        torch.sub(dy, dh, out=d_new)
+        tanh_backward_(d_new, new)
+        torch.mul(dy, h - new, out=d_z)
+        torch.mul(d_new, m, out=d_r)
+        sigmoid_backward_(d[:, :2], kept[:, :2])
+        d_x = d.view(-1, 3 * width)
+        _add_map(module, "ih", d_x, x, into)
+        dx = d_x @ module.weight_ih
+        d_new.mul_(r)  # from here on as U h meets them
+        _add_map(module, "hh", d_x, h, into)
+        return dx, dh.addmm_(d_x, module.weight_hh)
+
+
+@final
+class RnnKernel(AbstractRowKernel):
+    """nn.RNNCell on x ``(n, D)``, h ``(n, H)``; output h'. Keeps x, h and h'."""
+
+    def __init__(self, module: nn.RNNCell) -> None:
+        self._module = module
+
+    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        x, h = _taken(inputs, "nn.RNNCell", ("x", "h"))
+        y = x.new_empty((x.shape[0], self._module.hidden_size))
+        _both_maps(self._module, x, h, y)
+        squash_hidden_(y, self._module.nonlinearity)
+        return (y,), (x, h, y)
+
+    def backward(
+        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
+    ) -> tuple[Tensor | None, ...]:
+        (dy,), (x, h, y) = gradients, residuals
+        if dy is None:
+            return None, None
+        d = hidden_gradient(dy, y, self._module.nonlinearity)
+        _add_map(self._module, "ih", d, x, into)
+        _add_map(self._module, "hh", d, h, into)
+        return d @ self._module.weight_ih, d @ self._module.weight_hh
+
+
+def cell_gradient(
+    dh: Tensor | None, dc: Tensor | None, o: Tensor, t: Tensor, d_o: Tensor
+) -> Tensor:
+    """The whole gradient at c' of h' = o t, t = tanh(c'); writes the one at o to ``d_o``.
+
+    dh or dc, not both, may be None. The result may be ``dc`` itself.
+    """
+    if dh is None:
+        assert dc is not None
+        d_o.zero_()
+        return dc
+    torch.mul(dh, t, out=d_o)
+    total = dh * o
+    tanh_backward_(total, t)
+    return total if dc is None else total.add_(dc)
+
+
+def squash_hidden_(y: Tensor, nonlinearity: str) -> None:
+    """relu or tanh in place."""
+    if nonlinearity == "relu":
+        y.relu_()
+    else:
+        tanh_into(y, y)
+
+
+def hidden_gradient(dy: Tensor, y: Tensor, nonlinearity: str) -> Tensor:
+    """The gradient before the relu or tanh that made y; a new tensor."""
+    return relu_backward(dy, y) if nonlinearity == "relu" else tanh_backward(dy, y)
+
+
+def _taken(inputs: tuple[Tensor, ...], name: str, expected: tuple[str, ...]) -> tuple[Tensor, ...]:
+    if len(inputs) != len(expected):
+        raise ValueError(
+            f"{name}: {len(inputs)} inputs came, of shapes {[tuple(x.shape) for x in inputs]}; "
+            f"expected {len(expected)}, {', '.join(expected)}: each state is an input of its own, "
+            f"so send zeros along for the first step"
+        )
+    return inputs
+
+
+def _map(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    if bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
+
+
+def _both_maps(module: nn.RNNCellBase, x: Tensor, h: Tensor, out: Tensor) -> None:
+    """W x + U h + b, written to ``out``, whose rows may lie apart."""
+    _map(x, module.weight_ih, module.bias_ih + module.bias_hh if module.bias else None, out)
+    out.addmm_(h, module.weight_hh.t())
+
+
+def _add_map(module: nn.RNNCellBase, which: str, d: Tensor, x: Tensor, into: GradientSum) -> None:
+    weight, bias = getattr(module, f"weight_{which}"), getattr(module, f"bias_{which}")
+    if weight.requires_grad:
+        into.add_product(weight, d, x)
+    if bias is not None and bias.requires_grad:
+        into.add_sum(bias, d)

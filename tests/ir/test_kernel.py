@@ -1,0 +1,185 @@
+"""Which modules have a kernel, and which are better run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from geartrain.ir.gradient import GradientSum
+from geartrain.ir.kernel import AbstractRowKernel, kernel_of, register_kernel
+from geartrain.nn import RowDropout, TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
+
+
+class _Doubling(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+    def row_kernel(self) -> AbstractRowKernel:
+        return _DoublingKernel()
+
+
+class _DoublingKernel(AbstractRowKernel):
+    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        return (2 * inputs[0],), ()
+
+    def backward(
+        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
+    ) -> tuple[Tensor | None, ...]:
+        return (None if gradients[0] is None else 2 * gradients[0],)
+
+
+class _Tripling(_Doubling):
+    def forward(self, x: Tensor) -> Tensor:
+        return 3 * x
+
+
+class _TriplingWithKernel(_Tripling):
+    def row_kernel(self) -> AbstractRowKernel:
+        return _DoublingKernel()
+
+
+class _Named(_Doubling):
+    """Changes neither the forward nor the kernel."""
+
+
+class _WrongAnswer(_Doubling):
+    def row_kernel(self) -> AbstractRowKernel:
+        return 3  # type: ignore[return-value]
+
+
+class _MyLinear(nn.Linear):
+    pass
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Linear(2, 2),
+        nn.Embedding(3, 2),
+        nn.Embedding(3, 2, sparse=True),
+        nn.ReLU(),
+        nn.Tanh(),
+        nn.Sigmoid(),
+        nn.Identity(),
+        nn.Dropout(),
+        nn.LSTMCell(2, 2),
+        nn.GRUCell(2, 2),
+        nn.RNNCell(2, 2),
+        nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), RowDropout())),
+        TreeLSTMLeaf(2, 2),
+        TreeLSTMLeaf(2, 2, vocabulary=3),
+        TreeLSTMBranch(2),
+        TokenRNN(3, 2),
+        RowDropout(),
+        _Doubling(),
+        _Named(),
+        _TriplingWithKernel(),
+        nn.Sequential(_Doubling(), nn.Linear(2, 2)),
+    ],
+    ids=lambda m: type(m).__name__,
+)
+def test_a_module_with_a_kernel_gets_it(module: nn.Module) -> None:
+    assert isinstance(kernel_of(module), AbstractRowKernel)
+
+
+def _parametrized() -> nn.Module:
+    return nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+
+
+def _patched() -> nn.Module:
+    module = nn.Linear(2, 2)
+    module.forward = lambda x: x  # type: ignore[method-assign]
+    return module
+
+
+def _leaf_with_another_table() -> nn.Module:
+    leaf = TreeLSTMLeaf(2, 2, vocabulary=3)
+    leaf.embedding = nn.Embedding(3, 2, max_norm=1.0)
+    return leaf
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.BatchNorm1d(2),
+        lambda: _MyLinear(2, 2),
+        _Tripling,
+        lambda: nn.Embedding(3, 2, max_norm=1.0),
+        lambda: nn.Embedding(3, 2, scale_grad_by_freq=True),
+        lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)),
+        lambda: nn.Sequential(nn.Linear(2, 2), nn.GRUCell(2, 2)),
+        lambda: nn.Sequential(nn.Linear(2, 2), _MyLinear(2, 2)),
+        _leaf_with_another_table,
+        _parametrized,
+        _patched,
+    ],
+)
+def test_a_module_that_computes_something_else_runs_again(make: Callable[[], nn.Module]) -> None:
+    assert kernel_of(make()) is None
+
+
+@pytest.mark.parametrize(
+    "add_hook",
+    [
+        lambda m: m.register_forward_hook(lambda *_: None),
+        lambda m: m.register_forward_pre_hook(lambda *_: None),
+        lambda m: m.register_full_backward_hook(lambda *_: None),
+        lambda m: m.register_full_backward_pre_hook(lambda *_: None),
+        lambda m: next(m.parameters()).register_hook(lambda g: g),
+    ],
+    ids=["forward", "forward pre", "backward", "backward pre", "parameter"],
+)
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: (m := nn.Linear(2, 2), m),
+        lambda: (m := nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Sequential(m))),
+        lambda: ((leaf := TreeLSTMLeaf(2, 2, vocabulary=3)).embedding, leaf),
+    ],
+    ids=["itself", "in a sequence", "in a cell"],
+)
+def test_a_hook_would_be_passed_over_so_the_module_runs_again(
+    build: Callable[[], tuple[nn.Module, nn.Module]], add_hook: Callable[[nn.Module], object]
+) -> None:
+    hooked, whole = build()
+    assert kernel_of(whole) is not None
+    add_hook(hooked)
+    assert kernel_of(whole) is None
+
+
+def test_a_kernel_follows_when_weights_are_replaced() -> None:
+    module = nn.Linear(2, 3)
+    kernel = kernel_of(module)
+    assert kernel is not None
+    module.weight, module.bias = nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.zeros(3))
+    with torch.no_grad():
+        (y,), _ = kernel.forward(torch.ones(1, 2))
+    assert y.tolist() == [[2.0, 2.0, 2.0]]
+
+
+def test_something_else_than_a_kernel_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match=r"_WrongAnswer.row_kernel\(\) returned int; expected an"):
+        kernel_of(_WrongAnswer())
+
+
+@pytest.fixture
+def foreign() -> Iterator[type[nn.Module]]:
+    class Foreign(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * x
+
+    yield Foreign
+
+
+def test_a_registered_type_has_a_kernel_and_its_subclasses_have_none(
+    foreign: type[nn.Module],
+) -> None:
+    assert kernel_of(foreign()) is None
+    register_kernel(foreign, lambda _: _DoublingKernel())
+    assert isinstance(kernel_of(foreign()), _DoublingKernel)
+    assert kernel_of(type("Below", (foreign,), {})()) is None
+    register_kernel(foreign, lambda _: None)
+    assert kernel_of(foreign()) is None

@@ -1,0 +1,353 @@
+"""What every row kernel promises, against autograd in float64.
+
+Rows leave in two forwards and come back mixed, in any order, cut in two, some outputs without a
+gradient. Rows of dy are all different: an answer in the order of arrival fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from geartrain.errors import ProtocolError
+from geartrain.ir.gradient import GradientSum
+from geartrain.ir.kernel import AbstractRowKernel, kernel_of
+from geartrain.nn import TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
+
+ROWS, SENT = 7, 4  # seven rows: four leave in the first forward, three in the second
+D, H, V = 3, 4, 5
+Tensors = tuple[Tensor, ...]
+
+
+def _floats(*shape: int) -> Callable[[int], Tensor]:
+    return lambda n: torch.randn(n, *shape, dtype=torch.float64)
+
+
+def _ids(*shape: int) -> Callable[[int], Tensor]:
+    return lambda n: torch.randint(V, (n, *shape))
+
+
+@dataclass(frozen=True)
+class Case:
+    make: Callable[[], nn.Module]
+    inputs: tuple[Callable[[int], Tensor], ...]
+    call: Callable[[nn.Module, Tensors], Tensor | Tensors] = lambda m, xs: m(*xs)
+
+    def build(self, seed: int = 0) -> tuple[nn.Module, AbstractRowKernel, Tensors]:
+        torch.manual_seed(seed)
+        module = self.make().double()
+        kernel = kernel_of(module)
+        assert kernel is not None
+        return module, kernel, tuple(make(ROWS) for make in self.inputs)
+
+    def outputs(self, module: nn.Module, inputs: Tensors) -> Tensors:
+        out = self.call(module, inputs)
+        return out if isinstance(out, tuple) else (out,)
+
+
+def _lstm(cell: nn.Module, xs: Tensors) -> Tensors:
+    return cell(xs[0], (xs[1], xs[2]))
+
+
+def _perceptron() -> nn.Module:
+    inner = nn.Sequential(nn.Linear(H, H, bias=False), nn.Sigmoid(), nn.Identity())
+    return nn.Sequential(nn.Linear(D, H), nn.ReLU(), inner, nn.Tanh(), nn.Linear(H, 2), nn.ReLU())
+
+
+def _tied() -> nn.Module:
+    layer = nn.Linear(D, D)
+    return nn.Sequential(layer, nn.Tanh(), layer)
+
+
+CASES = {
+    "linear": Case(lambda: nn.Linear(D, H), (_floats(D),)),
+    "linear without bias": Case(lambda: nn.Linear(D, H, bias=False), (_floats(D),)),
+    "linear on matrices": Case(lambda: nn.Linear(D, H), (_floats(2, D),)),
+    "embedding": Case(lambda: nn.Embedding(V, D), (_ids(),)),
+    "embedding, sparse": Case(lambda: nn.Embedding(V, D, sparse=True), (_ids(),)),
+    "embedding with padding": Case(lambda: nn.Embedding(V, D, padding_idx=2), (_ids(3),)),
+    "embedding, sparse, with padding": Case(
+        lambda: nn.Embedding(V, D, sparse=True, padding_idx=2), (_ids(3),)
+    ),
+    "relu": Case(nn.ReLU, (_floats(D),)),
+    "relu in place": Case(lambda: nn.ReLU(inplace=True), (_floats(D),), lambda m, xs: m(1 * xs[0])),
+    "tanh": Case(nn.Tanh, (_floats(2, D),)),
+    "sigmoid": Case(nn.Sigmoid, (_floats(D),)),
+    "identity": Case(nn.Identity, (_floats(D),)),
+    "perceptron": Case(_perceptron, (_floats(D),)),
+    "one linear map twice": Case(_tied, (_floats(D),)),
+    "embedding in a sequence": Case(
+        lambda: nn.Sequential(nn.Embedding(V, D), nn.Tanh(), nn.Linear(D, H)), (_ids(),)
+    ),
+    "a leaf in a sequence": Case(
+        lambda: nn.Sequential(nn.Linear(D, D), nn.ReLU(), TreeLSTMLeaf(D, H)), (_floats(D),)
+    ),
+    "empty sequence": Case(nn.Sequential, (_floats(D),)),
+    "lstm": Case(lambda: nn.LSTMCell(D, H), (_floats(D), _floats(H), _floats(H)), _lstm),
+    "lstm without bias": Case(
+        lambda: nn.LSTMCell(D, H, bias=False), (_floats(D), _floats(H), _floats(H)), _lstm
+    ),
+    "gru": Case(lambda: nn.GRUCell(D, H), (_floats(D), _floats(H))),
+    "gru without bias": Case(lambda: nn.GRUCell(D, H, bias=False), (_floats(D), _floats(H))),
+    "rnn": Case(lambda: nn.RNNCell(D, H), (_floats(D), _floats(H))),
+    "rnn with relu, without bias": Case(
+        lambda: nn.RNNCell(D, H, bias=False, nonlinearity="relu"), (_floats(D), _floats(H))
+    ),
+    "tree leaf": Case(lambda: TreeLSTMLeaf(D, H), (_floats(D),)),
+    "tree leaf with words": Case(lambda: TreeLSTMLeaf(D, H, vocabulary=V), (_ids(),)),
+    "tree leaf with words, dense": Case(
+        lambda: TreeLSTMLeaf(D, H, vocabulary=V, sparse=False), (_ids(),)
+    ),
+    "tree branch": Case(lambda: TreeLSTMBranch(H), (_floats(2, H), _floats(2, H))),
+    "token rnn": Case(lambda: TokenRNN(V, H), (_floats(H), _ids())),
+    "token rnn, tanh, sparse": Case(
+        lambda: TokenRNN(V, H, "tanh", sparse=True), (_floats(H), _ids())
+    ),
+    "token rnn with an input matrix": Case(
+        lambda: TokenRNN(V, H, embedding_dim=D), (_floats(H), _ids())
+    ),
+}
+every_kernel = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+
+
+@every_kernel
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_gradients_are_those_of_autograd_however_rows_come_back(
+    case: Case, data: st.DataObject
+) -> None:
+    order = data.draw(st.permutations(range(ROWS)), label="order")
+    cut = data.draw(st.integers(0, ROWS), label="cut")
+    module, kernel, inputs = case.build()
+    outputs = case.outputs(module, inputs)
+    dys = [torch.randn_like(y) for y in outputs]
+    silent = data.draw(st.sets(st.tuples(st.integers(0, 1), st.integers(0, len(dys) - 1))))
+    for part, k in silent:
+        dys[k][order[:cut] if part == 0 else order[cut:]] = 0
+    want_inputs, want_parameters = _autograd(case, module, inputs, tuple(dys))
+
+    kept = _sent_in_two(kernel, inputs)
+    into = GradientSum(module.parameters())
+    back: list[Tensor | None] = [
+        torch.zeros_like(x) if x.is_floating_point() else None for x in inputs
+    ]
+    for part, rows in enumerate((order[:cut], order[cut:])):
+        answer = _backward(
+            kernel,
+            tuple(None if (part, k) in silent else dy[rows] for k, dy in enumerate(dys)),
+            tuple(r[rows] for r in kept),
+            into,
+        )
+        assert len(answer) == len(inputs)
+        for total, dx in zip(back, answer, strict=True):
+            assert total is not None or dx is None
+            if total is not None and dx is not None:
+                total[rows] = dx
+    for got, want in zip(back, want_inputs, strict=True):
+        if got is not None:
+            _assert_equal(got, want)
+    for parameter, want in zip(module.parameters(), want_parameters, strict=True):
+        _assert_equal(_taken(into, parameter), want)
+
+
+@every_kernel
+def test_the_kernel_forward_is_the_module_forward(case: Case) -> None:
+    module, kernel, inputs = case.build()
+    with torch.no_grad():
+        outputs, residuals = kernel.forward(*inputs)
+        want = case.outputs(module, inputs)
+    assert len(outputs) == len(want)
+    for got, y in zip(outputs, want, strict=True):
+        _assert_equal(got, y)
+    assert all(each.shape[0] == ROWS for each in residuals)
+
+
+@every_kernel
+def test_in_single_precision_it_agrees_to_rounding(case: Case) -> None:
+    module, _, inputs = case.build()
+    module.float()
+    inputs = tuple(x.float() if x.is_floating_point() else x for x in inputs)
+    kernel = kernel_of(module)
+    assert kernel is not None
+    with torch.no_grad():
+        outputs, residuals = kernel.forward(*inputs)
+        want = case.outputs(module, inputs)
+    dys = tuple(torch.randn_like(y) for y in want)
+    want_inputs, want_parameters = _autograd(case, module, inputs, dys)
+    into = GradientSum(module.parameters())
+    answer = _backward(kernel, dys, residuals, into)
+    pairs = [*zip(outputs, want, strict=True), *zip(answer, want_inputs, strict=True)]
+    pairs += [
+        (_taken(into, parameter), gradient)
+        for parameter, gradient in zip(module.parameters(), want_parameters, strict=True)
+    ]
+    for got, true in pairs:
+        if got is not None:
+            assert_close(got, true, rtol=1e-5, atol=2e-6)
+
+
+@every_kernel
+def test_a_frozen_parameter_is_skipped_and_the_others_are_not(case: Case) -> None:
+    module, kernel, inputs = case.build()
+    dys = tuple(torch.randn_like(y) for y in case.outputs(module, inputs))
+    want_inputs, want_parameters = _autograd(case, module, inputs, dys)
+    want = dict(zip(module.parameters(), want_parameters, strict=True))
+    with torch.no_grad():
+        _, residuals = kernel.forward(*inputs)
+    for frozen in module.parameters():
+        frozen.requires_grad_(False)
+        others = [p for p in module.parameters() if p is not frozen]
+        into = GradientSum(others)  # refuses the frozen one
+        answer = _backward(kernel, dys, residuals, into)
+        for other in others:
+            _assert_equal(_taken(into, other), want[other])
+        for got, dx in zip(answer, want_inputs, strict=True):
+            if got is not None:
+                _assert_equal(got, dx)
+        frozen.requires_grad_(True)
+
+
+@every_kernel
+def test_without_any_gradient_nothing_is_added(case: Case) -> None:
+    module, kernel, inputs = case.build()
+    with torch.no_grad():
+        outputs, residuals = kernel.forward(*inputs)
+    into = GradientSum(module.parameters())
+    assert _backward(kernel, (None,) * len(outputs), residuals, into) == (None,) * len(inputs)
+    assert all(into.take(p) is None for p in module.parameters())
+
+
+@every_kernel
+def test_nothing_that_a_kernel_is_given_changes(case: Case) -> None:
+    module, kernel, inputs = case.build()
+    given_inputs = [x.clone() for x in inputs]
+    with torch.no_grad():
+        outputs, residuals = kernel.forward(*inputs)
+    dys = tuple(torch.randn_like(y) for y in outputs)
+    given_back = [each.clone() for each in (*dys, *residuals)]
+    _backward(kernel, dys, residuals, GradientSum(module.parameters()))
+    assert all(map(torch.equal, inputs, given_inputs))
+    assert all(map(torch.equal, (*dys, *residuals), given_back))
+
+
+@every_kernel
+def test_no_row_at_all_is_an_ordinary_batch(case: Case) -> None:
+    module, kernel, inputs = case.build()
+    with torch.no_grad():
+        outputs, residuals = kernel.forward(*(x[:0] for x in inputs))
+    want = case.outputs(module, tuple(x[:0] for x in inputs))
+    assert [y.shape for y in outputs] == [y.shape for y in want]
+    into = GradientSum(module.parameters())
+    answer = _backward(kernel, tuple(y.clone() for y in outputs), residuals, into)
+    for x, dx in zip(inputs, answer, strict=True):
+        assert dx is None or dx.shape == x[:0].shape
+    for parameter in module.parameters():
+        assert not _taken(into, parameter).any()
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name not in ("identity", "empty sequence")]
+)
+def test_the_suite_would_notice_rows_that_are_mixed_up(name: str) -> None:
+    case = CASES[name]
+    module, kernel, inputs = case.build()
+    dys = tuple(torch.randn_like(y) for y in case.outputs(module, inputs))
+    want_inputs, want_parameters = _autograd(case, module, inputs, dys)
+    with torch.no_grad():
+        _, residuals = kernel.forward(*inputs)
+    into = GradientSum(module.parameters())
+    mixed_up = tuple(r.roll(1, 0) for r in residuals)
+    answer = _backward(kernel, dys, mixed_up, into)
+    got = [dx for dx in answer if dx is not None]
+    want = [dx for dx, seen in zip(want_inputs, answer, strict=True) if seen is not None]
+    got += [_taken(into, p) for p in module.parameters()]
+    want += want_parameters
+    assert any(not torch.allclose(a, b, rtol=1e-3) for a, b in zip(got, want, strict=True))
+
+
+def test_a_sequence_keeps_a_tensor_once_that_two_neighbours_need() -> None:
+    torch.manual_seed(0)
+    kernel = kernel_of(nn.Sequential(nn.Linear(D, H), nn.ReLU(), nn.Linear(H, 2)))
+    assert kernel is not None
+    with torch.no_grad():
+        _, residuals = kernel.forward(torch.randn(ROWS, D))
+    assert [tuple(r.shape) for r in residuals] == [(ROWS, D), (ROWS, H)]
+
+
+def test_a_sequence_refuses_gradients_before_rows() -> None:
+    module = nn.Sequential(nn.Linear(D, H), nn.ReLU())
+    kernel = kernel_of(module)
+    assert kernel is not None
+    with pytest.raises(ProtocolError, match="before any row"):
+        kernel.backward((torch.ones(1, H),), (), GradientSum(module.parameters()))
+
+
+def test_a_sequence_refuses_two_tensors_in_its_middle() -> None:
+    kernel = kernel_of(nn.Sequential(TreeLSTMLeaf(D, H), nn.Tanh()))
+    assert kernel is not None
+    with torch.no_grad(), pytest.raises(ValueError, match="gets 2 tensors; expected one"):
+        kernel.forward(torch.randn(ROWS, D))
+
+
+@pytest.mark.parametrize(
+    ("module", "count"), [(nn.LSTMCell(D, H), 3), (nn.GRUCell(D, H), 2), (nn.RNNCell(D, H), 2)]
+)
+def test_a_cell_without_its_state_is_refused_by_name(module: nn.Module, count: int) -> None:
+    kernel = kernel_of(module)
+    assert kernel is not None
+    with pytest.raises(
+        ValueError, match=f"{type(module).__name__}: 1 inputs came.*expected {count}"
+    ):
+        kernel.forward(torch.randn(ROWS, D))
+
+
+def _sent_in_two(kernel: AbstractRowKernel, inputs: Tensors) -> Tensors:
+    with torch.no_grad():
+        _, first = kernel.forward(*(x[:SENT] for x in inputs))
+        _, second = kernel.forward(*(x[SENT:] for x in inputs))
+    return tuple(torch.cat(pair) for pair in zip(first, second, strict=True))
+
+
+def _backward(
+    kernel: AbstractRowKernel,
+    gradients: tuple[Tensor | None, ...],
+    residuals: Tensors,
+    into: GradientSum,
+) -> tuple[Tensor | None, ...]:
+    with torch.no_grad():
+        return kernel.backward(gradients, residuals, into)
+
+
+def _autograd(
+    case: Case, module: nn.Module, inputs: Tensors, dys: Tensors
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Gradients at the inputs and at the parameters; zeros where nothing arrives."""
+    leaves = tuple(x.clone().requires_grad_(x.is_floating_point()) for x in inputs)
+    floats = [x for x in leaves if x.requires_grad]
+    wanted = [*floats, *module.parameters()]
+    outputs = case.outputs(module, leaves)
+    found = torch.autograd.grad(outputs, wanted, dys, allow_unused=True) if wanted else ()
+    whole = [
+        torch.zeros_like(x) if g is None else g.to_dense()
+        for x, g in zip(wanted, found, strict=True)
+    ]
+    at_floats = iter(whole)
+    at_inputs = [next(at_floats) if x.requires_grad else torch.zeros(()) for x in leaves]
+    return at_inputs, list(at_floats)
+
+
+def _taken(into: GradientSum, parameter: nn.Parameter) -> Tensor:
+    gradient = into.take(parameter)
+    return torch.zeros_like(parameter) if gradient is None else gradient.to_dense()
+
+
+def _assert_equal(got: Tensor, want: Tensor) -> None:
+    scale = float(want.abs().max()) if want.numel() else 0.0
+    assert_close(got, want, rtol=1e-12, atol=1e-12 * scale)
