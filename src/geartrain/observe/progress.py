@@ -14,7 +14,6 @@ killed run leaves the terminal as it was.
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,6 @@ from dataclasses import dataclass, field
 from typing import Final, TextIO, final
 
 from rich.cells import cell_len
-from rich.console import Console
 from rich.text import Text
 
 from geartrain.engine.instrument import (
@@ -34,9 +32,9 @@ from geartrain.engine.instrument import (
     RunStarted,
 )
 from geartrain.observe.figures import count, duration, is_lower_better, measure, number, rate
+from geartrain.observe.screen import ESSENTIAL, LEAST_BAR_CELLS, Piece, Screen
 
 _PLAIN_INTERVAL_S: Final = 10.0
-_BAR_CELLS: Final = (4, 28)  # at least, at most
 _OUTCOME_STYLES: Final = {
     "done": "bold green",
     "target reached": "bold green",
@@ -71,7 +69,7 @@ class ProgressLine(AbstractInstrument):
             raise ValueError(
                 f"minimum_interval_s is {minimum_interval_s}; expected seconds, 0 or more"
             )
-        self._screen = _Screen(sys.stderr if stream is None else stream, plain)
+        self._screen = Screen(sys.stderr if stream is None else stream, plain)
         self._interval_s = _PLAIN_INTERVAL_S if self._screen.is_plain else minimum_interval_s
         self._clock = clock
         self._last_shown_s = -math.inf if not self._screen.is_plain else clock()
@@ -128,8 +126,9 @@ class ProgressLine(AbstractInstrument):
             head.append(f" in {duration(event.train_seconds)} of {kind}")
             head.append(f", {rate(event.instances / event.train_seconds)}")
         self._keep(head)
-        if event.message:
-            self._keep(_entry("because", event.message.strip().splitlines()[:1]))
+        if event.message.strip():
+            first_line = " ".join(event.message.strip().splitlines()[0].split())
+            self._keep(_entry("because", [first_line]))
         for title, items in self._ledger.summary():
             self._keep(_entry(title, items, self._screen.width))
 
@@ -140,7 +139,7 @@ class ProgressLine(AbstractInstrument):
             self._closed_pass, self._pass = this_pass, None
             self._keep(_progress_pieces(event))
 
-    def _keep(self, line: Text | Sequence[_Piece]) -> None:
+    def _keep(self, line: Text | Sequence[Piece]) -> None:
         self._last_shown_s = self._clock()
         self._screen.keep(line)
 
@@ -187,54 +186,38 @@ class _Ledger:
         return value < before if is_lower_better(name) else value > before
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Part of a line: its wordings from the fullest to the shortest.
-
-    ``yields[i]`` says when wording i gives way to i + 1 (the last one to nothing): the lowest
-    number of all pieces first. Below ten nothing is lost but style.
-    """
-
-    wordings: tuple[Text, ...]
-    yields: tuple[int, ...]
-    is_bar: bool = False
-
-
-_ESSENTIAL: Final = 1000
-
-
-def _progress_pieces(event: Progress) -> list[_Piece]:
+def _progress_pieces(event: Progress) -> list[Piece]:
     title = {"train": "epoch", "evaluate": "valid", "predict": "predict"}[event.mode]
     if event.epoch == 0:
         head = Text(event.mode, "bold")
     else:
         head = Text.assemble((f"{title} ", "bold"), _of(event.epoch, event.epochs))
     done = count(event.finished) if event.total is None else _of(event.finished, event.total)
-    pieces = [_Piece((head,), (_ESSENTIAL,))]
+    pieces = [Piece((head,), (ESSENTIAL,))]
     if _share(event) is not None:
-        pieces.append(_Piece((Text("━" * _BAR_CELLS[0]),), (45,), is_bar=True))
-    pieces.append(_Piece((Text(done, "cyan"),), (60,)))
-    pieces.append(_Piece((Text(f"{rate(event.instances_per_second):>7}"),), (40,)))
+        pieces.append(Piece((Text(" " * LEAST_BAR_CELLS),), (45,), is_bar=True))
+    pieces.append(Piece((Text(done, "cyan"),), (60,)))
+    pieces.append(Piece((Text(f"{rate(event.instances_per_second):>7}"),), (40,)))
     if event.mode != "predict":
         pieces.append(_labelled("loss", f"{number(event.loss):>6}", 50))
         pieces.extend(_metric_pieces(event.metrics, "", 35))
     flight = (f"{event.active} in flight", f"{event.active} live")
-    pieces.append(_Piece(tuple(Text(words, "dim") for words in flight), (2, 20)))
+    pieces.append(Piece(tuple(Text(words, "dim") for words in flight), (2, 20)))
     if event.mode == "train" and math.isfinite(event.staleness):
         pieces.append(_labelled("stale", f"{event.staleness:.1f}", 25))
     return pieces
 
 
-def _epoch_pieces(event: EpochEnded, is_virtual: bool) -> list[_Piece]:
+def _epoch_pieces(event: EpochEnded, is_virtual: bool) -> list[Piece]:
     head = Text.assemble(("epoch ", "bold"), _of(event.epoch, event.epochs))
-    pieces = [_Piece((head,), (_ESSENTIAL,)), _labelled("loss", number(event.loss), 40)]
+    pieces = [Piece((head,), (ESSENTIAL,)), _labelled("loss", number(event.loss), 40)]
     pieces.extend(_metric_pieces(event.metrics, "", 20))
     pieces.extend(_metric_pieces(event.valid, "valid ", 60, known=next(iter(event.metrics), "")))
     spent = duration(event.seconds)
     clocks = (f"{spent} (virtual)", spent) if is_virtual else (spent,)
-    pieces.append(_Piece(tuple(Text(each) for each in clocks), (3, 45)[-len(clocks) :]))
+    pieces.append(Piece(tuple(Text(each) for each in clocks), (3, 45)[-len(clocks) :]))
     if event.seconds > 0:
-        pieces.append(_Piece((Text(rate(event.instances / event.seconds)),), (30,)))
+        pieces.append(Piece((Text(rate(event.instances / event.seconds)),), (30,)))
     worst = _stalest(event.staleness)
     if worst is not None:
         part, stale = worst
@@ -243,13 +226,13 @@ def _epoch_pieces(event: EpochEnded, is_virtual: bool) -> list[_Piece]:
             f"stale {part} {stale.mean:.1f}",
             f"stale {stale.mean:.1f}",
         )
-        pieces.append(_Piece(tuple(Text(each, "dim") for each in words), (4, 15, 25)))
+        pieces.append(Piece(tuple(Text(each, "dim") for each in words), (4, 19, 25)))
     return pieces
 
 
 def _metric_pieces(
     values: Mapping[str, float], prefix: str, yields: int, known: str = ""
-) -> list[_Piece]:
+) -> list[Piece]:
     """The first metric stays longest; one that the line has named before may lose its name."""
     pieces = []
     for i, (name, value) in enumerate(values.items()):
@@ -259,115 +242,12 @@ def _metric_pieces(
     return pieces
 
 
-def _labelled(name: str, value: str, yields: int, short: str = "") -> _Piece:
+def _labelled(name: str, value: str, yields: int, short: str = "") -> Piece:
     short = short or (name if cell_len(name) <= 14 else f"{name[:13]}…")
-    return _Piece(
+    return Piece(
         (Text.assemble((f"{name} ", "dim"), value), Text.assemble((f"{short} ", "dim"), value)),
         (5, yields),
     )
-
-
-def _fit(pieces: Sequence[_Piece], width: int) -> tuple[list[Text], int, int]:
-    """Shorten pieces until they fit: what is left, where the bar is (or -1), the gap."""
-    steps = sorted((when, i) for i, piece in enumerate(pieces) for when in piece.yields)
-    level, gap = [0] * len(pieces), 2
-    for when, i in steps:
-        if when >= 10 and gap == 2 and _length(pieces, level, gap) > width:
-            gap = 1
-        if when == _ESSENTIAL or _length(pieces, level, gap) <= width:
-            break
-        level[i] += 1
-    texts: list[Text] = []
-    bar = -1
-    for piece, at in zip(pieces, level, strict=True):
-        if at < len(piece.wordings):
-            bar = len(texts) if piece.is_bar else bar
-            texts.append(piece.wordings[at])
-    return texts, bar, gap
-
-
-def _length(pieces: Sequence[_Piece], level: Sequence[int], gap: int) -> int:
-    shown = [
-        piece.wordings[at].cell_len
-        for piece, at in zip(pieces, level, strict=True)
-        if at < len(piece.wordings)
-    ]
-    return sum(shown) + gap * (len(shown) - 1)
-
-
-@final
-class _Screen:
-    """Puts lines on a stream: painted in place, or to stay."""
-
-    def __init__(self, stream: TextIO, plain: bool | None) -> None:
-        is_terminal = stream.isatty()
-        is_dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
-        self.is_plain = (not is_terminal or is_dumb) if plain is None else plain
-        self._stream = stream
-        self._console = Console(
-            file=stream,
-            force_terminal=not self.is_plain,
-            no_color=True if self.is_plain else None,
-            highlight=False,
-            markup=False,
-            emoji=False,
-        )
-        self._has_limit = is_terminal or not self.is_plain
-        self._is_painted = False
-
-    @property
-    def width(self) -> int | None:
-        """Cells to use, one less than there are, or None without a limit."""
-        return max(1, self._console.width - 1) if self._has_limit else None
-
-    def paint(self, pieces: Sequence[_Piece], bar: float | None) -> None:
-        """Replace the painted line in one write, so that nothing flickers."""
-        if self.is_plain:
-            self.keep([piece for piece in pieces if not piece.is_bar])
-            return
-        # The cursor goes back to the margin: what others print then starts a line of its own.
-        self._stream.write(f"\r{self._rendered(self._composed(pieces, bar))}\x1b[K\r")
-        self._stream.flush()
-        self._is_painted = True
-
-    def keep(self, line: Text | Sequence[_Piece]) -> None:
-        """Write a line that stays, over the painted one."""
-        text = line if isinstance(line, Text) else self._composed(line, None)
-        wipe = "\r\x1b[K" if self._is_painted else ""
-        self._stream.write(f"{wipe}{self._rendered(text)}\n")
-        self._stream.flush()
-        self._is_painted = False
-
-    def _composed(self, pieces: Sequence[_Piece], bar: float | None) -> Text:
-        if bar is None:
-            pieces = [piece for piece in pieces if not piece.is_bar]
-        width = self.width
-        texts, bar_at, gap = _fit(pieces, sys.maxsize if width is None else width)
-        if bar is not None and bar_at >= 0 and width is not None:
-            used = sum(text.cell_len for text in texts) + gap * (len(texts) - 1)
-            cells = min(_BAR_CELLS[1], texts[bar_at].cell_len + width - used)
-            texts[bar_at] = self._bar(bar, cells)
-        return Text(" " * gap).join(texts)
-
-    def _bar(self, share: float, cells: int) -> Text:
-        full, empty = ("━", "─") if self._console.encoding.startswith("utf") else ("#", "-")
-        filled = min(cells, int(share * cells))
-        return Text.assemble((full * filled, "green"), (empty * (cells - filled), "dim"))
-
-    def _rendered(self, text: Text) -> str:
-        width = self.width
-        if width is not None and text.cell_len > width:
-            text = text.copy()
-            text.truncate(width, overflow="ellipsis")
-        if self.is_plain:
-            return self._encodable(text.plain)
-        with self._console.capture() as captured:
-            self._console.print(text, end="", no_wrap=True, overflow="crop")
-        return self._encodable(captured.get())
-
-    def _encodable(self, text: str) -> str:
-        encoding = self._console.encoding
-        return text.encode(encoding, "replace").decode(encoding)
 
 
 def _entry(title: str, items: Sequence[str], width: int | None = None) -> Text:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from html import escape
 from pathlib import Path
@@ -31,6 +31,7 @@ from geartrain.observe.charts import (
 )
 from geartrain.observe.figures import count, duration, is_lower_better, measure, number, rate
 from geartrain.observe.jsonlog import read_json_log
+from geartrain.observe.page import page, section, table, wide
 from geartrain.observe.timeline import Timeline, batch_size_label, read_timeline
 
 _KINDS: Final = {kind.__name__: kind for kind in (RunStarted, Progress, EpochEnded, RunEnded)}
@@ -67,7 +68,7 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
     ]
     out = run_folder / "report.html" if out is None else Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(_page(run_folder.resolve().name, sections), encoding="utf-8")
+    out.write_text(page(run_folder.resolve().name, sections), encoding="utf-8")
     return out
 
 
@@ -173,7 +174,7 @@ def _best_valid(history: _History) -> Iterator[tuple[str, str]]:
 
 def _curves(history: _History) -> str:
     names = [name for name in history.names("metrics", "valid") if name != "loss"]
-    return _section("Curves", "".join(_curve_pair(history, name) for name in ["loss", *names]))
+    return section("Curves", "".join(_curve_pair(history, name) for name in ["loss", *names]))
 
 
 def _curve_pair(history: _History, name: str) -> str:
@@ -236,7 +237,7 @@ def _epoch_table(history: _History) -> str:
         row += [f"{spent:.2f}", rate(epoch["instances"] / spent if spent > 0 else math.nan)]
         row += [count(sum(epoch["updates"].values())), _stalest(epoch["staleness"])]
         rows.append(row)
-    return _section("Epochs", _table(head, rows))
+    return section("Epochs", table(head, rows))
 
 
 def _stalest(staleness: Mapping[str, Mapping[str, Any]]) -> str:
@@ -265,7 +266,7 @@ def _staleness(history: _History) -> str:
         "<p>How many updates of a part lay between a row's forward and its backward, over all "
         "epochs.</p>"
     )
-    return _section("Staleness", "".join(charts), note)
+    return section("Staleness", "".join(charts), note)
 
 
 def _staleness_chart(part: str, rows: Sequence[int]) -> str:
@@ -290,7 +291,7 @@ def _timeline(timeline: Timeline | None) -> str:
     parts = [note * timeline.is_cut, _node_legend(nodes)]
     parts += [_gantt(timeline, colour), _busy(timeline, colour), _node_table(timeline, nodes)]
     parts.append(_batch_sizes(timeline))
-    return _section("Who did what, when", "".join(parts))
+    return section("Who did what, when", "".join(parts))
 
 
 def _node_legend(nodes: Sequence[str]) -> str:
@@ -322,7 +323,7 @@ def _gantt(timeline: Timeline, colour: Mapping[str, int]) -> str:
         "(backward is paler)"
     )
     limits = (0.0, (end - start) * 1e3)
-    return _wide(lane_chart(title, [f"worker {w}" for w in workers], spans, limits, " ms"))
+    return wide(lane_chart(title, [f"worker {w}" for w in workers], spans, limits, " ms"))
 
 
 def _busy(timeline: Timeline, colour: Mapping[str, int]) -> str:
@@ -341,7 +342,7 @@ def _busy(timeline: Timeline, colour: Mapping[str, int]) -> str:
         notes.append(f"{at:.1f}%")
     title = f"Share of {duration(whole)} in which each worker was busy"
     lanes = [f"worker {w}" for w in workers]
-    return _wide(lane_chart(title, lanes, spans, (0.0, 100.0), "%", notes))
+    return wide(lane_chart(title, lanes, spans, (0.0, 100.0), "%", notes))
 
 
 def _node_table(timeline: Timeline, nodes: Iterable[str]) -> str:
@@ -354,7 +355,7 @@ def _node_table(timeline: Timeline, nodes: Iterable[str]) -> str:
         row.append(f"{use.busy_s * 1e6 / use.rows:.1f} µs" if use.rows else "-")
         rows.append(row)
     head = ["node", "firings", "rows", "rows/firing", "busy", "share of busy", "per row"]
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _batch_sizes(timeline: Timeline) -> str:
@@ -379,7 +380,7 @@ def _graph(run_folder: Path, history: _History) -> str:
         )
         if text.strip()
     ]
-    return _section("Graph", "".join(parts))
+    return section("Graph", "".join(parts))
 
 
 def _config(path: Path) -> str:
@@ -391,7 +392,7 @@ def _config(path: Path) -> str:
         raise DataError(
             f"not JSON ({error}); expected the run's settings. Mend or delete it", path=path
         ) from error
-    return _section("Configuration", _table(["setting", "value"], list(_flat("", config))))
+    return section("Configuration", table(["setting", "value"], list(_flat("", config))))
 
 
 def _flat(prefix: str, value: Any) -> Iterator[list[str]]:
@@ -402,76 +403,3 @@ def _flat(prefix: str, value: Any) -> Iterator[list[str]]:
     else:
         shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         yield [prefix, shown]
-
-
-def _section(title: str, body: str, note: str = "") -> str:
-    return f"<section><h2>{escape(title)}</h2>{note}{body}</section>" if body else ""
-
-
-def _wide(figure: str) -> str:
-    return figure.replace("<figure>", "<figure class=wide>", 1)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if not rows:
-        return ""
-    cells: Callable[[str, Sequence[str]], str] = lambda tag, row: "".join(
-        f"<{tag}>{escape(cell)}</{tag}>" for cell in row
-    )
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return (
-        f"<div class=scroll><table><thead><tr>{cells('th', head)}</tr></thead>"
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
-def _page(name: str, sections: Iterable[str]) -> str:
-    title = escape(name)
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        "style-src 'unsafe-inline'\">"
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title} - geartrain</title><style>{_STYLE}</style></head>"
-        f"<body><main><h1>{title}</h1>{''.join(sections)}</main></body></html>\n"
-    )
-
-
-_STYLE: Final = """
-:root { color-scheme: light dark; --ink: #1f2328; --dim: #59636e; --line: #d5d9de; --paper: #fff;
-  --tile: #f5f6f8 }
-.c0 { --c: #3b76af } .c1 { --c: #e0802b } .c2 { --c: #4f9a4a } .c3 { --c: #c8504f }
-.c4 { --c: #8a6cb4 } .c5 { --c: #2f9c9c } .c6 { --c: #cf6fa5 } .c7 { --c: #97713f }
-.c8 { --c: #b3a125 } .c9 { --c: #66747f } .cx { --c: #9aa4ad }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e4e7eb; --dim: #9aa4ae; --line: #363c44; --paper: #15181c; --tile: #1e2328 }
-  .c0 { --c: #6ea6dc } .c1 { --c: #f0a05a } .c2 { --c: #78bf72 } .c3 { --c: #e57f7d }
-  .c4 { --c: #b198d6 } .c5 { --c: #5fc2c2 } .c6 { --c: #e59cc6 } .c7 { --c: #c29a66 }
-  .c8 { --c: #d6c655 } .c9 { --c: #93a1ac } .cx { --c: #5f6972 } }
-body { margin: 0; background: var(--paper); color: var(--ink);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif }
-main { max-width: 1040px; margin: 0 auto; padding: 24px 20px 60px }
-h1 { font-size: 26px; margin: 0 0 16px } h2 { font-size: 19px; margin: 36px 0 8px }
-h3 { font-size: 15px; margin: 16px 0 4px } p { margin: 4px 0 10px; color: var(--dim) }
-.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(165px, 1fr)); gap: 10px;
-  margin: 0 }
-.tiles div { background: var(--tile); border-radius: 8px; padding: 8px 12px }
-dt { color: var(--dim); font-size: 13px } dd { margin: 0; font-weight: 600 }
-.message { white-space: pre-wrap; color: var(--ink); border-left: 3px solid #c8504f;
-  padding-left: 10px; margin-top: 14px }
-figure { display: inline-block; vertical-align: top; width: min(100%, 510px); margin: 6px 0 }
-figure.wide { width: 100% } figcaption { font-weight: 600; font-size: 14px }
-svg { width: 100%; height: auto; display: block; overflow: visible }
-svg text { font-size: 11.5px; fill: var(--dim) } svg .grid { stroke: var(--line) }
-svg rect, svg circle { fill: var(--c) } svg .pale { opacity: .5 }
-svg .curve { fill: none; stroke: var(--c); stroke-width: 1.8 } svg .faint { opacity: .4 }
-.legend span { display: inline-flex; align-items: center; gap: 5px; margin-right: 16px }
-.legend .key { width: 11px; height: 11px }
-.scroll { overflow-x: auto; margin: 8px 0 } table { border-collapse: collapse; font-size: 13.5px }
-th, td { text-align: right; padding: 3px 14px 3px 0; border-bottom: 1px solid var(--line);
-  font-variant-numeric: tabular-nums; overflow-wrap: anywhere }
-th { color: var(--dim); font-weight: 500; white-space: nowrap }
-th:first-child, td:first-child, th:last-child, td:last-child { text-align: left }
-pre { background: var(--tile); border-radius: 8px; padding: 10px 14px; overflow-x: auto;
-  font-size: 12.5px }
-"""
