@@ -22,7 +22,9 @@ Event = RunStarted | Fired | Updated | Progress | EpochEnded | RunEnded
 VALID = (0.70, 0.82, 0.79)
 
 
-def progress(finished: int = 50, *, epoch: int = 1, mode: str = "train", **other: object) -> Progress:
+def progress(
+    finished: int = 50, *, epoch: int = 1, mode: str = "train", **other: object
+) -> Progress:
     fields: dict[str, object] = {
         "mode": mode,
         "epoch": epoch,

@@ -16,7 +16,9 @@ def parse(figure):
 def test_a_curve_goes_through_its_points_in_proportion():
     root = parse(line_chart("loss", "epochs", [Curve("train", [(1, 4.0), (2, 2.0), (3, 0.0)], 0)]))
     (line,) = root.iter("polyline")
-    (x1, y1), (x2, y2), (x3, y3) = (tuple(map(float, p.split(","))) for p in line.get("points").split())
+    (x1, y1), (x2, y2), (x3, y3) = (
+        tuple(map(float, p.split(","))) for p in line.get("points").split()
+    )
     assert x2 - x1 == pytest.approx(x3 - x2, abs=0.2) and x2 > x1
     assert y2 - y1 == pytest.approx(y3 - y2, abs=0.2) and y2 > y1  # down the page is less
 

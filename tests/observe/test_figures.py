@@ -41,9 +41,16 @@ def test_durations_carry_over_into_minutes_and_hours():
 
 
 def test_rates_keep_two_digits_when_slow():
-    assert [rate(v) for v in (1712.3, 12.34, 0.1234, math.nan)] == ["1,712/s", "12.3/s", "0.12/s", "-/s"]
+    assert [rate(v) for v in (1712.3, 12.34, 0.1234, math.nan)] == [
+        "1,712/s",
+        "12.3/s",
+        "0.12/s",
+        "-/s",
+    ]
 
 
 def test_losses_and_errors_improve_downwards():
-    falls = [n for n in ("loss", "root_error", "MAE", "accuracy", "f1", "glossary") if is_lower_better(n)]
+    falls = [
+        n for n in ("loss", "root_error", "MAE", "accuracy", "f1", "glossary") if is_lower_better(n)
+    ]
     assert falls == ["loss", "root_error", "MAE"]

@@ -45,7 +45,9 @@ def test_epochs_and_progress_become_scalars(writer, tmp_path, told):
 
 
 def test_what_is_not_finite_is_left_out(writer, tmp_path, told):
-    TensorBoard(tmp_path).on_progress(told.progress(0, loss=math.nan, instances_per_second=math.inf))
+    TensorBoard(tmp_path).on_progress(
+        told.progress(0, loss=math.nan, instances_per_second=math.inf)
+    )
     tags = {tag for tag, _, _ in writer.scalars}
     assert tags == {"running/train/in_flight", "running/train/accuracy", "running/train/staleness"}
 

@@ -38,7 +38,14 @@ def test_busy_time_rows_and_batch_sizes_are_summed(tmp_path):
 
 
 def test_batch_size_labels_name_the_rows_they_hold():
-    assert [batch_size_label(k) for k in (-1, 0, 1, 2, 3, 4)] == ["0", "1", "2", "3–4", "5–8", "9–16"]
+    assert [batch_size_label(k) for k in (-1, 0, 1, 2, 3, 4)] == [
+        "0",
+        "1",
+        "2",
+        "3–4",
+        "5–8",
+        "9–16",
+    ]
 
 
 def test_the_last_two_seconds_end_with_the_last_backward_not_with_validation(tmp_path):
