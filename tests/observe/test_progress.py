@@ -1,6 +1,8 @@
 import io
 import math
+import os
 import re
+import select
 import threading
 
 import pytest
@@ -245,3 +247,28 @@ def test_an_essential_piece_stays_though_it_does_not_fit():
     head = Piece((Text("epoch 1/3"),), (ESSENTIAL,))
     texts, _, _ = _fit([head, Piece((Text("loss"),), (10,))], 5)
     assert [t.plain for t in texts] == ["epoch 1/3"]
+
+
+def test_a_shorter_repaint_leaves_nothing_of_a_longer_one(terminal, told, clock):
+    line = ProgressLine(terminal, clock=clock, minimum_interval_s=0)
+    line.on_progress(told.progress(total=None, metrics={"accuracy": 0.8}))
+    line.on_progress(told.progress(total=None, metrics={}))
+    assert terminal.lines() == [
+        "epoch 1/3  50  1,712/s  loss 0.8123  8 in flight  stale 1.2",
+    ]
+
+
+def test_a_real_terminal_is_recognised_and_ends_with_an_empty_line(told, clock, monkeypatch):
+    pty = pytest.importorskip("pty", reason="there are no pseudo-terminals here")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as stream:
+        line = ProgressLine(stream, clock=clock)
+        line.on_progress(told.progress())
+        line.on_run_ended(RunEnded("done", 1, 1.0))
+        shown = ""
+        while "done" not in shown or (select.select([ours], [], [], 0)[0]):
+            shown += os.read(ours, 65536).decode()
+    os.close(ours)
+    assert shown.startswith("\r\x1b[") and "epoch" in shown
+    assert shown.endswith("\r\n")

@@ -42,7 +42,7 @@ class PerfettoTrace(AbstractInstrument):
 
     Open the file at ui.perfetto.dev or chrome://tracing. Recording a firing appends to a list; the
     text is made in batches (every 4,096 events and with each ``Progress``). An event takes about
-    150 bytes on disk. A file that is there is replaced when a run starts.
+    180 bytes on disk. A file that is there is replaced when a run starts.
 
     Args:
         path: The file, by custom ``trace.json``; its folder is made if need be.
