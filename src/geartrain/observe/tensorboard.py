@@ -1,0 +1,104 @@
+"""A run's scalars for TensorBoard.
+
+train/loss, train/<metric>             a point an epoch
+valid/<metric>
+staleness/<part>/mean, .../max
+updates/<part>
+speed/instances_per_second, speed/epoch_seconds
+running/<mode>/...                     within a pass, by instances, a few points a second
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from geartrain.engine.instrument import (
+    AbstractInstrument,
+    EpochEnded,
+    Progress,
+    RunEnded,
+    RunStarted,
+)
+from geartrain.errors import GeartrainError
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+@final
+class TensorBoard(AbstractInstrument):
+    """Write scalars per epoch and progress; look at them with ``tensorboard --logdir FOLDER``.
+
+    Points of an epoch stand at the epoch's number, those within a pass at the instances since the
+    first epoch. What is not finite is left out.
+
+    Args:
+        folder: Where TensorBoard's event files go; made if need be.
+
+    Raises:
+        GeartrainError: The package ``tensorboard`` is not installed.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self._writer: SummaryWriter = _writer_class(folder)(str(folder))
+        self._add: Callable[[str, float, int], None] = self._writer.add_scalar
+        self._before = 0  # training instances in the epochs that have ended
+
+    def on_run_started(self, event: RunStarted) -> None:
+        """Count instances from zero."""
+        self._before = 0
+
+    def on_progress(self, event: Progress) -> None:
+        """Loss, metrics, rate, instances in flight and staleness within the pass."""
+        known = event.total is not None and event.epoch > 0
+        before = (event.epoch - 1) * (event.total or 0) if known else self._before
+        at = before + event.finished
+        group = f"running/{event.mode}"
+        self._scalar(f"{group}/loss", event.loss, at)
+        self._scalar(f"{group}/instances_per_second", event.instances_per_second, at)
+        self._scalar(f"{group}/in_flight", event.active, at)
+        for name, value in event.metrics.items():
+            self._scalar(f"{group}/{name}", value, at)
+        if event.mode == "train":
+            self._scalar(f"{group}/staleness", event.staleness, at)
+
+    def on_epoch_ended(self, event: EpochEnded) -> None:
+        """Everything that is known of the epoch."""
+        self._before += event.instances
+        self._scalar("train/loss", event.loss, event.epoch)
+        for name, value in event.metrics.items():
+            self._scalar(f"train/{name}", value, event.epoch)
+        for name, value in event.valid.items():
+            self._scalar(f"valid/{name}", value, event.epoch)
+        for part, stale in event.staleness.items():
+            self._scalar(f"staleness/{part}/mean", stale.mean, event.epoch)
+            self._scalar(f"staleness/{part}/max", stale.max, event.epoch)
+        for part, steps in event.updates.items():
+            self._scalar(f"updates/{part}", steps, event.epoch)
+        self._scalar("speed/epoch_seconds", event.seconds, event.epoch)
+        if event.seconds > 0:
+            speed = event.instances / event.seconds
+            self._scalar("speed/instances_per_second", speed, event.epoch)
+        self._writer.flush()
+
+    def on_run_ended(self, event: RunEnded) -> None:
+        """Close the file; a later run opens another one in the same folder."""
+        self._writer.close()
+
+    def _scalar(self, tag: str, value: float, at: int) -> None:
+        if math.isfinite(value):
+            self._add(tag, value, at)
+
+
+def _writer_class(folder: Path | str) -> type[SummaryWriter]:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise GeartrainError(
+            f"TensorBoard({str(folder)!r}): the package 'tensorboard' cannot be imported "
+            f"({error}). Install it: pip install 'geartrain[tensorboard]'"
+        ) from error
+    return SummaryWriter
