@@ -22,7 +22,7 @@ import torch
 
 from geartrain.errors import GraphError
 from geartrain.ir.frame import View
-from geartrain.ir.message import CONTROLLER, INSTANCE, ROW_BITS, VERTEX, Backward, Forward, IntArray
+from geartrain.ir.message import CONTROLLER, INSTANCE, ROW_BITS, Backward, Forward, IntArray
 from geartrain.ir.node import Place
 
 assert CONTROLLER == 0  # a slot is its own address at the controller
@@ -117,7 +117,10 @@ class Move(AbstractStep):
         self._fields = dict(fields)
 
     def apply(self, batch: Forward) -> Passage:
-        view = self.place.view(batch)
+        return Passage([(0, batch.with_state(self.move(batch, self.place.view(batch))))])
+
+    def move(self, batch: Forward, view: View) -> IntArray:
+        """The new state of rows; only the state of ``batch`` is read."""
         state = batch.state.copy()
         columns = self.place.schema.state
         for name, function in self._fields.items():
@@ -132,7 +135,7 @@ class Move(AbstractStep):
             elif name == "edge":
                 value = self._absolute(batch, value, "edge")
             state[columns[name]] = value
-        return Passage([(0, batch.with_state(state))])
+        return state
 
     def _absolute(self, batch: Forward, value: IntArray, kind: str) -> IntArray:
         arena, slots = self.place.arena, batch.state[INSTANCE]
@@ -181,5 +184,3 @@ def _array(value: Any) -> Any:
         return value.detach().cpu().numpy()
     return np.asarray(value)
 
-
-__all__ = ["VERTEX", "AbstractStep", "Detach", "Move", "Passage", "Route", "Stop"]

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from geartrain.errors import GraphError
+from geartrain.ir.control import Move
 from geartrain.ir.collector import allocate_ragged, release_ragged
 from geartrain.ir.frame import View
 from geartrain.ir.keys import AbstractTable, DirectTable, HashTable
@@ -59,6 +60,7 @@ class Group(AbstractNode):
     Args:
         place: Number, name, frames.
         by: State columns of the key; members of one group belong to one instance.
+        move: Sets key columns first; ``size`` and ``order`` see the members as they came.
         size: How many members: a number, a column, or a function of the ``View``.
         order: Position of a member, 0..size-1: a column or a function. None: members are sorted by
             their state.
@@ -66,13 +68,20 @@ class Group(AbstractNode):
     """
 
     def __init__(
-        self, place: Place, by: Sequence[int], size: int | Column, order: Column | None, how: How
+        self,
+        place: Place,
+        by: Sequence[int],
+        move: Move | None,
+        size: int | Column,
+        order: Column | None,
+        how: How,
     ) -> None:
         super().__init__(place)
         edge = place.schema.state.get("edge")
         inside = {VERTEX, INSTANCE} | ({edge} if edge is not None else set())
         self._by = list(by) if inside & set(by) else [INSTANCE, *by]
         self._table = table_for(self._by, edge)
+        self._move = move
         self._size, self._order, self._how = size, order, how
         self._fixed = size if isinstance(size, int) else None
         self._sorted = order is None
@@ -85,7 +94,10 @@ class Group(AbstractNode):
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         state = join_states(batches)
         view = self.place.view(Forward((), state, state[0]))
-        groups = self._table.slots(state[self._by], lambda rows: self._open(rows, state, view))
+        keyed = state
+        if self._move is not None:
+            keyed = self._move.move(Forward((), state, state[0]), view)
+        groups = self._table.slots(keyed[self._by], lambda rows: self._open(rows, keyed, view))
         cells = self._position(groups, view)
         store = self._cells
         store["origin"][cells] = join_origins(batches)

@@ -5,7 +5,7 @@
     nodes.join(graph.input("word").through(leaf))
     nodes.through(readout).loss(cross_entropy, target="label")
     inner, root = nodes.where(lambda m: m.parent >= 0)     a Cond
-    pairs = inner.move(vertex=lambda m: m.parent).group(by="vertex", size=2, order="slot")
+    pairs = inner.group(by={"vertex": lambda m: m.parent}, size=2, order="slot")
     nodes.join(pairs.through(branch))
     root.stop()
 
@@ -144,7 +144,7 @@ class Stream:
 
     def group(
         self,
-        by: str | Sequence[str],
+        by: str | Sequence[str] | Mapping[str, Callable[[View], Any] | int],
         size: int | Column,
         *,
         order: Column | None = None,
@@ -154,13 +154,22 @@ class Stream:
         """Collect the members of a key into one row (Group).
 
         Args:
-            by: State columns of the key. A group never spans instances.
+            by: State columns of the key, or column to the function that sets it first:
+                ``by={"vertex": lambda m: m.parent}`` gathers children at their parent. A group never
+                spans instances.
             size: How many members a group has: a number, a column, or a function of the ``View``.
-            order: Position 0..size-1 of a member: a column or a function; None sorts by state.
+            order: Position 0..size-1 of a member: a column or a function; None sorts by state. Like
+                ``size`` it sees the member as it came, before ``by`` sets anything.
             how: ``stack`` makes ``(n, size, ...)``; ``sum``, ``mean``, ``max`` reduce; ``bundle`` makes
                 one message of all members, which may be of any number.
         """
-        columns = (by,) if isinstance(by, str) else tuple(by)
+        columns: Mapping[str, Callable[[View], Any] | int | None]
+        if isinstance(by, Mapping):
+            columns = dict(by)
+            for column in columns:
+                self._graph._declare(column)
+        else:
+            columns = dict.fromkeys((by,) if isinstance(by, str) else by)
         if isinstance(size, int) and size < 1:
             raise ValueError(f"group() got size={size}; at least one member")
         if how not in ("stack", "sum", "mean", "max", "bundle"):

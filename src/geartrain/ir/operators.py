@@ -461,13 +461,14 @@ class Grouping(AbstractOperator):
         self,
         name: str,
         source: tuple[AbstractOperator, int],
-        by: Sequence[str],
+        by: Mapping[str, Callable[[View], Any] | int | None],
         size: int | Column,
         order: Column | None,
         how: How,
     ) -> None:
         super().__init__(name, [[source]])
         self.by, self.size, self.order, self.how = tuple(by), size, order, how
+        self.moved = {name: f for name, f in by.items() if f is not None}
 
     def detail(self) -> str:
         size = self.size if isinstance(self.size, (int, str)) else "computed"
@@ -478,11 +479,14 @@ class Grouping(AbstractOperator):
         if spec.bundled:
             raise GraphError(f"'{self.name}': bundles cannot be grouped; ungroup them first")
         for name in self.by:
-            if name not in spec.columns:
+            if name not in spec.columns and name not in self.moved:
                 raise GraphError(
                     f"'{self.name}': key column '{name}' is not defined here; rows have "
-                    f"{sorted(spec.columns)}; .move({name}=...) sets it"
+                    f"{sorted(spec.columns)}; by={{'{name}': function}} sets it"
                 )
+        for function in self.moved.values():
+            if callable(function):
+                imagine(self.name, function, spec, schema)
         for column in (self.size, self.order):
             if isinstance(column, str):
                 readable(self.name, column, spec.columns, schema)
@@ -499,7 +503,8 @@ class Grouping(AbstractOperator):
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:
         by = [place.schema.state[name] for name in self.by]
-        return Group(place, by, self.size, self.order, self.how)
+        move = Move(place, self.moved) if self.moved else None
+        return Group(place, by, move, self.size, self.order, self.how)
 
 
 @final

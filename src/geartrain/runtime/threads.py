@@ -1,0 +1,198 @@
+"""Workers as threads: batches pass by reference, nothing to start, nothing to clean up.
+
+torch releases the interpreter lock inside its kernels, so workers compute at the same time. Whoever brings
+an answer runs the controller's step under its lock; the calling thread only waits.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from typing import TypeAlias, final
+
+import torch
+
+from geartrain.engine.engine import Engine
+from geartrain.engine.router import Delivery, Outbox
+from geartrain.engine.worker import Firing
+from geartrain.errors import StuckError
+from geartrain.runtime.base import AbstractRuntime, Feeder, Watch
+from geartrain.runtime.interrupt import Interruptible
+
+Finished: TypeAlias = tuple[int, int]
+"""Instances that have finished, and all that have so far."""
+
+
+@final
+class Threads(AbstractRuntime):
+    """One thread per worker.
+
+    Args:
+        workers: How many.
+        kernel_threads: Threads inside torch kernels, per worker; None shares the cores out.
+        patience_s: How long a failed or interrupted run waits for a worker's last kernel to end.
+    """
+
+    name = "threads"
+
+    def __init__(
+        self, workers: int = 1, kernel_threads: int | None = None, patience_s: float = 60.0
+    ) -> None:
+        if workers < 1:
+            raise ValueError(f"Threads(workers={workers}): give 1 or more")
+        self.workers = workers
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        self.kernel_threads = kernel_threads or max(1, (cores or 1) // workers)
+        self.patience_s = patience_s
+
+    def run(self, engine: Engine, feeder: Feeder, watch: Watch) -> float:
+        run = _Run(engine, feeder, watch, self.kernel_threads)
+        kernel_threads = torch.get_num_threads()
+        threads = [
+            threading.Thread(target=run.work, args=(w,), name=f"geartrain-{w}", daemon=True)
+            for w in range(self.workers)
+        ]
+        with Interruptible(feeder):
+            try:
+                run.start()
+                for thread in threads:
+                    thread.start()
+                run.wait()
+            finally:
+                run.stop()
+                for thread in threads:
+                    if thread.ident is not None:
+                        thread.join(self.patience_s)
+                torch.set_num_threads(kernel_threads)
+        run.raise_failure()
+        return run.seconds
+
+
+@final
+class _Run:
+    """One pass over the data."""
+
+    def __init__(self, engine: Engine, feeder: Feeder, watch: Watch, kernel_threads: int) -> None:
+        self._engine, self._feeder, self._watch = engine, feeder, watch
+        self._kernel_threads = kernel_threads
+        n = len(engine.workers)
+        self._lock = threading.Lock()  # inboxes, idleness, the end
+        self._control = threading.RLock()  # the controller, the feeder, the watch
+        self._inboxes: list[deque[Delivery | Finished]] = [deque() for _ in range(n)]
+        self._bells = [threading.Condition(self._lock) for _ in range(n)]
+        self._idle = 0
+        self._over = threading.Event()
+        self._failures: list[BaseException] = []
+        self._began = time.perf_counter()
+        self.seconds = 0.0
+
+    def start(self) -> None:
+        """Admit the first instances, before any worker runs."""
+        with self._control:
+            self._admit()
+
+    def wait(self) -> None:
+        """Until the pass is over; wakes now and then so that signals are handled."""
+        while not self._over.wait(0.2):
+            pass
+
+    def stop(self) -> None:
+        with self._lock:
+            self._over.set()
+            for bell in self._bells:
+                bell.notify_all()
+
+    def raise_failure(self) -> None:
+        if not self._failures:
+            return
+        first, *rest = self._failures
+        for other in rest:
+            first.add_note(f"also, in another worker: {type(other).__name__}: {other}")
+        raise first
+
+    def work(self, w: int) -> None:
+        """A worker's life."""
+        torch.set_num_threads(self._kernel_threads)
+        worker = self._engine.workers[w]
+        try:
+            while True:
+                for item in self._receive(w, worker.ready):
+                    if isinstance(item, Delivery):
+                        worker.deliver(item)
+                    else:
+                        for step in worker.finished(*item):
+                            with self._control:
+                                self._watch.stepped(w, step, self._now())
+                if self._over.is_set():
+                    return
+                if worker.ready:
+                    start = self._now()
+                    firing = worker.fire()
+                    self._carry_out(w, firing, start)
+        except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
+            self._failures.append(error)
+            self.stop()
+
+    def _receive(self, w: int, busy: bool) -> list[Delivery | Finished]:
+        """What has come for a worker; waits if it has nothing else to do."""
+        inbox = self._inboxes[w]
+        if busy and not inbox:
+            return []
+        with self._lock:
+            if not busy and not inbox:
+                self._idle += 1
+                while not inbox and not self._over.is_set():
+                    if self._idle == len(self._inboxes) and not any(self._inboxes):
+                        raise StuckError(self._engine.story())
+                    self._bells[w].wait(1.0)
+                self._idle -= 1
+            items = list(inbox)
+            inbox.clear()
+        return items
+
+    def _carry_out(self, w: int, firing: Firing, start: float) -> None:
+        out = firing.outbox
+        with self._control:
+            now = self._now()
+            self._watch.fired(w, firing, start, now)
+            for step in firing.steps:
+                self._watch.stepped(w, step, now)
+            for part, holds in firing.held.items():
+                self._engine.controller.hold(part, holds)
+            if out.answered or out.spawned or firing.held:
+                self._settle(out)
+        for worker, delivery in firing.elsewhere:
+            self._post(worker, delivery)
+
+    def _settle(self, out: Outbox) -> None:
+        controller = self._engine.controller
+        finished = controller.settle(out)
+        if finished:
+            for w in range(len(self._inboxes)):
+                self._post(w, (finished, controller.trained))
+            self._watch.finished(self._engine, self._now())
+        self._admit()
+
+    def _admit(self) -> None:
+        """Fill up; runs under the control lock."""
+        while (out := self._feeder.admit(self._engine)) is not None:
+            if out.answered or out.spawned:
+                finished = self._engine.controller.settle(out)
+                if finished:
+                    for w in range(len(self._inboxes)):
+                        self._post(w, (finished, self._engine.controller.trained))
+            for delivery in out.deliveries:
+                self._post(self._engine.home[delivery.node], delivery)
+        if self._feeder.exhausted and not self._engine.controller.active:
+            self.seconds = self._now()
+            self.stop()
+
+    def _post(self, w: int, item: Delivery | Finished) -> None:
+        with self._lock:
+            self._inboxes[w].append(item)
+            self._bells[w].notify()
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._began
