@@ -111,8 +111,8 @@ def reduce_lists(tokens: NDArray[np.int64], length: NDArray[np.int64]) -> NDArra
     _check(tokens[:, 0], ~_within(tokens[:, 0], DIGITS, SYMBOLS), "operation", "10..13")
     inside = np.arange(1, width) < length[:, None]
     wrong = inside & ~_within(tokens[:, 1:], 0, DIGITS)
-    worst = np.where(wrong.any(1), tokens[np.arange(len(tokens)), 1 + wrong.argmax(1)], 0)
-    _check(worst, wrong.any(1), "digit", "0..9")
+    worst = np.where(wrong.sum(1) > 0, tokens[np.arange(len(tokens)), 1 + wrong.argmax(1)], 0)
+    _check(worst, wrong.sum(1) > 0, "digit", "0..9")
     return _reduce(tokens, length)
 
 
