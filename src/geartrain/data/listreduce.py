@@ -19,7 +19,8 @@ arXiv:1705.09786. What is left open there is our choice:
 
 Train and validation come from streams of random numbers that never meet, whatever their seeds.
 Short lists are few (4 * 10^n of n digits) and occur in both: of 10,000 lists to validate on, about
-36 % are among 100,000 to train on, nearly all of them of up to three digits. ``without`` removes them.
+36 % are among 100,000 to train on, nearly all of them of up to three digits. ``without`` removes
+them.
 """
 
 from __future__ import annotations

@@ -33,12 +33,12 @@ class Refusals:
         ValueError: Another policy.
     """
 
-    __slots__ = ("_path", "_policy", "count")
+    __slots__ = ("_policy", "count", "path")
 
     def __init__(self, policy: Policy, path: Path | str | None = None) -> None:
         if policy not in POLICIES:
             raise ValueError(f"policy is {policy!r}; it must be one of {', '.join(POLICIES)}")
-        self._policy, self._path = policy, path
+        self._policy, self.path = policy, path
         self.count = 0
 
     def refuse(self, error: DataError) -> None:
@@ -56,12 +56,12 @@ class Refusals:
             DataError: Everything was skipped, so there is nothing to train on.
         """
         if self.count:
-            _log.warning("%s: %d records kept, %d skipped", self._path, kept, self.count)
+            _log.warning("%s: %d records kept, %d skipped", self.path, kept, self.count)
             if not kept:
                 raise DataError(
                     f"all {self.count} records were refused and skipped, so nothing is left; "
                     'expected at least one good record. Read it with policy="raise" to see the '
                     "first fault",
-                    path=self._path,
+                    path=self.path,
                 )
         return self.count
