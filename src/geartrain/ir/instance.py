@@ -1,0 +1,51 @@
+"""What a user feeds: one instance with its rows and the integers that steer them.
+
+    Instance(
+        inputs={"word": (tensor (5, ...), vertices (5,))},   rows that enter, and where
+        vertex={"parent": (9,), "slot": (9,), "label": (9,)},  one entry a vertex
+        edge={"source": (14,), "target": (14,), "type": (14,)},  one entry an edge
+        value={"target": 2.5},                                one entry for the whole instance
+    )
+
+Vertices and edges are numbered from 0 inside the instance; nobody outside the engine sees other numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Instance:
+    """One training example.
+
+    Args:
+        inputs: Input name to its rows: a tensor ``(n, ...)`` whose row i enters at vertex i, or a
+            pair (tensor, int array ``(n,)`` of vertices). For an input declared as a bundle the
+            tensor is one message, which enters at vertex 0.
+        vertex: Name to an array ``(V,)`` (integers; floats, also ``(V, k)``, for loss targets only).
+        edge: Name to an array ``(E,)``; ``source`` and ``target`` hold vertices.
+        value: Name to one number (or a short array) of the whole instance.
+        key: What errors call this instance: a line number, a file name.
+    """
+
+    inputs: Mapping[str, Tensor | tuple[Tensor, ArrayLike]]
+    vertex: Mapping[str, ArrayLike] = field(default_factory=dict)
+    edge: Mapping[str, ArrayLike] = field(default_factory=dict)
+    value: Mapping[str, Any] = field(default_factory=dict)
+    key: object = None
+
+
+def as_column(array: object) -> NDArray[Any]:
+    """Integers as int64, floats as they are."""
+    column = array if isinstance(array, np.ndarray) else np.asarray(array)
+    if column.dtype.kind in "iub" and column.dtype != np.int64:
+        return column.astype(np.int64)
+    return column

@@ -1,0 +1,331 @@
+"""Where the way back starts: losses, and outputs that are only collected.
+
+    prediction (n, ...) + target of the frame ─► one loss a row ─► its gradient, at once
+
+Criteria give **one loss a row**: the gradient of a row may not depend on who shares its batch. The
+part's averaging over rows makes the usual mean of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from geartrain.errors import DataError, GraphError, NonFiniteError
+from geartrain.ir.frame import View
+from geartrain.ir.message import (
+    INSTANCE,
+    VERTEX,
+    Backward,
+    Forward,
+    IntArray,
+    Payload,
+    join_lengths,
+    join_origins,
+    join_payload,
+    join_states,
+)
+from geartrain.ir.node import AbstractNode, Emission, Place
+
+Target: TypeAlias = str | Callable[[View], Any] | None
+Collected: TypeAlias = tuple[IntArray, IntArray, IntArray | None, Payload]
+"""Serial numbers, vertices, lengths, payload of rows that reached an output."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A number per row, averaged over the rows of a pass.
+
+    Args:
+        function: ``(prediction, target) -> (n,)`` float or bool tensor.
+        where: Counts only these rows: gets a ``View``, returns booleans.
+    """
+
+    function: Callable[..., Tensor]
+    where: Callable[[View], Any] | None = None
+
+
+def accuracy(prediction: Tensor, target: Tensor) -> Tensor:
+    """Whether the largest logit ``(n, classes)`` is at the target ``(n,)``."""
+    return prediction.argmax(-1) == target
+
+
+@final
+class CrossEntropy:
+    """Softmax cross entropy of logits ``(n, classes)`` and classes ``(n,)`` int64, one value a row."""
+
+    def __call__(self, prediction: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(prediction, target, reduction="none")
+
+    def with_gradient(self, prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses, and their gradient with respect to the prediction."""
+        logarithms = torch.log_softmax(prediction, 1)
+        at = target[:, None]
+        losses = -logarithms.gather(1, at)[:, 0]
+        gradient = logarithms.exp_()
+        return losses, gradient.scatter_add_(1, at, gradient.new_full((1, 1), -1.0).expand_as(at))
+
+    def __repr__(self) -> str:
+        return "cross_entropy"
+
+
+cross_entropy = CrossEntropy()
+
+
+@final
+class LossNode(AbstractNode):
+    """Compute losses and send their gradients back.
+
+    Args:
+        place: Number, name, frames.
+        criterion: ``(*prediction, target) -> (n,)`` losses; ``(*prediction) -> (n,)`` without target.
+        target: A frame or state column, a function of the ``View``, or None.
+        metrics: Name to ``Metric``, averaged over a pass.
+        weight: A column or function that scales the rows' losses; None is 1.
+
+    Raises:
+        NonFiniteError: A loss is NaN or infinite.
+    """
+
+    eager = False
+
+    def __init__(
+        self,
+        place: Place,
+        criterion: Callable[..., Any],
+        target: Target,
+        metrics: Mapping[str, Metric],
+        weight: Target = None,
+        classes_checked: bool = True,
+    ) -> None:
+        super().__init__(place)
+        self._criterion = per_row(criterion, place.name)
+        self._target, self._weight = target, weight
+        self._metrics = dict(metrics)
+        self._check_classes = classes_checked and isinstance(self._criterion, CrossEntropy)
+        self.sums: dict[str, list[float]] = {}
+        self.collected: list[Collected] | None = None
+        self.judge = True
+
+    def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
+        state, origin = join_states(batches), join_origins(batches)
+        lengths = join_lengths(batches)
+        prediction = join_payload(batches)
+        if self.collected is not None:
+            self.collected.append(collect(self.place, state, lengths, prediction))
+        if not self.judge:
+            return Emission(backward=[Backward(origin, None)])
+        view = self.place.view(Forward((), state, origin))
+        target = _per_payload_row(column_of(self._target, view), lengths)
+        if self._check_classes and target is not None:
+            self._refuse_classes(prediction[0], target, state, lengths)
+        losses, gradient = self._losses(prediction, target, train)
+        weight = _per_payload_row(column_of(self._weight, view), lengths)
+        if weight is not None:
+            losses = losses * weight
+        self._count("loss", losses, None, state, lengths)
+        for name, metric in self._metrics.items():
+            args = prediction if target is None else (*prediction, target)
+            mask = None
+            if metric.where is not None:
+                mask = _per_payload_row(torch.as_tensor(metric.where(view)), lengths)
+            self._count(name, metric.function(*args), mask, state, lengths)
+        if gradient is None:
+            return Emission(backward=[Backward(origin, None)])
+        if weight is not None:
+            gradient = tuple(
+                None if g is None else g * weight.to(g.dtype).view(-1, *[1] * (g.ndim - 1))
+                for g in gradient
+            )
+        return Emission(backward=[Backward(origin, gradient, lengths)])
+
+    def backward(self, batches: Sequence[Backward]) -> Emission:
+        raise AssertionError(f"'{self.name}' sends nothing, so nothing can come back")
+
+    def check_empty(self) -> None:
+        """A loss answers at once."""
+
+    def take_sums(self) -> dict[str, tuple[float, float]]:
+        """Name to (sum, rows) since the last call; ``loss`` is the criterion's."""
+        sums = {name: (s, n) for name, (s, n) in self.sums.items()}
+        self.sums = {}
+        return sums
+
+    def _losses(
+        self, prediction: Payload, target: Tensor | None, train: bool
+    ) -> tuple[Tensor, tuple[Tensor | None, ...] | None]:
+        args = () if target is None else (target,)
+        criterion = self._criterion
+        if not train:
+            with torch.no_grad():
+                return self._checked(criterion(*prediction, *args), prediction), None
+        if isinstance(criterion, CrossEntropy) and target is not None:
+            with torch.no_grad():
+                losses, d = criterion.with_gradient(prediction[0], target)
+            return losses, (d, *[None] * (len(prediction) - 1))
+        inputs = [p.detach().requires_grad_(p.is_floating_point()) for p in prediction]
+        with torch.enable_grad():
+            losses = self._checked(criterion(*inputs, *args), prediction)
+            wanted = [x for x in inputs if x.requires_grad]
+            if not losses.requires_grad:
+                return losses, None
+            found = iter(torch.autograd.grad(losses.sum(), wanted, allow_unused=True))
+        return losses.detach(), tuple(next(found) if x.requires_grad else None for x in inputs)
+
+    def _checked(self, losses: Any, prediction: Payload) -> Tensor:
+        n = prediction[0].shape[0]
+        if not isinstance(losses, Tensor) or losses.shape != (n,):
+            came = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            raise GraphError(
+                f"'{self.name}': the criterion returned {came} for {n} rows; it must give one loss a "
+                "row, shape (n,): pass reduction='none', and sum inner dimensions"
+            )
+        return losses
+
+    def _count(
+        self,
+        name: str,
+        values: Tensor,
+        mask: Tensor | None,
+        state: IntArray,
+        lengths: IntArray | None,
+    ) -> None:
+        if mask is not None:
+            values = values[mask]
+        total = float(values.sum())
+        if total - total != 0.0:
+            self._refuse_non_finite(name, values, mask, state, lengths)
+        sums = self.sums.setdefault(name, [0.0, 0.0])
+        sums[0] += total
+        sums[1] += values.shape[0]
+
+    def _refuse_non_finite(
+        self,
+        name: str,
+        values: Tensor,
+        mask: Tensor | None,
+        state: IntArray,
+        lengths: IntArray | None,
+    ) -> None:
+        bad = int(torch.nonzero(~torch.isfinite(values))[0, 0])
+        row = bad if mask is None else int(torch.nonzero(mask)[bad, 0])
+        slot = int(_messages(state[INSTANCE], lengths)[row])
+        raise NonFiniteError(
+            f"'{self.name}': {name} is {float(values[bad])} at a row of "
+            f"{self.place.arena.describe(slot)}; lower the learning rate, clip the gradient, or look "
+            "at this instance"
+        )
+
+    def _refuse_classes(
+        self, prediction: Tensor, target: Tensor, state: IntArray, lengths: IntArray | None
+    ) -> None:
+        classes = prediction.shape[1]
+        low, high = torch.aminmax(target)
+        if int(low) < 0 or int(high) >= classes:
+            bad = int(torch.nonzero((target < 0) | (target >= classes))[0, 0])
+            slot = int(_messages(state[INSTANCE], lengths)[bad])
+            raise DataError(
+                f"'{self.name}': {self.place.arena.describe(slot)} has target {int(target[bad])}, but "
+                f"the prediction has classes 0..{classes - 1}"
+            )
+
+
+@final
+class OutputNode(AbstractNode):
+    """Collect rows when a prediction asks for them; answer zero."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.collected: list[Collected] | None = None
+
+    def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
+        origin = join_origins(batches)
+        if self.collected is not None:
+            row = collect(
+                self.place, join_states(batches), join_lengths(batches), join_payload(batches)
+            )
+            self.collected.append(row)
+        return Emission(backward=[Backward(origin, None)])
+
+    def backward(self, batches: Sequence[Backward]) -> Emission:
+        raise AssertionError(f"'{self.name}' sends nothing, so nothing can come back")
+
+    def check_empty(self) -> None:
+        """An output answers at once."""
+
+
+def collect(
+    place: Place, state: IntArray, lengths: IntArray | None, payload: Payload
+) -> Collected:
+    """Rows with the serial number of their instance and their vertex inside it."""
+    arena, slots = place.arena, state[INSTANCE]
+    return arena.serial[slots], state[VERTEX] - arena.base[slots], lengths, payload
+
+
+def column_of(what: Target, view: View) -> Tensor | None:
+    """A column named or computed, as a tensor."""
+    if what is None:
+        return None
+    value = getattr(view, what) if isinstance(what, str) else what(view)
+    return value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
+
+
+def per_row(criterion: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The criterion with one loss a row: torch's own are asked for ``reduction='none'``.
+
+    Raises:
+        GraphError: A criterion module was built with another reduction and parameters of its own.
+    """
+    if criterion is F.cross_entropy:
+        return cross_entropy
+    if isinstance(criterion, nn.Module):
+        if getattr(criterion, "reduction", "none") != "none":
+            raise GraphError(
+                f"'{name}': {type(criterion).__name__} has reduction='{criterion.reduction}', but "
+                "rows of many instances share a batch; build it with reduction='none'"
+            )
+        return criterion
+    if criterion in (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss):
+        return _inner_mean(criterion)
+    if callable(criterion) and "reduction" in _parameters(criterion):
+        return lambda *args: criterion(*args, reduction="none")
+    return criterion
+
+
+def _inner_mean(criterion: Callable[..., Any]) -> Callable[..., Tensor]:
+    def losses(prediction: Tensor, target: Tensor) -> Tensor:
+        if prediction.shape != target.shape:
+            target = target.view_as(prediction)
+        each: Tensor = criterion(prediction, target.to(prediction.dtype), reduction="none")
+        return each.flatten(1).mean(1) if each.ndim > 1 else each
+
+    return losses
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def _messages(slots: IntArray, lengths: IntArray | None) -> IntArray:
+    return slots if lengths is None else np.repeat(slots, lengths)
+
+
+def _per_payload_row(column: Tensor | None, lengths: IntArray | None) -> Tensor | None:
+    """Spread a column of bundles over their rows; leave it where it has one entry a row already."""
+    if column is None or lengths is None or column.shape[0] == int(lengths.sum()):
+        return column
+    return column.repeat_interleave(torch.from_numpy(lengths), 0)
+
+
+Mode: TypeAlias = Literal["train", "evaluate", "predict"]

@@ -1,0 +1,207 @@
+"""Messages are columns: a batch of rows going forward, or of gradients going back.
+
+    Forward                                      Backward
+    payload  tensors (n, ...)   one row each     rows      int64 (n,)  addresses that are answered
+    state    int64 (columns, n) where it is      gradient  tensors (n, ...), or None: all zero
+    origin   int64 (n,)         return address
+
+A **return address** packs the node that keeps a row and the row's place in that node's store into one
+int64. Address 0 << 40 | slot belongs to the controller: the instance itself.
+
+A **bundle** is a message that owns several payload rows which travel together; ``lengths`` then says
+how many. ``index`` delays copying: the payload of row i is ``payload[index[i]]``, so a chain of
+routes costs integer arithmetic until a node that computes takes the rows.
+
+Source: the message with state of Gaunt et al. 2017, arXiv:1705.09786, here many to a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+IntArray: TypeAlias = NDArray[np.int64]
+Payload: TypeAlias = tuple[Tensor, ...]
+Gradient: TypeAlias = tuple[Tensor | None, ...]
+
+ROW_BITS = 40
+ROW_MASK = (1 << ROW_BITS) - 1
+CONTROLLER = 0
+INSTANCE, VERTEX = 0, 1
+"""The state columns that every graph has: the instance's slot and the absolute vertex."""
+
+
+def address(node: int, start: int, n: int) -> IntArray:
+    """The addresses of n consecutive rows of a node's store."""
+    base = (node << ROW_BITS) + start
+    return np.arange(base, base + n, dtype=np.int64)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A batch of rows on their way to the losses."""
+
+    payload: Payload
+    state: IntArray
+    origin: IntArray
+    lengths: IntArray | None = None
+    index: IntArray | None = None
+
+    def __len__(self) -> int:
+        return self.origin.size
+
+    def take(self, rows: IntArray) -> Forward:
+        """The given rows, in the given order; copies no payload."""
+        if self.lengths is None:
+            lengths, inner = None, rows
+        else:
+            lengths, inner = self.lengths[rows], ragged_index(self.lengths, rows)
+        index = inner if self.index is None else self.index[inner]
+        return Forward(self.payload, self.state.take(rows, 1), self.origin[rows], lengths, index)
+
+    def with_state(self, state: IntArray) -> Forward:
+        return Forward(self.payload, state, self.origin, self.lengths, self.index)
+
+    def with_origin(self, origin: IntArray) -> Forward:
+        return Forward(self.payload, self.state, origin, self.lengths, self.index)
+
+    def payload_rows(self) -> int:
+        """Rows of the payload: the number of messages, or the sum of the bundles' lengths."""
+        return self.origin.size if self.lengths is None else int(self.lengths.sum())
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """A batch of answers; ``gradient`` None means that all of them are zero."""
+
+    rows: IntArray
+    gradient: Gradient | None
+    lengths: IntArray | None = None
+    index: IntArray | None = None
+
+    def __len__(self) -> int:
+        return self.rows.size
+
+    def take(self, rows: IntArray) -> Backward:
+        """The given rows, in the given order; copies no gradient."""
+        if self.gradient is None:
+            return Backward(self.rows[rows], None)
+        if self.lengths is None:
+            lengths, inner = None, rows
+        else:
+            lengths, inner = self.lengths[rows], ragged_index(self.lengths, rows)
+        index = inner if self.index is None else self.index[inner]
+        return Backward(self.rows[rows], self.gradient, lengths, index)
+
+
+def by_owner(batch: Backward) -> list[tuple[int, Backward]]:
+    """Cut a batch of answers by the node that waits for them."""
+    owners = batch.rows >> ROW_BITS
+    first = int(owners[0])
+    if (owners == first).all():
+        return [(first, batch)]
+    return [
+        (int(owner), batch.take(np.flatnonzero(owners == owner))) for owner in np.unique(owners)
+    ]
+
+
+def ragged_index(lengths: IntArray, rows: IntArray) -> IntArray:
+    """Positions, in the concatenation of bundles, of all rows of the chosen bundles."""
+    starts = np.cumsum(lengths) - lengths
+    return ranges(starts[rows], lengths[rows])
+
+
+def ranges(starts: IntArray, lengths: IntArray) -> IntArray:
+    """``concatenate([arange(s, s + n) for s, n in zip(starts, lengths)])``, vectorised."""
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if ends.size else 0
+    return np.arange(total, dtype=np.int64) + np.repeat(starts - ends + lengths, lengths)
+
+
+def join_arrays(arrays: Sequence[IntArray]) -> IntArray:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def join_states(batches: Sequence[Forward]) -> IntArray:
+    if len(batches) == 1:
+        return batches[0].state
+    return np.concatenate([b.state for b in batches], axis=1)
+
+
+def join_origins(batches: Sequence[Forward]) -> IntArray:
+    return join_arrays([b.origin for b in batches])
+
+
+def join_lengths(batches: Sequence[Forward] | Sequence[Backward]) -> IntArray | None:
+    first = batches[0].lengths
+    if first is None or len(batches) == 1:
+        return first
+    return np.concatenate([b.lengths for b in batches if b.lengths is not None])
+
+
+def join_column(
+    parts: Sequence[tuple[Tensor, IntArray | None]], out: Tensor | None = None
+) -> Tensor:
+    """Concatenate (tensor, index) parts along the rows, into ``out`` if given."""
+    if len(parts) == 1:
+        tensor, index = parts[0]
+        if index is not None:
+            rows = torch.from_numpy(index)
+            if out is None:
+                return tensor.index_select(0, rows)
+            return torch.index_select(tensor, 0, rows, out=out)
+        return tensor if out is None else out.copy_(tensor)
+    if out is None and all(index is None for _, index in parts):
+        return torch.cat([tensor for tensor, _ in parts])
+    sizes = [t.shape[0] if index is None else index.size for t, index in parts]
+    first = parts[0][0]
+    if out is None:
+        out = first.new_empty((sum(sizes), *first.shape[1:]))
+    at = 0
+    for (tensor, index), n in zip(parts, sizes, strict=True):
+        piece = out[at : at + n]
+        if index is None:
+            piece.copy_(tensor)
+        else:
+            torch.index_select(tensor, 0, torch.from_numpy(index), out=piece)
+        at += n
+    return out
+
+
+def join_payload(batches: Sequence[Forward]) -> Payload:
+    """The payload of several batches, rows side by side."""
+    return tuple(
+        join_column([(b.payload[j], b.index) for b in batches])
+        for j in range(len(batches[0].payload))
+    )
+
+
+def join_gradient(batches: Sequence[Backward]) -> Gradient:
+    """The gradients of several batches (none of them zero), rows side by side."""
+    columns: list[Tensor | None] = []
+    width = len(batches[0].gradient or ())
+    for j in range(width):
+        column = [None if b.gradient is None else b.gradient[j] for b in batches]
+        if all(c is None for c in column):
+            columns.append(None)
+            continue
+        like = next(c for c in column if c is not None)
+        columns.append(join_column([_part(b, c, like) for b, c in zip(batches, column, strict=True)]))
+    return tuple(columns)
+
+
+def _part(
+    batch: Backward, column: Tensor | None, like: Tensor
+) -> tuple[Tensor, IntArray | None]:
+    if column is not None:
+        return column, batch.index
+    rows = batch.rows.size if batch.lengths is None else int(batch.lengths.sum())
+    return like.new_zeros((rows, *like.shape[1:])), None

@@ -1,0 +1,88 @@
+"""What every node is: batches in, an emission out.
+
+    forward(port, batches) ─► Emission    rows for the readers, and answers that are due at once
+    backward(batches)      ─► Emission    answers for the origins
+
+A node answers one firing at a time and knows no thread, queue or clock. The engine gives it batches
+that arrived separately; joining them is the node's business, so that it can join them in place.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from geartrain.ir.frame import Arena, Schema, View
+from geartrain.ir.message import INSTANCE, Backward, Forward, IntArray
+
+
+@final
+@dataclass(slots=True)
+class Emission:
+    """What a firing sends: forward batches by output port, and answers to return addresses."""
+
+    forward: list[tuple[int, Forward]] = field(default_factory=list)
+    backward: list[Backward] = field(default_factory=list)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a node stands: its number, its name, and the frames that its rows refer to."""
+
+    id: int
+    name: str
+    arena: Arena
+    schema: Schema
+
+    def view(self, batch: Forward) -> View:
+        return View(batch, self.arena, self.schema)
+
+
+class AbstractNode(ABC):
+    """A node of the running graph; has a store, so it belongs to one worker.
+
+    Args:
+        place: Number, name, frames.
+    """
+
+    eager = False
+    """Whether the engine fires this node as soon as something arrives: it gains nothing from batches."""
+
+    alone = False
+    """Whether every message is fired by itself: the node keeps a graph that may not be cut."""
+
+    part_name: str | None = None
+    """The part whose weights this node uses."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.id, self.name = place.id, place.name
+
+    @abstractmethod
+    def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
+        """Rows have come in at a port; ``train`` says whether gradients will follow."""
+
+    @abstractmethod
+    def backward(self, batches: Sequence[Backward]) -> Emission:
+        """Rows that this node sent have been answered."""
+
+    @abstractmethod
+    def check_empty(self) -> None:
+        """Raises:
+        LeakError: Rows still wait here after a drain.
+        """
+
+    def story(self) -> list[str]:
+        """Who waits here for what, a line each; empty when nothing does."""
+        return []
+
+    def nbytes(self) -> int:
+        """Bytes of tensors held for rows that wait."""
+        return 0
+
+    def instances(self, batches: Sequence[Forward]) -> IntArray:
+        """Slots of the instances in these batches (for errors)."""
+        return batches[0].state[INSTANCE]

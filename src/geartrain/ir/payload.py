@@ -1,0 +1,484 @@
+"""Nodes that run a module on rows (the paper's parameterised and plain transforms).
+
+    forward   x  ─► y = f(x; θ)          keep residuals and return addresses in the row store
+    backward  dy ─► dx = (∂f/∂x)ᵀ dy     gather the residuals of those rows, add (∂f/∂θ)ᵀ dy
+
+What is kept decides the class: ``RowNode`` keeps a kernel's residuals (``keep="activations"``) or the
+inputs alone and runs the module again (``keep="inputs"``: exact at the weights of now). ``GraphNode``
+keeps autograd's own graph of one whole message (``keep="graph"``: exact at the weights of then).
+
+Source: PPT and NPT of Gaunt et al. 2017, arXiv:1705.09786.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from geartrain.errors import GraphError
+from geartrain.ir.collector import allocate_ragged, release_ragged
+from geartrain.ir.frame import edges_inside
+from geartrain.ir.gradient import GradientSum
+from geartrain.ir.kernel import AbstractRowKernel
+from geartrain.ir.message import (
+    INSTANCE,
+    ROW_MASK,
+    Backward,
+    Forward,
+    Gradient,
+    IntArray,
+    Payload,
+    address,
+    join_arrays,
+    join_column,
+    join_gradient,
+    join_lengths,
+    join_origins,
+    join_states,
+    ranges,
+)
+from geartrain.ir.node import AbstractNode, Emission, Place
+from geartrain.ir.rows import RowStore
+from geartrain.ir.weights import AbstractWeights
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What a module may know of the bundles whose rows it gets.
+
+    Args:
+        lengths: int64 ``(n,)``, rows of each bundle.
+        segment: int64 ``(rows,)``, the bundle of each row.
+        edges: Edge columns, int64 ``(E,)``; ``source`` and ``target`` number the rows of this batch.
+            Empty where instances have no edges.
+    """
+
+    lengths: Tensor
+    segment: Tensor
+    edges: dict[str, Tensor]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Call:
+    """How a node calls its module.
+
+    Args:
+        function: The module, or any function of rows.
+        read: Frame or state columns given to it after the payload, as tensors.
+        inside: Whether it gets an ``Inside`` as its last argument.
+        pool: Whether it makes one row of every bundle.
+    """
+
+    function: Callable[..., Any]
+    read: tuple[str, ...] = ()
+    inside: bool = False
+    pool: bool = False
+
+
+@final
+class Recompute:
+    """A kernel for any module: keeps the inputs, and runs the module again for the gradient.
+
+    The gradient is exactly that of f at today's weights for that input, whatever weights made the
+    output. Inputs of integers get none.
+    """
+
+    def __init__(self, function: Callable[..., Any], parameters: Sequence[nn.Parameter]) -> None:
+        self._function = function
+        self._parameters = [p for p in parameters if p.requires_grad]
+
+    def forward(self, *inputs: Tensor, inside: Inside | None = None) -> tuple[Payload, Payload]:
+        with torch.no_grad():
+            return as_payload(_call(self._function, inputs, inside)), inputs
+
+    def backward(
+        self,
+        gradients: Gradient,
+        residuals: Payload,
+        into: GradientSum | None,
+        inside: Inside | None = None,
+    ) -> Gradient:
+        # Run f again rather than keep its graph: an optimiser step in between would make a kept
+        # graph raise, and one through ``.data`` would silently mix old activations with the new θ.
+        inputs = [x.detach().requires_grad_() if x.is_floating_point() else x for x in residuals]
+        with torch.enable_grad():
+            outputs = as_payload(_call(self._function, inputs, inside))
+        wanted = [x for x in inputs if x.requires_grad]
+        found = _differentiate(outputs, gradients, [*wanted, *self._parameters])
+        if into is not None:
+            for parameter, d in zip(self._parameters, found[len(wanted) :], strict=True):
+                if d is not None:
+                    into.add(parameter, d)
+        answers = iter(found[: len(wanted)])
+        return tuple(next(answers) if x.requires_grad else None for x in inputs)
+
+
+@final
+class RowNode(AbstractNode):
+    """Run a module on rows that may come back apart.
+
+    Args:
+        place: Number, name, frames.
+        call: The module and how it is called.
+        kernel: Computes it: a hand-written kernel, or ``Recompute``.
+        weights: The part, or None where there are no parameters.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        call: Call,
+        kernel: AbstractRowKernel | Recompute,
+        weights: AbstractWeights | None,
+    ) -> None:
+        super().__init__(place)
+        self._call, self._kernel, self._weights = call, kernel, weights
+        self.part_name = None if weights is None else weights.name
+        self._rows = RowStore(place.name, ("origin", "version", "start", "length", "instance"))
+        self._cells: RowStore | None = None
+        self._kept_input: dict[int, int] = {}  # residual j is input i itself: joined in place
+
+    def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
+        state, origin = join_states(batches), join_origins(batches)
+        lengths = join_lengths(batches)
+        inside = self._inside(state[INSTANCE], lengths) if self._call.inside else None
+        if not train:
+            inputs = self._inputs(batches, state, origin, lengths, {})
+            outputs, _ = self._run(inputs, inside)
+            return self._emit(outputs, state, origin, lengths)
+        n = origin.size
+        start = self._rows.allocate(n)
+        store, end = self._rows, start + n
+        store["origin"][start:end] = origin
+        if self._weights is not None:
+            store["version"][start:end] = self._weights.version
+            self._weights.sent(n)
+        if self._call.inside:
+            store["instance"][start:end] = state[INSTANCE]
+        buffers, first, total = self._rows, start, n
+        if lengths is not None:
+            buffers = self._cells = self._cells or RowStore(f"{self.name} payload", ())
+            starts = allocate_ragged(buffers, lengths)
+            total = int(lengths.sum())
+            first = int(starts[0])
+            store["start"][start:end], store["length"][start:end] = starts, lengths
+        in_place = {
+            i: kept[first : first + total]
+            for i, j in self._kept_input.items()
+            if (kept := buffers.existing(j)) is not None
+        }
+        inputs = self._inputs(batches, state, origin, lengths, in_place)
+        outputs, residuals = self._run(inputs, inside)
+        for j, residual in enumerate(residuals):
+            i = next((i for i, x in enumerate(inputs) if x is residual), None)
+            if i is not None and i in in_place and self._kept_input.get(i) == j:
+                continue
+            buffers.buffer(j, residual)[first : first + total] = residual
+            if i is not None:
+                self._kept_input.setdefault(i, j)
+        return self._emit(outputs, state, address(self.id, start, n), lengths)
+
+    def backward(self, batches: Sequence[Backward]) -> Emission:
+        emission = Emission()
+        zero = [b.rows for b in batches if b.gradient is None]
+        some = [b for b in batches if b.gradient is not None]
+        if zero:
+            self._answer_zero(join_arrays(zero) & ROW_MASK, emission)
+        if not some:
+            return emission
+        rows = join_arrays([b.rows for b in some]) & ROW_MASK
+        store = self._rows
+        origin, versions = store["origin"][rows], store["version"][rows]
+        lengths, cells, inside = None, rows, None
+        if self._cells is not None:
+            lengths = store["length"][rows]
+            cells = ranges(store["start"][rows], lengths)
+        if self._call.inside:
+            inside = self._inside(store["instance"][rows], lengths)
+        residuals = self._gather(cells)
+        gradient = self._back(join_gradient(some), residuals, inside)
+        if self._weights is not None:
+            self._weights.received(cells.size, versions, lengths)
+        self._release(rows)
+        gradient = gradient[: len(gradient) - len(self._call.read)] if self._call.read else gradient
+        quiet = all(g is None for g in gradient)
+        emission.backward.append(
+            Backward(origin, None) if quiet else Backward(origin, gradient, lengths)
+        )
+        return emission
+
+    def check_empty(self) -> None:
+        self._rows.check_empty()
+
+    def story(self) -> list[str]:
+        n = self._rows.waiting
+        return [f"'{self.name}' waits for the gradients of {n} rows"] if n else []
+
+    def nbytes(self) -> int:
+        return (self._cells or self._rows).nbytes()
+
+    def _inputs(
+        self,
+        batches: Sequence[Forward],
+        state: IntArray,
+        origin: IntArray,
+        lengths: IntArray | None,
+        in_place: dict[int, Tensor],
+    ) -> Payload:
+        width = len(batches[0].payload)
+        inputs = [
+            join_column([(b.payload[j], b.index) for b in batches], in_place.get(j))
+            for j in range(width)
+        ]
+        if self._call.read:
+            view = self.place.view(Forward((), state, origin))
+            for j, name in enumerate(self._call.read, width):
+                column = torch.from_numpy(np.ascontiguousarray(getattr(view, name)))
+                if lengths is not None:
+                    column = column.repeat_interleave(torch.from_numpy(lengths), 0)
+                out = in_place.get(j)
+                inputs.append(column if out is None else out.copy_(column))
+        return tuple(inputs)
+
+    def _run(self, inputs: Payload, inside: Inside | None) -> tuple[Payload, Payload]:
+        if isinstance(self._kernel, Recompute):
+            return self._kernel.forward(*inputs, inside=inside)
+        with torch.no_grad():
+            return self._kernel.forward(*inputs)
+
+    def _back(self, gradient: Gradient, residuals: Payload, inside: Inside | None) -> Gradient:
+        into = None if self._weights is None else self._weights.gradient
+        if isinstance(self._kernel, Recompute):
+            return self._kernel.backward(gradient, residuals, into, inside)
+        with torch.no_grad():
+            return self._kernel.backward(gradient, residuals, into or GradientSum(()))
+
+    def _emit(
+        self, outputs: Payload, state: IntArray, origin: IntArray, lengths: IntArray | None
+    ) -> Emission:
+        if self._call.pool:
+            lengths = None
+        n = origin.size if lengths is None else int(lengths.sum())
+        for j, y in enumerate(outputs):
+            if y.shape[:1] != (n,):
+                raise GraphError(
+                    f"'{self.name}': output {j} has shape {tuple(y.shape)} for {n} rows; a module "
+                    "maps rows to rows, leading dimension first"
+                )
+        return Emission([(0, Forward(outputs, state, origin, lengths))])
+
+    def _gather(self, cells: IntArray) -> Payload:
+        at = torch.from_numpy(cells)
+        source = self._cells or self._rows
+        gathered: list[Tensor] = []
+        while (buffer := source.existing(len(gathered))) is not None:
+            gathered.append(buffer.index_select(0, at))
+        return tuple(gathered)
+
+    def _answer_zero(self, rows: IntArray, emission: Emission) -> None:
+        emission.backward.append(Backward(self._rows["origin"][rows], None))
+        if self._weights is not None:
+            self._weights.dropped(self._rows["version"][rows])
+        self._release(rows)
+
+    def _release(self, rows: IntArray) -> None:
+        starts, lengths = self._rows["start"][rows], self._rows["length"][rows]
+        self._rows.release(rows)
+        if self._cells is not None:
+            release_ragged(self._cells, starts, lengths)
+
+    def _inside(self, slots: IntArray, lengths: IntArray | None) -> Inside:
+        return look_inside(self.place, slots, lengths)
+
+
+@final
+class GraphNode(AbstractNode):
+    """Run a module on one whole message at a time and keep autograd's graph of it.
+
+    For bundles that stay together (minibatches): no forward runs twice, batch normalisation and
+    dropout work, and the gradient is that of the weights that made the output.
+
+    Args:
+        place: Number, name, frames.
+        call: The module and how it is called; must be an ``nn.Module`` if it has parameters.
+        weights: The part, or None where there are no parameters.
+    """
+
+    alone = True
+
+    def __init__(self, place: Place, call: Call, weights: AbstractWeights | None) -> None:
+        super().__init__(place)
+        self._call, self._weights = call, weights
+        self.part_name = None if weights is None else weights.name
+        self._rows = RowStore(place.name, ("origin", "version"))
+        self._graphs: dict[int, _Kept] = {}
+
+    def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
+        emission = Emission()
+        for batch in batches:
+            for i in range(len(batch)):
+                one = batch if len(batch) == 1 else batch.take(np.array([i], np.int64))
+                emission.forward.append((0, self._forward_one(one, train)))
+        return emission
+
+    def _forward_one(self, one: Forward, train: bool) -> Forward:
+        inputs = [join_column([(p, one.index)]) for p in one.payload]
+        if self._call.read:
+            view = self.place.view(one)
+            for name in self._call.read:
+                column = torch.from_numpy(np.ascontiguousarray(getattr(view, name)))
+                if one.lengths is not None:
+                    column = column.repeat_interleave(torch.from_numpy(one.lengths), 0)
+                inputs.append(column)
+        inside = (
+            look_inside(self.place, one.state[INSTANCE], one.lengths) if self._call.inside else None
+        )
+        lengths = None if self._call.pool else one.lengths
+        if not train:
+            with torch.no_grad():
+                outputs = as_payload(_call(self._call.function, inputs, inside))
+            return Forward(outputs, one.state, one.origin, lengths)
+        inputs = [x.detach().requires_grad_() if x.is_floating_point() else x for x in inputs]
+        function, parameters, leaves = self._stashed()
+        with torch.enable_grad():
+            outputs = as_payload(_call(function, inputs, inside))
+        row = self._rows.allocate(1)
+        self._rows["origin"][row] = one.origin[0]
+        if self._weights is not None:
+            self._rows["version"][row] = self._weights.version
+            self._weights.sent(1)
+        self._graphs[row] = _Kept(inputs, outputs, parameters, leaves, one.lengths)
+        sent = tuple(y.detach() for y in outputs)
+        return Forward(sent, one.state, address(self.id, row, 1), lengths)
+
+    def backward(self, batches: Sequence[Backward]) -> Emission:
+        emission = Emission()
+        for batch in batches:
+            for i in range(len(batch)):
+                one = batch if len(batch) == 1 else batch.take(np.array([i], np.int64))
+                emission.backward.append(self._backward_one(one))
+        return emission
+
+    def _backward_one(self, one: Backward) -> Backward:
+        row = int(one.rows[0] & ROW_MASK)
+        rows = np.array([row], np.int64)
+        origin, versions = self._rows["origin"][rows], self._rows["version"][rows]
+        self._rows.release(rows)
+        kept = self._graphs.pop(row)
+        if one.gradient is None:
+            if self._weights is not None:
+                self._weights.dropped(versions)
+            return Backward(origin, None)
+        wanted = [x for x in kept.inputs if x.requires_grad]
+        found = _differentiate(kept.outputs, join_gradient([one]), [*wanted, *kept.leaves])
+        if self._weights is not None:
+            for parameter, d in zip(kept.parameters, found[len(wanted) :], strict=True):
+                if d is not None:
+                    self._weights.gradient.add(parameter, d)
+            self._weights.received(kept.inputs[0].shape[0], versions, kept.lengths)
+        answers = iter(found[: len(wanted)])
+        given = kept.inputs[: len(kept.inputs) - len(self._call.read)]
+        gradient = tuple(next(answers) if x.requires_grad else None for x in given)
+        if all(g is None for g in gradient):
+            return Backward(origin, None)
+        return Backward(origin, gradient, kept.lengths)
+
+    def check_empty(self) -> None:
+        self._rows.check_empty()
+
+    def story(self) -> list[str]:
+        n = self._rows.waiting
+        return [f"'{self.name}' waits for the gradients of {n} messages"] if n else []
+
+    def nbytes(self) -> int:
+        return sum(
+            x.nelement() * x.element_size()
+            for kept in self._graphs.values()
+            for x in (*kept.inputs, *kept.outputs)
+        )
+
+    def _stashed(self) -> tuple[Callable[..., Any], list[nn.Parameter], list[Tensor]]:
+        """The module at the weights of now, whatever steps follow before its backward."""
+        module = self._call.function
+        if self._weights is None or not isinstance(module, nn.Module):
+            return module, [], []
+        aliases = self._weights.aliases()
+        named = dict(module.named_parameters(remove_duplicate=False))
+        stash = {name: aliases[p] for name, p in named.items()}
+
+        def function(*args: object) -> object:
+            return torch.func.functional_call(module, stash, args)
+
+        wanted = [p for p in dict.fromkeys(named.values()) if p.requires_grad]
+        return function, wanted, [aliases[p] for p in wanted]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Autograd's graph of one message."""
+
+    inputs: list[Tensor]
+    outputs: Payload
+    parameters: list[nn.Parameter]
+    leaves: list[Tensor]
+    lengths: IntArray | None
+
+
+def look_inside(place: Place, slots: IntArray, lengths: IntArray | None) -> Inside:
+    """Lengths, segments and edges of bundles, as tensors."""
+    if lengths is None:
+        lengths = np.ones(slots.size, np.int64)
+    edges: dict[str, IntArray] = {}
+    if place.arena.has_edges:
+        edges = edges_inside(place.arena, slots, lengths, place.arena.edge_names)
+    segment = np.repeat(np.arange(lengths.size), lengths)
+    return Inside(
+        torch.from_numpy(lengths),
+        torch.from_numpy(segment),
+        {name: torch.from_numpy(column) for name, column in edges.items()},
+    )
+
+
+def as_payload(outputs: object) -> Payload:
+    """What a module returned, as a tuple of tensors.
+
+    Raises:
+        GraphError: It returned something else.
+    """
+    if isinstance(outputs, Tensor):
+        return (outputs,)
+    if isinstance(outputs, (tuple, list)) and all(isinstance(y, Tensor) for y in outputs):
+        return tuple(outputs)
+    raise GraphError(
+        f"a module returned {type(outputs).__name__}; it must return a tensor or a tuple of tensors, "
+        "each with one row for every row that came in"
+    )
+
+
+def _call(
+    function: Callable[..., Any], inputs: Sequence[Tensor], inside: Inside | None
+) -> object:
+    return function(*inputs) if inside is None else function(*inputs, inside)
+
+
+def _differentiate(
+    outputs: Payload, gradients: Gradient, wanted: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """Vector-Jacobian product; None for what the outputs do not depend on."""
+    pairs = [
+        (y, g)
+        for y, g in zip(outputs, gradients, strict=True)
+        if g is not None and y.requires_grad
+    ]
+    if not pairs or not wanted:
+        return (None,) * len(wanted)
+    ys, gs = zip(*pairs, strict=True)
+    return torch.autograd.grad(ys, wanted, gs, allow_unused=True)

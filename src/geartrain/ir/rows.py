@@ -1,0 +1,232 @@
+"""Rows that wait for their gradient, found again by address.
+
+    allocate(5) ─► rows 12..16, contiguous, so that a kernel writes straight into the store
+    release([13, 16]) ... release([12, 14, 15]) ─► the range is free again: counted, not searched
+
+A store hands out contiguous ranges and takes rows back in any order and mixture. A range is free
+when its last row has come back. When nothing fits, the store doubles; row numbers stay.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from geartrain.errors import LeakError, ProtocolError
+from geartrain.ir.message import IntArray
+
+
+@final
+class Ranges:
+    """Free ranges of 0..capacity-1, first fit, neighbours merged."""
+
+    __slots__ = ("_lengths", "_starts", "capacity")
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._starts = [0]
+        self._lengths = [capacity]
+
+    def take(self, n: int) -> int | None:
+        """The start of a free range of n, now taken; None if there is none."""
+        for i, length in enumerate(self._lengths):
+            if length >= n:
+                start = self._starts[i]
+                if length == n:
+                    del self._starts[i], self._lengths[i]
+                else:
+                    self._starts[i] = start + n
+                    self._lengths[i] = length - n
+                return start
+        return None
+
+    def give(self, start: int, n: int) -> None:
+        starts, lengths = self._starts, self._lengths
+        i = bisect_left(starts, start)
+        if i < len(starts) and start + n == starts[i]:
+            n += lengths[i]
+            del starts[i], lengths[i]
+        if i and starts[i - 1] + lengths[i - 1] == start:
+            lengths[i - 1] += n
+        else:
+            starts.insert(i, start)
+            lengths.insert(i, n)
+
+    def grow(self, capacity: int) -> None:
+        self.give(self.capacity, capacity - self.capacity)
+        self.capacity = capacity
+
+    def free(self) -> int:
+        return sum(self._lengths)
+
+
+@final
+class RowStore:
+    """Rows of one node: named int64 columns, tensor buffers, and who is still waited for.
+
+    Args:
+        name: The node, for messages.
+        columns: Names of int64 columns to keep per row, reached as ``store[name]``.
+        capacity: Rows to begin with; doubles when full.
+    """
+
+    def __init__(self, name: str, columns: tuple[str, ...] = ("origin",), capacity: int = 1024):
+        self.name = name
+        self.waiting = 0
+        self.peak = 0
+        self._ranges = Ranges(capacity)
+        self._columns = {c: np.zeros(capacity, np.int64) for c in columns}
+        self._buffers: dict[int, Tensor] = {}
+        self._live: NDArray[np.bool_] = np.zeros(capacity, np.bool_)
+        self._mark = np.zeros(capacity, np.int64)
+        self._chunk_of = np.zeros(capacity, np.int64)
+        self._chunk_left = np.zeros(64, np.int64)
+        self._chunks: list[tuple[int, int]] = [(0, 0)] * 64
+        self._spare_chunks = list(range(63, -1, -1))
+
+    @property
+    def capacity(self) -> int:
+        return self._ranges.capacity
+
+    def __getitem__(self, column: str) -> IntArray:
+        return self._columns[column]
+
+    def allocate(self, n: int) -> int:
+        """n consecutive rows, which now wait; returns the first."""
+        start = self._ranges.take(n)
+        if start is None:
+            self._grow(n)
+            start = self._ranges.take(n)
+            assert start is not None
+        if not self._spare_chunks:
+            self._more_chunks()
+        chunk = self._spare_chunks.pop()
+        self._chunks[chunk] = (start, n)
+        self._chunk_left[chunk] = n
+        end = start + n
+        self._chunk_of[start:end] = chunk
+        self._live[start:end] = True
+        self.waiting += n
+        if self.waiting > self.peak:
+            self.peak = self.waiting
+        return start
+
+    def release(self, rows: IntArray) -> None:
+        """Rows have been answered.
+
+        Raises:
+            ProtocolError: A row does not wait here, or is named twice.
+        """
+        n = rows.size
+        live = self._live
+        count = self._mark[:0]
+        if n > 1:
+            count = np.arange(n)
+            self._mark[rows] = count
+        if not live[rows].all() or (n > 1 and not np.array_equal(self._mark[rows], count)):
+            self._refuse(rows)
+        live[rows] = False
+        self.waiting -= n
+        chunks = self._chunk_of[rows]
+        left = self._chunk_left
+        first = int(chunks[0])
+        if n == 1 or (chunks == first).all():
+            left[first] -= n
+            if left[first] == 0:
+                self._free(first)
+            return
+        counts = np.bincount(chunks)
+        touched = np.flatnonzero(counts)
+        left[touched] -= counts[touched]
+        for chunk in touched[left[touched] == 0].tolist():
+            self._free(chunk)
+
+    def buffer(self, j: int, like: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:
+        """Buffer j, ``(capacity, *shape)``, of the dtype and device of ``like``; made on first use.
+
+        Raises:
+            ProtocolError: Rows of another shape or dtype arrive than those that wait.
+        """
+        inner = tuple(like.shape[1:]) if shape is None else shape
+        found = self._buffers.get(j)
+        if found is not None and found.shape[1:] == inner and found.dtype == like.dtype:
+            return found
+        if found is not None and self.waiting_before(like):
+            raise ProtocolError(
+                f"'{self.name}': payload {j} came as {like.dtype} {inner}, but rows of "
+                f"{found.dtype} {tuple(found.shape[1:])} wait; all rows of a stream have one shape"
+                " and dtype: cast or pad them before they enter"
+            )
+        found = torch.empty((self.capacity, *inner), dtype=like.dtype, device=like.device)
+        self._buffers[j] = found
+        return found
+
+    def waiting_before(self, like: Tensor) -> bool:
+        """Whether rows other than the ones being written now wait (a new shape may then not come)."""
+        return self.waiting > like.shape[0]
+
+    def existing(self, j: int) -> Tensor | None:
+        return self._buffers.get(j)
+
+    def check_empty(self) -> None:
+        """Raises:
+        LeakError: Rows still wait; names the node and the first of them.
+        """
+        if self.waiting:
+            rows = np.flatnonzero(self._live)
+            raise LeakError(
+                f"'{self.name}': {self.waiting} rows were never answered, first {rows[:8].tolist()};"
+                " every forward row wants exactly one backward row"
+            )
+
+    def live_rows(self) -> IntArray:
+        return np.flatnonzero(self._live)
+
+    def nbytes(self) -> int:
+        """Bytes held by the tensor buffers."""
+        return sum(b.nelement() * b.element_size() for b in self._buffers.values())
+
+    def _free(self, chunk: int) -> None:
+        self._ranges.give(*self._chunks[chunk])
+        self._spare_chunks.append(chunk)
+
+    def _grow(self, n: int) -> None:
+        old = self._ranges.capacity
+        new = old * 2
+        while new - old < n:
+            new *= 2
+        self._ranges.grow(new)
+        for name, column in self._columns.items():
+            self._columns[name] = _longer(column, new)
+        self._live = _longer(self._live, new)
+        self._mark = _longer(self._mark, new)
+        self._chunk_of = _longer(self._chunk_of, new)
+        for j, buffer in self._buffers.items():
+            grown = torch.empty((new, *buffer.shape[1:]), dtype=buffer.dtype, device=buffer.device)
+            grown[:old].copy_(buffer)
+            self._buffers[j] = grown
+
+    def _more_chunks(self) -> None:
+        old = len(self._chunks)
+        self._chunks.extend([(0, 0)] * old)
+        self._chunk_left = _longer(self._chunk_left, 2 * old)
+        self._spare_chunks.extend(range(2 * old - 1, old - 1, -1))
+
+    def _refuse(self, rows: IntArray) -> None:
+        values, counts = np.unique(rows, return_counts=True)
+        bad = values[(counts > 1) | ~self._live[values]]
+        raise ProtocolError(
+            f"'{self.name}': rows {bad[:8].tolist()} came back but do not wait here "
+            f"(never sent, or answered twice); {self.waiting} rows wait"
+        )
+
+
+def _longer(array: NDArray[np.generic], n: int) -> NDArray[np.generic]:  # type: ignore[type-arg]
+    grown = np.zeros(n, array.dtype)
+    grown[: array.size] = array
+    return grown

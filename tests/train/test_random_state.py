@@ -1,0 +1,77 @@
+"""The same numbers again, from every generator."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from geartrain.errors import CheckpointError
+from geartrain.train.random_state import load_random_state, random_state_to_json
+
+
+def draw() -> list[float]:
+    return [
+        *torch.randn(5).tolist(),
+        *np.random.randn(3).tolist(),  # an odd number: legacy numpy keeps the other of a pair
+        *(random.gauss(0, 1) for _ in range(3)),
+    ]
+
+
+def test_the_global_generators_repeat_themselves() -> None:
+    draw()
+    document = json.loads(json.dumps(random_state_to_json()))
+    first = draw()
+    assert draw() != first
+    load_random_state(document)
+    assert draw() == first
+
+
+@pytest.mark.parametrize("kind", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
+def test_numpy_generators_of_every_kind_repeat_themselves(kind: str) -> None:
+    generator = np.random.Generator(getattr(np.random, kind)(3))
+    generator.integers(0, 9, dtype=np.int32)  # leaves half a word behind
+    document = json.loads(json.dumps(random_state_to_json({"data": generator})))
+    first = generator.integers(0, 1 << 30, 5, dtype=np.int32).tolist()
+    fresh = np.random.Generator(getattr(np.random, kind)(4))
+    load_random_state(document, {"data": fresh})
+    assert fresh.integers(0, 1 << 30, 5, dtype=np.int32).tolist() == first
+
+
+def test_generators_of_torch_and_python_repeat_themselves() -> None:
+    own: dict[str, Any] = {"a": torch.Generator().manual_seed(1), "b": random.Random(2)}
+    torch.randn(3, generator=own["a"])
+    document = json.loads(json.dumps(random_state_to_json(own)))
+    first = torch.randn(3, generator=own["a"]).tolist(), own["b"].random()
+    fresh: dict[str, Any] = {"a": torch.Generator(), "b": random.Random()}
+    load_random_state(document, fresh)
+    assert (torch.randn(3, generator=fresh["a"]).tolist(), fresh["b"].random()) == first
+
+
+def test_a_state_of_another_kind_or_name_is_refused_by_name() -> None:
+    document = random_state_to_json({"data": np.random.default_rng(0)})
+    for own in ({"data": torch.Generator()}, {"data": random.Random()}, {"order": random.Random()}):
+        with pytest.raises(CheckpointError, match=f"'{next(iter(own))}'"):
+            load_random_state(document, own)
+    other = np.random.Generator(np.random.MT19937(0))
+    with pytest.raises(CheckpointError, match=r"'data'.*for a MT19937 PRNG"):
+        load_random_state(document, {"data": other})
+
+
+@pytest.mark.parametrize("name", ["torch", "numpy", "python"])
+@pytest.mark.parametrize(
+    "damage", [None, 3, "x", {"array": "|u1", "shape": [2], "base64": "AAA="}, {"tuple": [1]}]
+)
+def test_a_damaged_global_state_is_refused_by_name(name: str, damage: Any) -> None:
+    document = {**random_state_to_json(), name: damage}
+    with pytest.raises(CheckpointError, match=f"'{name}'"):
+        load_random_state(document)
+
+
+def test_a_generator_of_no_known_kind_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="'data' is a RandomState"):
+        random_state_to_json({"data": np.random.RandomState(0)})  # type: ignore[dict-item]
