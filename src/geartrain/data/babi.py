@@ -4,9 +4,9 @@
     2 Gertrude is a wolf.                   gertrude --is--> wolf
     3 What is gertrude afraid of?  mouse    question "fears", query [gertrude], answer [mouse]
 
-As in Li et al. 2016, arXiv:1511.05493: entities and attributes are vertices, relation words are edge
-types, the entities of a question are marked vertices, and the order of the facts is dropped. The
-graph of a question holds the facts before it, one edge a fact; vertices are numbered by first
+As in Li et al. 2016, arXiv:1511.05493: entities and attributes are vertices, relation words are
+edge types, the entities of a question are marked vertices, and the order of the facts is dropped.
+The graph of a question holds the facts before it, one edge a fact; vertices are numbered by first
 mention, words are lower case and animals singular.
 
 | task              | edge types               | query      | answer                             |
@@ -18,12 +18,12 @@ mention, words are lower case and animals singular.
 | 18 size reasoning | fits_inside bigger_than  | 2 vertices | a class, no or yes                 |
 | 19 path finding   | north south east west    | 2 vertices | two classes, the moves in turn     |
 
-``a --north--> b`` says that a is north of b. "What is a north of?" asks what lies south of a, so that
-task 4 has four kinds of question, one a direction. An end-of-sequence class for task 19, which Li et
-al. add, is left to the model: class 4 is free.
+``a --north--> b`` says that a is north of b. "What is a north of?" asks what lies south of a, so
+that task 4 has four kinds of question, one a direction. The end-of-sequence class that Li et al.
+add for task 19 is left to the model: class 4 is free.
 
-With ``reverse`` every edge t also runs backward, as type t + number of edge types: inverse relations
-and induction need it. Text: Weston et al. 2015, arXiv:1502.05698.
+With ``reverse`` every edge t also runs backward, as type t + number of edge types: inverse
+relations and induction need it. Text: Weston et al. 2015, arXiv:1502.05698.
 """
 
 from __future__ import annotations
@@ -434,6 +434,7 @@ def _readable(pattern: re.Pattern[str]) -> str:
     text = pattern.pattern
     for complex_, simple in ((_DIRECTION, "north"), (_INVERSE, "north")):
         text = text.replace(complex_, simple)
+    text = text.replace("an?", "a")
     return re.sub(r"\(\?P<(.)s?>[^)]*\)", lambda m: m[1].upper(), text).replace("\\", "")
 
 
@@ -458,7 +459,7 @@ _INVERSE = "(?P<inverse>north|south|east|west)"
 _A, _B, _AS, _BS = (f"(?P<{name}>[A-Za-z]+)" for name in ("a", "b", "as", "bs"))
 _THING, _OTHER = "(?P<a>[A-Za-z ]+?)", "(?P<b>[A-Za-z ]+)"
 _WHERE = re.compile(rf"The {_A} is {_DIRECTION} of the {_B}\.")
-_KIND_OF = re.compile(rf"{_A} is a {_B}\.")
+_KIND_OF = re.compile(rf"{_A} is an? {_B}\.")
 
 _GRAMMARS = {
     4: _Grammar(
