@@ -11,7 +11,8 @@ STORIES = {
     "3 What is north of the kitchen?\toffice\t1\n4 What is the kitchen north of?\tgarden\t2\n",
     15: "1 Mice are afraid of wolves.\n2 Gertrude is a mouse.\n3 Wolves are afraid of sheep.\n"
     "4 What is gertrude afraid of?\twolf\t2 1\n",
-    16: "1 Lily is a frog.\n2 Lily is green.\n3 Greg is a frog.\n4 What color is Greg?\tgreen\t3 1 2\n",
+    16: "1 Lily is a frog.\n2 Lily is green.\n3 Greg is a frog.\n"
+    "4 What color is Greg?\tgreen\t3 1 2\n",
     18: "1 The box of chocolates fits inside the chest.\n2 The box is bigger than the chest.\n"
     "3 Does the box fit in the box of chocolates?\tno\t1 2\n"
     "4 Is the box bigger than the box of chocolates?\tyes\t2 1\n",
@@ -190,9 +191,8 @@ def test_generated_deductions_are_solved_by_two_steps():
         assert len(graph.names) == len(set(graph.names)) == 54
         assert len(graph.source) == 2 * 54
         assert solve(graph, 15) == {tuple(graph.answer.tolist())}
-        ((kind,),) = solve_kind = {tuple(reach(edges(graph), graph.query.tolist(), 0))}
-        assert solve_kind != {tuple(graph.answer.tolist())}, "a kind fears another one"
-        assert reach(edges(graph), [kind], 1) == set(graph.answer.tolist())
+        (kind,) = reach(edges(graph), graph.query.tolist(), 0)
+        assert kind != graph.answer[0], "a kind fears another one"
 
 
 def test_a_vertex_number_of_a_generated_graph_tells_nothing():
@@ -220,4 +220,4 @@ def test_every_real_question_has_a_graph_that_allows_its_answer(real_data, task)
     assert all(answer in found for answer, found in zip(answers, solutions, strict=True))
     unique = sum(len(found) == 1 for found in solutions)
     # Of a kind with animals of two colours, induction has two candidates.
-    assert unique == 1000 if task != 16 else unique > 500
+    assert unique == (914 if task == 16 else 1000)
