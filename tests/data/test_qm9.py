@@ -166,6 +166,15 @@ def test_a_bad_molecule_is_refused_by_record_and_id_or_skipped(tmp_path, bad, mu
     assert same(kept, load_qm9(tmp_path))
 
 
+def test_records_keep_their_numbers_after_a_skipped_one(tmp_path, caplog):
+    path = write(tmp_path, **columns(NOWHERE, WATER, CROWDED))
+    assert load_qm9(tmp_path, policy="skip").skipped == 2
+    first, second, total = (record.getMessage() for record in caplog.records)
+    assert first.startswith(f"skipped: {path}:1: molecule with id 11: ")
+    assert second.startswith(f"skipped: {path}:3: molecule with id 13: ")
+    assert total == f"{path}: 1 records kept, 2 skipped"
+
+
 def test_a_file_of_nothing_but_bad_molecules_is_refused_even_when_skipping(tmp_path):
     write(tmp_path, **columns(NOWHERE, CROWDED, EMPTY))
     with pytest.raises(DataError, match="all 3 records were refused"):
