@@ -1,3 +1,45 @@
-"""geartrain: asynchronous model-parallel training."""
+"""geartrain: asynchronous model-parallel training of networks that follow their data.
+
+A model is cut into parts that exchange messages and update their own weights. Ten ideas: stream, message,
+row, node, graph, part, worker, controller, runtime, instrument. Begin with ``Graph`` and ``Session``.
+"""
+
+from geartrain import nn as nn
+from geartrain.engine.controller import Ramp as Ramp
+from geartrain.engine.instrument import AbstractInstrument as AbstractInstrument
+from geartrain.engine.mailbox import AbstractPolicy as AbstractPolicy
+from geartrain.engine.mailbox import BackwardFirst as BackwardFirst
+from geartrain.engine.mailbox import FullestFirst as FullestFirst
+from geartrain.engine.mailbox import OldestFirst as OldestFirst
+from geartrain.errors import CheckpointError as CheckpointError
+from geartrain.errors import DataError as DataError
+from geartrain.errors import GeartrainError as GeartrainError
+from geartrain.errors import GraphError as GraphError
+from geartrain.errors import NonFiniteError as NonFiniteError
+from geartrain.errors import StuckError as StuckError
+from geartrain.errors import WorkerError as WorkerError
+from geartrain.ir.frame import View as View
+from geartrain.ir.graph import Graph as Graph
+from geartrain.ir.graph import Stream as Stream
+from geartrain.ir.instance import Instance as Instance
+from geartrain.ir.kernel import AbstractRowKernel as AbstractRowKernel
+from geartrain.ir.kernel import register_kernel as register_kernel
+from geartrain.ir.loss import Metric as Metric
+from geartrain.ir.loss import accuracy as accuracy
+from geartrain.ir.loss import cross_entropy as cross_entropy
+from geartrain.ir.payload import Inside as Inside
+from geartrain.optim.part import Clip as Clip
+from geartrain.optim.part import Flush as Flush
+from geartrain.optim.part import Instances as Instances
+from geartrain.optim.part import Part as Part
+from geartrain.optim.part import Rows as Rows
+from geartrain.optim.part import Rules as Rules
+from geartrain.runtime.simulated import Costs as Costs
+from geartrain.runtime.simulated import Simulated as Simulated
+from geartrain.runtime.threads import Threads as Threads
+from geartrain.train.session import Evaluation as Evaluation
+from geartrain.train.session import Fit as Fit
+from geartrain.train.session import Session as Session
+from geartrain.train.session import Target as Target
 
 __version__ = "0.1.0"

@@ -21,7 +21,7 @@ from geartrain.engine.worker import WorkerState
 from geartrain.errors import LeakError
 from geartrain.ir.graph import Graph
 from geartrain.ir.loss import Collected, LossNode, OutputNode
-from geartrain.ir.operators import Through
+from geartrain.ir.operators import Losing, Through
 from geartrain.ir.weights import AbstractWeights
 from geartrain.ir.wiring import Wiring, wire
 from geartrain.optim.part import Part, PartState, Rules
@@ -111,6 +111,9 @@ class Engine:
         outputs = [n for n in self.wiring.nodes.values() if isinstance(n, OutputNode)]
         for output in outputs:
             output.collected = [] if collect else None
+        targets = {t for o in self.wiring.operators.values() if isinstance(o, Losing)
+                   for t in (o.target, o.weight) if isinstance(t, str)}  # fmt: skip
+        self.wiring.arena.optional = frozenset() if judge else frozenset(targets)
         for loss in self.losses:
             loss.judge = judge
             loss.collected = [] if collect and not outputs else None
@@ -145,6 +148,15 @@ class Engine:
         total: dict[str, tuple[float, float]] = {}
         for loss in self.losses:
             for name, (s, n) in loss.take_sums().items():
+                old = total.get(name, (0.0, 0.0))
+                total[name] = (old[0] + s, old[1] + n)
+        return total
+
+    def peek_sums(self) -> dict[str, tuple[float, float]]:
+        """The same, for a progress line: nothing is taken, and a firing may be half counted."""
+        total: dict[str, tuple[float, float]] = {}
+        for loss in self.losses:
+            for name, (s, n) in list(loss.sums.items()):
                 old = total.get(name, (0.0, 0.0))
                 total[name] = (old[0] + s, old[1] + n)
         return total

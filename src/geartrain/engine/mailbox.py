@@ -32,7 +32,7 @@ class Queue:
         alone: Whether messages are taken one at a time.
     """
 
-    __slots__ = ("_batches", "alone", "since", "node", "port", "rows")
+    __slots__ = ("_batches", "alone", "node", "port", "rows", "since")
 
     def __init__(self, node: int, port: int, alone: bool) -> None:
         self.node, self.port, self.alone = node, port, alone

@@ -107,6 +107,7 @@ class Arena:
         self._cohorts: dict[int, list[int]] = {}
         self._next_cohort = 0
         self.keys: dict[int, object] = {}
+        self.optional: frozenset[str] = frozenset()  # columns that may be missing: read as 0
 
     def admit(self, instances: Sequence[Instance], serials: Sequence[int]) -> IntArray:
         """Give instances their slots and places; returns the slots.
@@ -123,7 +124,7 @@ class Arena:
             edge_sizes = np.array([_edges(i) for i in instances], np.int64)
             edge = self._collect(instances, "edge", self.edge_names, edge_sizes)
             _check_ends(instances, edge, sizes, edge_sizes)
-        values = {n: _values(instances, n) for n in self.value_names}
+        values = {n: self._values(instances, n) for n in self.value_names}
 
         slots = self._take_slots(len(instances))
         start = self.vertices.place(int(sizes.sum()))
@@ -195,6 +196,9 @@ class Arena:
             parts = []
             for instance, n in zip(instances, sizes.tolist(), strict=True):
                 given: Mapping[str, Any] = getattr(instance, kind)
+                if name not in given and name in self.optional:
+                    parts.append(_zeros(getattr(self, _TABLES[kind]), name, n))
+                    continue
                 if name not in given:
                     raise DataError(
                         f"{_called(instance)}: {kind} column '{name}' is missing; it has "
@@ -209,6 +213,24 @@ class Arena:
                 parts.append(part)
             columns[name] = np.concatenate(parts) if len(parts) > 1 else parts[0]
         return columns
+
+    def _values(self, instances: Sequence[Instance], name: str) -> Column:
+        parts = []
+        for instance in instances:
+            if name not in instance.value and name in self.optional:
+                parts.append(_zeros(self.values, name, 1)[0])
+                continue
+            if name not in instance.value:
+                raise DataError(
+                    f"{_called(instance)}: value '{name}' is missing; it has "
+                    f"{sorted(instance.value) or 'none'}"
+                )
+            parts.append(as_column(instance.value[name]))
+        try:
+            return np.stack(parts)
+        except ValueError as error:
+            shapes = sorted({np.shape(p) for p in parts})
+            raise DataError(f"value '{name}' has different shapes: {shapes[:4]}") from error
 
     def _place_edges(
         self,
@@ -383,17 +405,10 @@ def _check_ends(
             )
 
 
-def _values(instances: Sequence[Instance], name: str) -> Column:
-    parts = []
-    for instance in instances:
-        if name not in instance.value:
-            raise DataError(
-                f"{_called(instance)}: value '{name}' is missing; it has "
-                f"{sorted(instance.value) or 'none'}"
-            )
-        parts.append(as_column(instance.value[name]))
-    try:
-        return np.stack(parts)
-    except ValueError as error:
-        shapes = sorted({p.shape for p in parts})
-        raise DataError(f"value '{name}' has different shapes: {shapes[:4]}") from error
+_TABLES = {"vertex": "vertices", "edge": "edges", "value": "values"}
+
+
+def _zeros(table: Table, name: str, n: int) -> Column:
+    """Stands for a column that an instance may leave out."""
+    known = table.columns[name]
+    return np.zeros(n, np.int64) if known is None else np.zeros((n, *known.shape[1:]), known.dtype)

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from geartrain.errors import GraphError
-from geartrain.ir.control import Move
 from geartrain.ir.collector import allocate_ragged, release_ragged
+from geartrain.ir.control import Move
 from geartrain.ir.frame import View
 from geartrain.ir.keys import AbstractTable, DirectTable, HashTable
 from geartrain.ir.message import (
@@ -31,7 +31,6 @@ from geartrain.ir.message import (
     Forward,
     IntArray,
     Payload,
-    address,
     join_arrays,
     join_column,
     join_gradient,

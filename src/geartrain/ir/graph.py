@@ -30,7 +30,6 @@ from geartrain.ir.gather import Column, How
 from geartrain.ir.loss import Metric, Target
 from geartrain.ir.operators import (
     AbstractOperator,
-    Copying,
     Detaching,
     Flatmapping,
     Grouping,

@@ -262,6 +262,34 @@ class PartState(AbstractWeights):
             }
         return self._aliases
 
+    def pending_gradients(self) -> dict[str, Tensor]:
+        """The gradient that waits for a step, dense, by parameter name; it goes on waiting."""
+        found: dict[str, Tensor] = {}
+        for name, parameter in self.module.named_parameters():
+            gradient = self.gradient.take(parameter)
+            if gradient is None:
+                continue
+            if gradient.is_sparse:
+                self.gradient.add(parameter, gradient)
+                sparse = gradient.coalesce()
+                found[f"{name}/indices"] = sparse.indices()[0]
+                found[f"{name}/values"] = sparse.values()
+            else:
+                found[name] = gradient.clone()
+                self.gradient.add(parameter, found[name])
+        return found
+
+    def load_pending_gradients(self, found: Mapping[str, Tensor]) -> None:
+        """Put back what ``pending_gradients`` gave."""
+        for name, parameter in self.module.named_parameters():
+            self.gradient.take(parameter)
+            if name in found:
+                self.gradient.add(parameter, found[name])
+            elif f"{name}/indices" in found:
+                self.gradient.add_rows(
+                    parameter, found[f"{name}/indices"], found[f"{name}/values"]
+                )
+
     def take_histogram(self) -> tuple[int, ...]:
         """Gradient rows by staleness since the last call."""
         used = np.flatnonzero(self._histogram)

@@ -1,0 +1,118 @@
+"""Between a runtime and the instruments: counts what a pass did and tells those who look."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, final
+
+from geartrain.engine.engine import Engine
+from geartrain.engine.instrument import AbstractInstrument, Fired, Progress, Updated
+from geartrain.engine.worker import Firing
+from geartrain.optim.part import PartState, StepTaken
+
+
+@final
+class Observer:
+    """The ``Watch`` of one pass.
+
+    Args:
+        instruments: Told of firings, updates and progress.
+        mode: What the pass is for.
+        epoch, epochs: For progress.
+        total: Instances in the pass, or None.
+        parts: For staleness.
+        began_s: Seconds of the run before this pass.
+        done: Instances of this pass that were finished before (of a resumed epoch).
+        sums: Loss and metric sums of those.
+    """
+
+    def __init__(
+        self,
+        instruments: Sequence[AbstractInstrument],
+        mode: Literal["train", "evaluate", "predict"],
+        epoch: int,
+        epochs: int,
+        total: int | None,
+        parts: Mapping[str, PartState],
+        began_s: float,
+        done: int = 0,
+        sums: Callable[[], Mapping[str, tuple[float, float]]] = dict,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._instruments = instruments
+        self._firing = [i for i in instruments if i.wants_firings]
+        self._mode, self._epoch, self._epochs, self._total = mode, epoch, epochs, total
+        self._parts, self._began, self._done, self._sums = parts, began_s, done, sums
+        self._clock = clock
+        self._told = -1.0
+        self.busy: dict[str, float] = {}
+        self.updates: dict[str, int] = {}
+
+    def fired(self, worker: int, firing: Firing, start_s: float, end_s: float) -> None:
+        self.busy[firing.node] = self.busy.get(firing.node, 0.0) + end_s - start_s
+        if self._firing:
+            event = Fired(
+                worker,
+                firing.node,
+                firing.part,
+                "forward" if firing.forward else "backward",
+                firing.rows,
+                self._began + start_s,
+                self._began + end_s,
+            )
+            for instrument in self._firing:
+                instrument.on_fired(event)
+
+    def stepped(self, worker: int, step: StepTaken, now_s: float) -> None:
+        self.updates[step.part] = self.updates.get(step.part, 0) + 1
+        event = Updated(worker, step.part, step.version, step.rows, self._began + now_s)
+        for instrument in self._instruments:
+            instrument.on_updated(event)
+
+    def finished(self, engine: Engine, now_s: float) -> None:
+        if not self._instruments:
+            return
+        now = self._clock()
+        if now - self._told < 0.1:
+            return
+        self._told = now
+        self.tell(engine, now_s)
+
+    def tell(self, engine: Engine, now_s: float) -> None:
+        """Send a ``Progress``."""
+        means = means_of(add_sums(self._sums(), engine.peek_sums()))
+        ages, rows = 0.0, 0
+        for part in self._parts.values():
+            s, n = part.peek_staleness()
+            ages, rows = ages + s, rows + n
+        finished = self._done + engine.controller.finished
+        event = Progress(
+            mode=self._mode,
+            epoch=self._epoch,
+            epochs=self._epochs,
+            finished=finished,
+            total=self._total,
+            active=engine.controller.active,
+            loss=means.pop("loss", float("nan")),
+            metrics=means,
+            instances_per_second=engine.controller.finished / now_s if now_s > 0 else 0.0,
+            staleness=ages / rows if rows else 0.0,
+            time_s=self._began + now_s,
+        )
+        for instrument in self._instruments:
+            instrument.on_progress(event)
+
+
+def add_sums(
+    a: Mapping[str, tuple[float, float]], b: Mapping[str, tuple[float, float]]
+) -> dict[str, tuple[float, float]]:
+    total = dict(a)
+    for name, (s, n) in b.items():
+        old = total.get(name, (0.0, 0.0))
+        total[name] = (old[0] + s, old[1] + n)
+    return total
+
+
+def means_of(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    return {name: s / n if n else float("nan") for name, (s, n) in sums.items()}

@@ -1,0 +1,657 @@
+"""The front door: a graph, its rules, a runtime; fit, evaluate, predict, save, load.
+
+    session = Session(graph, rules=Rules(optimizer=partial(torch.optim.Adam, lr=1e-3)), runtime=Threads(2))
+    session.fit(train, epochs=3, valid=dev, until=Target("accuracy", 0.97))
+
+The modules in the graph are the user's own: after ``fit`` they hold the trained weights, and inference needs
+nothing of ours. There is one way to train: instances into the engine, until it is empty again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from geartrain.engine.controller import Ramp
+from geartrain.engine.engine import Engine, Settings, make_parts
+from geartrain.engine.instrument import (
+    AbstractInstrument,
+    EpochEnded,
+    PartStaleness,
+    RunEnded,
+    RunStarted,
+)
+from geartrain.errors import CheckpointError
+from geartrain.ir.graph import Graph
+from geartrain.ir.instance import Instance
+from geartrain.ir.loss import Collected
+from geartrain.optim.part import PartState, Rules
+from geartrain.runtime.base import AbstractRuntime, Feeder, OnBadInstance
+from geartrain.runtime.threads import Threads
+from geartrain.train.checkpoint import Json, Retention, read_checkpoint, write_checkpoint
+from geartrain.train.observer import Observer, add_sums, means_of
+from geartrain.train.random_state import load_random_state, random_state_to_json
+from geartrain.train.snapshot import load_parts, parts_to_tensors
+from geartrain.train.source import Convert, Data, Source
+
+log = logging.getLogger("geartrain.train")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A value of a validation metric at which training stops.
+
+    Args:
+        metric: Its name, or ``loss``.
+        value: The value.
+        at_least: True: ``metric >= value``; False: ``metric <= value``.
+    """
+
+    metric: str
+    value: float
+    at_least: bool = True
+
+    @staticmethod
+    def parse(text: str) -> Target:
+        """``all>=0.81`` or ``loss<=0.5``.
+
+        Raises:
+            ValueError: It is neither.
+        """
+        found = re.fullmatch(r"\s*(\w+)\s*(>=|<=)\s*([-+.\deE]+)\s*", text)
+        if found is None:
+            raise ValueError(f"target {text!r}: write METRIC>=VALUE or METRIC<=VALUE")
+        return Target(found[1], float(found[3]), found[2] == ">=")
+
+    def reached(self, metrics: Mapping[str, float]) -> bool:
+        """Whether these metrics are there.
+
+        Raises:
+            ValueError: There is no such metric.
+        """
+        if self.metric not in metrics:
+            raise ValueError(f"target '{self.metric}': there is {sorted(metrics)}")
+        value = metrics[self.metric]
+        return value >= self.value if self.at_least else value <= self.value
+
+    def better(self, a: float, b: float) -> bool:
+        return a > b if self.at_least else a < b
+
+    def __str__(self) -> str:
+        return f"{self.metric}{'>=' if self.at_least else '<='}{self.value:g}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The target, when it was reached."""
+
+    metric: str
+    value: float
+    seconds: float
+    epochs: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A pass without training.
+
+    Args:
+        metrics: Means over the rows that have a loss; ``loss`` is among them.
+        instances: How many.
+        seconds: By the runtime's clock.
+    """
+
+    metrics: Mapping[str, float]
+    instances: int
+    seconds: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What ``fit`` did.
+
+    Args:
+        history: One entry an epoch, those before a resumed checkpoint included.
+        reached: The target, or None.
+        instances: Trained in this call.
+        train_seconds: In this call, without validation.
+        skipped: Instances that were refused, with ``on_bad="skip"``.
+        staleness: Of the last epoch, by part.
+    """
+
+    history: Sequence[EpochEnded]
+    reached: Reached | None
+    instances: int
+    train_seconds: float
+    skipped: int
+    staleness: Mapping[str, PartStaleness] = field(default_factory=dict)
+
+    @property
+    def valid(self) -> Mapping[str, float]:
+        """Validation metrics of the last epoch."""
+        return self.history[-1].valid if self.history else {}
+
+
+@final
+@dataclass(slots=True)
+class _Position:
+    """Where in the training data a session stands."""
+
+    epoch: int = 1
+    taken: int = 0
+    trained: int = 0
+    epoch_seconds: float = 0.0
+    train_seconds: float = 0.0
+    sums: dict[str, tuple[float, float]] = field(default_factory=dict)
+    updates: dict[str, int] = field(default_factory=dict)
+    history: list[EpochEnded] = field(default_factory=list)
+    best: float | None = None
+
+
+@final
+class Session:
+    """A graph that learns.
+
+    Args:
+        graph: Checked when the first instance is seen.
+        rules: Defaults of the parts.
+        runtime: ``Threads(1)`` unless given.
+        max_active: Most instances in flight.
+        ramp: How training gets there; ``Ramp(over=0)`` starts at once.
+        max_rows: Most rows in one firing.
+        policy: Makes the firing policy of a worker, from its index.
+        placement: Part or node name to worker; what is not named is placed automatically, after a
+            short measurement where there are several workers.
+        convert: Makes an ``Instance`` of an item of the data.
+        shuffle: Whether map-style training data are shuffled, by seed and epoch.
+        seed: Of the order of the data.
+        on_bad: ``raise`` on instances that are refused, or ``skip`` and count them.
+        instruments: Watch.
+
+    Raises:
+        GraphError: From ``fit``, ``evaluate``, ``predict``: the graph cannot run.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        rules: Rules | None = None,
+        runtime: AbstractRuntime | None = None,
+        max_active: int = 64,
+        ramp: Ramp | None = None,
+        max_rows: int = 4096,
+        policy: Any = None,
+        placement: Mapping[str, int] | None = None,
+        convert: Convert | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        on_bad: OnBadInstance = "raise",
+        instruments: Sequence[AbstractInstrument] = (),
+    ) -> None:
+        self.graph = graph
+        self.rules = rules or Rules()
+        self.runtime = runtime or Threads(1)
+        defaults = Settings()
+        self.settings = Settings(
+            max_active=max_active,
+            ramp=ramp or defaults.ramp,
+            max_rows=max_rows,
+            policy=policy or defaults.policy,
+        )
+        self.placement = dict(placement or {})
+        self.convert, self.shuffle, self.seed, self.on_bad = convert, shuffle, seed, on_bad
+        self.instruments = list(instruments)
+        self.parts: dict[str, PartState] = make_parts(graph, self.rules)
+        self._position = _Position()
+        self._engine: Engine | None = None
+        self._costs: dict[str, float] = {}
+        self._checked = False
+
+    def fit(
+        self,
+        train: Data,
+        *,
+        epochs: int,
+        valid: Data | None = None,
+        until: Target | None = None,
+        folder: Path | str | None = None,
+        checkpoint_every: int | None = None,
+        keep_last: int = 0,
+    ) -> Fit:
+        """Train.
+
+        Args:
+            train: Instances, or items for ``convert``.
+            epochs: The last epoch; a session that was loaded continues in its own.
+            valid: Evaluated after every epoch.
+            until: Stops after the epoch that reaches it.
+            folder: Gets ``latest.safetensors`` after every epoch and ``best.safetensors``.
+            checkpoint_every: Also after so many instances; the graph is drained for it.
+            keep_last: Also keep so many numbered checkpoints.
+
+        Raises:
+            WorkerError, DataError, NonFiniteError, StuckError, CheckpointError: As they say; the
+                weights are those of the last step.
+            KeyboardInterrupt: After what was in flight has finished and the checkpoint is written.
+        """
+        source = self._source(train, shuffle=self.shuffle)
+        validation = None if valid is None else self._source(valid, shuffle=False)
+        retention = None
+        if folder is not None:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            retention = Retention(Path(folder), keep_last)
+        if until is not None and valid is None:
+            raise ValueError(f"until={until} wants validation data: fit(..., valid=...)")
+        return _Fitting(self, source, validation, epochs, until, retention, checkpoint_every).run()
+
+    def evaluate(self, data: Data) -> Evaluation:
+        """Losses and metrics of a pass without training."""
+        return self._evaluate(self._source(data, shuffle=False), epoch=0, epochs=0, began=0.0)
+
+    def predict(self, data: Data) -> list[Any]:
+        """What reaches the outputs, in the order of the instances.
+
+        Without ``Stream.output`` in the graph: the predictions that reach the losses; targets may then
+        be missing from the instances.
+
+        Returns:
+            For each instance a tensor ``(rows, ...)``, rows sorted by vertex; a tuple where the
+            payload has several tensors; a dict by name where the graph has several outputs.
+        """
+        source = self._source(data, shuffle=False)
+        engine = self._ready(source)
+        engine.begin(train=False, judge=False, collect=True)
+        self._modules_train(False)
+        feeder = Feeder(source.epoch(0), "raise")
+        watch = Observer(self.instruments, "predict", 0, 0, source.length, self.parts, 0.0)
+        self._run(engine, feeder, watch)
+        outputs = {
+            name: _by_instance(collected, feeder.taken)
+            for name, collected in engine.collected().items()
+        }
+        if len(outputs) == 1:
+            return next(iter(outputs.values()))
+        return [{name: values[i] for name, values in outputs.items()} for i in range(feeder.taken)]
+
+    def save(self, path: Path | str) -> None:
+        """Write a checkpoint: weights, optimisers, versions, data position, random state.
+
+        Raises:
+            CheckpointError: It cannot be written; what was there is intact.
+        """
+        tensors, document = self._snapshot()
+        write_checkpoint(path, tensors, document)
+
+    def load(self, path: Path | str, *, weights_only: bool = False) -> None:
+        """Read a checkpoint; ``fit`` then continues where it stood.
+
+        Args:
+            path: From ``save`` or from the folder of a ``fit``.
+            weights_only: Leave optimisers, position and random state alone.
+
+        Raises:
+            CheckpointError: It cannot be read, or does not fit this graph.
+        """
+        checkpoint = read_checkpoint(path)
+        document: dict[str, Any] = dict(checkpoint.document)
+        load_parts(self.parts, checkpoint.tensors, document["parts"], weights_only, str(path))
+        if weights_only:
+            return
+        at = document["position"]
+        if document["seed"] != self.seed:
+            raise CheckpointError(
+                f"{path}: was made with seed {document['seed']}, the session has {self.seed}; the "
+                "order of the data would differ: use the same seed, or weights_only=True"
+            )
+        self._position = _Position(
+            epoch=at["epoch"],
+            taken=at["taken"],
+            trained=at["trained"],
+            epoch_seconds=at["epoch_seconds"],
+            train_seconds=at["train_seconds"],
+            sums={name: (s, n) for name, (s, n) in at["sums"].items()},
+            updates=at["updates"],
+            history=[epoch_from_json(e) for e in at["history"]],
+            best=at["best"],
+        )
+        self._engine = None
+        load_random_state(document["random"])
+
+    def statistics(self) -> dict[str, Any]:
+        """Versions of the parts, rows that wait, bytes of the stores."""
+        engine = self._engine
+        return {
+            "versions": {name: p.version for name, p in self.parts.items()},
+            "trained": self._position.trained,
+            "store_bytes": sum(n.nbytes() for n in engine.wiring.nodes.values()) if engine else 0,
+        }
+
+    def _source(self, data: Data, *, shuffle: bool) -> Source:
+        return Source(data, self.convert, shuffle=shuffle, seed=self.seed)
+
+    def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Json]]:
+        tensors, parts = parts_to_tensors(self.parts)
+        at = self._position
+        document: dict[str, Any] = {
+            "parts": parts,
+            "seed": self.seed,
+            "position": {
+                "epoch": at.epoch,
+                "taken": at.taken,
+                "trained": at.trained,
+                "epoch_seconds": at.epoch_seconds,
+                "train_seconds": at.train_seconds,
+                "sums": {name: list(pair) for name, pair in at.sums.items()},
+                "updates": at.updates,
+                "history": [epoch_to_json(e) for e in at.history],
+                "best": at.best,
+            },
+            "random": random_state_to_json(),
+        }
+        return tensors, document
+
+    def _ready(self, source: Source, costs: Mapping[str, float] | None = None) -> Engine:
+        """The engine, made when it is first wanted; the graph is checked with a first instance."""
+        if not self._checked:
+            first = next(source.epoch(0), None)
+            if isinstance(first, Instance):
+                self.graph.check(_shapes(first))
+            else:
+                self.graph.check()
+            self._checked = True
+        if self._engine is None or costs is not None:
+            self._engine = Engine(
+                self.graph,
+                self.parts,
+                self.settings,
+                self.runtime.workers,
+                self.placement,
+                costs or self._costs,
+                self._position.trained,
+            )
+        return self._engine
+
+    def _run(self, engine: Engine, feeder: Feeder, watch: Observer) -> float:
+        """One stretch of a pass; an engine that failed in it is not used again."""
+        try:
+            seconds = self.runtime.run(engine, feeder, watch)
+            engine.check_empty()
+        except KeyboardInterrupt:
+            if engine.controller.active:
+                self._engine = None
+            raise
+        except BaseException:
+            self._engine = None
+            raise
+        return seconds
+
+    def _evaluate(self, source: Source, epoch: int, epochs: int, began: float) -> Evaluation:
+        engine = self._ready(source)
+        engine.begin(train=False)
+        self._modules_train(False)
+        feeder = Feeder(source.epoch(0), self.on_bad)
+        watch = Observer(
+            self.instruments, "evaluate", epoch, epochs, source.length, self.parts, began
+        )
+        seconds = self._run(engine, feeder, watch)
+        return Evaluation(means_of(engine.sums()), feeder.taken - feeder.skipped, seconds)
+
+    def _modules_train(self, train: bool) -> None:
+        for module in self.graph.modules():
+            module.train(train)
+
+
+@final
+class _Fitting:
+    """One call of ``fit``."""
+
+    def __init__(
+        self,
+        session: Session,
+        source: Source,
+        valid: Source | None,
+        epochs: int,
+        until: Target | None,
+        retention: Retention | None,
+        every: int | None,
+    ) -> None:
+        self._s, self._source, self._valid = session, source, valid
+        self._epochs, self._until, self._retention, self._every = epochs, until, retention, every
+        self._instances = self._skipped = 0
+        self._seconds = 0.0
+        self._reached: Reached | None = None
+
+    def run(self) -> Fit:
+        s = self._s
+        at = s._position
+        engine = s._ready(self._source)
+        self._tell("on_run_started", self._started(engine))
+        outcome: Literal["done", "target reached", "interrupted", "failed"] = "failed"
+        message = ""
+        try:
+            while at.epoch <= self._epochs and self._reached is None:
+                self._epoch()
+            outcome = "target reached" if self._reached else "done"
+        except KeyboardInterrupt as error:
+            outcome, message = "interrupted", str(error)
+            if s._engine is not None:
+                self._save(is_best=False)
+            raise
+        except BaseException as error:
+            message = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            ended = RunEnded(outcome, self._instances, self._seconds, message, at.train_seconds)
+            self._tell("on_run_ended", ended)
+        last = at.history[-1].staleness if at.history else {}
+        return Fit(
+            tuple(at.history), self._reached, self._instances, self._seconds, self._skipped, last
+        )
+
+    def _epoch(self) -> None:
+        s, at = self._s, self._s._position
+        instances = self._source.epoch(at.epoch, at.taken)
+        ended = False
+        while not ended:
+            ended = self._stretch(instances)
+            if not ended and self._retention is not None and self._every is not None:
+                self._save(is_best=False)
+        assert s._engine is not None
+        for worker in s._engine.workers:
+            for step in worker.flush():
+                at.updates[step.part] = at.updates.get(step.part, 0) + 1
+        event = self._ended()
+        at.history.append(event)
+        at.epoch, at.taken, at.epoch_seconds = at.epoch + 1, 0, 0.0
+        at.sums, at.updates = {}, {}
+        best = self._is_best(event)
+        if self._until is not None and self._until.reached(event.valid):
+            value = event.valid[self._until.metric]
+            self._reached = Reached(self._until.metric, value, at.train_seconds, event.epoch)
+        self._save(is_best=best)
+        self._tell("on_epoch_ended", event)
+
+    def _stretch(self, instances: Any) -> bool:
+        """Train until the next checkpoint or the end of the epoch; True at the end."""
+        s, at = self._s, self._s._position
+        measure = (
+            s.runtime.workers > 1 and not s._costs and not s.runtime.virtual and not at.trained
+        )
+        limit = _least(self._every, _MEASURED if measure else None)
+        engine = s._ready(self._source)
+        engine.begin(train=True)
+        s._modules_train(True)
+        feeder = Feeder(instances, s.on_bad, limit)
+        watch = Observer(
+            s.instruments,
+            "train",
+            at.epoch,
+            self._epochs,
+            self._source.length,
+            s.parts,
+            at.train_seconds,
+            at.taken,
+            lambda: at.sums,
+        )
+        began = engine.controller.trained
+        try:
+            seconds = s._run(engine, feeder, watch)
+        except KeyboardInterrupt:
+            if s._engine is not None:
+                self._account(engine, feeder, watch, 0.0, began)
+            raise
+        self._account(engine, feeder, watch, seconds, began)
+        if measure:
+            s._costs = watch.busy
+            s._ready(self._source, costs=watch.busy)
+            log.info("placed %s", s._engine.nodes_by_worker() if s._engine else "")
+        return feeder.source_ended
+
+    def _account(
+        self, engine: Engine, feeder: Feeder, watch: Observer, seconds: float, began: int
+    ) -> None:
+        at = self._s._position
+        at.taken += feeder.taken
+        at.trained = engine.controller.trained
+        at.epoch_seconds += seconds
+        at.train_seconds += seconds
+        at.sums = add_sums(at.sums, engine.sums())
+        for part, n in watch.updates.items():
+            at.updates[part] = at.updates.get(part, 0) + n
+        self._instances += engine.controller.trained - began
+        self._skipped += feeder.skipped
+        self._seconds += seconds
+
+    def _ended(self) -> EpochEnded:
+        s, at = self._s, self._s._position
+        valid: Mapping[str, float] = {}
+        staleness = {name: staleness_of(p.take_histogram()) for name, p in s.parts.items()}
+        if self._valid is not None:
+            valid = s._evaluate(self._valid, at.epoch, self._epochs, at.train_seconds).metrics
+        means = means_of(at.sums)
+        return EpochEnded(
+            epoch=at.epoch,
+            epochs=self._epochs,
+            instances=at.taken,
+            seconds=at.epoch_seconds,
+            loss=means.pop("loss", math.nan),
+            metrics=means,
+            valid=valid,
+            staleness=staleness,
+            updates=dict(at.updates),
+            time_s=at.train_seconds,
+        )
+
+    def _is_best(self, event: EpochEnded) -> bool:
+        at = self._s._position
+        if not event.valid:
+            return False
+        target = self._until or Target("loss", 0.0, at_least=False)
+        value = event.valid[target.metric]
+        if at.best is None or target.better(value, at.best):
+            at.best = value
+            return True
+        return False
+
+    def _save(self, *, is_best: bool) -> None:
+        if self._retention is not None:
+            tensors, document = self._s._snapshot()
+            number = self._s._position.trained
+            self._retention.save(number, tensors, document, is_best=is_best)
+
+    def _started(self, engine: Engine) -> RunStarted:
+        s = self._s
+        return RunStarted(
+            runtime=s.runtime.name,
+            workers=s.runtime.workers,
+            max_active=s.settings.max_active,
+            epochs=self._epochs,
+            nodes=engine.nodes_by_worker(),
+            graph_text=str(s.graph),
+            graph_mermaid=s.graph.mermaid(),
+        )
+
+    def _tell(self, method: str, event: object) -> None:
+        for instrument in self._s.instruments:
+            getattr(instrument, method)(event)
+
+
+def staleness_of(histogram: Sequence[int]) -> PartStaleness:
+    """Mean and maximum of a histogram of ages."""
+    rows = sum(histogram)
+    mean = sum(age * n for age, n in enumerate(histogram)) / rows if rows else 0.0
+    return PartStaleness(mean, max(len(histogram) - 1, 0), tuple(histogram))
+
+
+def epoch_to_json(event: EpochEnded) -> dict[str, Any]:
+    return {
+        "epoch": event.epoch,
+        "epochs": event.epochs,
+        "instances": event.instances,
+        "seconds": event.seconds,
+        "loss": event.loss,
+        "metrics": dict(event.metrics),
+        "valid": dict(event.valid),
+        "staleness": {name: list(p.histogram) for name, p in event.staleness.items()},
+        "updates": dict(event.updates),
+        "time_s": event.time_s,
+    }
+
+
+def epoch_from_json(document: Mapping[str, Any]) -> EpochEnded:
+    staleness = {name: staleness_of(h) for name, h in document["staleness"].items()}
+    return EpochEnded(**{**document, "staleness": staleness})
+
+
+_MEASURED = 256  # instances that are timed before parts are placed
+
+
+def _least(*numbers: int | None) -> int | None:
+    given = [n for n in numbers if n is not None]
+    return min(given) if given else None
+
+
+def _shapes(instance: Instance) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    shapes = {}
+    for name, given in instance.inputs.items():
+        rows = given[0] if isinstance(given, tuple) else given
+        if isinstance(rows, Tensor):
+            shapes[name] = (tuple(rows.shape[1:]), rows.dtype)
+    return shapes
+
+
+def _by_instance(collected: Sequence[Collected], n: int) -> list[Any]:
+    """Rows of an output, cut by instance and sorted by vertex."""
+    if not collected:
+        return [torch.empty(0) for _ in range(n)]
+    repeat = [
+        (s, v) if lengths is None else (np.repeat(s, lengths), np.repeat(v, lengths))
+        for s, v, lengths, _ in collected
+    ]
+    serial = np.concatenate([s for s, _ in repeat])
+    vertex = np.concatenate([v for _, v in repeat])
+    order = np.lexsort((vertex, serial))
+    counts = np.bincount(serial, minlength=n).tolist()
+    width = len(collected[0][3])
+    rows = torch.from_numpy(order)
+    columns = [
+        torch.cat([c[3][j] for c in collected]).index_select(0, rows).split(counts)
+        for j in range(width)
+    ]
+    if width == 1:
+        return list(columns[0])
+    return list(zip(*columns, strict=True))
