@@ -1,7 +1,8 @@
 """geartrain: asynchronous model-parallel training of networks that follow their data.
 
-A model is cut into parts that exchange messages and update their own weights. Ten ideas: stream, message,
-row, node, graph, part, worker, controller, runtime, instrument. Begin with ``Graph`` and ``Session``.
+A model is cut into parts that exchange messages and update their own weights. Ten ideas: stream,
+message, row, node, graph, part, worker, controller, runtime, instrument. Begin with ``Graph`` and
+``Session``.
 """
 
 from geartrain import nn as nn

@@ -1,10 +1,12 @@
 """The front door: a graph, its rules, a runtime; fit, evaluate, predict, save, load.
 
-    session = Session(graph, rules=Rules(optimizer=partial(torch.optim.Adam, lr=1e-3)), runtime=Threads(2))
+    rules = Rules(optimizer=partial(torch.optim.Adam, lr=1e-3))
+    session = Session(graph, rules=rules, runtime=Threads(2))
     session.fit(train, epochs=3, valid=dev, until=Target("accuracy", 0.97))
 
-The modules in the graph are the user's own: after ``fit`` they hold the trained weights, and inference needs
-nothing of ours. There is one way to train: instances into the engine, until it is empty again.
+The modules in the graph are the user's own: after ``fit`` they hold the trained weights, and
+inference needs nothing of ours. There is one way to train: instances into the engine, until it is
+empty again.
 """
 
 from __future__ import annotations
@@ -265,8 +267,8 @@ class Session:
     def predict(self, data: Data) -> list[Any]:
         """What reaches the outputs, in the order of the instances.
 
-        Without ``Stream.output`` in the graph: the predictions that reach the losses; targets may then
-        be missing from the instances.
+        Without ``Stream.output`` in the graph: the predictions that reach the losses; targets may
+        then be missing from the instances.
 
         Returns:
             For each instance a tensor ``(rows, ...)``, rows sorted by vertex; a tuple where the
@@ -649,7 +651,7 @@ def _by_instance(collected: Sequence[Collected], n: int) -> list[Any]:
     width = len(collected[0][3])
     rows = torch.from_numpy(order)
     columns = [
-        torch.cat([c[3][j] for c in collected]).index_select(0, rows).split(counts)
+        torch.cat([c[3][j] for c in collected]).index_select(0, rows).split(counts)  # type: ignore[no-untyped-call]
         for j in range(width)
     ]
     if width == 1:
