@@ -5,6 +5,8 @@
     BackwardFirst   any backward before any forward, then the fullest (the paper's)
     OldestFirst     the queue whose first batch has waited longest
     RandomOrder     anything, any number of rows: for tests of order
+
+A policy sees queues that hold something and picks one of them; it never waits.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class Queue:
         alone: Whether messages are taken one at a time.
     """
 
-    __slots__ = ("_batches", "alone", "since", "node", "port", "rows")
+    __slots__ = ("_batches", "alone", "node", "port", "rows", "since")
 
     def __init__(self, node: int, port: int, alone: bool) -> None:
         self.node, self.port, self.alone = node, port, alone

@@ -2,11 +2,11 @@
 
     gradients ─► GradientSum ─► due? ─► average, clip, schedule ─► optimiser step ─► version + 1
 
-A part steps by itself when it has seen enough; nothing waits for a global step. ``Part`` is what a user
-writes, ``PartState`` what runs.
+A part steps by itself when it has seen enough; nothing waits for a global step. ``Part`` is what a
+user writes, ``PartState`` what runs.
 
-Source: local updates after min_update_frequency gradients, Gaunt et al. 2017, arXiv:1705.09786; ours is
-called ``update_every``, as it is a count.
+Source: local updates after min_update_frequency gradients, Gaunt et al. 2017, arXiv:1705.09786;
+ours is called ``update_every``, as it is a count.
 """
 
 from __future__ import annotations
@@ -131,11 +131,7 @@ class Part:
 
     def rules(self, defaults: Rules) -> Rules:
         """The session's rules with this part's own in front."""
-        own = {
-            f.name: value
-            for f in fields(Rules)
-            if (value := getattr(self, f.name)) is not None
-        }
+        own = {f.name: value for f in fields(Rules) if (value := getattr(self, f.name)) is not None}
         return replace(defaults, **own)
 
 
@@ -199,9 +195,7 @@ class PartState(AbstractWeights):
         old = self.version - versions
         counts = np.bincount(old, lengths).astype(np.int64)
         if counts.size > self._histogram.size:
-            self._histogram = np.concatenate(
-                [self._histogram, np.zeros(2 * counts.size, np.int64)]
-            )
+            self._histogram = np.concatenate([self._histogram, np.zeros(2 * counts.size, np.int64)])
         self._histogram[: counts.size] += counts
         self.dropped(versions)
 
@@ -338,9 +332,9 @@ class PartState(AbstractWeights):
                     bad.append(names[parameter])
             parameter.grad = None
         raise NonFiniteError(
-            f"part '{self.name}': the gradient of {bad or 'its parameters (their sum overflows)'} is "
-            f"NaN or infinite after {self.version} updates; clip it, lower the learning rate, or look "
-            "at the instances of this batch"
+            f"part '{self.name}': the gradient of {bad or 'its parameters (their sum overflows)'} "
+            f"is NaN or infinite after {self.version} updates; clip it, lower the learning rate, "
+            "or look at the instances of this batch"
         )
 
 
