@@ -10,7 +10,7 @@ Everything here is called by a runtime, which alone waits, times and carries.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from geartrain.engine.controller import ControllerState, Ramp
@@ -40,7 +40,7 @@ class Settings:
     """
 
     max_active: int = 64
-    ramp: Ramp = Ramp()
+    ramp: Ramp = field(default_factory=Ramp)
     max_rows: int = 4096
     policy: Callable[[int], AbstractPolicy] = lambda worker: FullestFirst()
 
@@ -203,7 +203,9 @@ def make_parts(graph: Graph, defaults: Rules) -> dict[str, PartState]:
         name = names[through.name]
         owner = through.part if through.part is not None else through.function
         if owners.setdefault(name, id(owner)) != id(owner):
-            raise ValueError(f"two parts are called '{name}'; name one of them: Part(..., name=...)")
+            raise ValueError(
+                f"two parts are called '{name}'; name one of them: Part(..., name=...)"
+            )
         if name in parts:
             continue
         if isinstance(through.part, Part):

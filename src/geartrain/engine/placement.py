@@ -1,7 +1,7 @@
 """Which worker a node lives on.
 
-Nodes of one part live together, with the part. Longest processing time first: the costliest part goes to the
-worker with least to do. A node without weights lives where most of its rows come from.
+Nodes of one part live together, with the part. Longest processing time first: the costliest part
+goes to the worker with least to do. A node without weights lives where most of its rows come from.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def place(
         if name in by_hand:
             wished.add(by_hand[name])
         if len(wished) > 1:
-            raise ValueError(f"part '{name}' is placed on workers {sorted(wished)}; it lives on one")
+            raise ValueError(
+                f"part '{name}' is placed on workers {sorted(wished)}; it lives on one"
+            )
         worker = wished.pop() if wished else min(range(workers), key=lambda w: (load[w], w))
         load[worker] += weight[name]
         for node in group:
@@ -114,6 +116,6 @@ def _check_names(
         if name not in known:
             raise ValueError(f"placement names '{name}'; there are {sorted(known)}")
         if not 0 <= worker < workers:
-            raise ValueError(f"placement puts '{name}' on worker {worker}; there are 0..{workers - 1}")
-
-
+            raise ValueError(
+                f"placement puts '{name}' on worker {worker}; there are 0..{workers - 1}"
+            )

@@ -1,4 +1,4 @@
-"""From operators to wires: who reads what, what is defined where, and fresh nodes that know their readers."""
+"""From operators to wires: who reads what, what is defined where, and fresh nodes."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ def with_broadcasts(given: Sequence[AbstractOperator]) -> list[AbstractOperator]
         for p, sources in enumerate(operator.sources):
             if not sources:
                 raise GraphError(
-                    f"'{operator.name}' has no source; give the loop one: {operator.name}.join(stream)"
+                    f"'{operator.name}' has no source; give the loop one: "
+                    f"{operator.name}.join(stream)"
                 )
             for i, (source, port) in enumerate(sources):
                 uses.setdefault((id(source), port), []).append((operator, p, i))
@@ -145,8 +146,8 @@ def check(graph: Graph, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]
         for sources in operator.sources:
             if not any((s.id, p) in known for s, p in sources):
                 raise GraphError(
-                    f"'{operator.name}' ({operator.kind}) can never get a row: its only sources are "
-                    "behind it; join a stream that starts at an input"
+                    f"'{operator.name}' ({operator.kind}) can never get a row: its only sources "
+                    "are behind it; join a stream that starts at an input"
                 )
     _publish_keys(graph, operators)
 
@@ -170,9 +171,7 @@ def _same(before: Mapping[Port, Spec], after: Mapping[Port, Spec]) -> bool:
         shapes = None if spec.payload is None else [(p.shape, p.dtype) for p in spec.payload]
         return spec.columns, shapes, spec.bundled
 
-    return before.keys() == after.keys() and all(
-        facts(before[p]) == facts(after[p]) for p in after
-    )
+    return before.keys() == after.keys() and all(facts(before[p]) == facts(after[p]) for p in after)
 
 
 def _publish_keys(graph: Graph, operators: Sequence[AbstractOperator]) -> None:
@@ -198,6 +197,12 @@ def _readers(operators: Sequence[AbstractOperator]) -> dict[Port, Port]:
     return readers
 
 
+_PASSING = frozenset(
+    ("through", "move", "merge", "detach", "broadcast", "flatmap", "ungroup", "split", "join")
+)
+"""Kinds whose every row comes out again."""
+
+
 def _refuse_endless_loops(operators: Sequence[AbstractOperator]) -> None:
     """A cycle that no row can leave and that uses none up would turn for ever."""
     ahead: dict[int, list[AbstractOperator]] = {o.id: [] for o in operators}
@@ -205,13 +210,12 @@ def _refuse_endless_loops(operators: Sequence[AbstractOperator]) -> None:
         for sources in operator.sources:
             for source, _ in sources:
                 ahead[source.id].append(operator)
-    passing = {
-        o.id for o in operators if o.kind in ("through", "move", "merge", "detach", "broadcast", "flatmap", "ungroup", "split", "join")
-    }  # fmt: skip
+    passing = {o.id for o in operators if o.kind in _PASSING}
     for start in operators:
         if start.id not in passing or not isinstance(start, Merging):
             continue
-        stack, seen = [(start, [start.name])], {start.id}
+        stack: list[tuple[AbstractOperator, list[str]]] = [(start, [start.name])]
+        seen = {start.id}
         while stack:
             operator, path = stack.pop()
             for reader in ahead[operator.id]:
