@@ -307,6 +307,11 @@ class Stream:
         return f"<stream of '{self.operator.name}' port {self.port}>"
 
     @property
+    def graph(self) -> Graph:
+        """The graph that the stream belongs to."""
+        return self._graph
+
+    @property
     def _source(self) -> tuple[AbstractOperator, int]:
         return self.operator, self.port
 
