@@ -21,9 +21,10 @@ An operator is a description: it can be made into nodes any number of times.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, final
 
 import numpy as np
@@ -171,6 +172,14 @@ class Through(AbstractOperator):
         super().__init__(name, [[source]])
         self.function, self.part, self.keep = function, part, keep
         self.call = Call(function, tuple(read), inside, pool)
+
+    def with_function(self, function: Callable[..., Any]) -> Through:
+        """The same node around another function: a copy's own module."""
+        if function is self.function:
+            return self
+        other = copy.copy(self)
+        other.function, other.call = function, replace(self.call, function=function)
+        return other
 
     @property
     def parameters(self) -> list[nn.Parameter]:

@@ -25,8 +25,8 @@ class Recurrent:
     """Apply a cell along the vertices of each instance, 0 to the last.
 
     Args:
-        cell: ``(state, *read) -> state``, each one tensor or a tuple of equal length; a ``Part`` or a
-            module.
+        cell: ``(state, *read) -> state``, each one tensor or a tuple of equal length; a ``Part``
+            or a module.
         read: Vertex columns given to the cell at each vertex (tokens).
         name: Of the cell's node.
         keep: As in ``Stream.through``.
@@ -34,8 +34,8 @@ class Recurrent:
     Called with the stream of first states, one row an instance at vertex 0.
 
     Returns:
-        The stream of states behind the last vertex. ``every(stream)`` returns the states behind each
-        vertex instead.
+        The stream of states behind the last vertex. ``every(stream)`` returns the states behind
+        each vertex instead.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class Tree:
     """Apply a branch cell from the leaves of each tree to its root.
 
     Args:
-        branch: ``(*stacks) -> states``: gets the states of the children ``(n, children, ...)`` in the
-            order of their slots, gives that of their parent; a ``Part`` or a module.
+        branch: ``(*stacks) -> states``: gets the states of the children ``(n, children, ...)`` in
+            the order of their slots, gives that of their parent; a ``Part`` or a module.
         children: How many children an inner vertex has: a number, or the name of a vertex column of
             the *child* that holds it.
         parent: Vertex column with the parent, -1 at the root.
@@ -165,8 +165,8 @@ class GatedGraphCell(nn.Module):
 
         a_v = Σ over edges (u, v) of type t of  W_t h_u + b_t          h'_v = GRU(a_v, h_v)
 
-    Inputs: h float ``(rows, hidden)`` and an ``Inside`` whose edges have ``source``, ``target`` and,
-    with more than one type, the type column. Output ``(rows, hidden)``.
+    Inputs: h float ``(rows, hidden)`` and an ``Inside`` whose edges have ``source``, ``target``
+    and, with more than one type, the type column. Output ``(rows, hidden)``.
 
     Args:
         hidden: Width of h.
