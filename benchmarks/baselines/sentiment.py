@@ -169,17 +169,19 @@ def _heights(tree: Tree) -> NDArray[np.int64]:
 
 @final
 class TreeLstm(nn.Module):
-    """The network, with PyTorch's own initial values; words start as N(0, 1).
+    """The network, with PyTorch's own initial values but for the words'.
 
     Args:
         words: Size of the vocabulary.
         hidden: Width of the state and of the embedding.
+        spread: Standard deviation of the normal numbers that words start from.
     """
 
-    def __init__(self, words: int, hidden: int = 128) -> None:
+    def __init__(self, words: int, hidden: int = 128, spread: float = 0.1) -> None:
         super().__init__()
         self.hidden = hidden
         self.embedding = nn.Embedding(words, hidden, sparse=True)
+        nn.init.normal_(self.embedding.weight, std=spread)
         self.leaf = nn.Linear(hidden, 3 * hidden)
         self.branch = nn.Linear(2 * hidden, 5 * hidden)
         self.readout = nn.Linear(hidden, CLASSES)
@@ -384,6 +386,7 @@ def train(
     batch: int = 25,
     epochs: int = 2,
     lr: float = 0.05,
+    spread: float = 0.1,
     seed: int = 0,
     data: Path | None = None,
     trees: int | None = None,
@@ -397,6 +400,7 @@ def train(
         batch: Trees per update.
         epochs: Passes over the training trees.
         lr: Adagrad's rate.
+        spread: Standard deviation of the normal numbers that words start from.
         seed: Of the initial values and of the order.
         data: Folder that holds ``sst/``; None takes ``$GEARTRAIN_DATA``.
         trees: Train on the first so many trees; None takes all.
@@ -404,7 +408,7 @@ def train(
     sst = load_sst(data)
     forest, dev = Forest(sst.train[:trees]), Forest(sst.dev)
     torch.manual_seed(seed)
-    net = TreeLstm(len(sst.vocabulary))
+    net = TreeLstm(len(sst.vocabulary), spread=spread)
     dense = [p for name, p in net.named_parameters() if not name.startswith("embedding")]
     optimizers = (
         torch.optim.Adagrad(dense, lr=lr, fused=True),
@@ -444,22 +448,26 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=25)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--spread", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--trees", type=int, help="train on the first so many trees")
     parser.add_argument("--data", type=Path, help="folder that holds sst/")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    torch.sparse.check_sparse_tensor_invariants.disable()  # as by default, but without the warning
     for epoch in train(
         given.method,
         batch=given.batch,
         epochs=given.epochs,
         lr=given.lr,
+        spread=given.spread,
         seed=given.seed,
         data=given.data,
         trees=given.trees,
     ):
-        settings = {key: getattr(given, key) for key in ("method", "batch", "lr", "seed", "threads")}
+        keys = "method", "batch", "lr", "spread", "seed", "threads"
+        settings = {key: getattr(given, key) for key in keys}
         print(json.dumps({**settings, **asdict(epoch)}), flush=True)
 
 
