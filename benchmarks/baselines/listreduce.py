@@ -1,6 +1,6 @@
 """List reduction with a ReLU network in plain PyTorch: what a synchronous trainer reaches.
 
-    tokens (T, B) ─► embedding ─► h ← relu(W x + U h + b), T times ─► linear ─► label, last step only
+    tokens (T, B) ─► embedding ─► h ← relu(W x + U h + b), T times ─► linear ─► label of the list
 
 Five ways to run one and the same network, equal in parameters and gradients:
 
@@ -39,11 +39,10 @@ Method = Literal["bucketed", "packed", "loop", "folded", "mixed"]
 @final
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to train; the defaults pass 97 % of the validation lists after three epochs of
-    mixed minibatches (four of bucketed ones).
+    """How to train; the defaults label 97 % right after three epochs of mixed minibatches.
 
-    The rate rises in a line from 0 to ``lr`` over the first ``warmup`` of all updates, then falls in
-    a line to 0; ``constant`` keeps it at ``lr``.
+    The rate rises in a line from 0 to ``lr`` over the first ``warmup`` of all updates, then falls
+    in a line to 0; ``constant`` keeps it at ``lr``.
 
     Args:
         batch: Lists per update.
@@ -96,7 +95,7 @@ class Epoch:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Lists:
-    """N lists as tensors: tokens int64 ``(T, N)``, padded with 0; length and label int64 ``(N,)``."""
+    """N lists: tokens int64 ``(T, N)``, padded with 0; length and label int64 ``(N,)``."""
 
     tokens: Tensor
     length: Tensor
@@ -126,7 +125,7 @@ class ListRnn(nn.Module):
         return cast(Tensor, self.readout(h[0]))
 
     def packed(self, tokens: Tensor, length: Tensor) -> Tensor:
-        """Return scores ``(B, 10)`` of tokens int64 ``(T, B)`` of lengths ``(B,)``, longest first."""
+        """Return scores ``(B, 10)`` of tokens int64 ``(T, B)``, the longest list first."""
         _, h = self.rnn(pack_padded_sequence(self.embedding(tokens), length))
         return cast(Tensor, self.readout(h[0]))
 
@@ -168,7 +167,7 @@ class ListRnn(nn.Module):
 
 
 def bucketed_batches(length: Tensor, batch: int, generator: torch.Generator) -> list[Tensor]:
-    """Deal all lists into batches of one length each, and shuffle; the last of a length is smaller."""
+    """Deal all lists into batches of one length each; a length's last batch may be smaller."""
     batches: list[Tensor] = []
     for value in length.unique():
         same = (length == value).nonzero()[:, 0]

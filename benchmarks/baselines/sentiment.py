@@ -106,7 +106,9 @@ class Forest:
         above = int(self._height.max()) + 1
         to_parent = np.arange(len(self._label)) - _ranges(sizes) + self._parent
         is_root = self._parent < 0
-        self._parent_height = np.where(is_root, above, self._height[np.where(is_root, 0, to_parent)])
+        self._parent_height = np.where(
+            is_root, above, self._height[np.where(is_root, 0, to_parent)]
+        )
         self._above = above
 
     def __len__(self) -> int:
@@ -177,7 +179,7 @@ class TreeLstm(nn.Module):
         spread: Standard deviation of the normal numbers that words start from.
     """
 
-    def __init__(self, words: int, hidden: int = 128, spread: float = 0.1) -> None:
+    def __init__(self, words: int, hidden: int = 128, spread: float = 0.03) -> None:
         super().__init__()
         self.hidden = hidden
         self.embedding = nn.Embedding(words, hidden, sparse=True)
@@ -306,7 +308,12 @@ class _Climb(torch.autograd.Function):
             here = slice(begin - leaves, end - leaves)
             child = batch.child[here].view(-1)
             g, dg = gates[here], dgates[here]
-            total = _through_output(g[:, 3 * width : 4 * width], t[begin:end], dh[begin:end], dg[:, 3 * width : 4 * width])
+            total = _through_output(
+                g[:, 3 * width : 4 * width],
+                t[begin:end],
+                dh[begin:end],
+                dg[:, 3 * width : 4 * width],
+            )
             total += dc[begin:end]
             torch.mul(total, g[:, 4 * width :], out=dg[:, :width])
             torch.mul(total, g[:, :width], out=dg[:, 4 * width :])
@@ -386,7 +393,7 @@ def train(
     batch: int = 25,
     epochs: int = 2,
     lr: float = 0.05,
-    spread: float = 0.1,
+    spread: float = 0.03,
     seed: int = 0,
     data: Path | None = None,
     trees: int | None = None,
@@ -448,7 +455,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=25)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--lr", type=float, default=0.05)
-    parser.add_argument("--spread", type=float, default=0.1)
+    parser.add_argument("--spread", type=float, default=0.03)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--trees", type=int, help="train on the first so many trees")
