@@ -1,8 +1,8 @@
 """One pass over data without a session: graph, parts, engine, feeder and runtime put together.
 
-    Order(...)  how deliveries are permuted: runtime, workers, policy, seed, max_active, max_rows
-    accumulate  a pass without a step ─► losses, and the gradient of every parameter
-    train       a pass with steps     ─► losses, versions, staleness
+Order(...)  how deliveries are permuted: runtime, workers, policy, seed, max_active, max_rows
+accumulate  a pass without a step ─► losses, and the gradient of every parameter
+train       a pass with steps     ─► losses, versions, staleness
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Outcome:
 def one_pass(
     graph: Graph,
     data: Iterable[Instance],
-    order: Order = Order(),  # noqa: B008 - frozen
+    order: Order = Order(),
     *,
     parts: Mapping[str, PartState] | None = None,
     rules: Rules | None = None,
@@ -157,7 +157,7 @@ def one_pass(
 def accumulate(
     graph: Graph,
     data: Iterable[Instance],
-    order: Order = Order(),  # noqa: B008 - frozen
+    order: Order = Order(),
     **more: object,
 ) -> Outcome:
     """A pass without steps; ``gradients`` holds the sum for every parameter that got one."""

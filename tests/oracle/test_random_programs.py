@@ -1,4 +1,4 @@
-"""Random programs of random nodes against the same programs row by row in plain PyTorch, float64."""
+"""Random programs of random nodes against the same programs row by row in plain PyTorch."""
 
 from __future__ import annotations
 

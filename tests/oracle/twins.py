@@ -2,7 +2,7 @@
 
     program(dice, twin)   draws motifs and calls the twin's verbs
     Streams               the twin that builds a graph
-    Lists                 the twin that computes at once: a stream is a list of rows (state, payload)
+    Lists                 the twin that computes at once: a stream is a list of rows
 
 Both get the same dice and the same modules, so they make the same program. Whatever the program
 does, a wire that it keeps has one row for every vertex of every instance.
@@ -102,9 +102,7 @@ class Inner(nn.Module):
         n = inside.lengths.numel()
         total = x.new_zeros(n, x.shape[1]).index_add(0, inside.segment, x)
         mean = total / inside.lengths[:, None]
-        edges = x.new_zeros(x.shape).index_add(
-            0, inside.edges["target"], x[inside.edges["source"]]
-        )
+        edges = x.new_zeros(x.shape).index_add(0, inside.edges["target"], x[inside.edges["source"]])
         return torch.tanh(self.map(torch.cat((x, mean[inside.segment], edges), -1)))
 
 
@@ -495,8 +493,8 @@ class Program:
     def _motifs(self, wires: list[Wire], n: int, depth: int) -> list[Wire]:
         names = [
             "squash", "typed", "fork", "cell", "function", "where", "early", "route", "broadcast",
-            "concat", "tuple", "split", "edges", "copies", "stacked", "bundle", "instance", "detach",
-            "head", "perm", "reuse", "unpack", "nested",
+            "concat", "tuple", "split", "edges", "copies", "stacked", "bundle", "instance",
+            "detach", "head", "perm", "reuse", "unpack", "nested",
         ]  # fmt: skip
         for _ in range(n):
             name = self._dice.choice([*names, "loop", "loop"] if depth else names)
@@ -692,9 +690,7 @@ class Program:
         at = self._twin.through(at, module, name, inside=True, keep=self._keep())
         if self._dice.random() < 0.5:
             module, name = self._module(Pool, d, 2)
-            pooled = self._twin.through(
-                at, module, name, inside=True, pool=True, keep=self._keep()
-            )
+            pooled = self._twin.through(at, module, name, inside=True, pool=True, keep=self._keep())
             self._twin.loss(pooled, "goal")
         return [Wire(self._twin.ungroup(at, "vertex"), (d,), wire.turns)]
 
