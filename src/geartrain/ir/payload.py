@@ -173,10 +173,15 @@ class RowNode(AbstractNode):
         in_place = {
             i: kept[first : first + total]
             for i, j in self._kept_input.items()
-            if (kept := buffers.existing(j)) is not None
+            if (kept := buffers.existing(j)) is not None and _fits(kept, batches, i)
         }
         inputs = self._inputs(batches, state, origin, lengths, in_place)
         outputs, residuals = self._run(inputs, inside)
+        if in_place:  # a function may return its very input: rows of the store are for this node
+            stored = {x.untyped_storage().data_ptr() for x in in_place.values()}
+            outputs = tuple(
+                y.clone() if y.untyped_storage().data_ptr() in stored else y for y in outputs
+            )
         for j, residual in enumerate(residuals):
             i = next((i for i, x in enumerate(inputs) if x is residual), None)
             if i is not None and i in in_place and self._kept_input.get(i) == j:
@@ -445,6 +450,15 @@ def look_inside(place: Place, slots: IntArray, lengths: IntArray | None) -> Insi
         torch.from_numpy(lengths),
         torch.from_numpy(segment),
         {name: torch.from_numpy(column) for name, column in edges.items()},
+    )
+
+
+def _fits(kept: Tensor, batches: Sequence[Forward], i: int) -> bool:
+    """Whether input i can be written where it will be kept (``out=`` would cast and broadcast)."""
+    return all(
+        i >= len(b.payload)
+        or (b.payload[i].shape[1:] == kept.shape[1:] and b.payload[i].dtype == kept.dtype)
+        for b in batches
     )
 
 
