@@ -44,6 +44,7 @@ from geartrain.ir.message import (
     ranges,
 )
 from geartrain.ir.node import AbstractNode, Emission, Place
+from geartrain.ir.products import GRAIN
 from geartrain.ir.rows import RowStore
 from geartrain.ir.weights import AbstractWeights
 
@@ -222,6 +223,10 @@ class RowNode(AbstractNode):
             Backward(origin, None) if quiet else Backward(origin, gradient, lengths)
         )
         return emission
+
+    @property
+    def grain(self) -> int:
+        return 1 if self._weights is None or self._cells is not None else GRAIN
 
     def check_empty(self) -> None:
         self._rows.check_empty()
