@@ -29,6 +29,8 @@ from geartrain.ir.loss import Metric as Metric
 from geartrain.ir.loss import accuracy as accuracy
 from geartrain.ir.loss import cross_entropy as cross_entropy
 from geartrain.ir.payload import Inside as Inside
+from geartrain.optim.mixer import AbstractMixer as AbstractMixer
+from geartrain.optim.mixer import Average as Average
 from geartrain.optim.part import Clip as Clip
 from geartrain.optim.part import Flush as Flush
 from geartrain.optim.part import Instances as Instances

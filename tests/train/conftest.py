@@ -28,7 +28,7 @@ class Line:
 
 @dataclass
 class Forest:
-    """Binary trees over words: an embedding with sparse gradients, a branch with a loop, a readout."""
+    """Binary trees over words: a sparse embedding, a branch in a loop, a readout of all nodes."""
 
     graph: gt.Graph
     word: nn.Embedding

@@ -12,7 +12,7 @@ ours is called ``update_every``, as it is a count.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypeAlias, final
 
 import numpy as np
@@ -26,9 +26,10 @@ from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
 from geartrain.ir.operators import Keep
 from geartrain.ir.weights import AbstractWeights
+from geartrain.optim.mixer import AbstractMixer, Average
 
 MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
-Average: TypeAlias = Literal["rows", "instances", "none"]
+Averaging: TypeAlias = Literal["rows", "instances", "none"]
 
 
 @final
@@ -108,7 +109,7 @@ class Rules:
 
     optimizer: MakeOptimizer = torch.optim.Adam
     update_every: int | Trigger = 100
-    average: Average = "rows"
+    average: Averaging = "rows"
     clip: Clip | None = None
     schedule: Callable[[int], float] | None = None
     scheduler: Callable[[Optimizer], LRScheduler] | None = None
@@ -141,18 +142,26 @@ class Part:
         optimizer, update_every, average, clip, schedule, scheduler, max_staleness: As in ``Rules``;
             None takes the session's.
         keep: What nodes keep for the way back; see ``Stream.through``.
+        replicas: Copies of the part on different workers, each with its own optimiser; rows are
+            spread over them by instance. ``module`` is the first copy.
+        mixer: When and how the copies meet.
     """
 
     module: nn.Module
     name: str | None = None
     optimizer: MakeOptimizer | None = None
     update_every: int | Trigger | None = None
-    average: Average | None = None
+    average: Averaging | None = None
     clip: Clip | None = None
     schedule: Callable[[int], float] | None = None
     scheduler: Callable[[Optimizer], LRScheduler] | None = None
     max_staleness: int | None = None
     keep: Keep = "auto"
+    replicas: int = 1
+    mixer: AbstractMixer = field(default_factory=Average)
+
+    def __post_init__(self) -> None:
+        _positive("Part(replicas=...)", self.replicas)
 
     def rules(self, defaults: Rules) -> Rules:
         """The session's rules with this part's own in front."""
@@ -178,6 +187,7 @@ class PartState(AbstractWeights):
         name: Unique among the parts.
         module: Its parameters are changed in place.
         rules: When and how.
+        mixer: How it meets its copies.
 
     While ``frozen`` is True, gradients pass through the part and its weights stay. Parameters that
     do not require a gradient when the part is made stay for good.
@@ -186,8 +196,11 @@ class PartState(AbstractWeights):
         ValueError: The scheduler wants a metric at every step.
     """
 
-    def __init__(self, name: str, module: nn.Module, rules: Rules) -> None:
+    def __init__(
+        self, name: str, module: nn.Module, rules: Rules, mixer: AbstractMixer | None = None
+    ) -> None:
         self.name, self.module, self.rules = name, module, rules
+        self.mixer = mixer or Average()
         self.version = 0
         self.rows = 0
         self.instances = 0

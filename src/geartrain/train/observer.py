@@ -49,6 +49,7 @@ class Observer:
         self._parts, self._began, self._done, self._sums = parts, began_s, done, sums
         self._clock = clock
         self._told: float | None = None
+        self._told_finished = -1
         self.busy: dict[str, float] = {}
         self.updates: dict[str, int] = {}
         self.now_s = 0.0
@@ -83,9 +84,10 @@ class Observer:
             self.progress(engine, now_s)
 
     def progress(self, engine: Engine, now_s: float) -> None:
-        """Send a ``Progress`` now, whenever the last one was."""
-        if not self._instruments:
+        """Send a ``Progress`` now, unless the last one said as much."""
+        if not self._instruments or self._told_finished == engine.controller.finished:
             return
+        self._told_finished = engine.controller.finished
         means = means_of(add_sums(self._sums(), engine.peek_sums()))
         ages, rows = 0.0, 0
         for part in self._parts.values():

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from geartrain.engine.controller import Ramp
-from geartrain.engine.engine import Engine, Settings, make_parts
+from geartrain.engine.engine import Engine, Settings, copies_of, make_parts, original_name
 from geartrain.engine.instrument import (
     AbstractInstrument,
     EpochEnded,
@@ -428,7 +428,7 @@ class Session:
         """One stretch of a pass; an engine that failed in it is not used again."""
         training = engine.controller.training
         try:
-            with _mode(self.graph.modules(), training):
+            with _mode([*self.graph.modules(), *(p.module for p in self.parts.values())], training):
                 seconds = self.runtime.run(engine, feeder, watch)
             engine.check_empty()
             watch.progress(engine, seconds)
@@ -460,6 +460,30 @@ class Session:
         known = {"loss", *(name for o in losses for name in o.metrics)}
         if until is not None and until.metric not in known:
             raise ValueError(f"until={until}: the graph's losses have {sorted(known)}")
+
+    def _groups(self) -> list[list[PartState]]:
+        """Parts that have copies, each with them."""
+        originals = [name for name in self.parts if name == original_name(name)]
+        groups = [copies_of(name, self.parts) for name in originals]
+        return [group for group in groups if len(group) > 1]
+
+    def _take_staleness(self) -> dict[str, PartStaleness]:
+        """Of the epoch so far, copies of a part together."""
+        histograms: dict[str, list[int]] = {}
+        for name, part in self.parts.items():
+            counts = histograms.setdefault(original_name(name), [])
+            for age, rows in enumerate(part.take_histogram()):
+                counts.extend([0] * (age + 1 - len(counts)))
+                counts[age] += rows
+        return {name: staleness_of(counts) for name, counts in histograms.items()}
+
+    def _meet(self, *, end_of_epoch: bool) -> None:
+        """Let the copies meet whose time has come; nothing is in flight."""
+        for group in self._groups():
+            every = group[0].mixer.every
+            due = every is not None and self._position.trained % every == 0
+            if end_of_epoch or due:
+                group[0].mixer.mix(group)
 
 
 @final
@@ -538,11 +562,13 @@ class _Fitting:
         ended = False
         while not ended:
             ended = self._stretch(instances)
+            s._meet(end_of_epoch=False)
             if not ended and self._retention is not None and self._every is not None:
                 self._save(is_best=False)
         if not at.taken:
             raise DataError(f"the training data gave no instance in epoch {at.epoch}")
         self._flush()
+        s._meet(end_of_epoch=True)
         event = self._ended()
         at.history.append(event)
         at.epoch, at.taken, at.epoch_seconds = at.epoch + 1, 0, 0.0
@@ -570,7 +596,9 @@ class _Fitting:
         """Train until the next checkpoint or the end of the epoch; True at the end."""
         s, at = self._s, self._s._position
         measure = s.runtime.workers > 1 and not s._costs and not s.runtime.virtual
-        limit = _least(self._every, _MEASURED if measure else None)
+        meetings = [g[0].mixer.every for g in s._groups()]
+        until_next = [every - at.trained % every for every in meetings if every is not None]
+        limit = _least(self._every, _MEASURED if measure else None, *until_next)
         engine = s._ready(self._source, fresh=True)
         engine.begin(train=True)
         feeder = Feeder(instances, s.on_bad, limit)
@@ -618,7 +646,7 @@ class _Fitting:
         valid: Mapping[str, float] = {}
         if self._valid is not None:
             valid = s._evaluate(self._valid, at.epoch, self._epochs, at.train_seconds).metrics
-        staleness = {name: staleness_of(p.take_histogram()) for name, p in s.parts.items()}
+        staleness = s._take_staleness()
         means = means_of(at.sums)
         return EpochEnded(
             epoch=at.epoch,
