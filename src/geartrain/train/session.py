@@ -268,8 +268,8 @@ class Session:
         Raises:
             WorkerError, DataError, NonFiniteError, StuckError, CheckpointError: As they say; the
                 weights are those of the last step. ``fit`` may be called again: it repeats the
-                instances since the last checkpoint or beginning of an epoch. To go back to the
-                weights of that checkpoint as well, ``load`` it first.
+                instances since the graph was last drained, for a checkpoint or the end of an
+                epoch. To go back to the weights of that time as well, ``load`` the checkpoint.
             KeyboardInterrupt: After what was in flight has finished and the checkpoint is written;
                 ``fit`` continues with the next instance. A second Ctrl-C abandons what is in
                 flight, as a failure does.
@@ -392,8 +392,9 @@ class Session:
     def _ready(self, source: Source, *, fresh: bool = False) -> Engine:
         """The engine, made when it is first wanted; the graph is checked with a first instance.
 
-        Training begins every stretch with a fresh one: where rows lie in the stores is part of the
-        order in which sums are added, and a resumed run must find what an uninterrupted one does.
+        Training begins every stretch with a fresh one: policies and stores have a past, which is
+        part of the order in which sums are added, and a resumed run must find what an
+        uninterrupted one does.
         """
         if not self._checked:
             self.graph.check(self._first_shapes(source))
