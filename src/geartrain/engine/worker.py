@@ -100,8 +100,10 @@ class WorkerState:
         self._ready[queue] = None
 
     def finished(self, instances: int, progress: int) -> list[StepTaken]:
-        """Instances have finished; steps that count them fall due."""
+        """Instances have finished; in training, steps that count them fall due."""
         self.progress = progress
+        if not self.train:
+            return []
         steps: list[StepTaken] = []
         for part in self.parts.values():
             part.finished(instances)

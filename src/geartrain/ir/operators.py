@@ -736,7 +736,13 @@ def _on_meta(function: Callable[..., Any], args: Sequence[object]) -> object:
         tensors = dict(function.named_parameters(remove_duplicate=False))
         tensors.update(function.named_buffers(remove_duplicate=False))  # type: ignore[arg-type]
         meta = {name: t.detach().to("meta") for name, t in tensors.items()}
-        return torch.func.functional_call(function, meta, tuple(args))
+        modes = {inner: inner.training for inner in function.modules()}
+        function.eval()  # shapes are the same, and nothing random is drawn or refused
+        try:
+            return torch.func.functional_call(function, meta, tuple(args))
+        finally:
+            for inner, mode in modes.items():
+                inner.training = mode
 
 
 def _imagined_inside(schema: Schema) -> Inside:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from geartrain.errors import NonFiniteError
 from geartrain.ir.gradient import GradientSum
@@ -70,11 +70,19 @@ class Clip:
 
     Args:
         norm: Largest 2-norm over all parameters of the part.
-        value: Largest absolute entry.
+        value: Largest absolute entry; applied before the norm where both are given.
+
+    Raises:
+        ValueError: A limit is not positive.
     """
 
     norm: float | None = None
     value: float | None = None
+
+    def __post_init__(self) -> None:
+        for limit in (self.norm, self.value):
+            if limit is not None and not limit > 0:
+                raise ValueError(f"{self}: a limit is positive, or None for no limit")
 
 
 @final
@@ -89,9 +97,14 @@ class Rules:
             that finished, or nothing.
         clip: Limits on the averaged gradient.
         schedule: Factor on the learning rate, from the number of instances finished in training.
-        scheduler: Makes a torch scheduler of the part's optimiser; it steps once an update.
+        scheduler: Makes a torch scheduler of the part's optimiser; it steps once an update. With a
+            ``schedule`` as well, the two multiply.
         max_staleness: A step waits while it would make a row older than so many versions; admission
             pauses meanwhile. None: no bound.
+
+    Raises:
+        ValueError: A number is out of range, or ``average`` is none of the three.
+        TypeError: ``update_every`` is something else.
     """
 
     optimizer: MakeOptimizer = torch.optim.Adam
@@ -101,6 +114,18 @@ class Rules:
     schedule: Callable[[int], float] | None = None
     scheduler: Callable[[Optimizer], LRScheduler] | None = None
     max_staleness: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.update_every, int | Rows | Instances | Flush):
+            raise TypeError(
+                f"update_every={self.update_every!r}: give a number of gradient rows, Rows(n), "
+                "Instances(n) or Flush()"
+            )
+        self.trigger()
+        if self.average not in ("rows", "instances", "none"):
+            raise ValueError(f"average={self.average!r}: give 'rows', 'instances' or 'none'")
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise ValueError(f"max_staleness={self.max_staleness}: give 0 or more, or None")
 
     def trigger(self) -> Trigger:
         return Rows(self.update_every) if isinstance(self.update_every, int) else self.update_every
@@ -163,6 +188,12 @@ class PartState(AbstractWeights):
         module: Its parameters are changed in place.
         rules: When and how.
         mixer: How it meets its copies.
+
+    While ``frozen`` is True, gradients pass through the part and its weights stay. Parameters that
+    do not require a gradient when the part is made stay for good.
+
+    Raises:
+        ValueError: The scheduler wants a metric at every step.
     """
 
     def __init__(
@@ -183,7 +214,11 @@ class PartState(AbstractWeights):
             if rules.scheduler is not None and self.optimizer is not None
             else None
         )
-        self._base_lr = [g["lr"] for g in self.optimizer.param_groups] if self.optimizer else []
+        if isinstance(self._scheduler, ReduceLROnPlateau):
+            raise ValueError(
+                f"part '{name}': ReduceLROnPlateau wants a metric, and a part steps without one; "
+                "use another scheduler, or schedule="
+            )
         self._histogram = np.zeros(8, np.int64)
         self._outstanding = 0
         self._ages: dict[int, int] = {}
@@ -242,6 +277,8 @@ class PartState(AbstractWeights):
         """
         rows, instances = self.rows, self.instances
         self.rows = self.instances = 0
+        if self.frozen:
+            self._discard_gradient()
         if self.optimizer is None or not rows or self.frozen:
             return None
         divisor = {"rows": rows, "instances": max(instances, 1), "none": 1}[self.rules.average]
@@ -250,17 +287,20 @@ class PartState(AbstractWeights):
             return None
         self._clip(gradients)
         self._protect_kept_graphs()
-        if self.rules.schedule is not None:
-            factor = self.rules.schedule(progress)
-            for group, lr in zip(self.optimizer.param_groups, self._base_lr, strict=True):
-                group["lr"] = lr * factor
-        self.optimizer.step()
+        self._optimize(self.optimizer, progress)
         for parameter in self.parameters:
             parameter.grad = None
         if self._scheduler is not None:
             self._scheduler.step()
         self.version += 1
         return StepTaken(self.name, self.version, rows)
+
+    def abandon(self) -> None:
+        """Forget the rows in flight and the gradient that waits: nothing of them comes any more."""
+        self._discard_gradient()
+        self.rows = self.instances = self._outstanding = 0
+        self._ages.clear()
+        self._aliases = None
 
     def aliases(self) -> Mapping[nn.Parameter, Tensor]:
         if self._aliases is None:
@@ -279,10 +319,10 @@ class PartState(AbstractWeights):
             if gradient is None:
                 continue
             if gradient.is_sparse:
+                # Rows as they came, not added up: a resumed run adds them in the same order.
                 self.gradient.add(parameter, gradient)
-                sparse = gradient.coalesce()
-                found[f"{name}/indices"] = sparse.indices()[0]
-                found[f"{name}/values"] = sparse.values()
+                found[f"{name}/indices"] = gradient._indices()[0]
+                found[f"{name}/values"] = gradient._values()
             else:
                 found[name] = gradient.clone()
                 self.gradient.add(parameter, found[name])
@@ -299,11 +339,18 @@ class PartState(AbstractWeights):
 
     def take_histogram(self) -> tuple[int, ...]:
         """Gradient rows by staleness since the last call."""
-        used = np.flatnonzero(self._histogram)
-        top = int(used[-1]) + 1 if used.size else 0
-        counts = tuple(self._histogram[:top].tolist())
+        counts = self.histogram()
         self._histogram[:] = 0
         return counts
+
+    def histogram(self) -> tuple[int, ...]:
+        """The same, and it stays."""
+        return tuple(np.trim_zeros(self._histogram, "b").tolist())
+
+    def load_histogram(self, counts: Iterable[int]) -> None:
+        """Put back what ``histogram`` gave."""
+        given = np.fromiter(counts, np.int64)
+        self._histogram = np.concatenate([given, np.zeros(8, np.int64)])
 
     def peek_staleness(self) -> tuple[float, int]:
         """Sum of ages and rows so far, for a progress line."""
@@ -327,8 +374,10 @@ class PartState(AbstractWeights):
         gradients = []
         for parameter in self.parameters:
             gradient = self.gradient.take(parameter)
-            if gradient is None:
+            if gradient is None or not parameter.requires_grad:
                 continue
+            if gradient.is_sparse and self.rules.clip is not None:
+                gradient = gradient.coalesce()  # limits are on the sum, not on what it is made of
             dense = gradient._values() if gradient.is_sparse else gradient
             if divisor != 1:
                 dense.div_(divisor)
@@ -354,6 +403,25 @@ class PartState(AbstractWeights):
             if factor < 1:
                 for g in gradients:
                     g.mul_(factor)
+
+    def _optimize(self, optimizer: Optimizer, progress: int) -> None:
+        if self.rules.schedule is None:
+            optimizer.step()
+            return
+        # Set for this step alone, so that a torch scheduler goes on from its own numbers.
+        rates = [group["lr"] for group in optimizer.param_groups]
+        factor = self.rules.schedule(progress)
+        try:
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * factor
+            optimizer.step()
+        finally:
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+    def _discard_gradient(self) -> None:
+        for parameter in self.module.parameters():
+            self.gradient.take(parameter)
 
     def _protect_kept_graphs(self) -> None:
         """A step overwrites weights in place; graphs that are still kept hold the old storage."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Literal, Protocol, final
+from typing import Final, Literal, Protocol, final
 
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Outbox
@@ -28,6 +28,8 @@ from geartrain.optim.part import StepTaken
 log = logging.getLogger("geartrain.runtime")
 
 OnBadInstance = Literal["raise", "skip"]
+
+_END: Final = object()
 
 
 class Watch(Protocol):
@@ -79,7 +81,7 @@ class Feeder:
         while not self.exhausted and (n := engine.controller.want()):
             batch = self._take(n)
             if not batch:
-                return None
+                continue  # the source has ended, or all of them were skipped
             try:
                 return engine.controller.admit(batch)
             except DataError:
@@ -96,8 +98,15 @@ class Feeder:
             self._left -= n
         batch: list[Instance] = []
         for _ in range(n):
-            instance = next(self._instances, None)
-            if instance is None:
+            try:
+                instance = next(self._instances, _END)
+            except DataError as error:
+                if self._on_bad == "raise":
+                    raise
+                self.taken, self.skipped = self.taken + 1, self.skipped + 1
+                log.warning("skipped: %s", error)
+                continue
+            if instance is _END:
                 self.exhausted = self.source_ended = True
                 break
             if not isinstance(instance, Instance):

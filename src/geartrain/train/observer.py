@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, final
 
 from geartrain.engine.engine import Engine
 from geartrain.engine.instrument import AbstractInstrument, Fired, Progress, Updated
 from geartrain.engine.worker import Firing
 from geartrain.optim.part import PartState, StepTaken
+
+_PAUSE_S = 0.1  # between two progress events
 
 
 @final
@@ -25,6 +27,7 @@ class Observer:
         began_s: Seconds of the run before this pass.
         done: Instances of this pass that were finished before (of a resumed epoch).
         sums: Loss and metric sums of those.
+        clock: Real seconds, for the pause between progress events.
     """
 
     def __init__(
@@ -45,11 +48,15 @@ class Observer:
         self._mode, self._epoch, self._epochs, self._total = mode, epoch, epochs, total
         self._parts, self._began, self._done, self._sums = parts, began_s, done, sums
         self._clock = clock
-        self._told = -1.0
+        self._told: float | None = None
+        self._told_finished = -1
         self.busy: dict[str, float] = {}
         self.updates: dict[str, int] = {}
+        self.now_s = 0.0
+        """Of this pass, when something was last seen."""
 
     def fired(self, worker: int, firing: Firing, start_s: float, end_s: float) -> None:
+        self.now_s = max(self.now_s, end_s)
         self.busy[firing.node] = self.busy.get(firing.node, 0.0) + end_s - start_s
         if self._firing:
             event = Fired(
@@ -61,37 +68,36 @@ class Observer:
                 self._began + start_s,
                 self._began + end_s,
             )
-            for instrument in self._firing:
-                instrument.on_fired(event)
+            tell(self._firing, "on_fired", event)
 
     def stepped(self, worker: int, step: StepTaken, now_s: float) -> None:
         self.updates[step.part] = self.updates.get(step.part, 0) + 1
         event = Updated(worker, step.part, step.version, step.rows, self._began + now_s)
-        for instrument in self._instruments:
-            instrument.on_updated(event)
+        tell(self._instruments, "on_updated", event)
 
     def finished(self, engine: Engine, now_s: float) -> None:
         if not self._instruments:
             return
         now = self._clock()
-        if now - self._told < 0.1:
-            return
-        self._told = now
-        self.tell(engine, now_s)
+        if self._told is None or now - self._told >= _PAUSE_S:
+            self._told = now
+            self.progress(engine, now_s)
 
-    def tell(self, engine: Engine, now_s: float) -> None:
-        """Send a ``Progress``."""
+    def progress(self, engine: Engine, now_s: float) -> None:
+        """Send a ``Progress`` now, unless the last one said as much."""
+        if not self._instruments or self._told_finished == engine.controller.finished:
+            return
+        self._told_finished = engine.controller.finished
         means = means_of(add_sums(self._sums(), engine.peek_sums()))
         ages, rows = 0.0, 0
         for part in self._parts.values():
             s, n = part.peek_staleness()
             ages, rows = ages + s, rows + n
-        finished = self._done + engine.controller.finished
         event = Progress(
             mode=self._mode,
             epoch=self._epoch,
             epochs=self._epochs,
-            finished=finished,
+            finished=self._done + engine.controller.finished,
             total=self._total,
             active=engine.controller.active,
             loss=means.pop("loss", float("nan")),
@@ -100,13 +106,31 @@ class Observer:
             staleness=ages / rows if rows else 0.0,
             time_s=self._began + now_s,
         )
-        for instrument in self._instruments:
-            instrument.on_progress(event)
+        tell(self._instruments, "on_progress", event)
+
+
+def tell(instruments: Iterable[AbstractInstrument], method: str, event: object) -> None:
+    """Call a method of every instrument.
+
+    Raises:
+        Exception: What the first one raised that did, with a note that says which it was: a run
+            whose instrument fails is a run that fails.
+    """
+    for instrument in instruments:
+        try:
+            getattr(instrument, method)(event)
+        except Exception as error:
+            error.add_note(
+                f"raised by the instrument {type(instrument).__name__} in {method}; the run stops "
+                "with it: mend the instrument, or leave it out"
+            )
+            raise
 
 
 def add_sums(
     a: Mapping[str, tuple[float, float]], b: Mapping[str, tuple[float, float]]
 ) -> dict[str, tuple[float, float]]:
+    """Sums and rows, name by name."""
     total = dict(a)
     for name, (s, n) in b.items():
         old = total.get(name, (0.0, 0.0))
@@ -115,4 +139,5 @@ def add_sums(
 
 
 def means_of(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Sum over rows; NaN where there are none."""
     return {name: s / n if n else float("nan") for name, (s, n) in sums.items()}

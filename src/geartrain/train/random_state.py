@@ -9,7 +9,8 @@ generators of your own, by name.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
@@ -62,6 +63,16 @@ def load_random_state(
     cuda = document.get("cuda")
     if isinstance(cuda, list) and cuda and len(cuda) == torch.cuda.device_count():
         _set("cuda", cuda, lambda s: torch.cuda.set_rng_state_all([_tensor(x) for x in s]))
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Whatever is drawn from the global generators meanwhile, they stand afterwards as before."""
+    before = random_state_to_json()
+    try:
+        yield
+    finally:
+        load_random_state(before)
 
 
 def _state(generator: RandomSource, name: str) -> Json:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, final
@@ -31,17 +32,24 @@ from geartrain.engine.instrument import (
     PartStaleness,
     RunEnded,
     RunStarted,
+    Updated,
 )
-from geartrain.errors import CheckpointError
+from geartrain.engine.mailbox import AbstractPolicy
+from geartrain.errors import CheckpointError, DataError
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import Collected
+from geartrain.ir.operators import Losing
 from geartrain.optim.part import PartState, Rules
 from geartrain.runtime.base import AbstractRuntime, Feeder, OnBadInstance
 from geartrain.runtime.threads import Threads
 from geartrain.train.checkpoint import Json, Retention, read_checkpoint, write_checkpoint
-from geartrain.train.observer import Observer, add_sums, means_of
-from geartrain.train.random_state import load_random_state, random_state_to_json
+from geartrain.train.observer import Observer, add_sums, means_of, tell
+from geartrain.train.random_state import (
+    load_random_state,
+    random_state_kept,
+    random_state_to_json,
+)
 from geartrain.train.snapshot import load_parts, parts_to_tensors
 from geartrain.train.source import Convert, Data, Source
 
@@ -87,6 +95,9 @@ class Target:
         return value >= self.value if self.at_least else value <= self.value
 
     def better(self, a: float, b: float) -> bool:
+        """Whether a is nearer to the target than b; anything is better than NaN."""
+        if math.isnan(b):
+            return not math.isnan(a)
         return a > b if self.at_least else a < b
 
     def __str__(self) -> str:
@@ -161,11 +172,15 @@ class _Position:
     updates: dict[str, int] = field(default_factory=dict)
     history: list[EpochEnded] = field(default_factory=list)
     best: float | None = None
+    best_of: str | None = None
 
 
 @final
 class Session:
     """A graph that learns.
+
+    The modules of the graph are trained in place, and come back in the mode (``training``) in which
+    they came. Between calls everything is at rest: no thread is left, no row waits.
 
     Args:
         graph: Checked when the first instance is seen.
@@ -178,12 +193,15 @@ class Session:
         placement: Part or node name to worker; what is not named is placed automatically, after a
             short measurement where there are several workers.
         convert: Makes an ``Instance`` of an item of the data.
-        shuffle: Whether map-style training data are shuffled, by seed and epoch.
+        shuffle: Whether lists and map-style training data are shuffled, by seed and epoch. A
+            DataLoader shuffles by itself, by seed and epoch too.
         seed: Of the order of the data.
-        on_bad: ``raise`` on instances that are refused, or ``skip`` and count them.
-        instruments: Watch.
+        on_bad: ``raise`` on instances that are refused, or ``skip`` and count them; also where
+            ``convert`` raises ``DataError``.
+        instruments: Watch. One that raises ends the run with its error.
 
     Raises:
+        ValueError: Two parts have one name.
         GraphError: From ``fit``, ``evaluate``, ``predict``: the graph cannot run.
     """
 
@@ -196,7 +214,7 @@ class Session:
         max_active: int = 64,
         ramp: Ramp | None = None,
         max_rows: int = 4096,
-        policy: Any = None,
+        policy: Callable[[int], AbstractPolicy] | None = None,
         placement: Mapping[str, int] | None = None,
         convert: Convert | None = None,
         shuffle: bool = True,
@@ -238,30 +256,40 @@ class Session:
 
         Args:
             train: Instances, or items for ``convert``.
-            epochs: The last epoch; a session that was loaded continues in its own.
+            epochs: The last epoch, counted from the session's first: ``fit(epochs=2)`` and then
+                ``fit(epochs=3)`` trains three. A session that was loaded continues in its own.
             valid: Evaluated after every epoch.
             until: Stops after the epoch that reaches it.
-            folder: Gets ``latest.safetensors`` after every epoch and ``best.safetensors``.
+            folder: Gets ``latest.safetensors`` after every epoch, and ``best.safetensors`` when the
+                metric of ``until`` (without it: the validation loss) is the best so far.
             checkpoint_every: Also after so many instances; the graph is drained for it.
             keep_last: Also keep so many numbered checkpoints.
 
         Raises:
             WorkerError, DataError, NonFiniteError, StuckError, CheckpointError: As they say; the
-                weights are those of the last step.
-            KeyboardInterrupt: After what was in flight has finished and the checkpoint is written.
+                weights are those of the last step. ``fit`` may be called again: it repeats the
+                instances since the graph was last drained, for a checkpoint or the end of an
+                epoch. To go back to the weights of that time as well, ``load`` the checkpoint.
+            KeyboardInterrupt: After what was in flight has finished and the checkpoint is written;
+                ``fit`` continues with the next instance. A second Ctrl-C abandons what is in
+                flight, as a failure does.
+            ValueError: The arguments do not go together, or ``until`` names no metric.
         """
+        _require_fit_arguments(epochs, until, valid, folder, checkpoint_every, keep_last)
+        self._require_metric(until)
         source = self._source(train, shuffle=self.shuffle)
         validation = None if valid is None else self._source(valid, shuffle=False)
         retention = None
         if folder is not None:
             Path(folder).mkdir(parents=True, exist_ok=True)
             retention = Retention(Path(folder), keep_last)
-        if until is not None and valid is None:
-            raise ValueError(f"until={until} wants validation data: fit(..., valid=...)")
         return _Fitting(self, source, validation, epochs, until, retention, checkpoint_every).run()
 
     def evaluate(self, data: Data) -> Evaluation:
-        """Losses and metrics of a pass without training."""
+        """Losses and metrics of a pass without training.
+
+        Nothing changes by it: no weight, optimiser, gradient that waits, or random generator.
+        """
         return self._evaluate(self._source(data, shuffle=False), epoch=0, epochs=0, began=0.0)
 
     def predict(self, data: Data) -> list[Any]:
@@ -277,7 +305,6 @@ class Session:
         source = self._source(data, shuffle=False)
         engine = self._ready(source)
         engine.begin(train=False, judge=False, collect=True)
-        self._modules_train(False)
         feeder = Feeder(source.epoch(0), "raise")
         watch = Observer(self.instruments, "predict", 0, 0, source.length, self.parts, 0.0)
         self._run(engine, feeder, watch)
@@ -310,28 +337,23 @@ class Session:
         """
         checkpoint = read_checkpoint(path)
         document: dict[str, Any] = dict(checkpoint.document)
-        load_parts(self.parts, checkpoint.tensors, document["parts"], weights_only, str(path))
-        if weights_only:
-            return
-        at = document["position"]
-        if document["seed"] != self.seed:
+        missing = {"parts", "seed", "position", "random"} - set(document)
+        if missing:
+            raise CheckpointError(
+                f"{path}: has no {sorted(missing)}; Session.save writes them: give a checkpoint of "
+                "a session"
+            )
+        if not weights_only and document["seed"] != self.seed:
             raise CheckpointError(
                 f"{path}: was made with seed {document['seed']}, the session has {self.seed}; the "
                 "order of the data would differ: use the same seed, or weights_only=True"
             )
-        self._position = _Position(
-            epoch=at["epoch"],
-            taken=at["taken"],
-            trained=at["trained"],
-            epoch_seconds=at["epoch_seconds"],
-            train_seconds=at["train_seconds"],
-            sums={name: (s, n) for name, (s, n) in at["sums"].items()},
-            updates=at["updates"],
-            history=[epoch_from_json(e) for e in at["history"]],
-            best=at["best"],
-        )
-        self._engine = None
-        load_random_state(document["random"])
+        position = None if weights_only else _position_from_json(document["position"], path)
+        load_parts(self.parts, checkpoint.tensors, document["parts"], weights_only, str(path))
+        if position is not None:
+            self._position = position
+            self._engine = None
+            load_random_state(document["random"])
 
     def statistics(self) -> dict[str, Any]:
         """Versions of the parts, rows that wait, bytes of the stores."""
@@ -361,62 +383,84 @@ class Session:
                 "updates": at.updates,
                 "history": [epoch_to_json(e) for e in at.history],
                 "best": at.best,
+                "best_of": at.best_of,
             },
             "random": random_state_to_json(),
         }
         return tensors, document
 
-    def _ready(self, source: Source, costs: Mapping[str, float] | None = None) -> Engine:
-        """The engine, made when it is first wanted; the graph is checked with a first instance."""
+    def _ready(self, source: Source, *, fresh: bool = False) -> Engine:
+        """The engine, made when it is first wanted; the graph is checked with a first instance.
+
+        Training begins every stretch with a fresh one: policies and stores have a past, which is
+        part of the order in which sums are added, and a resumed run must find what an
+        uninterrupted one does.
+        """
         if not self._checked:
-            first = next(source.epoch(0), None)
-            if isinstance(first, Instance):
-                self.graph.check(_shapes(first))
-            else:
-                self.graph.check()
+            self.graph.check(self._first_shapes(source))
             self._checked = True
-        if self._engine is None or costs is not None:
+        if self._engine is None or fresh:
             self._engine = Engine(
                 self.graph,
                 self.parts,
                 self.settings,
                 self.runtime.workers,
                 self.placement,
-                costs or self._costs,
+                self._costs,
                 self._position.trained,
             )
         return self._engine
 
+    def _first_shapes(self, source: Source) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shapes of the rows of the first instance that can be made."""
+        with random_state_kept():
+            items = source.epoch(0)
+            for _ in range(_TRIED):
+                try:
+                    first = next(items, None)
+                except DataError:
+                    if self.on_bad == "raise":
+                        raise
+                    continue
+                return _shapes(first) if isinstance(first, Instance) else {}
+        return {}
+
     def _run(self, engine: Engine, feeder: Feeder, watch: Observer) -> float:
         """One stretch of a pass; an engine that failed in it is not used again."""
+        training = engine.controller.training
         try:
-            seconds = self.runtime.run(engine, feeder, watch)
+            with _mode([*self.graph.modules(), *(p.module for p in self.parts.values())], training):
+                seconds = self.runtime.run(engine, feeder, watch)
             engine.check_empty()
-        except KeyboardInterrupt:
-            if engine.controller.active:
-                self._engine = None
-            raise
-        except BaseException:
-            self._engine = None
+            watch.progress(engine, seconds)
+        except BaseException as error:
+            if not isinstance(error, KeyboardInterrupt) or engine.controller.active:
+                self._abandon(training)
             raise
         return seconds
 
+    def _abandon(self, training: bool) -> None:
+        self._engine = None
+        if training:
+            for part in self.parts.values():
+                part.abandon()
+
     def _evaluate(self, source: Source, epoch: int, epochs: int, began: float) -> Evaluation:
-        engine = self._ready(source)
-        engine.begin(train=False)
-        self._modules_train(False)
-        feeder = Feeder(source.epoch(0), self.on_bad)
-        watch = Observer(
-            self.instruments, "evaluate", epoch, epochs, source.length, self.parts, began
-        )
-        seconds = self._run(engine, feeder, watch)
+        with random_state_kept():
+            engine = self._ready(source)
+            engine.begin(train=False)
+            feeder = Feeder(source.epoch(0), self.on_bad)
+            watch = Observer(
+                self.instruments, "evaluate", epoch, epochs, source.length, self.parts, began
+            )
+            seconds = self._run(engine, feeder, watch)
         return Evaluation(means_of(engine.sums()), feeder.taken - feeder.skipped, seconds)
 
-    def _modules_train(self, train: bool) -> None:
-        for module in self.graph.modules():
-            module.train(train)
-        for part in self.parts.values():
-            part.module.train(train)
+    def _require_metric(self, until: Target | None) -> None:
+        losses = [o for o in self.graph.operators if isinstance(o, Losing)]
+        known = {"loss", *(name for o in losses for name in o.metrics)}
+        if until is not None and until.metric not in known:
+            raise ValueError(f"until={until}: the graph's losses have {sorted(known)}")
 
     def _groups(self) -> list[list[PartState]]:
         """Parts that have copies, each with them."""
@@ -464,31 +508,54 @@ class _Fitting:
         self._reached: Reached | None = None
 
     def run(self) -> Fit:
-        s = self._s
-        at = s._position
-        engine = s._ready(self._source)
-        self._tell("on_run_started", self._started(engine))
+        at = self._s._position
         outcome: Literal["done", "target reached", "interrupted", "failed"] = "failed"
         message = ""
+        failure: BaseException | None = None
         try:
-            while at.epoch <= self._epochs and self._reached is None:
-                self._epoch()
+            tell(self._s.instruments, "on_run_started", self._started())
+            self._epochs_until_the_end()
             outcome = "target reached" if self._reached else "done"
         except KeyboardInterrupt as error:
-            outcome, message = "interrupted", str(error)
-            if s._engine is not None:
+            outcome, message, failure = "interrupted", str(error), error
+            if self._s._engine is not None:
                 self._save(is_best=False)
             raise
         except BaseException as error:
-            message = f"{type(error).__name__}: {error}"
+            message, failure = f"{type(error).__name__}: {error}", error
             raise
         finally:
             ended = RunEnded(outcome, self._instances, self._seconds, message, at.train_seconds)
-            self._tell("on_run_ended", ended)
+            self._say_farewell(ended, failure)
         last = at.history[-1].staleness if at.history else {}
         return Fit(
             tuple(at.history), self._reached, self._instances, self._seconds, self._skipped, last
         )
+
+    def _epochs_until_the_end(self) -> None:
+        at = self._s._position
+        if at.epoch > self._epochs:
+            log.warning(
+                "fit(epochs=%d): the session has trained %d epochs already; ask for more epochs",
+                self._epochs,
+                at.epoch - 1,
+            )
+        while at.epoch <= self._epochs and self._reached is None:
+            self._epoch()
+
+    def _say_farewell(self, ended: RunEnded, failure: BaseException | None) -> None:
+        """Tell every instrument, even if one raises: they release files here."""
+        for instrument in self._s.instruments:
+            try:
+                tell([instrument], "on_run_ended", ended)
+            except Exception as error:
+                if failure is None:
+                    failure = error
+                else:
+                    failure.add_note(f"also: {type(error).__name__}: {error}")
+                log.exception("%s could not end the run", type(instrument).__name__)
+        if failure is not None and ended.outcome in ("done", "target reached"):
+            raise failure
 
     def _epoch(self) -> None:
         s, at = self._s, self._s._position
@@ -499,10 +566,9 @@ class _Fitting:
             s._meet(end_of_epoch=False)
             if not ended and self._retention is not None and self._every is not None:
                 self._save(is_best=False)
-        assert s._engine is not None
-        for worker in s._engine.workers:
-            for step in worker.flush():
-                at.updates[step.part] = at.updates.get(step.part, 0) + 1
+        if not at.taken:
+            raise DataError(f"the training data gave no instance in epoch {at.epoch}")
+        self._flush()
         s._meet(end_of_epoch=True)
         event = self._ended()
         at.history.append(event)
@@ -513,20 +579,29 @@ class _Fitting:
             value = event.valid[self._until.metric]
             self._reached = Reached(self._until.metric, value, at.train_seconds, event.epoch)
         self._save(is_best=best)
-        self._tell("on_epoch_ended", event)
+        tell(s.instruments, "on_epoch_ended", event)
 
-    def _stretch(self, instances: Any) -> bool:
+    def _flush(self) -> None:
+        """The steps of an epoch's end, with whatever gradients are left."""
+        s, at = self._s, self._s._position
+        assert s._engine is not None
+        for worker in s._engine.workers:
+            for step in worker.flush():
+                at.updates[step.part] = at.updates.get(step.part, 0) + 1
+                updated = Updated(
+                    worker.index, step.part, step.version, step.rows, at.train_seconds
+                )
+                tell(s.instruments, "on_updated", updated)
+
+    def _stretch(self, instances: Iterator[Instance]) -> bool:
         """Train until the next checkpoint or the end of the epoch; True at the end."""
         s, at = self._s, self._s._position
-        measure = (
-            s.runtime.workers > 1 and not s._costs and not s.runtime.virtual and not at.trained
-        )
+        measure = s.runtime.workers > 1 and not s._costs and not s.runtime.virtual
         meetings = [g[0].mixer.every for g in s._groups()]
         until_next = [every - at.trained % every for every in meetings if every is not None]
         limit = _least(self._every, _MEASURED if measure else None, *until_next)
-        engine = s._ready(self._source)
+        engine = s._ready(self._source, fresh=True)
         engine.begin(train=True)
-        s._modules_train(True)
         feeder = Feeder(instances, s.on_bad, limit)
         watch = Observer(
             s.instruments,
@@ -544,13 +619,12 @@ class _Fitting:
             seconds = s._run(engine, feeder, watch)
         except KeyboardInterrupt:
             if s._engine is not None:
-                self._account(engine, feeder, watch, 0.0, began)
+                self._account(engine, feeder, watch, watch.now_s, began)
             raise
         self._account(engine, feeder, watch, seconds, began)
         if measure:
             s._costs = watch.busy
-            s._ready(self._source, costs=watch.busy)
-            log.info("placed %s", s._engine.nodes_by_worker() if s._engine else "")
+            log.info("measured, in seconds: %s", watch.busy)
         return feeder.source_ended
 
     def _account(
@@ -571,9 +645,9 @@ class _Fitting:
     def _ended(self) -> EpochEnded:
         s, at = self._s, self._s._position
         valid: Mapping[str, float] = {}
-        staleness = s._take_staleness()
         if self._valid is not None:
             valid = s._evaluate(self._valid, at.epoch, self._epochs, at.train_seconds).metrics
+        staleness = s._take_staleness()
         means = means_of(at.sums)
         return EpochEnded(
             epoch=at.epoch,
@@ -593,9 +667,9 @@ class _Fitting:
         if not event.valid:
             return False
         target = self._until or Target("loss", 0.0, at_least=False)
-        value = event.valid[target.metric]
-        if at.best is None or target.better(value, at.best):
-            at.best = value
+        value = event.valid.get(target.metric, math.nan)
+        if at.best is None or at.best_of != target.metric or target.better(value, at.best):
+            at.best, at.best_of = value, target.metric
             return True
         return False
 
@@ -605,8 +679,9 @@ class _Fitting:
             number = self._s._position.trained
             self._retention.save(number, tensors, document, is_best=is_best)
 
-    def _started(self, engine: Engine) -> RunStarted:
+    def _started(self) -> RunStarted:
         s = self._s
+        engine = s._ready(self._source)
         return RunStarted(
             runtime=s.runtime.name,
             workers=s.runtime.workers,
@@ -617,10 +692,6 @@ class _Fitting:
             graph_mermaid=s.graph.mermaid(),
         )
 
-    def _tell(self, method: str, event: object) -> None:
-        for instrument in self._s.instruments:
-            getattr(instrument, method)(event)
-
 
 def staleness_of(histogram: Sequence[int]) -> PartStaleness:
     """Mean and maximum of a histogram of ages."""
@@ -630,6 +701,7 @@ def staleness_of(histogram: Sequence[int]) -> PartStaleness:
 
 
 def epoch_to_json(event: EpochEnded) -> dict[str, Any]:
+    """The event as JSON."""
     return {
         "epoch": event.epoch,
         "epochs": event.epochs,
@@ -645,11 +717,65 @@ def epoch_to_json(event: EpochEnded) -> dict[str, Any]:
 
 
 def epoch_from_json(document: Mapping[str, Any]) -> EpochEnded:
+    """What ``epoch_to_json`` made of it."""
     staleness = {name: staleness_of(h) for name, h in document["staleness"].items()}
     return EpochEnded(**{**document, "staleness": staleness})
 
 
 _MEASURED = 256  # instances that are timed before parts are placed
+_TRIED = 100  # items that are tried for a first instance
+
+
+def _position_from_json(at: Mapping[str, Any], path: Path | str) -> _Position:
+    try:
+        return _Position(
+            epoch=at["epoch"],
+            taken=at["taken"],
+            trained=at["trained"],
+            epoch_seconds=at["epoch_seconds"],
+            train_seconds=at["train_seconds"],
+            sums={name: (s, n) for name, (s, n) in at["sums"].items()},
+            updates=dict(at["updates"]),
+            history=[epoch_from_json(e) for e in at["history"]],
+            best=at["best"],
+            best_of=at["best_of"],
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path}: its position in the data is damaged ({type(error).__name__}: {error}); use "
+            "another checkpoint of the run, or weights_only=True"
+        ) from error
+
+
+def _require_fit_arguments(
+    epochs: int,
+    until: Target | None,
+    valid: Data | None,
+    folder: Path | str | None,
+    every: int | None,
+    keep_last: int,
+) -> None:
+    if epochs < 0:
+        raise ValueError(f"epochs={epochs}: give 0 or more")
+    if until is not None and valid is None:
+        raise ValueError(f"until={until} wants validation data: fit(..., valid=...)")
+    if every is not None and every < 1:
+        raise ValueError(f"checkpoint_every={every}: give 1 or more instances, or None")
+    if folder is None and (every is not None or keep_last):
+        raise ValueError("checkpoint_every and keep_last want a folder: fit(..., folder=...)")
+
+
+@contextmanager
+def _mode(modules: Sequence[torch.nn.Module], train: bool) -> Iterator[None]:
+    """Modules in training or evaluation mode, and afterwards as they were."""
+    before = {inner: inner.training for module in modules for inner in module.modules()}
+    for module in modules:
+        module.train(train)
+    try:
+        yield
+    finally:
+        for inner, mode in before.items():
+            inner.training = mode
 
 
 def _least(*numbers: int | None) -> int | None:

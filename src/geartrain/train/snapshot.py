@@ -18,7 +18,10 @@ from geartrain.optim.state import (
 
 
 def parts_to_tensors(parts: Mapping[str, PartState]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights, buffers, optimiser state, gradients that wait for a step; and versions."""
+    """Weights, buffers, optimiser state, gradients that wait for a step; versions and staleness.
+
+    The tensors are the parts' own: write or clone them before the next step.
+    """
     tensors: dict[str, Tensor] = {}
     document: dict[str, Any] = {}
     for name, part in parts.items():
@@ -28,6 +31,7 @@ def parts_to_tensors(parts: Mapping[str, PartState]) -> tuple[dict[str, Tensor],
             "version": part.version,
             "rows": part.rows,
             "instances": part.instances,
+            "staleness": list(part.histogram()),
             "optimizer": None,
             "scheduler": None,
         }
@@ -49,10 +53,10 @@ def load_parts(
     weights_only: bool,
     path: str,
 ) -> None:
-    """Put the state of parts back.
+    """Put the state of parts back: all of it, or on failure nothing.
 
     Raises:
-        CheckpointError: Other parts, or weights of other names or shapes.
+        CheckpointError: Other parts, weights of other names or shapes, or another optimiser.
     """
     if set(parts) != set(document):
         raise CheckpointError(
@@ -60,37 +64,75 @@ def load_parts(
             "graph as it was when the checkpoint was written"
         )
     for name, part in parts.items():
-        _check_weights(name, part, _inside(tensors, f"{name}/weights/"), path)
+        _check_weights(name, part, _inside(tensors, f"{name}/weights/"), weights_only, path)
+    if weights_only:
+        for name, part in parts.items():
+            part.module.load_state_dict(_inside(tensors, f"{name}/weights/"))
+        return
+    own, entries = parts_to_tensors(parts)
+    own = {key: tensor.clone() for key, tensor in own.items()}
+    try:
+        _put(parts, tensors, document, path)
+    except BaseException:
+        _put(parts, own, entries, path)
+        raise
+
+
+def _put(
+    parts: Mapping[str, PartState],
+    tensors: Mapping[str, Tensor],
+    document: Mapping[str, Any],
+    path: str,
+) -> None:
     for name, part in parts.items():
-        part.module.load_state_dict(_inside(tensors, f"{name}/weights/"))
-        if weights_only:
-            continue
-        entry = document[name]
-        part.version, part.rows, part.instances = (
-            entry["version"],
-            entry["rows"],
-            entry["instances"],
-        )
-        if part.optimizer is not None and entry["optimizer"] is not None:
-            state = _inside(tensors, f"{name}/optimizer/")
-            load_optimizer_state(part.optimizer, state, entry["optimizer"])
-        if part.scheduler is not None and entry["scheduler"] is not None:
-            load_scheduler_state(part.scheduler, entry["scheduler"])
-        part.load_pending_gradients(_inside(tensors, f"{name}/gradient/"))
+        try:
+            _put_one(name, part, tensors, document[name])
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: part '{name}': {error}") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{path}: part '{name}': its entry is damaged ({type(error).__name__}: {error}); "
+                "use another checkpoint of the run"
+            ) from error
+
+
+def _put_one(
+    name: str, part: PartState, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]
+) -> None:
+    part.abandon()
+    part.module.load_state_dict(_inside(tensors, f"{name}/weights/"))
+    part.version, part.rows, part.instances = entry["version"], entry["rows"], entry["instances"]
+    part.load_histogram(entry["staleness"])
+    if part.optimizer is not None and entry["optimizer"] is not None:
+        state = _inside(tensors, f"{name}/optimizer/")
+        load_optimizer_state(part.optimizer, state, entry["optimizer"])
+    if part.scheduler is not None and entry["scheduler"] is not None:
+        load_scheduler_state(part.scheduler, entry["scheduler"])
+    part.load_pending_gradients(_inside(tensors, f"{name}/gradient/"))
 
 
 def _inside(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
-def _check_weights(name: str, part: PartState, found: Mapping[str, Tensor], path: str) -> None:
+def _check_weights(
+    name: str, part: PartState, found: Mapping[str, Tensor], weights_only: bool, path: str
+) -> None:
     wanted = part.module.state_dict()
     if set(wanted) != set(found):
-        differ = sorted(set(wanted) ^ set(found))
-        raise CheckpointError(f"{path}: part '{name}' differs in {differ[:5]}")
+        missing, foreign = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+        raise CheckpointError(
+            f"{path}: part '{name}' differs: the file lacks {missing[:5] or 'nothing'} and has "
+            f"{foreign[:5] or 'nothing'} besides; build the module as it was when it was written"
+        )
     for key, tensor in wanted.items():
         if tensor.shape != found[key].shape:
             raise CheckpointError(
                 f"{path}: part '{name}': '{key}' has shape {tuple(found[key].shape)}, the module "
-                f"has {tuple(tensor.shape)}"
+                f"has {tuple(tensor.shape)}; build it with the sizes that it had"
+            )
+        if tensor.dtype != found[key].dtype and not weights_only:
+            raise CheckpointError(
+                f"{path}: part '{name}': '{key}' is {found[key].dtype}, the module has "
+                f"{tensor.dtype}; convert the module, or load with weights_only=True, which casts"
             )

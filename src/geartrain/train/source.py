@@ -1,20 +1,23 @@
 """Where instances come from: any iterable, a Dataset, a DataLoader, in an order set by the seed.
 
-Sequence or map-style Dataset   shuffled by (seed, epoch); an epoch can be resumed anywhere
-DataLoader                      its own order; batches are taken apart (collate_fn=list)
-any other iterable              its own order; resuming skips what was seen
+list, map-style Dataset   shuffled by (seed, epoch); an epoch can be resumed anywhere
+DataLoader                what it gives, batches taken apart; its shuffling follows (seed, epoch)
+any other iterable        its own order; resuming skips what was seen
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
 from typing import Any, TypeAlias, final
 
 import numpy as np
-from torch.utils.data import DataLoader, IterableDataset
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from geartrain.ir.instance import Instance
+from geartrain.train.random_state import random_state_kept
 
 Data: TypeAlias = Iterable[Any]
 Convert: TypeAlias = Callable[[Any], Instance]
@@ -24,11 +27,17 @@ Convert: TypeAlias = Callable[[Any], Instance]
 class Source:
     """Instances of one pass after the other.
 
+    A failing item (``convert`` or ``__getitem__`` raises) does not end the pass of a list or
+    Dataset: whoever pulls may skip it and pull on.
+
     Args:
         data: See above; items are ``Instance`` unless ``convert`` makes them.
         convert: Item to ``Instance``, called when the item is admitted.
-        shuffle: Whether map-style data are shuffled.
+        shuffle: Whether lists and map-style datasets are shuffled.
         seed: Of the order.
+
+    Raises:
+        TypeError: The data can be read once only, or a DataLoader collates into tensors.
     """
 
     def __init__(
@@ -39,12 +48,17 @@ class Source:
         self._map_style = (
             hasattr(data, "__getitem__")
             and isinstance(data, Sized)
-            and not isinstance(data, (DataLoader, IterableDataset, dict, str))
+            and not isinstance(data, DataLoader | IterableDataset | dict | str)
         )
-        if not self._map_style and iter(data) is data:
+        if isinstance(data, Iterator):
             raise TypeError(
                 f"the data is a {type(data).__name__}, which can be read once only; give a list, a "
                 "Dataset, a DataLoader, or an object whose __iter__ starts anew for every epoch"
+            )
+        if isinstance(data, DataLoader) and _batched(data) and data.collate_fn is default_collate:
+            raise TypeError(
+                "the DataLoader collates items into tensors, but instances stay single (they are "
+                "batched node by node); build it with collate_fn=list"
             )
 
     def __len__(self) -> int:
@@ -54,35 +68,92 @@ class Source:
             TypeError: The data does not know.
         """
         if isinstance(self._data, DataLoader):
-            return len(self._data.dataset)  # type: ignore[arg-type]
+            return _loader_length(self._data)
         return len(self._data)  # type: ignore[arg-type]
 
     @property
     def length(self) -> int | None:
+        """The same, or None."""
         try:
             return len(self)
         except TypeError:
             return None
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Instance]:
-        """The instances of an epoch, from position ``start`` on."""
+        """The instances of an epoch, from position ``start`` on.
+
+        Finding the place disturbs no random generator.
+        """
         items = self._items(number, start)
         return items if self._convert is None else map(self._convert, items)
 
     def _items(self, number: int, start: int) -> Iterator[Any]:
-        if not self._map_style:
-            return itertools.islice(_flat(self._data), start, None)
         data: Any = self._data
-        if not self._shuffle:
-            return (data[i] for i in range(start, len(data)))
-        order = np.random.default_rng((self._seed, number)).permutation(len(data))
-        return (data[i] for i in order[start:].tolist())
+        if self._map_style:
+            order: Sequence[int] = range(start, len(data))
+            if self._shuffle:
+                generator = np.random.default_rng((self._seed, number))
+                order = generator.permutation(len(data))[start:].tolist()
+            return map(data.__getitem__, order)
+        with random_state_kept():
+            if isinstance(data, DataLoader):
+                return self._loaded(data, number, start)
+            items: Iterator[Any] = iter(data)
+            _skip(items, start)
+            return items
+
+    def _loaded(self, loader: DataLoader[Any], number: int, start: int) -> Iterator[Any]:
+        set_epoch = getattr(loader.sampler, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(number)
+        with _seeded(loader, self._seed, number):
+            batches = iter(loader)
+            items = _apart(batches) if _batched(loader) else iter(batches)
+            _skip(items, start)
+            first = list(itertools.islice(items, 1))  # a sampler draws when it is first asked
+        return itertools.chain(first, items)
 
 
-def _flat(data: Iterable[Any]) -> Iterator[Any]:
-    """Items; lists and tuples of them, as a DataLoader gives, are taken apart."""
-    for item in data:
-        if isinstance(item, (list, tuple)):
-            yield from item
-        else:
-            yield item
+def _skip(items: Iterator[Any], n: int) -> None:
+    next(itertools.islice(items, n, n), None)
+
+
+def _batched(loader: DataLoader[Any]) -> bool:
+    return loader.batch_sampler is not None
+
+
+def _loader_length(loader: DataLoader[Any]) -> int:
+    if not _batched(loader) or loader.batch_size is None:
+        return len(loader)
+    if isinstance(loader.dataset, IterableDataset):
+        return len(loader.dataset)  # type: ignore[arg-type]
+    if loader.drop_last:
+        return len(loader) * loader.batch_size
+    return len(loader.sampler)  # type: ignore[arg-type]
+
+
+def _apart(batches: Iterator[Any]) -> Iterator[Any]:
+    for batch in batches:
+        if not isinstance(batch, list | tuple):
+            raise TypeError(
+                f"the DataLoader gave a batch of type {type(batch).__name__}; it gives lists of "
+                "items: build it with collate_fn=list"
+            )
+        yield from batch
+
+
+@contextmanager
+def _seeded(loader: DataLoader[Any], seed: int, number: int) -> Iterator[None]:
+    """While this is entered, what the loader draws follows from the seed and the epoch."""
+    found = (loader.generator, getattr(loader.sampler, "generator", None))
+    own = list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+    states = [g.get_state() for g in own]
+    for generator in (torch.default_generator, *own):
+        salt = generator.initial_seed() if generator is not torch.default_generator else 0
+        drawn = np.random.SeedSequence((seed, number, salt)).generate_state(1, np.uint64)
+        generator.manual_seed(int(drawn[0] >> np.uint64(1)))
+    try:
+        yield
+    finally:
+        for generator, state in zip(own, states, strict=True):
+            generator.set_state(state)

@@ -1,0 +1,151 @@
+"""Any data, epoch by epoch, in an order that can be found again."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+
+import geartrain as gt
+from geartrain.train.source import Source
+
+
+class Numbers(Dataset):
+    def __init__(self, n):
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        if i == 3 and self.n == 5:
+            raise gt.DataError("three")
+        return i
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(10))
+
+
+class Again:
+    def __iter__(self):
+        return iter([(1, 2), (3, 4)])
+
+
+def taken(source, epoch=1, start=0):
+    return list(source.epoch(epoch, start))
+
+
+def loader(**options):
+    return DataLoader(Numbers(10), **{"collate_fn": list, "batch_size": 3, **options})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        list(range(10)),
+        Numbers(10),
+        np.arange(10),
+        loader(),
+        loader(batch_size=None, collate_fn=None),
+        Stream(),
+    ],
+)
+def test_every_kind_of_data_gives_its_items_in_order_and_from_anywhere(data):
+    source = Source(data)
+    assert [int(i) for i in taken(source)] == list(range(10))
+    assert [int(i) for i in taken(source, epoch=2, start=7)] == [7, 8, 9]
+    assert taken(source, start=10) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "options"),
+    [
+        (list(range(10)), {"shuffle": True}),
+        (loader(shuffle=True), {}),
+        (loader(shuffle=True, generator=torch.Generator().manual_seed(5)), {}),
+        (loader(sampler=RandomSampler(range(10), generator=torch.Generator())), {}),
+        (loader(shuffle=True, batch_size=1), {}),
+    ],
+)
+def test_the_order_of_an_epoch_is_a_function_of_seed_and_epoch(data, options):
+    orders = {
+        (seed, epoch): taken(Source(data, seed=seed, **options), epoch)
+        for seed in (0, 1)
+        for epoch in (1, 2)
+    }
+    assert len({tuple(order) for order in orders.values()}) == 4
+    assert all(sorted(order) == list(range(10)) for order in orders.values())
+    torch.manual_seed(99)  # nothing that others draw changes it
+    for (seed, epoch), order in reversed(orders.items()):
+        source = Source(data, seed=seed, **options)
+        assert taken(source, epoch) == order
+        assert taken(source, epoch, start=4) == order[4:]
+
+
+@pytest.mark.parametrize("data", [list(range(10)), loader(shuffle=True), Stream()])
+def test_finding_the_place_disturbs_no_random_generator(data):
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    taken(Source(data, shuffle=True), start=5)
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+    assert (np.random.get_state()[1] == before[2]).all()
+
+
+def test_tuples_of_other_iterables_are_items_not_batches():
+    assert taken(Source(Again())) == [(1, 2), (3, 4)]
+    assert taken(Source(Again(), convert=sum)) == [3, 7]
+
+
+def test_a_sampler_that_wants_the_epoch_is_told():
+    class Sampler(RandomSampler):
+        told = None
+
+        def set_epoch(self, epoch):
+            self.told = epoch
+
+    sampler = Sampler(range(10))
+    taken(Source(loader(sampler=sampler)), epoch=4)
+    assert sampler.told == 4
+
+
+@pytest.mark.parametrize(
+    ("data", "length"),
+    [
+        (list(range(10)), 10),
+        (loader(), 10),
+        (loader(drop_last=True), 9),
+        (loader(batch_size=None, collate_fn=None), 10),
+        (loader(sampler=range(4)), 4),
+        (Again(), None),
+        (DataLoader(Stream(), batch_size=2, collate_fn=list), None),
+    ],
+)
+def test_the_length_counts_instances_where_the_data_knows_it(data, length):
+    source = Source(data)
+    assert source.length == length
+    assert length is None or len(taken(source)) == length
+
+
+def test_what_can_be_read_once_only_is_refused():
+    for once in ((i for i in [1]), iter([1]), map(int, ["1"])):
+        with pytest.raises(TypeError, match="can be read once only"):
+            Source(once)
+
+
+def test_a_loader_that_makes_tensors_is_refused_with_the_remedy():
+    with pytest.raises(TypeError, match="collate_fn=list"):
+        Source(DataLoader(Numbers(10), batch_size=3))
+    with pytest.raises(TypeError, match=r"batch of type Tensor.*collate_fn=list"):
+        taken(Source(loader(collate_fn=torch.tensor)))
+
+
+def test_an_item_that_fails_does_not_end_the_pass():
+    items = Source(Numbers(5)).epoch(1)
+    assert [next(items) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(gt.DataError, match="three"):
+        next(items)
+    assert list(items) == [4]
