@@ -89,6 +89,7 @@ def main(argv: list[str] | None = None) -> gt.Evaluation:
     session = gt.Session(
         build(32, options.threshold),
         rules=gt.Rules(optimizer=partial(torch.optim.Adam, lr=3e-3), update_every=64),
+        runtime=gt.Threads(1, kernel_threads=1),  # small matrices: more threads only wait
         max_active=256,
     )
     session.fit(generate(options.points, seed=1), epochs=options.epochs)

@@ -108,6 +108,7 @@ def main(argv: list[str] | None = None) -> gt.Fit:
             update_every=gt.Instances(20),
             average="instances",
         ),
+        runtime=gt.Threads(1, kernel_threads=1),  # small matrices: more threads only wait
     )
     fit = session.fit(generate(options.graphs, 1), epochs=options.epochs, valid=generate(200, 2))
     for epoch in fit.history:

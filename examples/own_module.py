@@ -85,14 +85,15 @@ def main(argv: list[str] | None = None) -> float:
     torch.manual_seed(0)
     encoder, judge = Encoder(), Judge()
     rules = gt.Rules(optimizer=partial(torch.optim.Adam, lr=3e-3), update_every=50)
-    session = gt.Session(build(encoder, judge), rules=rules)
+    runtime = gt.Threads(1, kernel_threads=1)  # small matrices: more threads only wait
+    session = gt.Session(build(encoder, judge), rules=rules, runtime=runtime)
     session.fit(train, epochs=options.epochs, valid=test)
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "sets.safetensors")
         session.save(path)  # weights, optimisers, place in the data, random state
         other_encoder, other_judge = Encoder(), Judge()
-        restored = gt.Session(build(other_encoder, other_judge), rules=rules)
+        restored = gt.Session(build(other_encoder, other_judge), rules=rules, runtime=runtime)
         restored.load(path)
     accuracy = restored.evaluate(test).metrics["accuracy"]
     print(f"accuracy {accuracy:.3f} on {len(test)} new sets, from the checkpoint")

@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> gt.Fit:
     session = gt.Session(
         build(vocabulary, options.hidden),
         rules=gt.Rules(optimizer=partial(torch.optim.Adagrad, lr=0.05), update_every=500),
-        runtime=gt.Threads(options.workers),
+        runtime=gt.Threads(options.workers, kernel_threads=1),
         convert=to_instance,
     )
     fit = session.fit(train, epochs=options.epochs, valid=valid)
