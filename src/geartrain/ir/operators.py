@@ -195,7 +195,7 @@ class Through(AbstractOperator):
                 "the input with bundle=True, or group(..., how='bundle') first"
             )
         self._refuse_row_mixers()
-        payload = None if spec.payload is None else self._dry_run(spec.payload)
+        payload = None if spec.payload is None else self._dry_run(spec.payload, schema)
         return [Spec(spec.columns, payload, bundled)]
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:
@@ -233,12 +233,14 @@ class Through(AbstractOperator):
                     "keep='graph' with bundles"
                 )
 
-    def _dry_run(self, payload: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    def _dry_run(
+        self, payload: tuple[Tensor, ...], schema: Schema
+    ) -> tuple[Tensor, ...] | None:
         args: list[object] = [*payload]
         args += [torch.empty(ROWS, dtype=torch.int64, device="meta") for _ in self.call.read]
         rows = ROWS
         if self.call.inside:
-            args.append(_imagined_inside())
+            args.append(_imagined_inside(schema))
         try:
             outputs = as_payload(_on_meta(self.function, args))
         except NotImplementedError:
@@ -721,9 +723,9 @@ def _on_meta(function: Callable[..., Any], args: Sequence[object]) -> object:
         return torch.func.functional_call(function, meta, tuple(args))
 
 
-def _imagined_inside() -> Inside:
+def _imagined_inside(schema: Schema) -> Inside:
     def column(n: int) -> Tensor:
         return torch.empty(n, dtype=torch.int64, device="meta")
 
-    edges = {"source": column(4), "target": column(4)}
+    edges = {name: column(4) for name in sorted(schema.edge)}
     return Inside(column(2), column(ROWS), edges)
