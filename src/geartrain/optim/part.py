@@ -258,7 +258,7 @@ class PartState(AbstractWeights):
     def aliases(self) -> Mapping[nn.Parameter, Tensor]:
         if self._aliases is None:
             self._aliases = {
-                p: p.detach().requires_grad_(p.requires_grad) for p in self.module.parameters()
+                p: p.data.requires_grad_(p.requires_grad) for p in self.module.parameters()
             }
         return self._aliases
 
