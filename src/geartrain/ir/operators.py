@@ -714,13 +714,21 @@ def describe(payload: Sequence[Tensor]) -> str:
 
 
 def _on_meta(function: Callable[..., Any], args: Sequence[object]) -> object:
+    if isinstance(function, nn.LSTMCell) and len(args) == 3:
+        args = [args[0], (args[1], args[2])]  # its row kernel takes x, h, c
     with torch.no_grad():
         if not isinstance(function, nn.Module):
             return function(*args)
         tensors = dict(function.named_parameters(remove_duplicate=False))
         tensors.update(function.named_buffers(remove_duplicate=False))  # type: ignore[arg-type]
         meta = {name: t.detach().to("meta") for name, t in tensors.items()}
-        return torch.func.functional_call(function, meta, tuple(args))
+        modes = [(module, module.training) for module in function.modules()]
+        function.eval()  # the shapes are the same, and a dropout that wants a key needs none
+        try:
+            return torch.func.functional_call(function, meta, tuple(args))
+        finally:
+            for module, training in modes:
+                module.training = training
 
 
 def _imagined_inside(schema: Schema) -> Inside:
