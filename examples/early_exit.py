@@ -57,7 +57,9 @@ def build(width: int, threshold: float) -> gt.Graph:
     graph = gt.Graph(value=("label",))
     again = graph.loop(name="again")
     again.join(graph.input("x", step=0).through(nn.Linear(2, width), name="stem"))
-    judged = again.through(Block(width), name="block", read="step").through(Head(width), name="head")
+    judged = again.through(Block(width), name="block", read="step").through(
+        Head(width), name="head"
+    )
     sure, unsure = judged.route(choose, 2, name="sure")
     answer = sure.through(lambda x, logits: logits, name="answer")
     answer.loss(gt.cross_entropy, target="label", metrics={"accuracy": gt.accuracy})

@@ -6,9 +6,9 @@
 
     python examples/graphs.py
 
-All vertices of a graph travel together (``bundle=True``). Bundles of many graphs, of different sizes
-and at different steps, are concatenated; ``inside=True`` tells the module where each one begins and
-gives it the edges, numbered for this batch. Big graphs make more rounds than small ones.
+All vertices of a graph travel together (``bundle=True``). Bundles of many graphs, of different
+sizes and at different steps, are concatenated; ``inside=True`` tells the module where each one
+begins and gives it the edges, numbered for this batch. Big graphs make more rounds.
 
 Source: gated graph networks, Li et al. 2016, arXiv:1511.05493.
 """

@@ -1,4 +1,4 @@
-"""Your own modules: columns as arguments, a part with its own optimiser, checkpoints, plain inference.
+"""Your own modules: columns as arguments, own optimisers, checkpoints, plain inference.
 
     point (x, kind) ─► Encoder(x, kind) ─► sum over the set ─► Judge ─► loss
                        SGD with momentum                       the session's Adam
@@ -25,7 +25,7 @@ KINDS, CLASSES, WIDTH = 3, 2, 32
 
 
 class Encoder(nn.Module):
-    """Any module that treats each row on its own will do: no batch statistics, no fresh randomness."""
+    """Any module that treats each row on its own: no batch statistics, no fresh randomness."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -5,7 +5,7 @@
                         └──────────────────────────────────────────────────────────┘
 
     python examples/sentiment.py                   a few hundred generated trees, seconds
-    python examples/sentiment.py --data DIR        the Stanford Sentiment Treebank, DIR/sst/train.txt
+    python examples/sentiment.py --data DIR        the Stanford Sentiment Treebank in DIR/sst
 
 Every tree has its own shape, and nobody pads or sorts anything: rows of different trees and depths
 meet in the queue of ``branch`` and run as one matrix product.
@@ -58,7 +58,7 @@ def to_instance(tree: Tree) -> gt.Instance:
 
 
 def generate_tree(random: np.random.Generator, vocabulary: int) -> Tree:
-    """A random binary tree whose label is the clipped sum of its words: word w is worth w % 5 - 2."""
+    """A random tree; its labels are clipped sums of its words: word w is worth w % 5 - 2."""
     leaves = int(random.integers(2, 12))
     word = random.integers(0, vocabulary, leaves)
     size = 2 * leaves - 1
@@ -77,7 +77,9 @@ def generate_tree(random: np.random.Generator, vocabulary: int) -> Tree:
 def main(argv: list[str] | None = None) -> gt.Fit:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--data", type=Path, help="folder that holds sst/train.txt, sst/dev.txt")
-    arguments.add_argument("--trees", type=int, default=500, help="generated trees (without --data)")
+    arguments.add_argument(
+        "--trees", type=int, default=500, help="generated trees (without --data)"
+    )
     arguments.add_argument("--hidden", type=int, default=64)
     arguments.add_argument("--epochs", type=int, default=3)
     arguments.add_argument("--workers", type=int, default=1)

@@ -45,17 +45,13 @@ def test_sentiment_reads_the_treebank(
         if source.exists():
             lines = source.read_text("utf-8").split("\n")[:40]
             (tmp_path / "sst" / source.name).write_text("\n".join(lines) + "\n", "utf-8")
-    fit = load("sentiment").main(
-        ["--data", str(tmp_path), "--hidden", "16", "--epochs", "1"]
-    )
+    fit = load("sentiment").main(["--data", str(tmp_path), "--hidden", "16", "--epochs", "1"])
     assert fit.instances == 40
     assert "at all vertices" in capsys.readouterr().out
 
 
 def test_early_exit_lets_every_point_leave_once(capsys: pytest.CaptureFixture[str]) -> None:
-    result = load("early_exit").main(
-        ["--points", "300", "--epochs", "1", "--threshold", "0.6"]
-    )
+    result = load("early_exit").main(["--points", "300", "--epochs", "1", "--threshold", "0.6"])
     assert result.instances == 500
     left = [
         int(line.split(": ")[1].split()[0])
