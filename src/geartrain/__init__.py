@@ -1,7 +1,8 @@
 """geartrain: asynchronous model-parallel training of networks that follow their data.
 
-A model is cut into parts that exchange messages and update their own weights. Ten ideas: stream, message,
-row, node, graph, part, worker, controller, runtime, instrument. Begin with ``Graph`` and ``Session``.
+A model is cut into parts that exchange messages and update their own weights. Ten ideas: stream,
+message, row, node, graph, part, worker, controller, runtime, instrument. Begin with ``Graph`` and
+``Session``.
 """
 
 from geartrain import nn as nn
@@ -28,6 +29,8 @@ from geartrain.ir.loss import Metric as Metric
 from geartrain.ir.loss import accuracy as accuracy
 from geartrain.ir.loss import cross_entropy as cross_entropy
 from geartrain.ir.payload import Inside as Inside
+from geartrain.optim.mixer import AbstractMixer as AbstractMixer
+from geartrain.optim.mixer import Average as Average
 from geartrain.optim.part import Clip as Clip
 from geartrain.optim.part import Flush as Flush
 from geartrain.optim.part import Instances as Instances

@@ -1,10 +1,10 @@
-"""The controller: admits instances, counts answers, knows when a pass is over. It waits for nothing.
+"""The controller: admits instances, counts answers, ends a pass. It waits for nothing.
 
     want() ─► 3       admit(instances) ─► deliveries       answered(slots) ─► finished instances
 
-An instance is finished when every row that was fed for it has been answered. How many may be in flight
-grows from a few to ``max_active`` at the start of training: the first, most stale steps of an adaptive
-optimiser otherwise spoil its statistics for good.
+An instance is finished when every row that was fed for it has been answered. How many may be in
+flight grows from a few to ``max_active`` at the start of training: the first, most stale steps of
+an adaptive optimiser otherwise spoil its statistics for good.
 
 Source: max_active_keys of Gaunt et al. 2017, arXiv:1705.09786; it counts instances, so ours is
 ``max_active``.
@@ -109,7 +109,9 @@ class ControllerState:
             name: _InputRows(operator, instances, self._shapes)
             for name, operator in self._wiring.inputs.items()
         }
-        total = sum(f.counts for f in feeds.values())
+        total = np.zeros(len(instances), np.int64)
+        for feed in feeds.values():
+            total += feed.counts
         if (total == 0).any():
             empty = instances[int(np.flatnonzero(total == 0)[0])]
             raise DataError(f"instance {_key(empty)} brings no row to any input")
@@ -163,8 +165,8 @@ class ControllerState:
             if (left < 0).any():
                 slot = int(touched[left < 0][0])
                 raise ProtocolError(
-                    f"{self._arena.describe(slot)} got {-int(left.min())} answers more than rows were "
-                    "fed for it"
+                    f"{self._arena.describe(slot)} got {-int(left.min())} answers more than rows "
+                    "were fed for it"
                 )
             done = touched[left == 0]
             if done.size:
@@ -220,8 +222,8 @@ class _InputRows:
             here = np.arange(len(rows)) if at is None else np.asarray(at, np.int64)
             if here.shape != (len(rows),):
                 raise DataError(
-                    f"instance {_key(instance)}: input '{name}' has {len(rows)} rows and vertices of "
-                    f"shape {here.shape}; one vertex for each row"
+                    f"instance {_key(instance)}: input '{name}' has {len(rows)} rows and vertices "
+                    f"of shape {here.shape}; one vertex for each row"
                 )
             known = shapes.setdefault(name, (rows.shape[1:], rows.dtype))
             if known != (rows.shape[1:], rows.dtype) and not operator.bundle:
@@ -245,8 +247,8 @@ class _InputRows:
         if bad.size:
             owner = self._owner(int(bad[0]))
             raise DataError(
-                f"instance {_key(self._instances[owner])}: input '{self.operator.name}' has a row at "
-                f"vertex {int(self._at[bad[0]])}, but the instance has vertices "
+                f"instance {_key(self._instances[owner])}: input '{self.operator.name}' has a row "
+                f"at vertex {int(self._at[bad[0]])}, but the instance has vertices "
                 f"0..{int(sizes[owner]) - 1}"
             )
 
@@ -274,12 +276,16 @@ class _InputRows:
             shapes = sorted({tuple(p.shape[1:]) for p in parts})
             raise DataError(f"input '{self.operator.name}' has rows of shapes {shapes}") from error
         if payload.is_floating_point() and not torch.isfinite(payload).all():
-            broken = (~torch.isfinite(payload)).flatten(1).any(1) if payload.ndim > 1 else ~payload.isfinite()
+            broken = (
+                (~torch.isfinite(payload)).flatten(1).any(1)
+                if payload.ndim > 1
+                else ~payload.isfinite()
+            )
             row = int(torch.nonzero(broken)[0, 0])
             owner = self._owner(row)
             raise DataError(
-                f"instance {_key(self._instances[owner])}: input '{self.operator.name}' holds NaN or "
-                "infinity; clean the features before they are fed"
+                f"instance {_key(self._instances[owner])}: input '{self.operator.name}' holds NaN "
+                "or infinity; clean the features before they are fed"
             )
         return payload
 
@@ -289,5 +295,3 @@ class _InputRows:
 
 def _key(instance: Instance) -> str:
     return "without a key" if instance.key is None else str(instance.key)
-
-

@@ -9,21 +9,23 @@ Everything here is called by a runtime, which alone waits, times and carries.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
+
+from torch import nn
 
 from geartrain.engine.controller import ControllerState, Ramp
 from geartrain.engine.mailbox import AbstractPolicy, FullestFirst
 from geartrain.engine.placement import place
 from geartrain.engine.router import Router
 from geartrain.engine.worker import WorkerState
-from geartrain.errors import LeakError
+from geartrain.errors import GraphError, LeakError
 from geartrain.ir.graph import Graph
 from geartrain.ir.loss import Collected, LossNode, OutputNode
 from geartrain.ir.operators import Losing, Through
-from geartrain.ir.weights import AbstractWeights
-from geartrain.ir.wiring import Wiring, wire
+from geartrain.ir.wiring import Owner, Wiring, copy_name, wire
 from geartrain.optim.part import Part, PartState, Rules
 
 
@@ -40,7 +42,7 @@ class Settings:
     """
 
     max_active: int = 64
-    ramp: Ramp = Ramp()
+    ramp: Ramp = field(default_factory=Ramp)
     max_rows: int = 4096
     policy: Callable[[int], AbstractPolicy] = lambda worker: FullestFirst()
 
@@ -71,13 +73,17 @@ class Engine:
     ) -> None:
         self.parts = parts
         self.settings = settings
-        owners = part_names(graph)
+        names = part_names(graph)
 
-        def weights(through: Through) -> AbstractWeights | None:
-            name = owners.get(through.name)
-            return None if name is None else parts[name]
+        def owners(through: Through) -> list[Owner]:
+            name = names.get(through.name)
+            if name is None:
+                return [Owner(through.function, None)]
+            copies = copies_of(name, parts)
+            inside = _path_inside(parts[name].module, through.function)
+            return [Owner(c.module.get_submodule(inside), c) for c in copies]
 
-        self.wiring: Wiring = wire(graph, weights)
+        self.wiring: Wiring = wire(graph, owners)
         self.router = Router(self.wiring)
         self.home = place(self.wiring, parts, workers, placement or {}, costs or {})
         part_home = {
@@ -166,7 +172,7 @@ class Engine:
         found: dict[str, list[Collected]] = {}
         for node in self.wiring.nodes.values():
             if isinstance(node, (LossNode, OutputNode)) and node.collected is not None:
-                found[node.name] = node.collected
+                found.setdefault(original_name(node.name), []).extend(node.collected)
         return found
 
     def nodes_by_worker(self) -> dict[str, int]:
@@ -189,7 +195,7 @@ def part_names(graph: Graph) -> dict[str, str]:
 
 
 def make_parts(graph: Graph, defaults: Rules) -> dict[str, PartState]:
-    """The parts of a graph at work, by name.
+    """The parts of a graph at work, by name; copies of a replicated part are ``name#1`` and so on.
 
     Raises:
         ValueError: Two parts have the same name.
@@ -203,12 +209,46 @@ def make_parts(graph: Graph, defaults: Rules) -> dict[str, PartState]:
         name = names[through.name]
         owner = through.part if through.part is not None else through.function
         if owners.setdefault(name, id(owner)) != id(owner):
-            raise ValueError(f"two parts are called '{name}'; name one of them: Part(..., name=...)")
+            raise ValueError(
+                f"two parts are called '{name}'; name one of them: Part(..., name=...)"
+            )
         if name in parts:
             continue
-        if isinstance(through.part, Part):
-            parts[name] = PartState(name, through.part.module, through.part.rules(defaults))
-        else:
-            module = through.function
-            parts[name] = PartState(name, module, defaults)  # type: ignore[arg-type]
+        if not isinstance(through.part, Part):
+            assert isinstance(through.function, nn.Module)
+            parts[name] = PartState(name, through.function, defaults)
+            continue
+        part, rules = through.part, through.part.rules(defaults)
+        parts[name] = PartState(name, part.module, rules, part.mixer)
+        for k in range(1, part.replicas):
+            copied = copy_name(name, k)
+            parts[copied] = PartState(copied, copy.deepcopy(part.module), rules, part.mixer)
     return parts
+
+
+def copies_of(name: str, parts: Mapping[str, PartState]) -> list[PartState]:
+    """A part and its copies."""
+    found = [parts[name]]
+    while (other := parts.get(copy_name(name, len(found)))) is not None:
+        found.append(other)
+    return found
+
+
+def original_name(name: str) -> str:
+    """The part that a copy is of."""
+    return name.partition("#")[0]
+
+
+def _path_inside(module: nn.Module, function: object) -> str:
+    """Where a node's module stands inside its part's.
+
+    Raises:
+        GraphError: It does not.
+    """
+    for path, inner in module.named_modules():
+        if inner is function:
+            return str(path)
+    raise GraphError(
+        f"{type(function).__name__} is not inside the module of its part, {type(module).__name__}; "
+        "a Part's module holds the modules of all nodes that name it"
+    )

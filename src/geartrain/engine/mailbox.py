@@ -5,6 +5,8 @@
     BackwardFirst   any backward before any forward, then the fullest (the paper's)
     OldestFirst     the queue whose first batch has waited longest
     RandomOrder     anything, any number of rows: for tests of order
+
+A policy sees queues that hold something and picks one of them; it never waits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Which worker a node lives on.
 
-Nodes of one part live together, with the part. Longest processing time first: the costliest part goes to the
-worker with least to do. A node without weights lives where most of its rows come from.
+Nodes of one part live together, with the part; copies of it on different workers. Longest
+processing time first: the costliest part goes to the worker with least to do. A node without
+weights lives where most of its rows come from.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def place(
     _check_names(nodes, parts, workers, by_hand)
     home: dict[int, int] = {}
     load = [0.0] * workers
+    taken: dict[str, int] = {}
     groups = _groups(nodes)
     weight = {name: _cost(name, group, parts, costs) for name, group in groups.items()}
     for name in sorted(groups, key=lambda g: (g not in by_hand, -weight[g], g)):
@@ -44,9 +46,15 @@ def place(
         if name in by_hand:
             wished.add(by_hand[name])
         if len(wished) > 1:
-            raise ValueError(f"part '{name}' is placed on workers {sorted(wished)}; it lives on one")
-        worker = wished.pop() if wished else min(range(workers), key=lambda w: (load[w], w))
+            raise ValueError(
+                f"part '{name}' is placed on workers {sorted(wished)}; it lives on one"
+            )
+        original = name.split("#")[0]
+        beside = [taken[g] for g in taken if g.split("#")[0] == original]
+        free = [w for w in range(workers) if w not in beside] or list(range(workers))
+        worker = wished.pop() if wished else min(free, key=lambda w: (load[w], w))
         load[worker] += weight[name]
+        taken[name] = worker
         for node in group:
             home[node.id] = worker
     _place_others(wiring, by_hand, home)
@@ -76,7 +84,9 @@ def _place_others(wiring: Wiring, by_hand: Mapping[str, int], home: dict[int, in
     """Nodes without weights: beside the reader or writer that they are wired to."""
     writers: dict[int, list[int]] = {}
     for (source, _), (reader, _) in wiring.readers.items():
-        writers.setdefault(reader, []).append(source)
+        sources = wiring.copies[source] or (source,)
+        for k, node in enumerate(wiring.copies[reader] or (reader,)):
+            writers.setdefault(node, []).append(sources[min(k, len(sources) - 1)])
     left = [i for i in wiring.nodes if i not in home]
     for number in left:
         name = wiring.nodes[number].name
@@ -114,6 +124,6 @@ def _check_names(
         if name not in known:
             raise ValueError(f"placement names '{name}'; there are {sorted(known)}")
         if not 0 <= worker < workers:
-            raise ValueError(f"placement puts '{name}' on worker {worker}; there are 0..{workers - 1}")
-
-
+            raise ValueError(
+                f"placement puts '{name}' on worker {worker}; there are 0..{workers - 1}"
+            )

@@ -10,7 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import final
 
-from geartrain.ir.message import CONTROLLER, ROW_MASK, Backward, Forward, IntArray, by_owner
+import numpy as np
+
+from geartrain.ir.message import (
+    CONTROLLER,
+    INSTANCE,
+    ROW_MASK,
+    Backward,
+    Forward,
+    IntArray,
+    by_owner,
+)
 from geartrain.ir.node import Emission
 from geartrain.ir.wiring import Wiring
 
@@ -54,20 +64,27 @@ class Router:
 
     def __init__(self, wiring: Wiring) -> None:
         self._steps, self._readers = wiring.steps, wiring.readers
+        self._copies, self._operator_of = wiring.copies, wiring.operator_of
+        self._arena = wiring.arena
 
     def emit(self, node: int, emission: Emission, out: Outbox) -> None:
         """Route what a node has sent."""
         for batch in emission.backward:
             self.answer(batch, out)
+        operator = self._operator_of[node]
         for port, rows in emission.forward:
-            self.send(node, port, rows, out)
+            self.send(operator, port, rows, out)
 
     def send(self, operator: int, port: int, batch: Forward, out: Outbox) -> None:
         """Route rows that leave an output port."""
         reader, into = self._readers[operator, port]
         step = self._steps.get(reader)
         if step is None:
-            out.deliveries.append(Delivery(reader, into, batch))
+            copies = self._copies[reader]
+            if len(copies) == 1:
+                out.deliveries.append(Delivery(reader, into, batch))
+            else:
+                self._spread(copies, into, batch, out)
             return
         passage = step.apply(batch)
         if passage.spawned is not None:
@@ -76,6 +93,18 @@ class Router:
             self.answer(answer, out)
         for way, rows in passage.forward:
             self.send(reader, way, rows, out)
+
+    def _spread(self, copies: tuple[int, ...], into: int, batch: Forward, out: Outbox) -> None:
+        """Give every row to the copy that its instance belongs to."""
+        which = self._arena.serial[batch.state[INSTANCE]] % len(copies)
+        first = int(which[0])
+        if (which == first).all():
+            out.deliveries.append(Delivery(copies[first], into, batch))
+            return
+        for k, node in enumerate(copies):
+            rows = np.flatnonzero(which == k)
+            if rows.size:
+                out.deliveries.append(Delivery(node, into, batch.take(rows)))
 
     def answer(self, batch: Backward, out: Outbox) -> None:
         """Route answers to their return addresses."""

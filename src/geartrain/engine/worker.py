@@ -2,6 +2,8 @@
 
     deliver(delivery)  ─► a queue            fire() ─► the policy picks a queue, its node runs,
     finished(n)        ─► the parts                    eager nodes behind it run at once
+
+Whoever calls carries the outbox on; see ``runtime``.
 """
 
 from __future__ import annotations
@@ -194,10 +196,15 @@ def _story(node: AbstractNode, port: int, batches: Sequence[Forward | Backward])
     way = "backward" if port == BACKWARD else f"forward (port {port})"
     first = batches[0]
     columns = first.payload if isinstance(first, Forward) else first.gradient or ()
-    shapes = [f"{str(c.dtype).removeprefix('torch.')} {tuple(c.shape)}" for c in columns if c is not None]
-    told = f"'{node.name}'{part}, {way}, {sum(map(len, batches))} rows, payload {', '.join(shapes) or 'zero'}"
+    shapes = [
+        f"{str(c.dtype).removeprefix('torch.')} {tuple(c.shape)}" for c in columns if c is not None
+    ]
+    rows = sum(map(len, batches))
+    told = f"'{node.name}'{part}, {way}, {rows} rows, payload {', '.join(shapes) or 'zero'}"
     if isinstance(first, Forward):
-        slots = np.unique(np.concatenate([b.state[INSTANCE] for b in batches if isinstance(b, Forward)]))
+        slots = np.unique(
+            np.concatenate([b.state[INSTANCE] for b in batches if isinstance(b, Forward)])
+        )
         arena = node.place.arena
         names = [arena.describe(int(s)) for s in slots[:3] if int(s) in arena.keys]
         more = f" and {slots.size - 3} more" if slots.size > 3 else ""

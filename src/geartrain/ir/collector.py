@@ -3,9 +3,9 @@
     broadcast   every row has k readers; its gradient is the sum of theirs
     flatmap     every row became k rows of its own, k from the data
 
-The first gradient that reaches a row is copied, later ones are added, and the last one leaves with the
-sum without being stored: nothing is ever cleared. Which columns of a row hold something is a bit mask,
-as one reader may use payload 0 alone.
+The first gradient that reaches a row is copied, later ones are added, and the last one leaves with
+the sum without being stored: nothing is ever cleared. Which columns of a row hold something is a
+bit mask, as one reader may use payload 0 alone.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Steps that touch only state and addresses: they have no store, so rows pass them where they are made.
+"""Steps that touch only state and addresses: no store, so rows pass them where they are made.
 
-    where, route   (Cond)  split rows by a function of state or payload     nothing to do on the way back
-    move           (Isu)   new state columns                                nothing, and no inverse
+    where, route   (Cond)  split rows by a function of state or payload     no way back
+    move           (Isu)   new state columns                                none, no inverse
     loop, merge    (Phi)   wiring alone: several streams lead to one reader
     stop, detach           answer zero at once; swallow the rows or pass them on
 
-A gradient goes straight to the node that made the payload, so the way back does not know these steps.
+A gradient goes straight to the node that made the payload; the way back does not know these steps.
 
-Source: Gaunt et al. 2017, arXiv:1705.09786; return addresses instead of inverse state updates are ours.
+Source: Gaunt et al. 2017, arXiv:1705.09786; return addresses in place of inverse state updates are
+ours.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class Route(AbstractStep):
 
     Args:
         place: Number, name, frames.
-        choose: Gets a ``View`` of n rows, returns n integers in ``[0, ways)`` or n booleans (True is
-            port 0): numpy or torch.
+        choose: Gets a ``View`` of n rows, returns n integers in ``[0, ways)`` or n booleans (True
+            is port 0): numpy or torch.
         ways: Number of output ports.
     """
 
@@ -108,8 +109,8 @@ class Move(AbstractStep):
 
     Args:
         place: Number, name, frames.
-        fields: Column name to a function of the ``View``, or to a constant. All functions see the old
-            state. ``vertex`` and ``edge`` are numbered inside the instance.
+        fields: Column name to a function of the ``View``, or to a constant. All functions see the
+            old state. ``vertex`` and ``edge`` are numbered inside the instance.
     """
 
     def __init__(self, place: Place, fields: Mapping[str, Callable[[View], Any] | int]) -> None:
@@ -149,7 +150,8 @@ class Move(AbstractStep):
             at = int(np.broadcast_to(value, slots.shape)[i])
             raise GraphError(
                 f"'{self.name}': a row of {arena.describe(slot)} was moved to {kind} {at}, but the "
-                f"instance has {kind} 0..{int(size[slot]) - 1}; split such rows off with where() first"
+                f"instance has {kind} 0..{int(size[slot]) - 1}; split such rows off with where() "
+                "first"
             )
         moved: IntArray = value + base[slots]
         return moved
@@ -183,4 +185,3 @@ def _array(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().numpy()
     return np.asarray(value)
-

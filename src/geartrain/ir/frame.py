@@ -368,7 +368,9 @@ def _size(instance: Instance, names: Sequence[str]) -> int:
         return int(np.shape(instance.vertex[names[0]])[0])
     for name, column in instance.vertex.items():
         if np.ndim(column) == 0:
-            raise DataError(f"{_called(instance)}: vertex column '{name}' is a number, not an array")
+            raise DataError(
+                f"{_called(instance)}: vertex column '{name}' is a number, not an array"
+            )
         return int(np.shape(column)[0])
     most = 1
     for given in instance.inputs.values():

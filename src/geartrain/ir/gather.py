@@ -3,8 +3,9 @@
     Group   members (key, position) ─► stack (n, size, ...), sum, mean, max, or a bundle
     Join    port 0, port 1, ... of one key ─► columns side by side, or a longer tuple
 
-A group of fixed size writes members straight to where the next module reads them. What comes out does not
-depend on the order of arrival: positions come from ``order``, else members are sorted by their state.
+A group of fixed size writes members straight to where the next module reads them. What comes out
+does not depend on the order of arrival: positions come from ``order``, else members are sorted by
+their state.
 
 Source: Group and Concat of Gaunt et al. 2017, arXiv:1705.09786.
 """
@@ -16,6 +17,7 @@ from typing import Any, Literal, TypeAlias, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.errors import GraphError
@@ -147,10 +149,12 @@ class Group(AbstractNode):
         if self._order is None:
             position = self._groups["arrived"][groups] + _rank(groups)
         else:
-            column = getattr(view, self._order) if isinstance(self._order, str) else self._order(view)
+            column = (
+                getattr(view, self._order) if isinstance(self._order, str) else self._order(view)
+            )
             position = np.asarray(column).astype(np.int64, copy=False)
         cells = self._groups["start"][groups] + position
-        wrong = (position < 0) | (position >= sizes)
+        wrong: NDArray[np.bool_] = (position < 0) | (position >= sizes)
         if not wrong.any():
             filled = self._cells["filled"]
             twice = filled[cells] > 0
@@ -161,9 +165,9 @@ class Group(AbstractNode):
         i = int(np.flatnonzero(wrong)[0])
         group = int(groups[i])
         raise GraphError(
-            f"'{self.name}': a member of {self._key(group)} came for position {int(position[i])}, but "
-            f"the group has {int(sizes[i])} positions and each is taken once; look at 'size' and "
-            "'order', and at rows that reach the group twice"
+            f"'{self.name}': a member of {self._key(group)} came for position {int(position[i])}, "
+            f"but the group has {int(sizes[i])} positions and each is taken once; look at 'size' "
+            "and 'order', and at rows that reach the group twice"
         )
 
     def _write(self, batches: Sequence[Forward], cells: IntArray) -> None:
@@ -206,21 +210,21 @@ class Group(AbstractNode):
         k = self._fixed if self._fixed is not None else int(sizes[0])
         if (sizes != k).any():
             raise GraphError(
-                f"'{self.name}': groups of {int(sizes.min())} and of {int(sizes.max())} members cannot "
-                "be stacked together; use how='bundle', or sum, mean, max"
+                f"'{self.name}': groups of {int(sizes.min())} and of {int(sizes.max())} members "
+                "cannot be stacked together; use how='bundle', or sum, mean, max"
             )
         if (starts % k == 0).all() and self._cells.capacity % k == 0:
             payload = tuple(b.view(-1, k, *b.shape[1:]) for b in self._buffers())
             return Forward(payload, state, origin, None, starts // k)  # read where they lie
         members = torch.from_numpy(ranges(starts, sizes))
         payload = tuple(
-            b.index_select(0, members).unflatten(0, (starts.size, k)) for b in self._buffers()
+            b.index_select(0, members).view(starts.size, k, *b.shape[1:]) for b in self._buffers()
         )
         return Forward(payload, state, origin)
 
     def _reduce(self, x: Tensor, sizes: IntArray) -> Tensor:
         if (sizes == sizes[0]).all():
-            x = x.unflatten(0, (sizes.size, int(sizes[0])))
+            x = x.reshape(sizes.size, int(sizes[0]), *x.shape[1:])
             if self._how == "max":
                 return x.amax(1)
             return x.sum(1) if self._how == "sum" else x.mean(1)
@@ -302,9 +306,7 @@ class Group(AbstractNode):
         if missing.sum() > 5:
             told.append(f"'{self.name}' waits for members of {int(missing.sum()) - 5} more groups")
         if (~missing).any():
-            told.append(
-                f"'{self.name}' waits for the gradients of {int((~missing).sum())} groups"
-            )
+            told.append(f"'{self.name}' waits for the gradients of {int((~missing).sum())} groups")
         return told
 
     def nbytes(self) -> int:
@@ -392,7 +394,7 @@ class Join(AbstractNode):
     def _write_bundles(
         self, port: int, columns: Payload, lengths: IntArray, rows: IntArray
     ) -> None:
-        pieces = [c.split(lengths.tolist()) for c in columns]
+        pieces = [c.split_with_sizes(lengths.tolist()) for c in columns]
         for i, row in enumerate(rows.tolist()):
             ports = self._bundles.setdefault(row, [None] * self._ports)
             ports[port] = tuple(p[i] for p in pieces)
@@ -482,8 +484,8 @@ class Join(AbstractNode):
 
     def _refuse(self, port: int, row: int) -> None:
         raise GraphError(
-            f"'{self.name}': two rows of port {port} have the key {self._key(row)}; a join wants one "
-            "row a port and key: name more columns in 'on', or group the rows first"
+            f"'{self.name}': two rows of port {port} have the key {self._key(row)}; a join wants "
+            "one row a port and key: name more columns in 'on', or group the rows first"
         )
 
 
@@ -510,12 +512,12 @@ def _rank(groups: IntArray) -> IntArray:
     return rank
 
 
-def _repeated(values: IntArray) -> IntArray:
+def _repeated(values: IntArray) -> NDArray[np.bool_]:
     """Mask of the entries that occurred before."""
     _, first = np.unique(values, return_index=True)
     mask = np.ones(values.size, np.bool_)
     mask[first] = False
-    return mask  # type: ignore[return-value]
+    return mask
 
 
 def _column(sizes: IntArray, like: Tensor) -> Tensor:

@@ -9,8 +9,8 @@
     nodes.join(pairs.through(branch))
     root.stop()
 
-A stream is an output port of an operator. Used twice, it is broadcast. ``check`` finds what cannot work
-before anything moves; ``wire`` makes fresh nodes, as often as one likes.
+A stream is an output port of an operator. Used twice, it is broadcast. ``check`` finds what cannot
+work before anything moves; ``wire`` makes fresh nodes, as often as one likes.
 
 Source: static graphs for dynamic control flow, Gaunt et al. 2017, arXiv:1705.09786.
 """
@@ -76,13 +76,15 @@ class Stream:
             module: Maps tensors ``(n, ...)`` to one or several ``(n, ...)``, each row on its own. A
                 ``Part`` stands for its module.
             name: In errors, traces and drawings; default: the module's class.
-            part: The part that owns the weights, if the module is a piece of it. The same module used
-                twice is the same part.
-            keep: What the way back needs: ``inputs`` (the module runs again, exact at the weights of
-                now), ``activations`` (a row kernel), ``graph`` (autograd's graph of one message),
-                ``auto`` (a kernel where there is one, else inputs).
-            read: Frame or state columns handed to the module after the payload, as tensors ``(n,)``.
-            inside: For bundles: the module gets an ``Inside`` (lengths, edges) as its last argument.
+            part: The part that owns the weights, if the module is a piece of it. The same module
+                used twice is the same part.
+            keep: What the way back needs: ``inputs`` (the module runs again, exact at the weights
+                of now), ``activations`` (a row kernel), ``graph`` (autograd's graph of one
+                message), ``auto`` (a kernel where there is one, else inputs).
+            read: Frame or state columns handed to the module after the payload, as tensors
+                ``(n,)``.
+            inside: For bundles: the module gets an ``Inside`` (lengths, edges) as its last
+                argument.
             pool: For bundles: the module makes one row of each bundle.
         """
         function: Callable[..., Any]
@@ -100,11 +102,20 @@ class Stream:
         chosen = keep or (part.keep if part is not None else "auto")
         columns = (read,) if isinstance(read, str) else tuple(read)
         operator = Through(
-            self._graph._name(name, default), self._source, function, part, chosen, columns, inside, pool
+            self._graph._name(name, default),
+            self._source,
+            function,
+            part,
+            chosen,
+            columns,
+            inside,
+            pool,
         )
         return self._graph._add(operator)
 
-    def where(self, predicate: Callable[[View], Any], *, name: str | None = None) -> tuple[Stream, Stream]:
+    def where(
+        self, predicate: Callable[[View], Any], *, name: str | None = None
+    ) -> tuple[Stream, Stream]:
         """Split rows in two (Cond): those for which the predicate holds, and the others.
 
         Args:
@@ -154,13 +165,13 @@ class Stream:
 
         Args:
             by: State columns of the key, or column to the function that sets it first:
-                ``by={"vertex": lambda m: m.parent}`` gathers children at their parent. A group never
-                spans instances.
+                ``by={"vertex": lambda m: m.parent}`` gathers children at their parent. A group
+                never spans instances.
             size: How many members a group has: a number, a column, or a function of the ``View``.
             order: Position 0..size-1 of a member: a column or a function; None sorts by state. Like
                 ``size`` it sees the member as it came, before ``by`` sets anything.
-            how: ``stack`` makes ``(n, size, ...)``; ``sum``, ``mean``, ``max`` reduce; ``bundle`` makes
-                one message of all members, which may be of any number.
+            how: ``stack`` makes ``(n, size, ...)``; ``sum``, ``mean``, ``max`` reduce; ``bundle``
+                makes one message of all members, which may be of any number.
         """
         columns: Mapping[str, Callable[[View], Any] | int | None]
         if isinstance(by, Mapping):
@@ -186,9 +197,7 @@ class Stream:
         """
         if index is not None:
             self._graph._declare(index)
-        return self._graph._add(
-            Ungrouping(self._graph._name(name, "ungroup"), self._source, index)
-        )
+        return self._graph._add(Ungrouping(self._graph._name(name, "ungroup"), self._source, index))
 
     def flatmap(
         self,
@@ -200,16 +209,19 @@ class Stream:
         """Send each row once for each edge that leaves its vertex (Flatmap); none is allowed.
 
         Args:
-            over: ``edge``: the state column ``edge`` then names the edge. With ``count``: the column
-                that numbers the copies from 0.
+            over: ``edge``: the state column ``edge`` then names the edge. With ``count``: the
+                column that numbers the copies from 0.
             count: Gets a ``View``, returns each row's number of copies.
         """
         if over == "edge" and count is None and self._graph.edge is None:
             raise GraphError(
-                "flatmap over edges, but instances have none: declare Graph(edge=()) or with columns"
+                "flatmap over edges, but instances have none: declare Graph(edge=()) or with "
+                "columns"
             )
         if over != "edge" and count is None:
-            raise ValueError(f"flatmap(over={over!r}) wants count=..., the number of copies of a row")
+            raise ValueError(
+                f"flatmap(over={over!r}) wants count=..., the number of copies of a row"
+            )
         self._graph._declare(over)
         return self._graph._add(
             Flatmapping(self._graph._name(name, "flatmap"), self._source, over, count)
@@ -278,16 +290,14 @@ class Stream:
 
     def detach(self, *, name: str | None = None) -> Stream:
         """Pass the rows on and answer zero at once: no gradient crosses here."""
-        return self._graph._add(
-            Detaching(self._graph._name(name, "detach"), [[self._source]])
-        )
+        return self._graph._add(Detaching(self._graph._name(name, "detach"), [[self._source]]))
 
     def join(self, *streams: Stream) -> Stream:
         """Let more streams lead into a loop (only for what ``Graph.loop`` returned)."""
         if not isinstance(self.operator, Merging):
             raise GraphError(
-                f"'{self.operator.name}' is a {self.operator.kind}; join() is for graph.loop(), and "
-                "graph.merge(a, b) makes one stream of two"
+                f"'{self.operator.name}' is a {self.operator.kind}; join() is for graph.loop(), "
+                "and graph.merge(a, b) makes one stream of two"
             )
         self._graph._own(streams)
         self.operator.sources[0].extend(s._source for s in streams)
@@ -295,6 +305,11 @@ class Stream:
 
     def __repr__(self) -> str:
         return f"<stream of '{self.operator.name}' port {self.port}>"
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that the stream belongs to."""
+        return self._graph
 
     @property
     def _source(self) -> tuple[AbstractOperator, int]:
@@ -326,7 +341,8 @@ class Graph:
         for name in taken:
             if taken.count(name) > 1 or (name in reserved):
                 raise GraphError(
-                    f"column '{name}' is declared twice or reserved; reserved are {sorted(reserved)}"
+                    f"column '{name}' is declared twice or reserved; reserved are "
+                    f"{sorted(reserved)}"
                 )
         self._columns = ["instance", "vertex"]
         self._operators: list[AbstractOperator] = []
@@ -386,9 +402,7 @@ class Graph:
             raise ValueError(f"concat() got {len(streams)} streams; two or more")
         self._own(streams)
         columns = (on,) if isinstance(on, str) else None if on is None else tuple(on)
-        operator = Joining(
-            self._name(name, "concat"), [s._source for s in streams], columns, how
-        )
+        operator = Joining(self._name(name, "concat"), [s._source for s in streams], columns, how)
         return self._add(operator)
 
     @property
@@ -414,7 +428,9 @@ class Graph:
         """
         return wiring.with_broadcasts(self._operators)
 
-    def check(self, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]] | None = None) -> None:
+    def check(
+        self, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]] | None = None
+    ) -> None:
         """Find what cannot work, before anything moves.
 
         Args:

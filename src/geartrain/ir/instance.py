@@ -7,7 +7,8 @@
         value={"target": 2.5},                                one entry for the whole instance
     )
 
-Vertices and edges are numbered from 0 inside the instance; nobody outside the engine sees other numbers.
+Vertices and edges are numbered from 0 inside the instance; nobody outside the engine sees other
+numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Instance:
         inputs: Input name to its rows: a tensor ``(n, ...)`` whose row i enters at vertex i, or a
             pair (tensor, int array ``(n,)`` of vertices). For an input declared as a bundle the
             tensor is one message, which enters at vertex 0.
-        vertex: Name to an array ``(V,)`` (integers; floats, also ``(V, k)``, for loss targets only).
+        vertex: Name to an array ``(V,)`` (integers; floats, also ``(V, k)``, for loss targets
+            only).
         edge: Name to an array ``(E,)``; ``source`` and ``target`` hold vertices.
         value: Name to one number (or a short array) of the whole instance.
         key: What errors call this instance: a line number, a file name.

@@ -2,8 +2,9 @@
 
     keys (k columns, n rows)  ─►  slots (n,)      equal keys, equal slot
 
-``DirectTable`` serves one column that is an index of the arena: the table is addressed by it. ``HashTable``
-serves any columns: open addressing, linear probing, the full key compared. Neither loops over rows.
+``DirectTable`` serves one column that is an index of the arena: the table is addressed by it.
+``HashTable`` serves any columns: open addressing, linear probing, the full key compared. Neither
+loops over rows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from geartrain.ir.message import IntArray
 
 NewSlots = Callable[[IntArray], int]
-"""Gets the rows (positions in the batch) that bring new keys; returns the first of as many new slots."""
+"""Gets the rows (positions in the batch) of new keys; returns the first of as many new slots."""
 
 
 class AbstractTable(ABC):
@@ -46,7 +47,7 @@ class DirectTable(AbstractTable):
             grown = np.full(max(2 * self._slot.size, top + 1), -1, np.int64)
             grown[: self._slot.size] = self._slot
             self._slot = grown
-        found = self._slot[key]
+        found: IntArray = self._slot[key]
         fresh = np.flatnonzero(found < 0)
         if fresh.size:
             unique, first = np.unique(key[fresh], return_index=True)

@@ -60,7 +60,7 @@ def accuracy(prediction: Tensor, target: Tensor) -> Tensor:
 
 @final
 class CrossEntropy:
-    """Softmax cross entropy of logits ``(n, classes)`` and classes ``(n,)`` int64, one value a row."""
+    """Softmax cross entropy of logits ``(n, classes)`` and classes ``(n,)`` int64, one a row."""
 
     def __call__(self, prediction: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(prediction, target, reduction="none")
@@ -86,7 +86,8 @@ class LossNode(AbstractNode):
 
     Args:
         place: Number, name, frames.
-        criterion: ``(*prediction, target) -> (n,)`` losses; ``(*prediction) -> (n,)`` without target.
+        criterion: ``(*prediction, target) -> (n,)`` losses; ``(*prediction) -> (n,)`` without
+            target.
         target: A frame or state column, a function of the ``View``, or None.
         metrics: Name to ``Metric``, averaged over a pass.
         weight: A column or function that scales the rows' losses; None is 1.
@@ -185,8 +186,8 @@ class LossNode(AbstractNode):
         if not isinstance(losses, Tensor) or losses.shape != (n,):
             came = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
             raise GraphError(
-                f"'{self.name}': the criterion returned {came} for {n} rows; it must give one loss a "
-                "row, shape (n,): pass reduction='none', and sum inner dimensions"
+                f"'{self.name}': the criterion returned {came} for {n} rows; it must give one loss "
+                "a row, shape (n,): pass reduction='none', and sum inner dimensions"
             )
         return losses
 
@@ -220,8 +221,8 @@ class LossNode(AbstractNode):
         slot = int(_messages(state[INSTANCE], lengths)[row])
         raise NonFiniteError(
             f"'{self.name}': {name} is {float(values[bad])} at a row of "
-            f"{self.place.arena.describe(slot)}; lower the learning rate, clip the gradient, or look "
-            "at this instance"
+            f"{self.place.arena.describe(slot)}; lower the learning rate, clip the gradient, or "
+            "look at this instance"
         )
 
     def _refuse_classes(
@@ -233,8 +234,8 @@ class LossNode(AbstractNode):
             bad = int(torch.nonzero((target < 0) | (target >= classes))[0, 0])
             slot = int(_messages(state[INSTANCE], lengths)[bad])
             raise DataError(
-                f"'{self.name}': {self.place.arena.describe(slot)} has target {int(target[bad])}, but "
-                f"the prediction has classes 0..{classes - 1}"
+                f"'{self.name}': {self.place.arena.describe(slot)} has target {int(target[bad])}, "
+                f"but the prediction has classes 0..{classes - 1}"
             )
 
 
@@ -262,9 +263,7 @@ class OutputNode(AbstractNode):
         """An output answers at once."""
 
 
-def collect(
-    place: Place, state: IntArray, lengths: IntArray | None, payload: Payload
-) -> Collected:
+def collect(place: Place, state: IntArray, lengths: IntArray | None, payload: Payload) -> Collected:
     """Rows with the serial number of their instance and their vertex inside it."""
     arena, slots = place.arena, state[INSTANCE]
     return arena.serial[slots], state[VERTEX] - arena.base[slots], lengths, payload

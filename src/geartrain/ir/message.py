@@ -5,12 +5,12 @@
     state    int64 (columns, n) where it is      gradient  tensors (n, ...), or None: all zero
     origin   int64 (n,)         return address
 
-A **return address** packs the node that keeps a row and the row's place in that node's store into one
-int64. Address 0 << 40 | slot belongs to the controller: the instance itself.
+A **return address** packs the node that keeps a row and the row's place in that node's store into
+one int64. Address 0 << 40 | slot belongs to the controller: the instance itself.
 
-A **bundle** is a message that owns several payload rows which travel together; ``lengths`` then says
-how many. ``index`` delays copying: the payload of row i is ``payload[index[i]]``, so a chain of
-routes costs integer arithmetic until a node that computes takes the rows.
+A **bundle** is a message that owns several payload rows which travel together; ``lengths`` then
+says how many. ``index`` delays copying: the payload of row i is ``payload[index[i]]``, so a chain
+of routes costs integer arithmetic until a node that computes takes the rows.
 
 Source: the message with state of Gaunt et al. 2017, arXiv:1705.09786, here many to a batch.
 """
@@ -194,13 +194,13 @@ def join_gradient(batches: Sequence[Backward]) -> Gradient:
             columns.append(None)
             continue
         like = next(c for c in column if c is not None)
-        columns.append(join_column([_part(b, c, like) for b, c in zip(batches, column, strict=True)]))
+        columns.append(
+            join_column([_part(b, c, like) for b, c in zip(batches, column, strict=True)])
+        )
     return tuple(columns)
 
 
-def _part(
-    batch: Backward, column: Tensor | None, like: Tensor
-) -> tuple[Tensor, IntArray | None]:
+def _part(batch: Backward, column: Tensor | None, like: Tensor) -> tuple[Tensor, IntArray | None]:
     if column is not None:
         return column, batch.index
     rows = batch.rows.size if batch.lengths is None else int(batch.lengths.sum())

@@ -49,7 +49,7 @@ class AbstractNode(ABC):
     """
 
     eager = False
-    """Whether the engine fires this node as soon as something arrives: it gains nothing from batches."""
+    """Whether the engine fires this node as soon as something arrives: batches gain it nothing."""
 
     alone = False
     """Whether every message is fired by itself: the node keeps a graph that may not be cut."""
@@ -85,4 +85,5 @@ class AbstractNode(ABC):
 
     def instances(self, batches: Sequence[Forward]) -> IntArray:
         """Slots of the instances in these batches (for errors)."""
-        return batches[0].state[INSTANCE]
+        slots: IntArray = batches[0].state[INSTANCE]
+        return slots

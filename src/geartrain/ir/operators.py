@@ -1,4 +1,4 @@
-"""What a user's verbs become: operators, which know how to check themselves and how to make their node.
+"""What a user's verbs become: operators, which check themselves and make their node.
 
     verb            operator    makes
     input           Input       nothing: the controller feeds it
@@ -21,9 +21,10 @@ An operator is a description: it can be made into nodes any number of times.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, final
 
 import numpy as np
@@ -85,7 +86,9 @@ class AbstractOperator(ABC):
     kind: ClassVar[str]
     ways = 1
 
-    def __init__(self, name: str, sources: Sequence[Sequence[tuple[AbstractOperator, int]]]) -> None:
+    def __init__(
+        self, name: str, sources: Sequence[Sequence[tuple[AbstractOperator, int]]]
+    ) -> None:
         self.name = name
         self.id = 0
         self.sources = [list(s) for s in sources]
@@ -170,6 +173,14 @@ class Through(AbstractOperator):
         self.function, self.part, self.keep = function, part, keep
         self.call = Call(function, tuple(read), inside, pool)
 
+    def with_function(self, function: Callable[..., Any]) -> Through:
+        """The same node around another function: a copy's own module."""
+        if function is self.function:
+            return self
+        other = copy.copy(self)
+        other.function, other.call = function, replace(self.call, function=function)
+        return other
+
     @property
     def parameters(self) -> list[nn.Parameter]:
         return list(self.function.parameters()) if isinstance(self.function, nn.Module) else []
@@ -207,8 +218,8 @@ class Through(AbstractOperator):
             kernel = kernel_of(self.function)
         if kernel is None and keep == "activations":
             raise GraphError(
-                f"'{self.name}': keep='activations' wants a row kernel and {self.detail()} has none; "
-                "give it a row_kernel() method, or use keep='inputs' (runs the module again)"
+                f"'{self.name}': keep='activations' wants a row kernel and {self.detail()} has "
+                "none; give it a row_kernel() method, or use keep='inputs' (runs the module again)"
             )
         if kernel is not None:
             return RowNode(place, self.call, kernel, weights)
@@ -223,14 +234,14 @@ class Through(AbstractOperator):
             where = f"'{self.name}': {type(module).__name__} ({inner or 'the module itself'})"
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 raise GraphError(
-                    f"{where} mixes rows of different instances; use LayerNorm or GroupNorm, or send "
-                    "whole minibatches as bundles with keep='graph'"
+                    f"{where} mixes rows of different instances; use LayerNorm or GroupNorm, or "
+                    "send whole minibatches as bundles with keep='graph'"
                 )
             if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
                 raise GraphError(
-                    f"{where} would draw another mask when the module is run again for its gradient; "
-                    "use geartrain.nn.RowDropout as a node of its own (it keeps its mask), or "
-                    "keep='graph' with bundles"
+                    f"{where} would draw another mask when the module is run again for its "
+                    "gradient; use geartrain.nn.RowDropout as a node of its own (it keeps its "
+                    "mask), or keep='graph' with bundles"
                 )
 
     def _dry_run(self, payload: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
@@ -297,10 +308,14 @@ class Merging(AbstractOperator):
     def specs(self, given: Sequence[Spec], schema: Schema) -> list[Spec]:
         columns = frozenset.intersection(*(s.columns for s in given))
         if len({s.bundled for s in given}) > 1:
-            raise GraphError(f"'{self.name}': bundles and single rows meet; ungroup the bundles first")
+            raise GraphError(
+                f"'{self.name}': bundles and single rows meet; ungroup the bundles first"
+            )
         known = [s.payload for s in given if s.payload is not None]
         for other in known[1:]:
-            if [(p.shape[1:], p.dtype) for p in other] != [(p.shape[1:], p.dtype) for p in known[0]]:
+            if [(p.shape[1:], p.dtype) for p in other] != [
+                (p.shape[1:], p.dtype) for p in known[0]
+            ]:
                 raise GraphError(
                     f"'{self.name}': rows of {describe(other)} come where rows of "
                     f"{describe(known[0])} came first; all sources of a merge have one shape"
@@ -385,8 +400,8 @@ class Joining(AbstractOperator):
             for name in self.on:
                 if name not in shared:
                     raise GraphError(
-                        f"'{self.name}': key column '{name}' is not on every port; all of them have "
-                        f"{sorted(shared)}"
+                        f"'{self.name}': key column '{name}' is not on every port; all of them "
+                        f"have {sorted(shared)}"
                     )
             self._key = list(self.on)
         if len({s.bundled for s in given}) > 1:
@@ -444,7 +459,7 @@ class Splitting(AbstractOperator):
                 f"'{self.name}': pieces {self.sizes} add up to {sum(self.sizes)}, but rows of "
                 f"{describe(spec.payload)} come"
             )
-        pieces = spec.payload[0].split(self.sizes, -1)
+        pieces = spec.payload[0].split_with_sizes(self.sizes, -1)
         return [Spec(spec.columns, (piece,), False) for piece in pieces]
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:
@@ -513,9 +528,7 @@ class Ungrouping(AbstractOperator):
 
     kind = "ungroup"
 
-    def __init__(
-        self, name: str, source: tuple[AbstractOperator, int], index: str | None
-    ) -> None:
+    def __init__(self, name: str, source: tuple[AbstractOperator, int], index: str | None) -> None:
         super().__init__(name, [[source]])
         self.index = index
 

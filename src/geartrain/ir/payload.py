@@ -3,9 +3,10 @@
     forward   x  ─► y = f(x; θ)          keep residuals and return addresses in the row store
     backward  dy ─► dx = (∂f/∂x)ᵀ dy     gather the residuals of those rows, add (∂f/∂θ)ᵀ dy
 
-What is kept decides the class: ``RowNode`` keeps a kernel's residuals (``keep="activations"``) or the
-inputs alone and runs the module again (``keep="inputs"``: exact at the weights of now). ``GraphNode``
-keeps autograd's own graph of one whole message (``keep="graph"``: exact at the weights of then).
+What is kept decides the class: ``RowNode`` keeps a kernel's residuals (``keep="activations"``) or
+the inputs alone and runs the module again (``keep="inputs"``: exact at the weights of now).
+``GraphNode`` keeps autograd's own graph of one whole message (``keep="graph"``: exact at the
+weights of then).
 
 Source: PPT and NPT of Gaunt et al. 2017, arXiv:1705.09786.
 """
@@ -55,8 +56,8 @@ class Inside:
     Args:
         lengths: int64 ``(n,)``, rows of each bundle.
         segment: int64 ``(rows,)``, the bundle of each row.
-        edges: Edge columns, int64 ``(E,)``; ``source`` and ``target`` number the rows of this batch.
-            Empty where instances have no edges.
+        edges: Edge columns, int64 ``(E,)``; ``source`` and ``target`` number the rows of this
+            batch. Empty where instances have no edges.
     """
 
     lengths: Tensor
@@ -458,14 +459,12 @@ def as_payload(outputs: object) -> Payload:
     if isinstance(outputs, (tuple, list)) and all(isinstance(y, Tensor) for y in outputs):
         return tuple(outputs)
     raise GraphError(
-        f"a module returned {type(outputs).__name__}; it must return a tensor or a tuple of tensors, "
-        "each with one row for every row that came in"
+        f"a module returned {type(outputs).__name__}; it must return a tensor or a tuple of "
+        "tensors, each with one row for every row that came in"
     )
 
 
-def _call(
-    function: Callable[..., Any], inputs: Sequence[Tensor], inside: Inside | None
-) -> object:
+def _call(function: Callable[..., Any], inputs: Sequence[Tensor], inside: Inside | None) -> object:
     return function(*inputs) if inside is None else function(*inputs, inside)
 
 
@@ -474,9 +473,7 @@ def _differentiate(
 ) -> tuple[Tensor | None, ...]:
     """Vector-Jacobian product; None for what the outputs do not depend on."""
     pairs = [
-        (y, g)
-        for y, g in zip(outputs, gradients, strict=True)
-        if g is not None and y.requires_grad
+        (y, g) for y, g in zip(outputs, gradients, strict=True) if g is not None and y.requires_grad
     ]
     if not pairs or not wanted:
         return (None,) * len(wanted)

@@ -10,7 +10,7 @@ when its last row has come back. When nothing fits, the store doubles; row numbe
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import final
+from typing import TypeVar, final
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from torch import Tensor
 
 from geartrain.errors import LeakError, ProtocolError
 from geartrain.ir.message import IntArray
+
+S = TypeVar("S", bound=np.generic)
 
 
 @final
@@ -80,12 +82,12 @@ class RowStore:
         self.waiting = 0
         self.peak = 0
         self._ranges = Ranges(capacity)
-        self._columns = {c: np.zeros(capacity, np.int64) for c in columns}
+        self._columns: dict[str, IntArray] = {c: np.zeros(capacity, np.int64) for c in columns}
         self._buffers: dict[int, Tensor] = {}
         self._live: NDArray[np.bool_] = np.zeros(capacity, np.bool_)
-        self._mark = np.zeros(capacity, np.int64)
-        self._chunk_of = np.zeros(capacity, np.int64)
-        self._chunk_left = np.zeros(64, np.int64)
+        self._mark: IntArray = np.zeros(capacity, np.int64)
+        self._chunk_of: IntArray = np.zeros(capacity, np.int64)
+        self._chunk_left: IntArray = np.zeros(64, np.int64)
         self._chunks: list[tuple[int, int]] = [(0, 0)] * 64
         self._spare_chunks = list(range(63, -1, -1))
 
@@ -167,7 +169,7 @@ class RowStore:
         return found
 
     def waiting_before(self, like: Tensor) -> bool:
-        """Whether rows other than the ones being written now wait (a new shape may then not come)."""
+        """Whether rows other than those being written wait (a new shape may then not come)."""
         return self.waiting > like.shape[0]
 
     def existing(self, j: int) -> Tensor | None:
@@ -180,8 +182,8 @@ class RowStore:
         if self.waiting:
             rows = np.flatnonzero(self._live)
             raise LeakError(
-                f"'{self.name}': {self.waiting} rows were never answered, first {rows[:8].tolist()};"
-                " every forward row wants exactly one backward row"
+                f"'{self.name}': {self.waiting} rows were never answered, first "
+                f"{rows[:8].tolist()}; every forward row wants exactly one backward row"
             )
 
     def live_rows(self) -> IntArray:
@@ -226,7 +228,7 @@ class RowStore:
         )
 
 
-def _longer(array: NDArray[np.generic], n: int) -> NDArray[np.generic]:  # type: ignore[type-arg]
+def _longer(array: NDArray[S], n: int) -> NDArray[S]:
     grown = np.zeros(n, array.dtype)
     grown[: array.size] = array
     return grown

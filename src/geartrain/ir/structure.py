@@ -83,7 +83,8 @@ class Flatmap(AbstractNode):
 
     Args:
         place: Number, name, frames.
-        column: State column that numbers the copies: ``edge`` (absolute edge of the arena) or any name.
+        column: State column that numbers the copies: ``edge`` (absolute edge of the arena) or any
+            name.
         count: None for the edges that leave the row's vertex; else a function of the ``View`` that
             gives each row's number of copies, which are numbered from 0.
     """
@@ -125,8 +126,8 @@ class Flatmap(AbstractNode):
         counts = np.asarray(self._count(self.place.view(batch)))
         if counts.shape != (len(batch),) or counts.dtype.kind not in "iub" or counts.min() < 0:
             raise GraphError(
-                f"'{self.name}': its count gave {counts.dtype} {counts.shape} for {len(batch)} rows; "
-                "it gives each row a number of copies, 0 or more"
+                f"'{self.name}': its count gave {counts.dtype} {counts.shape} for {len(batch)} "
+                "rows; it gives each row a number of copies, 0 or more"
             )
         return np.zeros(len(batch), np.int64), counts.astype(np.int64)
 
@@ -173,8 +174,10 @@ class Cells:
         self._cells["filled"][first : first + total] = 0
         return address(self._node, first, total)
 
-    def collect(self, batches: Sequence[Backward]) -> list[tuple[IntArray, Gradient | None, IntArray]]:
-        """Take parts in; returns (origins, gradients of all parts or None, lengths) of whole rows."""
+    def collect(
+        self, batches: Sequence[Backward]
+    ) -> list[tuple[IntArray, Gradient | None, IntArray]]:
+        """Take parts in; returns (origins, gradients of all parts or None, lengths)."""
         ready: list[IntArray] = []
         width = 0
         for batch in batches:
@@ -262,7 +265,7 @@ class Split(AbstractNode):
         origin, k = join_origins(batches), len(self._sizes)
         state = join_states(batches)
         addresses = self._cells.expect(origin, np.full(origin.size, k, np.int64)).reshape(-1, k)
-        pieces = x.split(self._sizes, -1)
+        pieces = x.split_with_sizes(self._sizes, -1)
         return Emission(
             [
                 (p, Forward((piece,), state, np.ascontiguousarray(addresses[:, p])))
@@ -281,7 +284,7 @@ class Split(AbstractNode):
             if gradient is None or gradient[0] is None:
                 done.append(Backward(origin, None))
                 continue
-            parts = gradient[0].unflatten(0, (origin.size, len(self._sizes)))
+            parts = gradient[0].reshape(origin.size, len(self._sizes), *gradient[0].shape[1:])
             pieces = [parts[:, p, ..., :size] for p, size in enumerate(self._sizes)]
             done.append(Backward(origin, (torch.cat(pieces, -1),)))
         return done
@@ -360,7 +363,7 @@ class Ungroup(AbstractNode):
             else:
                 k = int(lengths[0])
                 parts = tuple(
-                    None if g is None else g.unflatten(0, (origin.size, k)) for g in gradient
+                    None if g is None else g.reshape(origin.size, k, *g.shape[1:]) for g in gradient
                 )
                 emission.backward.append(Backward(origin, parts))
         return emission

@@ -1,11 +1,11 @@
-"""From operators to wires: who reads what, what is defined where, and fresh nodes that know their readers."""
+"""From operators to wires: who reads what, what is defined where, and fresh nodes."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import torch
 
@@ -45,6 +45,8 @@ class Wiring:
         readers: Output port to the input port that it leads to, merges resolved.
         inputs: Input name to its operator.
         operators: All, by number.
+        copies: Operator number to the numbers of its nodes, one a copy.
+        operator_of: Node number to operator number.
     """
 
     arena: Arena
@@ -54,37 +56,97 @@ class Wiring:
     readers: Mapping[Port, Port]
     inputs: Mapping[str, Input]
     operators: Mapping[int, AbstractOperator]
+    copies: Mapping[int, tuple[int, ...]]
+    operator_of: Mapping[int, int]
 
 
-def wire(graph: Graph, weights: Callable[[Through], AbstractWeights | None]) -> Wiring:
+@final
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What one copy of a ``through`` runs with.
+
+    Args:
+        function: Its module or function.
+        weights: Its part's, or None.
+    """
+
+    function: Callable[..., Any]
+    weights: AbstractWeights | None
+
+
+def wire(graph: Graph, owners: Callable[[Through], Sequence[Owner]]) -> Wiring:
     """Make fresh nodes.
+
+    Rows choose a copy by their instance. A node without weights has as many copies as the nodes
+    that write to it, so that rows of one instance meet.
 
     Args:
         graph: A checked graph.
-        weights: Says which part's weights a ``through`` uses.
+        owners: What the copies of a ``through`` run with; one where it is not replicated.
     """
     operators = graph.copy_with_broadcasts()
     schema = graph.schema()
     arena = Arena(graph.vertex, graph.edge, graph.value)
     nodes: dict[int, AbstractNode] = {}
     steps: dict[int, AbstractStep] = {}
+    readers = _readers(operators)
+    owned = {o.id: list(owners(o)) for o in operators if isinstance(o, Through)}
+    how_many = _count_copies(operators, owned, readers)
+    copies: dict[int, tuple[int, ...]] = {}
+    operator_of: dict[int, int] = {}
+    next_number = len(operators) + 1
     for operator in operators:
-        place = Place(operator.id, operator.name, arena, schema)
-        owner = weights(operator) if isinstance(operator, Through) else None
-        made = operator.make(place, owner)
-        if isinstance(made, AbstractNode):
-            nodes[operator.id] = made
-        elif isinstance(made, AbstractStep):
-            steps[operator.id] = made
+        numbers = []
+        for k in range(how_many[operator.id]):
+            number = operator.id if k == 0 else next_number
+            next_number += k > 0
+            place = Place(number, copy_name(operator.name, k), arena, schema)
+            made: AbstractNode | AbstractStep | None
+            if isinstance(operator, Through):
+                owner = owned[operator.id][k]
+                made = operator.with_function(owner.function).make(place, owner.weights)
+            else:
+                made = operator.make(place, None)
+            if isinstance(made, AbstractStep):
+                steps[operator.id] = made
+                break
+            if made is not None:
+                nodes[number] = made
+                numbers.append(number)
+                operator_of[number] = operator.id
+        copies[operator.id] = tuple(numbers)
     return Wiring(
         arena,
         schema,
         nodes,
         steps,
-        _readers(operators),
+        readers,
         {o.name: o for o in operators if isinstance(o, Input)},
         {o.id: o for o in operators},
+        copies,
+        operator_of,
     )
+
+
+def copy_name(name: str, copy: int) -> str:
+    """What the copies of a node or part are called: ``branch``, ``branch#1``."""
+    return f"{name}#{copy}" if copy else name
+
+
+def _count_copies(
+    operators: Sequence[AbstractOperator],
+    owned: Mapping[int, Sequence[Owner]],
+    readers: Mapping[Port, Port],
+) -> dict[int, int]:
+    count = {o.id: len(owned.get(o.id, (None,))) for o in operators}
+    changed = True
+    while changed:
+        changed = False
+        for (source, _), (reader, _) in readers.items():
+            if reader not in owned and count[source] > count[reader]:
+                count[reader] = count[source]
+                changed = True
+    return count
 
 
 def with_broadcasts(given: Sequence[AbstractOperator]) -> list[AbstractOperator]:
@@ -100,7 +162,8 @@ def with_broadcasts(given: Sequence[AbstractOperator]) -> list[AbstractOperator]
         for p, sources in enumerate(operator.sources):
             if not sources:
                 raise GraphError(
-                    f"'{operator.name}' has no source; give the loop one: {operator.name}.join(stream)"
+                    f"'{operator.name}' has no source; give the loop one: "
+                    f"{operator.name}.join(stream)"
                 )
             for i, (source, port) in enumerate(sources):
                 uses.setdefault((id(source), port), []).append((operator, p, i))
@@ -145,8 +208,8 @@ def check(graph: Graph, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]
         for sources in operator.sources:
             if not any((s.id, p) in known for s, p in sources):
                 raise GraphError(
-                    f"'{operator.name}' ({operator.kind}) can never get a row: its only sources are "
-                    "behind it; join a stream that starts at an input"
+                    f"'{operator.name}' ({operator.kind}) can never get a row: its only sources "
+                    "are behind it; join a stream that starts at an input"
                 )
     _publish_keys(graph, operators)
 
@@ -170,9 +233,7 @@ def _same(before: Mapping[Port, Spec], after: Mapping[Port, Spec]) -> bool:
         shapes = None if spec.payload is None else [(p.shape, p.dtype) for p in spec.payload]
         return spec.columns, shapes, spec.bundled
 
-    return before.keys() == after.keys() and all(
-        facts(before[p]) == facts(after[p]) for p in after
-    )
+    return before.keys() == after.keys() and all(facts(before[p]) == facts(after[p]) for p in after)
 
 
 def _publish_keys(graph: Graph, operators: Sequence[AbstractOperator]) -> None:
@@ -198,6 +259,12 @@ def _readers(operators: Sequence[AbstractOperator]) -> dict[Port, Port]:
     return readers
 
 
+_PASSING = frozenset(
+    ("through", "move", "merge", "detach", "broadcast", "flatmap", "ungroup", "split", "join")
+)
+"""Kinds whose every row comes out again."""
+
+
 def _refuse_endless_loops(operators: Sequence[AbstractOperator]) -> None:
     """A cycle that no row can leave and that uses none up would turn for ever."""
     ahead: dict[int, list[AbstractOperator]] = {o.id: [] for o in operators}
@@ -205,13 +272,12 @@ def _refuse_endless_loops(operators: Sequence[AbstractOperator]) -> None:
         for sources in operator.sources:
             for source, _ in sources:
                 ahead[source.id].append(operator)
-    passing = {
-        o.id for o in operators if o.kind in ("through", "move", "merge", "detach", "broadcast", "flatmap", "ungroup", "split", "join")
-    }  # fmt: skip
+    passing = {o.id for o in operators if o.kind in _PASSING}
     for start in operators:
         if start.id not in passing or not isinstance(start, Merging):
             continue
-        stack, seen = [(start, [start.name])], {start.id}
+        stack: list[tuple[AbstractOperator, list[str]]] = [(start, [start.name])]
+        seen = {start.id}
         while stack:
             operator, path = stack.pop()
             for reader in ahead[operator.id]:

@@ -3,7 +3,26 @@
 from geartrain.nn.cells import TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
 from geartrain.nn.dropout import RowDropout
 from geartrain.nn.kernels import register_torch_kernels
+from geartrain.nn.shapes import (
+    GatedGraphCell,
+    GatedSum,
+    MessagePassing,
+    Recurrent,
+    Tree,
+    first_states,
+)
 
 register_torch_kernels()
 
-__all__ = ["RowDropout", "TokenRNN", "TreeLSTMBranch", "TreeLSTMLeaf"]
+__all__ = [
+    "GatedGraphCell",
+    "GatedSum",
+    "MessagePassing",
+    "Recurrent",
+    "RowDropout",
+    "TokenRNN",
+    "Tree",
+    "TreeLSTMBranch",
+    "TreeLSTMLeaf",
+    "first_states",
+]

@@ -2,17 +2,17 @@
 
     gradients ─► GradientSum ─► due? ─► average, clip, schedule ─► optimiser step ─► version + 1
 
-A part steps by itself when it has seen enough; nothing waits for a global step. ``Part`` is what a user
-writes, ``PartState`` what runs.
+A part steps by itself when it has seen enough; nothing waits for a global step. ``Part`` is what a
+user writes, ``PartState`` what runs.
 
-Source: local updates after min_update_frequency gradients, Gaunt et al. 2017, arXiv:1705.09786; ours is
-called ``update_every``, as it is a count.
+Source: local updates after min_update_frequency gradients, Gaunt et al. 2017, arXiv:1705.09786;
+ours is called ``update_every``, as it is a count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypeAlias, final
 
 import numpy as np
@@ -26,9 +26,10 @@ from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
 from geartrain.ir.operators import Keep
 from geartrain.ir.weights import AbstractWeights
+from geartrain.optim.mixer import AbstractMixer, Average
 
 MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
-Average: TypeAlias = Literal["rows", "instances", "none"]
+Averaging: TypeAlias = Literal["rows", "instances", "none"]
 
 
 @final
@@ -95,7 +96,7 @@ class Rules:
 
     optimizer: MakeOptimizer = torch.optim.Adam
     update_every: int | Trigger = 100
-    average: Average = "rows"
+    average: Averaging = "rows"
     clip: Clip | None = None
     schedule: Callable[[int], float] | None = None
     scheduler: Callable[[Optimizer], LRScheduler] | None = None
@@ -116,26 +117,30 @@ class Part:
         optimizer, update_every, average, clip, schedule, scheduler, max_staleness: As in ``Rules``;
             None takes the session's.
         keep: What nodes keep for the way back; see ``Stream.through``.
+        replicas: Copies of the part on different workers, each with its own optimiser; rows are
+            spread over them by instance. ``module`` is the first copy.
+        mixer: When and how the copies meet.
     """
 
     module: nn.Module
     name: str | None = None
     optimizer: MakeOptimizer | None = None
     update_every: int | Trigger | None = None
-    average: Average | None = None
+    average: Averaging | None = None
     clip: Clip | None = None
     schedule: Callable[[int], float] | None = None
     scheduler: Callable[[Optimizer], LRScheduler] | None = None
     max_staleness: int | None = None
     keep: Keep = "auto"
+    replicas: int = 1
+    mixer: AbstractMixer = field(default_factory=Average)
+
+    def __post_init__(self) -> None:
+        _positive("Part(replicas=...)", self.replicas)
 
     def rules(self, defaults: Rules) -> Rules:
         """The session's rules with this part's own in front."""
-        own = {
-            f.name: value
-            for f in fields(Rules)
-            if (value := getattr(self, f.name)) is not None
-        }
+        own = {f.name: value for f in fields(Rules) if (value := getattr(self, f.name)) is not None}
         return replace(defaults, **own)
 
 
@@ -157,10 +162,14 @@ class PartState(AbstractWeights):
         name: Unique among the parts.
         module: Its parameters are changed in place.
         rules: When and how.
+        mixer: How it meets its copies.
     """
 
-    def __init__(self, name: str, module: nn.Module, rules: Rules) -> None:
+    def __init__(
+        self, name: str, module: nn.Module, rules: Rules, mixer: AbstractMixer | None = None
+    ) -> None:
         self.name, self.module, self.rules = name, module, rules
+        self.mixer = mixer or Average()
         self.version = 0
         self.rows = 0
         self.instances = 0
@@ -199,9 +208,7 @@ class PartState(AbstractWeights):
         old = self.version - versions
         counts = np.bincount(old, lengths).astype(np.int64)
         if counts.size > self._histogram.size:
-            self._histogram = np.concatenate(
-                [self._histogram, np.zeros(2 * counts.size, np.int64)]
-            )
+            self._histogram = np.concatenate([self._histogram, np.zeros(2 * counts.size, np.int64)])
         self._histogram[: counts.size] += counts
         self.dropped(versions)
 
@@ -286,9 +293,7 @@ class PartState(AbstractWeights):
             if name in found:
                 self.gradient.add(parameter, found[name])
             elif f"{name}/indices" in found:
-                self.gradient.add_rows(
-                    parameter, found[f"{name}/indices"], found[f"{name}/values"]
-                )
+                self.gradient.add_rows(parameter, found[f"{name}/indices"], found[f"{name}/values"])
 
     def take_histogram(self) -> tuple[int, ...]:
         """Gradient rows by staleness since the last call."""
@@ -366,9 +371,9 @@ class PartState(AbstractWeights):
                     bad.append(names[parameter])
             parameter.grad = None
         raise NonFiniteError(
-            f"part '{self.name}': the gradient of {bad or 'its parameters (their sum overflows)'} is "
-            f"NaN or infinite after {self.version} updates; clip it, lower the learning rate, or look "
-            "at the instances of this batch"
+            f"part '{self.name}': the gradient of {bad or 'its parameters (their sum overflows)'} "
+            f"is NaN or infinite after {self.version} updates; clip it, lower the learning rate, "
+            "or look at the instances of this batch"
         )
 
 

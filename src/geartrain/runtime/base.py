@@ -1,4 +1,4 @@
-"""What a runtime is: it delivers events, carries out effects, waits and keeps time. It decides nothing.
+"""What a runtime is: it delivers events, carries out effects, waits, and decides nothing.
 
 The contract, which one test suite checks for every runtime:
 
@@ -6,8 +6,8 @@ The contract, which one test suite checks for every runtime:
 2. Batches from one worker to another arrive in the order they were sent. What a firing says to the
    controller is settled before any of its batches travels on; the controller's word on finished
    instances reaches every worker before rows that were fed after it.
-3. The first failure stops the run and is raised to the caller, later ones as its notes; nothing is left
-   running. No wait is without a bound.
+3. The first failure stops the run and is raised to the caller, later ones as its notes; nothing is
+   left running. No wait is without a bound.
 4. When nothing can move and instances are unfinished, ``StuckError`` tells who waits for what.
 """
 
@@ -54,7 +54,10 @@ class Feeder:
     """
 
     def __init__(
-        self, instances: Iterator[Instance], on_bad: OnBadInstance = "raise", limit: int | None = None
+        self,
+        instances: Iterator[Instance],
+        on_bad: OnBadInstance = "raise",
+        limit: int | None = None,
     ) -> None:
         self._instances, self._on_bad = instances, on_bad
         self._left = limit
@@ -99,8 +102,8 @@ class Feeder:
                 break
             if not isinstance(instance, Instance):
                 raise TypeError(
-                    f"the data gave a {type(instance).__name__}; it gives gt.Instance objects: pass "
-                    "convert=... to turn yours into them"
+                    f"the data gave a {type(instance).__name__}; it gives gt.Instance objects: "
+                    "pass convert=... to turn yours into them"
                 )
             batch.append(instance)
         if self._left == 0:

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first one ends admission and lets what is in flight finish, the second one abandons it."""
+"""Ctrl-C: the first ends admission and lets what is in flight finish, the second abandons it."""
 
 from __future__ import annotations
 

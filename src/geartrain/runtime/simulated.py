@@ -1,4 +1,4 @@
-"""One thread, a virtual clock: the real mathematics in a seeded order, on machines that we do not own.
+"""One thread, a virtual clock: real mathematics, seeded order, machines that we do not own.
 
     heap of (time, number, event)      deliver ─► worker free? fire, busy until time + cost
                                        done    ─► effects travel: link latency, bandwidth, jitter

@@ -1,7 +1,7 @@
 """Workers as threads: batches pass by reference, nothing to start, nothing to clean up.
 
-torch releases the interpreter lock inside its kernels, so workers compute at the same time. Whoever brings
-an answer runs the controller's step under its lock; the calling thread only waits.
+torch releases the interpreter lock inside its kernels, so workers compute at the same time. Whoever
+brings an answer runs the controller's step under its lock; the calling thread only waits.
 """
 
 from __future__ import annotations

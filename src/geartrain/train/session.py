@@ -1,10 +1,12 @@
 """The front door: a graph, its rules, a runtime; fit, evaluate, predict, save, load.
 
-    session = Session(graph, rules=Rules(optimizer=partial(torch.optim.Adam, lr=1e-3)), runtime=Threads(2))
+    rules = Rules(optimizer=partial(torch.optim.Adam, lr=1e-3))
+    session = Session(graph, rules=rules, runtime=Threads(2))
     session.fit(train, epochs=3, valid=dev, until=Target("accuracy", 0.97))
 
-The modules in the graph are the user's own: after ``fit`` they hold the trained weights, and inference needs
-nothing of ours. There is one way to train: instances into the engine, until it is empty again.
+The modules in the graph are the user's own: after ``fit`` they hold the trained weights, and
+inference needs nothing of ours. There is one way to train: instances into the engine, until it is
+empty again.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import torch
 from torch import Tensor
 
 from geartrain.engine.controller import Ramp
-from geartrain.engine.engine import Engine, Settings, make_parts
+from geartrain.engine.engine import Engine, Settings, copies_of, make_parts, original_name
 from geartrain.engine.instrument import (
     AbstractInstrument,
     EpochEnded,
@@ -265,8 +267,8 @@ class Session:
     def predict(self, data: Data) -> list[Any]:
         """What reaches the outputs, in the order of the instances.
 
-        Without ``Stream.output`` in the graph: the predictions that reach the losses; targets may then
-        be missing from the instances.
+        Without ``Stream.output`` in the graph: the predictions that reach the losses; targets may
+        then be missing from the instances.
 
         Returns:
             For each instance a tensor ``(rows, ...)``, rows sorted by vertex; a tuple where the
@@ -413,6 +415,32 @@ class Session:
     def _modules_train(self, train: bool) -> None:
         for module in self.graph.modules():
             module.train(train)
+        for part in self.parts.values():
+            part.module.train(train)
+
+    def _groups(self) -> list[list[PartState]]:
+        """Parts that have copies, each with them."""
+        originals = [name for name in self.parts if name == original_name(name)]
+        groups = [copies_of(name, self.parts) for name in originals]
+        return [group for group in groups if len(group) > 1]
+
+    def _take_staleness(self) -> dict[str, PartStaleness]:
+        """Of the epoch so far, copies of a part together."""
+        histograms: dict[str, list[int]] = {}
+        for name, part in self.parts.items():
+            counts = histograms.setdefault(original_name(name), [])
+            for age, rows in enumerate(part.take_histogram()):
+                counts.extend([0] * (age + 1 - len(counts)))
+                counts[age] += rows
+        return {name: staleness_of(counts) for name, counts in histograms.items()}
+
+    def _meet(self, *, end_of_epoch: bool) -> None:
+        """Let the copies meet whose time has come; nothing is in flight."""
+        for group in self._groups():
+            every = group[0].mixer.every
+            due = every is not None and self._position.trained % every == 0
+            if end_of_epoch or due:
+                group[0].mixer.mix(group)
 
 
 @final
@@ -468,12 +496,14 @@ class _Fitting:
         ended = False
         while not ended:
             ended = self._stretch(instances)
+            s._meet(end_of_epoch=False)
             if not ended and self._retention is not None and self._every is not None:
                 self._save(is_best=False)
         assert s._engine is not None
         for worker in s._engine.workers:
             for step in worker.flush():
                 at.updates[step.part] = at.updates.get(step.part, 0) + 1
+        s._meet(end_of_epoch=True)
         event = self._ended()
         at.history.append(event)
         at.epoch, at.taken, at.epoch_seconds = at.epoch + 1, 0, 0.0
@@ -491,7 +521,9 @@ class _Fitting:
         measure = (
             s.runtime.workers > 1 and not s._costs and not s.runtime.virtual and not at.trained
         )
-        limit = _least(self._every, _MEASURED if measure else None)
+        meetings = [g[0].mixer.every for g in s._groups()]
+        until_next = [every - at.trained % every for every in meetings if every is not None]
+        limit = _least(self._every, _MEASURED if measure else None, *until_next)
         engine = s._ready(self._source)
         engine.begin(train=True)
         s._modules_train(True)
@@ -539,7 +571,7 @@ class _Fitting:
     def _ended(self) -> EpochEnded:
         s, at = self._s, self._s._position
         valid: Mapping[str, float] = {}
-        staleness = {name: staleness_of(p.take_histogram()) for name, p in s.parts.items()}
+        staleness = s._take_staleness()
         if self._valid is not None:
             valid = s._evaluate(self._valid, at.epoch, self._epochs, at.train_seconds).metrics
         means = means_of(at.sums)
@@ -649,7 +681,7 @@ def _by_instance(collected: Sequence[Collected], n: int) -> list[Any]:
     width = len(collected[0][3])
     rows = torch.from_numpy(order)
     columns = [
-        torch.cat([c[3][j] for c in collected]).index_select(0, rows).split(counts)
+        torch.cat([c[3][j] for c in collected]).index_select(0, rows).split(counts)  # type: ignore[no-untyped-call]
         for j in range(width)
     ]
     if width == 1:

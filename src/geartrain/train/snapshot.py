@@ -56,8 +56,8 @@ def load_parts(
     """
     if set(parts) != set(document):
         raise CheckpointError(
-            f"{path}: holds parts {sorted(document)}, the graph has {sorted(parts)}; build the graph "
-            "as it was when the checkpoint was written"
+            f"{path}: holds parts {sorted(document)}, the graph has {sorted(parts)}; build the "
+            "graph as it was when the checkpoint was written"
         )
     for name, part in parts.items():
         _check_weights(name, part, _inside(tensors, f"{name}/weights/"), path)
@@ -91,6 +91,6 @@ def _check_weights(name: str, part: PartState, found: Mapping[str, Tensor], path
     for key, tensor in wanted.items():
         if tensor.shape != found[key].shape:
             raise CheckpointError(
-                f"{path}: part '{name}': '{key}' has shape {tuple(found[key].shape)}, the module has "
-                f"{tuple(tensor.shape)}"
+                f"{path}: part '{name}': '{key}' has shape {tuple(found[key].shape)}, the module "
+                f"has {tuple(tensor.shape)}"
             )

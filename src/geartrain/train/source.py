@@ -1,4 +1,4 @@
-"""Where instances come from: any iterable, a Dataset, a DataLoader; the order of an epoch is a function of the seed.
+"""Where instances come from: any iterable, a Dataset, a DataLoader, in an order set by the seed.
 
 Sequence or map-style Dataset   shuffled by (seed, epoch); an epoch can be resumed anywhere
 DataLoader                      its own order; batches are taken apart (collate_fn=list)

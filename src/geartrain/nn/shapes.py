@@ -1,0 +1,240 @@
+"""Ready-made shapes: the loops that most models want, each a line.
+
+    Recurrent       h0 ─► cell ─► cell ─► ... ─► h at the last vertex         along a list
+    Tree            leaves ─► branch ─► ... ─► every vertex of the tree       from the leaves up
+    MessagePassing  vertices ─► cell ─► ... ─► vertices, after some steps     over the edges
+
+A shape is called with a stream and returns one; around it one writes inputs, read-outs and losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from geartrain.ir.graph import Stream
+from geartrain.ir.operators import Keep, PartLike
+from geartrain.ir.payload import Inside
+
+
+@final
+class Recurrent:
+    """Apply a cell along the vertices of each instance, 0 to the last.
+
+    Args:
+        cell: ``(state, *read) -> state``, each one tensor or a tuple of equal length; a ``Part``
+            or a module.
+        read: Vertex columns given to the cell at each vertex (tokens).
+        name: Of the cell's node.
+        keep: As in ``Stream.through``.
+
+    Called with the stream of first states, one row an instance at vertex 0.
+
+    Returns:
+        The stream of states behind the last vertex. ``every(stream)`` returns the states behind
+        each vertex instead.
+    """
+
+    def __init__(
+        self,
+        cell: nn.Module | PartLike,
+        *,
+        read: str | Sequence[str] = (),
+        name: str | None = None,
+        keep: Keep | None = None,
+    ) -> None:
+        self._cell, self._read, self._name, self._keep = cell, read, name, keep
+
+    def __call__(self, start: Stream) -> Stream:
+        return self._wire(start)[1]
+
+    def every(self, start: Stream) -> Stream:
+        """The states behind each vertex; the last one goes no further."""
+        states, last = self._wire(start, every=True)
+        last.stop()
+        return states
+
+    def _wire(self, start: Stream, *, every: bool = False) -> tuple[Stream, Stream]:
+        loop = start.graph.loop()
+        loop.join(start)
+        states = loop.through(self._cell, read=self._read, name=self._name, keep=self._keep)
+        on, last = states.where(lambda m: m.vertex + 1 < m.size)
+        loop.join(on.move(vertex=lambda m: m.vertex + 1))
+        return states, last
+
+
+@final
+class Tree:
+    """Apply a branch cell from the leaves of each tree to its root.
+
+    Args:
+        branch: ``(*stacks) -> states``: gets the states of the children ``(n, children, ...)`` in
+            the order of their slots, gives that of their parent; a ``Part`` or a module.
+        children: How many children an inner vertex has: a number, or the name of a vertex column of
+            the *child* that holds it.
+        parent: Vertex column with the parent, -1 at the root.
+        slot: Vertex column with the position among its siblings, from 0.
+        name: Of the branch's node.
+        keep: As in ``Stream.through``.
+
+    Called with the stream of leaf states. Returns the stream of all vertices' states.
+
+    Source: the tree of Gaunt et al. 2017, arXiv:1705.09786; cells as of Tai et al. 2015,
+    arXiv:1503.00075.
+    """
+
+    columns = ("parent", "slot")
+    """What the graph's ``vertex`` must declare, by default."""
+
+    def __init__(
+        self,
+        branch: nn.Module | PartLike,
+        *,
+        children: int | str = 2,
+        parent: str = "parent",
+        slot: str = "slot",
+        name: str | None = None,
+        keep: Keep | None = None,
+    ) -> None:
+        self._branch, self._children = branch, children
+        self._parent, self._slot, self._name, self._keep = parent, slot, name, keep
+
+    def __call__(self, leaves: Stream) -> Stream:
+        parent = self._parent
+        vertices = leaves.graph.loop()
+        vertices.join(leaves)
+        inner, root = vertices.where(lambda m: getattr(m, parent) >= 0)
+        family = inner.group(
+            by={"vertex": lambda m: getattr(m, parent)}, size=self._children, order=self._slot
+        )
+        vertices.join(family.through(self._branch, name=self._name, keep=self._keep))
+        root.stop()
+        return vertices
+
+
+@final
+class MessagePassing:
+    """Apply a cell to all vertices of a graph, a number of times.
+
+    Args:
+        cell: ``(h, inside) -> h``: gets the vertices of many instances ``(rows, hidden)`` and an
+            ``Inside`` with their edges; a ``Part`` or a module, such as ``GatedGraphCell``.
+        steps: How often.
+        read: Vertex columns given to the cell before ``inside``.
+        name: Of the cell's node.
+        keep: As in ``Stream.through``.
+
+    Called with a stream of bundles, the vertices of an instance each (``input(bundle=True)``).
+    Returns the stream of bundles after the last step.
+
+    Source: Gilmer et al. 2017, arXiv:1704.01212; gated: Li et al. 2016, arXiv:1511.05493.
+    """
+
+    def __init__(
+        self,
+        cell: nn.Module | PartLike,
+        *,
+        steps: int,
+        read: str | Sequence[str] = (),
+        name: str | None = None,
+        keep: Keep | None = None,
+    ) -> None:
+        if steps < 1:
+            raise ValueError(f"MessagePassing(steps={steps}): give 1 or more")
+        self._cell, self._steps, self._read = cell, steps, read
+        self._name, self._keep = name, keep
+
+    def __call__(self, vertices: Stream) -> Stream:
+        steps = self._steps
+        loop = vertices.graph.loop()
+        loop.join(vertices.move(step=0))
+        passed = loop.through(
+            self._cell, read=self._read, inside=True, name=self._name, keep=self._keep
+        )
+        on, done = passed.where(lambda m: m.step + 1 < steps)
+        loop.join(on.move(step=lambda m: m.step + 1))
+        return done
+
+
+@final
+class GatedGraphCell(nn.Module):
+    """One step of a gated graph network with typed edges.
+
+        a_v = Σ over edges (u, v) of type t of  W_t h_u + b_t          h'_v = GRU(a_v, h_v)
+
+    Inputs: h float ``(rows, hidden)`` and an ``Inside`` whose edges have ``source``, ``target``
+    and, with more than one type, the type column. Output ``(rows, hidden)``.
+
+    Args:
+        hidden: Width of h.
+        types: Number of edge types.
+        column: Edge column with the type, 0..types-1.
+        bias: Whether messages have a bias.
+
+    Source: Li et al. 2016, arXiv:1511.05493.
+    """
+
+    def __init__(
+        self, hidden: int, types: int = 1, column: str = "type", *, bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.hidden, self.types, self.column = hidden, types, column
+        self.message = nn.Linear(hidden, types * hidden, bias=bias)
+        self.update = nn.GRUCell(hidden, hidden)
+
+    def forward(self, h: Tensor, inside: Inside) -> Tensor:
+        rows = h.shape[0]
+        made = self.message(h).view(rows * self.types, self.hidden)
+        at = inside.edges["source"] * self.types
+        if self.types > 1:
+            at = at + inside.edges[self.column]
+        gathered = made.index_select(0, at)
+        heard = h.new_zeros(rows, self.hidden).index_add(0, inside.edges["target"], gathered)
+        updated: Tensor = self.update(heard, h)
+        return updated
+
+
+@final
+class GatedSum(nn.Module):
+    """A graph's value from its vertices: Σ sigmoid(gate [h, x]) · value(h).
+
+    Inputs: h ``(rows, hidden)``, x ``(rows, features)``, an ``Inside``. Output ``(bundles, out)``:
+    use it with ``inside=True, pool=True``.
+
+    Args:
+        hidden: Width of h.
+        features: Width of x; 0: there is no x.
+        out: Width of the value.
+
+    Source: the readout of Li et al. 2016, arXiv:1511.05493.
+    """
+
+    def __init__(self, hidden: int, features: int = 0, out: int = 1) -> None:
+        super().__init__()
+        self.gate = nn.Linear(hidden + features, out)
+        self.value = nn.Linear(hidden, out)
+
+    def forward(self, h: Tensor, *rest: Any) -> Tensor:
+        *features, inside = rest
+        seen = torch.cat([h, *(f.to(h.dtype) for f in features)], 1) if features else h
+        shares = torch.sigmoid(self.gate(seen)) * self.value(h)
+        total = shares.new_zeros(inside.lengths.shape[0], shares.shape[1])
+        summed: Tensor = total.index_add(0, inside.segment, shares)
+        return summed
+
+
+def first_states(hidden: int, *, dtype: torch.dtype = torch.float32) -> Callable[[Tensor], Tensor]:
+    """A function for ``through`` that makes zero states ``(n, hidden)`` of any rows."""
+
+    def zeros(x: Tensor) -> Tensor:
+        return torch.zeros(x.shape[0], hidden, dtype=dtype, device=x.device)
+
+    return zeros
+
+
+__all__ = [
+    "GatedGraphCell", "GatedSum", "MessagePassing", "Recurrent", "Tree", "first_states"
+]  # fmt: skip
