@@ -3,8 +3,8 @@
     start ─► steps ─► cell(h, token) ─► ends here? ─ no ─► next vertex ─► steps
                                              └─ yes ─► readout ─► cross entropy, accuracy
 
-One row stands for one list; it leaves the loop at the list's last token, so lists of two and of ten
-tokens share every batch and nothing is padded. Every number of the recipe is at the top of this file.
+One row stands for one list; it leaves the loop at the list's last token, so lists of two and of
+ten tokens share every batch and nothing is padded. Every number of the recipe stands at the top.
 
 Source: the task and the loop are those of Gaunt et al. 2017, arXiv:1705.09786.
 """
@@ -126,6 +126,7 @@ LISTREDUCE: Final = Recipe(
     unit="instances",
     epochs=4,
     make=build,
+    draw=lambda: make_graph(hidden=128),
     options=(
         Option("hidden", 128, 1, "width of the state"),
         Option("train_size", 100_000, 1, "lists to train on"),

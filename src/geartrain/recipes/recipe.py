@@ -2,8 +2,9 @@
 
     Recipe ── build(Setting) ─► Task(graph, rules, ramp, splits, files) ─► Session
 
-A ``Recipe`` is text and defaults, cheap to list. ``build`` makes the model; data are read when a split
-is asked for. ``Task.files`` is what a rebuilt task needs besides the checkpoint, such as a vocabulary.
+A ``Recipe`` is text and defaults, cheap to list. ``build`` makes the model; data are read when a
+split is asked for. ``Task.files`` is what a task needs to be built again besides the checkpoint,
+such as a vocabulary.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Task:
     rules: Rules
     splits: Mapping[str, LoadSplit]
     validation: str
-    ramp: Ramp = Ramp()
+    ramp: Ramp
     files: Mapping[str, str] = field(default_factory=dict)
 
     def load(self, split: str) -> Sequence[Instance]:
@@ -134,6 +135,7 @@ class Recipe:
         needs: Files of the data folder; none for generated data.
         options: Numbers that may be changed.
         make: Builds the task from a complete setting, torch's generator already seeded.
+        draw: Makes the graph alone, without data, to be looked at.
     """
 
     name: str
@@ -146,6 +148,7 @@ class Recipe:
     unit: Literal["rows", "instances"]
     epochs: int
     make: Callable[[Setting], Task]
+    draw: Callable[[], Graph]
     needs: tuple[str, ...] = ()
     options: tuple[Option, ...] = ()
 

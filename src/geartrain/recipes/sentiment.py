@@ -1,14 +1,14 @@
-"""Sentiment trees: a binary Tree-LSTM over the Stanford Sentiment Treebank, a label at every vertex.
+"""Sentiment trees: a binary Tree-LSTM over the Stanford Sentiment Treebank, every vertex labelled.
 
     word ─► leaf ─► nodes ─┬─► hidden ─► readout ─► cross entropy; accuracy over all and over roots
                       ▲    └─► has a parent? ─ yes ─► group the two at their parent ─► branch ─┐
                       │                  └─ no ─► stop                                         │
                       └────────────────────────────────────────────────────────────────────────┘
 
-Every number of the recipe is at the top of this file.
+Every number of the recipe stands at the top.
 
-Source: the network is that of Tai et al. 2015, arXiv:1503.00075, trained asynchronously as in Gaunt et
-al. 2017, arXiv:1705.09786; the trees are those of Socher et al. 2013.
+Source: the network is that of Tai et al. 2015, arXiv:1503.00075, trained asynchronously as in Gaunt
+et al. 2017, arXiv:1705.09786; the trees are those of Socher et al. 2013.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from geartrain.optim.part import Rules
 from geartrain.recipes.recipe import LoadSplit, Option, Recipe, Setting, Task
 
 RATE: Final = 0.05  # Adagrad's
-WORD_SPREAD: Final = 0.1  # standard deviation of the initial word vectors
+WORD_SPREAD: Final = 0.03  # standard deviation of the initial word vectors
 RAMP: Final = Ramp(start=4, over=1500)
 _VOCABULARY: Final = "vocabulary.json"
 
@@ -38,7 +38,7 @@ _VOCABULARY: Final = "vocabulary.json"
 def build(setting: Setting) -> Task:
     """The task; reads the training trees, whose words are the vocabulary; see ``Recipe.build``."""
     # Embeddings give sparse gradients; torch warns unless it is told whether to check them.
-    torch.sparse.check_sparse_tensor_invariants.disable()
+    torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
     most = int(setting.options["trees"]) or None
     read: dict[Split, Sequence[Tree]] = {}
     if _VOCABULARY in setting.files:
@@ -119,6 +119,7 @@ SENTIMENT: Final = Recipe(
     unit="rows",
     epochs=3,
     make=build,
+    draw=lambda: make_graph(hidden=128, words=1),
     needs=("sst/train.txt", "sst/dev.txt"),
     options=(
         Option("hidden", 128, 1, "width of the state and of the word vectors"),
