@@ -124,7 +124,7 @@ LISTREDUCE: Final = Recipe(
     max_active=150,
     update_every=100,
     unit="instances",
-    epochs=4,
+    epochs=6,
     make=build,
     draw=lambda: make_graph(hidden=128),
     options=(
