@@ -18,8 +18,6 @@ TREES = (
     "(2 (2 (2 a) (2 film)) (2 (2 of) (2 sorts)))",
     "(4 (3 great) (3 (2 acting) (2 too)))",
 )
-SMALL_LISTS = ("listreduce", "--option", "train_size=300", "--option", "valid_size=60")
-SMALL_LISTS += ("--option", "hidden=8", "--runtime", "simulated", "--epochs", "2")
 
 
 class Outcome:

@@ -27,9 +27,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def setting(recipe: Recipe, data: Path | None = None, **options: float) -> Setting:
-    return Setting(
-        seed=3, epochs=2, update_every=recipe.update_every, data=data, options=options
-    )
+    return Setting(seed=3, epochs=2, update_every=recipe.update_every, data=data, options=options)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
@@ -107,7 +105,9 @@ def test_equal_seeds_give_equal_weights_and_others_do_not() -> None:
 
     def weights(seed: int) -> torch.Tensor:
         task = recipe.build(Setting(seed=seed, epochs=1, update_every=1, options={"hidden": 8}))
-        return torch.cat([p.detach().flatten() for m in task.graph.modules() for p in m.parameters()])
+        return torch.cat(
+            [p.detach().flatten() for m in task.graph.modules() for p in m.parameters()]
+        )
 
     assert torch.equal(weights(0), weights(0))
     assert not torch.equal(weights(0), weights(1))
