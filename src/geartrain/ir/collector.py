@@ -45,6 +45,7 @@ class Collector:
         self._rows = RowStore(name, ("origin", "pending", "touched", "start", "length"))
         self._cells: RowStore | None = None
         self._name = name
+        self._width = 0  # payload tensors of a row: a sum has a column for each, held or not
 
     def expect(
         self, origin: IntArray, answers: IntArray | int, lengths: IntArray | None
@@ -69,6 +70,7 @@ class Collector:
         done: list[Backward] = []
         zero = [b.rows & ROW_MASK for b in batches if b.gradient is None]
         some = [b for b in batches if b.gradient is not None]
+        self._width = max([self._width, *(len(b.gradient or ()) for b in some)])
         if zero:
             self._add_zero(join_arrays(zero), done)
         if some and self._cells is None:
@@ -99,8 +101,7 @@ class Collector:
             done.append(Backward(store["origin"][quiet], None))
             self._release(quiet)
         if rest.size:
-            width = int(store["touched"][rest].max()).bit_length()
-            gradient = tuple(self._earlier(rest, j, None) for j in range(width))
+            gradient = tuple(self._earlier(rest, j, None) for j in range(self._width))
             lengths = None if self._cells is None else store["length"][rest]
             done.append(Backward(store["origin"][rest], gradient, lengths))
             self._release(rest)

@@ -169,13 +169,19 @@ class Stop(AbstractStep):
 class Detach(AbstractStep):
     """Pass rows on and answer zero at once; what comes back later ends at the controller.
 
-    The instance stays unfinished until that has come, as its frame is still in use.
+    The instance stays unfinished until that has come, as its frame is still in use. A payload
+    that is read where it lies is copied: who made it may write over it once it is answered.
     """
 
     def apply(self, batch: Forward) -> Passage:
         slots = batch.state[INSTANCE].copy()
+        copied = tuple(
+            x if batch.index is None else x.index_select(0, torch.from_numpy(batch.index))
+            for x in batch.payload
+        )
+        origin = slots | (CONTROLLER << ROW_BITS)
         return Passage(
-            [(0, batch.with_origin(slots | (CONTROLLER << ROW_BITS)))],
+            [(0, Forward(copied, batch.state, origin, batch.lengths))],
             [Backward(batch.origin, None)],
             slots,
         )

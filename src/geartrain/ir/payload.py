@@ -173,11 +173,19 @@ class RowNode(AbstractNode):
         in_place = {
             i: kept[first : first + total]
             for i, j in self._kept_input.items()
-            if (kept := buffers.existing(j)) is not None
+            if (kept := buffers.existing(j)) is not None and _fits(kept, batches, i)
         }
         inputs = self._inputs(batches, state, origin, lengths, in_place)
-        outputs, residuals = self._run(inputs, inside)
+        room = self._room(buffers, first, total)
+        outputs, residuals = self._run(inputs, inside, room)
+        if in_place:  # a function may return its very input: rows of the store are for this node
+            stored = {x.untyped_storage().data_ptr() for x in in_place.values()}
+            outputs = tuple(
+                y.clone() if y.untyped_storage().data_ptr() in stored else y for y in outputs
+            )
         for j, residual in enumerate(residuals):
+            if residual is room:
+                continue
             i = next((i for i, x in enumerate(inputs) if x is residual), None)
             if i is not None and i in in_place and self._kept_input.get(i) == j:
                 continue
@@ -248,11 +256,22 @@ class RowNode(AbstractNode):
                 inputs.append(column if out is None else out.copy_(column))
         return tuple(inputs)
 
-    def _run(self, inputs: Payload, inside: Inside | None) -> tuple[Payload, Payload]:
+    def _run(
+        self, inputs: Payload, inside: Inside | None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
         if isinstance(self._kernel, Recompute):
             return self._kernel.forward(*inputs, inside=inside)
         with torch.no_grad():
+            if room is not None:
+                return self._kernel.forward_with_room(room, *inputs)
             return self._kernel.forward(*inputs)
+
+    def _room(self, buffers: RowStore, first: int, total: int) -> Tensor | None:
+        """Where in the store the kernel may write its residual."""
+        if isinstance(self._kernel, Recompute) or self._kernel.room_for is None:
+            return None
+        buffer = buffers.existing(self._kernel.room_for)
+        return None if buffer is None else buffer[first : first + total]
 
     def _back(self, gradient: Gradient, residuals: Payload, inside: Inside | None) -> Gradient:
         into = None if self._weights is None else self._weights.gradient
@@ -445,6 +464,15 @@ def look_inside(place: Place, slots: IntArray, lengths: IntArray | None) -> Insi
         torch.from_numpy(lengths),
         torch.from_numpy(segment),
         {name: torch.from_numpy(column) for name, column in edges.items()},
+    )
+
+
+def _fits(kept: Tensor, batches: Sequence[Forward], i: int) -> bool:
+    """Whether input i can be written where it will be kept (``out=`` would cast and broadcast)."""
+    return all(
+        i >= len(b.payload)
+        or (b.payload[i].shape[1:] == kept.shape[1:] and b.payload[i].dtype == kept.dtype)
+        for b in batches
     )
 
 

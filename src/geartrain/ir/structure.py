@@ -158,6 +158,7 @@ class Cells:
         self._node = node
         self._rows = RowStore(name, ("origin", "pending", "start", "length", "some"))
         self._cells = RowStore(f"{name} parts", ("row", "filled"))
+        self._width = 0  # payload tensors of a part, whether they got a gradient or not
 
     def expect(self, origin: IntArray, lengths: IntArray) -> IntArray:
         """Keep rows with so many parts each; returns the addresses of all parts, in order."""
@@ -179,12 +180,12 @@ class Cells:
     ) -> list[tuple[IntArray, Gradient | None, IntArray]]:
         """Take parts in; returns (origins, gradients of all parts or None, lengths)."""
         ready: list[IntArray] = []
-        width = 0
         for batch in batches:
             cells = batch.rows & ROW_MASK
             if batch.gradient is not None:
                 at = torch.from_numpy(cells)
                 bits = 0
+                self._width = max(self._width, len(batch.gradient))
                 for j, column in enumerate(join_gradient([batch])):
                     if column is not None:
                         self._cells.buffer(j, column).index_copy_(0, at, column)
@@ -209,14 +210,13 @@ class Cells:
             done.append((origin, None if quiet else self._gather(cells), lengths))
             self._cells.release(cells)
             self._rows.release(rows)
-        del width
         return done
 
     def _gather(self, cells: IntArray) -> Gradient:
         filled = self._cells["filled"][cells]
         at = torch.from_numpy(cells)
         columns: list[Tensor | None] = []
-        for j in range(int(filled.max()).bit_length()):
+        for j in range(self._width):
             bit = (filled >> j) & 1
             buffer = self._cells.existing(j)
             if buffer is None or not bit.any():

@@ -200,13 +200,20 @@ class _LeafKernel(AbstractRowKernel):
     def __init__(self, module: TreeLSTMLeaf, table: AbstractRowKernel | None) -> None:
         self._module, self._table = module, table
 
+    room_for = 1
+
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        module, width = self._module, self._module.hidden
+        shape = (inputs[0].shape[0], 4, self._module.hidden)
+        return self.forward_with_room(self._module.weight.new_empty(shape), *inputs)
+
+    def forward_with_room(
+        self, room: Tensor, *inputs: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        module, width, kept = self._module, self._module.hidden, room
         ids: tuple[Tensor, ...] = ()
         if self._table is not None:
             inputs, ids = self._table.forward(*inputs)
         (x,) = inputs
-        kept = x.new_empty((x.shape[0], 4, width))
         gates = kept.view(-1, 4 * width)[:, : 3 * width]
         torch.addmm(module.bias, x, module.weight.t(), out=gates)
         squash_(gates, 2 * width)
@@ -244,10 +251,17 @@ class _BranchKernel(AbstractRowKernel):
     def __init__(self, module: TreeLSTMBranch) -> None:
         self._module = module
 
+    room_for = 2
+
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        module, width = self._module, self._module.hidden
+        shape = (inputs[0].shape[0], 6, self._module.hidden)
+        return self.forward_with_room(inputs[0].new_empty(shape), *inputs)
+
+    def forward_with_room(
+        self, room: Tensor, *inputs: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        module, width, kept = self._module, self._module.hidden, room
         h, c = inputs
-        kept = h.new_empty((h.shape[0], 6, width))
         gates = kept.view(-1, 6 * width)[:, : 5 * width]
         torch.addmm(module.bias, h.flatten(1), module.weight.t(), out=gates)
         squash_(gates, 4 * width)

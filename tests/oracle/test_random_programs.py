@@ -1,0 +1,58 @@
+"""Random programs of random nodes against the same programs row by row in plain PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+from rig import ORDERS, accumulate, assert_same_gradients, assert_same_loss, autograd, orders
+from twins import Lists, Program, Streams, instance, new_graph
+
+
+def check(seed, length, size, order, tell=note):
+    data = [instance(1000 * seed + i) for i in range(size)]
+    program, plain, graph = Program(seed, length), Lists(data), new_graph()
+    program.run(plain)
+    tell(f"motifs: {program.told}")
+    want = autograd(plain.total, program.modules)
+    program.run(Streams(graph))
+    tell(str(graph))
+    graph.check({"x": ((3,), torch.float64)})
+    got = accumulate(graph, data, order)
+    assert_same_loss(got, plain.total)
+    assert got.sums.get("loss", (0, 0))[1] == plain.losses
+    assert_same_gradients(got.gradients, by_part(want, got.parts, program))
+
+
+def by_part(want, parts, program):
+    """Autograd's gradients under the names of the graph's parts."""
+    names = {id(state.module): name for name, state in parts.items()}
+    return {
+        (names[id(program.modules[module])], parameter): gradient
+        for (module, parameter), gradient in want.items()
+    }
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 10_000), length=st.integers(1, 6), size=st.integers(1, 6), order=orders()
+)
+def test_gradients_of_a_random_program_are_those_of_autograd(seed, length, size, order):
+    check(seed, length, size, order)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@settings(max_examples=1500)
+@given(
+    seed=st.integers(0, 10**6), length=st.integers(1, 12), size=st.integers(1, 12), order=orders()
+)
+def test_gradients_of_many_random_programs_are_those_of_autograd(seed, length, size, order):
+    check(seed, length, size, order)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_order_of_deliveries_gives_the_same_gradients(seed):
+    for order in ORDERS:
+        check(seed, 5, 5, order, tell=lambda told: None)
