@@ -357,3 +357,16 @@ def test_a_parameter_in_two_parts_is_refused_by_name():
     x.through(nn.Sequential(shared, nn.Tanh()), name="b").output()
     with pytest.raises(gt.GraphError, match=r"'0.weight' of 'b' also belongs to 'a'"):
         gt.Session(graph).predict([gt.Instance({"x": torch.zeros(1, 2)})])
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, partial(torch.optim.Adagrad, fused=True)])
+def test_an_optimiser_without_sparse_steps_gets_dense_gradients(optimizer) -> None:
+    torch.manual_seed(0)
+    table = nn.Embedding(5, 2, sparse=True)
+    before = table.weight.detach().clone()
+    graph = gt.Graph()
+    graph.input("id").through(table, name="table").loss(lambda y: y.sum(1))
+    data = [gt.Instance({"id": torch.tensor([1, 1, 3])})]
+    gt.Session(graph, rules=gt.Rules(optimizer=partial(optimizer, lr=0.1))).fit(data, epochs=1)
+    moved = (table.weight != before).any(1)
+    assert moved.tolist() == [False, True, False, True, False]

@@ -124,12 +124,12 @@ class LossNode(AbstractNode):
             self.collected.append(collect(self.place, state, lengths, prediction))
         if not self.judge:
             return Emission(backward=[Backward(origin, None)])
-        view = self.place.view(Forward((), state, origin))
-        target = _per_payload_row(column_of(self._target, view), lengths)
+        view = self.place.row_view(state, lengths)
+        target = column_of(self._target, view)
         if self._check_classes and target is not None:
             self._refuse_classes(prediction[0], target, state, lengths)
         losses, gradient = self._losses(prediction, target, train)
-        weight = _per_payload_row(column_of(self._weight, view), lengths)
+        weight = column_of(self._weight, view)
         if weight is not None:
             losses = losses * weight
         self._count("loss", losses, None, state, lengths)
@@ -137,7 +137,7 @@ class LossNode(AbstractNode):
             args = prediction if target is None else (*prediction, target)
             mask = None
             if metric.where is not None:
-                mask = _per_payload_row(torch.as_tensor(metric.where(view)), lengths)
+                mask = torch.as_tensor(metric.where(view))
             self._count(name, metric.function(*args), mask, state, lengths)
         if gradient is None:
             return Emission(backward=[Backward(origin, None)])
@@ -318,13 +318,6 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 def _messages(slots: IntArray, lengths: IntArray | None) -> IntArray:
     return slots if lengths is None else np.repeat(slots, lengths)
-
-
-def _per_payload_row(column: Tensor | None, lengths: IntArray | None) -> Tensor | None:
-    """Spread a column of bundles over their rows; leave it where it has one entry a row already."""
-    if column is None or lengths is None or column.shape[0] == int(lengths.sum()):
-        return column
-    return column.repeat_interleave(torch.from_numpy(lengths), 0)
 
 
 Mode: TypeAlias = Literal["train", "evaluate", "predict"]

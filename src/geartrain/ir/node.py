@@ -14,8 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+import numpy as np
+
 from geartrain.ir.frame import Arena, Schema, View
-from geartrain.ir.message import INSTANCE, Backward, Forward, IntArray
+from geartrain.ir.message import INSTANCE, VERTEX, Backward, Forward, IntArray, ranges
 
 
 @final
@@ -39,6 +41,25 @@ class Place:
 
     def view(self, batch: Forward) -> View:
         return View(batch, self.arena, self.schema)
+
+    def row_view(self, state: IntArray, lengths: IntArray | None) -> View:
+        """The payload rows of messages, each where it is.
+
+        The rows of a bundle that has its instance's vertices are at those vertices, in order; the
+        rows of another bundle are all where their message is.
+        """
+        if lengths is not None:
+            state = self._spread(state, lengths)
+        return self.view(Forward((), state, state[INSTANCE]))
+
+    def _spread(self, state: IntArray, lengths: IntArray) -> IntArray:
+        slots = state[INSTANCE]
+        base = self.arena.base[slots]
+        whole = (lengths == self.arena.size[slots]) & (state[VERTEX] == base)
+        rows = np.repeat(state, lengths, axis=1)
+        inside = ranges(np.zeros_like(lengths), lengths)
+        rows[VERTEX] += np.where(np.repeat(whole, lengths), inside, 0)
+        return rows
 
 
 class AbstractNode(ABC):

@@ -252,11 +252,9 @@ class RowNode(AbstractNode):
             for j in range(width)
         ]
         if self._call.read:
-            view = self.place.view(Forward((), state, origin))
+            view = self.place.row_view(state, lengths)
             for j, name in enumerate(self._call.read, width):
                 column = torch.from_numpy(np.ascontiguousarray(getattr(view, name)))
-                if lengths is not None:
-                    column = column.repeat_interleave(torch.from_numpy(lengths), 0)
                 out = in_place.get(j)
                 inputs.append(column if out is None else out.copy_(column))
         return tuple(inputs)
@@ -356,11 +354,9 @@ class GraphNode(AbstractNode):
     def _forward_one(self, one: Forward, train: bool) -> Forward:
         inputs = [join_column([(p, one.index)]) for p in one.payload]
         if self._call.read:
-            view = self.place.view(one)
+            view = self.place.row_view(one.state, one.lengths)
             for name in self._call.read:
                 column = torch.from_numpy(np.ascontiguousarray(getattr(view, name)))
-                if one.lengths is not None:
-                    column = column.repeat_interleave(torch.from_numpy(one.lengths), 0)
                 inputs.append(column)
         inside = (
             look_inside(self.place, one.state[INSTANCE], one.lengths) if self._call.inside else None

@@ -376,6 +376,8 @@ class PartState(AbstractWeights):
             gradient = self.gradient.take(parameter)
             if gradient is None or not parameter.requires_grad:
                 continue
+            if gradient.is_sparse and not _takes_sparse(self.optimizer):
+                gradient = gradient.to_dense()
             if gradient.is_sparse and self.rules.clip is not None:
                 gradient = gradient.coalesce()  # limits are on the sum, not on what it is made of
             dense = gradient._values() if gradient.is_sparse else gradient
@@ -445,6 +447,13 @@ class PartState(AbstractWeights):
             f"is NaN or infinite after {self.version} updates; clip it, lower the learning rate, "
             "or look at the instances of this batch"
         )
+
+
+def _takes_sparse(optimizer: Optimizer | None) -> bool:
+    """Whether an optimiser steps with sparse gradients; the others get dense ones."""
+    if not isinstance(optimizer, (torch.optim.SparseAdam, torch.optim.SGD, torch.optim.Adagrad)):
+        return False
+    return not any(g.get("fused") or g.get("foreach") for g in optimizer.param_groups)
 
 
 def _positive(what: str, n: int) -> None:

@@ -1,0 +1,56 @@
+"""Columns that are read beside bundles belong to the rows of the bundle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import geartrain as gt
+
+
+class _Adds(nn.Module):
+    def forward(self, x: Tensor, column: Tensor) -> Tensor:
+        return x + column[:, None]
+
+
+@pytest.mark.parametrize("keep", ["inputs", "graph"])
+def test_a_vertex_column_is_read_row_by_row_in_a_bundle_of_vertices(keep: str) -> None:
+    graph = gt.Graph(vertex=("n",), value=("v",))
+    x = graph.input("x", bundle=True)
+    x.through(_Adds(), read="n", keep=keep).through(_Adds(), read="v", keep=keep).output()
+    data = [
+        gt.Instance({"x": torch.zeros(n, 1)}, {"n": np.arange(n) + 10 * n}, value={"v": 100})
+        for n in (1, 3, 2)
+    ]
+    found = [y[:, 0].tolist() for y in gt.Session(graph).predict(data)]
+    assert found == [[110.0], [130.0, 131.0, 132.0], [120.0, 121.0]]
+
+
+def test_labels_of_the_samples_of_a_minibatch_are_their_own() -> None:
+    graph = gt.Graph(vertex=("label",))
+    seen: list[tuple[list[float], list[int]]] = []
+
+    def criterion(prediction: Tensor, target: Tensor) -> Tensor:
+        seen.append((prediction[:, 0].tolist(), target.tolist()))
+        return prediction[:, 0] * 0
+
+    graph.input("x", bundle=True).loss(criterion, "label")
+    x = torch.arange(7.0)[:, None]
+    data = [
+        gt.Instance({"x": x[:4]}, {"label": [0, 1, 2, 3]}),
+        gt.Instance({"x": x[4:]}, {"label": [4, 5, 6]}),
+    ]
+    gt.Session(graph).evaluate(data)
+    for values, labels in seen:
+        assert values == labels
+
+
+def test_rows_of_a_group_are_where_their_message_is() -> None:
+    graph = gt.Graph(vertex=("mark",))
+    members = graph.input("x").group(by={"vertex": 0}, size=lambda m: m.size - 1, how="bundle")
+    members.through(_Adds(), read="mark").output()
+    x = (torch.zeros(3, 1), [1, 2, 3])
+    data = [gt.Instance({"x": x}, {"mark": [7, 1, 2, 3]})]
+    assert gt.Session(graph).predict(data)[0][:, 0].tolist() == [7.0, 7.0, 7.0]
