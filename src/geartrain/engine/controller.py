@@ -57,15 +57,23 @@ class ControllerState:
         max_active: Most instances in flight.
         ramp: How training gets there.
         finished: Instances finished in training before (of a resumed run).
+        drain: Admit only when nothing is in flight: synchronous minibatches of ``max_active``.
     """
 
     def __init__(
-        self, wiring: Wiring, router: Router, max_active: int, ramp: Ramp, finished: int = 0
+        self,
+        wiring: Wiring,
+        router: Router,
+        max_active: int,
+        ramp: Ramp,
+        finished: int = 0,
+        *,
+        drain: bool = False,
     ) -> None:
         if max_active < 1:
             raise ValueError(f"max_active={max_active}: give 1 or more")
         self._wiring, self._arena, self._router = wiring, wiring.arena, router
-        self._max_active, self._ramp = max_active, ramp
+        self._max_active, self._ramp, self._drain = max_active, ramp, drain
         self._pending = np.zeros(64, np.int64)
         self.trained = finished
         self.active = 0
@@ -91,6 +99,8 @@ class ControllerState:
 
     def want(self) -> int:
         """How many more instances may be admitted now."""
+        if self._drain and self.active:
+            return 0
         if self._holding and self.active:
             return 0
         return max(0, self.limit - self.active)

@@ -39,12 +39,14 @@ class Settings:
         ramp: How training gets there.
         max_rows: Most rows in one firing.
         policy: Makes the policy of each worker, from its index.
+        drain: Admit only when nothing is in flight: synchronous minibatches.
     """
 
     max_active: int = 64
     ramp: Ramp = field(default_factory=Ramp)
     max_rows: int = 4096
     policy: Callable[[int], AbstractPolicy] = lambda worker: FullestFirst()
+    drain: bool = False
 
 
 @final
@@ -104,7 +106,12 @@ class Engine:
             for w in range(workers)
         ]
         self.controller = ControllerState(
-            self.wiring, self.router, settings.max_active, settings.ramp, trained
+            self.wiring,
+            self.router,
+            settings.max_active,
+            settings.ramp,
+            trained,
+            drain=settings.drain,
         )
 
     @property

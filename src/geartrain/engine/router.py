@@ -12,6 +12,8 @@ from typing import final
 
 import numpy as np
 
+from geartrain.errors import GeartrainError, WorkerError
+from geartrain.ir.control import AbstractStep, Passage
 from geartrain.ir.message import (
     CONTROLLER,
     INSTANCE,
@@ -86,7 +88,7 @@ class Router:
             else:
                 self._spread(copies, into, batch, out)
             return
-        passage = step.apply(batch)
+        passage = _apply(step, batch)
         if passage.spawned is not None:
             out.spawned.append(passage.spawned)
         for answer in passage.backward:
@@ -115,3 +117,19 @@ class Router:
                 out.answered.append(part.rows & ROW_MASK)
             else:
                 out.deliveries.append(Delivery(owner, BACKWARD, part))
+
+
+def _apply(step: AbstractStep, batch: Forward) -> Passage:
+    """Run a step; what a user's function raises is told with the name of the step."""
+    try:
+        return step.apply(batch)
+    except GeartrainError:
+        raise
+    except Exception as error:
+        arena = step.place.arena
+        slots = np.unique(batch.state[INSTANCE])
+        names = ", ".join(arena.describe(int(s)) for s in slots[:3])
+        more = f" and {slots.size - 3} more" if slots.size > 3 else ""
+        raise WorkerError(
+            f"{type(error).__name__} in '{step.name}', {len(batch)} rows of {names}{more}: {error}"
+        ) from error

@@ -60,12 +60,32 @@ class Table:
         if column is None:
             column = np.zeros((self.ranges.capacity, *values.shape[1:]), values.dtype)
             self.columns[name] = column
-        if column.dtype != values.dtype or column.shape[1:] != values.shape[1:]:
-            raise DataError(
-                f"{self.kind} column '{name}' came as {values.dtype} {values.shape[1:]}, earlier "
-                f"instances brought {column.dtype} {column.shape[1:]}; use one type throughout"
-            )
         column[start : start + len(values)] = values
+
+    def fitting(self, name: str, part: Column, before: Sequence[Column], called: str) -> Column:
+        """What one instance brings, of the type that earlier ones (or those before it) brought.
+
+        Raises:
+            DataError: It is of another type, or no numbers.
+        """
+        known = self.columns[name]
+        like = known if known is not None else before[0] if before else None
+        if part.size == 0:  # an empty list has a type of numpy's choosing
+            return (
+                np.zeros((len(part), *part.shape[1:]), np.int64)
+                if like is None
+                else (np.zeros((len(part), *like.shape[1:]), like.dtype))
+            )
+        if part.dtype.kind not in "if":
+            raise DataError(
+                f"{called}: {self.kind} column '{name}' holds {part.dtype}; give integers or floats"
+            )
+        if like is not None and (like.dtype, like.shape[1:]) != (part.dtype, part.shape[1:]):
+            raise DataError(
+                f"{called}: {self.kind} column '{name}' came as {part.dtype} {part.shape[1:]}, "
+                f"earlier instances brought {like.dtype} {like.shape[1:]}; use one type throughout"
+            )
+        return part
 
     def __getitem__(self, name: str) -> Column:
         column = self.columns[name]
@@ -117,12 +137,12 @@ class Arena:
                 nothing of any of these instances is kept then.
         """
         sizes = np.array([_size(i, self.vertex_names) for i in instances], np.int64)
-        vertex = self._collect(instances, "vertex", self.vertex_names, sizes)
+        vertex = self._collect(instances, self.vertices, self.vertex_names, sizes)
         edge_sizes = np.zeros(len(instances), np.int64)
         edge: dict[str, Column] = {}
         if self.has_edges:
             edge_sizes = np.array([_edges(i) for i in instances], np.int64)
-            edge = self._collect(instances, "edge", self.edge_names, edge_sizes)
+            edge = self._collect(instances, self.edges, self.edge_names, edge_sizes)
             _check_ends(instances, edge, sizes, edge_sizes)
         values = {n: self._values(instances, n) for n in self.value_names}
 
@@ -189,15 +209,16 @@ class Arena:
         return np.array(slots, np.int64)
 
     def _collect(
-        self, instances: Sequence[Instance], kind: str, names: Sequence[str], sizes: IntArray
+        self, instances: Sequence[Instance], table: Table, names: Sequence[str], sizes: IntArray
     ) -> dict[str, Column]:
         columns: dict[str, Column] = {}
+        kind = table.kind
         for name in names:
-            parts = []
+            parts: list[Column] = []
             for instance, n in zip(instances, sizes.tolist(), strict=True):
                 given: Mapping[str, Any] = getattr(instance, kind)
                 if name not in given and name in self.optional:
-                    parts.append(_zeros(getattr(self, _TABLES[kind]), name, n))
+                    parts.append(_zeros(table, name, n))
                     continue
                 if name not in given:
                     raise DataError(
@@ -210,27 +231,24 @@ class Arena:
                         f"{_called(instance)}: {kind} column '{name}' has shape {part.shape}, "
                         f"expected {n} entries, one for every {kind}"
                     )
-                parts.append(part)
+                parts.append(table.fitting(name, part, parts, _called(instance)))
             columns[name] = np.concatenate(parts) if len(parts) > 1 else parts[0]
         return columns
 
     def _values(self, instances: Sequence[Instance], name: str) -> Column:
-        parts = []
+        parts: list[Column] = []
         for instance in instances:
-            if name not in instance.value and name in self.optional:
-                parts.append(_zeros(self.values, name, 1)[0])
-                continue
             if name not in instance.value:
-                raise DataError(
-                    f"{_called(instance)}: value '{name}' is missing; it has "
-                    f"{sorted(instance.value) or 'none'}"
-                )
-            parts.append(as_column(instance.value[name]))
-        try:
-            return np.stack(parts)
-        except ValueError as error:
-            shapes = sorted({np.shape(p) for p in parts})
-            raise DataError(f"value '{name}' has different shapes: {shapes[:4]}") from error
+                if name not in self.optional:
+                    raise DataError(
+                        f"{_called(instance)}: value '{name}' is missing; it has "
+                        f"{sorted(instance.value) or 'none'}"
+                    )
+                parts.append(_zeros(self.values, name, 1))
+                continue
+            part = as_column(instance.value[name])[None]
+            parts.append(self.values.fitting(name, part, parts, _called(instance)))
+        return np.concatenate(parts)
 
     def _place_edges(
         self,
@@ -405,9 +423,6 @@ def _check_ends(
                 f"{_called(instances[owner])}: an edge has {name} {int(column[bad[0]])}, but the "
                 f"instance has vertices 0..{int(sizes[owner]) - 1}"
             )
-
-
-_TABLES = {"vertex": "vertices", "edge": "edges", "value": "values"}
 
 
 def _zeros(table: Table, name: str, n: int) -> Column:

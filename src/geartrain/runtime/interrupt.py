@@ -24,6 +24,8 @@ class Interruptible:
         self._feeder = feeder
         self._before: Any = None
         self.asked = False
+        self.leaving = False
+        """Set while workers are being ended: nothing may break that off half-way."""
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -42,7 +44,12 @@ class Interruptible:
             raise KeyboardInterrupt("interrupted; everything that was in flight has finished")
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.leaving:
+            self.asked = True
+            log.warning("interrupted again: waiting for what the workers do at this moment")
+            return
         if self.asked:
+            self.leaving = True
             raise KeyboardInterrupt("interrupted twice; what was in flight is abandoned")
         self.asked = True
         self._feeder.close()

@@ -124,9 +124,9 @@ class _Clockwork:
             raise StuckError(self._engine.story())
         return self._now
 
-    def _at(self, delay: float, event: Callable[[], None]) -> None:
+    def _at(self, time: float, event: Callable[[], None]) -> None:
         self._number += 1
-        heapq.heappush(self._heap, (self._now + delay, self._number, event))
+        heapq.heappush(self._heap, (time, self._number, event))
 
     def _vary(self, seconds: float) -> float:
         jitter = self._runtime.jitter
@@ -145,7 +145,7 @@ class _Clockwork:
         firing = worker.fire()
         cost = self._vary(self._runtime.costs.firing(firing)) / self._runtime.speeds[w]
         self._busy[w] = True
-        self._at(cost, lambda: self._done(w, firing, start))
+        self._at(start + cost, lambda: self._done(w, firing, start))
 
     def _done(self, w: int, firing: Firing, start: float) -> None:
         self._watch.fired(w, firing, start, self._now)
@@ -165,7 +165,7 @@ class _Clockwork:
         arrives = self._now + self._vary(self._runtime.costs.travel(delivery))
         arrives = max(arrives, self._link_free.get(link, 0.0))
         self._link_free[link] = arrives
-        self._at(arrives - self._now, lambda: self._deliver(to, delivery))
+        self._at(arrives, lambda: self._deliver(to, delivery))
 
     def _settle(self, out: Outbox) -> None:
         if self._engine.controller.settle(out):
@@ -187,6 +187,6 @@ class _Clockwork:
         while (out := self._feeder.admit(self._engine)) is not None:
             for delivery in out.deliveries:
                 w = self._engine.home[delivery.node]
-                self._at(0.0, lambda w=w, d=delivery: self._deliver(w, d))  # type: ignore[misc]
+                self._at(self._now, lambda w=w, d=delivery: self._deliver(w, d))  # type: ignore[misc]
             if (out.answered or out.spawned) and self._engine.controller.settle(out):
                 self._tell_finished()

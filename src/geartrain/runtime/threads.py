@@ -53,19 +53,20 @@ class Threads(AbstractRuntime):
             threading.Thread(target=run.work, args=(w,), name=f"geartrain-{w}", daemon=True)
             for w in range(self.workers)
         ]
-        with Interruptible(feeder):
+        with Interruptible(feeder) as interrupt:
             try:
                 run.start()
                 for thread in threads:
                     thread.start()
                 run.wait()
             finally:
+                interrupt.leaving = True
                 run.stop()
                 for thread in threads:
                     if thread.ident is not None:
                         thread.join(self.patience_s)
                 torch.set_num_threads(kernel_threads)
-        run.raise_failure()
+            run.raise_failure()
         return run.seconds
 
 
