@@ -35,7 +35,7 @@ def fail(message: str, status: int) -> typer.Exit:
 
 @contextmanager
 def preparing() -> Iterator[None]:
-    """Refusals are wrong use; what else is raised is a bug of ours and passes, traceback and all."""
+    """Refusals are wrong use; anything else is a bug of ours and passes, traceback and all."""
     try:
         yield
     except (GeartrainError, ValueError) as error:
