@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from geartrain.cli.exits import preparing, running
+from geartrain.cli.logs import logging_to
 from geartrain.cli.settings import settings_from_json
 from geartrain.cli.train import finite
 from geartrain.observe.figures import measure
@@ -44,7 +45,7 @@ def evaluate(run: Path, data: Path | None, split: str, as_json: bool) -> None:
             seed=settings.seed,
         )
         session.load(checkpoint, weights_only=True)
-    with running(None):
+    with logging_to(folder.log), running(folder.log):
         found = session.evaluate(instances)
     result = {
         "recipe": recipe.name,

@@ -1,8 +1,8 @@
 """How a command ends: 0 done, 1 the run failed or its target was missed, 2 wrong use, 130 Ctrl-C.
 
-    with exits(log=None):      preparation: what is refused here was asked for wrongly, 2
+    with preparing():      what is refused here was asked for wrongly: 2
         ...
-    with exits(log=run.log):   the run itself: 1, and the traceback goes to the log
+    with running(log):     the run itself: 1, and the traceback goes to the log
 
 What a user can mend is told in a line on standard error, without a traceback.
 """
@@ -35,7 +35,7 @@ def fail(message: str, status: int) -> typer.Exit:
 
 @contextmanager
 def preparing() -> Iterator[None]:
-    """Refusals are wrong use, whatever else goes wrong is a failure."""
+    """Refusals are wrong use; anything else is a bug of ours and passes, traceback and all."""
     try:
         yield
     except (GeartrainError, ValueError) as error:
@@ -46,11 +46,11 @@ def preparing() -> Iterator[None]:
 
 
 @contextmanager
-def running(log: Path | None) -> Iterator[None]:
+def running(log: Path) -> Iterator[None]:
     """Whatever goes wrong is a failure of the run, but for data that are refused.
 
     Args:
-        log: Where logging sends the traceback, to be named; None: it is lost.
+        log: Where logging sends the traceback, to be named.
     """
     try:
         yield
@@ -63,8 +63,7 @@ def running(log: Path | None) -> Iterator[None]:
         _log.error("failed", exc_info=True)
         known = isinstance(error, GeartrainError)
         first = str(error) if known else f"{type(error).__name__}: {_first_line(error)}"
-        more = f" (traceback in {log})" if log is not None else ""
-        raise fail(f"{first}{more}", FAILED) from error
+        raise fail(f"{first} (traceback in {log})", FAILED) from error
 
 
 def _first_line(error: Exception) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import typer
 
@@ -59,7 +59,7 @@ def train(
     resume: bool,
     watching: Watching,
 ) -> None:
-    """Train, and exit as the module ``exits`` says.
+    """Train, and exit as ``geartrain.cli.exits`` says.
 
     Args:
         name: Of the recipe.
@@ -250,17 +250,16 @@ def _how_to_resume(settings: Settings, folder: RunFolder, reason: str) -> str:
 
 def _end(
     settings: Settings, result: Mapping[str, Any], folder: RunFolder, watching: Watching
-) -> None:
+) -> NoReturn:
+    """Print what came of the run, and exit."""
     if watching.as_json:
         print(json.dumps(result, allow_nan=False), flush=True)
     else:
         where = shlex.quote(str(folder.path))
         print(f"kept in {where}; look back with: geartrain report {where}")
     target = settings.target()
-    if target is None:
-        raise typer.Exit(0)
-    name = target.metric
-    value = result["valid"].get(name)
-    if result["reached"] is None:
+    if target is not None and result["reached"] is None:
+        name = target.metric
+        value = result["valid"].get(name)
         raise fail(f"target {target} was missed: {name} is {value} after the last epoch", FAILED)
     raise typer.Exit(0)
