@@ -129,10 +129,13 @@ class WorkerState:
         """
         if not self._eager:
             queue = self._policy.choose(list(self._ready))
-            batches = queue.take(self._policy.limit(queue, self._max_rows))
+            node = self._nodes[queue.node]
+            limit = min(self._policy.limit(queue, self._max_rows), queue.rows)
+            if limit > 2 * node.grain:
+                limit -= limit % node.grain
+            batches = queue.take(limit)
             if not queue.rows:
                 del self._ready[queue]
-            node = self._nodes[queue.node]
             firing = Firing(node.name, node.part_name, queue.port >= 0, sum(map(len, batches)))
             self._run(node, queue.port, batches, firing)
         else:

@@ -12,6 +12,8 @@ from typing import final
 import torch
 from torch import Tensor
 
+from geartrain.ir.products import outer, outer_suits
+
 
 @final
 class GradientSum:
@@ -46,6 +48,9 @@ class GradientSum:
 
     def add_product(self, parameter: torch.nn.Parameter, left: Tensor, right: Tensor) -> None:
         """Add ``left.T @ right``; left ``(n, a)``, right ``(n, b)``, the parameter ``(a, b)``."""
+        if outer_suits(left, right):
+            self.add(parameter, outer(left, right))
+            return
         buffer = self._buffer(parameter)
         if self._fresh[parameter]:
             torch.mm(left.t(), right, out=buffer)

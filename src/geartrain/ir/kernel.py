@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import ClassVar, TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -49,6 +49,25 @@ class AbstractRowKernel(ABC):
             trailing shapes and dtypes are the same in every call with inputs of the same kind.
             Residuals may be inputs or outputs themselves.
         """
+
+    room_for: ClassVar[int | None] = None
+    """Number of the residual that ``forward_with_room`` writes where it is told; None: no such."""
+
+    def forward_with_room(
+        self, room: Tensor, *inputs: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """``forward`` that makes residual ``room_for`` in place, so that nobody copies it.
+
+        Args:
+            room: Contiguous memory of that residual's shape; returned as the residual itself.
+            inputs: As for ``forward``.
+        """
+        outputs, residuals = self.forward(*inputs)
+        if self.room_for is None:
+            return outputs, residuals
+        room.copy_(residuals[self.room_for])
+        at = self.room_for
+        return outputs, (*residuals[:at], room, *residuals[at + 1 :])
 
     @abstractmethod
     def backward(

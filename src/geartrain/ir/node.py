@@ -54,6 +54,11 @@ class AbstractNode(ABC):
     alone = False
     """Whether every message is fired by itself: the node keeps a graph that may not be cut."""
 
+    @property
+    def grain(self) -> int:
+        """Rows of a firing are best a multiple of this; the rest may wait for company."""
+        return 1
+
     part_name: str | None = None
     """The part whose weights this node uses."""
 

@@ -206,7 +206,7 @@ class Through(AbstractOperator):
                 "the input with bundle=True, or group(..., how='bundle') first"
             )
         self._refuse_row_mixers()
-        payload = None if spec.payload is None else self._dry_run(spec.payload)
+        payload = None if spec.payload is None else self._dry_run(spec.payload, schema)
         return [Spec(spec.columns, payload, bundled)]
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:
@@ -244,18 +244,18 @@ class Through(AbstractOperator):
                     "mask), or keep='graph' with bundles"
                 )
 
-    def _dry_run(self, payload: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    def _dry_run(self, payload: tuple[Tensor, ...], schema: Schema) -> tuple[Tensor, ...] | None:
         args: list[object] = [*payload]
         args += [torch.empty(ROWS, dtype=torch.int64, device="meta") for _ in self.call.read]
         rows = ROWS
         if self.call.inside:
-            args.append(_imagined_inside())
+            args.append(_imagined_inside(schema))
         try:
             outputs = as_payload(_on_meta(self.function, args))
         except NotImplementedError:
             return None
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            if "meta" in str(error) or self.call.read:
+            if "meta" in str(error) or self.call.read or self.call.inside:
                 return None  # needs values: only a real run can tell
             raise GraphError(
                 f"'{self.name}': {self.detail()} does not take rows of {describe(payload)}: {error}"
@@ -387,7 +387,7 @@ class Joining(AbstractOperator):
     ) -> None:
         super().__init__(name, [[s] for s in sources])
         self.on, self.how = on, how
-        self._key: list[str] = []
+        self._key: list[str] = list(on or ())
 
     def detail(self) -> str:
         return f"on {', '.join(self._key or self.on or ())}"
@@ -428,6 +428,11 @@ class Joining(AbstractOperator):
             raise GraphError(f"'{self.name}': cannot concatenate {shapes}: {error}") from error
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:
+        if not self._key:
+            raise GraphError(
+                f"'{self.name}': its key is not known yet; call graph.check(), which finds the "
+                "columns that its streams share, or name them: concat(..., on=...)"
+            )
         columns = [place.schema.state[name] for name in self._key]
         return Join(place, len(self.sources), columns, self.how)
 
@@ -740,9 +745,9 @@ def _on_meta(function: Callable[..., Any], args: Sequence[object]) -> object:
                 inner.training = mode
 
 
-def _imagined_inside() -> Inside:
+def _imagined_inside(schema: Schema) -> Inside:
     def column(n: int) -> Tensor:
         return torch.empty(n, dtype=torch.int64, device="meta")
 
-    edges = {"source": column(4), "target": column(4)}
+    edges = {name: column(4) for name in schema.edge}
     return Inside(column(2), column(ROWS), edges)

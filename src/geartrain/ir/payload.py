@@ -44,6 +44,7 @@ from geartrain.ir.message import (
     ranges,
 )
 from geartrain.ir.node import AbstractNode, Emission, Place
+from geartrain.ir.products import GRAIN
 from geartrain.ir.rows import RowStore
 from geartrain.ir.weights import AbstractWeights
 
@@ -176,13 +177,16 @@ class RowNode(AbstractNode):
             if (kept := buffers.existing(j)) is not None and _fits(kept, batches, i)
         }
         inputs = self._inputs(batches, state, origin, lengths, in_place)
-        outputs, residuals = self._run(inputs, inside)
+        room = self._room(buffers, first, total)
+        outputs, residuals = self._run(inputs, inside, room)
         if in_place:  # a function may return its very input: rows of the store are for this node
             stored = {x.untyped_storage().data_ptr() for x in in_place.values()}
             outputs = tuple(
                 y.clone() if y.untyped_storage().data_ptr() in stored else y for y in outputs
             )
         for j, residual in enumerate(residuals):
+            if residual is room:
+                continue
             i = next((i for i, x in enumerate(inputs) if x is residual), None)
             if i is not None and i in in_place and self._kept_input.get(i) == j:
                 continue
@@ -220,6 +224,10 @@ class RowNode(AbstractNode):
         )
         return emission
 
+    @property
+    def grain(self) -> int:
+        return 1 if self._weights is None or self._cells is not None else GRAIN
+
     def check_empty(self) -> None:
         self._rows.check_empty()
 
@@ -253,11 +261,22 @@ class RowNode(AbstractNode):
                 inputs.append(column if out is None else out.copy_(column))
         return tuple(inputs)
 
-    def _run(self, inputs: Payload, inside: Inside | None) -> tuple[Payload, Payload]:
+    def _run(
+        self, inputs: Payload, inside: Inside | None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
         if isinstance(self._kernel, Recompute):
             return self._kernel.forward(*inputs, inside=inside)
         with torch.no_grad():
+            if room is not None:
+                return self._kernel.forward_with_room(room, *inputs)
             return self._kernel.forward(*inputs)
+
+    def _room(self, buffers: RowStore, first: int, total: int) -> Tensor | None:
+        """Where in the store the kernel may write its residual."""
+        if isinstance(self._kernel, Recompute) or self._kernel.room_for is None:
+            return None
+        buffer = buffers.existing(self._kernel.room_for)
+        return None if buffer is None else buffer[first : first + total]
 
     def _back(self, gradient: Gradient, residuals: Payload, inside: Inside | None) -> Gradient:
         into = None if self._weights is None else self._weights.gradient

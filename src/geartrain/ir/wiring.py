@@ -260,9 +260,9 @@ def _readers(operators: Sequence[AbstractOperator]) -> dict[Port, Port]:
 
 
 _PASSING = frozenset(
-    ("through", "move", "merge", "detach", "broadcast", "flatmap", "ungroup", "split", "join")
+    ("through", "move", "merge", "detach", "broadcast", "ungroup", "split", "join")
 )
-"""Kinds whose every row comes out again."""
+"""Kinds whose every row comes out again; a flatmap ends rows that have no edges."""
 
 
 def _refuse_endless_loops(operators: Sequence[AbstractOperator]) -> None:

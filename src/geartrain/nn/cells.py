@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel, kernel_of
-from geartrain.nn.elementwise import sigmoid_backward_, squash_, tanh_backward_, tanh_into
+from geartrain.ir.products import affine, times
+from geartrain.nn.elementwise import sigmoid_backward_, squash_into, tanh_backward_, tanh_into
 from geartrain.nn.recurrent import cell_gradient, hidden_gradient, squash_hidden_
 
 
@@ -200,16 +201,22 @@ class _LeafKernel(AbstractRowKernel):
     def __init__(self, module: TreeLSTMLeaf, table: AbstractRowKernel | None) -> None:
         self._module, self._table = module, table
 
+    room_for = 1
+
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        module, width = self._module, self._module.hidden
+        shape = (inputs[0].shape[0], 4, self._module.hidden)
+        return self.forward_with_room(self._module.weight.new_empty(shape), *inputs)
+
+    def forward_with_room(
+        self, room: Tensor, *inputs: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        module, width, kept = self._module, self._module.hidden, room
         ids: tuple[Tensor, ...] = ()
         if self._table is not None:
             inputs, ids = self._table.forward(*inputs)
         (x,) = inputs
-        kept = x.new_empty((x.shape[0], 4, width))
         gates = kept.view(-1, 4 * width)[:, : 3 * width]
-        torch.addmm(module.bias, x, module.weight.t(), out=gates)
-        squash_(gates, 2 * width)
+        squash_into(affine(x, module.weight, module.bias), 2 * width, gates)
         i, o, u, t = kept.unbind(1)
         c = i * u
         tanh_into(c, t)
@@ -233,9 +240,9 @@ class _LeafKernel(AbstractRowKernel):
         d_gates = d.view(-1, 3 * width)
         _add_affine(module.weight, module.bias, d_gates, x, into)
         if self._table is None:
-            return (d_gates @ module.weight,)
+            return (times(d_gates, module.weight),)
         if _table_learns(module.embedding):
-            self._table.backward((d_gates @ module.weight,), tuple(ids), into)
+            self._table.backward((times(d_gates, module.weight),), tuple(ids), into)
         return (None,)
 
 
@@ -244,13 +251,19 @@ class _BranchKernel(AbstractRowKernel):
     def __init__(self, module: TreeLSTMBranch) -> None:
         self._module = module
 
+    room_for = 2
+
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        module, width = self._module, self._module.hidden
+        shape = (inputs[0].shape[0], 6, self._module.hidden)
+        return self.forward_with_room(inputs[0].new_empty(shape), *inputs)
+
+    def forward_with_room(
+        self, room: Tensor, *inputs: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        module, width, kept = self._module, self._module.hidden, room
         h, c = inputs
-        kept = h.new_empty((h.shape[0], 6, width))
         gates = kept.view(-1, 6 * width)[:, : 5 * width]
-        torch.addmm(module.bias, h.flatten(1), module.weight.t(), out=gates)
-        squash_(gates, 4 * width)
+        squash_into(affine(h.flatten(1), module.weight, module.bias), 4 * width, gates)
         i, left, right, o, u, t = kept.unbind(1)
         c_left, c_right = c.unbind(1)
         c_new = (i * u).addcmul_(left, c_left).addcmul_(right, c_right)
@@ -276,7 +289,8 @@ class _BranchKernel(AbstractRowKernel):
         tanh_backward_(d_u, u)
         d_gates = d.view(-1, 5 * width)
         _add_affine(module.weight, module.bias, d_gates, h.flatten(1), into)
-        return (d_gates @ module.weight).view(-1, 2, width), dc_twice * kept[:, 1:3]
+        d_h = times(d_gates, module.weight).view(-1, 2, width)
+        return d_h, dc_twice * kept[:, 1:3]
 
 
 @final
@@ -288,7 +302,7 @@ class _TokenKernel(AbstractRowKernel):
         module = self._module
         h, token = inputs
         (read,), _ = self._table.forward(token)
-        y = torch.addmm(module.bias, h, module.weight.t())
+        y = affine(h, module.weight, module.bias)
         if module.input_weight is None:
             y.add_(read)
         else:
@@ -309,10 +323,10 @@ class _TokenKernel(AbstractRowKernel):
         d_read = d
         if module.input_weight is not None:
             _add_affine(module.input_weight, None, d, reads[0], into)
-            d_read = d @ module.input_weight if learns else d
+            d_read = times(d, module.input_weight) if learns else d
         if learns:
             self._table.backward((d_read,), (token,), into)
-        return d @ module.weight, None
+        return times(d, module.weight), None
 
 
 def _table_learns(embedding: nn.Embedding | None) -> bool:

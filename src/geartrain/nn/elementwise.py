@@ -21,16 +21,22 @@ _tanh_backward_out = torch.ops.aten.tanh_backward.grad_input
 _threshold_backward = torch.ops.aten.threshold_backward.default
 
 
-def squash_(gates: Tensor, sigmoids: int) -> None:
-    """Sigmoid on the first ``sigmoids`` columns of ``(n, d)``, tanh on the rest, in place."""
-    candidate = gates[:, sigmoids:]
+def squash_into(gates: Tensor, sigmoids: int, out: Tensor) -> None:
+    """Sigmoid of the first ``sigmoids`` columns of ``(n, d)``, tanh of the rest.
+
+    Args:
+        gates: Spoilt.
+        sigmoids: How many columns.
+        out: Of the shape of ``gates``, not the same memory.
+    """
+    candidate = out[:, sigmoids:]
     if _through_sigmoid(gates):
-        candidate.mul_(2.0)
-        gates.sigmoid_()
+        gates[:, sigmoids:].mul_(2.0)
+        torch.sigmoid(gates, out=out)
         torch.add(_MINUS_ONE, candidate, alpha=2.0, out=candidate)
     else:
-        gates[:, :sigmoids].sigmoid_()
-        candidate.tanh_()
+        torch.sigmoid(gates[:, :sigmoids], out=out[:, :sigmoids])
+        torch.tanh(gates[:, sigmoids:], out=candidate)
 
 
 def tanh_into(x: Tensor, out: Tensor) -> None:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from geartrain.errors import ProtocolError
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel, kernel_of, register_kernel
+from geartrain.ir.products import affine, times
 from geartrain.nn.dropout import DropoutKernel
 from geartrain.nn.elementwise import relu_backward, sigmoid_backward, tanh_backward, tanh_into
 from geartrain.nn.recurrent import GruKernel, LstmKernel, RnnKernel
@@ -56,7 +57,9 @@ class LinearKernel(AbstractRowKernel):
 
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         (x,) = inputs
-        return (F.linear(x, self._module.weight, self._module.bias),), (x,)
+        weight, bias = self._module.weight, self._module.bias
+        y = affine(x, weight, bias) if x.ndim == 2 else F.linear(x, weight, bias)
+        return (y,), (x,)
 
     def backward(
         self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
@@ -74,7 +77,7 @@ class LinearKernel(AbstractRowKernel):
             )
         if bias is not None and bias.requires_grad:
             into.add_sum(bias, flat)
-        return (dy @ weight,)
+        return (times(dy, weight),) if dy.ndim == 2 else (dy @ weight,)
 
 
 @final

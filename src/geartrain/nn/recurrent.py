@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel
+from geartrain.ir.products import times
 from geartrain.nn.elementwise import (
     relu_backward,
     sigmoid_backward_,
@@ -70,7 +71,8 @@ class LstmKernel(AbstractRowKernel):
         d_gates = d.view(-1, 4 * width)
         _add_map(self._module, "ih", d_gates, x, into)
         _add_map(self._module, "hh", d_gates, h, into)
-        return d_gates @ self._module.weight_ih, d_gates @ self._module.weight_hh, dc * f
+        module = self._module
+        return times(d_gates, module.weight_ih), times(d_gates, module.weight_hh), dc * f
 
 
 @final
@@ -119,7 +121,7 @@ class GruKernel(AbstractRowKernel):
         sigmoid_backward_(d[:, :2], kept[:, :2])
         d_x = d.view(-1, 3 * width)
         _add_map(module, "ih", d_x, x, into)
-        dx = d_x @ module.weight_ih
+        dx = times(d_x, module.weight_ih)
         d_new.mul_(r)  # from here on as U h meets them
         _add_map(module, "hh", d_x, h, into)
         return dx, dh.addmm_(d_x, module.weight_hh)
@@ -148,7 +150,7 @@ class RnnKernel(AbstractRowKernel):
         d = hidden_gradient(dy, y, self._module.nonlinearity)
         _add_map(self._module, "ih", d, x, into)
         _add_map(self._module, "hh", d, h, into)
-        return d @ self._module.weight_ih, d @ self._module.weight_hh
+        return times(d, self._module.weight_ih), times(d, self._module.weight_hh)
 
 
 def cell_gradient(

@@ -304,8 +304,10 @@ class PartState(AbstractWeights):
 
     def aliases(self) -> Mapping[nn.Parameter, Tensor]:
         if self._aliases is None:
+            # ``.data``, not ``detach()``: a detached tensor shares the parameter's version counter,
+            # and a step would make every graph that is kept raise, whatever storage it holds.
             self._aliases = {
-                p: p.detach().requires_grad_(p.requires_grad) for p in self.module.parameters()
+                p: p.data.requires_grad_(p.requires_grad) for p in self.module.parameters()
             }
         return self._aliases
 

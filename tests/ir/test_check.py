@@ -1,0 +1,346 @@
+"""What ``Graph.check`` finds before anything moves: each message names the node and the remedy."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from geartrain.errors import GraphError
+from geartrain.ir.graph import Graph
+from geartrain.ir.wiring import wire
+from geartrain.optim.part import Part
+
+FLOATS = {"x": ((4,), torch.float32)}
+
+
+def refused(graph: Graph, *words: str, shapes: Any = FLOATS) -> None:
+    with pytest.raises(GraphError) as caught:
+        graph.check(shapes)
+    for word in words:
+        assert word in str(caught.value), f"{word!r} is not in: {caught.value}"
+
+
+def none(y: Tensor) -> Tensor:
+    return y.square().flatten(1).sum(1)
+
+
+def test_edge_columns_of_a_bundle_reach_the_dry_run():
+    class Types(nn.Module):
+        def forward(self, x: Tensor, inside: Any) -> Tensor:
+            return x[:, :1] + inside.edges["type"].sum() + inside.segment[:, None]
+
+    graph = Graph(edge=("type",))
+    graph.input("x", bundle=True).through(Types(), inside=True).through(nn.Linear(3, 1)).loss(none)
+    refused(graph, "'linear'", "(n, 1)")
+
+
+def test_a_module_that_needs_the_values_of_its_edges_is_left_to_the_real_run():
+    class Chosen(nn.Module):
+        def forward(self, x: Tensor, inside: Any) -> Tensor:
+            return x[inside.edges["type"] == 0]
+
+    graph = Graph(edge=("type",))
+    graph.input("x", bundle=True).through(Chosen(), inside=True).loss(none)
+    graph.check(FLOATS)
+
+
+def test_a_join_whose_key_nobody_knows_yet_asks_for_a_check():
+    graph = Graph()
+    x = graph.input("x")
+    graph.concat(x, x.move(vertex=0)).loss(none)
+    with pytest.raises(GraphError, match=r"'concat': its key is not known yet; call graph.check"):
+        wire(graph, lambda through: None)
+    graph.check()
+    wire(graph, lambda through: None)
+
+
+def test_a_join_on_named_columns_needs_no_check():
+    graph = Graph()
+    x = graph.input("x")
+    graph.concat(x, x.through(torch.sin), on="vertex").loss(none)
+    (join,) = [n for n in wire(graph, lambda t: None).nodes.values() if n.name == "concat"]
+    assert join._on == [1]
+
+
+def test_a_graph_without_input_is_refused():
+    refused(Graph(), "no input", "graph.input(name)")
+
+
+def test_a_stream_that_nobody_reads_is_refused_with_its_port():
+    graph = Graph(vertex=("kind",))
+    yes, _ = graph.input("x").where(lambda m: m.kind > 0, name="fork")
+    yes.stop()
+    refused(graph, "'fork' port no", ".stop()")
+
+
+def test_a_loop_without_source_is_refused():
+    graph = Graph()
+    graph.input("x").stop()
+    graph.loop(name="round").stop()
+    refused(graph, "'round' has no source", "round.join(stream)")
+
+
+def test_a_loop_that_no_row_can_leave_is_refused_with_its_path():
+    graph = Graph()
+    loop = graph.loop(name="round")
+    loop.join(graph.input("x"))
+    loop.join(loop.through(nn.Linear(4, 4), name="map"))
+    refused(graph, "round → map → round can never end", "where()")
+
+
+def test_a_walk_along_edges_ends_where_they_end_and_is_no_endless_loop():
+    graph = Graph(edge=())
+    loop = graph.loop(name="walk")
+    loop.join(graph.input("x"))
+    loop.through(nn.Linear(4, 1)).loss(none)
+    loop.join(loop.flatmap("edge").move(vertex=lambda m: m.target))
+    graph.check(FLOATS)
+
+
+def test_a_loop_that_only_feeds_itself_can_never_get_a_row():
+    graph = Graph(vertex=("kind",))
+    graph.input("x").stop()
+    loop = graph.loop(name="round")
+    more, done = loop.where(lambda m: m.kind > 0)
+    loop.join(more)
+    done.stop()
+    refused(graph, "can never get a row", "join a stream that starts at an input")
+
+
+def test_an_unknown_column_of_a_predicate_is_named_with_those_that_can_be_read():
+    graph = Graph(vertex=("kind",))
+    yes, no = graph.input("x").where(lambda m: m.knid > 0, name="fork")
+    yes.stop()
+    no.stop()
+    refused(graph, "'fork'", "'knid' is unknown", "'kind'", "Graph(vertex=")
+
+
+@pytest.mark.parametrize("verb", ["read", "target", "weight", "metric", "size", "order", "move"])
+def test_an_unknown_column_is_found_wherever_it_is_named(verb):
+    from geartrain.ir.loss import Metric
+
+    graph = Graph(vertex=("kind",))
+    x = graph.input("x")
+    if verb == "read":
+        x.through(lambda x, k: x, read="nix", name="here").stop()
+    elif verb == "target":
+        x.loss(none, target="nix", name="here")
+    elif verb == "weight":
+        x.loss(none, weight=lambda m: m.nix, name="here")
+    elif verb == "metric":
+        x.loss(none, metrics={"m": Metric(none, where=lambda m: m.nix > 0)}, name="here")
+    elif verb == "size":
+        x.group("vertex", "nix", name="here").stop()
+    elif verb == "order":
+        x.group("vertex", 2, order=lambda m: m.nix, name="here").stop()
+    else:
+        x.move(vertex=lambda m: m.nix, name="here").stop()
+    refused(graph, "'here'", "'nix' is unknown")
+
+
+def test_an_edge_column_where_rows_are_at_no_edge_is_refused():
+    graph = Graph(edge=("type",))
+    graph.input("x").move(vertex=lambda m: m.target, name="along").stop()
+    refused(graph, "'along'", "'target' is not defined on the rows that come here")
+
+
+def test_a_state_column_that_not_all_sources_of_a_loop_define_is_not_defined_behind_it():
+    graph = Graph()
+    x = graph.input("x")
+    merged = graph.merge(x, x.move(step=1))
+    merged.move(vertex=lambda m: m.step, name="use").stop()
+    refused(graph, "'use'", "'step' is not defined")
+
+
+def test_payloads_that_do_not_fit_a_module_are_found_by_a_dry_run():
+    graph = Graph()
+    graph.input("x").through(nn.Linear(5, 2), name="map").loss(none)
+    refused(graph, "'map': Linear", "float32 (n, 4)")
+
+
+def test_a_module_that_drops_the_leading_dimension_is_refused():
+    graph = Graph()
+    graph.input("x").through(lambda x: x.sum(0), name="flat").stop()
+    refused(graph, "'flat'", "(4,)", "leading dimension")
+
+
+def test_a_module_that_returns_no_tensor_is_refused():
+    graph = Graph()
+    graph.input("x").through(lambda x: {"y": x}, name="dict").stop()
+    refused(graph, "a module returned dict", "tuple of tensors")
+
+
+def test_inside_and_pool_are_for_bundles():
+    graph = Graph()
+    graph.input("x").through(lambda x, inside: x, inside=True, name="in").stop()
+    refused(graph, "'in': inside and pool are for bundles", "bundle=True")
+
+
+def test_batch_norm_and_dropout_that_would_mix_or_redraw_are_refused():
+    for module, word in (
+        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), "BatchNorm1d (1)"),
+        (nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), "Dropout (1)"),
+    ):
+        graph = Graph()
+        graph.input("x").through(module, keep="inputs", name="net").loss(none)
+        refused(graph, "'net'", word, "keep='graph'")
+        graph = Graph()
+        graph.input("x", bundle=True).through(module, keep="graph", name="net").loss(none)
+        graph.check(FLOATS)
+
+
+def test_activations_without_a_kernel_are_refused():
+    class Odd(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    graph = Graph()
+    graph.input("x").through(Odd(), keep="activations", name="odd").stop()
+    with pytest.raises(GraphError, match=r"'odd': keep='activations' wants a row kernel"):
+        wire(graph, lambda through: None)
+
+
+def test_sources_of_a_merge_have_one_shape():
+    graph = Graph(vertex=("kind",))
+    a, b = graph.input("x").where(lambda m: m.kind > 0)
+    graph.merge(a.through(nn.Linear(4, 2)), b, name="phi").stop()
+    refused(graph, "'phi'", "(n, 2)", "(n, 4)", "one shape")
+
+
+def test_bundles_and_single_rows_do_not_meet():
+    for verb, word in (("merge", "ungroup the bundles first"), ("concat", "cannot be joined")):
+        graph = Graph()
+        both = getattr(graph, verb)(
+            graph.input("x"), graph.input("b", bundle=True), **{"name": "phi"}
+        )
+        both.stop()
+        refused(graph, "'phi'", word)
+
+
+def test_bundles_are_neither_split_nor_grouped():
+    for verb, args in (("split", (2, 2)), ("group", ("vertex", 2))):
+        graph = Graph()
+        made = getattr(graph.input("x", bundle=True), verb)(*args, name="here")
+        for stream in made if isinstance(made, tuple) else (made,):
+            stream.stop()
+        refused(graph, "'here': bundles cannot be")
+
+
+def test_a_key_column_that_a_port_lacks_is_refused():
+    graph = Graph()
+    x = graph.input("x")
+    graph.concat(x, x.move(step=0), on=("vertex", "step"), name="side").stop()
+    refused(graph, "'side': key column 'step' is not on every port", "['instance', 'vertex']")
+
+
+def test_concat_wants_one_tensor_a_stream_and_fitting_shapes():
+    graph = Graph()
+    x = graph.input("x")
+    graph.concat(x, x.through(lambda x: (x, x)), name="side").stop()
+    refused(graph, "'side'", "[1, 2] tensors", "how='tuple'")
+    graph = Graph()
+    x = graph.input("x")
+    graph.concat(x, x.through(lambda x: x[:, None]), name="side").stop()
+    refused(graph, "'side': cannot concatenate float32 (n, 4) and float32 (n, 1, 4)")
+
+
+def test_pieces_of_a_split_add_up():
+    graph = Graph()
+    for piece in graph.input("x").split(3, 2, name="cut"):
+        piece.stop()
+    refused(graph, "'cut': pieces (3, 2) add up to 5", "(n, 4)")
+
+
+def test_ungroup_wants_parts():
+    graph = Graph()
+    graph.input("x").through(lambda x: x.sum(1)).ungroup(name="apart").stop()
+    refused(graph, "'apart': rows of float32 (n,) have no parts")
+
+
+def test_a_key_column_that_is_not_defined_is_refused_with_the_way_to_set_it():
+    graph = Graph()
+    graph.input("x").group("instance", 2).group("vertex", 2, name="again").stop()
+    refused(graph, "'again': key column 'vertex' is not defined here", "by={'vertex': function}")
+
+
+def test_rows_at_no_vertex_have_no_edges():
+    graph = Graph(edge=())
+    graph.input("x").group("instance", "size", how="sum").flatmap("edge", name="out").stop()
+    refused(graph, "'out': rows are at no vertex here")
+
+
+def test_weights_have_one_owner():
+    shared = nn.Linear(4, 4)
+    graph = Graph()
+    x = graph.input("x").through(shared, name="one")
+    x.through(nn.Sequential(shared), name="other").loss(none)
+    refused(graph, "parameter '0.weight' of 'other' also belongs to 'one'", "one Part")
+    both = nn.ModuleList([shared, nn.Sequential(shared)])
+    part = Part(both)
+    graph = Graph()
+    x = graph.input("x").through(both[0], part=part, name="one")
+    x.through(both[1], part=part, name="other").loss(none)
+    graph.check(FLOATS)
+
+
+def test_misuse_while_a_graph_is_written():
+    graph = Graph(vertex=("kind",), edge=None)
+    x = graph.input("x", step=0)
+    cases = [
+        (lambda: graph.input("x"), GraphError, "input 'x' is declared twice"),
+        (lambda: Graph(vertex=("a", "a")), GraphError, "'a' is declared twice or reserved"),
+        (lambda: Graph(vertex=("size",)), GraphError, "'size' is declared twice or reserved"),
+        (lambda: Graph(vertex="kind"), TypeError, "give a tuple of names"),
+        (lambda: x.route(lambda m: m.kind, 0), ValueError, "ways=0; at least one"),
+        (lambda: x.move(), ValueError, "got no column"),
+        (lambda: x.move(instance=0), GraphError, "'instance' cannot be changed"),
+        (lambda: x.move(kind=0), GraphError, "'kind' is a column of instances"),
+        (lambda: x.group("vertex", 0), ValueError, "size=0; at least one member"),
+        (lambda: x.group("vertex", 1, how="min"), ValueError, "how='min'; one of stack"),
+        (lambda: x.flatmap("edge"), GraphError, "instances have none: declare Graph(edge=())"),
+        (lambda: x.flatmap("copy"), ValueError, "wants count="),
+        (lambda: x.split(), ValueError, "sizes (); one or more"),
+        (lambda: x.split(2, 0), ValueError, "each at least 1"),
+        (lambda: x.join(x), GraphError, "join() is for graph.loop()"),
+        (lambda: graph.merge(), ValueError, "merge() got no stream"),
+        (lambda: graph.concat(x), ValueError, "got 1 streams; two or more"),
+        (lambda: graph.merge(Graph().input("y")), GraphError, "belongs to another graph"),
+        (lambda: x.through(3), TypeError, "takes a module, a function or a Part, not int"),
+        (lambda: x.stop(name="x"), GraphError, "the name 'x' is taken"),
+    ]
+    for act, kind, words in cases:
+        with pytest.raises(kind, match=re.escape(words)):
+            act()
+
+
+def small() -> Graph:
+    graph = Graph(vertex=("kind",))
+    x = graph.input("x").through(nn.Linear(4, 2), name="map")
+    yes, no = x.where(lambda m: m.kind > 0)
+    yes.loss(none)
+    graph.merge(no, x).output("out")
+    return graph
+
+
+def test_a_graph_prints_every_operator_and_where_its_rows_go():
+    text = str(small())
+    assert text.splitlines()[0] == "graph of 7 operators, 1 parts"
+    assert re.search(r"2  map +through Linear \[auto\] +→ map broadcast", text)
+    assert re.search(r"3  where +route +→ yes: loss, no: merge", text)
+    assert re.search(r"7  map broadcast +broadcast +→ where, merge", text)
+
+
+def test_a_graph_draws_itself_as_mermaid_and_dot():
+    graph = small()
+    mermaid, dot = graph.mermaid(), graph.dot()
+    assert mermaid.startswith("flowchart LR\n")
+    assert '    n1(["x"])\n' in mermaid and "    n3 -->|yes| n4\n" in mermaid
+    assert dot.startswith("digraph geartrain {\n") and dot.endswith("}\n")
+    assert '    n3 -> n4 [label="yes"];\n' in dot
+    assert '    n2 [label="map\\nLinear", shape=box];\n' in dot
+    for text in (mermaid, dot):
+        assert text.count("n7") == 1 + 1 + 2  # itself, one source, two readers

@@ -1,0 +1,53 @@
+"""Products by either library are the products."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from geartrain.ir import products
+from geartrain.ir.gradient import GradientSum
+
+
+@pytest.mark.parametrize("n", [1, 31, 32, 64, 100, 4096, 4128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_of_rows_are_those_of_float64(n: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(n)
+    x, d = torch.randn(n, 48, dtype=dtype), torch.randn(n, 80, dtype=dtype)
+    weight, bias = torch.randn(80, 48, dtype=dtype), torch.randn(80, dtype=dtype)
+    wide_x, wide_d, wide_w = x.double(), d.double(), weight.double()
+    tolerance = (
+        {"rtol": 1e-4, "atol": 1e-3} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
+    )
+    with torch.no_grad():
+        assert_close(
+            products.affine(x, weight, bias).double(),
+            wide_x @ wide_w.T + bias.double(),
+            **tolerance,
+        )
+        assert_close(products.affine(x, weight, None).double(), wide_x @ wide_w.T, **tolerance)
+        assert_close(products.times(d, weight).double(), wide_d @ wide_w, **tolerance)
+        parameter = torch.nn.Parameter(weight.clone())
+        into = GradientSum([parameter])
+        into.add_product(parameter, d, x)
+        into.add_product(parameter, d, x)
+        found = into.take(parameter)
+        assert found is not None
+        assert_close(found.double(), 2 * wide_d.T @ wide_x, rtol=1e-4, atol=2e-3)
+
+
+def test_a_strided_view_of_rows_is_multiplied_as_it_lies() -> None:
+    torch.manual_seed(0)
+    wide = torch.randn(64, 100)
+    weight = torch.randn(40, 64)
+    with torch.no_grad():
+        x = wide[:, 3:67]
+        assert_close(products.affine(x, weight, None), x @ weight.T, rtol=1e-4, atol=1e-4)
+
+
+def test_a_product_that_autograd_must_see_is_left_to_torch() -> None:
+    weight = torch.randn(64, 64, requires_grad=True)
+    y = products.affine(torch.randn(32, 64), weight, None)
+    y.sum().backward()
+    assert weight.grad is not None
