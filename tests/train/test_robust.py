@@ -404,7 +404,7 @@ def test_a_module_that_raises_on_its_1000th_row_is_named_and_the_session_goes_on
     fragile.mended = True
     counted = recorder.events[-1].instances  # of stretches that had ended with everything at rest
     fit = session.fit(rows, epochs=1)
-    assert fit.instances == 800 - counted and fit.history[0].updates["weak"] > 1
+    assert fit.instances == 800 - counted and fit.history[0].updates["weak"] >= 8
     assert session._engine is not None
     session._engine.check_empty()
 

@@ -185,7 +185,7 @@ def test_an_evaluation_changes_nothing(data, make_forest, make_trees):
     )
     with pytest.raises(KeyboardInterrupt):
         session.fit(trees, epochs=1)  # so that gradients wait for their step
-    session.convert = None
+    session.convert = lambda tree: (torch.rand(1), np.random.rand(), random.random(), tree)[-1]
     assert session.parts["embed"].pending_gradients()
     forest.branch.eval()
     before = copy.deepcopy(session._snapshot())
@@ -521,8 +521,11 @@ def test_skipped_instances_are_counted(make_line, make_rows, caplog):
     assert (fit.skipped, fit.instances) == (2, 19)
     assert "trees.txt:7: unbalanced" in caplog.text and "instance nan" in caplog.text
     assert session.evaluate(rows).instances == 19
-    only_bad = simulated(make_line().graph, on_bad="skip")
-    assert only_bad.fit(bad * 10, epochs=1).skipped == 10
+    for runtime in (gt.Simulated(), gt.Threads(2)):
+        only_bad = simulated(
+            make_line().graph, on_bad="skip", convert=convert, runtime=runtime, shuffle=False
+        )
+        assert only_bad.fit(bad * 10 + rows[:1] * 10, epochs=1).skipped == 20
     with pytest.raises(gt.DataError, match=r"trees\.txt:7"):
         simulated(make_line().graph, convert=convert).fit(rows, epochs=1)
 
