@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from benchmarks.baselines.listreduce import ListRnn, Lists, mixed_batches
+from benchmarks.baselines.sentiment import Forest, Method, TreeLstm, summed_loss
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from benchmarks.baselines.listreduce import ListRnn, Lists, mixed_batches
-from benchmarks.baselines.sentiment import Forest, Method, TreeLstm, summed_loss
 from geartrain.data.listreduce import generate
 from geartrain.data.sst import Tree, parse_tree
 

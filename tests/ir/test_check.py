@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from geartrain.errors import GraphError
 from geartrain.ir.graph import Graph
-from geartrain.ir.wiring import wire
+from geartrain.ir.wiring import Owner, wire
 from geartrain.optim.part import Part
 
 FLOATS = {"x": ((4,), torch.float32)}
@@ -53,16 +53,20 @@ def test_a_join_whose_key_nobody_knows_yet_asks_for_a_check():
     x = graph.input("x")
     graph.concat(x, x.move(vertex=0)).loss(none)
     with pytest.raises(GraphError, match=r"'concat': its key is not known yet; call graph.check"):
-        wire(graph, lambda through: None)
+        wire(graph, lambda t: [Owner(t.function, None)])
     graph.check()
-    wire(graph, lambda through: None)
+    wire(graph, lambda t: [Owner(t.function, None)])
 
 
 def test_a_join_on_named_columns_needs_no_check():
     graph = Graph()
     x = graph.input("x")
     graph.concat(x, x.through(torch.sin), on="vertex").loss(none)
-    (join,) = [n for n in wire(graph, lambda t: None).nodes.values() if n.name == "concat"]
+    (join,) = [
+        n
+        for n in wire(graph, lambda t: [Owner(t.function, None)]).nodes.values()
+        if n.name == "concat"
+    ]
     assert join._on == [1]
 
 
@@ -201,7 +205,7 @@ def test_activations_without_a_kernel_are_refused():
     graph = Graph()
     graph.input("x").through(Odd(), keep="activations", name="odd").stop()
     with pytest.raises(GraphError, match=r"'odd': keep='activations' wants a row kernel"):
-        wire(graph, lambda through: None)
+        wire(graph, lambda t: [Owner(t.function, None)])
 
 
 def test_sources_of_a_merge_have_one_shape():

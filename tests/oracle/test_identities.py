@@ -16,7 +16,7 @@ from geartrain.engine.engine import Engine, Settings, make_parts
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.message import Backward, Forward
-from geartrain.ir.wiring import wire
+from geartrain.ir.wiring import Owner, wire
 from geartrain.optim.part import Clip, Flush, Instances, PartState, Rows, Rules
 
 ONE_BY_ONE = [
@@ -228,7 +228,7 @@ def through(keep: str, module: nn.Module):
     graph.input("x").through(module, name="map", keep=keep).loss(lambda y: y.sum(1))
     rules = Rules(optimizer=partial(torch.optim.SGD, lr=0.3), average="none")
     part = make_parts(graph, rules)["map"]
-    wiring = wire(graph, lambda t: part)
+    wiring = wire(graph, lambda t: [Owner(t.function, part)])
     (node,) = [n for n in wiring.nodes.values() if n.name == "map"]
     return node, part
 

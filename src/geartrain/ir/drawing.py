@@ -50,7 +50,8 @@ def mermaid(graph: Graph) -> str:
     lines = ["flowchart LR"]
     for operator in operators:
         left, right, _ = _SHAPES.get(operator.kind, _OTHER)
-        lines.append(f'    n{operator.id}{left}"{_label(operator, "<br/>")}"{right}')
+        label = _label(operator).replace("<", "&lt;").replace("\n", "<br/>")
+        lines.append(f'    n{operator.id}{left}"{label}"{right}')
     for operator in operators:
         for label, reader in _targets(operators)[operator.id]:
             arrow = f"-->|{label}|" if label else "-->"
@@ -64,7 +65,7 @@ def dot(graph: Graph) -> str:
     lines = ["digraph geartrain {", "    rankdir=LR;"]
     for operator in operators:
         shape = _SHAPES.get(operator.kind, _OTHER)[2]
-        label = _label(operator, "\\n")
+        label = _label(operator).replace("\n", "\\n")
         lines.append(f'    n{operator.id} [label="{label}", shape={shape}];')
     for operator in operators:
         for label, reader in _targets(operators)[operator.id]:
@@ -73,10 +74,9 @@ def dot(graph: Graph) -> str:
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def _label(operator: AbstractOperator, newline: str) -> str:
+def _label(operator: AbstractOperator) -> str:
     detail = operator.detail().replace('"', "'")
-    head = operator.name if operator.name == operator.kind else f"{operator.name}"
-    return f"{head}{newline}{detail}" if detail else head
+    return f"{operator.name}\n{detail}" if detail else operator.name
 
 
 def _targets(

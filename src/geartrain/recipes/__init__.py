@@ -1,0 +1,23 @@
+"""Tasks by name, each in a file of its own: loader, graph, rules, target."""
+
+from geartrain.recipes.listreduce import LISTREDUCE
+from geartrain.recipes.recipe import Option, Recipe, Setting, Task, meant
+from geartrain.recipes.sentiment import SENTIMENT
+
+RECIPES: tuple[Recipe, ...] = (LISTREDUCE, SENTIMENT)
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of a name.
+
+    Raises:
+        ValueError: There is none.
+    """
+    for recipe in RECIPES:
+        if recipe.name == name:
+            return recipe
+    known = [recipe.name for recipe in RECIPES]
+    raise ValueError(f"no recipe '{name}': there is {', '.join(known)}{meant(name, known)}")
+
+
+__all__ = ["RECIPES", "Option", "Recipe", "Setting", "Task", "find_recipe"]

@@ -6,7 +6,6 @@ brings an answer runs the controller's step under its lock; the calling thread o
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -31,7 +30,8 @@ class Threads(AbstractRuntime):
 
     Args:
         workers: How many.
-        kernel_threads: Threads inside torch kernels, per worker; None shares the cores out.
+        kernel_threads: Threads inside torch kernels, per worker; None shares out torch's
+            own number (``torch.set_num_threads``, ``OMP_NUM_THREADS``).
         patience_s: How long a failed or interrupted run waits for a worker's last kernel to end.
     """
 
@@ -43,8 +43,7 @@ class Threads(AbstractRuntime):
         if workers < 1:
             raise ValueError(f"Threads(workers={workers}): give 1 or more")
         self.workers = workers
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        self.kernel_threads = kernel_threads or max(1, (cores or 1) // workers)
+        self.kernel_threads = kernel_threads or max(1, torch.get_num_threads() // workers)
         self.patience_s = patience_s
 
     def run(self, engine: Engine, feeder: Feeder, watch: Watch) -> float:

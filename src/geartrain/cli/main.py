@@ -1,0 +1,192 @@
+"""The command line: options here, work in a file for each command.
+
+    geartrain train RECIPE | evaluate RUN | recipes | graph RECIPE | report RUN
+
+Commands are imported when they are called, so that help comes at once.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="geartrain",
+    help="Asynchronous model-parallel training of networks that follow their data.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class RuntimeName(StrEnum):
+    """Where parts run."""
+
+    THREADS = "threads"
+    SIMULATED = "simulated"
+
+
+class SplitName(StrEnum):
+    """Which part of the data; dev and valid are two words for the validation."""
+
+    DEV = "dev"
+    VALID = "valid"
+    TEST = "test"
+    TRAIN = "train"
+
+
+class Format(StrEnum):
+    """How to draw a graph."""
+
+    TEXT = "text"
+    MERMAID = "mermaid"
+    DOT = "dot"
+
+
+DataOption = Annotated[
+    Path | None, typer.Option("--data", help="Data folder; default $GEARTRAIN_DATA.")
+]
+JsonFlag = Annotated[
+    bool, typer.Option("--json", help="One JSON object as the last line of standard output.")
+]
+RunArgument = Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)]
+RecipeArgument = Annotated[str, typer.Argument(help="See 'geartrain recipes'.", show_default=False)]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from geartrain.cli.version import version
+
+        print(f"geartrain {version()}")
+        raise typer.Exit(0)
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def train(
+    recipe: RecipeArgument,
+    data: DataOption = None,
+    runtime: Annotated[
+        RuntimeName | None, typer.Option(help="Default threads.", show_default=False)
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Default 2, or 1 on one core.", show_default=False)
+    ] = None,
+    max_active: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most instances in flight; default: the recipe's."),
+    ] = None,
+    update_every: Annotated[
+        int | None,
+        typer.Option(min=1, help="Gradient rows or instances an update; default: the recipe's."),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Default: the recipe's.")] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRIC>=X",
+            help="Stop after the epoch whose validation is there (quote it); exit 1 if none is.",
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Default 0.")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A number of the recipe; may be repeated."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The run's folder; default runs/RECIPE-SEED-DATE-TIME."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in --out, as it was begun.")
+    ] = False,
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(min=1, help="Instances between checkpoints; default: every epoch."),
+    ] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write scalars for TensorBoard.")
+    ] = False,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Also write trace.json for ui.perfetto.dev.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train a recipe.
+
+    The JSON has recipe, runtime, workers, max_active, update_every, seed, epochs (trained),
+    instances, train_seconds, instances_per_second, valid, history, reached, staleness,
+    peak_rss_mib. Seconds are of training alone, since the run began.
+    """
+    from geartrain.cli import train as command
+
+    given = {
+        "runtime": None if runtime is None else runtime.value,
+        "workers": workers,
+        "max_active": max_active,
+        "update_every": update_every,
+        "epochs": epochs,
+        "seed": seed,
+        "until": until,
+        "checkpoint_every": checkpoint_every,
+    }
+    watching = command.Watching(tensorboard=tensorboard, trace=trace, as_json=as_json)
+    command.train(recipe, given, option or [], data, out, resume, watching)
+
+
+@app.command()
+def evaluate(
+    run: RunArgument,
+    data: DataOption = None,
+    split: Annotated[SplitName, typer.Option(help="Which data.")] = SplitName.DEV,
+    as_json: JsonFlag = False,
+) -> None:
+    """Evaluate a run's best checkpoint on a split."""
+    from geartrain.cli import evaluate as command
+
+    command.evaluate(run, data, split.value, as_json)
+
+
+@app.command()
+def recipes(as_json: JsonFlag = False) -> None:
+    """List the recipes."""
+    from geartrain.cli import recipes as command
+
+    command.recipes(as_json)
+
+
+@app.command()
+def graph(
+    recipe: RecipeArgument,
+    format: Annotated[Format, typer.Option(help="How to draw it.")] = Format.TEXT,
+) -> None:
+    """Print a recipe's graph."""
+    from geartrain.cli.exits import preparing
+    from geartrain.recipes import find_recipe
+
+    with preparing():
+        found = find_recipe(recipe).draw()
+    drawn = {Format.TEXT: found.__str__, Format.MERMAID: found.mermaid, Format.DOT: found.dot}
+    print(drawn[format]())
+
+
+@app.command()
+def report(run: RunArgument) -> None:
+    """Write a run's page, report.html in its folder."""
+    from geartrain.cli.exits import preparing
+    from geartrain.observe.report import write_report
+
+    with preparing():
+        page = write_report(run)
+    print(page)

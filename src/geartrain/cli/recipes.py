@@ -1,0 +1,52 @@
+"""``geartrain recipes``: what there is to train."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.table import Table
+
+from geartrain.recipes import RECIPES, Recipe
+
+
+def recipes(as_json: bool) -> None:
+    """Print a table, or one JSON object with a list of them."""
+    if as_json:
+        print(json.dumps({"recipes": [described(recipe) for recipe in RECIPES]}))
+        return
+    console = Console()
+    for recipe in RECIPES:
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(overflow="fold")
+        table.add_row("  paper", recipe.paper)
+        table.add_row("  data", ", ".join(recipe.needs) or "generated")
+        table.add_row("  metrics", f"{', '.join(recipe.metrics)}; aims at {recipe.target}")
+        table.add_row(
+            "  defaults",
+            f"{recipe.epochs} epochs, {recipe.max_active} in flight, an update every "
+            f"{recipe.update_every} {recipe.unit}",
+        )
+        for option in recipe.options:
+            table.add_row("  option", f"{option.name}={option.default:g}: {option.what}")
+        console.print(f"[bold]{recipe.name}[/bold]  {recipe.summary}")
+        console.print(table)
+
+
+def described(recipe: Recipe) -> dict[str, object]:
+    """A recipe as JSON."""
+    return {
+        "name": recipe.name,
+        "summary": recipe.summary,
+        "paper": recipe.paper,
+        "metrics": recipe.metrics,
+        "target": recipe.target,
+        "max_active": recipe.max_active,
+        "update_every": recipe.update_every,
+        "unit": recipe.unit,
+        "epochs": recipe.epochs,
+        "needs": recipe.needs,
+        "options": [asdict(option) for option in recipe.options],
+    }

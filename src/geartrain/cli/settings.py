@@ -1,0 +1,185 @@
+"""What a training run was asked for, as the command line gives it and ``config.json`` keeps it.
+
+command line (None: not given) ─┬─ new run: the recipe's defaults fill in
+                                └─ resumed: the run's config does; what differs is refused
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from geartrain.errors import DataError
+from geartrain.recipes import Recipe, Setting
+from geartrain.runtime.base import AbstractRuntime
+from geartrain.runtime.simulated import Simulated
+from geartrain.runtime.threads import Threads
+from geartrain.train.session import Target
+
+RUNTIMES = ("threads", "simulated")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All that decides how a run goes; equal settings and ``simulated`` give equal weights.
+
+    Args:
+        recipe: Name.
+        runtime: ``threads`` or ``simulated``.
+        workers: How many.
+        max_active: Most instances in flight.
+        update_every: In the recipe's unit.
+        epochs: Planned.
+        seed: Of weights, order and generated data.
+        until: A target as text, or None.
+        checkpoint_every: Instances between checkpoints within an epoch, or None.
+        options: The recipe's, complete.
+    """
+
+    recipe: str
+    runtime: str
+    workers: int
+    max_active: int
+    update_every: int
+    epochs: int
+    seed: int
+    until: str | None
+    checkpoint_every: int | None
+    options: Mapping[str, int | float]
+
+    def make_runtime(self) -> AbstractRuntime:
+        """The runtime of this name and size."""
+        if self.runtime == "simulated":
+            # One kernel thread: sums are then added in the same order on every machine.
+            torch.set_num_threads(1)
+            return Simulated(self.workers, seed=self.seed)
+        return Threads(self.workers)
+
+    def target(self) -> Target | None:
+        """The target, if there is one."""
+        return None if self.until is None else Target.parse(self.until)
+
+    def setting(self, data: Path | None, files: Mapping[str, str]) -> Setting:
+        """For ``Recipe.build``."""
+        return Setting(
+            seed=self.seed,
+            epochs=self.epochs,
+            update_every=self.update_every,
+            data=data,
+            options=self.options,
+            files=files,
+        )
+
+
+def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> Settings:
+    """What was given, and the recipe's defaults for the rest.
+
+    Args:
+        recipe: The task.
+        given: Field name to value; None where nothing was given.
+
+    Raises:
+        ValueError: A value that cannot be.
+    """
+    defaults: dict[str, Any] = {
+        "runtime": "threads",
+        "workers": min(2, _cores()),
+        "max_active": recipe.max_active,
+        "update_every": recipe.update_every,
+        "epochs": recipe.epochs,
+        "seed": 0,
+        "until": None,
+        "checkpoint_every": None,
+    }
+    chosen = {
+        name: default if given[name] is None else given[name] for name, default in defaults.items()
+    }
+    options = {o.name: o.default for o in recipe.options} | (given["options"] or {})
+    settings = Settings(recipe=recipe.name, options=options, **chosen)
+    _check(recipe, settings)
+    return settings
+
+
+def resumed_settings(
+    recipe: Recipe, given: Mapping[str, Any], config: Mapping[str, Any]
+) -> Settings:
+    """The settings of the run, after a look at whether what was given agrees.
+
+    Raises:
+        ValueError: An option differs; names all that do.
+        DataError: The config is not one of ours.
+    """
+    settings = settings_from_json(config)
+    was = asdict(settings)
+    differing = [] if recipe.name == settings.recipe else [f"RECIPE {settings.recipe}"]
+    for name, value in given.items():
+        old = was[name]
+        if name == "options":
+            changed = {k: v for k, v in (value or {}).items() if old.get(k) != v}
+            differing += [f"--option {k}={old.get(k)}" for k in changed]
+        elif value is not None and value != old:
+            option = name.replace("_", "-")
+            differing.append(f"no --{option}" if old is None else f"--{option} {old}")
+    if differing:
+        raise ValueError(
+            f"--resume continues the run as it was begun, with {', '.join(differing)}; leave out "
+            "the options that differ, or start another run with another --out"
+        )
+    return settings
+
+
+def settings_from_json(config: Mapping[str, Any]) -> Settings:
+    """What ``config_of`` made.
+
+    Raises:
+        DataError: A key is missing.
+    """
+    names = [f.name for f in fields(Settings)]
+    stored = config.get("settings")
+    if not isinstance(stored, Mapping) or (missing := [n for n in names if n not in stored]):
+        what = "settings" if not isinstance(stored, Mapping) else ", ".join(missing)
+        raise DataError(
+            f"the run's config.json lacks {what}; it was made by another version of geartrain "
+            f"({config.get('versions')}), which can read it"
+        )
+    return Settings(**{name: stored[name] for name in names})
+
+
+def config_of(settings: Settings, data: Path | None, version: str) -> dict[str, Any]:
+    """What goes into ``config.json``."""
+    return {
+        "settings": asdict(settings),
+        "data": None if data is None else str(data.resolve()),
+        "versions": {
+            "geartrain": version,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _check(recipe: Recipe, settings: Settings) -> None:
+    if settings.runtime not in RUNTIMES:
+        raise ValueError(f"--runtime {settings.runtime}: expected one of {', '.join(RUNTIMES)}")
+    if settings.until is not None:
+        target = settings.target()
+        known = (*recipe.metrics, "loss")
+        if target is not None and target.metric not in known:
+            raise ValueError(
+                f"--until {settings.until}: recipe '{recipe.name}' reports {', '.join(known)}"
+            )
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

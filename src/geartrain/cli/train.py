@@ -1,0 +1,266 @@
+"""``geartrain train``: a recipe, from the data to a run folder and one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, final
+
+import typer
+
+from geartrain.cli.exits import FAILED, INTERRUPTED, fail, preparing, running
+from geartrain.cli.logs import logging_to
+from geartrain.cli.settings import Settings, config_of, new_settings, resumed_settings
+from geartrain.cli.version import version
+from geartrain.engine.instrument import AbstractInstrument, EpochEnded
+from geartrain.ir.instance import Instance
+from geartrain.observe.jsonlog import JsonLog
+from geartrain.observe.progress import ProgressLine
+from geartrain.observe.tensorboard import TensorBoard
+from geartrain.observe.trace import PerfettoTrace
+from geartrain.recipes import Recipe, find_recipe
+from geartrain.train.checkpoint import read_checkpoint
+from geartrain.train.run import RunFolder
+from geartrain.train.session import Session, epoch_from_json, staleness_of
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watching:
+    """What else a run writes; it changes nothing about the training."""
+
+    tensorboard: bool
+    trace: bool
+    as_json: bool
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    settings: Settings
+    session: Session
+    train: Sequence[Instance]
+    valid: Sequence[Instance]
+    history: Sequence[EpochEnded]  # before a resumed checkpoint
+
+
+def train(
+    name: str,
+    given: Mapping[str, Any],
+    option_texts: Sequence[str],
+    data: Path | None,
+    out: Path | None,
+    resume: bool,
+    watching: Watching,
+) -> None:
+    """Train, and exit as the module ``exits`` says.
+
+    Args:
+        name: Of the recipe.
+        given: Settings by field name, None for those that were not given.
+        option_texts: ``NAME=VALUE`` each.
+        data: The data folder.
+        out: The run's folder.
+        resume: Continue the run in ``out``.
+        watching: What else to write.
+    """
+    with preparing():
+        recipe = find_recipe(name)
+        asked = {**given, "options": recipe.parse_options(option_texts)}
+        if resume:
+            folder = _folder_to_resume(out)
+            settings = resumed_settings(recipe, asked, folder.read_config())
+        else:
+            settings = new_settings(recipe, asked)
+            folder = RunFolder(out or _fresh_folder(settings))
+            folder.check_free()
+        if (result := folder.read_result()) is not None:
+            print(f"{folder.path}: is finished; nothing is left to do", file=sys.stderr)
+            _end(settings, result, folder, watching)
+        prepared = _prepare(recipe, settings, folder, data, resume, watching)
+    with logging_to(folder.log), running(folder.log):
+        result = _run(prepared, folder)
+        folder.finish(result)
+    _end(settings, result, folder, watching)
+
+
+def _folder_to_resume(out: Path | None) -> RunFolder:
+    if out is None:
+        raise ValueError("--resume continues the run in a folder; name it with --out")
+    folder = RunFolder(out)
+    folder.read_config()
+    if not folder.latest.exists():
+        raise ValueError(
+            f"{out}: the run has no checkpoint yet; start it again without --resume, and perhaps "
+            "with a small --checkpoint-every"
+        )
+    return folder
+
+
+def _fresh_folder(settings: Settings) -> Path:
+    now = datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = f"{settings.recipe}-{settings.seed}-{now}"
+    path, n = Path("runs") / name, 2
+    while path.exists():
+        path, n = Path("runs") / f"{name}-{n}", n + 1
+    return path
+
+
+def _prepare(
+    recipe: Recipe,
+    settings: Settings,
+    folder: RunFolder,
+    data: Path | None,
+    resume: bool,
+    watching: Watching,
+) -> _Prepared:
+    """Build, read the data, make or open the folder: all that can be refused."""
+    files: Mapping[str, str] = {}
+    if resume:
+        files = folder.read_files()
+        kept = folder.read_config().get("data")
+        data = data or (Path(kept) if isinstance(kept, str) else None)
+    task = recipe.build(settings.setting(data, files))
+    train, valid = task.load("train"), task.load("valid")
+    session = Session(
+        task.graph,
+        rules=task.rules,
+        runtime=settings.make_runtime(),
+        max_active=settings.max_active,
+        ramp=task.ramp,
+        seed=settings.seed,
+        instruments=_instruments(folder, watching),
+    )
+    history: Sequence[EpochEnded] = ()
+    if resume:
+        session.load(folder.latest)
+        position: Any = read_checkpoint(folder.latest).document["position"]
+        history = [epoch_from_json(each) for each in position["history"]]
+    else:
+        config = config_of(settings, data, version())
+        folder.create(config, task.graph.mermaid(), task.files)
+    print(f"run folder {folder.path}", file=sys.stderr)
+    return _Prepared(settings=settings, session=session, train=train, valid=valid, history=history)
+
+
+def _instruments(folder: RunFolder, watching: Watching) -> list[AbstractInstrument]:
+    instruments: list[AbstractInstrument] = [ProgressLine(), JsonLog(folder.metrics)]
+    if watching.trace:
+        instruments.append(PerfettoTrace(folder.trace))
+    if watching.tensorboard:
+        instruments.append(TensorBoard(folder.path / "tensorboard"))
+    return instruments
+
+
+def _run(prepared: _Prepared, folder: RunFolder) -> dict[str, Any]:
+    settings, history = prepared.settings, prepared.history
+    target = settings.target()
+    is_there = target is not None and history and target.reached(history[-1].valid)
+    if not is_there:
+        try:
+            fit = prepared.session.fit(
+                prepared.train,
+                epochs=settings.epochs,
+                valid=prepared.valid,
+                until=target,
+                folder=folder.path,
+                checkpoint_every=settings.checkpoint_every,
+            )
+        except KeyboardInterrupt as interrupt:
+            raise fail(_how_to_resume(settings, folder, str(interrupt)), INTERRUPTED) from interrupt
+        history = fit.history
+    return result_of(settings, history)
+
+
+def result_of(settings: Settings, history: Sequence[EpochEnded]) -> dict[str, Any]:
+    """The JSON of a run: settings, and what its epochs came to.
+
+    Seconds are training alone, without validation, since the run began; staleness is over all
+    epochs.
+    """
+    target = settings.target()
+    last = history[-1]
+    instances = sum(epoch.instances for epoch in history)
+    reached = None
+    if target is not None and target.reached(last.valid):
+        value = last.valid[target.metric]
+        reached = {"metric": target.metric, "value": value}
+        reached |= {"seconds": last.time_s, "epochs": last.epoch}
+    return {
+        "recipe": settings.recipe,
+        "runtime": settings.runtime,
+        "workers": settings.workers,
+        "max_active": settings.max_active,
+        "update_every": settings.update_every,
+        "seed": settings.seed,
+        "epochs": last.epoch,
+        "instances": instances,
+        "train_seconds": last.time_s,
+        "instances_per_second": instances / last.time_s if last.time_s > 0 else None,
+        "valid": finite(last.valid),
+        "history": [
+            {"epoch": e.epoch, "seconds": e.time_s, "valid": finite(e.valid)} for e in history
+        ],
+        "reached": reached,
+        "staleness": _staleness(history),
+        "peak_rss_mib": _peak_rss_mib(),
+    }
+
+
+def finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """With None for what JSON cannot say."""
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def _staleness(history: Sequence[EpochEnded]) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for part in history[-1].staleness:
+        histograms = [e.staleness[part].histogram for e in history if part in e.staleness]
+        total = [0] * max(len(h) for h in histograms)
+        for histogram in histograms:
+            for age, rows in enumerate(histogram):
+                total[age] += rows
+        whole = staleness_of(total)
+        found[part] = {"mean": whole.mean, "max": whole.max}
+    return found
+
+
+def _peak_rss_mib() -> float | None:
+    try:
+        import resource
+    except ImportError:  # not on every system
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20) if sys.platform == "darwin" else peak / 1024
+
+
+def _how_to_resume(settings: Settings, folder: RunFolder, reason: str) -> str:
+    said = reason or "interrupted"
+    if not folder.latest.exists():
+        return f"{said}; there is no checkpoint yet"
+    where = shlex.quote(str(folder.path))
+    return f"{said}; go on with: geartrain train {settings.recipe} --out {where} --resume"
+
+
+def _end(
+    settings: Settings, result: Mapping[str, Any], folder: RunFolder, watching: Watching
+) -> None:
+    if watching.as_json:
+        print(json.dumps(result, allow_nan=False), flush=True)
+    else:
+        where = shlex.quote(str(folder.path))
+        print(f"kept in {where}; look back with: geartrain report {where}")
+    target = settings.target()
+    if target is None:
+        raise typer.Exit(0)
+    name = target.metric
+    value = result["valid"].get(name)
+    if result["reached"] is None:
+        raise fail(f"target {target} was missed: {name} is {value} after the last epoch", FAILED)
+    raise typer.Exit(0)

@@ -1,0 +1,207 @@
+"""What a recipe is: a task by name, with every number that it takes to train it.
+
+    Recipe ── build(Setting) ─► Task(graph, rules, ramp, splits, files) ─► Session
+
+A ``Recipe`` is text and defaults, cheap to list. ``build`` makes the model; data are read when a
+split is asked for. ``Task.files`` is what a task needs to be built again besides the checkpoint,
+such as a vocabulary.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias, final
+
+import torch
+
+from geartrain.engine.controller import Ramp
+from geartrain.ir.graph import Graph
+from geartrain.ir.instance import Instance
+from geartrain.optim.part import Rules
+
+Number: TypeAlias = int | float
+LoadSplit: TypeAlias = Callable[[], Sequence[Instance]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A number of a recipe that may be changed with ``--option NAME=VALUE``.
+
+    Args:
+        name: Lower case.
+        default: An int takes whole numbers only.
+        least: The smallest value.
+        what: Half a sentence.
+    """
+
+    name: str
+    default: Number
+    least: Number
+    what: str
+
+    def parse(self, text: str) -> Number:
+        """The value of its text.
+
+        Raises:
+            ValueError: No number of this kind, or less than ``least``.
+        """
+        kind = type(self.default)
+        words = "a whole number" if kind is int else "a number"
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not self.least <= value < math.inf:
+            raise ValueError(f"option {self.name}={text}: expected {words}, {self.least:g} or more")
+        return value
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a task is built from.
+
+    Args:
+        seed: Of the initial weights and of generated data; not negative.
+        epochs: Planned; a schedule ends with the last.
+        update_every: In the unit of the recipe.
+        data: The data folder; None takes ``$GEARTRAIN_DATA``.
+        options: Values of the recipe's options; those missing take their defaults.
+        files: ``Task.files`` of the run that is built again; empty for a new one.
+    """
+
+    seed: int
+    epochs: int
+    update_every: int
+    data: Path | None = None
+    options: Mapping[str, Number] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A model and its data.
+
+    Args:
+        graph: Holds the modules, freshly initialised.
+        rules: How its parts learn.
+        splits: Name to what reads it; the names always include ``train`` and ``validation``'s.
+        validation: The split to validate on.
+        ramp: How instances in flight grow.
+        files: Name to text, kept in the run's folder for ``Setting.files``.
+    """
+
+    graph: Graph
+    rules: Rules
+    splits: Mapping[str, LoadSplit]
+    validation: str
+    ramp: Ramp
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def load(self, split: str) -> Sequence[Instance]:
+        """The instances of a split; ``dev`` and ``valid`` are two words for the validation.
+
+        Raises:
+            ValueError: There is no such split.
+            DataError: Its files are missing or refused.
+        """
+        name = self.validation if split in ("dev", "valid") else split
+        if name not in self.splits:
+            raise ValueError(f"split '{split}': there is {', '.join(self.splits)}")
+        return self.splits[name]()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A task by name.
+
+    Args:
+        name: On the command line.
+        summary: A line.
+        paper: Where the task or the model comes from.
+        metrics: Of validation, the most telling first; ``loss`` comes with every task.
+        target: A value worth reaching, as ``Target.parse`` reads it.
+        max_active: Default number of instances in flight.
+        update_every: Default, in ``unit``.
+        unit: What updates are counted in.
+        epochs: Default number.
+        needs: Files of the data folder; none for generated data.
+        options: Numbers that may be changed.
+        make: Builds the task from a complete setting, torch's generator already seeded.
+        draw: Makes the graph alone, without data, to be looked at.
+    """
+
+    name: str
+    summary: str
+    paper: str
+    metrics: tuple[str, ...]
+    target: str
+    max_active: int
+    update_every: int
+    unit: Literal["rows", "instances"]
+    epochs: int
+    make: Callable[[Setting], Task]
+    draw: Callable[[], Graph]
+    needs: tuple[str, ...] = ()
+    options: tuple[Option, ...] = ()
+
+    def build(self, setting: Setting) -> Task:
+        """The task, with weights initialised from the seed.
+
+        Raises:
+            ValueError: The seed is negative, or an option is unknown.
+            DataError: Data that the model is shaped by are missing or refused.
+        """
+        if setting.seed < 0:
+            raise ValueError(f"seed {setting.seed}: expected 0 or more")
+        options = {o.name: o.default for o in self.options}
+        for name in setting.options:
+            self._option(name)
+        torch.manual_seed(setting.seed)
+        return self.make(
+            Setting(
+                seed=setting.seed,
+                epochs=setting.epochs,
+                update_every=setting.update_every,
+                data=setting.data,
+                options=options | dict(setting.options),
+                files=setting.files,
+            )
+        )
+
+    def parse_options(self, texts: Sequence[str]) -> dict[str, Number]:
+        """``["hidden=32"]`` as values by name.
+
+        Raises:
+            ValueError: Not of that form, an unknown name, or a value that does not fit.
+        """
+        values: dict[str, Number] = {}
+        for text in texts:
+            name, equals, value = text.partition("=")
+            if not equals:
+                raise ValueError(f"option {text!r}: write NAME=VALUE, such as hidden=64")
+            values[name.strip()] = self._option(name.strip()).parse(value.strip())
+        return values
+
+    def _option(self, name: str) -> Option:
+        for option in self.options:
+            if option.name == name:
+                return option
+        known = [o.name for o in self.options]
+        raise ValueError(
+            f"option '{name}': recipe '{self.name}' has {', '.join(known) or 'none'}"
+            + meant(name, known)
+        )
+
+
+def meant(word: str, known: Sequence[str]) -> str:
+    """A question after an unknown word, or nothing."""
+    close = difflib.get_close_matches(word.lower(), known, 1, 0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""

@@ -1,0 +1,129 @@
+"""Sentiment trees: a binary Tree-LSTM over the Stanford Sentiment Treebank, every vertex labelled.
+
+    word ─► leaf ─► nodes ─┬─► hidden ─► readout ─► cross entropy; accuracy over all and over roots
+                      ▲    └─► has a parent? ─ yes ─► group the two at their parent ─► branch ─┐
+                      │                  └─ no ─► stop                                         │
+                      └────────────────────────────────────────────────────────────────────────┘
+
+Every number of the recipe stands at the top.
+
+Source: the network is that of Tai et al. 2015, arXiv:1503.00075, trained asynchronously as in Gaunt
+et al. 2017, arXiv:1705.09786; the trees are those of Socher et al. 2013.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from geartrain.data.sst import CLASSES, Split, Tree, Vocabulary, load_sst
+from geartrain.engine.controller import Ramp
+from geartrain.ir.graph import Graph
+from geartrain.ir.instance import Instance
+from geartrain.ir.loss import Metric, accuracy, cross_entropy
+from geartrain.nn import TreeLSTMBranch, TreeLSTMLeaf
+from geartrain.optim.part import Rules
+from geartrain.recipes.recipe import LoadSplit, Option, Recipe, Setting, Task
+
+RATE: Final = 0.05  # Adagrad's
+WORD_SPREAD: Final = 0.03  # standard deviation of the initial word vectors
+RAMP: Final = Ramp(start=4, over=1500)
+_VOCABULARY: Final = "vocabulary.json"
+
+
+def build(setting: Setting) -> Task:
+    """The task; reads the training trees, whose words are the vocabulary; see ``Recipe.build``."""
+    # Embeddings give sparse gradients; torch warns unless it is told whether to check them.
+    torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
+    most = int(setting.options["trees"]) or None
+    read: dict[Split, Sequence[Tree]] = {}
+    if _VOCABULARY in setting.files:
+        vocabulary = Vocabulary.from_json(setting.files[_VOCABULARY])
+    else:
+        found = load_sst(setting.data, ("train",))
+        vocabulary, read["train"] = found.vocabulary, found.train
+
+    def split(name: Split) -> LoadSplit:
+        def load() -> list[Instance]:
+            if name not in read:
+                sst = load_sst(setting.data, (name,), vocabulary=vocabulary)
+                read[name] = getattr(sst, name)
+            trees = read[name][:most] if name == "train" else read[name]
+            return [instance_of(tree, f"{name} tree {i}") for i, tree in enumerate(trees, 1)]
+
+        return load
+
+    rate = float(setting.options["learning_rate"])
+    return Task(
+        graph=make_graph(int(setting.options["hidden"]), len(vocabulary)),
+        rules=Rules(
+            optimizer=partial(torch.optim.Adagrad, lr=rate), update_every=setting.update_every
+        ),
+        splits={"train": split("train"), "dev": split("dev"), "test": split("test")},
+        validation="dev",
+        ramp=RAMP,
+        files={_VOCABULARY: vocabulary.to_json()},
+    )
+
+
+def make_graph(hidden: int, words: int) -> Graph:
+    """The loop from leaves to roots.
+
+    Args:
+        hidden: Width of h, c and the word vectors.
+        words: In the vocabulary.
+    """
+    leaf = TreeLSTMLeaf(hidden, hidden, vocabulary=words)
+    assert leaf.embedding is not None
+    nn.init.normal_(leaf.embedding.weight, std=WORD_SPREAD)
+    graph = Graph(vertex=("parent", "slot", "label"))
+    nodes = graph.loop(name="nodes")
+    nodes.join(graph.input("word").through(leaf, name="leaf"))
+    scores = nodes.through(_hidden, name="hidden").through(
+        nn.Linear(hidden, CLASSES), name="readout"
+    )
+    at_root = Metric(accuracy, where=lambda m: m.parent < 0)
+    scores.loss(cross_entropy, "label", metrics={"all": accuracy, "root": at_root})
+    inner, root = nodes.where(lambda m: m.parent >= 0, name="has a parent")
+    pairs = inner.group(by={"vertex": lambda m: m.parent}, size=2, order="slot", name="children")
+    nodes.join(pairs.through(TreeLSTMBranch(hidden), name="branch"))
+    root.stop()
+    return graph
+
+
+def instance_of(tree: Tree, key: str) -> Instance:
+    """A tree as an instance: word ids enter at the leaves."""
+    return Instance(
+        inputs={"word": (torch.from_numpy(tree.word), tree.leaf)},
+        vertex={"parent": tree.parent, "slot": tree.slot, "label": tree.label},
+        key=key,
+    )
+
+
+def _hidden(h: Tensor, c: Tensor) -> Tensor:
+    return h
+
+
+SENTIMENT: Final = Recipe(
+    name="sentiment",
+    summary="label every phrase of a sentence from very negative to very positive",
+    paper="Socher et al. 2013; Tai et al. 2015, arXiv:1503.00075",
+    metrics=("all", "root"),
+    target="all>=0.81",
+    max_active=64,
+    update_every=500,
+    unit="rows",
+    epochs=3,
+    make=build,
+    draw=lambda: make_graph(hidden=128, words=1),
+    needs=("sst/train.txt", "sst/dev.txt"),
+    options=(
+        Option("hidden", 128, 1, "width of the state and of the word vectors"),
+        Option("trees", 0, 0, "train on the first so many trees; 0 takes all"),
+        Option("learning_rate", RATE, 0.0, "Adagrad's rate"),
+    ),
+)

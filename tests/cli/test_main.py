@@ -1,0 +1,49 @@
+"""The command itself: version, help, recipes, graphs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from geartrain.cli.version import version
+from geartrain.recipes import RECIPES
+
+
+def test_version_and_help_say_what_they_should(geartrain) -> None:
+    assert geartrain("--version").out == f"geartrain {version()}\n"
+    words = geartrain("--help").out
+    for command in ("train", "evaluate", "recipes", "graph", "report"):
+        assert command in words
+
+
+def test_recipes_are_listed_with_their_options_for_people_and_for_scripts(geartrain) -> None:
+    shown = geartrain("recipes").out
+    listed = json.loads(geartrain("recipes", "--json").out)["recipes"]
+    assert [each["name"] for each in listed] == [recipe.name for recipe in RECIPES]
+    for recipe in RECIPES:
+        assert recipe.name in shown
+        for option in recipe.options:
+            assert f"{option.name}={option.default:g}" in shown
+
+
+@pytest.mark.parametrize(
+    ("format", "said"), [("text", "readout"), ("mermaid", "flowchart"), ("dot", "digraph")]
+)
+def test_graphs_are_drawn_in_three_formats(geartrain, format: str, said: str) -> None:
+    for recipe in RECIPES:
+        drawn = geartrain("graph", recipe.name, "--format", format)
+        assert (drawn.status, said in drawn.out) == (0, True)
+
+
+def test_the_module_runs_as_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "geartrain", "--version"],
+        env={"PYTHONPATH": ":".join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"geartrain {version()}\n"

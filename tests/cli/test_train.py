@@ -1,0 +1,320 @@
+"""``geartrain train``: the JSON, the run folder, exit status, and going on after a stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from geartrain.train.checkpoint import read_checkpoint
+
+SMALL_LISTS = ("listreduce", "--option", "train_size=300", "--option", "valid_size=60")
+SMALL_LISTS += ("--option", "hidden=8", "--runtime", "simulated", "--epochs", "2")
+FIELDS = {
+    "recipe", "runtime", "workers", "max_active", "update_every", "seed", "epochs", "instances",
+    "train_seconds", "instances_per_second", "valid", "history", "reached", "staleness",
+    "peak_rss_mib",
+}  # fmt: skip
+
+
+def test_the_last_line_is_the_json_of_the_run_and_the_rest_goes_to_standard_error(
+    geartrain, tmp_path: Path
+) -> None:
+    done = geartrain("train", *SMALL_LISTS, "--seed", 7, "--out", tmp_path / "run", "--json")
+    assert done.status == 0
+    assert len(done.out.strip().splitlines()) == 1
+    result = done.json
+    assert set(result) == FIELDS
+    assert (result["recipe"], result["runtime"], result["seed"]) == ("listreduce", "simulated", 7)
+    assert (result["max_active"], result["update_every"]) == (150, 100)
+    assert (result["epochs"], result["instances"]) == (2, 600)
+    assert set(result["valid"]) == {"loss", "accuracy"}
+    assert [set(entry) for entry in result["history"]] == [{"epoch", "seconds", "valid"}] * 2
+    assert result["history"][-1]["valid"] == result["valid"]
+    assert result["history"][-1]["seconds"] == result["train_seconds"] > 0
+    assert result["history"][0]["seconds"] < result["train_seconds"]
+    assert result["reached"] is None
+    assert set(result["staleness"]) == {"cell", "readout"}
+    assert all(set(part) == {"mean", "max"} for part in result["staleness"].values())
+    assert result["peak_rss_mib"] > 10
+    assert "epoch 2/2" in done.err
+
+
+def test_the_run_folder_holds_settings_events_graph_checkpoints_and_trace(
+    geartrain, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    assert geartrain("train", *SMALL_LISTS, "--out", folder, "--trace").status == 0
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {"config.json", "metrics.jsonl", "graph.mmd", "latest.safetensors"}
+    assert names >= {"best.safetensors", "trace.json", "result.json"}
+    config = json.loads((folder / "config.json").read_text())
+    assert config["settings"]["options"]["hidden"] == 8
+    assert {"geartrain", "torch", "python"} <= set(config["versions"])
+    events = [
+        json.loads(line)["event"] for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert events[0] == "RunStarted"
+    assert events.count("EpochEnded") == 2
+    assert events[-1] == "RunEnded"
+    assert "flowchart" in (folder / "graph.mmd").read_text()
+    report = geartrain("report", folder)
+    assert (report.status, Path(report.out.strip()).name) == (0, "report.html")
+
+
+def test_without_a_name_the_run_gets_one_of_recipe_seed_and_time(geartrain, tmp_path: Path) -> None:
+    assert geartrain("train", *SMALL_LISTS, "--seed", 5).status == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("listreduce-5-20")
+
+
+def test_a_reached_target_ends_training_and_a_missed_one_is_a_failure(
+    geartrain, tmp_path: Path
+) -> None:
+    got = geartrain(
+        "train", *SMALL_LISTS, "--until", "accuracy>=0.01", "--out", tmp_path / "a", "--json"
+    )
+    assert got.status == 0
+    reached = got.json["reached"]
+    assert set(reached) == {"metric", "value", "seconds", "epochs"}
+    assert (reached["metric"], reached["epochs"]) == ("accuracy", 1)
+    assert reached["seconds"] == got.json["train_seconds"]
+    missed = geartrain(
+        "train", *SMALL_LISTS, "--until", "accuracy>=0.999", "--out", tmp_path / "b", "--json"
+    )
+    assert missed.status == 1
+    assert missed.json["reached"] is None
+    assert "accuracy>=0.999 was missed" in missed.err
+
+
+def test_sentiment_trains_on_threads_and_its_run_evaluates_on_any_split(
+    geartrain, trees: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    done = geartrain(
+        "train", "sentiment", "--data", trees, "--option", "hidden=8", "--epochs", 2, "--workers",
+        2, "--update-every", 5, "--out", folder, "--json",
+    )  # fmt: skip
+    assert done.status == 0, done.err
+    assert set(done.json["valid"]) == {"loss", "all", "root"}
+    best = min(done.json["history"], key=lambda epoch: epoch["valid"]["loss"])
+    dev = geartrain("evaluate", folder, "--split", "dev", "--json").json
+    assert dev["metrics"] == pytest.approx(best["valid"])
+    assert (dev["recipe"], dev["run"], dev["split"]) == ("sentiment", str(folder), "dev")
+    assert (dev["instances"], dev["seconds"] > 0) == (2, True)
+
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "sst").mkdir(parents=True)
+    (elsewhere / "sst" / "test.txt").write_text("(3 (2 unheard-of) (4 good))\n" * 3)
+    held_out = geartrain("evaluate", folder, "--data", elsewhere, "--split", "test", "--json")
+    assert held_out.status == 0, held_out.err
+    assert held_out.json["instances"] == 3
+    shown = geartrain("evaluate", folder, "--data", elsewhere, "--split", "test")
+    assert "root" in shown.out
+
+
+def damage(folder: Path, name: str, text: str) -> None:
+    (folder / "sst" / f"{name}.txt").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("train", "(3 (2 It) (3 good))\n(1 (2 so) (0 bad)\n", "train.txt:2: column 18"),
+        ("train", "(3 (2 It) (7 good))\n", "train.txt:1: column 11: '(7'"),
+        ("train", "\n\n", "train.txt: the file has no tree"),
+        ("train", "", "sst/train.txt is empty"),
+        ("dev", "(3 (2 It) (3 good) (3 is))\n", "dev.txt:1:"),
+        ("dev", "", "sst/dev.txt is empty"),
+    ],
+)
+def test_malformed_trees_are_wrong_use_told_by_file_and_line(
+    geartrain, trees: Path, tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    damage(trees, name, text)
+    refused = geartrain("train", "sentiment", "--data", trees, "--out", tmp_path / "run")
+    assert refused.status == 2
+    assert said in refused.err
+    assert "Traceback" not in refused.err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("train", "lstreduce"), "did you mean 'listreduce'"),
+        (("train", "sentiment"), "GEARTRAIN_DATA"),
+        (("train", "sentiment", "--data", "nowhere"), "does not exist"),
+        (("train", "listreduce", "--until", "acuracy>=0.9"), "reports accuracy, loss"),
+        (("train", "listreduce", "--until", "accuracy"), "METRIC>=VALUE"),
+        (("train", "listreduce", "--option", "width=3"), "train_size"),
+        (("train", "listreduce", "--workers", "0"), "--workers"),
+        (("train", "listreduce", "--runtime", "cloud"), "simulated"),
+        (("train", "listreduce", "--resume"), "--out"),
+        (("train", "listreduce", "--resume", "--out", "none"), "not the folder of a run"),
+        (("train", "listreduce", "--sed", "1"), "--seed"),
+        (("evaluate", "none"), "not the folder of a run"),
+        (("report", "none"), "metrics.jsonl"),
+        (("graph", "tree"), "no recipe 'tree'"),
+    ],
+)
+def test_wrong_use_is_status_2_and_says_what_to_do(
+    geartrain, words: Sequence[str], said: str
+) -> None:
+    refused = geartrain(*words)
+    assert refused.status == 2
+    assert said in refused.err
+    assert "Traceback" not in refused.err
+
+
+def test_what_the_run_raises_is_one_line_and_its_traceback_is_in_the_log(
+    geartrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from geartrain.train.session import Session
+
+    def broken(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("the wheel came off\nand rolled away")
+
+    monkeypatch.setattr(Session, "fit", broken)
+    failed = geartrain("train", *SMALL_LISTS, "--out", tmp_path / "run")
+    assert failed.status == 1
+    assert "RuntimeError: the wheel came off (traceback in" in failed.err
+    assert "Traceback" not in failed.err
+    assert "Traceback" in (tmp_path / "run" / "run.log").read_text()
+
+
+def test_a_checkpoint_that_does_not_fit_on_the_disk_is_told_and_the_run_fails(
+    geartrain, tmp_path: Path
+) -> None:
+    resource = pytest.importorskip("resource", reason="needs limits on the size of files")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
+    try:
+        failed = geartrain("train", *SMALL_LISTS, "--option", "hidden=64", "--out", "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert failed.status == 1
+    assert "safetensors: cannot be written (no file was left there)" in failed.err
+    assert "make room" in failed.err
+    assert "Traceback" not in failed.err
+    assert not list((tmp_path / "run").glob("*.safetensors"))
+
+
+def test_a_finished_run_is_not_written_over_and_resuming_it_repeats_its_result(
+    geartrain, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    first = geartrain("train", *SMALL_LISTS, "--out", folder, "--json")
+    again = geartrain("train", *SMALL_LISTS, "--out", folder, "--json")
+    assert again.status == 2
+    assert "holds a finished run" in again.err
+    resumed = geartrain("train", "listreduce", "--out", folder, "--resume", "--json")
+    assert (resumed.status, resumed.json) == (0, first.json)
+
+
+def test_options_that_differ_from_the_run_are_refused_by_name_when_resuming(
+    geartrain, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    geartrain("train", *SMALL_LISTS, "--out", folder, "--max-active", 9)
+    (folder / "result.json").unlink()
+    refused = geartrain(
+        "train", "listreduce", "--out", folder, "--resume", "--seed", 1, "--epochs", 2,
+        "--max-active", 8, "--option", "hidden=9",
+    )  # fmt: skip
+    assert refused.status == 2
+    assert "--seed 0" in refused.err
+    assert "--max-active 9" in refused.err
+    assert "--option hidden=8" in refused.err
+    assert "--epochs" not in refused.err
+    other = geartrain("train", "sentiment", "--out", folder, "--resume")
+    assert (other.status, "RECIPE listreduce" in other.err) == (2, True)
+    unfinished = geartrain("train", *SMALL_LISTS, "--out", folder)
+    assert (unfinished.status, "--resume" in unfinished.err) == (2, True)
+
+
+def test_a_run_that_stopped_between_its_last_checkpoint_and_its_result_only_reports(
+    geartrain, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    words = ("train", *SMALL_LISTS, "--until", "accuracy>=0.01", "--out", folder, "--json")
+    first = geartrain(*words)
+    (folder / "result.json").unlink()
+    resumed = geartrain(*words, "--resume")
+    assert resumed.status == 0
+    assert drop_memory(resumed.json) == drop_memory(first.json)
+
+
+def drop_memory(result: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in result.items() if name != "peak_rss_mib"}
+
+
+KILLED = """
+import os, signal, sys
+from geartrain.train import checkpoint
+from geartrain.cli.main import app
+
+write, left = checkpoint.write_checkpoint, [int(sys.argv.pop(1))]
+signals = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT}
+chosen = signals[sys.argv.pop(1)]
+
+def stop_later(*args, **kwargs):
+    write(*args, **kwargs)
+    left[0] -= 1
+    if left[0] == 0:
+        os.kill(os.getpid(), chosen)
+
+checkpoint.write_checkpoint = stop_later
+app(prog_name="geartrain")
+"""
+
+
+def stopped(how: str, after: int, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process that gets a signal after so many checkpoints."""
+    return subprocess.run(
+        [sys.executable, "-c", KILLED, str(after), how, *map(str, words)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_kill_9_in_the_middle_of_an_epoch_and_resume_end_at_the_same_weights(
+    geartrain, tmp_path: Path, workers: int
+) -> None:
+    words = ("train", *SMALL_LISTS, "--checkpoint-every", "70", "--workers", workers, "--json")
+    whole = geartrain(*words, "--out", tmp_path / "whole")
+    killed = stopped("kill", 7, *words, "--out", tmp_path / "killed")
+    assert killed.returncode == -signal.SIGKILL
+    assert not (tmp_path / "killed" / "result.json").exists()
+    position = read_checkpoint(tmp_path / "killed" / "latest.safetensors").document["position"]
+    assert 0 < position["taken"] < 300
+    resumed = geartrain("train", "listreduce", "--out", tmp_path / "killed", "--resume", "--json")
+    assert resumed.status == 0, resumed.err
+    for result in ("valid", "history", "instances", "train_seconds"):
+        assert resumed.json[result] == whole.json[result]
+    a, b = (read_checkpoint(tmp_path / n / "latest.safetensors") for n in ("whole", "killed"))
+    assert a.tensors.keys() == b.tensors.keys()
+    assert all(a.tensors[name].equal(b.tensors[name]) for name in a.tensors)
+
+
+def test_ctrl_c_writes_the_checkpoint_and_says_how_to_go_on(geartrain, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = ("train", *SMALL_LISTS, "--checkpoint-every", "70")
+    interrupted = stopped("interrupt", 2, *words, "--out", folder)
+    assert interrupted.returncode == 130
+    assert f"geartrain train listreduce --out {folder} --resume" in interrupted.stderr
+    assert "Traceback" not in interrupted.stderr
+    assert interrupted.stdout == ""
+    resumed = geartrain("train", "listreduce", "--out", folder, "--resume", "--json")
+    assert resumed.status == 0, resumed.err
+    assert resumed.json["instances"] == 600
