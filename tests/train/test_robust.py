@@ -25,7 +25,7 @@ import geartrain as gt
 from geartrain.engine.instrument import EpochEnded, Progress, RunEnded, Updated
 from geartrain.engine.mailbox import RandomOrder
 from geartrain.train import tensor_file
-from geartrain.train.checkpoint import read_checkpoint
+from geartrain.train.checkpoint import read_checkpoint, write_checkpoint
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 OPTIMIZERS = {
@@ -621,3 +621,16 @@ def test_ctrl_c_in_a_validation_keeps_the_epoch_and_validates_later(
     fit = resumed.fit(rows, epochs=2, valid=dev)
     assert fit.instances == 40 and [e.instances for e in fit.history] == [40, 40]
     assert all("accuracy" in e.valid for e in fit.history)
+
+
+def test_a_file_that_no_session_wrote_is_refused(make_line, tmp_path):
+    session = gt.Session(make_line().graph)
+    write_checkpoint(tmp_path / "other", {"w": torch.zeros(2)}, {"parts": {}})
+    with pytest.raises(gt.CheckpointError, match=r"has no \['position', 'random', 'seed'\]"):
+        session.load(tmp_path / "other")
+    tensors, document = session._snapshot()
+    document["position"] = {"epoch": 1}
+    write_checkpoint(tmp_path / "damaged", tensors, document)
+    with pytest.raises(gt.CheckpointError, match=r"position in the data is damaged .*'taken'"):
+        session.load(tmp_path / "damaged")
+    session.load(tmp_path / "damaged", weights_only=True)
