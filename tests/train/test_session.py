@@ -185,7 +185,7 @@ def test_an_evaluation_changes_nothing(data, make_forest, make_trees):
     )
     with pytest.raises(KeyboardInterrupt):
         session.fit(trees, epochs=1)  # so that gradients wait for their step
-    session.convert = None
+    session.convert = lambda tree: (torch.rand(1), np.random.rand(), random.random(), tree)[-1]
     assert session.parts["embed"].pending_gradients()
     forest.branch.eval()
     before = copy.deepcopy(session._snapshot())
@@ -521,7 +521,102 @@ def test_skipped_instances_are_counted(make_line, make_rows, caplog):
     assert (fit.skipped, fit.instances) == (2, 19)
     assert "trees.txt:7: unbalanced" in caplog.text and "instance nan" in caplog.text
     assert session.evaluate(rows).instances == 19
-    only_bad = simulated(make_line().graph, on_bad="skip")
-    assert only_bad.fit(bad * 10, epochs=1).skipped == 10
+    for runtime in (gt.Simulated(), gt.Threads(2)):
+        only_bad = simulated(
+            make_line().graph, on_bad="skip", convert=convert, runtime=runtime, shuffle=False
+        )
+        assert only_bad.fit(bad * 10 + rows[:1] * 10, epochs=1).skipped == 20
     with pytest.raises(gt.DataError, match=r"trees\.txt:7"):
         simulated(make_line().graph, convert=convert).fit(rows, epochs=1)
+
+
+def test_gradients_pass_through_frozen_parts_whose_weights_stay(make_rows):
+    torch.manual_seed(0)
+    modules = [nn.Linear(3, 4), nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4)]
+    modules.append(nn.Linear(4, 2))
+    graph = gt.Graph(vertex=("label",))
+    stream = graph.input("x")
+    for name, module in zip(("first", "still", "frozen", "last"), modules, strict=True):
+        stream = stream.through(module, name=name)
+    stream.loss(gt.cross_entropy, target="label")
+    rules = gt.Rules(optimizer=SGD, update_every=gt.Flush(), average="none")
+    session = gt.Session(graph, rules=rules, max_active=8)
+    session.parts["frozen"].frozen = True
+    before = copy.deepcopy(modules)
+    rows = make_rows(12)
+    fit = session.fit(rows, epochs=1)
+    assert {k: v for k, v in fit.history[0].updates.items() if v} == {"first": 1, "last": 1}
+    for at in (1, 2):
+        assert torch.equal(modules[at].weight, before[at].weight)
+    x = torch.cat([i.inputs["x"] for i in rows])
+    label = torch.from_numpy(np.concatenate([i.vertex["label"] for i in rows]))
+    plain = nn.Sequential(*before)
+    nn.functional.cross_entropy(plain(x), label, reduction="sum").backward()
+    SGD([*before[0].parameters(), *before[3].parameters()]).step()
+    for at in (0, 3):
+        torch.testing.assert_close(modules[at].weight, before[at].weight)
+
+
+def test_parts_step_by_their_own_rules_in_one_session(make_line, make_rows):
+    overrides = {
+        "first": {"optimizer": partial(torch.optim.SGD, lr=0.0), "update_every": gt.Instances(10)},
+        "second": {"update_every": 30, "clip": gt.Clip(norm=1e-3), "average": "none"},
+    }
+    line = make_line(wrap=lambda name, module: gt.Part(module, **overrides[name]))
+    first, second = line.first.weight.detach().clone(), line.second.weight.detach().clone()
+    session = simulated(line.graph, max_active=1)
+    fit = session.fit(make_rows(60, rows=1), epochs=1)
+    assert fit.history[0].updates == {"first": 6, "second": 2}
+    assert torch.equal(line.first.weight, first)
+    moved = float((line.second.weight.detach() - second).norm())
+    assert 0 < moved <= 2 * 0.1 * 1e-3
+
+
+def test_a_schedule_counts_the_instances_of_the_run_also_after_a_resume(
+    make_line, make_rows, tmp_path
+):
+    asked = []
+
+    def schedule(trained):
+        asked.append(trained)
+        return 1.0
+
+    rules = gt.Rules(optimizer=SGD, update_every=gt.Instances(10), schedule=schedule)
+    session = simulated(make_line().graph, rules=rules, max_active=1)
+    session.fit(make_rows(30), epochs=1, folder=tmp_path)
+    assert sorted(set(asked)) == [10, 20, 30]
+    asked.clear()
+    resumed = simulated(make_line().graph, rules=rules, max_active=1)
+    resumed.load(tmp_path / "latest.safetensors")
+    resumed.fit(make_rows(30), epochs=2)
+    assert sorted(set(asked)) == [40, 50, 60]
+
+
+def test_dense_embeddings_train_with_dense_optimizers(make_forest, make_trees):
+    forest = make_forest(sparse=False)
+    before = forest.word.weight.detach().clone()
+    session = simulated(forest.graph, rules=gt.Rules(optimizer=ADAM, update_every=10))
+    session.fit(make_trees(10), epochs=1)
+    assert not torch.equal(forest.word.weight, before)
+
+
+def test_copies_of_a_part_resume_to_the_last_bit(make_line, make_rows, tmp_path):
+    def session(seed):
+        line = make_line(
+            seed=seed,
+            wrap=lambda name, module: gt.Part(module, replicas=2 if name == "second" else 1),
+        )
+        return simulated(
+            line.graph, rules=gt.Rules(optimizer=ADAM, update_every=6), runtime=gt.Simulated(2)
+        )
+
+    whole, rows = session(0), make_rows(50)
+    whole.fit(rows, epochs=2, folder=tmp_path, checkpoint_every=20, keep_last=9)
+    resumed = session(1)
+    resumed.load(tmp_path / "checkpoint-00000070.safetensors")
+    resumed.fit(rows, epochs=2, folder=tmp_path / "again", checkpoint_every=20)
+    (one, at), (other, where) = whole._snapshot(), resumed._snapshot()
+    assert at == where and one.keys() == other.keys()
+    assert "second#1/weights/weight" in one
+    assert all(torch.equal(one[k], other[k]) for k in one)
+    assert torch.equal(one["second/weights/weight"], one["second#1/weights/weight"])

@@ -89,6 +89,7 @@ def test_the_order_of_an_epoch_is_a_function_of_seed_and_epoch(data, options):
 
 @pytest.mark.parametrize("data", [list(range(10)), loader(shuffle=True), Stream()])
 def test_finding_the_place_disturbs_no_random_generator(data):
+    torch.manual_seed(12345)
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
     taken(Source(data, shuffle=True), start=5)
     assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]

@@ -66,7 +66,7 @@ class Threads(AbstractRuntime):
                     if thread.ident is not None:
                         thread.join(self.patience_s)
                 torch.set_num_threads(kernel_threads)
-            run.raise_failure()
+            run.raise_failure()  # inside, so that an interrupt does not hide it
         return run.seconds
 
 
