@@ -81,31 +81,42 @@ def _cost(
 
 
 def _place_others(wiring: Wiring, by_hand: Mapping[str, int], home: dict[int, int]) -> None:
-    """Nodes without weights: beside the reader or writer that they are wired to."""
+    """Nodes without weights: beside the writer that they are wired to, copy by copy."""
     writers: dict[int, list[int]] = {}
     for (source, _), (reader, _) in wiring.readers.items():
-        sources = wiring.copies[source] or (source,)
-        for k, node in enumerate(wiring.copies[reader] or (reader,)):
-            writers.setdefault(node, []).append(sources[min(k, len(sources) - 1)])
-    left = [i for i in wiring.nodes if i not in home]
-    for number in left:
+        writers.setdefault(reader, []).append(source)
+    left = [
+        (operator, k, number)
+        for operator, numbers in wiring.copies.items()
+        for k, number in enumerate(numbers)
+        if number not in home
+    ]
+    for _, _, number in left:
         name = wiring.nodes[number].name
         if name in by_hand:
             home[number] = by_hand[name]
-    for number in left:
+    for operator, k, number in left:
         if number not in home:
-            home[number] = _nearest(number, writers, home)
+            home[number] = _nearest(operator, k, writers, wiring, home)
 
 
-def _nearest(number: int, writers: Mapping[int, list[int]], home: Mapping[int, int]) -> int:
-    """The worker of the nearest placed node upstream; the last writer of a loop is its body."""
-    seen, ring = {number}, [number]
+def _nearest(
+    operator: int,
+    k: int,
+    writers: Mapping[int, list[int]],
+    wiring: Wiring,
+    home: Mapping[int, int],
+) -> int:
+    """Where copy k of the nearest placed operator upstream lives; a loop's last writer first."""
+    seen, ring = {operator}, [operator]
     while ring:
         ahead: list[int] = []
         for at in ring:
             for source in reversed(writers.get(at, [])):
-                if source in home:
-                    return home[source]
+                copies = wiring.copies[source]
+                number = copies[min(k, len(copies) - 1)] if copies else None
+                if number is not None and number in home:
+                    return home[number]
                 if source not in seen:
                     seen.add(source)
                     ahead.append(source)

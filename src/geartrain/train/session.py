@@ -190,6 +190,8 @@ class Session:
         ramp: How training gets there; ``Ramp(over=0)`` starts at once.
         max_rows: Most rows in one firing.
         policy: Makes the firing policy of a worker, from its index.
+        drain: Admit only when nothing is in flight: minibatches of ``max_active``, the synchronous
+            way; with ``update_every=Instances(max_active)`` and no ramp it is minibatch training.
         placement: Part or node name to worker; what is not named is placed automatically, after a
             short measurement where there are several workers.
         convert: Makes an ``Instance`` of an item of the data.
@@ -215,6 +217,7 @@ class Session:
         ramp: Ramp | None = None,
         max_rows: int = 4096,
         policy: Callable[[int], AbstractPolicy] | None = None,
+        drain: bool = False,
         placement: Mapping[str, int] | None = None,
         convert: Convert | None = None,
         shuffle: bool = True,
@@ -231,6 +234,7 @@ class Session:
             ramp=ramp or defaults.ramp,
             max_rows=max_rows,
             policy=policy or defaults.policy,
+            drain=drain,
         )
         self.placement = dict(placement or {})
         self.convert, self.shuffle, self.seed, self.on_bad = convert, shuffle, seed, on_bad
@@ -239,6 +243,7 @@ class Session:
         self._position = _Position()
         self._engine: Engine | None = None
         self._costs: dict[str, float] = {}
+        self._met = 0  # instances trained at the last meeting of copies
         self._checked = False
 
     def fit(
@@ -482,9 +487,11 @@ class Session:
         """Let the copies meet whose time has come; nothing is in flight."""
         for group in self._groups():
             every = group[0].mixer.every
-            due = every is not None and self._position.trained % every == 0
+            trained = self._position.trained
+            due = every is not None and trained % every == 0 and trained != self._met
             if end_of_epoch or due:
                 group[0].mixer.mix(group)
+        self._met = self._position.trained
 
 
 @final
