@@ -244,11 +244,9 @@ class RowNode(AbstractNode):
             for j in range(width)
         ]
         if self._call.read:
-            view = self.place.view(Forward((), state, origin))
+            view = self.place.view(Forward((), state, origin, lengths))
             for j, name in enumerate(self._call.read, width):
-                column = torch.from_numpy(np.ascontiguousarray(getattr(view, name)))
-                if lengths is not None:
-                    column = column.repeat_interleave(torch.from_numpy(lengths), 0)
+                column = torch.from_numpy(np.ascontiguousarray(view.per_payload_row(name)))
                 out = in_place.get(j)
                 inputs.append(column if out is None else out.copy_(column))
         return tuple(inputs)
@@ -339,10 +337,7 @@ class GraphNode(AbstractNode):
         if self._call.read:
             view = self.place.view(one)
             for name in self._call.read:
-                column = torch.from_numpy(np.ascontiguousarray(getattr(view, name)))
-                if one.lengths is not None:
-                    column = column.repeat_interleave(torch.from_numpy(one.lengths), 0)
-                inputs.append(column)
+                inputs.append(torch.from_numpy(np.ascontiguousarray(view.per_payload_row(name))))
         inside = (
             look_inside(self.place, one.state[INSTANCE], one.lengths) if self._call.inside else None
         )
