@@ -84,8 +84,8 @@ class Group(AbstractNode):
         self._table = table_for(self._by, edge)
         self._move = move
         self._size, self._order, self._how = size, order, how
-        self._fixed = size if isinstance(size, int) else None
         self._sorted = order is None
+        self._stacked: int | None = size if isinstance(size, int) else None
         states = tuple(f"state {i}" for i in range(len(place.schema.state)))
         self._states = states
         self._groups = RowStore(place.name, ("start", "size", "arrived", *states))
@@ -207,11 +207,12 @@ class Group(AbstractNode):
     def _stack(
         self, starts: IntArray, sizes: IntArray, state: IntArray, origin: IntArray
     ) -> Forward:
-        k = self._fixed if self._fixed is not None else int(sizes[0])
+        k = self._stacked = int(sizes[0]) if self._stacked is None else self._stacked
         if (sizes != k).any():
+            other = int(sizes[sizes != k][0])
             raise GraphError(
-                f"'{self.name}': groups of {int(sizes.min())} and of {int(sizes.max())} members "
-                "cannot be stacked together; use how='bundle', or sum, mean, max"
+                f"'{self.name}': groups of {k} and of {other} members cannot be stacked, as all "
+                "rows of a stream have one shape; use how='bundle', or sum, mean, max"
             )
         if (starts % k == 0).all() and self._cells.capacity % k == 0:
             payload = tuple(b.view(-1, k, *b.shape[1:]) for b in self._buffers())

@@ -29,7 +29,7 @@ from geartrain.nn import TreeLSTMBranch, TreeLSTMLeaf
 from geartrain.optim.part import Rules
 from geartrain.recipes.recipe import LoadSplit, Option, Recipe, Setting, Task
 
-RATE: Final = 0.05  # Adagrad's
+RATE: Final = 0.03  # Adagrad's
 WORD_SPREAD: Final = 0.03  # standard deviation of the initial word vectors
 RAMP: Final = Ramp(start=4, over=1500)
 _VOCABULARY: Final = "vocabulary.json"
@@ -114,7 +114,7 @@ SENTIMENT: Final = Recipe(
     paper="Socher et al. 2013; Tai et al. 2015, arXiv:1503.00075",
     metrics=("all", "root"),
     target="all>=0.81",
-    max_active=64,
+    max_active=256,
     update_every=500,
     unit="rows",
     epochs=3,
