@@ -308,10 +308,13 @@ class View:
     edges are numbered inside their instance.
     """
 
-    __slots__ = ("_arena", "_batch", "_schema")
+    __slots__ = ("_arena", "_batch", "_nowhere", "_schema")
 
-    def __init__(self, batch: Forward, arena: Arena, schema: Schema) -> None:
+    def __init__(
+        self, batch: Forward, arena: Arena, schema: Schema, nowhere: str | None = None
+    ) -> None:
         self._batch, self._arena, self._schema = batch, arena, schema
+        self._nowhere = nowhere  # why the rows are at no vertex, if they are not
 
     def __len__(self) -> int:
         return len(self._batch)
@@ -328,6 +331,11 @@ class View:
                 return arena.serial[state[INSTANCE]]
             return state[at]
         if name in schema.vertex:
+            if self._nowhere is not None:
+                raise GraphError(
+                    f"{self._nowhere}, so vertex column '{name}' cannot be read; send one row for "
+                    "every vertex, or make it a column of whole instances: Graph(value=...)"
+                )
             return arena.vertices[name].take(state[VERTEX], 0)
         if name in schema.edge:
             if "edge" not in schema.state:
@@ -341,27 +349,6 @@ class View:
         if name == "size":
             return arena.size[state[INSTANCE]]
         raise AttributeError(f"rows have no '{name}'; they have {schema.names()}")
-
-    def per_payload_row(self, name: str) -> Any:
-        """A column with one entry for every payload row; in bundles, rows are their vertices.
-
-        Raises:
-            GraphError: A vertex column is asked for and bundles do not hold exactly the vertices of
-                their instances.
-        """
-        lengths = self._batch.lengths
-        if lengths is None:
-            return getattr(self, name)
-        if name in self._schema.state or name not in self._schema.vertex:
-            return np.repeat(getattr(self, name), lengths, axis=0)
-        arena, slots = self._arena, self._batch.state[INSTANCE]
-        if not np.array_equal(arena.size[slots], lengths):
-            raise GraphError(
-                f"bundles of {lengths[:4].tolist()} rows came where vertex column '{name}' is "
-                f"read, but their instances have {arena.size[slots][:4].tolist()} vertices; send one row "
-                "for every vertex, or make it a column of whole instances: Graph(value=...)"
-            )
-        return arena.vertices[name].take(ranges(arena.base[slots], lengths), 0)
 
     @property
     def payload(self) -> tuple[Tensor, ...]:

@@ -124,13 +124,8 @@ class LossNode(AbstractNode):
             self.collected.append(collect(self.place, state, lengths, prediction))
         if not self.judge:
             return Emission(backward=[Backward(origin, None)])
-<<<<<<< HEAD
         view = self.place.row_view(state, lengths)
         target = column_of(self._target, view)
-=======
-        view = self.place.view(Forward((), state, origin, lengths))
-        target = _per_payload_row(column_of(self._target, view), lengths)
->>>>>>> oracle
         if self._check_classes and target is not None:
             self._refuse_classes(prediction[0], target, state, lengths)
         losses, gradient = self._losses(prediction, target, train)
@@ -275,10 +270,10 @@ def collect(place: Place, state: IntArray, lengths: IntArray | None, payload: Pa
 
 
 def column_of(what: Target, view: View) -> Tensor | None:
-    """A column named (one entry a payload row) or computed, as a tensor."""
+    """A column named or computed, as a tensor."""
     if what is None:
         return None
-    value = view.per_payload_row(what) if isinstance(what, str) else what(view)
+    value = getattr(view, what) if isinstance(what, str) else what(view)
     return value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
 
 

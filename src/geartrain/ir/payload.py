@@ -252,15 +252,9 @@ class RowNode(AbstractNode):
             for j in range(width)
         ]
         if self._call.read:
-<<<<<<< HEAD
             view = self.place.row_view(state, lengths)
             for j, name in enumerate(self._call.read, width):
                 column = torch.from_numpy(np.ascontiguousarray(getattr(view, name)))
-=======
-            view = self.place.view(Forward((), state, origin, lengths))
-            for j, name in enumerate(self._call.read, width):
-                column = torch.from_numpy(np.ascontiguousarray(view.per_payload_row(name)))
->>>>>>> oracle
                 out = in_place.get(j)
                 inputs.append(column if out is None else out.copy_(column))
         return tuple(inputs)
@@ -362,12 +356,8 @@ class GraphNode(AbstractNode):
         if self._call.read:
             view = self.place.row_view(one.state, one.lengths)
             for name in self._call.read:
-<<<<<<< HEAD
                 column = torch.from_numpy(np.ascontiguousarray(getattr(view, name)))
                 inputs.append(column)
-=======
-                inputs.append(torch.from_numpy(np.ascontiguousarray(view.per_payload_row(name))))
->>>>>>> oracle
         inside = (
             look_inside(self.place, one.state[INSTANCE], one.lengths) if self._call.inside else None
         )
