@@ -53,5 +53,5 @@ def test_rows_of_a_group_that_are_not_all_vertices_have_no_vertex_columns() -> N
     members.through(_Adds(), read="mark").output()
     x = (torch.zeros(3, 1), [1, 2, 3])
     data = [gt.Instance({"x": x}, {"mark": [7, 1, 2, 3]})]
-    with pytest.raises(gt.GraphError, match="'_adds': bundles of .3. rows came"):
+    with pytest.raises(gt.GraphError, match=r"'_adds': bundles of .3. rows came"):
         gt.Session(graph).predict(data)
