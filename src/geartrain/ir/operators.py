@@ -170,10 +170,11 @@ class Through(AbstractOperator):
         inside: bool,
         pool: bool,
         take: tuple[int, ...] | None = None,
+        alone: bool = False,
     ) -> None:
         super().__init__(name, [[source]])
         self.function, self.part, self.keep = function, part, keep
-        self.call = Call(function, tuple(read), inside, pool, take)
+        self.call = Call(function, tuple(read), inside, pool, take, alone)
 
     def with_function(self, function: Callable[..., Any]) -> Through:
         """The same node around another function: a copy's own module."""

@@ -61,6 +61,7 @@ class Call:
         inside: Whether it gets an ``Inside`` as its last argument.
         pool: Whether it makes one row of every bundle.
         take: The payload tensors that it gets; None: all.
+        alone: Whether it gets one message at a time.
     """
 
     function: Callable[..., Any]
@@ -68,6 +69,7 @@ class Call:
     inside: bool = False
     pool: bool = False
     take: tuple[int, ...] | None = None
+    alone: bool = False
 
     def taken(self, width: int) -> tuple[int, ...] | range:
         """Of so many payload tensors, those that the module gets."""
@@ -140,6 +142,7 @@ class RowNode(AbstractNode):
     ) -> None:
         super().__init__(place)
         self._call, self._kernel, self._weights = call, kernel, weights
+        self.alone = call.alone
         self.part_name = None if weights is None else weights.name
         self._rows = RowStore(place.name, ("origin", "version", "start", "length", "instance"))
         self._cells: RowStore | None = None

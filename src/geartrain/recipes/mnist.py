@@ -2,8 +2,9 @@
 
     images (100, 784) ─► linear 1, ReLU ─► linear 2, ReLU ─► linear 3 ─► cross entropy, accuracy
 
-An instance is a minibatch: its images travel as one bundle and its labels are a vertex column. Put
-on separate workers the maps form a pipeline without bubbles. Which images share a minibatch is
+An instance is a minibatch: its images travel as one bundle and its labels are a vertex column. Each
+map runs one minibatch at a time, so that several in flight, on separate workers, form a pipeline
+without bubbles. Which images share a minibatch is
 drawn anew for every epoch from (seed, epoch). Every number of the recipe stands at the top.
 
 Source: the task is that of Gaunt et al. 2017, arXiv:1705.09786; the digits are those of LeCun,
@@ -31,7 +32,7 @@ from geartrain.recipes.recipe import LoadSplit, Option, Recipe, Setting, Task
 RATE: Final = 0.1  # plain SGD's, on the mean over the images of an update
 PIXELS: Final = SIDE * SIDE
 RAMP: Final = Ramp(start=1, over=0)  # plain SGD has no accumulators that early steps could swell
-WHITE: Final = 255.0  # pixels are divided by it
+MEAN, SPREAD = 0.1307 * 255, 0.3081 * 255  # of the pixels of the training images
 
 
 def build(setting: Setting) -> Task:
@@ -70,8 +71,9 @@ def make_graph(hidden: int) -> Graph:
     images = graph.input("images", shape=(PIXELS,), dtype=torch.float32, bundle=True)
     first = nn.Sequential(nn.Linear(PIXELS, hidden), nn.ReLU())
     second = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU())
-    once = images.through(first, name="linear 1").through(second, name="linear 2")
-    scores = once.through(nn.Linear(hidden, CLASSES), name="linear 3")
+    once = images.through(first, name="linear 1", alone=True)
+    twice = once.through(second, name="linear 2", alone=True)
+    scores = twice.through(nn.Linear(hidden, CLASSES), name="linear 3", alone=True)
     scores.loss(cross_entropy, "label", metrics={"accuracy": accuracy})
     return graph
 
@@ -81,7 +83,7 @@ class Minibatches(Sequence[Instance]):
     """Digits cut into minibatches, an instance each; the last one may be smaller.
 
     Args:
-        digits: The pixels are converted once, to float32 ``(N, 784)`` in 0..1.
+        digits: The pixels are converted once, to float32 ``(N, 784)`` of mean 0 and spread 1.
         batch: Images of a minibatch.
         most: Take the first so many images; None takes all.
         seed: Deals the images out anew for every epoch, by (seed, epoch); None leaves their order.
@@ -98,7 +100,7 @@ class Minibatches(Sequence[Instance]):
         key: str = "images",
     ) -> None:
         images = torch.from_numpy(digits.images[:most])
-        self._pixels = images.flatten(1).to(torch.float32).div_(WHITE)
+        self._pixels = images.flatten(1).to(torch.float32).sub_(MEAN).div_(SPREAD)
         self._labels = digits.labels[:most]
         self._batch, self._seed, self._key = batch, seed, key
         self._order = np.arange(len(self._labels))
