@@ -5,7 +5,7 @@
 The same recurrent network (ReLU, 128 wide), 100,000 lists to train on, 10,000 to validate on, Adam
 with the same warm-up and decay. Plain PyTorch trains minibatches of 100 lists: packed sequences
 through ``nn.RNN``, and the strongest form we could write, lists of mixed lengths that leave the
-batch as they end (``benchmarks.baselines.listreduce``). Each seed is trained by each system in turn.
+batch as they end (``benchmarks.baselines.listreduce``). Systems take turns, seed by seed.
 """
 
 from __future__ import annotations
