@@ -53,13 +53,18 @@ def outer_suits(d: Tensor, x: Tensor) -> bool:
     return _suits(d, x, entries, _FILLED_FROM_OUTER) and x.shape[1] >= GRAIN
 
 
+def whole_rows(n: int) -> int:
+    """n, or the next multiple of ``GRAIN`` where so many rows are worth filling up."""
+    return n if _KERNEL is None or n <= 2 * GRAIN else n + -n % GRAIN
+
+
 def filled(x: Tensor) -> Tensor:
-    """x ``(n, d)`` with rows of zeros after it, to a whole multiple of ``GRAIN`` rows."""
+    """x ``(n, d)`` with rows of zeros after it, to ``whole_rows(n)``."""
     n = x.shape[0]
-    missing = -n % GRAIN
-    if not missing:
+    rows = whole_rows(n)
+    if rows == n:
         return x
-    whole = x.new_empty((n + missing, *x.shape[1:]))
+    whole = x.new_empty((rows, *x.shape[1:]))
     whole[:n] = x
     whole[n:].zero_()
     return whole

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from geartrain.ir.bundle import AbstractBundleKernel, Inside
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
-from geartrain.ir.products import affine, times
+from geartrain.ir.products import affine, outer, outer_suits, times
 from geartrain.nn.elementwise import sigmoid_backward_
 from geartrain.nn.recurrent import GruKernel
 
@@ -206,7 +206,11 @@ class _CellKernel(AbstractBundleKernel):
             d = d_made[senders.bounds[t] : senders.bounds[t + 1]]
             of_type = slice(t * width, (t + 1) * width)
             if message.weight.requires_grad:
-                torch.mm(d.t(), h.index_select(0, vertices), out=d_weight[of_type])
+                sender = h.index_select(0, vertices)
+                if outer_suits(d, sender):
+                    d_weight[of_type] = outer(d, sender)
+                else:
+                    torch.mm(d.t(), sender, out=d_weight[of_type])
             torch.sum(d, 0, out=d_bias[of_type])
             dh.index_add_(0, vertices, times(d, weight))
         _add(message.weight, d_weight, into)

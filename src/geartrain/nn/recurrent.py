@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel
-from geartrain.ir.products import affine, times
+from geartrain.ir.products import affine, filled, times, whole_rows
 from geartrain.nn.elementwise import (
     relu_backward,
     sigmoid_backward_,
@@ -116,7 +116,11 @@ class GruKernel(AbstractRowKernel):
             return None, None
         module, width = self._module, self._module.hidden_size
         r, z, new, m = kept.unbind(1)
-        d = kept.new_empty((kept.shape[0], 3, width))  # at r, z, n as W x meets them
+        # At r, z, n as W x meets them; rows of zeros after it, as its products want them.
+        n = kept.shape[0]
+        whole = kept.new_empty((whole_rows(n), 3, width))
+        whole[n:].zero_()
+        d = whole[:n]
         d_r, d_z, d_new = d.unbind(1)
         dh = dy * z
         torch.sub(dy, dh, out=d_new)
@@ -124,12 +128,12 @@ class GruKernel(AbstractRowKernel):
         torch.mul(dy, h - new, out=d_z)
         torch.mul(d_new, m, out=d_r)
         sigmoid_backward_(d[:, :2], kept[:, :2])
-        d_x = d.view(-1, 3 * width)
-        _add_map(module, "ih", d_x, x, into)
-        dx = times(d_x, module.weight_ih)
+        d_x = whole.view(-1, 3 * width)
+        _add_map(module, "ih", d_x, filled(x), into)
+        dx = times(d_x, module.weight_ih)[:n]
         d_new.mul_(r)  # from here on as U h meets them
-        _add_map(module, "hh", d_x, h, into)
-        return dx, dh.add_(times(d_x, module.weight_hh))
+        _add_map(module, "hh", d_x, filled(h), into)
+        return dx, dh.add_(times(d_x, module.weight_hh)[:n])
 
 
 @final
