@@ -70,7 +70,7 @@ SIZES: Final = {
     4: Size(hidden=10, steps=2),
     15: Size(hidden=5, steps=2),
     16: Size(hidden=10, steps=4),
-    18: Size(hidden=10, steps=5),
+    18: Size(hidden=30, steps=3),
     19: Size(hidden=20, steps=4),
 }
 
