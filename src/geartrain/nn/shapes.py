@@ -125,7 +125,7 @@ class Tree:
             name=_beside(name, "children"),
         )
         vertices.join(family.through(self._branch, read=self._read, name=name, keep=self._keep))
-        root.stop()
+        root.stop(name=_beside(name, "root"))
         return vertices
 
 
