@@ -113,7 +113,8 @@ def make_graph(kind: Kind, size: Size) -> Graph:
         return graph
     states = passing(graph.input("start", bundle=True))
     if kind.answer == "vertex":
-        scores = states.through(nn.Linear(size.hidden, 1), name="readout")
+        score = nn.Linear(size.hidden, 1, bias=False)  # a softmax does not see what all have
+        scores = states.through(score, name="readout")
         chosen = scores.through(
             VertexChoice(), name="choice", read="answer", inside=True, pool=True
         )
