@@ -307,10 +307,10 @@ def test_no_step_at_all_is_refused() -> None:
 # --- the choice of a vertex
 
 
-def choosing(score: nn.Module) -> gt.Graph:
+def choosing(bend: nn.Module, choice: VertexChoice) -> gt.Graph:
     graph = gt.Graph(edge=("type",), value=("answer",))
-    scores = graph.input("x", bundle=True).through(score, name="score")
-    scores.through(VertexChoice(), name="choice", read="answer", inside=True, pool=True).loss(
+    bent = graph.input("x", bundle=True).through(bend, name="bend")
+    bent.through(choice, name="choice", read="answer", inside=True, pool=True).loss(
         choice_loss, "answer", metrics={"accuracy": choice_accuracy}
     )
     return graph
@@ -318,15 +318,18 @@ def choosing(score: nn.Module) -> gt.Graph:
 
 def test_a_choice_is_a_softmax_over_the_vertices_of_each_graph_alone(order: Order) -> None:
     torch.manual_seed(5)
-    score = nn.Sequential(nn.Linear(H, 3), nn.Tanh(), nn.Linear(3, 1, bias=False)).double()
+    bend, choice = nn.Sequential(nn.Linear(H, 3), nn.Tanh()).double(), VertexChoice(3).double()
+
+    def score(x: Tensor) -> Tensor:
+        return choice.score(bend(x))[:, 0]
 
     def plain(given: gt.Instance) -> Tensor:
-        return F.cross_entropy(score(given.inputs["x"])[:, 0], torch.tensor(given.value["answer"]))
+        return F.cross_entropy(score(given.inputs["x"]), torch.tensor(given.value["answer"]))
 
     rng = np.random.default_rng(5)
     data = [molecule(rng, 2) for _ in range(12)]
-    agree(choosing(score), data, plain, {"score": score}, order)
-    sums = one_pass(choosing(score), data, order, train=False).sums
+    agree(choosing(bend, choice), data, plain, {"bend": bend, "choice": choice}, order)
+    sums = one_pass(choosing(bend, choice), data, order, train=False).sums
     right = sum(int(score(i.inputs["x"]).argmax()) == i.value["answer"] for i in data)
     assert 0 < right < len(data)
     assert sums["accuracy"] == (right, len(data))
@@ -337,7 +340,9 @@ def test_large_scores_do_not_overflow_and_the_first_of_equal_ones_is_chosen() ->
     inside = SimpleNamespace(lengths=lengths, segment=torch.tensor([0, 0, 0, 1, 2, 2]), edges={})
     scores = torch.tensor([1e4, -1e4, 1e4, -5.0, 7.0, 7.0], dtype=torch.float64)[:, None]
     answers = torch.tensor([2, 2, 2, 0, 1, 1])
-    losses, choices = VertexChoice()(scores, answers, inside)
+    choice = VertexChoice(1).double()
+    nn.init.ones_(choice.score.weight)
+    losses, choices = choice(scores, answers, inside)
     half = torch.tensor(2.0, dtype=torch.float64).log()
     assert_close(losses, torch.stack([half, 0 * half, half]))
     assert choices.tolist() == [0, 0, 0]
@@ -351,7 +356,7 @@ def test_an_answer_that_is_no_vertex_is_refused(answer: int) -> None:
         value={"answer": answer},
     )
     with pytest.raises((DataError, WorkerError), match=rf"answer {answer} is no vertex.*0\.\.3"):
-        one_pass(choosing(nn.Linear(H, 1)), [instance])
+        one_pass(choosing(nn.Linear(H, 3), VertexChoice(3)), [instance])
 
 
 # --- names

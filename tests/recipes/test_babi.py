@@ -16,7 +16,7 @@ from geartrain.data.babi import TASKS, GraphQuestion, generate_deduction
 from geartrain.data.babi import Task as Kind
 from geartrain.errors import DataError
 from geartrain.ir.instance import Instance
-from geartrain.nn import GatedGraphCell, GatedSum
+from geartrain.nn import GatedGraphCell, GatedSum, VertexChoice
 from geartrain.recipes import Setting, find_recipe
 from geartrain.recipes.babi import (
     Size,
@@ -164,7 +164,7 @@ def plain_loss(kind: Kind, modules: list[torch.nn.Module], given: Instance) -> T
     h, answer = passed(given.inputs["start"]), torch.as_tensor(given.value["answer"])
     readout = others[0]
     if kind.answer == "vertex":
-        return F.cross_entropy(readout(h)[:, 0], answer)
+        return F.cross_entropy(readout.score(h)[:, 0], answer)
     if kind.answer == "class":
         return F.cross_entropy(readout(h, inside)[0], answer)
     first = F.cross_entropy(readout(h, inside)[0], answer[0])
@@ -188,7 +188,7 @@ def test_the_gradients_are_those_of_autograd(number: int, order: Order) -> None:
     ]
     losses = torch.stack([plain_loss(kind, modules, instance) for instance in data])
     parts = [m for m in modules if list(m.parameters())]
-    names = {GatedGraphCell: "cell", GatedSum: "readout", torch.nn.Linear: "readout"}
+    names = {GatedGraphCell: "cell", GatedSum: "readout", VertexChoice: "readout"}
     named = {names.get(type(m), "marks"): m for m in parts}
     got = accumulate(graph, data, order)
     assert_same_loss(got, losses.sum())

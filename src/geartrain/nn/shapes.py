@@ -243,18 +243,21 @@ class GatedSum(nn.Module):
 class VertexChoice(nn.Module):
     """A softmax over the vertices of each graph, and how far it is from the right one.
 
-        loss = log Σ_v exp(score_v) - score_answer          choice = the vertex of highest score
+        score_v = w h_v     loss = log Σ_v exp(score_v) - score_answer     choice = argmax_v score_v
 
-    Inputs: scores float ``(rows, 1)``, one a vertex; answers int64 ``(rows,)``, the right vertex of
-    a graph, repeated over its rows, as ``read="answer"`` hands on a value column; an ``Inside``.
-    Outputs: losses ``(bundles,)`` and choices int64 ``(bundles,)``, vertices of the graph. Use it
-    with ``inside=True, pool=True``, and end the stream in ``choice_loss``:
+    Inputs: h float ``(rows, hidden)``; answers int64 ``(rows,)``, the right vertex of a graph,
+    repeated over its rows, as ``read="answer"`` hands on a value column; an ``Inside``. Outputs:
+    losses ``(bundles,)`` and choices int64 ``(bundles,)``, vertices of the graph. Use it with
+    ``inside=True, pool=True``, and end the stream in ``choice_loss``:
 
-        scores.through(VertexChoice(), read="answer", inside=True, pool=True).loss(
+        vertices.through(VertexChoice(16), read="answer", inside=True, pool=True).loss(
             choice_loss, "answer", metrics={"accuracy": choice_accuracy}
         )
 
     Of equal scores the first vertex is the choice.
+
+    Args:
+        hidden: Width of h.
 
     Raises:
         DataError: An answer is no vertex of its graph.
@@ -262,8 +265,12 @@ class VertexChoice(nn.Module):
     Source: the node selection of Li et al. 2016, arXiv:1511.05493.
     """
 
-    def forward(self, scores: Tensor, answers: Tensor, inside: Inside) -> tuple[Tensor, Tensor]:
-        scores, lengths, segment = scores.flatten(), inside.lengths, inside.segment
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.score = nn.Linear(hidden, 1, bias=False)  # a softmax does not see what all have
+
+    def forward(self, h: Tensor, answers: Tensor, inside: Inside) -> tuple[Tensor, Tensor]:
+        scores, lengths, segment = self.score(h)[:, 0], inside.lengths, inside.segment
         starts = lengths.cumsum(0) - lengths
         answer = answers.index_select(0, starts)
         _refuse_answers(answer, lengths)

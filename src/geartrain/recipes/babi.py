@@ -1,10 +1,9 @@
 """Questions on graphs: a gated graph network on bAbI tasks 4, 15, 16, 18 and 19.
 
-    marks ─► pass messages along the facts, some steps ─┬─► score ─► choice of a vertex    4, 15, 16
-                                                        ├─► gated sum ─► no or yes               18
-                                                        └─► gated sum ─► a move ─┐               19
-                  ▲                                                              └► both ─► loss
-                  └──── marks of the second move (19) ◄─────────────────────┘
+    marks ─► pass messages along the facts, some steps ─┬─► choice of a vertex      4, 15, 16
+      ▲                                                 ├─► gated sum ─► no or yes         18
+      │                                                 └─► gated sum ─► a move ─┐         19
+      └───────────── marks of the second move (19) ◄────┘                        └► both ─► loss
 
 A graph travels as one bundle, one message a step. The vertices that a question asks about start
 with a mark, one column for each kind of question and place in it; all other columns start at 0.
@@ -113,11 +112,8 @@ def make_graph(kind: Kind, size: Size) -> Graph:
         return graph
     states = passing(graph.input("start", bundle=True))
     if kind.answer == "vertex":
-        score = nn.Linear(size.hidden, 1, bias=False)  # a softmax does not see what all have
-        scores = states.through(score, name="readout")
-        chosen = scores.through(
-            VertexChoice(), name="choice", read="answer", inside=True, pool=True
-        )
+        choice = VertexChoice(size.hidden)
+        chosen = states.through(choice, name="readout", read="answer", inside=True, pool=True)
         chosen.loss(choice_loss, "answer", metrics={"accuracy": choice_accuracy})
     else:
         scores = _sum_up(states, size.hidden, len(kind.classes))
