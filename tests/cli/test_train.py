@@ -32,7 +32,7 @@ def test_the_last_line_is_the_json_of_the_run_and_the_rest_goes_to_standard_erro
     result = done.json
     assert set(result) == FIELDS
     assert (result["recipe"], result["runtime"], result["seed"]) == ("listreduce", "simulated", 7)
-    assert (result["max_active"], result["update_every"]) == (150, 100)
+    assert (result["max_active"], result["update_every"]) == (256, 100)
     assert (result["epochs"], result["instances"]) == (2, 600)
     assert set(result["valid"]) == {"loss", "accuracy"}
     assert [set(entry) for entry in result["history"]] == [{"epoch", "seconds", "valid"}] * 2

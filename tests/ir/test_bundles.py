@@ -47,10 +47,11 @@ def test_labels_of_the_samples_of_a_minibatch_are_their_own() -> None:
         assert values == labels
 
 
-def test_rows_of_a_group_are_where_their_message_is() -> None:
+def test_rows_of_a_group_that_are_not_all_vertices_have_no_vertex_columns() -> None:
     graph = gt.Graph(vertex=("mark",))
     members = graph.input("x").group(by={"vertex": 0}, size=lambda m: m.size - 1, how="bundle")
     members.through(_Adds(), read="mark").output()
     x = (torch.zeros(3, 1), [1, 2, 3])
     data = [gt.Instance({"x": x}, {"mark": [7, 1, 2, 3]})]
-    assert gt.Session(graph).predict(data)[0][:, 0].tolist() == [7.0, 7.0, 7.0]
+    with pytest.raises(gt.GraphError, match=r"'_adds': bundles of .3. rows came"):
+        gt.Session(graph).predict(data)

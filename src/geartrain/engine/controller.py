@@ -41,6 +41,12 @@ class Ramp:
     start: int = 4
     over: int = 1500
 
+    def __post_init__(self) -> None:
+        if self.start < 1 or self.over < 0:
+            raise ValueError(
+                f"Ramp(start={self.start}, over={self.over}): start with 1 or more, over 0 or more"
+            )
+
     def limit(self, max_active: int, finished: int) -> int:
         if finished >= self.over or max_active <= self.start:
             return max_active
@@ -235,11 +241,12 @@ class _InputRows:
                     f"instance {_key(instance)}: input '{name}' has {len(rows)} rows and vertices "
                     f"of shape {here.shape}; one vertex for each row"
                 )
-            known = shapes.setdefault(name, (rows.shape[1:], rows.dtype))
+            known = shapes.setdefault(name, _declared(operator, rows))
             if known != (rows.shape[1:], rows.dtype) and not operator.bundle:
                 raise DataError(
                     f"instance {_key(instance)}: input '{name}' has rows of {rows.dtype} "
-                    f"{tuple(rows.shape[1:])}, earlier ones {known[1]} {tuple(known[0])}"
+                    f"{tuple(rows.shape[1:])}; the input (or its first instance) says {known[1]} "
+                    f"{tuple(known[0])}"
                 )
             parts.append(rows)
             places.append(here)
@@ -301,6 +308,12 @@ class _InputRows:
 
     def _owner(self, row: int) -> int:
         return int(np.searchsorted(np.cumsum(self._lengths), row, side="right"))
+
+
+def _declared(operator: Input, rows: Tensor) -> tuple[torch.Size, torch.dtype]:
+    """Shape and dtype of one row: as declared, else as the first instance brings them."""
+    shape = rows.shape[1:] if operator.shape is None else torch.Size(operator.shape)
+    return shape, rows.dtype if operator.dtype is None else operator.dtype
 
 
 def _key(instance: Instance) -> str:

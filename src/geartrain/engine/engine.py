@@ -48,6 +48,12 @@ class Settings:
     policy: Callable[[int], AbstractPolicy] = lambda worker: FullestFirst()
     drain: bool = False
 
+    def __post_init__(self) -> None:
+        if self.max_active < 1 or self.max_rows < 1:
+            raise ValueError(
+                f"Settings(max_active={self.max_active}, max_rows={self.max_rows}): give 1 or more"
+            )
+
 
 @final
 class Engine:

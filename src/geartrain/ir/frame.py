@@ -34,6 +34,7 @@ class Table:
         self.kind = kind
         self.ranges = Ranges(capacity)
         self.columns: dict[str, Column | None] = dict.fromkeys(names)
+        self._guessed: set[str] = set()  # only empty columns came: their type says nothing
 
     def place(self, n: int) -> int:
         """The start of n fresh entries."""
@@ -57,9 +58,10 @@ class Table:
 
     def write(self, name: str, start: int, values: Column) -> None:
         column = self.columns[name]
-        if column is None:
+        if column is None or (name in self._guessed and len(values)):
             column = np.zeros((self.ranges.capacity, *values.shape[1:]), values.dtype)
             self.columns[name] = column
+            (self._guessed.discard if len(values) else self._guessed.add)(name)
         column[start : start + len(values)] = values
 
     def fitting(self, name: str, part: Column, before: Sequence[Column], called: str) -> Column:
@@ -68,14 +70,11 @@ class Table:
         Raises:
             DataError: It is of another type, or no numbers.
         """
-        known = self.columns[name]
-        like = known if known is not None else before[0] if before else None
-        if part.size == 0:  # an empty list has a type of numpy's choosing
-            return (
-                np.zeros((len(part), *part.shape[1:]), np.int64)
-                if like is None
-                else (np.zeros((len(part), *like.shape[1:]), like.dtype))
-            )
+        like = None if name in self._guessed else self.columns[name]
+        if like is None:
+            like = next((b for b in before if len(b)), None)
+        if len(part) == 0:  # an empty list has a type of numpy's choosing
+            return np.zeros(0, np.int64) if like is None else like[:0]
         if part.dtype.kind not in "if":
             raise DataError(
                 f"{called}: {self.kind} column '{name}' holds {part.dtype}; give integers or floats"
@@ -232,7 +231,8 @@ class Arena:
                         f"expected {n} entries, one for every {kind}"
                     )
                 parts.append(table.fitting(name, part, parts, _called(instance)))
-            columns[name] = np.concatenate(parts) if len(parts) > 1 else parts[0]
+            some = [p for p in parts if len(p)] or parts[:1]
+            columns[name] = np.concatenate(some) if len(some) > 1 else some[0]
         return columns
 
     def _values(self, instances: Sequence[Instance], name: str) -> Column:
@@ -308,10 +308,13 @@ class View:
     edges are numbered inside their instance.
     """
 
-    __slots__ = ("_arena", "_batch", "_schema")
+    __slots__ = ("_arena", "_batch", "_nowhere", "_schema")
 
-    def __init__(self, batch: Forward, arena: Arena, schema: Schema) -> None:
+    def __init__(
+        self, batch: Forward, arena: Arena, schema: Schema, nowhere: str | None = None
+    ) -> None:
         self._batch, self._arena, self._schema = batch, arena, schema
+        self._nowhere = nowhere  # why the rows are at no vertex, if they are not
 
     def __len__(self) -> int:
         return len(self._batch)
@@ -328,6 +331,11 @@ class View:
                 return arena.serial[state[INSTANCE]]
             return state[at]
         if name in schema.vertex:
+            if self._nowhere is not None:
+                raise GraphError(
+                    f"{self._nowhere}, so vertex column '{name}' cannot be read; send one row for "
+                    "every vertex, or make it a column of whole instances: Graph(value=...)"
+                )
             return arena.vertices[name].take(state[VERTEX], 0)
         if name in schema.edge:
             if "edge" not in schema.state:
@@ -382,17 +390,12 @@ def _called(instance: Instance) -> str:
 
 
 def _size(instance: Instance, names: Sequence[str]) -> int:
-    if names and names[0] in instance.vertex:
-        return int(np.shape(instance.vertex[names[0]])[0])
-    for name, column in instance.vertex.items():
-        if np.ndim(column) == 0:
-            raise DataError(
-                f"{_called(instance)}: vertex column '{name}' is a number, not an array"
-            )
-        return int(np.shape(column)[0])
+    given = [n for n in names[:1] if n in instance.vertex] or list(instance.vertex)[:1]
+    for name in given:
+        return _entries(instance, "vertex", name, instance.vertex[name])
     most = 1
-    for given in instance.inputs.values():
-        rows, at = given if isinstance(given, tuple) else (given, None)
+    for brought in instance.inputs.values():
+        rows, at = brought if isinstance(brought, tuple) else (brought, None)
         most = max(most, len(rows) if at is None else int(np.max(np.asarray(at), initial=-1)) + 1)
     return most
 
@@ -404,7 +407,14 @@ def _edges(instance: Instance) -> int:
             f"{_called(instance)}: edge column 'source' is missing; it has "
             f"{sorted(instance.edge) or 'none'}; an instance without edges brings empty arrays"
         )
-    return int(np.shape(source)[0])
+    return _entries(instance, "edge", "source", source)
+
+
+def _entries(instance: Instance, kind: str, name: str, column: object) -> int:
+    entries = as_column(column)
+    if entries.ndim == 0:
+        raise DataError(f"{_called(instance)}: {kind} column '{name}' is a number, not an array")
+    return len(entries)
 
 
 def _check_ends(
@@ -414,7 +424,10 @@ def _check_ends(
     for name in ("source", "target"):
         column = edge[name]
         if column.dtype.kind != "i" and column.size:
-            raise DataError(f"edge column '{name}' holds {column.dtype}; vertices are integers")
+            first = instances[int(np.argmax(edge_sizes > 0))]
+            raise DataError(
+                f"{_called(first)}: edge column '{name}' holds {column.dtype}; expected integers"
+            )
         edge[name] = column = column.astype(np.int64, copy=False)
         bad = np.flatnonzero((column < 0) | (column >= limit))
         if bad.size:

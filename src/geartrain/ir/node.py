@@ -45,21 +45,23 @@ class Place:
     def row_view(self, state: IntArray, lengths: IntArray | None) -> View:
         """The payload rows of messages, each where it is.
 
-        The rows of a bundle that has its instance's vertices are at those vertices, in order; the
-        rows of another bundle are all where their message is.
+        The rows of a bundle that has all vertices of its instance are at them, in order; those of
+        another bundle are at no vertex, and reading a vertex column is refused.
         """
-        if lengths is not None:
-            state = self._spread(state, lengths)
-        return self.view(Forward((), state, state[INSTANCE]))
-
-    def _spread(self, state: IntArray, lengths: IntArray) -> IntArray:
+        if lengths is None:
+            return self.view(Forward((), state, state[INSTANCE]))
         slots = state[INSTANCE]
-        base = self.arena.base[slots]
-        whole = (lengths == self.arena.size[slots]) & (state[VERTEX] == base)
+        sizes = self.arena.size[slots]
         rows = np.repeat(state, lengths, axis=1)
-        inside = ranges(np.zeros_like(lengths), lengths)
-        rows[VERTEX] += np.where(np.repeat(whole, lengths), inside, 0)
-        return rows
+        if np.array_equal(sizes, lengths):
+            rows[VERTEX] = ranges(self.arena.base[slots], lengths)
+            nowhere = None
+        else:
+            nowhere = (
+                f"'{self.name}': bundles of {lengths[:4].tolist()} rows came, but their instances "
+                f"have {sizes[:4].tolist()} vertices"
+            )
+        return View(Forward((), rows, rows[INSTANCE]), self.arena, self.schema, nowhere)
 
 
 class AbstractNode(ABC):

@@ -117,10 +117,10 @@ LISTREDUCE: Final = Recipe(
     paper="Gaunt et al. 2017, arXiv:1705.09786",
     metrics=("accuracy",),
     target="accuracy>=0.97",
-    max_active=150,
+    max_active=256,
     update_every=100,
     unit="instances",
-    epochs=6,
+    epochs=8,
     make=build,
     draw=lambda: make_graph(hidden=128),
     options=(

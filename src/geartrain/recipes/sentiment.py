@@ -1,6 +1,6 @@
 """Sentiment trees: a binary Tree-LSTM over the Stanford Sentiment Treebank, every vertex labelled.
 
-    word ─► leaf ─► nodes ─┬─► hidden ─► readout ─► cross entropy; accuracy over all and over roots
+    word ─► leaf ─► nodes ─┬─► readout ─► cross entropy; accuracy over all and over roots
                       ▲    └─► has a parent? ─ yes ─► group the two at their parent ─► branch ─┐
                       │                  └─ no ─► stop                                         │
                       └────────────────────────────────────────────────────────────────────────┘
@@ -18,7 +18,7 @@ from functools import partial
 from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from geartrain.data.sst import CLASSES, Split, Tree, Vocabulary, load_sst
 from geartrain.engine.controller import Ramp
@@ -30,7 +30,7 @@ from geartrain.nn import TreeLSTMBranch, TreeLSTMLeaf
 from geartrain.optim.part import Rules
 from geartrain.recipes.recipe import LoadSplit, Option, Recipe, Setting, Task
 
-RATE: Final = 0.05  # Adagrad's
+RATE: Final = 0.03  # Adagrad's
 WORD_SPREAD: Final = 0.03  # standard deviation of the initial word vectors
 RAMP: Final = Ramp(start=4, over=1500)
 _VOCABULARY: Final = "vocabulary.json"
@@ -85,7 +85,7 @@ def make_graph(hidden: int, words: int) -> Graph:
     graph = Graph(vertex=("parent", "slot", "label"))
     leaves = graph.input("word").through(leaf, name="leaf")
     nodes = TreeShape(branch, name="branch")(leaves)
-    scores = nodes.through(_hidden, name="hidden").through(readout, name="readout")
+    scores = nodes.through(readout, name="readout", take=0)  # h, not c
     at_root = Metric(accuracy, where=lambda m: m.parent < 0)
     scores.loss(cross_entropy, "label", metrics={"all": accuracy, "root": at_root})
     return graph
@@ -100,17 +100,13 @@ def instance_of(tree: Tree, key: str) -> Instance:
     )
 
 
-def _hidden(h: Tensor, c: Tensor) -> Tensor:
-    return h
-
-
 SENTIMENT: Final = Recipe(
     name="sentiment",
     summary="label every phrase of a sentence from very negative to very positive",
     paper="Socher et al. 2013; Tai et al. 2015, arXiv:1503.00075",
     metrics=("all", "root"),
     target="all>=0.81",
-    max_active=64,
+    max_active=256,
     update_every=500,
     unit="rows",
     epochs=3,

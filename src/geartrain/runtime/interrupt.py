@@ -12,7 +12,10 @@ from geartrain.runtime.base import Feeder, log
 
 @final
 class Interruptible:
-    """While this is entered, SIGINT closes the feeder; a second one raises at once.
+    """While this is entered, SIGINT closes the feeder; a second one asks the runtime to leave.
+
+    Nothing is raised from the signal itself: it may come while a thread is being started or ended.
+    On the way out ``KeyboardInterrupt`` is raised, unless something else already is.
 
     Only the main thread gets signals; elsewhere this does nothing.
 
@@ -24,8 +27,8 @@ class Interruptible:
         self._feeder = feeder
         self._before: Any = None
         self.asked = False
-        self.leaving = False
-        """Set while workers are being ended: nothing may break that off half-way."""
+        self.abandoned = False
+        """Whether what is in flight shall be left as it is; runtimes look at it between firings."""
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -41,16 +44,17 @@ class Interruptible:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
         if self.asked and kind is None:
-            raise KeyboardInterrupt("interrupted; everything that was in flight has finished")
+            raise KeyboardInterrupt(
+                "interrupted twice; what was in flight is abandoned"
+                if self.abandoned
+                else "interrupted; everything that was in flight has finished"
+            )
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.leaving:
-            self.asked = True
-            log.warning("interrupted again: waiting for what the workers do at this moment")
-            return
         if self.asked:
-            self.leaving = True
-            raise KeyboardInterrupt("interrupted twice; what was in flight is abandoned")
+            self.abandoned = True
+            log.warning("interrupted again: leaving as soon as the firings of this moment end")
+            return
         self.asked = True
         self._feeder.close()
         log.warning("interrupted: finishing what is in flight; once more abandons it")

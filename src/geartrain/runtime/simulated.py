@@ -98,8 +98,8 @@ class Simulated(AbstractRuntime):
         self.speeds = tuple(speeds or (1.0,) * workers)
 
     def run(self, engine: Engine, feeder: Feeder, watch: Watch) -> float:
-        with Interruptible(feeder):
-            return _Clockwork(self, engine, feeder, watch).run()
+        with Interruptible(feeder) as interrupt:
+            return _Clockwork(self, engine, feeder, watch).run(interrupt)
 
 
 @final
@@ -115,12 +115,12 @@ class _Clockwork:
         self._busy = [False] * runtime.workers
         self._link_free: dict[tuple[int, int], float] = {}
 
-    def run(self) -> float:
+    def run(self, interrupt: Interruptible) -> float:
         self._admit()
-        while self._heap:
+        while self._heap and not interrupt.abandoned:
             self._now, _, event = heapq.heappop(self._heap)
             event()
-        if self._engine.controller.active:
+        if self._engine.controller.active and not interrupt.abandoned:
             raise StuckError(self._engine.story())
         return self._now
 

@@ -58,9 +58,8 @@ class Threads(AbstractRuntime):
                 run.start()
                 for thread in threads:
                     thread.start()
-                run.wait()
+                run.wait(interrupt)
             finally:
-                interrupt.leaving = True
                 run.stop()
                 for thread in threads:
                     if thread.ident is not None:
@@ -93,9 +92,9 @@ class _Run:
         with self._control:
             self._admit()
 
-    def wait(self) -> None:
-        """Until the pass is over; wakes now and then so that signals are handled."""
-        while not self._over.wait(0.2):
+    def wait(self, interrupt: Interruptible) -> None:
+        """Until the pass is over or abandoned; wakes now and then so that signals are seen."""
+        while not self._over.wait(0.2) and not interrupt.abandoned:
             pass
 
     def stop(self) -> None:

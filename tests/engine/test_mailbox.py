@@ -1,0 +1,68 @@
+"""Queues and the policies that pick among them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geartrain.engine.mailbox import BackwardFirst, FullestFirst, OldestFirst, Queue, RandomOrder
+from geartrain.ir.message import Backward, Forward, join_payload
+
+
+def batch(first: int, n: int) -> Forward:
+    numbers = np.arange(first, first + n)
+    return Forward((torch.from_numpy(numbers)[:, None],), np.stack([numbers] * 2), numbers)
+
+
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=8), most=st.integers(1, 12))
+def test_rows_leave_in_the_order_they_came_and_no_more_than_asked(sizes, most):
+    queue, total = Queue(1, 0, alone=False), 0
+    for size in sizes:
+        queue.put(batch(total, size), total)
+        total += size
+    seen: list[int] = []
+    while queue.rows:
+        taken = queue.take(most)
+        rows = join_payload(taken)[0][:, 0].tolist()
+        assert rows == [o for b in taken for o in b.origin.tolist()]
+        assert len(rows) == min(most, total - len(seen))
+        seen += rows
+    assert seen == list(range(total))
+
+
+def test_messages_that_are_fired_alone_leave_one_by_one():
+    queue = Queue(1, -1, alone=True)
+    queue.put(Backward(np.arange(3), None), 0)
+    assert [q.rows.tolist() for _ in range(3) for q in queue.take(100)] == [[0], [1], [2]]
+
+
+@pytest.fixture
+def queues() -> list[Queue]:
+    old, full, back = Queue(1, 0, False), Queue(2, 0, False), Queue(2, -1, False)
+    old.put(batch(0, 1), 1)
+    full.put(batch(0, 5), 2)
+    back.put(Backward(np.arange(4), None), 3)
+    return [full, back, old]
+
+
+def test_each_policy_picks_its_queue(queues):
+    full, back, old = queues
+    assert FullestFirst().choose(queues) is full
+    assert BackwardFirst().choose(queues) is back
+    assert OldestFirst().choose(queues) is old
+    back.put(Backward(np.arange(1), None), 4)
+    assert FullestFirst().choose(queues) is back  # a tie
+
+
+def test_random_order_is_that_of_its_seed_whatever_order_queues_come_in(queues):
+    def picks(seed: int, given: list[Queue]) -> list[tuple[int, int, int]]:
+        policy = RandomOrder(seed)
+        chosen = [policy.choose(given) for _ in range(30)]
+        return [(q.node, q.port, policy.limit(q, 3)) for q in chosen]
+
+    assert picks(1, queues) == picks(1, queues[::-1]) != picks(2, queues)
+    assert {p[:2] for p in picks(1, queues)} == {(1, 0), (2, 0), (2, -1)}
+    assert {p[2] for p in picks(1, queues)} == {1, 2, 3}

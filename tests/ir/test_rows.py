@@ -1,0 +1,113 @@
+"""Row stores and their ranges against simple models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geartrain.errors import LeakError, ProtocolError
+from geartrain.ir.rows import Ranges, RowStore
+
+
+@given(data=st.data())
+def test_ranges_are_first_fit_and_never_overlap(data):
+    ranges, taken, free = Ranges(16), [], set(range(16))
+    for _ in range(data.draw(st.integers(1, 40))):
+        act = data.draw(st.sampled_from(("take", "give", "grow")))
+        if act == "grow" and ranges.capacity < 100:
+            free |= set(range(ranges.capacity, ranges.capacity + 8))
+            ranges.grow(ranges.capacity + 8)
+        elif act == "give" and taken:
+            start, n = taken.pop(data.draw(st.integers(0, len(taken) - 1)))
+            ranges.give(start, n)
+            free |= set(range(start, start + n))
+        else:
+            n = data.draw(st.integers(1, 6))
+            fits = [s for s in sorted(free) if set(range(s, s + n)) <= free]
+            start = ranges.take(n)
+            assert start == (fits[0] if fits else None)
+            if start is not None:
+                free -= set(range(start, start + n))
+                taken.append((start, n))
+        assert ranges.free() == len(free)
+    for start, n in taken:
+        ranges.give(start, n)
+    assert ranges.take(ranges.capacity) == 0  # all merged to one
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_a_store_keeps_columns_and_buffers_of_waiting_rows_whatever_comes_and_goes(data):
+    store = RowStore("store", ("origin",), capacity=4)
+    model: dict[int, tuple[int, float]] = {}
+    number = 0
+    for _ in range(data.draw(st.integers(1, 25))):
+        if model and data.draw(st.booleans()):
+            rows = data.draw(st.lists(st.sampled_from(sorted(model)), min_size=1, unique=True))
+            at = np.array(rows)
+            assert store["origin"][at].tolist() == [model[r][0] for r in rows]
+            assert store.existing(0)[torch.from_numpy(at), 0].tolist() == [
+                model[r][1] for r in rows
+            ]
+            store.release(at)
+            for r in rows:
+                del model[r]
+        else:
+            n = data.draw(st.integers(1, 9))
+            start = store.allocate(n)
+            assert not model.keys() & set(range(start, start + n))
+            like = torch.arange(number, number + n, dtype=torch.float64)[:, None]
+            store["origin"][start : start + n] = np.arange(number, number + n)
+            store.buffer(0, like)[start : start + n] = like
+            for i in range(n):
+                model[start + i] = (number + i, float(number + i))
+            number += n
+        assert store.waiting == len(model) <= store.peak
+        assert store.live_rows().tolist() == sorted(model)
+    if model:
+        with pytest.raises(LeakError, match=f"'store': {len(model)} rows were never answered"):
+            store.check_empty()
+        store.release(np.array(sorted(model)))
+    store.check_empty()
+
+
+def test_a_row_is_answered_once():
+    store = RowStore("affine")
+    start = store.allocate(4)
+    store.release(np.array([start + 1]))
+    for rows, named in (([1], "[1]"), ([0, 0], "[0]"), ([2, 9, 1, 2], "[1, 2, 9]")):
+        with pytest.raises(ProtocolError) as caught:
+            store.release(np.array(rows))
+        assert f"'affine': rows {named} came back but do not wait here" in str(caught.value)
+        assert "3 rows wait" in str(caught.value)
+    assert store.waiting == 3
+
+
+def test_space_is_used_again_and_grows_only_when_needed():
+    store = RowStore("affine", capacity=8)
+    for _ in range(50):
+        start = store.allocate(8)
+        store.release(np.arange(start, start + 8)[::-1].copy())
+    assert store.capacity == 8
+    for _ in range(100):  # more chunks than the table of chunks begins with
+        store.allocate(1)
+    assert store.capacity == 128 and store.peak == 100
+    store.buffer(0, torch.zeros(1, 3))
+    assert store.nbytes() == 128 * 3 * 4
+
+
+def test_rows_of_another_shape_or_dtype_come_only_when_nobody_waits():
+    store = RowStore("affine", capacity=8)
+    first = store.allocate(2)
+    store.buffer(0, torch.zeros(2, 3))
+    store.allocate(1)
+    with pytest.raises(ProtocolError, match=r"'affine': payload 0 came as torch.float64 \(3,\)"):
+        store.buffer(0, torch.zeros(1, 3, dtype=torch.float64))
+    with pytest.raises(ProtocolError, match=r"torch.float32 \(4,\), but rows of torch.float32"):
+        store.buffer(0, torch.zeros(1, 4))
+    store.release(np.arange(first, first + 3))
+    store.allocate(1)
+    assert store.buffer(0, torch.zeros(1, 4)).shape == (8, 4)
