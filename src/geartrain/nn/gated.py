@@ -10,7 +10,7 @@ cell makes the message of a vertex once for every type of edge that leaves it, a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Any, Final, final
 
 import numpy as np
 import torch
@@ -114,9 +114,8 @@ class GatedSum(nn.Module):
         self.gate = nn.Linear(hidden + features, out)
         self.value = nn.Linear(hidden, out)
 
-    def forward(self, h: Tensor, *rest: Tensor | Inside) -> Tensor:
+    def forward(self, h: Tensor, *rest: Any) -> Tensor:
         *features, inside = rest
-        assert isinstance(inside, Inside)
         seen = torch.cat([h, *(self._columns(f, h) for f in features)], 1)
         shares = torch.sigmoid(self.gate(seen)) * self.value(h)
         total = shares.new_zeros(inside.lengths.shape[0], shares.shape[1])
@@ -127,8 +126,7 @@ class GatedSum(nn.Module):
         """Keeps h, x and ``(rows, 2, out)``: gate, value."""
         return _SumKernel(self)
 
-    def _columns(self, x: Tensor | Inside, h: Tensor) -> Tensor:
-        assert isinstance(x, Tensor)
+    def _columns(self, x: Tensor, h: Tensor) -> Tensor:
         return (F.one_hot(x, self.features) if x.ndim == 1 else x).to(h.dtype)
 
 

@@ -25,6 +25,7 @@ from geartrain.engine.controller import Ramp
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import Metric, accuracy, cross_entropy
+from geartrain.nn import Tree as TreeShape
 from geartrain.nn import TreeLSTMBranch, TreeLSTMLeaf
 from geartrain.optim.part import Rules
 from geartrain.recipes.recipe import LoadSplit, Option, Recipe, Setting, Task
@@ -80,16 +81,13 @@ def make_graph(hidden: int, words: int) -> Graph:
     leaf = TreeLSTMLeaf(hidden, hidden, vocabulary=words)
     assert leaf.embedding is not None
     nn.init.normal_(leaf.embedding.weight, std=WORD_SPREAD)
+    readout, branch = nn.Linear(hidden, CLASSES), TreeLSTMBranch(hidden)
     graph = Graph(vertex=("parent", "slot", "label"))
-    nodes = graph.loop(name="nodes")
-    nodes.join(graph.input("word").through(leaf, name="leaf"))
-    scores = nodes.through(nn.Linear(hidden, CLASSES), name="readout", take=0)  # h, not c
+    leaves = graph.input("word").through(leaf, name="leaf")
+    nodes = TreeShape(branch, name="branch")(leaves)
+    scores = nodes.through(readout, name="readout", take=0)  # h, not c
     at_root = Metric(accuracy, where=lambda m: m.parent < 0)
     scores.loss(cross_entropy, "label", metrics={"all": accuracy, "root": at_root})
-    inner, root = nodes.where(lambda m: m.parent >= 0, name="has a parent")
-    pairs = inner.group(by={"vertex": lambda m: m.parent}, size=2, order="slot", name="children")
-    nodes.join(pairs.through(TreeLSTMBranch(hidden), name="branch"))
-    root.stop()
     return graph
 
 
