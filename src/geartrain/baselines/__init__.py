@@ -1,0 +1,40 @@
+"""What one would train with instead: plain PyTorch programs for the tasks of the recipes.
+
+Peers for comparison only: none of them uses the engine, a graph or a session of geartrain, and
+nothing of geartrain but the readers of the data. Training with geartrain has one way, through
+``geartrain.Session``; what stands here is never a part of it.
+
+A recipe's baselines are in a file of their own, each the strongest form that we could write, with
+the settings that did best; ``PEERS`` has them by the recipe's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, final
+
+from geartrain.baselines import listreduce, sentiment
+from geartrain.baselines.baseline import Baseline, Epoch, Terms
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """What to compare a recipe with.
+
+    Args:
+        baselines: Plain PyTorch programs.
+        drained: Instances between two drains when the recipe's own graph is run synchronously.
+    """
+
+    baselines: tuple[Baseline, ...]
+    drained: int
+
+
+PEERS: Final[Mapping[str, Peers]] = {
+    "listreduce": Peers(listreduce.BASELINES, drained=100),
+    "sentiment": Peers(sentiment.BASELINES, drained=25),
+}
+
+__all__ = ["PEERS", "Baseline", "Epoch", "Peers", "Terms"]
