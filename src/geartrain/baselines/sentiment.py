@@ -220,7 +220,8 @@ class TreeLstm(nn.Module):
 
 def _send(states: Tensor, sizes: list[int], waiting: list[list[Tensor]]) -> None:
     """Cut the states of one height by their parents' heights, and let each piece wait there."""
-    pieces = states.split(sizes)  # views; their gradients are joined by one concatenation  # type: ignore[no-untyped-call]
+    # Views; their gradients are joined by one concatenation.
+    pieces = states.split(sizes)  # type: ignore[no-untyped-call]
     for height in range(1, len(waiting)):
         if sizes[height - 1]:
             waiting[height].append(pieces[height - 1])
