@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
-from geartrain.baselines import listreduce, sentiment
+from geartrain.baselines import listreduce, mnist, sentiment
 from geartrain.baselines.baseline import Baseline, Epoch, Terms
 
 
@@ -25,7 +25,8 @@ class Peers:
 
     Args:
         baselines: Plain PyTorch programs.
-        drained: Instances between two drains when the recipe's own graph is run synchronously.
+        drained: Instances between two drains when the recipe's own graph is run synchronously; of
+            use where the recipe counts updates in rows.
     """
 
     baselines: tuple[Baseline, ...]
@@ -34,6 +35,7 @@ class Peers:
 
 PEERS: Final[Mapping[str, Peers]] = {
     "listreduce": Peers(listreduce.BASELINES, drained=100),
+    "mnist": Peers(mnist.BASELINES, drained=1),
     "sentiment": Peers(sentiment.BASELINES, drained=25),
 }
 

@@ -41,6 +41,8 @@ from geartrain.train.session import Target
 _ROOT: Final = Path(__file__).parents[2]  # where this geartrain is imported from
 _DRAINED: Final = 25  # instances, where neither the recipe nor its peers say
 
+_WIDE: Final = 120  # columns of a table that goes to a file
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,7 +337,7 @@ def _keep(plan: _Plan, out: Path, result: Mapping[str, Any], outcomes: Sequence[
 
 
 def _show(plan: _Plan, rows: Sequence[Mapping[str, Any]]) -> None:
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDE)
     console.print(table_of(rows, plan.target))
     for row in rows:
         batch = "" if row["batch"] is None else f", batch {row['batch']}"

@@ -117,7 +117,7 @@ def row_of(system: System, outcomes: Sequence[Outcome], target: Target) -> dict[
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], target: Target) -> Table:
-    """The rows for a terminal; least and most over the seeds stand behind the median.
+    """The rows for a terminal; least and most over the seeds stand below the median.
 
     Args:
         rows: As ``row_of`` makes them.
@@ -125,22 +125,19 @@ def table_of(rows: Sequence[Mapping[str, Any]], target: Target) -> Table:
     """
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("system", no_wrap=True)
-    for head in ("instances/s", f"s to {target}", "epochs", "reached"):
-        table.add_column(head, justify="right")
     metrics = list(rows[0]["valid"])
-    for head in (*metrics, "peak MiB", "staleness"):
+    for head in ("inst./s", f"to {target}", "epochs", "seeds", *metrics, "peak MiB"):
         table.add_column(head, justify="right")
     for row in rows:
         spread = row["spread"]
         table.add_row(
             row["system"],
             _cell(row, "instances_per_second", lambda x: rate(x).removesuffix("/s")),
-            _cell(row, "seconds_to_target", lambda x: duration(x).removesuffix(" s")),
+            _cell(row, "seconds_to_target", duration),
             _cell(row, "epochs_to_target", lambda x: f"{x:g}"),
             f"{row['reached']}/{row['seeds']}",
             *(_told(row["valid"][m], spread["valid"][m], _as(m)) for m in metrics),
             _cell(row, "peak_rss_mib", lambda x: f"{x:,.0f}"),
-            _oldest(row["staleness"]),
         )
     return table
 
@@ -165,18 +162,11 @@ def _told(middle: float | None, spread: Sequence[float | None], say: Callable[[f
     if middle is None:
         return "-"
     low, high = ("-" if end is None else say(end) for end in spread)
-    return say(middle) if low == high else f"{say(middle)} ({low} to {high})"
+    return say(middle) if low == high else f"{say(middle)}\n{low}..{high}"
 
 
 def _as(metric: str) -> Callable[[float], str]:
     return lambda value: measure(metric, value)
-
-
-def _oldest(staleness: Mapping[str, Mapping[str, float]]) -> str:
-    if not staleness:
-        return ""
-    worst = max(staleness.values(), key=lambda s: s["mean"])
-    return f"{worst['mean']:.1f} (max {max(s['max'] for s in staleness.values()):g})"
 
 
 def _staleness(of_seeds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:

@@ -145,9 +145,13 @@ def _draw(axes: Axes, x: Sequence[float], band: Band, place: int, name: str) -> 
 
 
 def _scale_seconds(axes: Axes, bands: Sequence[Band]) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     ends = [band.seconds[-1] for band in bands]
     if min(ends) > 0 and max(ends) > _FAR * min(ends):
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
     else:
         axes.set_xlim(left=0)
