@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
-from geartrain.baselines import listreduce, mnist, sentiment
+from geartrain.baselines import listreduce, mnist, qm9, sentiment
 from geartrain.baselines.baseline import Baseline, Epoch, Terms
 
 
@@ -36,6 +36,7 @@ class Peers:
 PEERS: Final[Mapping[str, Peers]] = {
     "listreduce": Peers(listreduce.BASELINES, drained=100),
     "mnist": Peers(mnist.BASELINES, drained=1),
+    "qm9": Peers(qm9.BASELINES, drained=20),
     "sentiment": Peers(sentiment.BASELINES, drained=25),
 }
 

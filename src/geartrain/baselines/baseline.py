@@ -68,7 +68,7 @@ class Baseline:
         epochs: That it needs for its best; None takes the recipe's.
         train: Trains a fresh network under the terms, and yields after every epoch; leaves
             torch's number of threads alone.
-        slow: Left out unless it is asked for by name.
+        slow: Left out unless it is asked for by name, as another form is always faster.
         needs: A package to be installed first, of the extra ``peers``.
     """
 
