@@ -34,7 +34,7 @@ def build(vocabulary: int, hidden: int) -> gt.Graph:
     graph = gt.Graph(vertex=("parent", "slot", "label"))  # integers that every tree brings
     nodes = graph.loop(name="nodes")  # (h, c) of a vertex, as soon as it is known
     nodes.join(graph.input("word").through(leaf, name="leaf"))
-    nodes.through(lambda h, c: h, name="hidden").through(readout, name="readout").loss(
+    nodes.through(readout, name="readout", take=0).loss(
         gt.cross_entropy,
         target="label",
         metrics={

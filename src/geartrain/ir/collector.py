@@ -23,6 +23,7 @@ from geartrain.ir.message import (
     Gradient,
     IntArray,
     address,
+    distinct,
     join_arrays,
     join_gradient,
     join_lengths,
@@ -84,7 +85,7 @@ class Collector:
 
     def _add_bundles(self, batch: Backward, done: list[Backward]) -> None:
         rows = batch.rows & ROW_MASK
-        if np.unique(rows).size < rows.size:  # a row twice in one batch: take them one by one
+        if distinct(rows).size < rows.size:  # a row twice in one batch: take them one by one
             for i in range(rows.size):
                 self._add_bundles(batch.take(np.array([i], np.int64)), done)
             return
@@ -92,7 +93,9 @@ class Collector:
 
     def _add_zero(self, rows: IntArray, done: list[Backward]) -> None:
         store = self._rows
-        rows, counts = np.unique(rows, return_counts=True)
+        counts: IntArray | int = 1
+        if distinct(rows).size < rows.size:
+            rows, counts = np.unique(rows, return_counts=True)
         self._count(rows, counts)
         last = rows[store["pending"][rows] == 0]
         quiet = last[store["touched"][last] == 0]

@@ -33,6 +33,7 @@ from geartrain.ir.message import (
     Forward,
     IntArray,
     Payload,
+    distinct,
     join_arrays,
     join_column,
     join_gradient,
@@ -86,10 +87,9 @@ class Group(AbstractNode):
         self._size, self._order, self._how = size, order, how
         self._sorted = order is None
         self._stacked: int | None = size if isinstance(size, int) else None
-        states = tuple(f"state {i}" for i in range(len(place.schema.state)))
-        self._states = states
-        self._groups = RowStore(place.name, ("start", "size", "arrived", *states))
-        self._cells = RowStore(f"{place.name} members", ("origin", "filled", *states))
+        states = len(place.schema.state)
+        self._groups = RowStore(place.name, ("start", "size", "arrived"), states)
+        self._cells = RowStore(f"{place.name} members", ("origin", "filled"), states)
         self._incomplete = 0
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
@@ -103,16 +103,15 @@ class Group(AbstractNode):
         store = self._cells
         store["origin"][cells] = join_origins(batches)
         if self._sorted:
-            for name, column in zip(self._states, state, strict=True):
-                store[name][cells] = column
+            store.state[:, cells] = state
         self._write(batches, cells)
         arrived = self._groups["arrived"]
         np.add.at(arrived, groups, 1)
-        done = np.unique(groups[arrived[groups] == self._groups["size"][groups]])
+        done = distinct(groups[arrived[groups] == self._groups["size"][groups]])
         if not done.size:
             return Emission()
         self._incomplete -= done.size
-        states = np.stack([self._groups[name][done] for name in self._states])
+        states = self._groups.state.take(done, 1)
         self._table.remove(states[self._by])
         if self._sorted:
             self._sort(done)
@@ -136,8 +135,7 @@ class Group(AbstractNode):
         self._groups["start"][start:end] = allocate_ragged(self._cells, sizes)
         self._groups["size"][start:end] = sizes
         self._groups["arrived"][start:end] = 0
-        for name, column in zip(self._states, state, strict=True):
-            self._groups[name][start:end] = column[rows]
+        self._groups.state[:, start:end] = state.take(rows, 1)
         first = int(self._groups["start"][start])
         self._cells["filled"][first : first + int(sizes.sum())] = 0
         self._incomplete += rows.size
@@ -159,7 +157,7 @@ class Group(AbstractNode):
             filled = self._cells["filled"]
             twice = filled[cells] > 0
             filled[cells] = 1
-            if not twice.any() and np.unique(cells).size == cells.size:
+            if not twice.any() and distinct(cells).size == cells.size:
                 return cells
             wrong = twice if twice.any() else _repeated(cells)
         i = int(np.flatnonzero(wrong)[0])
@@ -184,7 +182,7 @@ class Group(AbstractNode):
         starts, sizes = self._groups["start"][done], self._groups["size"][done]
         cells = ranges(starts, sizes)
         group = np.repeat(np.arange(done.size), sizes)
-        keys = [self._cells[name][cells] for name in reversed(self._states)]
+        keys = self._cells.state[::-1].take(cells, 1)
         order = cells[np.lexsort([*keys, group])]
         if np.array_equal(order, cells):
             return
@@ -314,7 +312,7 @@ class Group(AbstractNode):
         return self._cells.nbytes()
 
     def _key(self, group: int) -> str:
-        state = np.array([[self._groups[name][group]] for name in self._states])
+        state = self._groups.state[:, group : group + 1]
         return describe_key(self.place, state, self._by)
 
 
@@ -340,9 +338,8 @@ class Join(AbstractNode):
         self._on = list(on) if inside & set(on) else [INSTANCE, *on]
         self._table = table_for(self._on, edge)
         self._ports, self._how = ports, how
-        self._states = tuple(f"state {i}" for i in range(len(place.schema.state)))
         origins = tuple(f"origin {p}" for p in range(ports))
-        self._rows = RowStore(place.name, ("arrived", *origins, *self._states))
+        self._rows = RowStore(place.name, ("arrived", *origins), len(place.schema.state))
         self._widths: list[list[int]] = [[] for _ in range(ports)]
         self._bundles: dict[int, list[Payload | None]] = {}
         self._bundled = False
@@ -350,7 +347,7 @@ class Join(AbstractNode):
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         state = join_states(batches)
         rows = self._table.slots(state[self._on], lambda new: self._open(new, state))
-        if np.unique(rows).size < rows.size:
+        if distinct(rows).size < rows.size:
             self._refuse(port, int(rows[_repeated(rows)][0]))
         bit = 1 << port
         arrived = self._rows["arrived"]
@@ -359,13 +356,12 @@ class Join(AbstractNode):
         arrived[rows] |= bit
         self._rows[f"origin {port}"][rows] = join_origins(batches)
         if port == 0:
-            for name, column in zip(self._states, state, strict=True):
-                self._rows[name][rows] = column
+            self._rows.state[:, rows] = state
         self._write(port, batches, rows)
         done = rows[arrived[rows] == (1 << self._ports) - 1]
         if not done.size:
             return Emission()
-        states = np.stack([self._rows[name][done] for name in self._states])
+        states = self._rows.state.take(done, 1)
         self._table.remove(states[self._on])
         return Emission([(0, self._result(done, states))])
 
@@ -373,8 +369,7 @@ class Join(AbstractNode):
         start = self._rows.allocate(new.size)
         end = start + new.size
         self._rows["arrived"][start:end] = 0
-        for name, column in zip(self._states, state, strict=True):
-            self._rows[name][start:end] = column[new]
+        self._rows.state[:, start:end] = state.take(new, 1)
         return start
 
     def _write(self, port: int, batches: Sequence[Forward], rows: IntArray) -> None:
@@ -480,7 +475,7 @@ class Join(AbstractNode):
         return buffer
 
     def _key(self, row: int) -> str:
-        state = np.array([[self._rows[name][row]] for name in self._states])
+        state = self._rows.state[:, row : row + 1]
         return describe_key(self.place, state, self._on)
 
     def _refuse(self, port: int, row: int) -> None:

@@ -69,6 +69,7 @@ class Stream:
         read: str | Sequence[str] = (),
         inside: bool = False,
         pool: bool = False,
+        take: int | Sequence[int] | None = None,
     ) -> Stream:
         """Run a module, or any function of rows (PPT, NPT).
 
@@ -86,7 +87,12 @@ class Stream:
             inside: For bundles: the module gets an ``Inside`` (lengths, edges) as its last
                 argument.
             pool: For bundles: the module makes one row of each bundle.
+            take: Which payload tensors the module gets, by number; the others end here with a zero
+                gradient. None: all of them.
         """
+        taken = (take,) if isinstance(take, int) else None if take is None else tuple(take)
+        if taken is not None and (not taken or min(taken) < 0 or len(set(taken)) < len(taken)):
+            raise ValueError(f"through() got take={take}; numbers of payload tensors, each once")
         function: Callable[..., Any]
         if not isinstance(module, nn.Module) and isinstance(
             inner := getattr(module, "module", None), nn.Module
@@ -110,6 +116,7 @@ class Stream:
             columns,
             inside,
             pool,
+            taken,
         )
         return self._graph._add(operator)
 

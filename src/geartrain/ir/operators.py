@@ -168,10 +168,11 @@ class Through(AbstractOperator):
         read: Sequence[str],
         inside: bool,
         pool: bool,
+        take: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__(name, [[source]])
         self.function, self.part, self.keep = function, part, keep
-        self.call = Call(function, tuple(read), inside, pool)
+        self.call = Call(function, tuple(read), inside, pool, take)
 
     def with_function(self, function: Callable[..., Any]) -> Through:
         """The same node around another function: a copy's own module."""
@@ -245,6 +246,12 @@ class Through(AbstractOperator):
                 )
 
     def _dry_run(self, payload: tuple[Tensor, ...], schema: Schema) -> tuple[Tensor, ...] | None:
+        if self.call.take is not None and max(self.call.take) >= len(payload):
+            raise GraphError(
+                f"'{self.name}': takes payload {max(self.call.take)}, but rows of "
+                f"{describe(payload)} come, payload 0..{len(payload) - 1}"
+            )
+        payload = tuple(payload[j] for j in self.call.taken(len(payload)))
         args: list[object] = [*payload]
         args += [torch.empty(ROWS, dtype=torch.int64, device="meta") for _ in self.call.read]
         rows = ROWS

@@ -76,12 +76,25 @@ class Call:
         read: Frame or state columns given to it after the payload, as tensors.
         inside: Whether it gets an ``Inside`` as its last argument.
         pool: Whether it makes one row of every bundle.
+        take: The payload tensors that it gets; None: all.
     """
 
     function: Callable[..., Any]
     read: tuple[str, ...] = ()
     inside: bool = False
     pool: bool = False
+    take: tuple[int, ...] | None = None
+
+    def taken(self, width: int) -> tuple[int, ...] | range:
+        """Of so many payload tensors, those that the module gets."""
+        return range(width) if self.take is None else self.take
+
+    def answer(self, gradient: Gradient, width: int) -> Gradient:
+        """Gradients of the module's arguments as those of so many payload tensors."""
+        if self.take is None:
+            return gradient[:width]
+        found = dict(zip(self.take, gradient, strict=False))
+        return tuple(found.get(j) for j in range(width))
 
 
 @final
@@ -145,6 +158,7 @@ class RowNode(AbstractNode):
         self.part_name = None if weights is None else weights.name
         self._rows = RowStore(place.name, ("origin", "version", "start", "length", "instance"))
         self._cells: RowStore | None = None
+        self._width = 1
         self._kept_input: dict[int, int] = {}  # residual j is input i itself: joined in place
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
@@ -171,10 +185,12 @@ class RowNode(AbstractNode):
             total = int(lengths.sum())
             first = int(starts[0])
             store["start"][start:end], store["length"][start:end] = starts, lengths
+        taken = self._call.taken(len(batches[0].payload))
         in_place = {
             i: kept[first : first + total]
             for i, j in self._kept_input.items()
-            if (kept := buffers.existing(j)) is not None and _fits(kept, batches, i)
+            if (kept := buffers.existing(j)) is not None
+            and (i >= len(taken) or _fits(kept, batches, taken[i]))
         }
         inputs = self._inputs(batches, state, origin, lengths, in_place)
         room = self._room(buffers, first, total)
@@ -217,7 +233,7 @@ class RowNode(AbstractNode):
         if self._weights is not None:
             self._weights.received(cells.size, versions, lengths)
         self._release(rows)
-        gradient = gradient[: len(gradient) - len(self._call.read)] if self._call.read else gradient
+        gradient = self._call.answer(gradient, self._width)
         quiet = all(g is None for g in gradient)
         emission.backward.append(
             Backward(origin, None) if quiet else Backward(origin, gradient, lengths)
@@ -246,14 +262,14 @@ class RowNode(AbstractNode):
         lengths: IntArray | None,
         in_place: dict[int, Tensor],
     ) -> Payload:
-        width = len(batches[0].payload)
+        self._width = len(batches[0].payload)
         inputs = [
-            join_column([(b.payload[j], b.index) for b in batches], in_place.get(j))
-            for j in range(width)
+            join_column([(b.payload[j], b.index) for b in batches], in_place.get(i))
+            for i, j in enumerate(self._call.taken(self._width))
         ]
         if self._call.read:
             view = self.place.row_view(state, lengths)
-            for j, name in enumerate(self._call.read, width):
+            for j, name in enumerate(self._call.read, len(inputs)):
                 column = torch.from_numpy(np.ascontiguousarray(getattr(view, name)))
                 out = in_place.get(j)
                 inputs.append(column if out is None else out.copy_(column))
@@ -352,7 +368,8 @@ class GraphNode(AbstractNode):
         return emission
 
     def _forward_one(self, one: Forward, train: bool) -> Forward:
-        inputs = [join_column([(p, one.index)]) for p in one.payload]
+        width = len(one.payload)
+        inputs = [join_column([(one.payload[j], one.index)]) for j in self._call.taken(width)]
         if self._call.read:
             view = self.place.row_view(one.state, one.lengths)
             for name in self._call.read:
@@ -375,7 +392,7 @@ class GraphNode(AbstractNode):
         if self._weights is not None:
             self._rows["version"][row] = self._weights.version
             self._weights.sent(1)
-        self._graphs[row] = _Kept(inputs, outputs, parameters, leaves, one.lengths)
+        self._graphs[row] = _Kept(inputs, outputs, parameters, leaves, one.lengths, width)
         sent = tuple(y.detach() for y in outputs)
         return Forward(sent, one.state, address(self.id, row, 1), lengths)
 
@@ -405,8 +422,8 @@ class GraphNode(AbstractNode):
                     self._weights.gradient.add(parameter, d)
             self._weights.received(kept.inputs[0].shape[0], versions, kept.lengths)
         answers = iter(found[: len(wanted)])
-        given = kept.inputs[: len(kept.inputs) - len(self._call.read)]
-        gradient = tuple(next(answers) if x.requires_grad else None for x in given)
+        gradient = tuple(next(answers) if x.requires_grad else None for x in kept.inputs)
+        gradient = self._call.answer(gradient, kept.width)
         if all(g is None for g in gradient):
             return Backward(origin, None)
         return Backward(origin, gradient, kept.lengths)
@@ -451,6 +468,7 @@ class _Kept:
     parameters: list[nn.Parameter]
     leaves: list[Tensor]
     lengths: IntArray | None
+    width: int
 
 
 def look_inside(place: Place, slots: IntArray, lengths: IntArray | None) -> Inside:
@@ -468,11 +486,10 @@ def look_inside(place: Place, slots: IntArray, lengths: IntArray | None) -> Insi
     )
 
 
-def _fits(kept: Tensor, batches: Sequence[Forward], i: int) -> bool:
-    """Whether input i can be written where it will be kept (``out=`` would cast and broadcast)."""
+def _fits(kept: Tensor, batches: Sequence[Forward], j: int) -> bool:
+    """Whether payload j can be written where it is kept (``out=`` would cast and broadcast)."""
     return all(
-        i >= len(b.payload)
-        or (b.payload[i].shape[1:] == kept.shape[1:] and b.payload[i].dtype == kept.dtype)
+        b.payload[j].shape[1:] == kept.shape[1:] and b.payload[j].dtype == kept.dtype
         for b in batches
     )
 

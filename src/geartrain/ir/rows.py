@@ -74,15 +74,23 @@ class RowStore:
     Args:
         name: The node, for messages.
         columns: Names of int64 columns to keep per row, reached as ``store[name]``.
+        states: State columns to keep per row, reached as ``store.state``, ``(states, capacity)``.
         capacity: Rows to begin with; doubles when full.
     """
 
-    def __init__(self, name: str, columns: tuple[str, ...] = ("origin",), capacity: int = 1024):
+    def __init__(
+        self,
+        name: str,
+        columns: tuple[str, ...] = ("origin",),
+        states: int = 0,
+        capacity: int = 1024,
+    ) -> None:
         self.name = name
         self.waiting = 0
         self.peak = 0
         self._ranges = Ranges(capacity)
         self._columns: dict[str, IntArray] = {c: np.zeros(capacity, np.int64) for c in columns}
+        self.state = np.zeros((states, capacity), np.int64)
         self._buffers: dict[int, Tensor] = {}
         self._live: NDArray[np.bool_] = np.zeros(capacity, np.bool_)
         self._mark: IntArray = np.zeros(capacity, np.int64)
@@ -205,6 +213,9 @@ class RowStore:
         self._ranges.grow(new)
         for name, column in self._columns.items():
             self._columns[name] = _longer(column, new)
+        state = np.zeros((len(self.state), new), np.int64)
+        state[:, :old] = self.state
+        self.state = state
         self._live = _longer(self._live, new)
         self._mark = _longer(self._mark, new)
         self._chunk_of = _longer(self._chunk_of, new)

@@ -9,6 +9,9 @@ from geartrain.nn.shapes import (
     MessagePassing,
     Recurrent,
     Tree,
+    VertexChoice,
+    choice_accuracy,
+    choice_loss,
     first_states,
 )
 
@@ -24,5 +27,8 @@ __all__ = [
     "Tree",
     "TreeLSTMBranch",
     "TreeLSTMLeaf",
+    "VertexChoice",
+    "choice_accuracy",
+    "choice_loss",
     "first_states",
 ]

@@ -5,6 +5,8 @@
     MessagePassing  vertices ─► cell ─► ... ─► vertices, after some steps     over the edges
 
 A shape is called with a stream and returns one; around it one writes inputs, read-outs and losses.
+Beside the shapes stand modules for them: a gated graph cell, a gated sum over the vertices of a
+graph, and the choice of one of them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from geartrain.errors import DataError
+from geartrain.ir.gather import How
 from geartrain.ir.graph import Stream
 from geartrain.ir.operators import Keep, PartLike
 from geartrain.ir.payload import Inside
@@ -28,7 +32,7 @@ class Recurrent:
         cell: ``(state, *read) -> state``, each one tensor or a tuple of equal length; a ``Part``
             or a module.
         read: Vertex columns given to the cell at each vertex (tokens).
-        name: Of the cell's node.
+        name: Of the cell's node; the nodes of the loop are named after it.
         keep: As in ``Stream.through``.
 
     Called with the stream of first states, one row an instance at vertex 0.
@@ -53,16 +57,16 @@ class Recurrent:
 
     def every(self, start: Stream) -> Stream:
         """The states behind each vertex; the last one goes no further."""
-        states, last = self._wire(start, every=True)
+        states, last = self._wire(start)
         last.stop()
         return states
 
-    def _wire(self, start: Stream, *, every: bool = False) -> tuple[Stream, Stream]:
-        loop = start.graph.loop()
+    def _wire(self, start: Stream) -> tuple[Stream, Stream]:
+        loop = start.graph.loop(name=_beside(self._name, "loop"))
         loop.join(start)
         states = loop.through(self._cell, read=self._read, name=self._name, keep=self._keep)
-        on, last = states.where(lambda m: m.vertex + 1 < m.size)
-        loop.join(on.move(vertex=lambda m: m.vertex + 1))
+        on, last = states.where(lambda m: m.vertex + 1 < m.size, name=_beside(self._name, "again"))
+        loop.join(on.move(vertex=lambda m: m.vertex + 1, name=_beside(self._name, "next vertex")))
         return states, last
 
 
@@ -71,13 +75,17 @@ class Tree:
     """Apply a branch cell from the leaves of each tree to its root.
 
     Args:
-        branch: ``(*stacks) -> states``: gets the states of the children ``(n, children, ...)`` in
-            the order of their slots, gives that of their parent; a ``Part`` or a module.
+        branch: ``(*children, *read) -> states``: gets what came of the children's states, gives
+            those of their parents; a ``Part`` or a module.
         children: How many children an inner vertex has: a number, or the name of a vertex column of
-            the *child* that holds it.
+            the *child* that holds it (its siblings, itself included).
+        how: What comes of them: ``stack`` gives ``(n, children, ...)`` in the order of their slots;
+            ``sum``, ``mean``, ``max`` reduce them to ``(n, ...)``. Default: ``stack`` for a number,
+            ``sum`` for a column, as numbers that differ cannot be stacked.
+        read: Vertex columns of the parent given to the branch.
         parent: Vertex column with the parent, -1 at the root.
         slot: Vertex column with the position among its siblings, from 0.
-        name: Of the branch's node.
+        name: Of the branch's node; the nodes of the loop are named after it.
         keep: As in ``Stream.through``.
 
     Called with the stream of leaf states. Returns the stream of all vertices' states.
@@ -86,32 +94,38 @@ class Tree:
     arXiv:1503.00075.
     """
 
-    columns = ("parent", "slot")
-    """What the graph's ``vertex`` must declare, by default."""
-
     def __init__(
         self,
         branch: nn.Module | PartLike,
         *,
         children: int | str = 2,
+        how: How | None = None,
+        read: str | Sequence[str] = (),
         parent: str = "parent",
         slot: str = "slot",
         name: str | None = None,
         keep: Keep | None = None,
     ) -> None:
-        self._branch, self._children = branch, children
+        self._branch, self._children, self._read = branch, children, read
+        self._how: How = how or ("stack" if isinstance(children, int) else "sum")
         self._parent, self._slot, self._name, self._keep = parent, slot, name, keep
 
     def __call__(self, leaves: Stream) -> Stream:
-        parent = self._parent
-        vertices = leaves.graph.loop()
+        parent, name = self._parent, self._name
+        vertices = leaves.graph.loop(name=_beside(name, "loop"))
         vertices.join(leaves)
-        inner, root = vertices.where(lambda m: getattr(m, parent) >= 0)
-        family = inner.group(
-            by={"vertex": lambda m: getattr(m, parent)}, size=self._children, order=self._slot
+        inner, root = vertices.where(
+            lambda m: getattr(m, parent) >= 0, name=_beside(name, "has a parent")
         )
-        vertices.join(family.through(self._branch, name=self._name, keep=self._keep))
-        root.stop()
+        family = inner.group(
+            by={"vertex": lambda m: getattr(m, parent)},
+            size=self._children,
+            order=self._slot,
+            how=self._how,
+            name=_beside(name, "children"),
+        )
+        vertices.join(family.through(self._branch, read=self._read, name=name, keep=self._keep))
+        root.stop(name=_beside(name, "root"))
         return vertices
 
 
@@ -124,11 +138,12 @@ class MessagePassing:
             ``Inside`` with their edges; a ``Part`` or a module, such as ``GatedGraphCell``.
         steps: How often.
         read: Vertex columns given to the cell before ``inside``.
-        name: Of the cell's node.
+        name: Of the cell's node; the nodes of the loop are named after it.
         keep: As in ``Stream.through``.
 
     Called with a stream of bundles, the vertices of an instance each (``input(bundle=True)``).
-    Returns the stream of bundles after the last step.
+    Returns the stream of bundles after the last step. Rows count their steps in the state column
+    ``step``, which starts at 0 each time that they come in.
 
     Source: Gilmer et al. 2017, arXiv:1704.01212; gated: Li et al. 2016, arXiv:1511.05493.
     """
@@ -148,14 +163,12 @@ class MessagePassing:
         self._name, self._keep = name, keep
 
     def __call__(self, vertices: Stream) -> Stream:
-        steps = self._steps
-        loop = vertices.graph.loop()
-        loop.join(vertices.move(step=0))
-        passed = loop.through(
-            self._cell, read=self._read, inside=True, name=self._name, keep=self._keep
-        )
-        on, done = passed.where(lambda m: m.step + 1 < steps)
-        loop.join(on.move(step=lambda m: m.step + 1))
+        steps, name = self._steps, self._name
+        loop = vertices.graph.loop(name=_beside(name, "loop"))
+        loop.join(vertices.move(step=0, name=_beside(name, "first step")))
+        passed = loop.through(self._cell, read=self._read, inside=True, name=name, keep=self._keep)
+        on, done = passed.where(lambda m: m.step + 1 < steps, name=_beside(name, "again"))
+        loop.join(on.move(step=lambda m: m.step + 1, name=_beside(name, "next step")))
         return done
 
 
@@ -226,6 +239,61 @@ class GatedSum(nn.Module):
         return summed
 
 
+@final
+class VertexChoice(nn.Module):
+    """A softmax over the vertices of each graph, and how far it is from the right one.
+
+        score_v = w h_v     loss = log Σ_v exp(score_v) - score_answer     choice = argmax_v score_v
+
+    Inputs: h float ``(rows, hidden)``; answers int64 ``(rows,)``, the right vertex of a graph,
+    repeated over its rows, as ``read="answer"`` hands on a value column; an ``Inside``. Outputs:
+    losses ``(bundles,)`` and choices int64 ``(bundles,)``, vertices of the graph. Use it with
+    ``inside=True, pool=True``, and end the stream in ``choice_loss``:
+
+        vertices.through(VertexChoice(16), read="answer", inside=True, pool=True).loss(
+            choice_loss, "answer", metrics={"accuracy": choice_accuracy}
+        )
+
+    Of equal scores the first vertex is the choice.
+
+    Args:
+        hidden: Width of h.
+
+    Raises:
+        DataError: An answer is no vertex of its graph.
+
+    Source: the node selection of Li et al. 2016, arXiv:1511.05493.
+    """
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.score = nn.Linear(hidden, 1, bias=False)  # a softmax does not see what all have
+
+    def forward(self, h: Tensor, answers: Tensor, inside: Inside) -> tuple[Tensor, Tensor]:
+        scores, lengths, segment = self.score(h)[:, 0], inside.lengths, inside.segment
+        starts = lengths.cumsum(0) - lengths
+        answer = answers.index_select(0, starts)
+        _refuse_answers(answer, lengths)
+        top = scores.new_full(lengths.shape, -torch.inf)
+        top = top.scatter_reduce(0, segment, scores.detach(), "amax").index_select(0, segment)
+        total = scores.new_zeros(lengths.shape).index_add(0, segment, torch.exp(scores - top))
+        at = starts + answer
+        losses = total.log() + (top - scores).index_select(0, at)
+        best = torch.where(scores == top, torch.arange(len(scores), device=scores.device), len(top))
+        first = torch.full_like(lengths, len(top)).scatter_reduce(0, segment, best, "amin")
+        return losses, first - starts
+
+
+def choice_loss(losses: Tensor, choices: Tensor, answers: Tensor) -> Tensor:
+    """The losses of ``VertexChoice``, as a criterion."""
+    return losses
+
+
+def choice_accuracy(losses: Tensor, choices: Tensor, answers: Tensor) -> Tensor:
+    """Whether ``VertexChoice`` chose the answer, as a metric."""
+    return choices == answers
+
+
 def first_states(hidden: int, *, dtype: torch.dtype = torch.float32) -> Callable[[Tensor], Tensor]:
     """A function for ``through`` that makes zero states ``(n, hidden)`` of any rows."""
 
@@ -235,6 +303,29 @@ def first_states(hidden: int, *, dtype: torch.dtype = torch.float32) -> Callable
     return zeros
 
 
+def _refuse_answers(answer: Tensor, lengths: Tensor) -> None:
+    wrong = (answer < 0) | (answer >= lengths)
+    if bool(wrong.any()):
+        at = int(wrong.nonzero()[0, 0])
+        raise DataError(
+            f"the answer {int(answer[at])} is no vertex of its graph, which has vertices 0.."
+            f"{int(lengths[at]) - 1}; number vertices from 0 inside the instance"
+        )
+
+
+def _beside(name: str | None, what: str) -> str | None:
+    """A name for a node of the loop around a named one; None lets the graph choose."""
+    return None if name is None else f"{name}: {what}"
+
+
 __all__ = [
-    "GatedGraphCell", "GatedSum", "MessagePassing", "Recurrent", "Tree", "first_states"
-]  # fmt: skip
+    "GatedGraphCell",
+    "GatedSum",
+    "MessagePassing",
+    "Recurrent",
+    "Tree",
+    "VertexChoice",
+    "choice_accuracy",
+    "choice_loss",
+    "first_states",
+]

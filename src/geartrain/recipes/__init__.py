@@ -1,10 +1,11 @@
 """Tasks by name, each in a file of its own: loader, graph, rules, target."""
 
+from geartrain.recipes.babi import BABI
 from geartrain.recipes.listreduce import LISTREDUCE
 from geartrain.recipes.recipe import Option, Recipe, Setting, Task, meant
 from geartrain.recipes.sentiment import SENTIMENT
 
-RECIPES: tuple[Recipe, ...] = (LISTREDUCE, SENTIMENT)
+RECIPES: tuple[Recipe, ...] = (LISTREDUCE, SENTIMENT, BABI)
 
 
 def find_recipe(name: str) -> Recipe:

@@ -24,7 +24,7 @@ from geartrain.engine.controller import Ramp
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import accuracy, cross_entropy
-from geartrain.nn import TokenRNN
+from geartrain.nn import Recurrent, TokenRNN
 from geartrain.optim.part import Clip, Instances, Rules
 from geartrain.recipes.recipe import LoadSplit, Option, Recipe, Setting, Task
 
@@ -76,11 +76,7 @@ def make_graph(hidden: int) -> Graph:
     cell = TokenRNN(SYMBOLS, hidden, embedding_dim=hidden)
     nn.init.normal_(cell.embedding.weight)
     graph = Graph(vertex=("token",), value=("label",))
-    steps = graph.loop(name="steps")
-    steps.join(graph.input("start"))
-    states = steps.through(cell, name="cell", read="token")
-    going, ended = states.where(lambda m: m.vertex + 1 < m.size, name="goes on")
-    steps.join(going.move(vertex=lambda m: m.vertex + 1, name="next token"))
+    ended = Recurrent(cell, read="token", name="cell")(graph.input("start"))
     scores = ended.through(nn.Linear(hidden, CLASSES), name="readout")
     scores.loss(cross_entropy, "label", metrics={"accuracy": accuracy})
     return graph

@@ -1,6 +1,6 @@
 """Sentiment trees: a binary Tree-LSTM over the Stanford Sentiment Treebank, every vertex labelled.
 
-    word ─► leaf ─► nodes ─┬─► hidden ─► readout ─► cross entropy; accuracy over all and over roots
+    word ─► leaf ─► nodes ─┬─► readout ─► cross entropy; accuracy over all and over roots
                       ▲    └─► has a parent? ─ yes ─► group the two at their parent ─► branch ─┐
                       │                  └─ no ─► stop                                         │
                       └────────────────────────────────────────────────────────────────────────┘
@@ -18,13 +18,14 @@ from functools import partial
 from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from geartrain.data.sst import CLASSES, Split, Tree, Vocabulary, load_sst
 from geartrain.engine.controller import Ramp
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import Metric, accuracy, cross_entropy
+from geartrain.nn import Tree as TreeShape
 from geartrain.nn import TreeLSTMBranch, TreeLSTMLeaf
 from geartrain.optim.part import Rules
 from geartrain.recipes.recipe import LoadSplit, Option, Recipe, Setting, Task
@@ -80,18 +81,13 @@ def make_graph(hidden: int, words: int) -> Graph:
     leaf = TreeLSTMLeaf(hidden, hidden, vocabulary=words)
     assert leaf.embedding is not None
     nn.init.normal_(leaf.embedding.weight, std=WORD_SPREAD)
+    readout, branch = nn.Linear(hidden, CLASSES), TreeLSTMBranch(hidden)
     graph = Graph(vertex=("parent", "slot", "label"))
-    nodes = graph.loop(name="nodes")
-    nodes.join(graph.input("word").through(leaf, name="leaf"))
-    scores = nodes.through(_hidden, name="hidden").through(
-        nn.Linear(hidden, CLASSES), name="readout"
-    )
+    leaves = graph.input("word").through(leaf, name="leaf")
+    nodes = TreeShape(branch, name="branch")(leaves)
+    scores = nodes.through(readout, name="readout", take=0)  # h, not c
     at_root = Metric(accuracy, where=lambda m: m.parent < 0)
     scores.loss(cross_entropy, "label", metrics={"all": accuracy, "root": at_root})
-    inner, root = nodes.where(lambda m: m.parent >= 0, name="has a parent")
-    pairs = inner.group(by={"vertex": lambda m: m.parent}, size=2, order="slot", name="children")
-    nodes.join(pairs.through(TreeLSTMBranch(hidden), name="branch"))
-    root.stop()
     return graph
 
 
@@ -102,10 +98,6 @@ def instance_of(tree: Tree, key: str) -> Instance:
         vertex={"parent": tree.parent, "slot": tree.slot, "label": tree.label},
         key=key,
     )
-
-
-def _hidden(h: Tensor, c: Tensor) -> Tensor:
-    return h
 
 
 SENTIMENT: Final = Recipe(

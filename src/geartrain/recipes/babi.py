@@ -1,0 +1,278 @@
+"""Questions on graphs: a gated graph network on bAbI tasks 4, 15, 16, 18 and 19.
+
+    marks ─► pass messages along the facts, some steps ─┬─► choice of a vertex      4, 15, 16
+      ▲                                                 ├─► gated sum ─► no or yes         18
+      │                                                 └─► gated sum ─► a move ─┐         19
+      └───────────── marks of the second move (19) ◄────┘                        └► both ─► loss
+
+A graph travels as one bundle, one message a step. The vertices that a question asks about start
+with a mark, one column for each kind of question and place in it; all other columns start at 0.
+Tasks 4, 15 and 16 choose a vertex, by a softmax over those of the graph; task 19 goes round twice
+and gets both moves right or neither.
+
+The training file is cut in two by the graphs of its questions, so that no graph is on both sides.
+``enlarged`` draws task 15 on graphs of 54 vertices instead. Every number of the recipe stands at
+the top.
+
+Source: network, marks and node selection of Li et al. 2016, arXiv:1511.05493; the enlarged task is
+that of Gaunt et al. 2017, arXiv:1705.09786; text: Weston et al. 2015, arXiv:1502.05698.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from geartrain.data.babi import TASKS, GraphQuestion, generate_deduction, load_babi
+from geartrain.data.babi import Task as Kind
+from geartrain.engine.controller import Ramp
+from geartrain.ir.graph import Graph, Stream
+from geartrain.ir.instance import Instance
+from geartrain.ir.loss import accuracy, cross_entropy
+from geartrain.nn import (
+    GatedGraphCell,
+    GatedSum,
+    MessagePassing,
+    VertexChoice,
+    choice_accuracy,
+    choice_loss,
+)
+from geartrain.optim.part import Clip, Instances, Rules
+from geartrain.recipes.recipe import LoadSplit, Option, Recipe, Setting, Task
+
+RATE: Final = 5e-3  # Adam's
+CLIP_NORM: Final = 1.0  # per part
+RAMP: Final = Ramp(start=4, over=200)
+VALID_SHARE: Final = 0.2  # of the graphs of the training file
+_CUT_SEED: Final = 15  # the cut is the same in every run
+_OTHER_SEED: Final = 1_000_003  # added to the seed of each further set of generated graphs
+_MOVES: Final = 2  # of task 19
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a task wants where the options leave it open."""
+
+    hidden: int
+    steps: int
+
+
+SIZES: Final = {
+    4: Size(hidden=10, steps=2),
+    15: Size(hidden=5, steps=2),
+    16: Size(hidden=10, steps=4),
+    18: Size(hidden=30, steps=3),
+    19: Size(hidden=20, steps=4),
+}
+
+
+def build(setting: Setting) -> Task:
+    """The task; see ``Recipe.build``.
+
+    Raises:
+        ValueError: There is no such task or size, or ``hidden`` has no room for the marks.
+    """
+    options = setting.options
+    kind = _kind(int(options["task"]))
+    size = _size(kind, int(options["hidden"]), int(options["steps"]))
+    return Task(
+        graph=make_graph(kind, size),
+        rules=Rules(
+            optimizer=partial(torch.optim.Adam, lr=float(options["learning_rate"])),
+            update_every=Instances(setting.update_every),
+            average="instances",
+            clip=Clip(norm=CLIP_NORM),
+        ),
+        splits=_splits(setting, kind, size.hidden),
+        validation="valid",
+        ramp=RAMP,
+    )
+
+
+def make_graph(kind: Kind, size: Size) -> Graph:
+    """Message passing, and the answer that the task wants.
+
+    Args:
+        kind: The task.
+        size: Width of a vertex's state, at least its marks, and steps of message passing.
+    """
+    graph = Graph(edge=("type",), value=("answer",))
+    cell = GatedGraphCell(size.hidden, types=2 * len(kind.relations))
+    passing = MessagePassing(cell, steps=size.steps, name="cell")
+    if kind.answer == "classes":
+        _path(graph, passing, kind, size.hidden)
+        return graph
+    states = passing(graph.input("start", bundle=True))
+    if kind.answer == "vertex":
+        choice = VertexChoice(size.hidden)
+        chosen = states.through(choice, name="readout", read="answer", inside=True, pool=True)
+        chosen.loss(choice_loss, "answer", metrics={"accuracy": choice_accuracy})
+    else:
+        scores = _sum_up(states, size.hidden, len(kind.classes))
+        scores.loss(cross_entropy, "answer", metrics={"accuracy": accuracy})
+    return graph
+
+
+def _sum_up(states: Stream, hidden: int, classes: int) -> Stream:
+    return states.through(GatedSum(hidden, out=classes), name="readout", inside=True, pool=True)
+
+
+def _path(graph: Graph, passing: MessagePassing, kind: Kind, hidden: int) -> None:
+    """Move after move, each from the marks that the one before left."""
+    turns = graph.loop(name="moves")
+    turns.join(graph.input("start", bundle=True, move=0))
+    states = passing(turns)
+    moves = _sum_up(states, hidden, len(kind.classes))
+    path = moves.group(by="instance", size=_MOVES, order="move", name="path")
+    path.loss(path_loss, "answer", metrics={"accuracy": path_accuracy})
+    going, there = states.where(lambda m: m.move + 1 < _MOVES, name="goes on")
+    there.stop()
+    marks = going.through(nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh()), name="marks")
+    turns.join(marks.move(move=lambda m: m.move + 1, name="next move"))
+
+
+def path_loss(scores: Tensor, moves: Tensor) -> Tensor:
+    """Cross entropy of each path: scores ``(n, moves, classes)``, moves int64 ``(n, moves)``."""
+    return (
+        F.cross_entropy(scores.flatten(0, 1), moves.flatten(), reduction="none")
+        .view_as(moves)
+        .sum(1)
+    )
+
+
+def path_accuracy(scores: Tensor, moves: Tensor) -> Tensor:
+    """Whether all moves of a path are right."""
+    return (scores.argmax(-1) == moves).all(1)
+
+
+def instances_of(
+    questions: Sequence[GraphQuestion], kind: Kind, hidden: int, called: str
+) -> list[Instance]:
+    """Questions as instances: a row of marks for every vertex, the facts as typed edges.
+
+    Args:
+        questions: Of one task.
+        kind: That task.
+        hidden: Width of a row; column ``question * queries + place`` marks a vertex asked about.
+        called: What errors call the questions: a file or a split.
+    """
+    return [
+        Instance(
+            {"start": _marks(question, kind, hidden)},
+            edge={"source": question.source, "target": question.target, "type": question.type},
+            value={"answer": question.answer if kind.answer == "classes" else question.answer[0]},
+            key=f"{called} question {i}",
+        )
+        for i, question in enumerate(questions, 1)
+    ]
+
+
+def cut(
+    questions: Sequence[GraphQuestion], share: float = VALID_SHARE, seed: int = _CUT_SEED
+) -> tuple[list[GraphQuestion], list[GraphQuestion]]:
+    """Questions to train on and to validate on; those on equal graphs stay on one side.
+
+    Args:
+        questions: All of a file.
+        share: Of the graphs that goes to validation.
+        seed: Of the choice; equal arguments give equal parts.
+    """
+    graphs: dict[object, list[GraphQuestion]] = {}
+    for q in questions:
+        columns = (q.source.tobytes(), q.target.tobytes(), q.type.tobytes())
+        graphs.setdefault((q.names, *columns), []).append(q)
+    groups = list(graphs.values())
+    chosen = set(np.random.default_rng(seed).permutation(len(groups))[: round(share * len(groups))])
+    train = [q for i, group in enumerate(groups) if i not in chosen for q in group]
+    return train, [q for i in sorted(chosen) for q in groups[i]]
+
+
+def _splits(setting: Setting, kind: Kind, hidden: int) -> dict[str, LoadSplit]:
+    thousands = int(setting.options["thousands"])
+    if setting.options["enlarged"]:
+        if kind.number != 15:
+            raise ValueError(f"option enlarged=1 with task={kind.number}: it is for task 15 alone")
+        most = 1000 * thousands
+        sizes = {"train": most, "valid": most // 5, "test": most // 5}
+        return {
+            name: partial(_draw, n, setting.seed + place * _OTHER_SEED, kind, hidden, name)
+            for place, (name, n) in enumerate(sizes.items())
+        }
+    if thousands not in (1, 10):
+        raise ValueError(
+            f"option thousands={thousands}: the text has 1 or 10 thousand questions a task; "
+            "enlarged=1 draws any number"
+        )
+    size: Literal["en", "en-10k"] = "en" if thousands == 1 else "en-10k"
+    parts: list[list[GraphQuestion]] = []
+
+    def read(split: Literal["train", "valid", "test"]) -> list[Instance]:
+        if split == "test":
+            found = load_babi(setting.data, kind.number, size=size, split="test")
+            return instances_of(found.questions, kind, hidden, "test")
+        if not parts:
+            parts.extend(cut(load_babi(setting.data, kind.number, size=size).questions))
+        return instances_of(parts[split == "valid"], kind, hidden, split)
+
+    return {"train": lambda: read("train"), "valid": lambda: read("valid"),
+            "test": lambda: read("test")}  # fmt: skip
+
+
+def _draw(n: int, seed: int, kind: Kind, hidden: int, called: str) -> list[Instance]:
+    return instances_of(generate_deduction(n, seed), kind, hidden, called)
+
+
+def _marks(question: GraphQuestion, kind: Kind, hidden: int) -> Tensor:
+    marks = torch.zeros(len(question.names), hidden)
+    for place, vertex in enumerate(question.query.tolist()):
+        marks[vertex, question.kind * kind.query + place] = 1
+    return marks
+
+
+def _kind(number: int) -> Kind:
+    if number not in TASKS:
+        raise ValueError(f"option task={number}: there is {', '.join(map(str, TASKS))}")
+    return TASKS[number]
+
+
+def _size(kind: Kind, hidden: int, steps: int) -> Size:
+    wanted, marks = SIZES[kind.number], len(kind.questions) * kind.query
+    size = Size(hidden or wanted.hidden, steps or wanted.steps)
+    if size.hidden < marks:
+        raise ValueError(
+            f"option hidden={size.hidden}: task {kind.number} marks vertices in {marks} columns; "
+            f"give {marks} or more"
+        )
+    return size
+
+
+BABI: Final = Recipe(
+    name="babi",
+    summary="answer questions on graphs of facts: bAbI tasks 4, 15, 16, 18 and 19",
+    paper="Weston et al. 2015, arXiv:1502.05698; Li et al. 2016, arXiv:1511.05493",
+    metrics=("accuracy",),
+    target="accuracy>=1.0",
+    max_active=20,
+    update_every=10,
+    unit="instances",
+    epochs=10,
+    make=build,
+    draw=lambda: make_graph(TASKS[15], SIZES[15]),
+    needs=("babi/en/qa15_basic-deduction_train.txt",),
+    options=(
+        Option("task", 15, 1, "4, 15, 16, 18 or 19"),
+        Option("thousands", 1, 1, "questions of the file: 1 (en) or 10 (en-10k)"),
+        Option("enlarged", 0, 0, "1: draw task 15 on graphs of 54 vertices"),
+        Option("hidden", 0, 0, "width of a vertex's state; 0: what the task wants"),
+        Option("steps", 0, 0, "of message passing; 0: what the task wants"),
+        Option("learning_rate", RATE, 0.0, "Adam's rate"),
+    ),
+)
