@@ -1,11 +1,12 @@
 """What one would train with instead: plain PyTorch programs for the tasks of the recipes.
 
 Peers for comparison only: none of them uses the engine, a graph or a session of geartrain, and
-nothing of geartrain but the readers of the data. Training with geartrain has one way, through
+nothing of geartrain but what reads and cuts the data. Training with geartrain has one way, through
 ``geartrain.Session``; what stands here is never a part of it.
 
-A recipe's baselines are in a file of their own, each the strongest form that we could write, with
-the settings that did best; ``PEERS`` has them by the recipe's name.
+A recipe's baselines are in a file of their own, in the strongest form that we could write; their
+settings are those of the sweeps beside ``benchmarks.baselines``, or else of the recipe. ``PEERS``
+has them by the recipe's name.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
-from geartrain.baselines import listreduce, mnist, qm9, sentiment
+from geartrain.baselines import babi, listreduce, mnist, qm9, sentiment
 from geartrain.baselines.baseline import Baseline, Epoch, Terms
 
 
@@ -34,6 +35,7 @@ class Peers:
 
 
 PEERS: Final[Mapping[str, Peers]] = {
+    "babi": Peers(babi.BASELINES, drained=10),
     "listreduce": Peers(listreduce.BASELINES, drained=100),
     "mnist": Peers(mnist.BASELINES, drained=1),
     "qm9": Peers(qm9.BASELINES, drained=20),
