@@ -1,10 +1,10 @@
 """Imports point down, and the three lowest floors neither wait nor touch the outside.
 
-    cli  >  recipes, train, data  >  observe | nn  >  runtime  >  engine  >  optim  >  ir  >  errors
+    cli > recipes, baselines, train, data > observe | nn > runtime > engine > optim > ir > errors
 
-A floor may import floors below it and itself. On the sixth, recipes may use train and data, and
-train may use data; observe and nn do not know each other. ``geartrain/__init__.py`` stands on top,
-so nothing inside the package imports ``geartrain`` itself.
+A floor may import floors below it and itself. On the sixth, recipes may use train and data,
+baselines may use recipes and data, and train may use data; observe and nn do not know each other.
+``geartrain/__init__.py`` stands on top, so nothing inside the package imports ``geartrain`` itself.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "src" / "geartrain"
 FLOORS = {"errors": 0, "ir": 1, "optim": 2, "engine": 3, "runtime": 4, "observe": 5, "nn": 5}
-FLOORS |= {"data": 6, "train": 6, "recipes": 6, "cli": 7, "__main__": 8, "__init__": 8}
+FLOORS |= {"data": 6, "train": 6, "recipes": 6, "baselines": 6}
+FLOORS |= {"cli": 7, "__main__": 8, "__init__": 8}
 SIDEWAYS = {("recipes", "train"), ("recipes", "data"), ("train", "data")}
+SIDEWAYS |= {("baselines", "recipes"), ("baselines", "data")}
 PURE = {"ir", "optim", "engine"}
 OUTSIDE = {"threading", "_thread", "concurrent", "asyncio", "multiprocessing", "subprocess"}
 OUTSIDE |= {"time", "datetime", "socket"}

@@ -22,9 +22,9 @@ from typing import Final, final
 
 import numpy as np
 import torch
-from benchmarks.baselines.sentiment import Forest, Method, TreeLstm, summed_loss
 
 import geartrain as gt
+from geartrain.baselines.sentiment import Forest, Method, TreeLstm, summed_loss
 from geartrain.data.sst import load_sst
 from geartrain.recipes.recipe import Setting
 from geartrain.recipes.sentiment import SENTIMENT
@@ -71,7 +71,7 @@ def ours(
 def plain(
     name: str, data: Path | None, trees: int, method: Method, batch: int, threads: int
 ) -> System:
-    """Plain PyTorch, from ``benchmarks.baselines.sentiment``."""
+    """Plain PyTorch, from ``geartrain.baselines.sentiment``."""
     sst = load_sst(data, ("train",))
     forest = Forest(sst.train[:trees])
     torch.manual_seed(0)

@@ -1,6 +1,6 @@
 """The command line: options here, work in a file for each command.
 
-    geartrain train RECIPE | evaluate RUN | recipes | graph RECIPE | report RUN
+    geartrain train RECIPE | compare RECIPE | evaluate RUN | recipes | graph RECIPE | report RUN
 
 Commands are imported when they are called, so that help comes at once.
 """
@@ -143,6 +143,74 @@ def train(
     }
     watching = command.Watching(tensorboard=tensorboard, trace=trace, as_json=as_json)
     command.train(recipe, given, option or [], data, out, resume, watching)
+
+
+@app.command()
+def compare(
+    recipe: RecipeArgument,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="Systems, as NAME or NAME:BATCH; default: ours-sync and the baselines that are "
+            "not slow.",
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... for every system.")] = 3,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Of every system; default: what suits each.")
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRIC>=X",
+            help="Stop each system there (quote it); exit 1 if ours misses it. Default: the "
+            "recipe's target, where nobody stops.",
+        ),
+    ] = None,
+    data: DataOption = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Of ours; default 2, or 1 on one core.")
+    ] = None,
+    max_active: Annotated[
+        int | None, typer.Option(min=1, help="Of ours; default: the recipe's.")
+    ] = None,
+    update_every: Annotated[
+        int | None, typer.Option(min=1, help="Of ours; default: the recipe's.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="A number of the recipe; baselines keep their learning rates. May be repeated.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A folder for compare.json, runs.jsonl and the figure compare.png."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train ours and the baselines side by side, each in a process of its own.
+
+    All get the same data, model size, order and number of kernel threads, seed after seed. Numbers
+    are medians over the seeds; a seed that misses the target counts as infinitely late. The JSON
+    has rows with system, instances_per_second, seconds_to_target, epochs_to_target, valid,
+    peak_rss_mib, spread (least and most over the seeds) and, for ours, staleness.
+    """
+    from geartrain.cli import compare as command
+
+    given = {
+        "runtime": None,
+        "workers": workers,
+        "max_active": max_active,
+        "update_every": update_every,
+        "epochs": epochs,
+        "seed": 0,
+        "until": until,
+        "checkpoint_every": None,
+    }
+    command.compare(recipe, given, option or [], against, seeds, data, out, as_json)
 
 
 @app.command()

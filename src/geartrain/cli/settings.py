@@ -91,7 +91,7 @@ def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> Settings:
     """
     defaults: dict[str, Any] = {
         "runtime": "threads",
-        "workers": min(2, _cores()),
+        "workers": min(2, cores()),
         "max_active": recipe.max_active,
         "update_every": recipe.update_every,
         "epochs": recipe.epochs,
@@ -179,7 +179,8 @@ def _check(recipe: Recipe, settings: Settings) -> None:
             )
 
 
-def _cores() -> int:
+def cores() -> int:
+    """How many this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

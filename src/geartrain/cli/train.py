@@ -208,8 +208,8 @@ def result_of(settings: Settings, history: Sequence[EpochEnded]) -> dict[str, An
             {"epoch": e.epoch, "seconds": e.time_s, "valid": finite(e.valid)} for e in history
         ],
         "reached": reached,
-        "staleness": _staleness(history),
-        "peak_rss_mib": _peak_rss_mib(),
+        "staleness": staleness_over(history),
+        "peak_rss_mib": peak_rss_mib(),
     }
 
 
@@ -218,7 +218,8 @@ def finite(values: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-def _staleness(history: Sequence[EpochEnded]) -> dict[str, dict[str, float]]:
+def staleness_over(history: Sequence[EpochEnded]) -> dict[str, dict[str, float]]:
+    """Mean and maximum of each part, over the rows of all epochs."""
     found: dict[str, dict[str, float]] = {}
     for part in history[-1].staleness:
         histograms = [e.staleness[part].histogram for e in history if part in e.staleness]
@@ -231,7 +232,8 @@ def _staleness(history: Sequence[EpochEnded]) -> dict[str, dict[str, float]]:
     return found
 
 
-def _peak_rss_mib() -> float | None:
+def peak_rss_mib() -> float | None:
+    """The most memory that this process has held, in MiB; None where the system does not tell."""
     try:
         import resource
     except ImportError:  # not on every system

@@ -606,7 +606,10 @@ class _Fitting:
         measure = s.runtime.workers > 1 and not s._costs and not s.runtime.virtual
         meetings = [g[0].mixer.every for g in s._groups()]
         until_next = [every - at.trained % every for every in meetings if every is not None]
-        limit = _least(self._every, _MEASURED if measure else None, *until_next)
+        measured = _MEASURED
+        if s.settings.drain:  # whole minibatches, or those after it would straddle updates
+            measured = -(-_MEASURED // s.settings.max_active) * s.settings.max_active
+        limit = _least(self._every, measured if measure else None, *until_next)
         engine = s._ready(self._source, fresh=True)
         engine.begin(train=True)
         feeder = Feeder(instances, s.on_bad, limit)

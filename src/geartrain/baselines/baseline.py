@@ -1,0 +1,89 @@
+"""What a baseline is: a name, and a function that trains a fresh network and tells of every epoch.
+
+    Terms(seed, epochs, batch, data, options) ─► train ─► Epoch, Epoch, ...
+
+The terms are those of the other systems of a comparison: the same data, the same size of the model,
+the same order of the instances. How a baseline learns, its optimiser and its rate, is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import numpy as np
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What all systems of a comparison have in common.
+
+    Args:
+        seed: Of the initial weights, of generated data and of the order.
+        epochs: Planned; a schedule ends with the last.
+        batch: Examples per update.
+        data: The data folder; None takes ``$GEARTRAIN_DATA``.
+        options: Values of all options of the recipe, by name.
+    """
+
+    seed: int
+    epochs: int
+    batch: int
+    data: Path | None
+    options: Mapping[str, int | float]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """What an epoch came to.
+
+    Args:
+        epoch: Counted from 1.
+        seconds: Training so far, collation included, without validation.
+        instances: Trained in this epoch, as the recipe counts them.
+        loss: Mean training loss over the epoch.
+        valid: Metrics of the validation, those of the recipe among them.
+    """
+
+    epoch: int
+    seconds: float
+    instances: float
+    loss: float
+    valid: Mapping[str, float]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """A system to compare with.
+
+    Args:
+        name: On the command line, unique within the recipe.
+        what: A line.
+        batch: Examples per update that suit it best.
+        epochs: That it needs for its best; None takes the recipe's.
+        train: Trains a fresh network under the terms, and yields after every epoch; leaves
+            torch's number of threads alone.
+        slow: Left out unless it is asked for by name, as another form is always faster.
+        needs: A package to be installed first, of the extra ``peers``.
+    """
+
+    name: str
+    what: str
+    batch: int
+    train: Callable[[Terms], Iterator[Epoch]]
+    epochs: int | None = None
+    slow: bool = False
+    needs: str | None = None
+
+
+def shuffler(seed: int, epoch: int) -> np.random.Generator:
+    """The generator whose first permutation is the order of an epoch.
+
+    It is the order in which a ``Session`` of this seed takes its instances.
+    """
+    return np.random.default_rng((seed, epoch))

@@ -1,0 +1,371 @@
+"""``geartrain compare``: ours and the baselines in one run, a table, JSON and a figure.
+
+    seed 0   ours ─► ours-sync ─► level ─► fused          each a process of its own, one at a time
+    seed 1   fused ─► level ─► ours-sync ─► ours          back again, so that a machine that slows
+    seed 2   ours ─► ...                                  down does so for everybody
+
+All systems get the same data, size of the model, order of the instances and number of kernel
+threads: those of our workers together.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, NoReturn, final
+
+import torch
+import typer
+from rich.console import Console
+
+from geartrain.baselines import PEERS, Baseline
+from geartrain.cli.exits import FAILED, INTERRUPTED, WRONG_USE, fail, preparing
+from geartrain.cli.settings import Settings, cores, new_settings
+from geartrain.cli.standings import EpochOf, Outcome, System, row_of, staleness_lines, table_of
+from geartrain.cli.trial import OURS, SYNCHRONOUS, Trial
+from geartrain.observe.curves import Curve, draw_curves, require_matplotlib
+from geartrain.observe.figures import duration, measure
+from geartrain.recipes import Recipe, find_recipe
+from geartrain.recipes.recipe import meant
+from geartrain.train.session import Target
+
+_ROOT: Final = Path(__file__).parents[2]  # where this geartrain is imported from
+_DRAINED: Final = 25  # instances, where neither the recipe nor its peers say
+
+_WIDE: Final = 120  # columns of a table that goes to a file
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    recipe: Recipe
+    settings: Settings
+    systems: Sequence[System]
+    target: Target
+    seeds: int
+    threads: int
+    data: Path | None
+    out: Path | None
+
+
+def compare(
+    name: str,
+    given: Mapping[str, Any],
+    option_texts: Sequence[str],
+    against: str | None,
+    seeds: int,
+    data: Path | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Compare, and exit as ``geartrain.cli.exits`` says; 1 if ours misses a target that was given.
+
+    Args:
+        name: Of the recipe.
+        given: Settings by field name, None for those that were not given.
+        option_texts: ``NAME=VALUE`` each.
+        against: Systems besides ours, with commas between them; None takes the default.
+        seeds: How many.
+        data: The data folder.
+        out: Gets the JSON and the figure, unless None.
+        as_json: Print one JSON object.
+    """
+    with preparing():
+        plan = _prepare(name, given, option_texts, against, seeds, data, out)
+    try:
+        outcomes = list(_trials(plan))
+    except KeyboardInterrupt as interrupt:
+        raise fail("interrupted; what had ended is in runs.jsonl of --out", INTERRUPTED) from (
+            interrupt
+        )
+    rows = [
+        row_of(s, [o for o in outcomes if o.system == s.key], plan.target) for s in plan.systems
+    ]
+    result = {**_header(plan), "rows": rows}
+    if plan.out is not None:
+        result["figure"] = str(_keep(plan, plan.out, result, outcomes))
+    if as_json:
+        print(json.dumps(result, allow_nan=False), flush=True)
+    else:
+        _show(plan, rows)
+    _end(plan, rows)
+
+
+def systems_of(
+    recipe: Recipe, settings: Settings, against: str | None, epochs: int | None
+) -> list[System]:
+    """Ours, and what it is compared with.
+
+    Args:
+        recipe: The task.
+        settings: Of ours.
+        against: ``NAME`` or ``NAME:BATCH``, with commas between them; None takes ours-sync and all
+            baselines that are neither slow nor in need of a package that is not there.
+        epochs: Of every system; None: what suits each.
+
+    Raises:
+        ValueError: There is no such system, or its batch is no positive number.
+    """
+    peers = PEERS.get(recipe.name)
+    baselines = {} if peers is None else {b.name: b for b in peers.baselines}
+    if recipe.unit == "instances":
+        drained = settings.update_every
+    else:
+        drained = _DRAINED if peers is None else peers.drained
+    what = f"{settings.max_active} in flight, an update every {settings.update_every} {recipe.unit}"
+    found = [System(OURS, OURS, what, None, settings.epochs)]
+    for text in _default(baselines) if against is None else against.split(","):
+        name, colon, batch_text = text.strip().partition(":")
+        if name == OURS and not colon:
+            continue
+        if name == SYNCHRONOUS:
+            batch = _batch(text, batch_text) if colon else drained
+            what = f"our graph, drained after every {batch} instances"
+            system = System(text.strip(), name, what, batch, settings.epochs)
+        else:
+            baseline = _find(recipe, baselines, name)
+            batch = _batch(text, batch_text) if colon else baseline.batch
+            of_baseline = epochs or baseline.epochs or recipe.epochs
+            system = System(text.strip(), name, baseline.what, batch, of_baseline)
+        if system.key not in [s.key for s in found]:
+            found.append(system)
+    return found
+
+
+def _default(baselines: Mapping[str, Baseline]) -> list[str]:
+    names = [SYNCHRONOUS]
+    for baseline in baselines.values():
+        if baseline.slow:
+            continue
+        if _missing(baseline):
+            print(f"left out: {_how_to_install(baseline)}", file=sys.stderr)
+        else:
+            names.append(baseline.name)
+    return names
+
+
+def _find(recipe: Recipe, baselines: Mapping[str, Baseline], name: str) -> Baseline:
+    if name not in baselines:
+        known = [SYNCHRONOUS, *baselines]
+        raise ValueError(
+            f"no system '{name}': '{recipe.name}' can be compared with {', '.join(known)}"
+            + meant(name, known)
+        )
+    if _missing(baselines[name]):
+        raise ValueError(_how_to_install(baselines[name]))
+    return baselines[name]
+
+
+def _missing(baseline: Baseline) -> bool:
+    return baseline.needs is not None and importlib.util.find_spec(baseline.needs) is None
+
+
+def _how_to_install(baseline: Baseline) -> str:
+    return (
+        f"system '{baseline.name}' needs {baseline.needs}, which is not installed: "
+        "pip install 'geartrain[peers]'"
+    )
+
+
+def _batch(text: str, number: str) -> int:
+    if not number.isdecimal() or int(number) < 1:
+        raise ValueError(f"--against {text.strip()}: write NAME:BATCH with a batch of 1 or more")
+    return int(number)
+
+
+def _prepare(
+    name: str,
+    given: Mapping[str, Any],
+    option_texts: Sequence[str],
+    against: str | None,
+    seeds: int,
+    data: Path | None,
+    out: Path | None,
+) -> _Plan:
+    recipe = find_recipe(name)
+    settings = new_settings(recipe, {**given, "options": recipe.parse_options(option_texts)})
+    target = settings.target() or Target.parse(recipe.target)
+    if target.metric not in recipe.metrics:
+        raise ValueError(
+            f"--until {settings.until}: all systems report {', '.join(recipe.metrics)}; the loss "
+            "is not the same in all of them"
+        )
+    if out is not None:
+        require_matplotlib()
+        out.mkdir(parents=True, exist_ok=True)
+    return _Plan(
+        recipe=recipe,
+        settings=settings,
+        systems=systems_of(recipe, settings, against, given["epochs"]),
+        target=target,
+        seeds=seeds,
+        threads=settings.workers * max(1, cores() // settings.workers),
+        data=data,
+        out=out,
+    )
+
+
+def _trials(plan: _Plan) -> Iterator[Outcome]:
+    log = None if plan.out is None else plan.out / "runs.jsonl"
+    if log is not None:
+        log.write_text("", encoding="utf-8")
+    for seed in range(plan.seeds):
+        for system in plan.systems if seed % 2 == 0 else reversed(plan.systems):
+            outcome = _try(plan, system, seed)
+            if log is not None:
+                with log.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(_jsonable(asdict(outcome)), allow_nan=False) + "\n")
+            yield outcome
+
+
+def _try(plan: _Plan, system: System, seed: int) -> Outcome:
+    trial = Trial(
+        system=system.name,
+        batch=system.batch or 0,
+        threads=plan.threads,
+        settings=replace(plan.settings, seed=seed, epochs=system.epochs),
+        data=None if plan.data is None else str(plan.data),
+    )
+    epochs: list[EpochOf] = []
+    end: Mapping[str, Any] = {}
+    for line in _lines(plan, trial, f"{system.key}, seed {seed}"):
+        if "epoch" not in line:
+            end = line
+            continue
+        valid = {m: math.nan if value is None else value for m, value in line["valid"].items()}
+        epochs.append(EpochOf(line["epoch"], line["seconds"], line["instances"], valid))
+        value = valid[plan.target.metric]
+        print(
+            f"{system.key}, seed {seed}: epoch {line['epoch']}/{system.epochs}, "
+            f"{duration(line['seconds'])}, {plan.target.metric} "
+            f"{measure(plan.target.metric, value)}",
+            file=sys.stderr,
+            flush=True,
+        )
+    return Outcome(system.key, seed, epochs, end["peak_rss_mib"], end["staleness"])
+
+
+def _lines(plan: _Plan, trial: Trial, called: str) -> Iterator[dict[str, Any]]:
+    """What a trial's process prints, as it comes.
+
+    Raises:
+        typer.Exit: It failed; the reason has been said.
+    """
+    command = [sys.executable, "-m", "geartrain.cli.trial", trial.to_json()]
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as errors,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=_environment(plan)
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            yield from map(json.loads, process.stdout)
+        except BaseException:
+            process.kill()
+            raise
+        status = process.wait()
+        if status:
+            errors.seek(0)
+            raise _failed(called, status, errors.read())
+
+
+def _environment(plan: _Plan) -> dict[str, str]:
+    threads = str(plan.threads)
+    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+    own = {"PYTHONPATH": path, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    return {**os.environ, **own}
+
+
+def _failed(called: str, status: int, errors: str) -> typer.Exit:
+    if status == INTERRUPTED:
+        raise KeyboardInterrupt
+    last = next((s for s in reversed(errors.splitlines()) if s.strip()), f"it ended with {status}")
+    if status == WRONG_USE:
+        return fail(last.removeprefix("geartrain: "), WRONG_USE)
+    print(errors, file=sys.stderr)
+    return fail(f"{called}: {last}", FAILED)
+
+
+def _header(plan: _Plan) -> dict[str, Any]:
+    settings = plan.settings
+    return {
+        "recipe": plan.recipe.name,
+        "target": str(plan.target),
+        "seeds": plan.seeds,
+        "workers": settings.workers,
+        "threads": plan.threads,
+        "max_active": settings.max_active,
+        "update_every": settings.update_every,
+        "options": dict(settings.options),
+        "machine": {
+            "platform": platform.platform(),
+            "cores": cores(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+        "figure": None,
+    }
+
+
+def _keep(plan: _Plan, out: Path, result: Mapping[str, Any], outcomes: Sequence[Outcome]) -> Path:
+    """Write ``compare.json`` and the figure; return where the figure is."""
+    figure = out / "compare.png"
+    metric = plan.target.metric
+    curves = [
+        Curve(
+            system.key,
+            [[(e.seconds, e.valid[metric]) for e in o.epochs]
+             for o in outcomes if o.system == system.key],
+        )
+        for system in plan.systems
+    ]  # fmt: skip
+    seeds = "1 seed" if plan.seeds == 1 else f"{plan.seeds} seeds: median, least and most"
+    draw_curves(figure, f"{plan.recipe.name}, {seeds}", metric, plan.target.value, curves)
+    text = json.dumps({**result, "figure": figure.name}, indent=2, allow_nan=False)
+    (out / "compare.json").write_text(text + "\n", encoding="utf-8")
+    return figure
+
+
+def _show(plan: _Plan, rows: Sequence[Mapping[str, Any]]) -> None:
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDE)
+    console.print(table_of(rows, plan.target))
+    for row in rows:
+        batch = "" if row["batch"] is None else f", batch {row['batch']}"
+        console.print(f"{row['system']}: {row['what']}{batch}", highlight=False)
+    for line in staleness_lines(rows):
+        console.print(line, highlight=False)
+    if plan.out is not None:
+        console.print(f"kept in {plan.out}", highlight=False)
+
+
+def _end(plan: _Plan, rows: Sequence[Mapping[str, Any]]) -> NoReturn:
+    ours = rows[0]
+    if plan.settings.until is not None and ours["reached"] < ours["seeds"]:
+        reached, metric = f"{ours['reached']} of {ours['seeds']} seeds", plan.target.metric
+        raise fail(
+            f"ours reached {plan.target} from {reached}; {metric} at the end: "
+            f"{ours['spread']['valid'][metric]}",
+            FAILED,
+        )
+    raise typer.Exit(0)
+
+
+def _jsonable(value: Any) -> Any:
+    """With None for what JSON cannot say."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _jsonable(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(each) for each in value]
+    return value

@@ -1,0 +1,185 @@
+"""A system trained once, in a process of its own, so that its peak memory is its own.
+
+    python -m geartrain.cli.trial JSON
+
+    standard output   {"epoch": 1, "seconds": 3.2, "instances": 8544, "valid": {...}}    each epoch
+                      {"peak_rss_mib": 512.0, "staleness": {...}}                        at the end
+    standard error    the reason, where the exit status is not 0
+
+``geartrain compare`` starts it, and reads its lines as they come. The number of kernel threads is
+set before anything is computed: workers times the threads of each, the same for every system.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, final
+
+import torch
+import typer
+
+from geartrain.baselines import PEERS, Baseline, Terms
+from geartrain.cli.exits import INTERRUPTED, WRONG_USE, fail, preparing
+from geartrain.cli.settings import Settings
+from geartrain.cli.train import finite, peak_rss_mib, staleness_over
+from geartrain.engine.controller import Ramp
+from geartrain.engine.instrument import AbstractInstrument, EpochEnded
+from geartrain.errors import DataError
+from geartrain.optim.part import Instances
+from geartrain.recipes import find_recipe
+from geartrain.train.session import Session
+
+OURS: Final = "ours"
+SYNCHRONOUS: Final = "ours-sync"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What to train, and how.
+
+    Args:
+        system: ``ours``, ``ours-sync`` or a baseline of the recipe.
+        batch: Examples per update of a baseline, instances between two drains of ``ours-sync``;
+            ``ours`` has its own settings.
+        threads: Kernel threads of the whole process.
+        settings: Of ours; a baseline takes seed, epochs, target and options from it.
+        data: The data folder, or None.
+    """
+
+    system: str
+    batch: int
+    threads: int
+    settings: Settings
+    data: str | None
+
+    def to_json(self) -> str:
+        """Text for ``from_json``."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Trial:
+        """What ``to_json`` made."""
+        found = json.loads(text)
+        return Trial(**{**found, "settings": Settings(**found["settings"])})
+
+
+def run(trial: Trial) -> None:
+    """Train, and print a line of JSON an epoch and one at the end."""
+    torch.set_num_threads(trial.threads)
+    ours = trial.system in (OURS, SYNCHRONOUS)
+    staleness = run_ours(trial) if ours else run_baseline(trial)
+    _say({"peak_rss_mib": own_peak_rss_mib(), "staleness": staleness})
+
+
+def run_ours(trial: Trial) -> Mapping[str, Any]:
+    """Train the recipe, and return the staleness of its parts."""
+    settings, data = trial.settings, None if trial.data is None else Path(trial.data)
+    with preparing():
+        task = find_recipe(settings.recipe).build(settings.setting(data, {}))
+        train, valid = task.load("train"), task.load("valid")
+    drain = trial.system == SYNCHRONOUS
+    rules, ramp, max_active = task.rules, task.ramp, settings.max_active
+    if drain:
+        rules = replace(rules, update_every=Instances(trial.batch))
+        ramp, max_active = Ramp(over=0), trial.batch
+    session = Session(
+        task.graph,
+        rules=rules,
+        runtime=settings.make_runtime(),
+        max_active=max_active,
+        ramp=ramp,
+        drain=drain,
+        seed=settings.seed,
+        instruments=[_Epochs()],
+    )
+    if drain:
+        with preparing():
+            _require_drained(session, trial.batch)
+    fit = session.fit(train, epochs=settings.epochs, valid=valid, until=settings.target())
+    return staleness_over(fit.history)
+
+
+def _require_drained(session: Session, batch: int) -> None:
+    for name, part in session.parts.items():
+        if part.rules.trigger() != Instances(batch):
+            raise ValueError(
+                f"system '{SYNCHRONOUS}': part '{name}' has update_every="
+                f"{part.rules.update_every!r} of its own, so it would not step at the drain; leave "
+                f"'{SYNCHRONOUS}' out with --against"
+            )
+
+
+def run_baseline(trial: Trial) -> Mapping[str, Any]:
+    """Train a baseline until its last epoch or its target; there is no staleness to return."""
+    settings = trial.settings
+    baseline = find_baseline(settings.recipe, trial.system)
+    target = settings.target()
+    terms = Terms(
+        seed=settings.seed,
+        epochs=settings.epochs,
+        batch=trial.batch,
+        data=None if trial.data is None else Path(trial.data),
+        options=settings.options,
+    )
+    for epoch in baseline.train(terms):
+        _tell(epoch.epoch, epoch.seconds, epoch.instances, epoch.valid)
+        if target is not None and target.reached(epoch.valid):
+            break
+    return {}
+
+
+def find_baseline(recipe: str, name: str) -> Baseline:
+    """The baseline of a recipe by name, which is one that there is."""
+    return next(b for b in PEERS[recipe].baselines if b.name == name)
+
+
+def own_peak_rss_mib() -> float | None:
+    """The most memory that this program has held, in MiB; None where the system does not tell.
+
+    On Linux not from ``getrusage``: that peak is inherited, through fork and exec, from the process
+    that started this one.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        found = re.search(r"^VmHWM:\s*(\d+) kB$", status.read_text(encoding="ascii"), re.M)
+        if found is not None:
+            return int(found[1]) / 1024
+    return peak_rss_mib()
+
+
+@final
+class _Epochs(AbstractInstrument):
+    """Tells of epochs as they end."""
+
+    def on_epoch_ended(self, event: EpochEnded) -> None:
+        _tell(event.epoch, event.time_s, event.instances, event.valid)
+
+
+def _tell(epoch: int, seconds: float, instances: float, valid: Mapping[str, float]) -> None:
+    _say({"epoch": epoch, "seconds": seconds, "instances": instances, "valid": finite(valid)})
+
+
+def _say(line: Mapping[str, Any]) -> None:
+    print(json.dumps(line, allow_nan=False), flush=True)
+
+
+def main() -> None:
+    """Run the trial that the one argument holds."""
+    try:
+        run(Trial.from_json(sys.argv[1]))
+    except DataError as error:
+        sys.exit(fail(str(error), WRONG_USE).exit_code)
+    except typer.Exit as error:
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Baselines train on the data, in the order and at the size of the recipes."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from geartrain.baselines import Terms
+from geartrain.baselines.baseline import shuffler
+from geartrain.baselines.listreduce import ListRnn, bucketed_batches, mixed_batches
+from geartrain.baselines.mnist import train
+from geartrain.baselines.sentiment import TreeLstm
+from geartrain.ir.graph import Graph
+from geartrain.ir.instance import Instance
+from geartrain.recipes import find_recipe, listreduce, sentiment
+from geartrain.train.session import Session
+from geartrain.train.source import Source
+
+
+def instance(i: int) -> Instance:
+    return Instance({}, key=str(i))
+
+
+def test_an_epoch_has_the_order_in_which_a_session_takes_its_instances() -> None:
+    source = Source([instance(i) for i in range(20)], None, shuffle=True, seed=5)
+    taken = [int(each.key) for each in source.epoch(3)]
+    assert taken == shuffler(5, 3).permutation(20).tolist()
+    assert taken != shuffler(5, 4).permutation(20).tolist()
+
+
+def test_minibatches_hold_every_list_once_and_those_of_mixed_length_in_order() -> None:
+    length = torch.tensor([3, 2, 3, 5, 2, 2, 3])
+    for deal in (bucketed_batches, mixed_batches):
+        batches = deal(length, 2, shuffler(0, 1))
+        assert sorted(torch.cat(batches).tolist()) == list(range(7))
+    assert all(len(set(length[rows].tolist())) == 1 for rows in bucketed_batches(
+        length, 2, shuffler(0, 1)
+    ))  # fmt: skip
+    order = shuffler(0, 1).permutation(7).tolist()
+    mixed = mixed_batches(length, 2, shuffler(0, 1))
+    assert [sorted(rows.tolist()) for rows in mixed] == [
+        sorted(order[i : i + 2]) for i in range(0, 7, 2)
+    ]
+
+
+def parameters(graph: Graph) -> int:
+    return sum(p.numel() for part in Session(graph).parts.values() for p in part.parameters)
+
+
+def images(folder: Path, n: int) -> None:
+    """Digits that are told apart by one bright row, in the files of MNIST."""
+    (folder / "mnist").mkdir()
+    labels = np.arange(n, dtype=np.uint8) % 10
+    pixels = np.zeros((n, 28, 28), np.uint8)
+    pixels[np.arange(n), labels * 2] = 255
+    for name in ("train", "t10k"):
+        for what, array in (("images", pixels), ("labels", labels)):
+            head = struct.pack(">HBB", 0, 8, array.ndim) + struct.pack(
+                f">{array.ndim}I", *array.shape
+            )
+            path = folder / "mnist" / f"{name}-{what}-idx{array.ndim}-ubyte.gz"
+            path.write_bytes(gzip.compress(head + array.tobytes()))
+
+
+def test_minibatches_of_digits_learn_and_are_counted_as_the_recipe_does(tmp_path: Path) -> None:
+    images(tmp_path, 250)
+    options = {"train_size": 0, "hidden": 16, "batch": 10}
+    terms = Terms(seed=0, epochs=8, batch=10, data=tmp_path, options=options)
+    epochs = list(train(terms))
+    assert [e.instances for e in epochs] == [25] * 8
+    assert epochs[-1].loss < epochs[0].loss / 2
+    assert epochs[-1].valid["accuracy"] > 0.9
+
+
+def test_a_smaller_training_set_is_the_first_images(tmp_path: Path) -> None:
+    images(tmp_path, 50)
+    options = {"train_size": 25, "hidden": 4, "batch": 10}
+    (epoch,) = train(Terms(seed=0, epochs=1, batch=10, data=tmp_path, options=options))
+    assert epoch.instances == 3
+
+
+@pytest.mark.parametrize("hidden", [8, 16])
+def test_networks_are_as_large_as_those_of_the_recipes(hidden: int) -> None:
+    def size(module: torch.nn.Module) -> int:
+        return sum(p.numel() for p in module.parameters())
+
+    lists, trees = listreduce.make_graph(hidden), sentiment.make_graph(hidden, words=7)
+    # Ours has one bias in the cell where nn.RNN has two that are added up.
+    assert size(ListRnn(hidden)) - parameters(lists) == hidden
+    assert size(TreeLstm(7, hidden)) == parameters(trees)
+    assert find_recipe("sentiment").options[0].default == TreeLstm(1).hidden

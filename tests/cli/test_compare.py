@@ -1,0 +1,201 @@
+"""``geartrain compare``: the rows, the figure, what is refused, and the exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from geartrain.baselines import PEERS
+from geartrain.cli.compare import systems_of
+from geartrain.cli.main import app
+from geartrain.cli.settings import Settings, new_settings
+from geartrain.cli.trial import Trial, own_peak_rss_mib, run
+from geartrain.recipes import RECIPES, find_recipe
+
+LISTS = ("listreduce", "--option", "train_size=300", "--option", "valid_size=60")
+LISTS += ("--option", "hidden=8")
+ROW = {
+    "system", "what", "batch", "seeds", "reached", "epochs", "instances_per_second",
+    "seconds_to_target", "epochs_to_target", "valid", "peak_rss_mib", "spread", "staleness",
+}  # fmt: skip
+TIMED = {"instances_per_second", "seconds_to_target", "epochs_to_target", "peak_rss_mib", "valid"}
+
+
+def settings(recipe: str = "listreduce", **given: object) -> Settings:
+    names = "runtime", "workers", "max_active", "update_every", "epochs", "seed", "until"
+    nothing = dict.fromkeys((*names, "checkpoint_every", "options"))
+    return new_settings(find_recipe(recipe), nothing | given)
+
+
+@pytest.fixture(scope="module")
+def missed(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, str, Path]:
+    """Status, output, errors and folder of a comparison whose target nobody reaches."""
+    pytest.importorskip("matplotlib")
+    out = tmp_path_factory.mktemp("compare")
+    words = ["compare", *LISTS, "--seeds", "1", "--epochs", "2", "--until", "accuracy>=0.999"]
+    words += ["--against", "mixed:50,ours-sync", "--workers", "1", "--out", str(out), "--json"]
+    result = CliRunner().invoke(app, words)
+    return result.exit_code, result.stdout, result.stderr, out
+
+
+def test_a_row_for_each_system_in_the_order_that_was_asked_for(missed) -> None:
+    _, text, _, _ = missed
+    assert len(text.strip().splitlines()) == 1
+    result = json.loads(text)
+    assert (result["recipe"], result["target"]) == ("listreduce", "accuracy>=0.999")
+    rows = result["rows"]
+    assert [row["system"] for row in rows] == ["ours", "mixed:50", "ours-sync"]
+    assert [row["batch"] for row in rows] == [None, 50, 100]
+    for row in rows:
+        assert set(row) == ROW
+        assert set(row["spread"]) == TIMED
+        assert (row["epochs"], row["seeds"]) == (2, 1)
+        assert row["instances_per_second"] > 0
+        assert row["peak_rss_mib"] > 50
+        assert 0 <= row["valid"]["accuracy"] < 0.999
+        assert row["spread"]["valid"]["accuracy"] == [row["valid"]["accuracy"]] * 2
+    assert set(rows[0]["staleness"]) == {"cell", "readout"}
+    assert rows[1]["staleness"] == {}
+
+
+def test_drained_after_every_minibatch_no_gradient_is_stale(missed) -> None:
+    _, text, _, _ = missed
+    for part in json.loads(text)["rows"][2]["staleness"].values():
+        assert part == {"mean": 0, "max": 0}
+
+
+def test_drained_minibatches_stay_whole_where_parts_are_measured_to_be_placed(capsys) -> None:
+    options = {"hidden": 4, "train_size": 700, "valid_size": 20}
+    chosen = settings(epochs=1, workers=2, options=options)
+    run(Trial(system="ours-sync", batch=100, threads=2, settings=chosen, data=None))
+    *_, end = map(json.loads, capsys.readouterr().out.splitlines())
+    assert all(part == {"mean": 0, "max": 0} for part in end["staleness"].values())
+
+
+def test_a_target_that_ours_misses_is_a_failure(missed) -> None:
+    status, text, errors, _ = missed
+    assert status == 1
+    assert "ours reached accuracy>=0.999 from 0 of 1 seeds" in errors
+    ours = json.loads(text)["rows"][0]
+    assert (ours["reached"], ours["seconds_to_target"], ours["epochs_to_target"]) == (0, None, None)
+
+
+def test_the_folder_gets_the_json_every_run_and_the_figure(missed) -> None:
+    _, text, _, out = missed
+    kept = json.loads((out / "compare.json").read_text())
+    assert kept["rows"] == json.loads(text)["rows"]
+    assert kept["figure"] == "compare.png"
+    runs = [json.loads(line) for line in (out / "runs.jsonl").read_text().splitlines()]
+    assert [(r["system"], r["seed"], len(r["epochs"])) for r in runs] == [
+        ("ours", 0, 2), ("mixed:50", 0, 2), ("ours-sync", 0, 2)
+    ]  # fmt: skip
+    assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_reached_target_ends_every_system_and_the_table_shows_it(geartrain) -> None:
+    done = geartrain(
+        "compare", *LISTS, "--seeds", 1, "--epochs", 2, "--until", "accuracy>=0.0",
+        "--against", "ours",
+    )  # fmt: skip
+    assert done.status == 0
+    assert "1/1" in done.out
+    assert "epoch 1/2" in done.err
+    assert "epoch 2/2" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("listredus",), "did you mean 'listreduce'"),
+        (("listreduce", "--against", "mixd"), "did you mean 'mixed'"),
+        (("listreduce", "--against", "mixed:0"), "a batch of 1 or more"),
+        (("listreduce", "--against", "ours-sync:x"), "a batch of 1 or more"),
+        (("listreduce", "--until", "loss<=1"), "the loss is not the same"),
+        (("listreduce", "--until", "acuracy>=1"), "reports accuracy"),
+        (("listreduce", "--option", "hiden=8"), "did you mean 'hidden'"),
+    ],
+)
+def test_wrong_use_is_refused_before_anything_is_trained(geartrain, words, said: str) -> None:
+    done = geartrain("compare", *words)
+    assert done.status == 2
+    assert said in done.err
+
+
+def test_missing_data_are_wrong_use_and_said_once(geartrain) -> None:
+    done = geartrain("compare", "sentiment", "--against", "fused", "--seeds", 1)
+    assert done.status == 2
+    assert len(done.err.strip().splitlines()) == 1
+    assert "GEARTRAIN_DATA" in done.err
+
+
+def test_a_figure_without_matplotlib_is_refused_with_the_extra_to_install(
+    geartrain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    done = geartrain("compare", *LISTS, "--against", "ours", "--out", tmp_path / "out")
+    assert done.status == 2
+    assert "pip install 'geartrain[plot]'" in done.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_by_default_all_baselines_that_are_not_slow_are_run_each_for_its_own_epochs() -> None:
+    recipe = find_recipe("listreduce")
+    systems = systems_of(recipe, settings(), None, None)
+    fast = [b.name for b in PEERS["listreduce"].baselines if not b.slow]
+    assert [s.key for s in systems] == ["ours", "ours-sync", *fast]
+    assert {s.epochs for s in systems[2:]} == {4}
+    assert {s.epochs for s in systems[:2]} == {recipe.epochs}
+    assert {s.epochs for s in systems_of(recipe, settings(epochs=7), None, 7)} == {7}
+
+
+def test_the_drained_graph_updates_as_often_as_ours_or_as_its_peers() -> None:
+    lists = systems_of(find_recipe("listreduce"), settings(update_every=30), "ours-sync", None)
+    assert lists[1].batch == 30
+    trees = systems_of(find_recipe("sentiment"), settings("sentiment"), "ours-sync", None)
+    assert trees[1].batch == PEERS["sentiment"].drained
+
+
+def test_names_of_baselines_are_their_own() -> None:
+    for recipe in RECIPES:
+        if recipe.name in PEERS:
+            names = [b.name for b in PEERS[recipe.name].baselines]
+            assert len({*names, "ours", "ours-sync"}) == len(names) + 2
+
+
+@pytest.mark.parametrize("system", [b.name for b in PEERS["sentiment"].baselines])
+def test_every_tree_baseline_trains_in_a_trial(system: str, trees: Path, capsys) -> None:
+    chosen = settings("sentiment", epochs=2, options={"hidden": 4})
+    trial = Trial(system=system, batch=2, threads=1, settings=chosen, data=str(trees))
+    run(Trial.from_json(trial.to_json()))
+    *epochs, end = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [e["epoch"] for e in epochs] == [1, 2]
+    assert {e["instances"] for e in epochs} == {4}
+    assert epochs[0]["seconds"] < epochs[1]["seconds"]
+    assert set(epochs[1]["valid"]) == {"all", "root"}
+    assert end["staleness"] == {}
+    assert end["peak_rss_mib"] > 50
+
+
+@pytest.mark.parametrize("system", [b.name for b in PEERS["listreduce"].baselines])
+def test_every_list_baseline_trains_in_a_trial(system: str, capsys) -> None:
+    options = {"hidden": 4, "train_size": 60, "valid_size": 20}
+    chosen = settings(epochs=1, options=options)
+    run(Trial(system=system, batch=10, threads=1, settings=chosen, data=None))
+    epoch, _ = map(json.loads, capsys.readouterr().out.splitlines())
+    assert epoch["instances"] == 60
+    assert 0 <= epoch["valid"]["accuracy"] <= 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_peak_memory_is_that_of_the_program_itself() -> None:
+    before = own_peak_rss_mib()
+    block = bytearray(os.urandom(1) * (64 << 20))
+    after = own_peak_rss_mib()
+    assert before is not None
+    assert after is not None
+    assert after >= before
+    assert after > len(block) / (1 << 20)

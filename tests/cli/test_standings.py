@@ -1,0 +1,88 @@
+"""Rows of a comparison: medians over seeds, and what a missed target does to them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from rich.console import Console
+
+from geartrain.cli.standings import (
+    EpochOf,
+    Outcome,
+    System,
+    row_of,
+    staleness_lines,
+    table_of,
+)
+from geartrain.train.session import Target
+
+OURS = System("ours", "ours", "4 in flight", None, 3)
+TARGET = Target("accuracy", 0.9)
+
+
+def outcome(*accuracies: float, seconds: float = 2.0, seed: int = 0, age: float = 0.0) -> Outcome:
+    epochs = [
+        EpochOf(i, seconds * i, 100, {"accuracy": a, "loss": 1.0})
+        for i, a in enumerate(accuracies, 1)
+    ]
+    return Outcome("ours", seed, epochs, 100.0 + seed, {"cell": {"mean": age, "max": 3 * age}})
+
+
+def test_a_row_holds_medians_and_the_least_and_most_over_the_seeds() -> None:
+    row = row_of(
+        OURS,
+        [outcome(0.5, 0.92), outcome(0.95, seconds=4.0, seed=1), outcome(0.1, 0.2, 0.91, seed=2)],
+        TARGET,
+    )
+    assert (row["reached"], row["seeds"]) == (3, 3)
+    assert row["seconds_to_target"] == 4.0
+    assert row["spread"]["seconds_to_target"] == [4.0, 6.0]
+    assert (row["epochs_to_target"], row["spread"]["epochs_to_target"]) == (2, [1, 3])
+    assert (row["instances_per_second"], row["spread"]["instances_per_second"]) == (50, [25, 50])
+    assert (row["valid"], row["spread"]["valid"]) == (
+        {"accuracy": 0.92},
+        {"accuracy": [0.91, 0.95]},
+    )
+    assert (row["peak_rss_mib"], row["spread"]["peak_rss_mib"]) == (101, [100, 102])
+
+
+def test_the_first_epoch_at_the_target_counts_even_if_a_later_one_falls_back() -> None:
+    row = row_of(OURS, [outcome(0.91, 0.5)], TARGET)
+    assert (row["epochs_to_target"], row["valid"]["accuracy"]) == (1, 0.5)
+
+
+@pytest.mark.parametrize(("misses", "median"), [(1, 2.0), (2, None)])
+def test_a_missed_target_counts_as_infinitely_late(misses: int, median: float | None) -> None:
+    outcomes = [outcome(0.9) for _ in range(3 - misses)] + [outcome(0.1)] * misses
+    row = row_of(OURS, outcomes, TARGET)
+    assert row["reached"] == 3 - misses
+    assert row["seconds_to_target"] == median
+    assert row["spread"]["seconds_to_target"] == [2.0, None]
+
+
+def test_staleness_is_the_mean_of_means_and_the_greatest_maximum() -> None:
+    row = row_of(OURS, [outcome(0.9, age=1.0), outcome(0.9, age=2.0)], TARGET)
+    assert row["staleness"] == {"cell": {"mean": 1.5, "max": 6}}
+    (line,) = staleness_lines([row, {**row, "system": "level", "staleness": {}}])
+    assert line == "staleness of ours, in updates: cell 1.5000 (max 6)"
+
+
+def test_a_value_that_is_no_number_is_null_and_a_dash() -> None:
+    row = row_of(OURS, [outcome(math.nan)], TARGET)
+    assert row["valid"]["accuracy"] is None
+    console = Console(width=120, record=True, quiet=True)
+    console.print(table_of([row], TARGET))
+    assert row["seconds_to_target"] is None
+
+
+def test_the_table_shows_the_spread_below_the_median() -> None:
+    row = row_of(OURS, [outcome(0.95), outcome(0.91, seconds=4.0)], TARGET)
+    console = Console(width=120, record=True)
+    with console.capture() as captured:
+        console.print(table_of([row], TARGET))
+    text = captured.get()
+    assert "to accuracy>=0.9" in text
+    assert "3.0 s" in text
+    assert "2.0 s..4.0 s" in text
+    assert "2/2" in text
