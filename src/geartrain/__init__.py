@@ -41,9 +41,9 @@ from geartrain.optim.part import Rules as Rules
 from geartrain.runtime.simulated import Costs as Costs
 from geartrain.runtime.simulated import Simulated as Simulated
 from geartrain.runtime.threads import Threads as Threads
-from geartrain.train.session import Evaluation as Evaluation
-from geartrain.train.session import Fit as Fit
+from geartrain.train.results import Evaluation as Evaluation
+from geartrain.train.results import Fit as Fit
+from geartrain.train.results import Target as Target
 from geartrain.train.session import Session as Session
-from geartrain.train.session import Target as Target
 
 __version__ = "0.1.0"

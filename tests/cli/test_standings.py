@@ -15,7 +15,7 @@ from geartrain.cli.standings import (
     staleness_lines,
     table_of,
 )
-from geartrain.train.session import Target
+from geartrain.train.results import Target
 
 OURS = System("ours", "ours", "4 in flight", None, 3)
 TARGET = Target("accuracy", 0.9)

@@ -28,7 +28,8 @@ from geartrain.recipes.babi import (
 )
 from geartrain.recipes.recipe import Task
 from geartrain.runtime.simulated import Simulated
-from geartrain.train.session import Session, Target
+from geartrain.train.results import Target
+from geartrain.train.session import Session
 
 RECIPE = find_recipe("babi")
 SIZE = Size(hidden=6, steps=2)

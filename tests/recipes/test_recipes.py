@@ -13,7 +13,8 @@ from geartrain.errors import DataError
 from geartrain.recipes import RECIPES, Recipe, Setting, find_recipe
 from geartrain.recipes.listreduce import instances_of, up_and_down
 from geartrain.runtime.simulated import Simulated
-from geartrain.train.session import Session, Target
+from geartrain.train.results import Target
+from geartrain.train.session import Session
 
 TREES = "(3 (2 It) (4 (2 's) (3 good)))\n(1 (2 so) (0 bad))\n"
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import geartrain as gt
-import geartrain.train.session as session_module
+import geartrain.train.fitting as fitting_module
 from geartrain.engine.instrument import EpochEnded, Fired, Progress, RunEnded, RunStarted, Updated
 from geartrain.nn.dropout import RowDropout
 from geartrain.train.observer import Observer
@@ -292,7 +292,7 @@ def test_the_ramp_is_on_by_default_and_survives_a_resume(
     make_line, make_rows, recorder, monkeypatch, tmp_path
 ):
     clock = iter(range(10**9))
-    monkeypatch.setattr(session_module, "Observer", partial(Observer, clock=lambda: next(clock)))
+    monkeypatch.setattr(fitting_module, "Observer", partial(Observer, clock=lambda: next(clock)))
     rows = make_rows(1000)
     session = simulated(make_line().graph, instruments=[recorder], max_active=64, max_rows=4)
     session.fit(rows, epochs=1, folder=tmp_path)

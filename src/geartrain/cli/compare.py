@@ -36,7 +36,7 @@ from geartrain.observe.curves import Curve, draw_curves, require_matplotlib
 from geartrain.observe.figures import duration, measure
 from geartrain.recipes import Recipe, find_recipe
 from geartrain.recipes.recipe import meant
-from geartrain.train.session import Target
+from geartrain.train.results import Target
 
 _ROOT: Final = Path(__file__).parents[2]  # where this geartrain is imported from
 _DRAINED: Final = 25  # instances, where neither the recipe nor its peers say

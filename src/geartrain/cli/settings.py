@@ -21,7 +21,7 @@ from geartrain.recipes import Recipe, Setting
 from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.simulated import Simulated
 from geartrain.runtime.threads import Threads
-from geartrain.train.session import Target
+from geartrain.train.results import Target
 
 RUNTIMES = ("threads", "simulated")
 

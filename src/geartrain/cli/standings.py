@@ -18,7 +18,7 @@ from rich import box
 from rich.table import Table
 
 from geartrain.observe.figures import duration, measure, number, rate
-from geartrain.train.session import Target
+from geartrain.train.results import Target
 
 
 @final

@@ -26,8 +26,9 @@ from geartrain.observe.tensorboard import TensorBoard
 from geartrain.observe.trace import PerfettoTrace
 from geartrain.recipes import Recipe, find_recipe
 from geartrain.train.checkpoint import read_checkpoint
+from geartrain.train.results import epoch_from_json, staleness_of
 from geartrain.train.run import RunFolder
-from geartrain.train.session import Session, epoch_from_json, staleness_of
+from geartrain.train.session import Session
 
 
 @final

@@ -24,7 +24,7 @@ from geartrain.engine.router import Outbox, Router
 from geartrain.errors import DataError, ProtocolError
 from geartrain.ir.instance import Instance
 from geartrain.ir.message import INSTANCE, VERTEX, Forward, IntArray
-from geartrain.ir.operators import Input
+from geartrain.ir.operator import Input
 from geartrain.ir.wiring import Wiring
 
 

@@ -24,7 +24,8 @@ from geartrain.engine.worker import WorkerState
 from geartrain.errors import GraphError, LeakError
 from geartrain.ir.graph import Graph
 from geartrain.ir.loss import Collected, LossNode, OutputNode
-from geartrain.ir.operators import Losing, Through
+from geartrain.ir.operators import Losing
+from geartrain.ir.through import Through
 from geartrain.ir.wiring import Owner, Wiring, copy_name, wire
 from geartrain.optim.part import Part, PartState, Rules
 

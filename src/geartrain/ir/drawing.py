@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from geartrain.ir.operators import AbstractOperator, Through
+from geartrain.ir.operator import AbstractOperator
+from geartrain.ir.through import Through
 
 if TYPE_CHECKING:
     from geartrain.ir.graph import Graph

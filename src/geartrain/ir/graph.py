@@ -28,26 +28,22 @@ from geartrain.ir import drawing, wiring
 from geartrain.ir.frame import Schema, View
 from geartrain.ir.gather import Column, How
 from geartrain.ir.loss import Metric, Target
+from geartrain.ir.operator import AbstractOperator, Input, Keep, PartLike, Spec
 from geartrain.ir.operators import (
-    AbstractOperator,
     Detaching,
     Flatmapping,
     Grouping,
-    Input,
     Joining,
-    Keep,
     Losing,
     Merging,
     Moving,
     Outputting,
-    PartLike,
     Routing,
-    Spec,
     Splitting,
     Stopping,
-    Through,
     Ungrouping,
 )
+from geartrain.ir.through import Through
 
 
 @final

@@ -13,16 +13,9 @@ from geartrain.errors import GraphError
 from geartrain.ir.control import AbstractStep
 from geartrain.ir.frame import Arena, Schema
 from geartrain.ir.node import AbstractNode, Place
-from geartrain.ir.operators import (
-    ROWS,
-    AbstractOperator,
-    Copying,
-    Input,
-    Merging,
-    Spec,
-    Stopping,
-    Through,
-)
+from geartrain.ir.operator import ROWS, AbstractOperator, Input, Spec
+from geartrain.ir.operators import Copying, Merging, Stopping
+from geartrain.ir.through import Through
 from geartrain.ir.weights import AbstractWeights
 
 if TYPE_CHECKING:

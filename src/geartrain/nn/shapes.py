@@ -21,7 +21,7 @@ from geartrain.errors import DataError
 from geartrain.ir.bundle import Inside
 from geartrain.ir.gather import How
 from geartrain.ir.graph import Stream
-from geartrain.ir.operators import Keep, PartLike
+from geartrain.ir.operator import Keep, PartLike
 from geartrain.nn.gated import GatedGraphCell, GatedSum
 
 

@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from geartrain.errors import NonFiniteError
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
-from geartrain.ir.operators import Keep
+from geartrain.ir.operator import Keep
 from geartrain.ir.weights import AbstractWeights
 from geartrain.optim.mixer import AbstractMixer, Average
 

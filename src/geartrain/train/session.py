@@ -12,13 +12,10 @@ empty again.
 from __future__ import annotations
 
 import logging
-import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -28,11 +25,7 @@ from geartrain.engine.controller import Ramp
 from geartrain.engine.engine import Engine, Settings, copies_of, make_parts, original_name
 from geartrain.engine.instrument import (
     AbstractInstrument,
-    EpochEnded,
     PartStaleness,
-    RunEnded,
-    RunStarted,
-    Updated,
 )
 from geartrain.engine.mailbox import AbstractPolicy
 from geartrain.errors import CheckpointError, DataError
@@ -44,135 +37,26 @@ from geartrain.optim.part import PartState, Rules
 from geartrain.runtime.base import AbstractRuntime, Feeder, OnBadInstance
 from geartrain.runtime.threads import Threads
 from geartrain.train.checkpoint import Json, Retention, read_checkpoint, write_checkpoint
-from geartrain.train.observer import Observer, add_sums, means_of, tell
+from geartrain.train.fitting import Fitting, require_fit_arguments
+from geartrain.train.observer import Observer, means_of
 from geartrain.train.random_state import (
     load_random_state,
     random_state_kept,
     random_state_to_json,
 )
+from geartrain.train.results import (
+    Evaluation,
+    Fit,
+    Position,
+    Target,
+    epoch_to_json,
+    position_from_json,
+    staleness_of,
+)
 from geartrain.train.snapshot import load_parts, parts_to_tensors
 from geartrain.train.source import Convert, Data, Source
 
 log = logging.getLogger("geartrain.train")
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A value of a validation metric at which training stops.
-
-    Args:
-        metric: Its name, or ``loss``.
-        value: The value.
-        at_least: True: ``metric >= value``; False: ``metric <= value``.
-    """
-
-    metric: str
-    value: float
-    at_least: bool = True
-
-    @staticmethod
-    def parse(text: str) -> Target:
-        """``all>=0.81`` or ``loss<=0.5``.
-
-        Raises:
-            ValueError: It is neither.
-        """
-        found = re.fullmatch(r"\s*(\w+)\s*(>=|<=)\s*([-+.\deE]+)\s*", text)
-        if found is None:
-            raise ValueError(f"target {text!r}: write METRIC>=VALUE or METRIC<=VALUE")
-        return Target(found[1], float(found[3]), found[2] == ">=")
-
-    def reached(self, metrics: Mapping[str, float]) -> bool:
-        """Whether these metrics are there.
-
-        Raises:
-            ValueError: There is no such metric.
-        """
-        if self.metric not in metrics:
-            raise ValueError(f"target '{self.metric}': there is {sorted(metrics)}")
-        value = metrics[self.metric]
-        return value >= self.value if self.at_least else value <= self.value
-
-    def better(self, a: float, b: float) -> bool:
-        """Whether a is nearer to the target than b; anything is better than NaN."""
-        if math.isnan(b):
-            return not math.isnan(a)
-        return a > b if self.at_least else a < b
-
-    def __str__(self) -> str:
-        return f"{self.metric}{'>=' if self.at_least else '<='}{self.value:g}"
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """The target, when it was reached."""
-
-    metric: str
-    value: float
-    seconds: float
-    epochs: int
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """A pass without training.
-
-    Args:
-        metrics: Means over the rows that have a loss; ``loss`` is among them.
-        instances: How many.
-        seconds: By the runtime's clock.
-    """
-
-    metrics: Mapping[str, float]
-    instances: int
-    seconds: float
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """What ``fit`` did.
-
-    Args:
-        history: One entry an epoch, those before a resumed checkpoint included.
-        reached: The target, or None.
-        instances: Trained in this call.
-        train_seconds: In this call, without validation.
-        skipped: Instances that were refused, with ``on_bad="skip"``.
-        staleness: Of the last epoch, by part.
-    """
-
-    history: Sequence[EpochEnded]
-    reached: Reached | None
-    instances: int
-    train_seconds: float
-    skipped: int
-    staleness: Mapping[str, PartStaleness] = field(default_factory=dict)
-
-    @property
-    def valid(self) -> Mapping[str, float]:
-        """Validation metrics of the last epoch."""
-        return self.history[-1].valid if self.history else {}
-
-
-@final
-@dataclass(slots=True)
-class _Position:
-    """Where in the training data a session stands."""
-
-    epoch: int = 1
-    taken: int = 0
-    trained: int = 0
-    epoch_seconds: float = 0.0
-    train_seconds: float = 0.0
-    sums: dict[str, tuple[float, float]] = field(default_factory=dict)
-    updates: dict[str, int] = field(default_factory=dict)
-    history: list[EpochEnded] = field(default_factory=list)
-    best: float | None = None
-    best_of: str | None = None
 
 
 @final
@@ -240,7 +124,7 @@ class Session:
         self.convert, self.shuffle, self.seed, self.on_bad = convert, shuffle, seed, on_bad
         self.instruments = list(instruments)
         self.parts: dict[str, PartState] = make_parts(graph, self.rules)
-        self._position = _Position()
+        self._position = Position()
         self._engine: Engine | None = None
         self._costs: dict[str, float] = {}
         self._met = 0  # instances trained at the last meeting of copies
@@ -280,7 +164,7 @@ class Session:
                 flight, as a failure does.
             ValueError: The arguments do not go together, or ``until`` names no metric.
         """
-        _require_fit_arguments(epochs, until, valid, folder, checkpoint_every, keep_last)
+        require_fit_arguments(epochs, until, valid, folder, checkpoint_every, keep_last)
         self._require_metric(until)
         source = self._source(train, shuffle=self.shuffle)
         validation = None if valid is None else self._source(valid, shuffle=False)
@@ -288,7 +172,7 @@ class Session:
         if folder is not None:
             Path(folder).mkdir(parents=True, exist_ok=True)
             retention = Retention(Path(folder), keep_last)
-        return _Fitting(self, source, validation, epochs, until, retention, checkpoint_every).run()
+        return Fitting(self, source, validation, epochs, until, retention, checkpoint_every).run()
 
     def evaluate(self, data: Data) -> Evaluation:
         """Losses and metrics of a pass without training.
@@ -353,7 +237,7 @@ class Session:
                 f"{path}: was made with seed {document['seed']}, the session has {self.seed}; the "
                 "order of the data would differ: use the same seed, or weights_only=True"
             )
-        position = None if weights_only else _position_from_json(document["position"], path)
+        position = None if weights_only else position_from_json(document["position"], path)
         load_parts(self.parts, checkpoint.tensors, document["parts"], weights_only, str(path))
         if position is not None:
             self._position = position
@@ -494,285 +378,7 @@ class Session:
         self._met = self._position.trained
 
 
-@final
-class _Fitting:
-    """One call of ``fit``."""
-
-    def __init__(
-        self,
-        session: Session,
-        source: Source,
-        valid: Source | None,
-        epochs: int,
-        until: Target | None,
-        retention: Retention | None,
-        every: int | None,
-    ) -> None:
-        self._s, self._source, self._valid = session, source, valid
-        self._epochs, self._until, self._retention, self._every = epochs, until, retention, every
-        self._instances = self._skipped = 0
-        self._seconds = 0.0
-        self._reached: Reached | None = None
-
-    def run(self) -> Fit:
-        at = self._s._position
-        outcome: Literal["done", "target reached", "interrupted", "failed"] = "failed"
-        message = ""
-        failure: BaseException | None = None
-        try:
-            tell(self._s.instruments, "on_run_started", self._started())
-            self._epochs_until_the_end()
-            outcome = "target reached" if self._reached else "done"
-        except KeyboardInterrupt as error:
-            outcome, message, failure = "interrupted", str(error), error
-            if self._s._engine is not None:
-                self._save(is_best=False)
-            raise
-        except BaseException as error:
-            message, failure = f"{type(error).__name__}: {error}", error
-            raise
-        finally:
-            ended = RunEnded(outcome, self._instances, self._seconds, message, at.train_seconds)
-            self._say_farewell(ended, failure)
-        last = at.history[-1].staleness if at.history else {}
-        return Fit(
-            tuple(at.history), self._reached, self._instances, self._seconds, self._skipped, last
-        )
-
-    def _epochs_until_the_end(self) -> None:
-        at = self._s._position
-        if at.epoch > self._epochs:
-            log.warning(
-                "fit(epochs=%d): the session has trained %d epochs already; ask for more epochs",
-                self._epochs,
-                at.epoch - 1,
-            )
-        while at.epoch <= self._epochs and self._reached is None:
-            self._epoch()
-
-    def _say_farewell(self, ended: RunEnded, failure: BaseException | None) -> None:
-        """Tell every instrument, even if one raises: they release files here."""
-        for instrument in self._s.instruments:
-            try:
-                tell([instrument], "on_run_ended", ended)
-            except Exception as error:
-                if failure is None:
-                    failure = error
-                else:
-                    failure.add_note(f"also: {type(error).__name__}: {error}")
-                log.exception("%s could not end the run", type(instrument).__name__)
-        if failure is not None and ended.outcome in ("done", "target reached"):
-            raise failure
-
-    def _epoch(self) -> None:
-        s, at = self._s, self._s._position
-        instances = self._source.epoch(at.epoch, at.taken)
-        ended = False
-        while not ended:
-            ended = self._stretch(instances)
-            s._meet(end_of_epoch=False)
-            if not ended and self._retention is not None and self._every is not None:
-                self._save(is_best=False)
-        if not at.taken:
-            raise DataError(f"the training data gave no instance in epoch {at.epoch}")
-        self._flush()
-        s._meet(end_of_epoch=True)
-        event = self._ended()
-        at.history.append(event)
-        at.epoch, at.taken, at.epoch_seconds = at.epoch + 1, 0, 0.0
-        at.sums, at.updates = {}, {}
-        best = self._is_best(event)
-        if self._until is not None and self._until.reached(event.valid):
-            value = event.valid[self._until.metric]
-            self._reached = Reached(self._until.metric, value, at.train_seconds, event.epoch)
-        self._save(is_best=best)
-        tell(s.instruments, "on_epoch_ended", event)
-
-    def _flush(self) -> None:
-        """The steps of an epoch's end, with whatever gradients are left."""
-        s, at = self._s, self._s._position
-        assert s._engine is not None
-        for worker in s._engine.workers:
-            for step in worker.flush():
-                at.updates[step.part] = at.updates.get(step.part, 0) + 1
-                updated = Updated(
-                    worker.index, step.part, step.version, step.rows, at.train_seconds
-                )
-                tell(s.instruments, "on_updated", updated)
-
-    def _stretch(self, instances: Iterator[Instance]) -> bool:
-        """Train until the next checkpoint or the end of the epoch; True at the end."""
-        s, at = self._s, self._s._position
-        measure = s.runtime.workers > 1 and not s._costs and not s.runtime.virtual
-        meetings = [g[0].mixer.every for g in s._groups()]
-        until_next = [every - at.trained % every for every in meetings if every is not None]
-        measured = _MEASURED
-        if s.settings.drain:  # whole minibatches, or those after it would straddle updates
-            measured = -(-_MEASURED // s.settings.max_active) * s.settings.max_active
-        limit = _least(self._every, measured if measure else None, *until_next)
-        engine = s._ready(self._source, fresh=True)
-        engine.begin(train=True)
-        feeder = Feeder(instances, s.on_bad, limit)
-        watch = Observer(
-            s.instruments,
-            "train",
-            at.epoch,
-            self._epochs,
-            self._source.length,
-            s.parts,
-            at.train_seconds,
-            at.taken,
-            lambda: at.sums,
-        )
-        began = engine.controller.trained
-        try:
-            seconds = s._run(engine, feeder, watch)
-        except KeyboardInterrupt:
-            if s._engine is not None:
-                self._account(engine, feeder, watch, watch.now_s, began)
-            raise
-        self._account(engine, feeder, watch, seconds, began)
-        if measure:
-            s._costs = watch.busy
-            log.info("measured, in seconds: %s", watch.busy)
-        return feeder.source_ended
-
-    def _account(
-        self, engine: Engine, feeder: Feeder, watch: Observer, seconds: float, began: int
-    ) -> None:
-        at = self._s._position
-        at.taken += feeder.taken
-        at.trained = engine.controller.trained
-        at.epoch_seconds += seconds
-        at.train_seconds += seconds
-        at.sums = add_sums(at.sums, engine.sums())
-        for part, n in watch.updates.items():
-            at.updates[part] = at.updates.get(part, 0) + n
-        self._instances += engine.controller.trained - began
-        self._skipped += feeder.skipped
-        self._seconds += seconds
-
-    def _ended(self) -> EpochEnded:
-        s, at = self._s, self._s._position
-        valid: Mapping[str, float] = {}
-        if self._valid is not None:
-            valid = s._evaluate(self._valid, at.epoch, self._epochs, at.train_seconds).metrics
-        staleness = s._take_staleness()
-        means = means_of(at.sums)
-        return EpochEnded(
-            epoch=at.epoch,
-            epochs=self._epochs,
-            instances=at.taken,
-            seconds=at.epoch_seconds,
-            loss=means.pop("loss", math.nan),
-            metrics=means,
-            valid=valid,
-            staleness=staleness,
-            updates=dict(at.updates),
-            time_s=at.train_seconds,
-        )
-
-    def _is_best(self, event: EpochEnded) -> bool:
-        at = self._s._position
-        if not event.valid:
-            return False
-        target = self._until or Target("loss", 0.0, at_least=False)
-        value = event.valid.get(target.metric, math.nan)
-        if at.best is None or at.best_of != target.metric or target.better(value, at.best):
-            at.best, at.best_of = value, target.metric
-            return True
-        return False
-
-    def _save(self, *, is_best: bool) -> None:
-        if self._retention is not None:
-            tensors, document = self._s._snapshot()
-            number = self._s._position.trained
-            self._retention.save(number, tensors, document, is_best=is_best)
-
-    def _started(self) -> RunStarted:
-        s = self._s
-        engine = s._ready(self._source)
-        return RunStarted(
-            runtime=s.runtime.name,
-            workers=s.runtime.workers,
-            max_active=s.settings.max_active,
-            epochs=self._epochs,
-            nodes=engine.nodes_by_worker(),
-            graph_text=str(s.graph),
-            graph_mermaid=s.graph.mermaid(),
-        )
-
-
-def staleness_of(histogram: Sequence[int]) -> PartStaleness:
-    """Mean and maximum of a histogram of ages."""
-    rows = sum(histogram)
-    mean = sum(age * n for age, n in enumerate(histogram)) / rows if rows else 0.0
-    return PartStaleness(mean, max(len(histogram) - 1, 0), tuple(histogram))
-
-
-def epoch_to_json(event: EpochEnded) -> dict[str, Any]:
-    """The event as JSON."""
-    return {
-        "epoch": event.epoch,
-        "epochs": event.epochs,
-        "instances": event.instances,
-        "seconds": event.seconds,
-        "loss": event.loss,
-        "metrics": dict(event.metrics),
-        "valid": dict(event.valid),
-        "staleness": {name: list(p.histogram) for name, p in event.staleness.items()},
-        "updates": dict(event.updates),
-        "time_s": event.time_s,
-    }
-
-
-def epoch_from_json(document: Mapping[str, Any]) -> EpochEnded:
-    """What ``epoch_to_json`` made of it."""
-    staleness = {name: staleness_of(h) for name, h in document["staleness"].items()}
-    return EpochEnded(**{**document, "staleness": staleness})
-
-
-_MEASURED = 256  # instances that are timed before parts are placed
 _TRIED = 100  # items that are tried for a first instance
-
-
-def _position_from_json(at: Mapping[str, Any], path: Path | str) -> _Position:
-    try:
-        return _Position(
-            epoch=at["epoch"],
-            taken=at["taken"],
-            trained=at["trained"],
-            epoch_seconds=at["epoch_seconds"],
-            train_seconds=at["train_seconds"],
-            sums={name: (s, n) for name, (s, n) in at["sums"].items()},
-            updates=dict(at["updates"]),
-            history=[epoch_from_json(e) for e in at["history"]],
-            best=at["best"],
-            best_of=at["best_of"],
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(
-            f"{path}: its position in the data is damaged ({type(error).__name__}: {error}); use "
-            "another checkpoint of the run, or weights_only=True"
-        ) from error
-
-
-def _require_fit_arguments(
-    epochs: int,
-    until: Target | None,
-    valid: Data | None,
-    folder: Path | str | None,
-    every: int | None,
-    keep_last: int,
-) -> None:
-    if epochs < 0:
-        raise ValueError(f"epochs={epochs}: give 0 or more")
-    if until is not None and valid is None:
-        raise ValueError(f"until={until} wants validation data: fit(..., valid=...)")
-    if every is not None and every < 1:
-        raise ValueError(f"checkpoint_every={every}: give 1 or more instances, or None")
-    if folder is None and (every is not None or keep_last):
-        raise ValueError("checkpoint_every and keep_last want a folder: fit(..., folder=...)")
 
 
 @contextmanager
@@ -786,11 +392,6 @@ def _mode(modules: Sequence[torch.nn.Module], train: bool) -> Iterator[None]:
     finally:
         for inner, mode in before.items():
             inner.training = mode
-
-
-def _least(*numbers: int | None) -> int | None:
-    given = [n for n in numbers if n is not None]
-    return min(given) if given else None
 
 
 def _shapes(instance: Instance) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

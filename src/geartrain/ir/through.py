@@ -1,0 +1,189 @@
+"""The operator that runs a module: its checks, its dry run, and which node keeps what.
+
+payload of meta tensors ─► module on meta ─► payload of meta tensors, or a GraphError
+keep ─► RowNode with a kernel, RowNode that runs again, GraphNode
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from geartrain.errors import GraphError
+from geartrain.ir.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
+from geartrain.ir.frame import Schema
+from geartrain.ir.kernel import AbstractRowKernel, kernel_of
+from geartrain.ir.node import Place
+from geartrain.ir.operator import (
+    ROWS,
+    AbstractOperator,
+    Keep,
+    Made,
+    PartLike,
+    Spec,
+    describe,
+    readable,
+)
+from geartrain.ir.payload import Call, GraphNode, Recompute, RowNode, as_payload
+from geartrain.ir.weights import AbstractWeights
+
+
+@final
+class Through(AbstractOperator):
+    """Run a module or a function on the rows."""
+
+    kind = "through"
+
+    def __init__(
+        self,
+        name: str,
+        source: tuple[AbstractOperator, int],
+        function: Callable[..., Any],
+        part: PartLike | None,
+        keep: Keep,
+        read: Sequence[str],
+        inside: bool,
+        pool: bool,
+        take: tuple[int, ...] | None = None,
+        alone: bool = False,
+    ) -> None:
+        super().__init__(name, [[source]])
+        self.function, self.part, self.keep = function, part, keep
+        self.call = Call(function, tuple(read), inside, pool, take, alone)
+
+    def with_function(self, function: Callable[..., Any]) -> Through:
+        """The same node around another function: a copy's own module."""
+        if function is self.function:
+            return self
+        other = copy.copy(self)
+        other.function, other.call = function, replace(self.call, function=function)
+        return other
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.function.parameters()) if isinstance(self.function, nn.Module) else []
+
+    def detail(self) -> str:
+        function = self.function
+        called = (
+            type(function).__name__
+            if isinstance(function, nn.Module)
+            else getattr(function, "__name__", type(function).__name__)
+        )
+        reads = f", reads {', '.join(self.call.read)}" if self.call.read else ""
+        return f"{called}{reads}"
+
+    def specs(self, given: Sequence[Spec], schema: Schema) -> list[Spec]:
+        spec = given[0]
+        for name in self.call.read:
+            readable(self.name, name, spec.columns, schema)
+        bundled = spec.bundled and not self.call.pool
+        if (self.call.inside or self.call.pool) and not spec.bundled:
+            raise GraphError(
+                f"'{self.name}': inside and pool are for bundles, but single rows come in; declare "
+                "the input with bundle=True, or group(..., how='bundle') first"
+            )
+        self._refuse_row_mixers()
+        payload = None if spec.payload is None else self._dry_run(spec.payload, schema)
+        return [Spec(spec.columns, payload, bundled)]
+
+    def make(self, place: Place, weights: AbstractWeights | None) -> Made:
+        keep = self.keep
+        if keep == "graph":
+            return GraphNode(place, self.call, weights)
+        kernel = None if keep == "inputs" else self._kernel()
+        if kernel is None and keep == "activations":
+            kind = "bundle" if self.call.inside else "row"
+            raise GraphError(
+                f"'{self.name}': keep='activations' wants a {kind} kernel and {self.detail()} has "
+                f"none; give it a {kind}_kernel() method, or use keep='inputs' (runs the module "
+                "again)"
+            )
+        if kernel is not None:
+            return RowNode(place, self.call, kernel, weights)
+        return RowNode(place, self.call, Recompute(self.function, self.parameters), weights)
+
+    def _kernel(self) -> AbstractRowKernel | AbstractBundleKernel | None:
+        if not isinstance(self.function, nn.Module):
+            return None
+        return bundle_kernel_of(self.function) if self.call.inside else kernel_of(self.function)
+
+    def _refuse_row_mixers(self) -> None:
+        if self.keep == "graph" or not isinstance(self.function, nn.Module):
+            return
+        if self.keep != "inputs" and self._kernel() is not None:
+            return
+        for inner, module in self.function.named_modules():
+            where = f"'{self.name}': {type(module).__name__} ({inner or 'the module itself'})"
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                raise GraphError(
+                    f"{where} mixes rows of different instances; use LayerNorm or GroupNorm, or "
+                    "send whole minibatches as bundles with keep='graph'"
+                )
+            if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+                raise GraphError(
+                    f"{where} would draw another mask when the module is run again for its "
+                    "gradient; use geartrain.nn.RowDropout as a node of its own (it keeps its "
+                    "mask), or keep='graph' with bundles"
+                )
+
+    def _dry_run(self, payload: tuple[Tensor, ...], schema: Schema) -> tuple[Tensor, ...] | None:
+        if self.call.take is not None and max(self.call.take) >= len(payload):
+            raise GraphError(
+                f"'{self.name}': takes payload {max(self.call.take)}, but rows of "
+                f"{describe(payload)} come, payload 0..{len(payload) - 1}"
+            )
+        payload = tuple(payload[j] for j in self.call.taken(len(payload)))
+        args: list[object] = [*payload]
+        args += [torch.empty(ROWS, dtype=torch.int64, device="meta") for _ in self.call.read]
+        rows = ROWS
+        if self.call.inside:
+            args.append(_imagined_inside(schema))
+        try:
+            outputs = as_payload(_on_meta(self.function, args))
+        except NotImplementedError:
+            return None
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            if "meta" in str(error) or self.call.read or self.call.inside:
+                return None  # needs values: only a real run can tell
+            raise GraphError(
+                f"'{self.name}': {self.detail()} does not take rows of {describe(payload)}: {error}"
+            ) from error
+        if self.call.pool:
+            return tuple(y.new_empty((ROWS, *y.shape[1:])) for y in outputs)
+        for y in outputs:
+            if y.ndim == 0 or y.shape[0] != rows:
+                raise GraphError(
+                    f"'{self.name}': {self.detail()} made {tuple(y.shape)} of {rows} rows of "
+                    f"{describe(payload)}; it must keep the leading dimension, one row for each"
+                )
+        return outputs
+
+
+def _on_meta(function: Callable[..., Any], args: Sequence[object]) -> object:
+    with torch.no_grad():
+        if not isinstance(function, nn.Module):
+            return function(*args)
+        tensors = dict(function.named_parameters(remove_duplicate=False))
+        tensors.update(function.named_buffers(remove_duplicate=False))  # type: ignore[arg-type]
+        meta = {name: t.detach().to("meta") for name, t in tensors.items()}
+        modes = {inner: inner.training for inner in function.modules()}
+        function.eval()  # shapes are the same, and nothing random is drawn or refused
+        try:
+            return torch.func.functional_call(function, meta, tuple(args))
+        finally:
+            for inner, mode in modes.items():
+                inner.training = mode
+
+
+def _imagined_inside(schema: Schema) -> Inside:
+    def column(n: int) -> Tensor:
+        return torch.empty(n, dtype=torch.int64, device="meta")
+
+    edges = {name: column(4) for name in schema.edge}
+    return Inside(column(2), column(ROWS), edges)

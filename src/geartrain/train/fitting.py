@@ -1,0 +1,269 @@
+"""One call of ``fit``: epochs of stretches, with meetings, checkpoints and validation between them.
+
+    epoch ─► stretch ─► drained ─► copies meet? checkpoint? ─► stretch ... ─► flush ─► validate
+
+A stretch is a run of the engine until it is empty again; there is no other way to train.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, final
+
+from geartrain.engine.engine import Engine
+from geartrain.engine.instrument import (
+    EpochEnded,
+    RunEnded,
+    RunStarted,
+    Updated,
+)
+from geartrain.errors import DataError
+from geartrain.ir.instance import Instance
+from geartrain.runtime.base import Feeder
+from geartrain.train.checkpoint import Retention
+from geartrain.train.observer import Observer, add_sums, means_of, tell
+from geartrain.train.results import Fit, Reached, Target
+from geartrain.train.source import Data, Source
+
+if TYPE_CHECKING:
+    from geartrain.train.session import Session
+
+log = logging.getLogger("geartrain.train")
+
+
+@final
+class Fitting:
+    """One call of ``fit``."""
+
+    def __init__(
+        self,
+        session: Session,
+        source: Source,
+        valid: Source | None,
+        epochs: int,
+        until: Target | None,
+        retention: Retention | None,
+        every: int | None,
+    ) -> None:
+        self._s, self._source, self._valid = session, source, valid
+        self._epochs, self._until, self._retention, self._every = epochs, until, retention, every
+        self._instances = self._skipped = 0
+        self._seconds = 0.0
+        self._reached: Reached | None = None
+
+    def run(self) -> Fit:
+        at = self._s._position
+        outcome: Literal["done", "target reached", "interrupted", "failed"] = "failed"
+        message = ""
+        failure: BaseException | None = None
+        try:
+            tell(self._s.instruments, "on_run_started", self._started())
+            self._epochs_until_the_end()
+            outcome = "target reached" if self._reached else "done"
+        except KeyboardInterrupt as error:
+            outcome, message, failure = "interrupted", str(error), error
+            if self._s._engine is not None:
+                self._save(is_best=False)
+            raise
+        except BaseException as error:
+            message, failure = f"{type(error).__name__}: {error}", error
+            raise
+        finally:
+            ended = RunEnded(outcome, self._instances, self._seconds, message, at.train_seconds)
+            self._say_farewell(ended, failure)
+        last = at.history[-1].staleness if at.history else {}
+        return Fit(
+            tuple(at.history), self._reached, self._instances, self._seconds, self._skipped, last
+        )
+
+    def _epochs_until_the_end(self) -> None:
+        at = self._s._position
+        if at.epoch > self._epochs:
+            log.warning(
+                "fit(epochs=%d): the session has trained %d epochs already; ask for more epochs",
+                self._epochs,
+                at.epoch - 1,
+            )
+        while at.epoch <= self._epochs and self._reached is None:
+            self._epoch()
+
+    def _say_farewell(self, ended: RunEnded, failure: BaseException | None) -> None:
+        """Tell every instrument, even if one raises: they release files here."""
+        for instrument in self._s.instruments:
+            try:
+                tell([instrument], "on_run_ended", ended)
+            except Exception as error:
+                if failure is None:
+                    failure = error
+                else:
+                    failure.add_note(f"also: {type(error).__name__}: {error}")
+                log.exception("%s could not end the run", type(instrument).__name__)
+        if failure is not None and ended.outcome in ("done", "target reached"):
+            raise failure
+
+    def _epoch(self) -> None:
+        s, at = self._s, self._s._position
+        instances = self._source.epoch(at.epoch, at.taken)
+        ended = False
+        while not ended:
+            ended = self._stretch(instances)
+            s._meet(end_of_epoch=False)
+            if not ended and self._retention is not None and self._every is not None:
+                self._save(is_best=False)
+        if not at.taken:
+            raise DataError(f"the training data gave no instance in epoch {at.epoch}")
+        self._flush()
+        s._meet(end_of_epoch=True)
+        event = self._ended()
+        at.history.append(event)
+        at.epoch, at.taken, at.epoch_seconds = at.epoch + 1, 0, 0.0
+        at.sums, at.updates = {}, {}
+        best = self._is_best(event)
+        if self._until is not None and self._until.reached(event.valid):
+            value = event.valid[self._until.metric]
+            self._reached = Reached(self._until.metric, value, at.train_seconds, event.epoch)
+        self._save(is_best=best)
+        tell(s.instruments, "on_epoch_ended", event)
+
+    def _flush(self) -> None:
+        """The steps of an epoch's end, with whatever gradients are left."""
+        s, at = self._s, self._s._position
+        assert s._engine is not None
+        for worker in s._engine.workers:
+            for step in worker.flush():
+                at.updates[step.part] = at.updates.get(step.part, 0) + 1
+                updated = Updated(
+                    worker.index, step.part, step.version, step.rows, at.train_seconds
+                )
+                tell(s.instruments, "on_updated", updated)
+
+    def _stretch(self, instances: Iterator[Instance]) -> bool:
+        """Train until the next checkpoint or the end of the epoch; True at the end."""
+        s, at = self._s, self._s._position
+        measure = s.runtime.workers > 1 and not s._costs and not s.runtime.virtual
+        meetings = [g[0].mixer.every for g in s._groups()]
+        until_next = [every - at.trained % every for every in meetings if every is not None]
+        measured = _MEASURED
+        if s.settings.drain:  # whole minibatches, or those after it would straddle updates
+            measured = -(-_MEASURED // s.settings.max_active) * s.settings.max_active
+        limit = _least(self._every, measured if measure else None, *until_next)
+        engine = s._ready(self._source, fresh=True)
+        engine.begin(train=True)
+        feeder = Feeder(instances, s.on_bad, limit)
+        watch = Observer(
+            s.instruments,
+            "train",
+            at.epoch,
+            self._epochs,
+            self._source.length,
+            s.parts,
+            at.train_seconds,
+            at.taken,
+            lambda: at.sums,
+        )
+        began = engine.controller.trained
+        try:
+            seconds = s._run(engine, feeder, watch)
+        except KeyboardInterrupt:
+            if s._engine is not None:
+                self._account(engine, feeder, watch, watch.now_s, began)
+            raise
+        self._account(engine, feeder, watch, seconds, began)
+        if measure:
+            s._costs = watch.busy
+            log.info("measured, in seconds: %s", watch.busy)
+        return feeder.source_ended
+
+    def _account(
+        self, engine: Engine, feeder: Feeder, watch: Observer, seconds: float, began: int
+    ) -> None:
+        at = self._s._position
+        at.taken += feeder.taken
+        at.trained = engine.controller.trained
+        at.epoch_seconds += seconds
+        at.train_seconds += seconds
+        at.sums = add_sums(at.sums, engine.sums())
+        for part, n in watch.updates.items():
+            at.updates[part] = at.updates.get(part, 0) + n
+        self._instances += engine.controller.trained - began
+        self._skipped += feeder.skipped
+        self._seconds += seconds
+
+    def _ended(self) -> EpochEnded:
+        s, at = self._s, self._s._position
+        valid: Mapping[str, float] = {}
+        if self._valid is not None:
+            valid = s._evaluate(self._valid, at.epoch, self._epochs, at.train_seconds).metrics
+        staleness = s._take_staleness()
+        means = means_of(at.sums)
+        return EpochEnded(
+            epoch=at.epoch,
+            epochs=self._epochs,
+            instances=at.taken,
+            seconds=at.epoch_seconds,
+            loss=means.pop("loss", math.nan),
+            metrics=means,
+            valid=valid,
+            staleness=staleness,
+            updates=dict(at.updates),
+            time_s=at.train_seconds,
+        )
+
+    def _is_best(self, event: EpochEnded) -> bool:
+        at = self._s._position
+        if not event.valid:
+            return False
+        target = self._until or Target("loss", 0.0, at_least=False)
+        value = event.valid.get(target.metric, math.nan)
+        if at.best is None or at.best_of != target.metric or target.better(value, at.best):
+            at.best, at.best_of = value, target.metric
+            return True
+        return False
+
+    def _save(self, *, is_best: bool) -> None:
+        if self._retention is not None:
+            tensors, document = self._s._snapshot()
+            number = self._s._position.trained
+            self._retention.save(number, tensors, document, is_best=is_best)
+
+    def _started(self) -> RunStarted:
+        s = self._s
+        engine = s._ready(self._source)
+        return RunStarted(
+            runtime=s.runtime.name,
+            workers=s.runtime.workers,
+            max_active=s.settings.max_active,
+            epochs=self._epochs,
+            nodes=engine.nodes_by_worker(),
+            graph_text=str(s.graph),
+            graph_mermaid=s.graph.mermaid(),
+        )
+
+
+_MEASURED = 256  # instances that are timed before parts are placed
+
+
+def require_fit_arguments(
+    epochs: int,
+    until: Target | None,
+    valid: Data | None,
+    folder: Path | str | None,
+    every: int | None,
+    keep_last: int,
+) -> None:
+    if epochs < 0:
+        raise ValueError(f"epochs={epochs}: give 0 or more")
+    if until is not None and valid is None:
+        raise ValueError(f"until={until} wants validation data: fit(..., valid=...)")
+    if every is not None and every < 1:
+        raise ValueError(f"checkpoint_every={every}: give 1 or more instances, or None")
+    if folder is None and (every is not None or keep_last):
+        raise ValueError("checkpoint_every and keep_last want a folder: fit(..., folder=...)")
+
+
+def _least(*numbers: int | None) -> int | None:
+    given = [n for n in numbers if n is not None]
+    return min(given) if given else None

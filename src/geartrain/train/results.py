@@ -1,0 +1,185 @@
+"""What training aims at and what comes of it: targets, results, the place in the data; as JSON."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+from geartrain.engine.instrument import (
+    EpochEnded,
+    PartStaleness,
+)
+from geartrain.errors import CheckpointError
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A value of a validation metric at which training stops.
+
+    Args:
+        metric: Its name, or ``loss``.
+        value: The value.
+        at_least: True: ``metric >= value``; False: ``metric <= value``.
+    """
+
+    metric: str
+    value: float
+    at_least: bool = True
+
+    @staticmethod
+    def parse(text: str) -> Target:
+        """``all>=0.81`` or ``loss<=0.5``.
+
+        Raises:
+            ValueError: It is neither.
+        """
+        found = re.fullmatch(r"\s*(\w+)\s*(>=|<=)\s*([-+.\deE]+)\s*", text)
+        if found is None:
+            raise ValueError(f"target {text!r}: write METRIC>=VALUE or METRIC<=VALUE")
+        return Target(found[1], float(found[3]), found[2] == ">=")
+
+    def reached(self, metrics: Mapping[str, float]) -> bool:
+        """Whether these metrics are there.
+
+        Raises:
+            ValueError: There is no such metric.
+        """
+        if self.metric not in metrics:
+            raise ValueError(f"target '{self.metric}': there is {sorted(metrics)}")
+        value = metrics[self.metric]
+        return value >= self.value if self.at_least else value <= self.value
+
+    def better(self, a: float, b: float) -> bool:
+        """Whether a is nearer to the target than b; anything is better than NaN."""
+        if math.isnan(b):
+            return not math.isnan(a)
+        return a > b if self.at_least else a < b
+
+    def __str__(self) -> str:
+        return f"{self.metric}{'>=' if self.at_least else '<='}{self.value:g}"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The target, when it was reached."""
+
+    metric: str
+    value: float
+    seconds: float
+    epochs: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A pass without training.
+
+    Args:
+        metrics: Means over the rows that have a loss; ``loss`` is among them.
+        instances: How many.
+        seconds: By the runtime's clock.
+    """
+
+    metrics: Mapping[str, float]
+    instances: int
+    seconds: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What ``fit`` did.
+
+    Args:
+        history: One entry an epoch, those before a resumed checkpoint included.
+        reached: The target, or None.
+        instances: Trained in this call.
+        train_seconds: In this call, without validation.
+        skipped: Instances that were refused, with ``on_bad="skip"``.
+        staleness: Of the last epoch, by part.
+    """
+
+    history: Sequence[EpochEnded]
+    reached: Reached | None
+    instances: int
+    train_seconds: float
+    skipped: int
+    staleness: Mapping[str, PartStaleness] = field(default_factory=dict)
+
+    @property
+    def valid(self) -> Mapping[str, float]:
+        """Validation metrics of the last epoch."""
+        return self.history[-1].valid if self.history else {}
+
+
+@final
+@dataclass(slots=True)
+class Position:
+    """Where in the training data a session stands."""
+
+    epoch: int = 1
+    taken: int = 0
+    trained: int = 0
+    epoch_seconds: float = 0.0
+    train_seconds: float = 0.0
+    sums: dict[str, tuple[float, float]] = field(default_factory=dict)
+    updates: dict[str, int] = field(default_factory=dict)
+    history: list[EpochEnded] = field(default_factory=list)
+    best: float | None = None
+    best_of: str | None = None
+
+
+def staleness_of(histogram: Sequence[int]) -> PartStaleness:
+    """Mean and maximum of a histogram of ages."""
+    rows = sum(histogram)
+    mean = sum(age * n for age, n in enumerate(histogram)) / rows if rows else 0.0
+    return PartStaleness(mean, max(len(histogram) - 1, 0), tuple(histogram))
+
+
+def epoch_to_json(event: EpochEnded) -> dict[str, Any]:
+    """The event as JSON."""
+    return {
+        "epoch": event.epoch,
+        "epochs": event.epochs,
+        "instances": event.instances,
+        "seconds": event.seconds,
+        "loss": event.loss,
+        "metrics": dict(event.metrics),
+        "valid": dict(event.valid),
+        "staleness": {name: list(p.histogram) for name, p in event.staleness.items()},
+        "updates": dict(event.updates),
+        "time_s": event.time_s,
+    }
+
+
+def epoch_from_json(document: Mapping[str, Any]) -> EpochEnded:
+    """What ``epoch_to_json`` made of it."""
+    staleness = {name: staleness_of(h) for name, h in document["staleness"].items()}
+    return EpochEnded(**{**document, "staleness": staleness})
+
+
+def position_from_json(at: Mapping[str, Any], path: Path | str) -> Position:
+    try:
+        return Position(
+            epoch=at["epoch"],
+            taken=at["taken"],
+            trained=at["trained"],
+            epoch_seconds=at["epoch_seconds"],
+            train_seconds=at["train_seconds"],
+            sums={name: (s, n) for name, (s, n) in at["sums"].items()},
+            updates=dict(at["updates"]),
+            history=[epoch_from_json(e) for e in at["history"]],
+            best=at["best"],
+            best_of=at["best_of"],
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path}: its position in the data is damaged ({type(error).__name__}: {error}); use "
+            "another checkpoint of the run, or weights_only=True"
+        ) from error
