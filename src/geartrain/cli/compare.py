@@ -41,6 +41,7 @@ from geartrain.train.session import Target
 _ROOT: Final = Path(__file__).parents[2]  # where this geartrain is imported from
 _DRAINED: Final = 25  # instances, where neither the recipe nor its peers say
 
+RUNS: Final = "runs.jsonl"
 _WIDE: Final = 120  # columns of a table that goes to a file
 
 
@@ -84,9 +85,8 @@ def compare(
     try:
         outcomes = list(_trials(plan))
     except KeyboardInterrupt as interrupt:
-        raise fail("interrupted; what had ended is in runs.jsonl of --out", INTERRUPTED) from (
-            interrupt
-        )
+        kept = "" if out is None else f"; trials that had ended are in {out / RUNS}"
+        raise fail(f"interrupted{kept}", INTERRUPTED) from interrupt
     rows = [
         row_of(s, [o for o in outcomes if o.system == s.key], plan.target) for s in plan.systems
     ]
@@ -215,7 +215,7 @@ def _prepare(
 
 
 def _trials(plan: _Plan) -> Iterator[Outcome]:
-    log = None if plan.out is None else plan.out / "runs.jsonl"
+    log = None if plan.out is None else plan.out / RUNS
     if log is not None:
         log.write_text("", encoding="utf-8")
     for seed in range(plan.seeds):
@@ -290,10 +290,12 @@ def _failed(called: str, status: int, errors: str) -> typer.Exit:
     if status == INTERRUPTED:
         raise KeyboardInterrupt
     last = next((s for s in reversed(errors.splitlines()) if s.strip()), f"it ended with {status}")
+    said = last.removeprefix("geartrain: ")
     if status == WRONG_USE:
-        return fail(last.removeprefix("geartrain: "), WRONG_USE)
-    print(errors, file=sys.stderr)
-    return fail(f"{called}: {last}", FAILED)
+        return fail(said, WRONG_USE)
+    if said == last:  # not a failure that was foreseen: there is a traceback
+        print(errors, file=sys.stderr)
+    return fail(f"{called}: {said}", FAILED)
 
 
 def _header(plan: _Plan) -> dict[str, Any]:
