@@ -19,6 +19,8 @@ from geartrain.errors import GraphError as GraphError
 from geartrain.errors import NonFiniteError as NonFiniteError
 from geartrain.errors import StuckError as StuckError
 from geartrain.errors import WorkerError as WorkerError
+from geartrain.ir.bundle import AbstractBundleKernel as AbstractBundleKernel
+from geartrain.ir.bundle import Inside as Inside
 from geartrain.ir.frame import View as View
 from geartrain.ir.graph import Graph as Graph
 from geartrain.ir.graph import Stream as Stream
@@ -28,7 +30,6 @@ from geartrain.ir.kernel import register_kernel as register_kernel
 from geartrain.ir.loss import Metric as Metric
 from geartrain.ir.loss import accuracy as accuracy
 from geartrain.ir.loss import cross_entropy as cross_entropy
-from geartrain.ir.payload import Inside as Inside
 from geartrain.optim.mixer import AbstractMixer as AbstractMixer
 from geartrain.optim.mixer import Average as Average
 from geartrain.optim.part import Clip as Clip

@@ -30,7 +30,7 @@ def test_recipes_are_listed_with_their_options_for_people_and_for_scripts(geartr
 
 
 @pytest.mark.parametrize(
-    ("format", "said"), [("text", "readout"), ("mermaid", "flowchart"), ("dot", "digraph")]
+    ("format", "said"), [("text", "loss"), ("mermaid", "flowchart"), ("dot", "digraph")]
 )
 def test_graphs_are_drawn_in_three_formats(geartrain, format: str, said: str) -> None:
     for recipe in RECIPES:

@@ -55,3 +55,48 @@ def test_rows_of_a_group_that_are_not_all_vertices_have_no_vertex_columns() -> N
     data = [gt.Instance({"x": x}, {"mark": [7, 1, 2, 3]})]
     with pytest.raises(gt.GraphError, match=r"'_adds': bundles of .3. rows came"):
         gt.Session(graph).predict(data)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_minibatches_share_a_batch_unless_they_are_taken_alone(alone: bool) -> None:
+    seen: list[int] = []
+
+    class Counts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(x.shape[0])
+            return x
+
+    graph = gt.Graph()
+    graph.input("x", bundle=True).through(Counts(), alone=alone).output()
+    data = [gt.Instance({"x": torch.full((n, 1), float(n))}) for n in (2, 5, 4)]
+    session = gt.Session(graph, runtime=gt.Simulated(1), max_active=3)
+    found = session.predict(data)
+    assert [y[:, 0].tolist() for y in found] == [[2.0] * 2, [5.0] * 5, [4.0] * 4]
+    real = [n for n in seen if n != 3]  # three rows are the dry run's
+    assert real == ([2, 5, 4] if alone else [11])
+
+
+def test_updates_of_minibatches_that_are_taken_alone_are_an_update_each() -> None:
+    class Weighs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.weight
+
+    def updates(alone: bool) -> int:
+        graph = gt.Graph()
+        scaled = graph.input("x", bundle=True).through(Weighs(), name="weighs", alone=alone)
+        scaled.loss(lambda y: y[:, 0] ** 2)
+        session = gt.Session(
+            graph,
+            rules=gt.Rules(update_every=gt.Instances(1)),
+            runtime=gt.Simulated(1),
+            max_active=4,
+            ramp=gt.Ramp(over=0),
+        )
+        session.fit([gt.Instance({"x": torch.ones(5, 1)})] * 8, epochs=1)
+        return session.parts["weighs"].version
+
+    assert (updates(True), updates(False)) == (8, 2)

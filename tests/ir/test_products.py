@@ -14,8 +14,9 @@ from geartrain.ir.gradient import GradientSum
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_products_of_rows_are_those_of_float64(n: int, dtype: torch.dtype) -> None:
     torch.manual_seed(n)
-    x, d = torch.randn(n, 48, dtype=dtype), torch.randn(n, 80, dtype=dtype)
-    weight, bias = torch.randn(80, 48, dtype=dtype), torch.randn(80, dtype=dtype)
+    # Wide enough that 100 rows are filled up to 128.
+    x, d = torch.randn(n, 320, dtype=dtype), torch.randn(n, 288, dtype=dtype)
+    weight, bias = torch.randn(288, 320, dtype=dtype), torch.randn(288, dtype=dtype)
     wide_x, wide_d, wide_w = x.double(), d.double(), weight.double()
     tolerance = (
         {"rtol": 1e-4, "atol": 1e-3} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}

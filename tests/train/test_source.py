@@ -150,3 +150,22 @@ def test_an_item_that_fails_does_not_end_the_pass():
     with pytest.raises(gt.DataError, match="three"):
         next(items)
     assert list(items) == [4]
+
+
+def test_a_list_that_draws_its_items_anew_is_told_the_epoch() -> None:
+    class Deals:
+        def __init__(self) -> None:
+            self.epoch = -1
+
+        def set_epoch(self, number: int) -> None:
+            self.epoch = number
+
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, at: int) -> str:
+            return f"{self.epoch}.{at}"
+
+    source = Source(Deals())
+    assert list(source.epoch(4)) == ["4.0", "4.1", "4.2"]
+    assert list(source.epoch(2, start=1)) == ["2.1", "2.2"]

@@ -42,6 +42,7 @@ _ROOT: Final = Path(__file__).parents[2]  # where this geartrain is imported fro
 _DRAINED: Final = 25  # instances, where neither the recipe nor its peers say
 
 RUNS: Final = "runs.jsonl"
+_BUSY: Final = 0.4  # load per core from which figures are doubtful
 _WIDE: Final = 120  # columns of a table that goes to a file
 
 
@@ -82,6 +83,14 @@ def compare(
     """
     with preparing():
         plan = _prepare(name, given, option_texts, against, seeds, data, out)
+    load = _load()
+    if load is not None and load > _BUSY * cores():
+        print(
+            f"other programs use this machine (load {load:.1f} on {cores()} cores): kernels of "
+            "several threads wait for each other, which slows baselines most; compare when it is "
+            "idle",
+            file=sys.stderr,
+        )
     try:
         outcomes = list(_trials(plan))
     except KeyboardInterrupt as interrupt:
@@ -90,7 +99,7 @@ def compare(
     rows = [
         row_of(s, [o for o in outcomes if o.system == s.key], plan.target) for s in plan.systems
     ]
-    result = {**_header(plan), "rows": rows}
+    result = {**_header(plan, load), "rows": rows}
     if plan.out is not None:
         result["figure"] = str(_keep(plan, plan.out, result, outcomes))
     if as_json:
@@ -298,7 +307,7 @@ def _failed(called: str, status: int, errors: str) -> typer.Exit:
     return fail(f"{called}: {said}", FAILED)
 
 
-def _header(plan: _Plan) -> dict[str, Any]:
+def _header(plan: _Plan, load: float | None) -> dict[str, Any]:
     settings = plan.settings
     return {
         "recipe": plan.recipe.name,
@@ -312,11 +321,17 @@ def _header(plan: _Plan) -> dict[str, Any]:
         "machine": {
             "platform": platform.platform(),
             "cores": cores(),
+            "load_before": load,
             "python": platform.python_version(),
             "torch": torch.__version__,
         },
         "figure": None,
     }
+
+
+def _load() -> float | None:
+    """Programs that wanted to run at a time over the last minute, where the system tells."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 def _keep(plan: _Plan, out: Path, result: Mapping[str, Any], outcomes: Sequence[Outcome]) -> Path:

@@ -70,6 +70,7 @@ class Stream:
         inside: bool = False,
         pool: bool = False,
         take: int | Sequence[int] | None = None,
+        alone: bool = False,
     ) -> Stream:
         """Run a module, or any function of rows (PPT, NPT).
 
@@ -89,6 +90,8 @@ class Stream:
             pool: For bundles: the module makes one row of each bundle.
             take: Which payload tensors the module gets, by number; the others end here with a zero
                 gradient. None: all of them.
+            alone: Run one message at a time: for bundles that are minibatches already, which would
+                otherwise share a batch, and an update, with whatever waits beside them.
         """
         taken = (take,) if isinstance(take, int) else None if take is None else tuple(take)
         if taken is not None and (not taken or min(taken) < 0 or len(set(taken)) < len(taken)):
@@ -117,6 +120,7 @@ class Stream:
             inside,
             pool,
             taken,
+            alone,
         )
         return self._graph._add(operator)
 

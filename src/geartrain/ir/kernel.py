@@ -112,30 +112,36 @@ def kernel_of(module: nn.Module) -> AbstractRowKernel | None:
     parameter, and a ``forward`` that is overridden below the class whose kernel it would be. Asked
     when a graph is built: what is hooked or overridden later is not seen.
     """
-    if any(_has_hooks(each) or "forward" in vars(each) for each in module.modules()):
+    if not may_have_kernel(module):
         return None
     if hasattr(module, "row_kernel"):
-        return _own_kernel(module)
+        kernel = own_kernel(module, "row_kernel")
+        if kernel is not None and not isinstance(kernel, AbstractRowKernel):
+            raise TypeError(
+                f"{type(module).__name__}.row_kernel() returned {type(kernel).__name__}; expected "
+                f"an AbstractRowKernel, or None to have the module run again"
+            )
+        return kernel
     factory = _FACTORIES.get(type(module))
     return None if factory is None else factory(module)
 
 
-_FACTORIES: dict[type[nn.Module], Callable[[nn.Module], AbstractRowKernel | None]] = {}
+def may_have_kernel(module: nn.Module) -> bool:
+    """Whether nothing hangs on the module that a kernel would pass over: a hook, a new forward."""
+    return not any(_has_hooks(each) or "forward" in vars(each) for each in module.modules())
 
 
-def _own_kernel(module: nn.Module) -> AbstractRowKernel | None:
+def own_kernel(module: nn.Module, method: str) -> object:
+    """What the module's method gives; None if its ``forward`` is overridden below the method."""
     order = type(module).__mro__
-    kernel_at = next((k for k, c in enumerate(order) if "row_kernel" in vars(c)), 0)
+    kernel_at = next((k for k, c in enumerate(order) if method in vars(c)), 0)
     forward_at = next(k for k, c in enumerate(order) if "forward" in vars(c))
     if forward_at < kernel_at:
         return None
-    kernel = cast("Callable[[], object]", module.row_kernel)()
-    if kernel is not None and not isinstance(kernel, AbstractRowKernel):
-        raise TypeError(
-            f"{type(module).__name__}.row_kernel() returned {type(kernel).__name__}; expected an "
-            f"AbstractRowKernel, or None to have the module run again"
-        )
-    return kernel
+    return cast("Callable[[], object]", getattr(module, method))()
+
+
+_FACTORIES: dict[type[nn.Module], Callable[[nn.Module], AbstractRowKernel | None]] = {}
 
 
 def _has_hooks(module: nn.Module) -> bool:

@@ -75,7 +75,7 @@ class AbstractNode(ABC):
     """Whether the engine fires this node as soon as something arrives: batches gain it nothing."""
 
     alone = False
-    """Whether every message is fired by itself: the node keeps a graph that may not be cut."""
+    """Whether every message is fired by itself: it is a batch already, or keeps its graph."""
 
     @property
     def grain(self) -> int:

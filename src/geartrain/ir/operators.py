@@ -32,13 +32,14 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.errors import GraphError
+from geartrain.ir.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
 from geartrain.ir.control import AbstractStep, Detach, Move, Route, Stop
 from geartrain.ir.frame import Schema, View
 from geartrain.ir.gather import Column, Group, How, Join
-from geartrain.ir.kernel import kernel_of
+from geartrain.ir.kernel import AbstractRowKernel, kernel_of
 from geartrain.ir.loss import LossNode, Metric, OutputNode, Target
 from geartrain.ir.node import AbstractNode, Place
-from geartrain.ir.payload import Call, GraphNode, Inside, Recompute, RowNode, as_payload
+from geartrain.ir.payload import Call, GraphNode, Recompute, RowNode, as_payload
 from geartrain.ir.structure import Broadcast, Flatmap, Split, Ungroup
 from geartrain.ir.weights import AbstractWeights
 
@@ -169,10 +170,11 @@ class Through(AbstractOperator):
         inside: bool,
         pool: bool,
         take: tuple[int, ...] | None = None,
+        alone: bool = False,
     ) -> None:
         super().__init__(name, [[source]])
         self.function, self.part, self.keep = function, part, keep
-        self.call = Call(function, tuple(read), inside, pool, take)
+        self.call = Call(function, tuple(read), inside, pool, take, alone)
 
     def with_function(self, function: Callable[..., Any]) -> Through:
         """The same node around another function: a copy's own module."""
@@ -214,22 +216,27 @@ class Through(AbstractOperator):
         keep = self.keep
         if keep == "graph":
             return GraphNode(place, self.call, weights)
-        kernel = None
-        if keep != "inputs" and isinstance(self.function, nn.Module) and not self.call.inside:
-            kernel = kernel_of(self.function)
+        kernel = None if keep == "inputs" else self._kernel()
         if kernel is None and keep == "activations":
+            kind = "bundle" if self.call.inside else "row"
             raise GraphError(
-                f"'{self.name}': keep='activations' wants a row kernel and {self.detail()} has "
-                "none; give it a row_kernel() method, or use keep='inputs' (runs the module again)"
+                f"'{self.name}': keep='activations' wants a {kind} kernel and {self.detail()} has "
+                f"none; give it a {kind}_kernel() method, or use keep='inputs' (runs the module "
+                "again)"
             )
         if kernel is not None:
             return RowNode(place, self.call, kernel, weights)
         return RowNode(place, self.call, Recompute(self.function, self.parameters), weights)
 
+    def _kernel(self) -> AbstractRowKernel | AbstractBundleKernel | None:
+        if not isinstance(self.function, nn.Module):
+            return None
+        return bundle_kernel_of(self.function) if self.call.inside else kernel_of(self.function)
+
     def _refuse_row_mixers(self) -> None:
         if self.keep == "graph" or not isinstance(self.function, nn.Module):
             return
-        if self.keep != "inputs" and kernel_of(self.function) is not None:
+        if self.keep != "inputs" and self._kernel() is not None:
             return
         for inner, module in self.function.named_modules():
             where = f"'{self.name}': {type(module).__name__} ({inner or 'the module itself'})"

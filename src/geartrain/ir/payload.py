@@ -3,7 +3,7 @@
     forward   x  ─► y = f(x; θ)          keep residuals and return addresses in the row store
     backward  dy ─► dx = (∂f/∂x)ᵀ dy     gather the residuals of those rows, add (∂f/∂θ)ᵀ dy
 
-What is kept decides the class: ``RowNode`` keeps a kernel's residuals (``keep="activations"``) or
+What is kept decides the class: ``RowNode`` keeps a kernel's residuals (``keep="activations"``), or
 the inputs alone and runs the module again (``keep="inputs"``: exact at the weights of now).
 ``GraphNode`` keeps autograd's own graph of one whole message (``keep="graph"``: exact at the
 weights of then).
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.errors import GraphError
+from geartrain.ir.bundle import AbstractBundleKernel, Inside
 from geartrain.ir.collector import allocate_ragged, release_ragged
 from geartrain.ir.frame import edges_inside
 from geartrain.ir.gradient import GradientSum
@@ -51,23 +52,6 @@ from geartrain.ir.weights import AbstractWeights
 
 @final
 @dataclass(frozen=True, slots=True)
-class Inside:
-    """What a module may know of the bundles whose rows it gets.
-
-    Args:
-        lengths: int64 ``(n,)``, rows of each bundle.
-        segment: int64 ``(rows,)``, the bundle of each row.
-        edges: Edge columns, int64 ``(E,)``; ``source`` and ``target`` number the rows of this
-            batch. Empty where instances have no edges.
-    """
-
-    lengths: Tensor
-    segment: Tensor
-    edges: dict[str, Tensor]
-
-
-@final
-@dataclass(frozen=True, slots=True)
 class Call:
     """How a node calls its module.
 
@@ -77,6 +61,7 @@ class Call:
         inside: Whether it gets an ``Inside`` as its last argument.
         pool: Whether it makes one row of every bundle.
         take: The payload tensors that it gets; None: all.
+        alone: Whether it gets one message at a time.
     """
 
     function: Callable[..., Any]
@@ -84,6 +69,7 @@ class Call:
     inside: bool = False
     pool: bool = False
     take: tuple[int, ...] | None = None
+    alone: bool = False
 
     def taken(self, width: int) -> tuple[int, ...] | range:
         """Of so many payload tensors, those that the module gets."""
@@ -142,7 +128,8 @@ class RowNode(AbstractNode):
     Args:
         place: Number, name, frames.
         call: The module and how it is called.
-        kernel: Computes it: a hand-written kernel, or ``Recompute``.
+        kernel: Computes it: a hand-written kernel (one for bundles if the call looks inside), or
+            ``Recompute``.
         weights: The part, or None where there are no parameters.
     """
 
@@ -150,11 +137,12 @@ class RowNode(AbstractNode):
         self,
         place: Place,
         call: Call,
-        kernel: AbstractRowKernel | Recompute,
+        kernel: AbstractRowKernel | AbstractBundleKernel | Recompute,
         weights: AbstractWeights | None,
     ) -> None:
         super().__init__(place)
         self._call, self._kernel, self._weights = call, kernel, weights
+        self.alone = call.alone
         self.part_name = None if weights is None else weights.name
         self._rows = RowStore(place.name, ("origin", "version", "start", "length", "instance"))
         self._cells: RowStore | None = None
@@ -281,6 +269,9 @@ class RowNode(AbstractNode):
         if isinstance(self._kernel, Recompute):
             return self._kernel.forward(*inputs, inside=inside)
         with torch.no_grad():
+            if isinstance(self._kernel, AbstractBundleKernel):
+                assert inside is not None
+                return self._kernel.forward(*inputs, inside=inside, room=room)
             if room is not None:
                 return self._kernel.forward_with_room(room, *inputs)
             return self._kernel.forward(*inputs)
@@ -296,8 +287,12 @@ class RowNode(AbstractNode):
         into = None if self._weights is None else self._weights.gradient
         if isinstance(self._kernel, Recompute):
             return self._kernel.backward(gradient, residuals, into, inside)
+        into = into or GradientSum(())
         with torch.no_grad():
-            return self._kernel.backward(gradient, residuals, into or GradientSum(()))
+            if isinstance(self._kernel, AbstractBundleKernel):
+                assert inside is not None
+                return self._kernel.backward(gradient, residuals, into, inside)
+            return self._kernel.backward(gradient, residuals, into)
 
     def _emit(
         self, outputs: Payload, state: IntArray, origin: IntArray, lengths: IntArray | None

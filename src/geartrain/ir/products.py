@@ -5,8 +5,8 @@
 torch sends float32 products on a CPU to MKL, which runs generic kernels on processors that are not
 Intel's; oneDNN, also inside torch, uses AVX-512 there: at 512 x 256 x 640 on one Zen 5 core 250
 against 115 GFLOP/s. oneDNN makes code for every shape it meets, which costs about as much as the
-product, so it is asked only for whole multiples of ``GRAIN`` rows; the engine fires such numbers of
-rows where it can.
+product, so it is asked only for whole multiples of ``GRAIN`` rows. The engine fires such numbers of
+rows where it can; bundles have the rows that they have, and many rows are filled up with zeros.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ GRAIN: Final = 32
 """Rows of a batch are best a multiple of this."""
 
 _MOST_ROWS = 4096
+# Rows are filled up where oneDNN gains more than the copy and the zeros cost: multiplications.
+_FILLED_FROM = 1 << 21
+_FILLED_FROM_OUTER = 1 << 23
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``x @ weight.T + bias``; x ``(n, i)``, weight ``(o, i)``, bias ``(o,)``."""
-    if _suits(x, weight):
-        return _onednn(x, weight, bias)
+    if _suits(x, weight, weight.numel()):
+        return _onednn(filled(x), weight, bias)[: x.shape[0]]
     if bias is None:
         return torch.mm(x, weight.t())
     return torch.addmm(bias, x, weight.t())
@@ -34,27 +37,45 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def times(d: Tensor, weight: Tensor) -> Tensor:
     """``d @ weight``; d ``(n, o)``, weight ``(o, i)``."""
-    if _suits(d, weight):
-        return _onednn(d, weight.t(), None)
+    if _suits(d, weight, weight.numel()):
+        return _onednn(filled(d), weight.t(), None)[: d.shape[0]]
     return torch.mm(d, weight)
 
 
 def outer(d: Tensor, x: Tensor) -> Tensor:
     """``d.T @ x``; d ``(n, o)``, x ``(n, i)``: the gradient of a weight."""
-    return _onednn(d.t(), x.t(), None)
+    return _onednn(filled(d).t(), filled(x).t(), None)
 
 
 def outer_suits(d: Tensor, x: Tensor) -> bool:
     """Whether ``outer`` is faster than torch's own product, which can add in place."""
-    return _suits(d, x) and x.shape[1] >= GRAIN
+    entries = d.shape[1] * x.shape[1]
+    return _suits(d, x, entries, _FILLED_FROM_OUTER) and x.shape[1] >= GRAIN
 
 
-def _suits(x: Tensor, weight: Tensor) -> bool:
+def whole_rows(n: int) -> int:
+    """n, or the next multiple of ``GRAIN`` where so many rows are worth filling up."""
+    return n if _KERNEL is None or n <= 2 * GRAIN else n + -n % GRAIN
+
+
+def filled(x: Tensor) -> Tensor:
+    """x ``(n, d)`` with rows of zeros after it, to ``whole_rows(n)``."""
+    n = x.shape[0]
+    rows = whole_rows(n)
+    if rows == n:
+        return x
+    whole = x.new_empty((rows, *x.shape[1:]))
+    whole[:n] = x
+    whole[n:].zero_()
+    return whole
+
+
+def _suits(x: Tensor, weight: Tensor, entries: int, filled_from: int = _FILLED_FROM) -> bool:
     n = x.shape[0]
     return (
         _KERNEL is not None
-        and n % GRAIN == 0
         and 0 < n <= _MOST_ROWS
+        and (n % GRAIN == 0 or (n > 2 * GRAIN and n * entries >= filled_from))
         and x.dtype == torch.float32 == weight.dtype
         and x.is_cpu
         and min(x.shape[1], weight.shape[0], weight.shape[1]) >= GRAIN

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel
-from geartrain.ir.products import times
+from geartrain.ir.products import affine, filled, times, whole_rows
 from geartrain.nn.elementwise import (
     relu_backward,
     sigmoid_backward_,
@@ -82,24 +82,29 @@ class GruKernel(AbstractRowKernel):
     Keeps x, h and ``(n, 4, H)``: r, z, n, m.
     """
 
+    room_for = 2
+
     def __init__(self, module: nn.GRUCell) -> None:
         self._module = module
 
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        width = self._module.hidden_size
+        room = inputs[0].new_empty((inputs[0].shape[0], 4, width))
+        return self.forward_with_room(room, *inputs)
+
+    def forward_with_room(
+        self, room: Tensor, *inputs: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         x, h = _taken(inputs, "nn.GRUCell", ("x", "h"))
-        module, width = self._module, self._module.hidden_size
-        weight, bias = module.weight_hh, module.bias_hh
-        kept = x.new_empty((x.shape[0], 4, width))
-        flat = kept.view(-1, 4 * width)
+        module, width, kept = self._module, self._module.hidden_size, room
+        bias_ih, bias_hh = (module.bias_ih, module.bias_hh) if module.bias else (None, None)
+        of_x, of_h = affine(x, module.weight_ih, bias_ih), affine(h, module.weight_hh, bias_hh)
         r, z, new, m = kept.unbind(1)
-        _map(x, module.weight_ih, module.bias_ih, out=flat[:, : 3 * width])
-        _map(h, weight[2 * width :], bias[2 * width :] if module.bias else None, out=m)
-        gates = flat[:, : 2 * width]
-        gates.addmm_(h, weight[: 2 * width].t())
-        if module.bias:
-            gates.add_(bias[: 2 * width])
+        gates = kept.view(-1, 4 * width)[:, : 2 * width]
+        torch.add(of_x[:, : 2 * width], of_h[:, : 2 * width], out=gates)
         gates.sigmoid_()
-        new.addcmul_(r, m)
+        m.copy_(of_h[:, 2 * width :])
+        torch.addcmul(of_x[:, 2 * width :], r, m, out=new)
         tanh_into(new, new)
         return (torch.lerp(new, h, z),), (x, h, kept)
 
@@ -111,7 +116,11 @@ class GruKernel(AbstractRowKernel):
             return None, None
         module, width = self._module, self._module.hidden_size
         r, z, new, m = kept.unbind(1)
-        d = kept.new_empty((kept.shape[0], 3, width))  # at r, z, n as W x meets them
+        # At r, z, n as W x meets them; rows of zeros after it, as its products want them.
+        n = kept.shape[0]
+        whole = kept.new_empty((whole_rows(n), 3, width))
+        whole[n:].zero_()
+        d = whole[:n]
         d_r, d_z, d_new = d.unbind(1)
         dh = dy * z
         torch.sub(dy, dh, out=d_new)
@@ -119,12 +128,12 @@ class GruKernel(AbstractRowKernel):
         torch.mul(dy, h - new, out=d_z)
         torch.mul(d_new, m, out=d_r)
         sigmoid_backward_(d[:, :2], kept[:, :2])
-        d_x = d.view(-1, 3 * width)
-        _add_map(module, "ih", d_x, x, into)
-        dx = times(d_x, module.weight_ih)
+        d_x = whole.view(-1, 3 * width)
+        _add_map(module, "ih", d_x, filled(x), into)
+        dx = times(d_x, module.weight_ih)[:n]
         d_new.mul_(r)  # from here on as U h meets them
-        _add_map(module, "hh", d_x, h, into)
-        return dx, dh.addmm_(d_x, module.weight_hh)
+        _add_map(module, "hh", d_x, filled(h), into)
+        return dx, dh.add_(times(d_x, module.weight_hh)[:n])
 
 
 @final

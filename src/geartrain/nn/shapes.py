@@ -12,16 +12,17 @@ graph, and the choice of one of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from geartrain.errors import DataError
+from geartrain.ir.bundle import Inside
 from geartrain.ir.gather import How
 from geartrain.ir.graph import Stream
 from geartrain.ir.operators import Keep, PartLike
-from geartrain.ir.payload import Inside
+from geartrain.nn.gated import GatedGraphCell, GatedSum
 
 
 @final
@@ -170,73 +171,6 @@ class MessagePassing:
         on, done = passed.where(lambda m: m.step + 1 < steps, name=_beside(name, "again"))
         loop.join(on.move(step=lambda m: m.step + 1, name=_beside(name, "next step")))
         return done
-
-
-@final
-class GatedGraphCell(nn.Module):
-    """One step of a gated graph network with typed edges.
-
-        a_v = Σ over edges (u, v) of type t of  W_t h_u + b_t          h'_v = GRU(a_v, h_v)
-
-    Inputs: h float ``(rows, hidden)`` and an ``Inside`` whose edges have ``source``, ``target``
-    and, with more than one type, the type column. Output ``(rows, hidden)``.
-
-    Args:
-        hidden: Width of h.
-        types: Number of edge types.
-        column: Edge column with the type, 0..types-1.
-        bias: Whether messages have a bias.
-
-    Source: Li et al. 2016, arXiv:1511.05493.
-    """
-
-    def __init__(
-        self, hidden: int, types: int = 1, column: str = "type", *, bias: bool = True
-    ) -> None:
-        super().__init__()
-        self.hidden, self.types, self.column = hidden, types, column
-        self.message = nn.Linear(hidden, types * hidden, bias=bias)
-        self.update = nn.GRUCell(hidden, hidden)
-
-    def forward(self, h: Tensor, inside: Inside) -> Tensor:
-        rows = h.shape[0]
-        made = self.message(h).view(rows * self.types, self.hidden)
-        at = inside.edges["source"] * self.types
-        if self.types > 1:
-            at = at + inside.edges[self.column]
-        gathered = made.index_select(0, at)
-        heard = h.new_zeros(rows, self.hidden).index_add(0, inside.edges["target"], gathered)
-        updated: Tensor = self.update(heard, h)
-        return updated
-
-
-@final
-class GatedSum(nn.Module):
-    """A graph's value from its vertices: Σ sigmoid(gate [h, x]) · value(h).
-
-    Inputs: h ``(rows, hidden)``, x ``(rows, features)``, an ``Inside``. Output ``(bundles, out)``:
-    use it with ``inside=True, pool=True``.
-
-    Args:
-        hidden: Width of h.
-        features: Width of x; 0: there is no x.
-        out: Width of the value.
-
-    Source: the readout of Li et al. 2016, arXiv:1511.05493.
-    """
-
-    def __init__(self, hidden: int, features: int = 0, out: int = 1) -> None:
-        super().__init__()
-        self.gate = nn.Linear(hidden + features, out)
-        self.value = nn.Linear(hidden, out)
-
-    def forward(self, h: Tensor, *rest: Any) -> Tensor:
-        *features, inside = rest
-        seen = torch.cat([h, *(f.to(h.dtype) for f in features)], 1) if features else h
-        shares = torch.sigmoid(self.gate(seen)) * self.value(h)
-        total = shares.new_zeros(inside.lengths.shape[0], shares.shape[1])
-        summed: Tensor = total.index_add(0, inside.segment, shares)
-        return summed
 
 
 @final

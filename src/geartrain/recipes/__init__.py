@@ -2,10 +2,12 @@
 
 from geartrain.recipes.babi import BABI
 from geartrain.recipes.listreduce import LISTREDUCE
+from geartrain.recipes.mnist import MNIST
+from geartrain.recipes.qm9 import QM9
 from geartrain.recipes.recipe import Option, Recipe, Setting, Task, meant
 from geartrain.recipes.sentiment import SENTIMENT
 
-RECIPES: tuple[Recipe, ...] = (LISTREDUCE, SENTIMENT, BABI)
+RECIPES: tuple[Recipe, ...] = (MNIST, LISTREDUCE, SENTIMENT, BABI, QM9)
 
 
 def find_recipe(name: str) -> Recipe:

@@ -1,6 +1,7 @@
 """Where instances come from: any iterable, a Dataset, a DataLoader, in an order set by the seed.
 
-list, map-style Dataset   shuffled by (seed, epoch); an epoch can be resumed anywhere
+list, map-style Dataset   shuffled by (seed, epoch); an epoch can be resumed anywhere; if it has a
+                          ``set_epoch``, it is told the epoch first, to draw its items anew
 DataLoader                what it gives, batches taken apart; its shuffling follows (seed, epoch)
 any other iterable        its own order; resuming skips what was seen
 """
@@ -90,6 +91,8 @@ class Source:
     def _items(self, number: int, start: int) -> Iterator[Any]:
         data: Any = self._data
         if self._map_style:
+            if (set_epoch := getattr(data, "set_epoch", None)) is not None:
+                set_epoch(number)
             order: Sequence[int] = range(start, len(data))
             if self._shuffle:
                 generator = np.random.default_rng((self._seed, number))

@@ -1,0 +1,103 @@
+"""Bundle kernels: what row kernels are for rows, for modules that look inside bundles.
+
+    forward   rows of whole bundles, their Inside ─► outputs, residuals      residuals row by row
+    backward  gradients, residuals of any whole bundles, the Inside of those ─► input gradients
+
+A bundle is never cut, so a kernel may mix its rows (pass messages along its edges); it may not mix
+bundles, as those of one backward come from many forwards. The same view of changed weights holds as
+for row kernels.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from torch import Tensor, nn
+
+from geartrain.ir.gradient import GradientSum
+from geartrain.ir.kernel import may_have_kernel, own_kernel
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What a module may know of the bundles whose rows it gets.
+
+    Args:
+        lengths: int64 ``(n,)``, rows of each bundle.
+        segment: int64 ``(rows,)``, the bundle of each row.
+        edges: Edge columns ``(E,)``, int64 or float; ``source`` and ``target`` number the rows of
+            this batch. Empty where instances have no edges.
+    """
+
+    lengths: Tensor
+    segment: Tensor
+    edges: dict[str, Tensor]
+
+
+class AbstractBundleKernel(ABC):
+    """Forward that returns residuals, a row each, and backward that needs no recompute.
+
+    As for ``AbstractRowKernel``: stateless but for its module, both methods run under ``no_grad``,
+    and nothing that they are given is written to, but for ``room``.
+    """
+
+    room_for: ClassVar[int | None] = None
+    """Number of the residual that ``forward`` writes into ``room``; None: no such."""
+
+    @abstractmethod
+    def forward(
+        self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Run the module on whole bundles.
+
+        Args:
+            inputs: The module's inputs but for the last, leading dimension rows.
+            inside: Its last.
+            room: Contiguous memory of the shape of residual ``room_for``, to be returned as it.
+
+        Returns:
+            Outputs, with a row for each row, or for each bundle if the node pools; and residuals,
+            with a row for each row. Their number, trailing shapes and dtypes never change.
+        """
+
+    @abstractmethod
+    def backward(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        residuals: tuple[Tensor, ...],
+        into: GradientSum,
+        inside: Inside,
+    ) -> tuple[Tensor | None, ...]:
+        """Apply the vector-Jacobian product to whole bundles, gathered from any forwards.
+
+        Args:
+            gradients: One per output; None is zero. Nobody writes into them afterwards.
+            residuals: Of those bundles, in the gradients' order.
+            into: Gets the gradients of the parameters that require one.
+            inside: Of those bundles.
+
+        Returns:
+            One gradient per input; None for an integer input and for one that got nothing.
+        """
+
+
+def bundle_kernel_of(module: nn.Module) -> AbstractBundleKernel | None:
+    """What the module's own ``bundle_kernel()`` gives, or None: then run the module again.
+
+    None is the answer too where a kernel would pass something over, as for ``kernel_of``.
+
+    Raises:
+        TypeError: It gives something else.
+    """
+    if not may_have_kernel(module) or not hasattr(module, "bundle_kernel"):
+        return None
+    kernel = own_kernel(module, "bundle_kernel")
+    if kernel is not None and not isinstance(kernel, AbstractBundleKernel):
+        raise TypeError(
+            f"{type(module).__name__}.bundle_kernel() returned {type(kernel).__name__}; expected "
+            "an AbstractBundleKernel, or None to have the module run again"
+        )
+    return kernel

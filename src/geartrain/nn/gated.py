@@ -1,0 +1,302 @@
+"""Gated graph networks: a step of message passing and a read-out, which look inside bundles.
+
+    GatedGraphCell   h, Inside     ─► h'     messages along typed edges, summed, then a GRU
+    GatedSum         h, x, Inside  ─► y      one row a bundle
+
+Both are ordinary modules that also have a bundle kernel: no forward runs twice. The kernel of the
+cell makes the message of a vertex once for every type of edge that leaves it, and no other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from geartrain.ir.bundle import AbstractBundleKernel, Inside
+from geartrain.ir.gradient import GradientSum
+from geartrain.ir.message import IntArray
+from geartrain.ir.products import affine, outer, outer_suits, times
+from geartrain.nn.elementwise import sigmoid_backward_
+from geartrain.nn.recurrent import GruKernel
+
+RADIAL: Final = 16
+"""Bumps that a length is spread over."""
+
+
+@final
+class GatedGraphCell(nn.Module):
+    """One step of a gated graph network with typed edges.
+
+        a_v = Σ over edges (u, v) of type t of  s(d) (W_t h_u + b_t)          h'_v = GRU(a_v, h_v)
+
+    s is 1, or with lengths d a factor for each column: s = 2 σ(V φ(d) + c), φ being bumps spread
+    evenly over ``reach``.
+
+    Inputs: h float ``(rows, hidden)`` and an ``Inside`` whose edges have ``source``, ``target``
+    and, with more than one type, the type column. Output ``(rows, hidden)``.
+
+    Args:
+        hidden: Width of h.
+        types: Number of edge types.
+        column: Edge column with the type, 0..types-1.
+        bias: Whether messages have a bias.
+        length: Edge column of floats with the length of each edge, or None.
+        reach: Shortest and longest length.
+
+    Source: Li et al. 2016, arXiv:1511.05493; bumps as of Schütt et al. 2017, arXiv:1706.08566.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        types: int = 1,
+        column: str = "type",
+        *,
+        bias: bool = True,
+        length: str | None = None,
+        reach: tuple[float, float] = (0.8, 2.0),
+    ) -> None:
+        super().__init__()
+        self.hidden, self.types, self.column, self.length = hidden, types, column, length
+        self.message = nn.Linear(hidden, types * hidden, bias=bias)
+        self.update = nn.GRUCell(hidden, hidden)
+        self.scale = None if length is None else nn.Linear(RADIAL, hidden)
+        self._centres = np.linspace(*reach, RADIAL)
+
+    def forward(self, h: Tensor, inside: Inside) -> Tensor:
+        rows = h.shape[0]
+        made = self.message(h).view(rows * self.types, self.hidden)
+        at = inside.edges["source"] * self.types
+        if self.types > 1:
+            at = at + inside.edges[self.column]
+        sent = made.index_select(0, at)
+        if self.scale is not None and self.length is not None:
+            sent = sent * self._scales(inside.edges[self.length].to(h.dtype), self.scale)
+        heard = h.new_zeros(rows, self.hidden).index_add(0, inside.edges["target"], sent)
+        updated: Tensor = self.update(heard, h)
+        return updated
+
+    def bundle_kernel(self) -> AbstractBundleKernel | None:
+        """Keeps h, what was heard, and the GRU's gates; None with lengths."""
+        return None if self.scale is not None else _CellKernel(self)
+
+    def _scales(self, length: Tensor, scale: nn.Linear) -> Tensor:
+        centres = torch.as_tensor(self._centres, dtype=length.dtype, device=length.device)
+        width = centres[1] - centres[0]
+        factors: Tensor = scale(torch.exp(-(((length[:, None] - centres) / width) ** 2)))
+        return 2 * factors.sigmoid()
+
+
+@final
+class GatedSum(nn.Module):
+    """A graph's value from its vertices: Σ sigmoid(gate [h, x]) · value(h).
+
+    Inputs: h ``(rows, hidden)``; x float ``(rows, features)``, or int64 ``(rows,)`` for a one at
+    that place of zeros; an ``Inside``. Output ``(bundles, out)``: use it with ``inside=True,
+    pool=True``.
+
+    Args:
+        hidden: Width of h.
+        features: Width of x; 0: there is no x.
+        out: Width of the value.
+
+    Source: the readout of Li et al. 2016, arXiv:1511.05493.
+    """
+
+    def __init__(self, hidden: int, features: int = 0, out: int = 1) -> None:
+        super().__init__()
+        self.hidden, self.features = hidden, features
+        self.gate = nn.Linear(hidden + features, out)
+        self.value = nn.Linear(hidden, out)
+
+    def forward(self, h: Tensor, *rest: Any) -> Tensor:
+        *features, inside = rest
+        seen = torch.cat([h, *(self._columns(f, h) for f in features)], 1)
+        shares = torch.sigmoid(self.gate(seen)) * self.value(h)
+        total = shares.new_zeros(inside.lengths.shape[0], shares.shape[1])
+        summed: Tensor = total.index_add(0, inside.segment, shares)
+        return summed
+
+    def bundle_kernel(self) -> AbstractBundleKernel:
+        """Keeps h, x and ``(rows, 2, out)``: gate, value."""
+        return _SumKernel(self)
+
+    def _columns(self, x: Tensor, h: Tensor) -> Tensor:
+        return (F.one_hot(x, self.features) if x.ndim == 1 else x).to(h.dtype)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Senders:
+    """Which vertices send along which type of edge, by type and then by vertex.
+
+    Args:
+        vertex: int64 ``(pairs,)``, rows of the batch.
+        bounds: Pairs of type t are ``bounds[t]`` to ``bounds[t + 1]``.
+        of_edge: int64 ``(E,)``, the pair whose message an edge carries.
+    """
+
+    vertex: Tensor
+    bounds: list[int]
+    of_edge: Tensor
+
+
+def _senders(rows: int, types: int, source: IntArray, kind: IntArray) -> _Senders:
+    pair = kind * rows + source
+    occurs = np.zeros(types * rows, np.bool_)
+    occurs[pair] = True
+    number = np.cumsum(occurs)
+    bounds = [0, *number[rows - 1 :: rows].tolist()] if rows else [0] * (types + 1)
+    vertex = np.flatnonzero(occurs) % max(rows, 1)
+    return _Senders(torch.from_numpy(vertex), bounds, torch.from_numpy(number[pair] - 1))
+
+
+@final
+class _CellKernel(AbstractBundleKernel):
+    room_for = 2
+
+    def __init__(self, module: GatedGraphCell) -> None:
+        self._module, self._gru = module, GruKernel(module.update)
+
+    def forward(
+        self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        (h,) = inputs
+        senders = self._senders(h, inside)
+        messages = [
+            affine(h.index_select(0, vertices), weight, bias)
+            for vertices, weight, bias in self._by_type(senders)
+        ]
+        sent = torch.cat(messages).index_select(0, senders.of_edge)
+        heard = torch.zeros_like(h).index_add_(0, inside.edges["target"], sent)
+        if room is None:
+            outputs, (_, _, kept) = self._gru.forward(heard, h)
+        else:
+            outputs, (_, _, kept) = self._gru.forward_with_room(room, heard, h)
+        return outputs, (h, heard, kept)
+
+    def backward(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        residuals: tuple[Tensor, ...],
+        into: GradientSum,
+        inside: Inside,
+    ) -> tuple[Tensor | None, ...]:
+        h, heard, kept = residuals
+        d_heard, dh = self._gru.backward(gradients, (heard, h, kept), into)
+        if d_heard is None or dh is None:
+            return (None,)
+        senders = self._senders(h, inside)
+        d_sent = d_heard.index_select(0, inside.edges["target"])
+        d_made = h.new_zeros((senders.vertex.shape[0], h.shape[1]))
+        d_made.index_add_(0, senders.of_edge, d_sent)
+        message = self._module.message
+        width = h.shape[1]
+        d_weight, d_bias = torch.zeros_like(message.weight), h.new_zeros(message.weight.shape[0])
+        for t, (vertices, weight, _) in enumerate(self._by_type(senders)):
+            if not vertices.shape[0]:
+                continue
+            d = d_made[senders.bounds[t] : senders.bounds[t + 1]]
+            of_type = slice(t * width, (t + 1) * width)
+            if message.weight.requires_grad:
+                sender = h.index_select(0, vertices)
+                if outer_suits(d, sender):
+                    d_weight[of_type] = outer(d, sender)
+                else:
+                    torch.mm(d.t(), sender, out=d_weight[of_type])
+            torch.sum(d, 0, out=d_bias[of_type])
+            dh.index_add_(0, vertices, times(d, weight))
+        _add(message.weight, d_weight, into)
+        if message.bias is not None:
+            _add(message.bias, d_bias, into)
+        return (dh,)
+
+    def _senders(self, h: Tensor, inside: Inside) -> _Senders:
+        source = inside.edges["source"].numpy()
+        types = self._module.types
+        kind = inside.edges[self._module.column].numpy() if types > 1 else np.zeros_like(source)
+        return _senders(h.shape[0], types, source, kind)
+
+    def _by_type(self, senders: _Senders) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+        """For each type: who sends, weight, bias."""
+        message, types = self._module.message, self._module.types
+        biases = [None] * types if message.bias is None else message.bias.chunk(types)
+        bounds = senders.bounds
+        return [
+            (senders.vertex[bounds[t] : bounds[t + 1]], weight, biases[t])
+            for t, weight in enumerate(message.weight.chunk(types))
+        ]
+
+
+@final
+class _SumKernel(AbstractBundleKernel):
+    def __init__(self, module: GatedSum) -> None:
+        self._module = module
+
+    def forward(
+        self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        h, *given = inputs
+        gate, value = self._module.gate, self._module.value
+        width = self._module.hidden
+        made = affine(h, *self._both()).view(h.shape[0], 2, -1)
+        for x in given:
+            of_x = gate.weight[:, width:]
+            made[:, 0] += of_x.t().index_select(0, x) if x.ndim == 1 else x.to(h.dtype) @ of_x.t()
+        made[:, 0].sigmoid_()
+        y = h.new_zeros((inside.lengths.shape[0], value.weight.shape[0]))
+        y.index_add_(0, inside.segment, made[:, 0] * made[:, 1])
+        return (y,), (h, *given, made)
+
+    def backward(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        residuals: tuple[Tensor, ...],
+        into: GradientSum,
+        inside: Inside,
+    ) -> tuple[Tensor | None, ...]:
+        (dy,), (h, *given, made) = gradients, residuals
+        if dy is None:
+            return (None,) * (1 + len(given))
+        # Gate and value change places: the slope of each is the other.
+        d = made.flip(1).mul_(dy.index_select(0, inside.segment)[:, None])
+        sigmoid_backward_(d[:, 0], made[:, 0])
+        out = d.shape[2]
+        flat = d.view(-1, 2 * out)
+        d_weight, d_bias = flat.t() @ h, flat.sum(0)
+        module = self._module
+        columns, dx = [d_weight[:out]], []
+        for x in given:
+            columns.append(self._column_gradient(x, d[:, 0]))
+            of_x = module.gate.weight[:, module.hidden :]
+            dx.append(d[:, 0] @ of_x if x.is_floating_point() else None)
+        _add(module.gate.weight, torch.cat(columns, 1), into)
+        _add(module.gate.bias, d_bias[:out], into)
+        _add(module.value.weight, d_weight[out:], into)
+        _add(module.value.bias, d_bias[out:], into)
+        return (times(flat, self._both()[0]), *dx)
+
+    def _both(self) -> tuple[Tensor, Tensor]:
+        """The maps of h to gate and value, as one."""
+        gate, value = self._module.gate, self._module.value
+        width = self._module.hidden
+        return torch.cat([gate.weight[:, :width], value.weight]), torch.cat([gate.bias, value.bias])
+
+    def _column_gradient(self, x: Tensor, d: Tensor) -> Tensor:
+        if x.ndim > 1:
+            return d.t() @ x.to(d.dtype)
+        return d.new_zeros((self._module.features, d.shape[1])).index_add_(0, x, d).t()
+
+
+def _add(parameter: Tensor, gradient: Tensor, into: GradientSum) -> None:
+    if parameter.requires_grad:
+        assert isinstance(parameter, nn.Parameter)
+        into.add(parameter, gradient)
+
+
+__all__ = ["RADIAL", "GatedGraphCell", "GatedSum"]

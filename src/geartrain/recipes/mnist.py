@@ -1,0 +1,158 @@
+"""Digits: a perceptron of three linear maps, each a part of its own; a message is a minibatch.
+
+    images (100, 784) ─► linear 1, ReLU ─► linear 2, ReLU ─► linear 3 ─► cross entropy, accuracy
+
+An instance is a minibatch: its images travel as one bundle and its labels are a vertex column. Each
+map runs one minibatch at a time, so that several in flight, on separate workers, form a pipeline
+without bubbles. Which images share a minibatch is
+drawn anew for every epoch from (seed, epoch). Every number of the recipe stands at the top.
+
+Source: the task is that of Gaunt et al. 2017, arXiv:1705.09786; the digits are those of LeCun,
+Bottou, Bengio, Haffner 1998.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final, Literal, final, overload
+
+import numpy as np
+import torch
+from torch import nn
+
+from geartrain.data.mnist import CLASSES, SIDE, Digits, load_mnist
+from geartrain.engine.controller import Ramp
+from geartrain.ir.graph import Graph
+from geartrain.ir.instance import Instance
+from geartrain.ir.loss import accuracy, cross_entropy
+from geartrain.optim.part import Instances, Rules
+from geartrain.recipes.recipe import LoadSplit, Option, Recipe, Setting, Task
+
+RATE: Final = 0.1  # plain SGD's, on the mean over the images of an update
+PIXELS: Final = SIDE * SIDE
+RAMP: Final = Ramp(start=1, over=0)  # plain SGD has no accumulators that early steps could swell
+MEAN, SPREAD = 0.1307 * 255, 0.3081 * 255  # of the pixels of the training images
+
+
+def build(setting: Setting) -> Task:
+    """The task; reads no data before a split is asked for; see ``Recipe.build``."""
+    batch = int(setting.options["batch"])
+    most = int(setting.options["train_size"]) or None
+
+    def split(name: Literal["train", "test"]) -> LoadSplit:
+        def load() -> Minibatches:
+            digits = load_mnist(setting.data, name)
+            if name == "test":
+                return Minibatches(digits, batch, key="test images")
+            return Minibatches(digits, batch, most=most, seed=setting.seed, key="train images")
+
+        return load
+
+    return Task(
+        graph=make_graph(int(setting.options["hidden"])),
+        rules=Rules(
+            optimizer=partial(torch.optim.SGD, lr=float(setting.options["learning_rate"])),
+            update_every=Instances(setting.update_every),
+        ),
+        splits={"train": split("train"), "test": split("test")},
+        validation="test",
+        ramp=RAMP,
+    )
+
+
+def make_graph(hidden: int) -> Graph:
+    """Three linear maps in a row.
+
+    Args:
+        hidden: Width between them.
+    """
+    graph = Graph(vertex=("label",))
+    images = graph.input("images", shape=(PIXELS,), dtype=torch.float32, bundle=True)
+    first = nn.Sequential(nn.Linear(PIXELS, hidden), nn.ReLU())
+    second = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU())
+    once = images.through(first, name="linear 1", alone=True)
+    twice = once.through(second, name="linear 2", alone=True)
+    scores = twice.through(nn.Linear(hidden, CLASSES), name="linear 3", alone=True)
+    scores.loss(cross_entropy, "label", metrics={"accuracy": accuracy})
+    return graph
+
+
+@final
+class Minibatches(Sequence[Instance]):
+    """Digits cut into minibatches, an instance each; the last one may be smaller.
+
+    Args:
+        digits: The pixels are converted once, to float32 ``(N, 784)`` of mean 0 and spread 1.
+        batch: Images of a minibatch.
+        most: Take the first so many images; None takes all.
+        seed: Deals the images out anew for every epoch, by (seed, epoch); None leaves their order.
+        key: What errors call the images.
+    """
+
+    def __init__(
+        self,
+        digits: Digits,
+        batch: int,
+        *,
+        most: int | None = None,
+        seed: int | None = None,
+        key: str = "images",
+    ) -> None:
+        images = torch.from_numpy(digits.images[:most])
+        self._pixels = images.flatten(1).to(torch.float32).sub_(MEAN).div_(SPREAD)
+        self._labels = digits.labels[:most]
+        self._batch, self._seed, self._key = batch, seed, key
+        self._order = np.arange(len(self._labels))
+        self.set_epoch(0)
+
+    def set_epoch(self, number: int) -> None:
+        """Deal the images out for an epoch; what was dealt before does not matter."""
+        if self._seed is not None:
+            generator = np.random.default_rng((self._seed, number))
+            self._order = generator.permutation(len(self._labels))
+
+    def __len__(self) -> int:
+        return -(-len(self._labels) // self._batch)
+
+    @overload
+    def __getitem__(self, at: int) -> Instance: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Instance]: ...
+    def __getitem__(self, at: int | slice) -> Instance | list[Instance]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        start = range(len(self))[at] * self._batch
+        rows = self._order[start : start + self._batch]
+        return Instance(
+            {"images": self._pixels.index_select(0, torch.from_numpy(rows))},
+            vertex={"label": self._labels[rows]},
+            key=f"{self._key} {start} to {start + len(rows) - 1} of the order",
+        )
+
+
+MNIST: Final = Recipe(
+    name="mnist",
+    summary="tell handwritten digits apart; whole minibatches go through a pipeline",
+    paper="Gaunt et al. 2017, arXiv:1705.09786; LeCun et al. 1998",
+    metrics=("accuracy",),
+    target="accuracy>=0.97",
+    max_active=4,
+    update_every=1,
+    unit="instances",
+    epochs=6,
+    make=build,
+    draw=lambda: make_graph(hidden=PIXELS),
+    needs=(
+        "mnist/train-images-idx3-ubyte.gz",
+        "mnist/train-labels-idx1-ubyte.gz",
+        "mnist/t10k-images-idx3-ubyte.gz",
+        "mnist/t10k-labels-idx1-ubyte.gz",
+    ),
+    options=(
+        Option("batch", 100, 1, "images of a minibatch, which is one instance"),
+        Option("hidden", PIXELS, 1, "width between the linear maps"),
+        Option("train_size", 0, 0, "train on the first so many images; 0 takes all"),
+        Option("learning_rate", RATE, 0.0, "SGD's rate"),
+    ),
+)

@@ -1,0 +1,205 @@
+"""Gated graph networks: kernels give what autograd gives, and a bundle is not cut by its batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import geartrain as gt
+from geartrain.ir.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
+from geartrain.ir.gradient import GradientSum
+from geartrain.nn.gated import GatedGraphCell, GatedSum
+
+H, TYPES = 5, 3
+
+
+def inside(sizes: Sequence[int], seed: int = 0, edges_each: int = 4) -> Inside:
+    draw = np.random.default_rng(seed)
+    source, target = [], []
+    start = 0
+    for size in sizes:
+        n = edges_each if size else 0
+        source.append(np.sort(draw.integers(0, max(size, 1), n)) + start)
+        target.append(draw.integers(0, max(size, 1), n) + start)
+        start += size
+    columns = {"source": np.concatenate(source), "target": np.concatenate(target)}
+    columns["type"] = draw.integers(0, TYPES, columns["source"].size)
+    columns["distance"] = draw.uniform(0.9, 1.6, columns["source"].size)
+    return Inside(
+        torch.tensor(sizes),
+        torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)),
+        {name: torch.from_numpy(column) for name, column in columns.items()},
+    )
+
+
+def kernel(module: nn.Module) -> AbstractBundleKernel:
+    found = bundle_kernel_of(module)
+    assert found is not None
+    return found
+
+
+def check_kernel(module: nn.Module, inputs: Sequence[Tensor], within: Inside) -> None:
+    """Outputs and all gradients of the kernel against the module's own, in float64."""
+    leaves = [x.clone().requires_grad_() if x.is_floating_point() else x for x in inputs]
+    y = module(*leaves, within)
+    dy = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(1))
+    wanted = [x for x in leaves if x.requires_grad]
+    learning = [p for p in module.parameters() if p.requires_grad]
+    expected = torch.autograd.grad(y, [*wanted, *learning], dy)
+    own = kernel(module)
+    with torch.no_grad():
+        outputs, residuals = own.forward(*inputs, inside=within)
+        if own.room_for is not None:
+            room = torch.full_like(residuals[own.room_for], torch.nan)
+            outputs, residuals = own.forward(*inputs, inside=within, room=room)
+            assert residuals[own.room_for] is room
+        into = GradientSum(list(module.parameters()))
+        answers = own.backward((dy,), residuals, into, within)
+    assert_close(outputs[0], y.detach())
+    assert all(r.shape[0] == inputs[0].shape[0] for r in residuals)
+    found = [answer for answer in answers if answer is not None]
+    assert [a is not None for a in answers] == [x.is_floating_point() for x in inputs]
+    for parameter in module.parameters():
+        if not parameter.requires_grad:
+            assert into.take(parameter) is None
+    sums = [into.take(p) for p in learning]
+    for have, want in zip([*found, *sums], expected, strict=True):
+        assert have is not None
+        assert_close(have, want)
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("types", [1, TYPES])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("sizes", [(1,), (3, 1, 6), (40, 70)])
+def test_the_kernel_of_the_cell_gives_what_autograd_gives(
+    types: int, bias: bool, sizes: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    cell = GatedGraphCell(H, types, bias=bias).double()
+    check_kernel(cell, [random(sum(sizes), H)], inside(sizes, edges_each=2 * max(sizes)))
+
+
+def test_a_batch_without_edges_still_passes_through_the_gates() -> None:
+    torch.manual_seed(0)
+    check_kernel(GatedGraphCell(H, TYPES).double(), [random(4, H)], inside((3, 1), edges_each=0))
+
+
+def test_frozen_messages_get_no_gradient() -> None:
+    torch.manual_seed(0)
+    cell = GatedGraphCell(H, TYPES).double()
+    cell.message.requires_grad_(False)
+    check_kernel(cell, [random(9, H)], inside((4, 5)))
+
+
+@pytest.mark.parametrize("what", ["nothing", "floats", "classes"])
+@pytest.mark.parametrize("out", [1, 3])
+def test_the_kernel_of_the_read_out_gives_what_autograd_gives(what: str, out: int) -> None:
+    torch.manual_seed(0)
+    given = {
+        "nothing": [],
+        "floats": [random(10, 4)],
+        "classes": [torch.tensor([0, 1, 3, 3, 2, 0, 0, 1, 2, 3])],
+    }[what]
+    module = GatedSum(H, 4 if given else 0, out).double()
+    check_kernel(module, [random(10, H), *given], inside((3, 1, 6)))
+
+
+def test_classes_are_a_one_among_zeros() -> None:
+    torch.manual_seed(0)
+    module = GatedSum(H, 4).double()
+    classes = torch.tensor([0, 3, 1])
+    ones = torch.eye(4, dtype=torch.float64)[classes]
+    h, within = random(3, H), inside((2, 1))
+    assert_close(module(h, classes, within), module(h, ones, within))
+
+
+def test_a_message_is_that_of_its_type_and_its_edge_s_length() -> None:
+    torch.manual_seed(0)
+    cell = GatedGraphCell(H, TYPES, length="distance").double()
+    h, within = random(6, H), inside((6,))
+    assert cell.scale is not None
+    heard = torch.zeros(6, H, dtype=torch.float64)
+    edges = {name: column.tolist() for name, column in within.edges.items()}
+    centres = torch.linspace(0.8, 2.0, 16, dtype=torch.float64)
+    for u, v, t, d in zip(
+        *(edges[n] for n in ("source", "target", "type", "distance")), strict=True
+    ):
+        rows = slice(t * H, (t + 1) * H)
+        sent = cell.message.weight[rows] @ h[u] + cell.message.bias[rows]
+        bumps = torch.exp(-(((d - centres) / (centres[1] - centres[0])) ** 2))
+        heard[v] += 2 * torch.sigmoid(cell.scale(bumps)) * sent
+    assert_close(cell(h, within), cell.update(heard, h))
+    assert bundle_kernel_of(cell) is None
+
+
+def graph_of(keep: str, seed: int = 3) -> tuple[gt.Graph, list[nn.Module]]:
+    torch.manual_seed(seed)
+    graph = gt.Graph(vertex=("kind",), edge=("type",), value=("y",))
+    cell, readout = GatedGraphCell(H, TYPES).double(), GatedSum(H, 4).double()
+    rows = graph.input("x", bundle=True)
+    rows = rows.through(cell, name="one", inside=True, keep=keep)
+    rows = rows.through(cell, name="two", inside=True, keep=keep)
+    y = rows.through(readout, name="sum", read="kind", inside=True, pool=True, keep=keep)
+    y.loss(lambda p, t: (p[:, 0] - t) ** 2, "y")
+    return graph, [cell, readout]
+
+
+def molecules(n: int) -> list[gt.Instance]:
+    draw = np.random.default_rng(5)
+    made = []
+    for i in range(n):
+        size = 1 + i % 7
+        within = inside((size,), seed=i, edges_each=size)
+        made.append(
+            gt.Instance(
+                {"x": torch.from_numpy(draw.normal(size=(size, H)))},
+                {"kind": draw.integers(0, 4, size)},
+                {name: within.edges[name].numpy() for name in ("source", "target", "type")},
+                {"y": float(draw.normal())},
+            )
+        )
+    return made
+
+
+@pytest.mark.parametrize("max_active", [1, 8])
+def test_training_with_kernels_is_training_that_runs_modules_again(max_active: int) -> None:
+    weights = []
+    for keep in ("inputs", "activations"):
+        graph, modules = graph_of(keep)
+        rules = gt.Rules(
+            optimizer=lambda p: torch.optim.SGD(p, lr=0.05),
+            update_every=gt.Flush(),
+            average="instances",
+        )
+        session = gt.Session(
+            graph, rules=rules, runtime=gt.Simulated(2, seed=1), max_active=max_active
+        )
+        session.fit(molecules(20), epochs=2)
+        weights.append(torch.cat([p.detach().flatten() for m in modules for p in m.parameters()]))
+    assert_close(weights[1], weights[0], rtol=1e-9, atol=1e-12)
+
+
+def test_a_module_whose_forward_is_overridden_runs_again() -> None:
+    class Other(nn.Module):
+        def bundle_kernel(self) -> object:
+            return "no kernel"
+
+        def forward(self, h: Tensor, within: Inside) -> Tensor:
+            return h
+
+    class Heir(Other):
+        def forward(self, h: Tensor, within: Inside) -> Tensor:
+            return -h
+
+    assert bundle_kernel_of(Heir()) is None
+    with pytest.raises(TypeError, match="expected an AbstractBundleKernel"):
+        bundle_kernel_of(Other())
