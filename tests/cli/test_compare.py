@@ -126,11 +126,16 @@ def test_wrong_use_is_refused_before_anything_is_trained(geartrain, words, said:
     assert said in done.err
 
 
-def test_missing_data_are_wrong_use_and_said_once(geartrain) -> None:
+@pytest.mark.parametrize(("load", "lines"), [(0.0, 1), (1000.0, 2)])
+def test_missing_data_are_wrong_use_and_a_busy_machine_is_told(
+    geartrain, monkeypatch: pytest.MonkeyPatch, load: float, lines: int
+) -> None:
+    monkeypatch.setattr("geartrain.cli.compare._load", lambda: load)
     done = geartrain("compare", "sentiment", "--against", "fused", "--seeds", 1)
     assert done.status == 2
-    assert len(done.err.strip().splitlines()) == 1
+    assert len(done.err.strip().splitlines()) == lines
     assert "GEARTRAIN_DATA" in done.err
+    assert ("load 1000.0" in done.err) == (lines == 2)
 
 
 def test_a_system_that_fails_ends_the_comparison_and_is_named(geartrain) -> None:
