@@ -13,11 +13,14 @@ import torch
 from geartrain.baselines import Terms
 from geartrain.baselines.baseline import shuffler
 from geartrain.baselines.listreduce import ListRnn, bucketed_batches, mixed_batches
+from geartrain.baselines.mnist import columns as mnist_columns
 from geartrain.baselines.mnist import train
 from geartrain.baselines.sentiment import TreeLstm
+from geartrain.data.mnist import load_mnist
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.recipes import find_recipe, listreduce, sentiment
+from geartrain.recipes.mnist import Minibatches
 from geartrain.train.session import Session
 from geartrain.train.source import Source
 
@@ -75,6 +78,15 @@ def test_minibatches_of_digits_learn_and_are_counted_as_the_recipe_does(tmp_path
     assert [e.instances for e in epochs] == [25] * 8
     assert epochs[-1].loss < epochs[0].loss / 2
     assert epochs[-1].valid["accuracy"] > 0.9
+
+
+def test_pixels_are_those_of_the_recipe(tmp_path: Path) -> None:
+    images(tmp_path, 30)
+    digits = load_mnist(tmp_path, "train")
+    pixels, labels = mnist_columns(digits, 20)
+    (instance,) = Minibatches(digits, 20, most=20)
+    assert torch.equal(pixels, instance.inputs["images"])
+    assert labels.tolist() == list(instance.vertex["label"])
 
 
 def test_a_smaller_training_set_is_the_first_images(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -125,11 +126,47 @@ def test_wrong_use_is_refused_before_anything_is_trained(geartrain, words, said:
     assert said in done.err
 
 
-def test_missing_data_are_wrong_use_and_said_once(geartrain) -> None:
+@pytest.mark.parametrize(("load", "lines"), [(0.0, 1), (1000.0, 2)])
+def test_missing_data_are_wrong_use_and_a_busy_machine_is_told(
+    geartrain, monkeypatch: pytest.MonkeyPatch, load: float, lines: int
+) -> None:
+    monkeypatch.setattr("geartrain.cli.compare._load", lambda: load)
     done = geartrain("compare", "sentiment", "--against", "fused", "--seeds", 1)
     assert done.status == 2
-    assert len(done.err.strip().splitlines()) == 1
+    assert len(done.err.strip().splitlines()) == lines
     assert "GEARTRAIN_DATA" in done.err
+    assert ("load 1000.0" in done.err) == (lines == 2)
+
+
+def test_a_system_that_fails_ends_the_comparison_and_is_named(geartrain) -> None:
+    options = ("--option", "learning_rate=1e30", "--epochs", 2, "--seeds", 1)
+    done = geartrain("compare", *LISTS, *options, "--against", "mixed")
+    assert done.status == 1
+    assert "geartrain: ours, seed 0: " in done.err
+    assert "Traceback" not in done.err
+    assert "mixed" not in done.err
+
+
+def test_an_interrupt_says_where_the_trials_that_had_ended_are(
+    geartrain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    ended = [
+        {"epoch": 1, "seconds": 1.0, "instances": 300, "valid": {"accuracy": 0.5}},
+        {"peak_rss_mib": 100.0, "staleness": {}},
+    ]
+
+    def lines(plan: object, trial: Trial, called: str) -> Iterator[dict[str, object]]:
+        if trial.system == "mixed":
+            raise KeyboardInterrupt
+        return iter(ended)
+
+    monkeypatch.setattr("geartrain.cli.compare._lines", lines)
+    done = geartrain("compare", *LISTS, "--against", "mixed", "--out", tmp_path / "out")
+    assert done.status == 130
+    runs = tmp_path / "out" / "runs.jsonl"
+    assert str(runs) in done.err
+    assert [json.loads(line)["system"] for line in runs.read_text().splitlines()] == ["ours"]
 
 
 def test_a_figure_without_matplotlib_is_refused_with_the_extra_to_install(

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from geartrain.baselines.baseline import Baseline, Epoch, Terms, shuffler
 from geartrain.data.mnist import CLASSES, SIDE, Digits, load_mnist
+from geartrain.recipes.mnist import MEAN, SPREAD
 
 RATE: Final = 0.1
 
@@ -44,8 +45,8 @@ def train(terms: Terms) -> Iterator[Epoch]:
     Instances are counted as the recipe counts them: minibatches of its option ``batch``.
     """
     most = int(terms.options["train_size"]) or None
-    x, y = _columns(load_mnist(terms.data, "train"), most)
-    held, truth = _columns(load_mnist(terms.data, "test"), None)
+    x, y = columns(load_mnist(terms.data, "train"), most)
+    held, truth = columns(load_mnist(terms.data, "test"), None)
     torch.manual_seed(terms.seed)
     net = make_net(int(terms.options["hidden"]))
     optimizer = torch.optim.SGD(net.parameters(), lr=RATE, fused=True)
@@ -72,10 +73,10 @@ def train(terms: Terms) -> Iterator[Epoch]:
         )
 
 
-def _columns(digits: Digits, most: int | None) -> tuple[Tensor, Tensor]:
-    """Pixels float32 ``(N, 784)`` in 0..1 and labels int64 ``(N,)``."""
-    pixels = torch.from_numpy(digits.images[:most]).flatten(1).to(torch.float32).div_(255)
-    return pixels, torch.from_numpy(digits.labels[:most])
+def columns(digits: Digits, most: int | None) -> tuple[Tensor, Tensor]:
+    """Pixels float32 ``(N, 784)``, standardised as in the recipe, and labels int64 ``(N,)``."""
+    pixels = torch.from_numpy(digits.images[:most]).flatten(1).to(torch.float32)
+    return pixels.sub_(MEAN).div_(SPREAD), torch.from_numpy(digits.labels[:most])
 
 
 BASELINES: Final = (

@@ -41,6 +41,8 @@ from geartrain.train.results import Target
 _ROOT: Final = Path(__file__).parents[2]  # where this geartrain is imported from
 _DRAINED: Final = 25  # instances, where neither the recipe nor its peers say
 
+RUNS: Final = "runs.jsonl"
+_BUSY: Final = 0.4  # load per core from which figures are doubtful
 _WIDE: Final = 120  # columns of a table that goes to a file
 
 
@@ -81,16 +83,23 @@ def compare(
     """
     with preparing():
         plan = _prepare(name, given, option_texts, against, seeds, data, out)
+    load = _load()
+    if load is not None and load > _BUSY * cores():
+        print(
+            f"other programs use this machine (load {load:.1f} on {cores()} cores): kernels of "
+            "several threads wait for each other, which slows baselines most; compare when it is "
+            "idle",
+            file=sys.stderr,
+        )
     try:
         outcomes = list(_trials(plan))
     except KeyboardInterrupt as interrupt:
-        raise fail("interrupted; what had ended is in runs.jsonl of --out", INTERRUPTED) from (
-            interrupt
-        )
+        kept = "" if out is None else f"; trials that had ended are in {out / RUNS}"
+        raise fail(f"interrupted{kept}", INTERRUPTED) from interrupt
     rows = [
         row_of(s, [o for o in outcomes if o.system == s.key], plan.target) for s in plan.systems
     ]
-    result = {**_header(plan), "rows": rows}
+    result = {**_header(plan, load), "rows": rows}
     if plan.out is not None:
         result["figure"] = str(_keep(plan, plan.out, result, outcomes))
     if as_json:
@@ -215,7 +224,7 @@ def _prepare(
 
 
 def _trials(plan: _Plan) -> Iterator[Outcome]:
-    log = None if plan.out is None else plan.out / "runs.jsonl"
+    log = None if plan.out is None else plan.out / RUNS
     if log is not None:
         log.write_text("", encoding="utf-8")
     for seed in range(plan.seeds):
@@ -290,13 +299,15 @@ def _failed(called: str, status: int, errors: str) -> typer.Exit:
     if status == INTERRUPTED:
         raise KeyboardInterrupt
     last = next((s for s in reversed(errors.splitlines()) if s.strip()), f"it ended with {status}")
+    said = last.removeprefix("geartrain: ")
     if status == WRONG_USE:
-        return fail(last.removeprefix("geartrain: "), WRONG_USE)
-    print(errors, file=sys.stderr)
-    return fail(f"{called}: {last}", FAILED)
+        return fail(said, WRONG_USE)
+    if said == last:  # not a failure that was foreseen: there is a traceback
+        print(errors, file=sys.stderr)
+    return fail(f"{called}: {said}", FAILED)
 
 
-def _header(plan: _Plan) -> dict[str, Any]:
+def _header(plan: _Plan, load: float | None) -> dict[str, Any]:
     settings = plan.settings
     return {
         "recipe": plan.recipe.name,
@@ -310,11 +321,17 @@ def _header(plan: _Plan) -> dict[str, Any]:
         "machine": {
             "platform": platform.platform(),
             "cores": cores(),
+            "load_before": load,
             "python": platform.python_version(),
             "torch": torch.__version__,
         },
         "figure": None,
     }
+
+
+def _load() -> float | None:
+    """Programs that wanted to run at a time over the last minute, where the system tells."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 def _keep(plan: _Plan, out: Path, result: Mapping[str, Any], outcomes: Sequence[Outcome]) -> Path:

@@ -126,7 +126,7 @@ def table_of(rows: Sequence[Mapping[str, Any]], target: Target) -> Table:
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("system", no_wrap=True)
     metrics = list(rows[0]["valid"])
-    for head in ("inst./s", f"to {target}", "epochs", "seeds", *metrics, "peak MiB"):
+    for head in ("inst./s", f"to {target}", "epochs", "reached", *metrics, "peak MiB"):
         table.add_column(head, justify="right")
     for row in rows:
         spread = row["spread"]

@@ -24,12 +24,12 @@ import torch
 import typer
 
 from geartrain.baselines import PEERS, Baseline, Terms
-from geartrain.cli.exits import INTERRUPTED, WRONG_USE, fail, preparing
+from geartrain.cli.exits import FAILED, INTERRUPTED, WRONG_USE, fail, preparing
 from geartrain.cli.settings import Settings
 from geartrain.cli.train import finite, peak_rss_mib, staleness_over
 from geartrain.engine.controller import Ramp
 from geartrain.engine.instrument import AbstractInstrument, EpochEnded
-from geartrain.errors import DataError
+from geartrain.errors import DataError, GeartrainError
 from geartrain.optim.part import Instances
 from geartrain.recipes import find_recipe
 from geartrain.train.session import Session
@@ -175,6 +175,8 @@ def main() -> None:
         run(Trial.from_json(sys.argv[1]))
     except DataError as error:
         sys.exit(fail(str(error), WRONG_USE).exit_code)
+    except GeartrainError as error:
+        sys.exit(fail(str(error), FAILED).exit_code)
     except typer.Exit as error:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:

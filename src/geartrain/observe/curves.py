@@ -129,7 +129,7 @@ def draw_curves(
     figure.suptitle(title, fontsize=12)
     figure.legend(
         *left.get_legend_handles_labels(), loc="outside lower center", fontsize=10,
-        ncols=min(len(curves), 5), frameon=False,
+        ncols=min(len(curves), 6), frameon=False,
     )  # fmt: skip
     figure.savefig(path)
 
