@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -529,3 +530,12 @@ def test_policies_that_pick_at_random_pick_the_same_for_the_same_seed():
         return fired
 
     assert order(1) == order(1) != order(2)
+
+
+def test_threads_leave_the_interpreter_and_torch_as_they_were():
+    before = sys.getswitchinterval(), torch.get_num_threads()
+    runtime = Threads(2)
+    engine = engine_of(chain(), 2)
+    engine.begin(train=True)
+    runtime.run(engine, Feeder(iter(rows(20))), Quiet())
+    assert (sys.getswitchinterval(), torch.get_num_threads()) == before

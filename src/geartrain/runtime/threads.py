@@ -6,6 +6,7 @@ brings an answer runs the controller's step under its lock; the calling thread o
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -48,13 +49,15 @@ class Threads(AbstractRuntime):
 
     def run(self, engine: Engine, feeder: Feeder, watch: Watch) -> float:
         run = _Run(engine, feeder, watch, self.kernel_threads)
-        kernel_threads = torch.get_num_threads()
+        kernel_threads, switch_s = torch.get_num_threads(), sys.getswitchinterval()
         threads = [
             threading.Thread(target=run.work, args=(w,), name=f"geartrain-{w}", daemon=True)
             for w in range(self.workers)
         ]
         with Interruptible(feeder) as interrupt:
             try:
+                if self.workers > 1:
+                    sys.setswitchinterval(min(switch_s, _SWITCH_S))
                 run.start()
                 for thread in threads:
                     thread.start()
@@ -65,8 +68,17 @@ class Threads(AbstractRuntime):
                     if thread.ident is not None:
                         thread.join(self.patience_s)
                 torch.set_num_threads(kernel_threads)
+                sys.setswitchinterval(switch_s)
             run.raise_failure()  # inside, so that an interrupt does not hide it
         return run.seconds
+
+
+_SWITCH_S = 2e-4
+"""How long a worker may keep the interpreter while another wants it: about one firing's Python.
+
+Python's own 5 ms make a worker that is back from a kernel wait; a few microseconds make workers take
+it from each other. 15 % more sentiment trees a second with two workers than at 5 ms.
+"""
 
 
 @final
