@@ -76,8 +76,8 @@ class Threads(AbstractRuntime):
 _SWITCH_S = 2e-4
 """How long a worker may keep the interpreter while another wants it: about one firing's Python.
 
-Python's own 5 ms make a worker that is back from a kernel wait; a few microseconds make workers take
-it from each other. 15 % more sentiment trees a second with two workers than at 5 ms.
+Python's own 5 ms make a worker that is back from a kernel wait; a few microseconds make workers
+take it from each other. 15 % more sentiment trees a second with two workers than at 5 ms.
 """
 
 
