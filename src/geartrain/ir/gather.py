@@ -90,7 +90,6 @@ class Group(AbstractNode):
         states = len(place.schema.state)
         self._groups = RowStore(place.name, ("start", "size", "arrived"), states)
         self._cells = RowStore(f"{place.name} members", ("origin", "filled"), states)
-        self._incomplete = 0
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         state = join_states(batches)
@@ -110,7 +109,6 @@ class Group(AbstractNode):
         done = distinct(groups[arrived[groups] == self._groups["size"][groups]])
         if not done.size:
             return Emission()
-        self._incomplete -= done.size
         states = self._groups.state.take(done, 1)
         self._table.remove(states[self._by])
         if self._sorted:
@@ -138,7 +136,6 @@ class Group(AbstractNode):
         self._groups.state[:, start:end] = state.take(rows, 1)
         first = int(self._groups["start"][start])
         self._cells["filled"][first : first + int(sizes.sum())] = 0
-        self._incomplete += rows.size
         return start
 
     def _position(self, groups: IntArray, view: View) -> IntArray:

@@ -28,7 +28,7 @@ from geartrain.ir import drawing, wiring
 from geartrain.ir.frame import Schema, View
 from geartrain.ir.gather import Column, How
 from geartrain.ir.loss import Metric, Target
-from geartrain.ir.operator import AbstractOperator, Input, Keep, PartLike, Spec
+from geartrain.ir.operator import AbstractOperator, Input, Keep, PartLike
 from geartrain.ir.operators import (
     Detaching,
     Flatmapping,
@@ -501,6 +501,3 @@ def _names(names: Sequence[str], kind: str) -> tuple[str, ...]:
     if isinstance(names, str):
         raise TypeError(f"Graph({kind}={names!r}): give a tuple of names, ({names!r},)")
     return tuple(names)
-
-
-__all__ = ["Graph", "Spec", "Stream"]

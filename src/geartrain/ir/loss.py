@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import torch
@@ -96,8 +96,6 @@ class LossNode(AbstractNode):
         NonFiniteError: A loss is NaN or infinite.
     """
 
-    eager = False
-
     def __init__(
         self,
         place: Place,
@@ -105,13 +103,12 @@ class LossNode(AbstractNode):
         target: Target,
         metrics: Mapping[str, Metric],
         weight: Target = None,
-        classes_checked: bool = True,
     ) -> None:
         super().__init__(place)
         self._criterion = per_row(criterion, place.name)
         self._target, self._weight = target, weight
         self._metrics = dict(metrics)
-        self._check_classes = classes_checked and isinstance(self._criterion, CrossEntropy)
+        self._check_classes = isinstance(self._criterion, CrossEntropy)
         self.sums: dict[str, list[float]] = {}
         self.collected: list[Collected] | None = None
         self.judge = True
@@ -318,6 +315,3 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 def _messages(slots: IntArray, lengths: IntArray | None) -> IntArray:
     return slots if lengths is None else np.repeat(slots, lengths)
-
-
-Mode: TypeAlias = Literal["train", "evaluate", "predict"]

@@ -110,8 +110,3 @@ class AbstractNode(ABC):
     def nbytes(self) -> int:
         """Bytes of tensors held for rows that wait."""
         return 0
-
-    def instances(self, batches: Sequence[Forward]) -> IntArray:
-        """Slots of the instances in these batches (for errors)."""
-        slots: IntArray = batches[0].state[INSTANCE]
-        return slots

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from geartrain.errors import GraphError
-from geartrain.ir.collector import Collector, allocate_ragged, release_ragged
+from geartrain.ir.collector import Collector, allocate_ragged
 from geartrain.ir.frame import View
 from geartrain.ir.message import (
     INSTANCE,
@@ -30,7 +30,6 @@ from geartrain.ir.message import (
     Forward,
     Gradient,
     IntArray,
-    Payload,
     address,
     join_arrays,
     join_gradient,
@@ -377,6 +376,3 @@ class Ungroup(AbstractNode):
 
     def nbytes(self) -> int:
         return self._cells.nbytes()
-
-
-__all__ = ["Broadcast", "Cells", "Flatmap", "Payload", "Split", "Ungroup", "release_ragged"]

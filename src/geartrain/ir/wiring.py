@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import torch
@@ -13,8 +13,8 @@ from geartrain.errors import GraphError
 from geartrain.ir.control import AbstractStep
 from geartrain.ir.frame import Arena, Schema
 from geartrain.ir.node import AbstractNode, Place
-from geartrain.ir.operator import ROWS, AbstractOperator, Input, Spec
-from geartrain.ir.operators import Copying, Merging, Stopping
+from geartrain.ir.operator import AbstractOperator, Input, Spec
+from geartrain.ir.operators import Copying, Merging
 from geartrain.ir.through import Through
 from geartrain.ir.weights import AbstractWeights
 
@@ -305,6 +305,3 @@ def _named(through: Through) -> list[tuple[str, torch.nn.Parameter]]:
 
 def _port(operator: AbstractOperator, port: int) -> str:
     return f" port {operator.port_name(port)}" if operator.ways > 1 else ""
-
-
-__all__ = ["ROWS", "Stopping", "Wiring", "check", "replace", "wire", "with_broadcasts"]
