@@ -168,25 +168,21 @@ class _Clockwork:
         self._at(arrives, lambda: self._deliver(to, delivery))
 
     def _settle(self, out: Outbox) -> None:
-        if self._engine.controller.settle(out):
-            self._tell_finished()
+        self._count(out)
         self._admit()
 
-    def _tell_finished(self) -> None:
+    def _count(self, out: Outbox) -> None:
+        """Let the controller count answers, and tell everybody of instances that have finished."""
         engine = self._engine
-        finished = engine.controller.finished - self._told
-        self._told += finished
-        for worker in engine.workers:
-            for step in worker.finished(finished, engine.controller.trained):
-                self._watch.stepped(worker.index, step, self._now)
-        self._watch.finished(engine, self._now)
-
-    _told = 0
+        if finished := engine.controller.settle(out):
+            for worker in engine.workers:
+                for step in worker.finished(finished, engine.controller.trained):
+                    self._watch.stepped(worker.index, step, self._now)
+            self._watch.finished(engine, self._now)
 
     def _admit(self) -> None:
         while (out := self._feeder.admit(self._engine)) is not None:
             for delivery in out.deliveries:
                 w = self._engine.home[delivery.node]
                 self._at(self._now, lambda w=w, d=delivery: self._deliver(w, d))  # type: ignore[misc]
-            if (out.answered or out.spawned) and self._engine.controller.settle(out):
-                self._tell_finished()
+            self._count(out)

@@ -178,22 +178,21 @@ class _Run:
             self._post(worker, delivery)
 
     def _settle(self, out: Outbox) -> None:
+        self._count(out)
+        self._admit()
+
+    def _count(self, out: Outbox) -> None:
+        """Let the controller count answers, and tell everybody of instances that have finished."""
         controller = self._engine.controller
-        finished = controller.settle(out)
-        if finished:
+        if finished := controller.settle(out):
             for w in range(len(self._inboxes)):
                 self._post(w, (finished, controller.trained))
             self._watch.finished(self._engine, self._now())
-        self._admit()
 
     def _admit(self) -> None:
         """Fill up; runs under the control lock."""
         while (out := self._feeder.admit(self._engine)) is not None:
-            if out.answered or out.spawned:
-                finished = self._engine.controller.settle(out)
-                if finished:
-                    for w in range(len(self._inboxes)):
-                        self._post(w, (finished, self._engine.controller.trained))
+            self._count(out)
             for delivery in out.deliveries:
                 self._post(self._engine.home[delivery.node], delivery)
         if self._feeder.exhausted and not self._engine.controller.active:
