@@ -49,7 +49,11 @@ class GradientSum:
     def add_product(self, parameter: torch.nn.Parameter, left: Tensor, right: Tensor) -> None:
         """Add ``left.T @ right``; left ``(n, a)``, right ``(n, b)``, the parameter ``(a, b)``."""
         if outer_suits(left, right):
-            self.add(parameter, outer(left, right))
+            product = outer(left, right)
+            if self._fresh[parameter]:
+                self._buffers[parameter], self._fresh[parameter] = product, False
+            else:
+                self._buffer(parameter).add_(product)
             return
         buffer = self._buffer(parameter)
         if self._fresh[parameter]:
