@@ -126,10 +126,7 @@ def _apply(step: AbstractStep, batch: Forward) -> Passage:
     except GeartrainError:
         raise
     except Exception as error:
-        arena = step.place.arena
-        slots = np.unique(batch.state[INSTANCE])
-        names = ", ".join(arena.describe(int(s)) for s in slots[:3])
-        more = f" and {slots.size - 3} more" if slots.size > 3 else ""
+        whose = step.place.arena.describe_several(batch.state[INSTANCE])
         raise WorkerError(
-            f"{type(error).__name__} in '{step.name}', {len(batch)} rows of {names}{more}: {error}"
+            f"{type(error).__name__} in '{step.name}', {len(batch)} rows of {whose}: {error}"
         ) from error

@@ -207,11 +207,6 @@ def _story(node: AbstractNode, port: int, batches: Sequence[Forward | Backward])
     rows = sum(map(len, batches))
     told = f"'{node.name}'{part}, {way}, {rows} rows, payload {', '.join(shapes) or 'zero'}"
     if isinstance(first, Forward):
-        slots = np.unique(
-            np.concatenate([b.state[INSTANCE] for b in batches if isinstance(b, Forward)])
-        )
-        arena = node.place.arena
-        names = [arena.describe(int(s)) for s in slots[:3] if int(s) in arena.keys]
-        more = f" and {slots.size - 3} more" if slots.size > 3 else ""
-        told += f", {', '.join(names)}{more}"
+        slots = np.concatenate([b.state[INSTANCE] for b in batches if isinstance(b, Forward)])
+        told += f", {node.place.arena.describe_several(slots)}"
     return told

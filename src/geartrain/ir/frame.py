@@ -192,6 +192,12 @@ class Arena:
         name = f"instance {int(self.serial[slot])}"
         return name if key is None else f"{name} ({key})"
 
+    def describe_several(self, slots: IntArray) -> str:
+        """The first instances of these slots by name, and how many more there are."""
+        live = [s for s in np.unique(slots).tolist() if s in self.keys]
+        more = f" and {len(live) - 3} more" if len(live) > 3 else ""
+        return ", ".join(self.describe(s) for s in live[:3]) + more
+
     @property
     def active(self) -> int:
         return len(self.keys)

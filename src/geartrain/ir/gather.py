@@ -185,18 +185,20 @@ class Group(AbstractNode):
             return
         self._cells["origin"][cells] = self._cells["origin"][order]
         source, target = torch.from_numpy(order), torch.from_numpy(cells)
-        for buffer in self._buffers():
+        for buffer in self._cells.buffers():
             buffer.index_copy_(0, target, buffer.index_select(0, source))
 
     def _result(self, done: IntArray, state: IntArray) -> Forward:
         starts, sizes = self._groups["start"][done], self._groups["size"][done]
         origin = done + (self.id << 40)
         if self._how == "bundle":
-            return Forward(self._buffers(), state, origin, sizes, ranges(starts, sizes))
+            return Forward(self._cells.buffers(), state, origin, sizes, ranges(starts, sizes))
         if self._how == "stack":
             return self._stack(starts, sizes, state, origin)
         members = torch.from_numpy(ranges(starts, sizes))
-        payload = tuple(self._reduce(b.index_select(0, members), sizes) for b in self._buffers())
+        payload = tuple(
+            self._reduce(b.index_select(0, members), sizes) for b in self._cells.buffers()
+        )
         return Forward(payload, state, origin)
 
     def _stack(
@@ -210,11 +212,12 @@ class Group(AbstractNode):
                 "rows of a stream have one shape; use how='bundle', or sum, mean, max"
             )
         if (starts % k == 0).all() and self._cells.capacity % k == 0:
-            payload = tuple(b.view(-1, k, *b.shape[1:]) for b in self._buffers())
+            payload = tuple(b.view(-1, k, *b.shape[1:]) for b in self._cells.buffers())
             return Forward(payload, state, origin, None, starts // k)  # read where they lie
         members = torch.from_numpy(ranges(starts, sizes))
         payload = tuple(
-            b.index_select(0, members).view(starts.size, k, *b.shape[1:]) for b in self._buffers()
+            b.index_select(0, members).view(starts.size, k, *b.shape[1:])
+            for b in self._cells.buffers()
         )
         return Forward(payload, state, origin)
 
@@ -260,7 +263,7 @@ class Group(AbstractNode):
         owner = np.repeat(np.arange(sizes.size), sizes)
         if self._how == "max":
             segment, at = torch.from_numpy(owner), torch.from_numpy(cells)
-            buffers = self._buffers()
+            buffers = self._cells.buffers()
             return Backward(
                 origin,
                 tuple(
@@ -278,12 +281,6 @@ class Group(AbstractNode):
         starts, sizes = self._groups["start"][rows], self._groups["size"][rows]
         self._groups.release(rows)
         release_ragged(self._cells, starts, sizes)
-
-    def _buffers(self) -> Payload:
-        found: list[Tensor] = []
-        while (buffer := self._cells.existing(len(found))) is not None:
-            found.append(buffer)
-        return tuple(found)
 
     def check_empty(self) -> None:
         self._groups.check_empty()

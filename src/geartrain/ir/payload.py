@@ -13,9 +13,9 @@ Source: PPT and NPT of Gaunt et al. 2017, arXiv:1705.09786.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import numpy as np
 import torch
@@ -48,6 +48,8 @@ from geartrain.ir.node import AbstractNode, Emission, Place
 from geartrain.ir.products import GRAIN
 from geartrain.ir.rows import RowStore
 from geartrain.ir.weights import AbstractWeights
+
+B = TypeVar("B", Forward, Backward)
 
 
 @final
@@ -255,12 +257,9 @@ class RowNode(AbstractNode):
             join_column([(b.payload[j], b.index) for b in batches], in_place.get(i))
             for i, j in enumerate(self._call.taken(self._width))
         ]
-        if self._call.read:
-            view = self.place.row_view(state, lengths)
-            for j, name in enumerate(self._call.read, len(inputs)):
-                column = torch.from_numpy(np.ascontiguousarray(getattr(view, name)))
-                out = in_place.get(j)
-                inputs.append(column if out is None else out.copy_(column))
+        for j, column in enumerate(_read(self._call, self.place, state, lengths), len(inputs)):
+            out = in_place.get(j)
+            inputs.append(column if out is None else out.copy_(column))
         return tuple(inputs)
 
     def _run(
@@ -311,10 +310,7 @@ class RowNode(AbstractNode):
     def _gather(self, cells: IntArray) -> Payload:
         at = torch.from_numpy(cells)
         source = self._cells or self._rows
-        gathered: list[Tensor] = []
-        while (buffer := source.existing(len(gathered))) is not None:
-            gathered.append(buffer.index_select(0, at))
-        return tuple(gathered)
+        return tuple(buffer.index_select(0, at) for buffer in source.buffers())
 
     def _answer_zero(self, rows: IntArray, emission: Emission) -> None:
         emission.backward.append(Backward(self._rows["origin"][rows], None))
@@ -355,21 +351,12 @@ class GraphNode(AbstractNode):
         self._graphs: dict[int, _Kept] = {}
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
-        emission = Emission()
-        for batch in batches:
-            for i in range(len(batch)):
-                one = batch if len(batch) == 1 else batch.take(np.array([i], np.int64))
-                emission.forward.append((0, self._forward_one(one, train)))
-        return emission
+        return Emission([(0, self._forward_one(one, train)) for one in _one_by_one(batches)])
 
     def _forward_one(self, one: Forward, train: bool) -> Forward:
         width = len(one.payload)
         inputs = [join_column([(one.payload[j], one.index)]) for j in self._call.taken(width)]
-        if self._call.read:
-            view = self.place.row_view(one.state, one.lengths)
-            for name in self._call.read:
-                column = torch.from_numpy(np.ascontiguousarray(getattr(view, name)))
-                inputs.append(column)
+        inputs += _read(self._call, self.place, one.state, one.lengths)
         inside = (
             look_inside(self.place, one.state[INSTANCE], one.lengths) if self._call.inside else None
         )
@@ -392,12 +379,7 @@ class GraphNode(AbstractNode):
         return Forward(sent, one.state, address(self.id, row, 1), lengths)
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
-        emission = Emission()
-        for batch in batches:
-            for i in range(len(batch)):
-                one = batch if len(batch) == 1 else batch.take(np.array([i], np.int64))
-                emission.backward.append(self._backward_one(one))
-        return emission
+        return Emission(backward=[self._backward_one(one) for one in _one_by_one(batches)])
 
     def _backward_one(self, one: Backward) -> Backward:
         row = int(one.rows[0] & ROW_MASK)
@@ -479,6 +461,23 @@ def look_inside(place: Place, slots: IntArray, lengths: IntArray | None) -> Insi
         torch.from_numpy(segment),
         {name: torch.from_numpy(column) for name, column in edges.items()},
     )
+
+
+def _read(call: Call, place: Place, state: IntArray, lengths: IntArray | None) -> list[Tensor]:
+    """The columns that a module reads, one entry a payload row."""
+    if not call.read:
+        return []
+    view = place.row_view(state, lengths)
+    return [torch.from_numpy(np.ascontiguousarray(getattr(view, name))) for name in call.read]
+
+
+def _one_by_one(batches: Sequence[B]) -> Iterator[B]:
+    """Every message as a batch of its own."""
+    for batch in batches:
+        if len(batch) == 1:
+            yield batch
+        else:
+            yield from (batch.take(np.array([i], np.int64)) for i in range(len(batch)))
 
 
 def _fits(kept: Tensor, batches: Sequence[Forward], j: int) -> bool:

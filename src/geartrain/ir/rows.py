@@ -180,6 +180,13 @@ class RowStore:
         """Whether rows other than those being written wait (a new shape may then not come)."""
         return self.waiting > like.shape[0]
 
+    def buffers(self) -> tuple[Tensor, ...]:
+        """Buffers 0, 1, ... as far as they exist."""
+        found: list[Tensor] = []
+        while (buffer := self._buffers.get(len(found))) is not None:
+            found.append(buffer)
+        return tuple(found)
+
     def existing(self, j: int) -> Tensor | None:
         return self._buffers.get(j)
 
