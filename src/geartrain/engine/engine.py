@@ -28,7 +28,7 @@ from geartrain.ir.operators import Losing
 from geartrain.ir.through import Through
 from geartrain.ir.wiring import Owner, Wiring, copy_name, wire
 from geartrain.optim.part import Part, PartState, Rules
-from geartrain.optim.share import Share, share
+from geartrain.optim.share import AbstractLock, NoLock, Share, share
 
 
 @final
@@ -71,6 +71,7 @@ class Engine:
         placement: Part or node name to worker; the rest is placed by ``costs``.
         costs: Seconds by node name, measured; empty: by numbers of parameters.
         trained: Instances finished in training so far.
+        lock: The runtime's, for what lanes share.
     """
 
     def __init__(
@@ -82,13 +83,14 @@ class Engine:
         placement: Mapping[str, int] | None = None,
         costs: Mapping[str, float] | None = None,
         trained: int = 0,
+        lock: Callable[[], AbstractLock] = NoLock,
     ) -> None:
         self.parts = parts
         self.settings = settings
         names = part_names(graph)
 
         lanes = workers if settings.lanes else 1
-        shares = {n: share(p, lanes) for n, p in parts.items()} if lanes > 1 else {}
+        shares = {n: share(p, lanes, lock) for n, p in parts.items()} if lanes > 1 else {}
 
         def owners(through: Through) -> list[Owner]:
             name = names.get(through.name)

@@ -35,9 +35,9 @@ class GradientSum:
         parameters: The parameters of one part. Others are refused with ``KeyError``.
 
     Every ``add_*`` call adds; a parameter that got nothing since the last ``take`` has no gradient
-    (an optimiser skips it). Dense sums live in buffers that are reused from step to step. Operands of
-    ``add_product``, ``add_sum`` and ``add_rows`` must not change before the step: they are kept,
-    not copied.
+    (an optimiser skips it). Dense sums live in buffers that are reused from step to step. What
+    ``add_product``, ``add_sum`` and ``add_rows`` are given must not change before the step: it is
+    kept, not copied.
     """
 
     __slots__ = ("_buffers", "_fresh", "_products", "_rows", "_sums", "_waiting")

@@ -11,7 +11,6 @@ ours is called ``update_every``, as it is a count.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
@@ -184,8 +183,11 @@ class StepTaken:
 class AbstractShare(Protocol):
     """What a part must know of a lane's view of it; see ``geartrain.optim.share``."""
 
-    gradient: GradientSum
-    guard: threading.Lock
+    @property
+    def gradient(self) -> GradientSum: ...
+
+    @property
+    def guard(self) -> AbstractContextManager[Any]: ...
 
 
 @final
@@ -235,7 +237,6 @@ class PartState(AbstractWeights):
         self._told_holding = False
         self.shares: Sequence[AbstractShare] = ()
         self.guard: AbstractContextManager[Any] = nullcontext()
-        self.counts, self.stepping = threading.Lock(), threading.Lock()  # between lanes
 
     @property
     def scheduler(self) -> LRScheduler | None:

@@ -13,9 +13,8 @@ with the steps of a part one after the other and never in the middle of somebody
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
-from typing import final
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, final
 
 from torch import Tensor, nn
 
@@ -25,19 +24,59 @@ from geartrain.ir.weights import AbstractWeights
 from geartrain.optim.part import PartState, Rules, StepTaken
 
 
+class AbstractLock(Protocol):
+    """What a runtime gives, ``threading.Lock`` or ``NoLock``: floors below it know no threads."""
+
+    def acquire(self, blocking: bool = True) -> bool: ...
+
+    def release(self) -> None: ...
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
+
+
+@final
+class NoLock:
+    """For a runtime of one thread."""
+
+    def acquire(self, blocking: bool = True) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None:
+        pass
+
+
 @final
 class Share(AbstractWeights):
     """A part as one lane sees it.
 
     Args:
         part: The part, whose ``shares`` this becomes one of.
+        counts: Of all its shares: held while the part counts rows.
+        stepping: Of all its shares: held by the one that steps.
+        guard: Its own: held while its lane computes with the part.
         first: Whether it is the lane that counts finished instances for the part.
     """
 
-    def __init__(self, part: PartState, *, first: bool) -> None:
+    def __init__(
+        self,
+        part: PartState,
+        counts: AbstractLock,
+        stepping: AbstractLock,
+        guard: AbstractLock,
+        *,
+        first: bool,
+    ) -> None:
         self.name, self._part, self._first = part.name, part, first
+        self._counts, self._stepping, self.guard = counts, stepping, guard
         self.gradient = GradientSum(part.module.parameters())
-        self.guard = threading.Lock()
 
     @property
     def version(self) -> int:  # type: ignore[override]
@@ -48,47 +87,49 @@ class Share(AbstractWeights):
         return self._part.rules
 
     def sent(self, rows: int) -> None:
-        with self._part.counts:
+        with self._counts:
             self._part.sent(rows)
 
     def received(self, rows: int, versions: IntArray, lengths: IntArray | None = None) -> None:
-        with self._part.counts:
+        with self._counts:
             self._part.received(rows, versions, lengths)
 
     def dropped(self, versions: IntArray) -> None:
-        with self._part.counts:
+        with self._counts:
             self._part.dropped(versions)
 
     def aliases(self) -> Mapping[nn.Parameter, Tensor]:
-        with self._part.counts:
+        with self._counts:
             return self._part.aliases()
 
     def finished(self, instances: int) -> None:
         if self._first:
-            with self._part.counts:
+            with self._counts:
                 self._part.finished(instances)
 
     def note_holding(self) -> bool | None:
-        with self._part.counts:
+        with self._counts:
             return self._part.note_holding()
 
     def step_if_due(self, progress: int) -> StepTaken | None:
         part = self._part
         # Another lane that steps just now will do; what is left over comes due with the next rows.
-        if not part.due() or not part.stepping.acquire(blocking=False):
+        if not part.due() or not self._stepping.acquire(blocking=False):
             return None
         try:
             return part.step_if_due(progress)
         finally:
-            part.stepping.release()
+            self._stepping.release()
 
     def step(self, progress: int) -> StepTaken | None:
-        with self._part.stepping:
+        with self._stepping:
             return self._part.step(progress)
 
 
-def share(part: PartState, lanes: int) -> list[Share]:
-    """So many views of a part, in place of those that it had; what they had added stays."""
+def share(part: PartState, lanes: int, lock: Callable[[], AbstractLock]) -> list[Share]:
+    """So many views of a part, in place of those that it had; what those had added stays."""
     part.absorb_shares()
-    part.shares = [Share(part, first=k == 0) for k in range(lanes)]
-    return part.shares  # type: ignore[return-value]
+    counts, stepping = lock(), lock()
+    shares = [Share(part, counts, stepping, lock(), first=k == 0) for k in range(lanes)]
+    part.shares = shares
+    return shares

@@ -319,6 +319,7 @@ class Session:
                 self.placement,
                 self._costs,
                 self._position.trained,
+                self.runtime.lock,
             )
         return self._engine
 
