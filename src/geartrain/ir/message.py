@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import TypeAlias, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
