@@ -215,9 +215,12 @@ def join_payload(batches: Sequence[Forward]) -> Payload:
 
 def join_gradient(batches: Sequence[Backward]) -> Gradient:
     """The gradients of several batches (none of them zero), rows side by side."""
+    first = batches[0]
+    if len(batches) == 1 and first.index is None:
+        return first.gradient or ()
     moves = Moves()
     columns: list[Tensor | None] = []
-    width = len(batches[0].gradient or ())
+    width = len(first.gradient or ())
     for j in range(width):
         column = [None if b.gradient is None else b.gradient[j] for b in batches]
         if all(c is None for c in column):

@@ -63,6 +63,28 @@ int64_t move_rows(const Job *jobs, int64_t count) {
   return 0;
 }
 
+/* Rows of a store have been answered: live[row] becomes 0, and its chunk has one less to wait for.
+ * Returns how many chunks wait for nothing any more, their numbers in freed; or -1, and nothing has
+ * changed, if a row is out of range, does not wait, or is named twice.
+ */
+int64_t release_rows(int64_t n, const int64_t *rows, int64_t capacity, uint8_t *live,
+                     const int64_t *chunk_of, int64_t *left, int64_t *freed) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const int64_t row = rows[i];
+    if ((uint64_t)row >= (uint64_t)capacity || !live[row]) {
+      while (i-- > 0) live[rows[i]] = 1;
+      return -1;
+    }
+    live[row] = 0;
+  }
+  for (int64_t i = 0; i < n; i++) {
+    const int64_t chunk = chunk_of[rows[i]];
+    if (--left[chunk] == 0) freed[count++] = chunk;
+  }
+  return count;
+}
+
 #define REAL float
 #define BITS uint32_t
 #define NAME(name) name##_float

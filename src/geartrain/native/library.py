@@ -46,8 +46,10 @@ Function: TypeAlias = Callable[..., int]
 
 _N, _P = ctypes.c_int64, ctypes.c_void_p
 _MOVE: Final = (ctypes.c_char_p, _N)
+_RELEASE: Final = (_N, _P, _N, *[_P] * 4)
 _TYPED: Final = {
     "add_rows": (_P, _P, _N, _P, _P, _N, _N, _N),
+    "sum_rows": (_P, _P, _P, _N, _P, _P, _N, _N, _N),
     "tree_forward": (_N, _N, _N, _P, _N, _P, _P, _P, _P),
     "tree_backward": (*[_N] * 4, *[_P] * 5, _N, *[_P] * 4),
     "lstm_forward": (_N, _N, *[_P] * 4),
@@ -71,13 +73,14 @@ class Library:
     Args:
         path: The shared object.
 
-    ``move`` and ``typed[dtype][name]`` are pairs ``(keeping, freeing)``.
+    ``move`` and ``typed[dtype][name]`` are pairs ``(keeping, freeing)``; ``release`` keeps.
     """
 
     def __init__(self, path: Path) -> None:
         try:
             kept, free = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
             self.move = tuple(_declared(dll, "move_rows", _MOVE) for dll in (kept, free))
+            self.release = _declared(kept, "release_rows", _RELEASE)
             self.typed: dict[torch.dtype, dict[str, tuple[Function, ...]]] = {
                 dtype: {
                     name: tuple(_declared(dll, f"{name}_{c}", of) for dll in (kept, free))

@@ -37,14 +37,14 @@ _WORDS: Final = 8  # of a job in kernels.c
 class Moves:
     """Copies of rows from tensor to tensor, collected and then done at once."""
 
-    __slots__ = ("_bytes", "_held", "_jobs", "_library", "_rows")
+    __slots__ = ("_bytes", "_held", "_jobs", "_library")
 
     def __init__(self) -> None:
         self._library = library.current()
         self._jobs: list[int] = []
         self._bytes = 0
-        self._held: list[Rows] = []  # made contiguous, alive until the run
-        self._rows: list[tuple[Rows | None, Rows | None]] = []
+        # Alive until the run, whatever becomes of the caller's names for them.
+        self._held: list[tuple[Tensor, Rows | None, Tensor, Rows | None]] = []
 
     def add(
         self, target: Tensor, target_rows: Rows | None, source: Tensor, source_rows: Rows | None
@@ -72,13 +72,14 @@ class Moves:
             return
         width = source.nbytes // limit
         self._bytes += n * width
-        self._rows.append((source_rows, target_rows))
+        source_rows, target_rows = _contiguous(source_rows), _contiguous(target_rows)
+        self._held.append((target, target_rows, source, source_rows))
         self._jobs += (
             source.data_ptr(),
-            0 if source_rows is None else self._pointer(source_rows),
+            _pointer(source_rows) or 0,
             limit,
             target.data_ptr(),
-            0 if target_rows is None else self._pointer(target_rows),
+            _pointer(target_rows) or 0,
             target.shape[0],
             n,
             width,
@@ -96,17 +97,11 @@ class Moves:
         if bad := move(pack(f"{len(jobs)}q", *jobs), count):
             self._refuse(bad - 1)
 
-    def _pointer(self, rows: Rows) -> int:
-        if not rows.flags.c_contiguous:
-            rows = np.ascontiguousarray(rows)
-            self._held.append(rows)
-        return torch.from_numpy(rows).data_ptr()
-
     def _refuse(self, job: int) -> None:
-        limits = self._jobs[job * _WORDS + 2], self._jobs[job * _WORDS + 5]
-        for rows, limit, what in zip(self._rows[job], limits, ("read", "written"), strict=True):
-            if rows is not None and (rows.min() < 0 or rows.max() >= limit):
-                raise out_of_range(rows, limit, what)
+        target, target_rows, source, source_rows = self._held[job]
+        for x, rows, what in ((source, source_rows, "read"), (target, target_rows, "written")):
+            if rows is not None and (rows.min() < 0 or rows.max() >= x.shape[0]):
+                raise out_of_range(rows, x.shape[0], what)
         raise AssertionError("the kernel refuses row numbers that are in range")
 
 
@@ -179,29 +174,20 @@ def add(
     Raises:
         ProtocolError: A row number is out of range.
     """
-    native = library.current()
-    typed = None if native is None else native.typed.get(target.dtype)
     n = source.shape[0] if source_rows is None else source_rows.size
-    if (
-        typed is None
-        or not target.numel()
-        or n != (target.shape[0] if target_rows is None else target_rows.size)
-        or source.dtype != target.dtype
-        or source.shape[1:] != target.shape[1:]
-        or not (target.is_cpu and source.is_cpu)
-        or not (target.is_contiguous() and source.is_contiguous())
-        or target.requires_grad
-        or source.requires_grad
-    ):
+    if n != (target.shape[0] if target_rows is None else target_rows.size):
+        return _add(target, target_rows, source, source_rows)
+    typed = _typed(target, source)
+    if typed is None:
         return _add(target, target_rows, source, source_rows)
     to, at = _contiguous(target_rows), _contiguous(source_rows)
     width = target.numel() // target.shape[0]
     bad = typed["add_rows"][n * width > library.SMALL](
         target.data_ptr(),
-        None if to is None else torch.from_numpy(to).data_ptr(),
+        _pointer(to),
         target.shape[0],
         source.data_ptr(),
-        None if at is None else torch.from_numpy(at).data_ptr(),
+        _pointer(at),
         source.shape[0],
         n,
         width,
@@ -211,6 +197,59 @@ def add(
     if bad and at is not None:
         raise out_of_range(at, source.shape[0], "read")
     return target
+
+
+def total(a: Tensor, a_rows: Rows | None, b: Tensor, b_rows: Rows | None) -> Tensor:
+    """a[a_rows] + b[b_rows], None being all rows; a new tensor.
+
+    Raises:
+        ProtocolError: A row number is out of range.
+    """
+    n = a.shape[0] if a_rows is None else a_rows.size
+    typed = _typed(a, b) if n == (b.shape[0] if b_rows is None else b_rows.size) else None
+    if typed is None:
+        x = a if a_rows is None else a.index_select(0, torch.from_numpy(a_rows))
+        return x + (b if b_rows is None else b.index_select(0, torch.from_numpy(b_rows)))
+    of_a, of_b = _contiguous(a_rows), _contiguous(b_rows)
+    width = a.numel() // a.shape[0]
+    out = a.new_empty((n, *a.shape[1:]))
+    bad = typed["sum_rows"][n * width > library.SMALL](
+        out.data_ptr(),
+        a.data_ptr(),
+        _pointer(of_a),
+        a.shape[0],
+        b.data_ptr(),
+        _pointer(of_b),
+        b.shape[0],
+        n,
+        width,
+    )
+    if bad == 1 and of_a is not None:
+        raise out_of_range(of_a, a.shape[0], "read")
+    if bad and of_b is not None:
+        raise out_of_range(of_b, b.shape[0], "read")
+    return out
+
+
+def _typed(a: Tensor, b: Tensor) -> dict[str, tuple[library.Function, ...]] | None:
+    """The kernels for adding rows of two tensors, or None if they are for torch."""
+    native = library.current()
+    if (
+        native is None
+        or not a.numel()
+        or not b.numel()
+        or a.dtype != b.dtype
+        or a.shape[1:] != b.shape[1:]
+        or not (a.is_cpu and b.is_cpu and a.is_contiguous() and b.is_contiguous())
+        or a.requires_grad
+        or b.requires_grad
+    ):
+        return None
+    return native.typed.get(a.dtype)
+
+
+def _pointer(rows: Rows | None) -> int | None:
+    return None if rows is None else torch.from_numpy(rows).data_ptr()
 
 
 def _contiguous(rows: Rows | None) -> Rows | None:
