@@ -102,6 +102,134 @@ def tree_backward(
     return d_gates, d_children, ends[: (3 + k) * width]
 
 
+def lstm_forward(kept: Tensor, c: Tensor) -> tuple[Tensor, Tensor] | None:
+    """nn.LSTMCell: h' and c', ``(n, H)``.
+
+    Args:
+        kept: ``(n, 5, H)``: i, f, g, o before squashing, squashed in place; gets tanh(c').
+        c: ``(n, H)``.
+    """
+    run = _function("lstm_forward", kept, c)
+    n, _, width = kept.shape
+    if run is None or c.shape != (n, width):
+        return None
+    h, c_new = kept.new_empty((2, n, width)).unbind(0)
+    run(n, width, kept.data_ptr(), c.data_ptr(), h.data_ptr(), c_new.data_ptr())
+    return h, c_new
+
+
+def lstm_backward(
+    dh: Tensor | None, dc: Tensor | None, kept: Tensor, c: Tensor, rows: Rows | None, whole: int
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The gradients at the gates, at c, and the sum of the former over the rows.
+
+    Arguments as for ``tree_backward``; kept ``(m, 5, H)``, c ``(m, H)``.
+
+    Returns:
+        ``(whole, 4 H)``, ``(n, H)``, ``(4 H,)``.
+
+    Raises:
+        ProtocolError: A row is out of range.
+    """
+    given = dh if dh is not None else dc
+    assert given is not None
+    limit, _, width = kept.shape
+    n = limit if rows is None else rows.size
+    run = _function("lstm_backward", kept, c, dh, dc, entries=5 * n * width)
+    if run is None or given.shape != (n, width) or c.shape != (limit, width):
+        return None
+    d_gates, d_c = kept.new_empty((whole, 4 * width)), kept.new_empty((n, width))
+    ends = kept.new_empty(5 * width)  # the sum, and scratch
+    at = ends.data_ptr()
+    bad = run(
+        n,
+        whole,
+        width,
+        _address(dh),
+        _address(dc),
+        kept.data_ptr(),
+        c.data_ptr(),
+        None if rows is None else torch.from_numpy(rows).data_ptr(),
+        limit,
+        d_gates.data_ptr(),
+        d_c.data_ptr(),
+        at,
+        at + 4 * width * ends.element_size(),
+    )
+    if bad and rows is not None:
+        raise out_of_range(rows, limit, "read")
+    return d_gates, d_c, ends[: 4 * width]
+
+
+def gru_forward(of_x: Tensor, of_h: Tensor, h: Tensor, kept: Tensor) -> Tensor | None:
+    """nn.GRUCell: h', ``(n, H)``.
+
+    Args:
+        of_x, of_h: ``(n, 3 H)``, what the maps of x and h gave: r, z, n.
+        h: ``(n, H)``.
+        kept: ``(n, 4, H)``, gets r, z, n and what the map of h gave for n.
+    """
+    run = _function("gru_forward", kept, of_x, of_h, h)
+    n, _, width = kept.shape
+    if run is None or h.shape != (n, width):
+        return None
+    y = kept.new_empty((n, width))
+    run(n, width, of_x.data_ptr(), of_h.data_ptr(), h.data_ptr(), kept.data_ptr(), y.data_ptr())
+    return y
+
+
+def gru_backward(
+    dy: Tensor, h: Tensor, kept: Tensor, rows: Rows | None, whole: int
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The gradients at the maps of x and of h, and what goes past them to h.
+
+    Args:
+        dy: ``(n, H)``.
+        h: ``(n, H)``, or with rows after those.
+        kept: ``(m, 4, H)``, what ``gru_forward`` wrote.
+        rows: int64 ``(n,)``, the rows of ``kept``; None: all.
+        whole: Rows of the first two results, n or more; those after n are zero.
+
+    Returns:
+        ``(whole, 3 H)`` twice, ``(n, H)``.
+
+    Raises:
+        ProtocolError: A row is out of range.
+    """
+    limit, _, width = kept.shape
+    n = limit if rows is None else rows.size
+    run = _function("gru_backward", kept, dy, h, entries=4 * n * width)
+    if run is None or dy.shape != (n, width) or h.shape[0] < n:
+        return None
+    d_x, d_h = kept.new_empty((2, whole, 3 * width)).unbind(0)
+    dh = kept.new_empty((n, width))
+    bad = run(
+        n,
+        whole,
+        width,
+        dy.data_ptr(),
+        h.data_ptr(),
+        kept.data_ptr(),
+        None if rows is None else torch.from_numpy(rows).data_ptr(),
+        limit,
+        d_x.data_ptr(),
+        d_h.data_ptr(),
+        dh.data_ptr(),
+    )
+    if bad and rows is not None:
+        raise out_of_range(rows, limit, "read")
+    return d_x, d_h, dh
+
+
+def tanh(x: Tensor, out: Tensor) -> bool:
+    """Write tanh(x) to ``out``, of x's shape, which may be ``x``; False if torch is to do it."""
+    run = _function("tanh", x, out)
+    if run is None or out.requires_grad or x.shape != out.shape:
+        return False
+    run(x.numel(), x.data_ptr(), out.data_ptr())
+    return True
+
+
 def _function(
     name: str, like: Tensor, *others: Tensor | None, entries: int | None = None
 ) -> Function | None:

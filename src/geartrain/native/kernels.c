@@ -3,8 +3,8 @@
  *     kernels.c    what knows no type (rows are moved as bytes), and kernels.inc twice
  *     kernels.inc  what computes, once for float and once for double
  *
- * Every function returns 0, or the number from 1 of what was out of range, in which case nothing
- * has been written. Strides are in elements. Rows of inputs may be named by an index (int64), so
+ * A function that gets row numbers returns 0, or the number from 1 of what was out of range, in
+ * which case nothing has been written. Strides are in elements. Rows of inputs may be named by an index (int64), so
  * that residuals are read where they lie; NULL stands for rows one after the other.
  */
 #include <math.h>

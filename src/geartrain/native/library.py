@@ -53,10 +53,10 @@ _TYPED: Final = {
     "tree_forward": (_N, _N, _N, _P, _N, _P, _P, _P, _P),
     "tree_backward": (*[_N] * 4, *[_P] * 5, _N, *[_P] * 4),
     "lstm_forward": (_N, _N, *[_P] * 4),
-    "lstm_backward": (_N, _N, *[_P] * 8),
-    "gru_forward": (_N, _N, _P, _N, _P, _N, *[_P] * 3),
-    "gru_backward": (_N, _N, _N, *[_P] * 6),
-    "tanh_rows": (_N, _P, _P),
+    "lstm_backward": (_N, _N, _N, *[_P] * 5, _N, *[_P] * 4),
+    "gru_forward": (_N, _N, *[_P] * 5),
+    "gru_backward": (_N, _N, _N, *[_P] * 4, _N, *[_P] * 3),
+    "tanh": (_N, _P, _P),
     "cross_entropy": (_N, _N, *[_P] * 4),
 }
 _NAMES: Final = {torch.float32: "float", torch.float64: "double"}
@@ -100,7 +100,7 @@ class Library:
             x = torch.linspace(-20.0, 20.0, 83, dtype=dtype)
             x[0], x[1], x[2] = math.nan, math.inf, -math.inf
             y = torch.empty_like(x)
-            functions["tanh_rows"][0](x.numel(), x.data_ptr(), y.data_ptr())
+            functions["tanh"][0](x.numel(), x.data_ptr(), y.data_ptr())
             precise = 1e-14 if dtype == torch.float64 else 1e-6
             if not torch.allclose(y, x.tanh(), rtol=precise, atol=0, equal_nan=True):
                 raise Unavailable(f"{self.path}: tanh of {dtype} is wrong")
