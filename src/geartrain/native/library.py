@@ -152,7 +152,7 @@ def load() -> Library:
         raise Unavailable("GEARTRAIN_NATIVE=0")
     try:
         library = Library(_compiled(compiler(), cache_directory()))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, subprocess.SubprocessError, RuntimeError) as error:  # RuntimeError: no home
         raise Unavailable(f"{type(error).__name__}: {error}") from error
     library.check()
     return library

@@ -142,9 +142,11 @@ class GruKernel(AbstractRowKernel):
         if dy is None:
             return None, None
         module, width = self._module, self._module.hidden_size
+        n = kept.shape[0]
+        if (found := gru_backward(dy, h, kept, None, whole_rows(n))) is not None:
+            return self._below(found, filled(x), filled(h), into)
         r, z, new, m = kept.unbind(1)
         # At r, z, n as W x meets them; rows of zeros after it, as its products want them.
-        n = kept.shape[0]
         whole = kept.new_empty((whole_rows(n), 3, width))
         whole[n:].zero_()
         d = whole[:n]
@@ -172,16 +174,25 @@ class GruKernel(AbstractRowKernel):
         (dy,), (x, h, gates) = gradients, kept
         if dy is None:
             return None, None
-        n = rows.size
-        whole = whole_rows(n)
+        whole = whole_rows(rows.size)
         below = take_whole(h, rows, whole)
         found = gru_backward(dy, below, gates, rows, whole)
         if found is None:
             return super().backward_rows(gradients, kept, rows, into)
-        d_x, d_h, dh = found
-        module = self._module
-        _add_map(module, "ih", d_x, take_whole(x, rows, whole), into)
-        _add_map(module, "hh", d_h, below, into)
+        return self._below(found, take_whole(x, rows, whole), below, into)
+
+    def _below(
+        self,
+        found: tuple[Tensor, Tensor, Tensor],
+        x: Tensor,
+        h: Tensor,
+        into: GradientSum,
+    ) -> tuple[Tensor, Tensor]:
+        """From the gradients at both maps to those at x and h, which have rows of zeros too."""
+        (d_x, d_h, dh), module = found, self._module
+        _add_map(module, "ih", d_x, x, into)
+        _add_map(module, "hh", d_h, h, into)
+        n = dh.shape[0]
         return times(d_x, module.weight_ih)[:n], dh.add_(times(d_h, module.weight_hh)[:n])
 
 
