@@ -26,7 +26,7 @@ endif
 help:
 	@echo 'make setup      create $(VENV) and install geartrain, pinned by constraints.txt'
 	@echo 'make demo       train list reduction until its accuracy reaches 0.97'
-	@echo 'make test       the tests (not the slow ones)'
+	@echo 'make test       the tests (not the slow ones); those of the core also without native kernels'
 	@echo 'make test-slow  the slow ones'
 	@echo 'make lint       ruff check, ruff format --check, mypy --strict'
 	@echo 'make clean      remove $(VENV), caches and build leftovers'
@@ -57,6 +57,7 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -q
+	GEARTRAIN_NATIVE=0 $(BIN)/python -m pytest -q tests/ir tests/nn tests/oracle
 
 test-slow: setup
 	$(BIN)/python -m pytest -q -m slow

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import final
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from geartrain.ir.message import (
@@ -30,6 +29,7 @@ from geartrain.ir.message import (
     ranges,
 )
 from geartrain.ir.rows import RowStore
+from geartrain.native.rows import Moves, add, take, total
 
 
 @final
@@ -150,25 +150,23 @@ class Collector:
         buffer = self._buffers().existing(j)
         assert buffer is not None
         if held.all():
-            stored = buffer.index_select(0, torch.from_numpy(self._at(rows)))
-            return stored if column is None else stored.add_(column)
+            at = self._at(rows)
+            return take([buffer], at)[0] if column is None else total(column, None, buffer, at)
         which = np.flatnonzero(held)
-        at = torch.from_numpy(self._at(rows[which]))
-        where = torch.from_numpy(np.flatnonzero(self._per_cell(rows, held)))
+        where = np.flatnonzero(self._per_cell(rows, held))
         if column is None:
             column = buffer.new_zeros((self._at(rows).size, *buffer.shape[1:]))
         else:
             column = column.clone()
-        column[where] += buffer.index_select(0, at)
-        return column
+        return add(column, where, buffer, self._at(rows[which]))
 
     def _keep(self, rows: IntArray, gradient: Gradient) -> None:
-        at = torch.from_numpy(self._at(rows))
-        bits = 0
+        at, bits, moves = self._at(rows), 0, Moves()
         for j, column in enumerate(gradient):
             if column is not None:
-                self._buffers().buffer(j, column).index_copy_(0, at, column)
+                moves.add(self._buffers().buffer(j, column), at, column, None)
                 bits |= 1 << j
+        moves.run()
         self._rows["touched"][rows] |= bits
 
     def _buffers(self) -> RowStore:
@@ -221,12 +219,12 @@ def _sum_equal_rows(
     if (ordered[1:] != ordered[:-1]).all():
         return rows, 1, gradient
     unique, inverse, counts = np.unique(rows, return_inverse=True, return_counts=True)
-    at = torch.from_numpy(inverse.astype(np.int64, copy=False))
+    at = inverse.astype(np.int64, copy=False)
     summed: list[Tensor | None] = []
     for column in gradient:
         if column is None:
             summed.append(None)
             continue
-        total = column.new_zeros((unique.size, *column.shape[1:]))
-        summed.append(total.index_add_(0, at, column))
+        zeros = column.new_zeros((unique.size, *column.shape[1:]))
+        summed.append(add(zeros, at, column, None))
     return unique, counts, tuple(summed)

@@ -35,14 +35,15 @@ from geartrain.ir.message import (
     Payload,
     distinct,
     join_arrays,
-    join_column,
     join_gradient,
     join_origins,
+    join_payload,
     join_states,
     ranges,
 )
 from geartrain.ir.node import AbstractNode, Emission, Place
 from geartrain.ir.rows import RowStore
+from geartrain.native.rows import Moves, add, take
 
 How: TypeAlias = Literal["stack", "sum", "mean", "max", "bundle"]
 Column: TypeAlias = str | Callable[[View], Any]
@@ -166,13 +167,14 @@ class Group(AbstractNode):
         )
 
     def _write(self, batches: Sequence[Forward], cells: IntArray) -> None:
-        at = 0
+        moves, at = Moves(), 0
         for batch in batches:
-            where = torch.from_numpy(cells[at : at + len(batch)])
+            where = cells[at : at + len(batch)]
             at += len(batch)
             for j, column in enumerate(batch.payload):
-                x = join_column([(column, batch.index)])
-                self._cells.buffer(j, x).index_copy_(0, where, x)
+                buffer = self._cells.buffer(j, column, len(batch))
+                moves.add(buffer, where, column, batch.index)
+        moves.run()
 
     def _sort(self, done: IntArray) -> None:
         """Give members their place by their state."""
@@ -184,9 +186,10 @@ class Group(AbstractNode):
         if np.array_equal(order, cells):
             return
         self._cells["origin"][cells] = self._cells["origin"][order]
-        source, target = torch.from_numpy(order), torch.from_numpy(cells)
-        for buffer in self._cells.buffers():
-            buffer.index_copy_(0, target, buffer.index_select(0, source))
+        moves, buffers = Moves(), self._cells.buffers()
+        for buffer, sorted_rows in zip(buffers, take(buffers, order), strict=True):
+            moves.add(buffer, cells, sorted_rows, None)
+        moves.run()
 
     def _result(self, done: IntArray, state: IntArray) -> Forward:
         starts, sizes = self._groups["start"][done], self._groups["size"][done]
@@ -195,10 +198,8 @@ class Group(AbstractNode):
             return Forward(self._cells.buffers(), state, origin, sizes, ranges(starts, sizes))
         if self._how == "stack":
             return self._stack(starts, sizes, state, origin)
-        members = torch.from_numpy(ranges(starts, sizes))
-        payload = tuple(
-            self._reduce(b.index_select(0, members), sizes) for b in self._cells.buffers()
-        )
+        members = take(self._cells.buffers(), ranges(starts, sizes))
+        payload = tuple(self._reduce(b, sizes) for b in members)
         return Forward(payload, state, origin)
 
     def _stack(
@@ -214,11 +215,8 @@ class Group(AbstractNode):
         if (starts % k == 0).all() and self._cells.capacity % k == 0:
             payload = tuple(b.view(-1, k, *b.shape[1:]) for b in self._cells.buffers())
             return Forward(payload, state, origin, None, starts // k)  # read where they lie
-        members = torch.from_numpy(ranges(starts, sizes))
-        payload = tuple(
-            b.index_select(0, members).view(starts.size, k, *b.shape[1:])
-            for b in self._cells.buffers()
-        )
+        members = take(self._cells.buffers(), ranges(starts, sizes))
+        payload = tuple(b.view(starts.size, k, *b.shape[1:]) for b in members)
         return Forward(payload, state, origin)
 
     def _reduce(self, x: Tensor, sizes: IntArray) -> Tensor:
@@ -227,10 +225,10 @@ class Group(AbstractNode):
             if self._how == "max":
                 return x.amax(1)
             return x.sum(1) if self._how == "sum" else x.mean(1)
-        segment = torch.from_numpy(np.repeat(np.arange(sizes.size), sizes))
+        owner = np.repeat(np.arange(sizes.size), sizes)
         if self._how == "max":
-            return _segment_max(x, segment, sizes.size)
-        total = x.new_zeros((sizes.size, *x.shape[1:])).index_add_(0, segment, x)
+            return _segment_max(x, torch.from_numpy(owner), sizes.size)
+        total = add(x.new_zeros((sizes.size, *x.shape[1:])), owner, x, None)
         if self._how == "mean":
             total /= _column(sizes, total)
         return total
@@ -262,14 +260,12 @@ class Group(AbstractNode):
             return Backward(origin, tuple(None if g is None else g.flatten(0, 1) for g in gradient))
         owner = np.repeat(np.arange(sizes.size), sizes)
         if self._how == "max":
-            segment, at = torch.from_numpy(owner), torch.from_numpy(cells)
-            buffers = self._cells.buffers()
+            segment = torch.from_numpy(owner)
+            members = take(self._cells.buffers(), cells)
             return Backward(
                 origin,
                 tuple(
-                    None
-                    if g is None
-                    else _share_of_max(buffers[j].index_select(0, at), segment, sizes.size, g)
+                    None if g is None else _share_of_max(members[j], segment, sizes.size, g)
                     for j, g in enumerate(gradient)
                 ),
             )
@@ -372,14 +368,16 @@ class Join(AbstractNode):
         for batch in batches:
             here = rows[at : at + len(batch)]
             at += len(batch)
-            columns = tuple(join_column([(p, batch.index)]) for p in batch.payload)
-            self._widths[port] = [int(c.shape[-1]) if c.ndim > 1 else 1 for c in columns]
+            payload = batch.payload
+            self._widths[port] = [int(c.shape[-1]) if c.ndim > 1 else 1 for c in payload]
             if batch.lengths is not None:
-                self._write_bundles(port, columns, batch.lengths, here)
+                self._write_bundles(port, join_payload([batch]), batch.lengths, here)
                 continue
-            where = torch.from_numpy(here)
-            for j, x in enumerate(columns):
-                self._rows.buffer(_BUFFER * port + j, x).index_copy_(0, where, x)
+            moves = Moves()
+            for j, x in enumerate(payload):
+                buffer = self._rows.buffer(_BUFFER * port + j, x, len(batch))
+                moves.add(buffer, here, x, batch.index)
+            moves.run()
 
     def _write_bundles(
         self, port: int, columns: Payload, lengths: IntArray, rows: IntArray
@@ -398,8 +396,7 @@ class Join(AbstractNode):
                 self._buffer(p, j) for p in range(self._ports) for j in range(len(self._widths[p]))
             )
             return Forward(payload, states, origin, None, done)
-        at = torch.from_numpy(done)
-        side_by_side = [self._buffer(p, 0).index_select(0, at) for p in range(self._ports)]
+        side_by_side = take([self._buffer(p, 0) for p in range(self._ports)], done)
         return Forward((torch.cat(side_by_side, -1),), states, origin)
 
     def _bundle_result(self, done: IntArray, states: IntArray, origin: IntArray) -> Forward:

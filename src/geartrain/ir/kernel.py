@@ -23,6 +23,8 @@ from typing import ClassVar, TypeVar, cast
 from torch import Tensor, nn
 
 from geartrain.ir.gradient import GradientSum
+from geartrain.ir.message import IntArray
+from geartrain.native.rows import take
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -88,6 +90,23 @@ class AbstractRowKernel(ABC):
         Returns:
             One gradient per input; None for an integer input and for one that got nothing.
         """
+
+    def backward_rows(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        rows: IntArray,
+        into: GradientSum,
+    ) -> tuple[Tensor | None, ...]:
+        """``backward`` whose residuals still lie in the store; override it to read them there.
+
+        Args:
+            gradients: As for ``backward``.
+            kept: The residuals of all rows that wait, and memory without meaning between them.
+            rows: int64 ``(n',)``, where those of the gradients lie.
+            into: As for ``backward``.
+        """
+        return self.backward(gradients, take(kept, rows), into)
 
 
 def register_kernel(kind: type[M], factory: Callable[[M], AbstractRowKernel | None]) -> None:

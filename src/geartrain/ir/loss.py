@@ -33,6 +33,7 @@ from geartrain.ir.message import (
     join_states,
 )
 from geartrain.ir.node import AbstractNode, Emission, Place
+from geartrain.native.losses import cross_entropy as native_cross_entropy
 
 Target: TypeAlias = str | Callable[[View], Any] | None
 Collected: TypeAlias = tuple[IntArray, IntArray, IntArray | None, Payload]
@@ -67,6 +68,8 @@ class CrossEntropy:
 
     def with_gradient(self, prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Losses, and their gradient with respect to the prediction."""
+        if (found := native_cross_entropy(prediction, target)) is not None:
+            return found
         logarithms = torch.log_softmax(prediction, 1)
         at = target[:, None]
         losses = -logarithms.gather(1, at)[:, 0]

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from typing import TypeAlias, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from geartrain.native.rows import Moves
 
 IntArray: TypeAlias = NDArray[np.int64]
 Payload: TypeAlias = tuple[Tensor, ...]
@@ -161,53 +162,74 @@ def join_lengths(batches: Sequence[Forward] | Sequence[Backward]) -> IntArray | 
 def join_column(
     parts: Sequence[tuple[Tensor, IntArray | None]], out: Tensor | None = None
 ) -> Tensor:
-    """Concatenate (tensor, index) parts along the rows, into ``out`` if given."""
+    """Concatenate (tensor, index) parts along the rows, into ``out`` if given.
+
+    Raises:
+        ProtocolError: An index names a row that its tensor has not.
+    """
+    moves = Moves()
+    joined = _join_later(moves, parts, out)
+    moves.run()
+    return joined
+
+
+def join_columns(
+    columns: Sequence[Sequence[tuple[Tensor, IntArray | None]]],
+    outs: Sequence[Tensor | None],
+) -> Payload:
+    """``join_column`` of several columns, all copies in one call."""
+    moves = Moves()
+    joined = tuple(_join_later(moves, parts, o) for parts, o in zip(columns, outs, strict=True))
+    moves.run()
+    return joined
+
+
+def _join_later(
+    moves: Moves, parts: Sequence[tuple[Tensor, IntArray | None]], out: Tensor | None
+) -> Tensor:
+    first, index = parts[0]
     if len(parts) == 1:
-        tensor, index = parts[0]
-        if index is not None:
-            rows = torch.from_numpy(index)
-            if out is None:
-                return tensor.index_select(0, rows)
-            return torch.index_select(tensor, 0, rows, out=out)
-        return tensor if out is None else out.copy_(tensor)
-    if out is None and all(index is None for _, index in parts):
-        return torch.cat([tensor for tensor, _ in parts])
-    sizes = [t.shape[0] if index is None else index.size for t, index in parts]
-    first = parts[0][0]
+        if index is None and out is None:
+            return first
+        if out is None:
+            assert index is not None
+            out = first.new_empty((index.size, *first.shape[1:]))
+        moves.add(out, None, first, index)
+        return out
+    sizes = [t.shape[0] if rows is None else rows.size for t, rows in parts]
     if out is None:
         out = first.new_empty((sum(sizes), *first.shape[1:]))
     at = 0
-    for (tensor, index), n in zip(parts, sizes, strict=True):
-        piece = out[at : at + n]
-        if index is None:
-            piece.copy_(tensor)
-        else:
-            torch.index_select(tensor, 0, torch.from_numpy(index), out=piece)
+    for (tensor, rows), n in zip(parts, sizes, strict=True):
+        moves.add(out[at : at + n], None, tensor, rows)
         at += n
     return out
 
 
 def join_payload(batches: Sequence[Forward]) -> Payload:
     """The payload of several batches, rows side by side."""
-    return tuple(
-        join_column([(b.payload[j], b.index) for b in batches])
-        for j in range(len(batches[0].payload))
-    )
+    width = len(batches[0].payload)
+    columns = [[(b.payload[j], b.index) for b in batches] for j in range(width)]
+    return join_columns(columns, [None] * width)
 
 
 def join_gradient(batches: Sequence[Backward]) -> Gradient:
     """The gradients of several batches (none of them zero), rows side by side."""
+    first = batches[0]
+    if len(batches) == 1 and first.index is None:
+        return first.gradient or ()
+    moves = Moves()
     columns: list[Tensor | None] = []
-    width = len(batches[0].gradient or ())
+    width = len(first.gradient or ())
     for j in range(width):
         column = [None if b.gradient is None else b.gradient[j] for b in batches]
         if all(c is None for c in column):
             columns.append(None)
             continue
         like = next(c for c in column if c is not None)
-        columns.append(
-            join_column([_part(b, c, like) for b, c in zip(batches, column, strict=True)])
-        )
+        parts = [_part(b, c, like) for b, c in zip(batches, column, strict=True)]
+        columns.append(_join_later(moves, parts, None))
+    moves.run()
     return tuple(columns)
 
 

@@ -38,6 +38,7 @@ from geartrain.ir.message import (
     address,
     join_arrays,
     join_column,
+    join_columns,
     join_gradient,
     join_lengths,
     join_origins,
@@ -48,6 +49,7 @@ from geartrain.ir.node import AbstractNode, Emission, Place
 from geartrain.ir.products import GRAIN
 from geartrain.ir.rows import RowStore
 from geartrain.ir.weights import AbstractWeights
+from geartrain.native.rows import take
 
 B = TypeVar("B", Forward, Backward)
 
@@ -218,8 +220,7 @@ class RowNode(AbstractNode):
             cells = ranges(store["start"][rows], lengths)
         if self._call.inside:
             inside = self._inside(store["instance"][rows], lengths)
-        residuals = self._gather(cells)
-        gradient = self._back(join_gradient(some), residuals, inside)
+        gradient = self._back(join_gradient(some), cells, inside)
         if self._weights is not None:
             self._weights.received(cells.size, versions, lengths)
         self._release(rows)
@@ -253,10 +254,13 @@ class RowNode(AbstractNode):
         in_place: dict[int, Tensor],
     ) -> Payload:
         self._width = len(batches[0].payload)
-        inputs = [
-            join_column([(b.payload[j], b.index) for b in batches], in_place.get(i))
-            for i, j in enumerate(self._call.taken(self._width))
-        ]
+        taken = self._call.taken(self._width)
+        inputs = list(
+            join_columns(
+                [[(b.payload[j], b.index) for b in batches] for j in taken],
+                [in_place.get(i) for i in range(len(taken))],
+            )
+        )
         for j, column in enumerate(_read(self._call, self.place, state, lengths), len(inputs)):
             out = in_place.get(j)
             inputs.append(column if out is None else out.copy_(column))
@@ -282,16 +286,17 @@ class RowNode(AbstractNode):
         buffer = buffers.existing(self._kernel.room_for)
         return None if buffer is None else buffer[first : first + total]
 
-    def _back(self, gradient: Gradient, residuals: Payload, inside: Inside | None) -> Gradient:
+    def _back(self, gradient: Gradient, cells: IntArray, inside: Inside | None) -> Gradient:
         into = None if self._weights is None else self._weights.gradient
+        kept = (self._cells or self._rows).buffers()
         if isinstance(self._kernel, Recompute):
-            return self._kernel.backward(gradient, residuals, into, inside)
+            return self._kernel.backward(gradient, take(kept, cells), into, inside)
         into = into or GradientSum(())
         with torch.no_grad():
             if isinstance(self._kernel, AbstractBundleKernel):
                 assert inside is not None
-                return self._kernel.backward(gradient, residuals, into, inside)
-            return self._kernel.backward(gradient, residuals, into)
+                return self._kernel.backward(gradient, take(kept, cells), into, inside)
+            return self._kernel.backward_rows(gradient, kept, cells, into)
 
     def _emit(
         self, outputs: Payload, state: IntArray, origin: IntArray, lengths: IntArray | None
@@ -306,11 +311,6 @@ class RowNode(AbstractNode):
                     "maps rows to rows, leading dimension first"
                 )
         return Emission([(0, Forward(outputs, state, origin, lengths))])
-
-    def _gather(self, cells: IntArray) -> Payload:
-        at = torch.from_numpy(cells)
-        source = self._cells or self._rows
-        return tuple(buffer.index_select(0, at) for buffer in source.buffers())
 
     def _answer_zero(self, rows: IntArray, emission: Emission) -> None:
         emission.backward.append(Backward(self._rows["origin"][rows], None))

@@ -10,17 +10,15 @@ when its last row has come back. When nothing fits, the store doubles; row numbe
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TypeVar, final
+from typing import NoReturn, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.errors import LeakError, ProtocolError
 from geartrain.ir.message import IntArray
-
-S = TypeVar("S", bound=np.generic)
+from geartrain.native.ledger import Ledger, longer
 
 
 @final
@@ -92,10 +90,7 @@ class RowStore:
         self._columns: dict[str, IntArray] = {c: np.zeros(capacity, np.int64) for c in columns}
         self.state = np.zeros((states, capacity), np.int64)
         self._buffers: dict[int, Tensor] = {}
-        self._live: NDArray[np.bool_] = np.zeros(capacity, np.bool_)
-        self._mark: IntArray = np.zeros(capacity, np.int64)
-        self._chunk_of: IntArray = np.zeros(capacity, np.int64)
-        self._chunk_left: IntArray = np.zeros(64, np.int64)
+        self._ledger = Ledger(capacity, 64)
         self._chunks: list[tuple[int, int]] = [(0, 0)] * 64
         self._spare_chunks = list(range(63, -1, -1))
 
@@ -117,10 +112,7 @@ class RowStore:
             self._more_chunks()
         chunk = self._spare_chunks.pop()
         self._chunks[chunk] = (start, n)
-        self._chunk_left[chunk] = n
-        end = start + n
-        self._chunk_of[start:end] = chunk
-        self._live[start:end] = True
+        self._ledger.lend(chunk, start, n)
         self.waiting += n
         if self.waiting > self.peak:
             self.peak = self.waiting
@@ -132,41 +124,30 @@ class RowStore:
         Raises:
             ProtocolError: A row does not wait here, or is named twice.
         """
-        n = rows.size
-        live = self._live
-        count = self._mark[:0]
-        if n > 1:
-            count = np.arange(n)
-            self._mark[rows] = count
-        if not live[rows].all() or (n > 1 and not np.array_equal(self._mark[rows], count)):
+        free = self._ledger.release(rows)
+        if free is None:
             self._refuse(rows)
-        live[rows] = False
-        self.waiting -= n
-        chunks = self._chunk_of[rows]
-        left = self._chunk_left
-        first = int(chunks[0])
-        if n == 1 or (chunks == first).all():
-            left[first] -= n
-            if left[first] == 0:
-                self._free(first)
-            return
-        counts = np.bincount(chunks)
-        touched = np.flatnonzero(counts)
-        left[touched] -= counts[touched]
-        for chunk in touched[left[touched] == 0].tolist():
-            self._free(chunk)
+        self.waiting -= rows.size
+        for chunk in free:
+            self._ranges.give(*self._chunks[chunk])
+            self._spare_chunks.append(chunk)
 
-    def buffer(self, j: int, like: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:
-        """Buffer j, ``(capacity, *shape)``, of the dtype and device of ``like``; made on first use.
+    def buffer(self, j: int, like: Tensor, rows: int | None = None) -> Tensor:
+        """Buffer j, ``(capacity, ...)``, of dtype, device, inner shape of ``like``; made when new.
+
+        Args:
+            j: Its number.
+            like: What will be written into it.
+            rows: How many rows of ``like`` will be; None: all.
 
         Raises:
             ProtocolError: Rows of another shape or dtype arrive than those that wait.
         """
-        inner = tuple(like.shape[1:]) if shape is None else shape
+        inner = tuple(like.shape[1:])
         found = self._buffers.get(j)
         if found is not None and found.shape[1:] == inner and found.dtype == like.dtype:
             return found
-        if found is not None and self.waiting_before(like):
+        if found is not None and self.waiting > (like.shape[0] if rows is None else rows):
             raise ProtocolError(
                 f"'{self.name}': payload {j} came as {like.dtype} {inner}, but rows of "
                 f"{found.dtype} {tuple(found.shape[1:])} wait; all rows of a stream have one shape"
@@ -175,10 +156,6 @@ class RowStore:
         found = torch.empty((self.capacity, *inner), dtype=like.dtype, device=like.device)
         self._buffers[j] = found
         return found
-
-    def waiting_before(self, like: Tensor) -> bool:
-        """Whether rows other than those being written wait (a new shape may then not come)."""
-        return self.waiting > like.shape[0]
 
     def buffers(self) -> tuple[Tensor, ...]:
         """Buffers 0, 1, ... as far as they exist."""
@@ -195,22 +172,18 @@ class RowStore:
         LeakError: Rows still wait; names the node and the first of them.
         """
         if self.waiting:
-            rows = np.flatnonzero(self._live)
+            rows = np.flatnonzero(self._ledger.live)
             raise LeakError(
                 f"'{self.name}': {self.waiting} rows were never answered, first "
                 f"{rows[:8].tolist()}; every forward row wants exactly one backward row"
             )
 
     def live_rows(self) -> IntArray:
-        return np.flatnonzero(self._live)
+        return np.flatnonzero(self._ledger.live)
 
     def nbytes(self) -> int:
         """Bytes held by the tensor buffers."""
         return sum(b.nelement() * b.element_size() for b in self._buffers.values())
-
-    def _free(self, chunk: int) -> None:
-        self._ranges.give(*self._chunks[chunk])
-        self._spare_chunks.append(chunk)
 
     def _grow(self, n: int) -> None:
         old = self._ranges.capacity
@@ -219,13 +192,11 @@ class RowStore:
             new *= 2
         self._ranges.grow(new)
         for name, column in self._columns.items():
-            self._columns[name] = _longer(column, new)
+            self._columns[name] = longer(column, new)
         state = np.zeros((len(self.state), new), np.int64)
         state[:, :old] = self.state
         self.state = state
-        self._live = _longer(self._live, new)
-        self._mark = _longer(self._mark, new)
-        self._chunk_of = _longer(self._chunk_of, new)
+        self._ledger.grow(new, len(self._chunks))
         for j, buffer in self._buffers.items():
             grown = torch.empty((new, *buffer.shape[1:]), dtype=buffer.dtype, device=buffer.device)
             grown[:old].copy_(buffer)
@@ -234,19 +205,13 @@ class RowStore:
     def _more_chunks(self) -> None:
         old = len(self._chunks)
         self._chunks.extend([(0, 0)] * old)
-        self._chunk_left = _longer(self._chunk_left, 2 * old)
+        self._ledger.grow(self.capacity, 2 * old)
         self._spare_chunks.extend(range(2 * old - 1, old - 1, -1))
 
-    def _refuse(self, rows: IntArray) -> None:
+    def _refuse(self, rows: IntArray) -> NoReturn:
         values, counts = np.unique(rows, return_counts=True)
-        bad = values[(counts > 1) | ~self._live[values]]
+        bad = values[(counts > 1) | ~self._ledger.live[values]]
         raise ProtocolError(
             f"'{self.name}': rows {bad[:8].tolist()} came back but do not wait here "
             f"(never sent, or answered twice); {self.waiting} rows wait"
         )
-
-
-def _longer(array: NDArray[S], n: int) -> NDArray[S]:
-    grown = np.zeros(n, array.dtype)
-    grown[: array.size] = array
-    return grown

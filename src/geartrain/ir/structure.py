@@ -41,6 +41,7 @@ from geartrain.ir.message import (
 )
 from geartrain.ir.node import AbstractNode, Emission, Place
 from geartrain.ir.rows import RowStore
+from geartrain.native.rows import Moves, take
 
 
 @final
@@ -182,13 +183,13 @@ class Cells:
         for batch in batches:
             cells = batch.rows & ROW_MASK
             if batch.gradient is not None:
-                at = torch.from_numpy(cells)
-                bits = 0
+                bits, moves = 0, Moves()
                 self._width = max(self._width, len(batch.gradient))
                 for j, column in enumerate(join_gradient([batch])):
                     if column is not None:
-                        self._cells.buffer(j, column).index_copy_(0, at, column)
+                        moves.add(self._cells.buffer(j, column), cells, column, None)
                         bits |= 1 << j
+                moves.run()
                 self._cells["filled"][cells] = bits
             owners = self._cells["row"][cells]
             if batch.gradient is not None:
@@ -213,7 +214,6 @@ class Cells:
 
     def _gather(self, cells: IntArray) -> Gradient:
         filled = self._cells["filled"][cells]
-        at = torch.from_numpy(cells)
         columns: list[Tensor | None] = []
         for j in range(self._width):
             bit = (filled >> j) & 1
@@ -221,7 +221,7 @@ class Cells:
             if buffer is None or not bit.any():
                 columns.append(None)
                 continue
-            column = buffer.index_select(0, at)
+            (column,) = take([buffer], cells)
             if not bit.all():
                 column[torch.from_numpy(np.flatnonzero(bit == 0))] = 0
             columns.append(column)

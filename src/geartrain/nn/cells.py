@@ -19,7 +19,10 @@ from torch import Tensor, nn
 
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel, kernel_of
-from geartrain.ir.products import affine, times
+from geartrain.ir.message import IntArray
+from geartrain.ir.products import affine, times, whole_rows
+from geartrain.native.cells import tree_backward, tree_forward
+from geartrain.native.rows import take, take_whole
 from geartrain.nn.elementwise import sigmoid_backward_, squash_into, tanh_backward_, tanh_into
 from geartrain.nn.recurrent import cell_gradient, hidden_gradient, squash_hidden_
 
@@ -215,8 +218,10 @@ class _LeafKernel(AbstractRowKernel):
         if self._table is not None:
             inputs, ids = self._table.forward(*inputs)
         (x,) = inputs
-        gates = kept.view(-1, 4 * width)[:, : 3 * width]
-        squash_into(affine(x, module.weight, module.bias), 2 * width, gates)
+        made = affine(x, module.weight, module.bias)
+        if (outputs := tree_forward(made, None, kept)) is not None:
+            return outputs, (x, kept, *ids)
+        squash_into(made, 2 * width, kept.view(-1, 4 * width)[:, : 3 * width])
         i, o, u, t = kept.unbind(1)
         c = i * u
         tanh_into(c, t)
@@ -239,10 +244,35 @@ class _LeafKernel(AbstractRowKernel):
         tanh_backward_(d_u, u)
         d_gates = d.view(-1, 3 * width)
         _add_affine(module.weight, module.bias, d_gates, x, into)
+        return self._below(d_gates, tuple(ids), into)
+
+    def backward_rows(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        rows: IntArray,
+        into: GradientSum,
+    ) -> tuple[Tensor | None, ...]:
+        (dh, dc), (x, gates, *ids) = gradients, kept
+        if dh is None and dc is None:
+            return (None,)
+        found = tree_backward(dh, dc, gates, None, rows, whole_rows(rows.size))
+        if found is None:
+            return super().backward_rows(gradients, kept, rows, into)
+        d_gates, _, total = found
+        module = self._module
+        _add_whole(module.weight, module.bias, d_gates, total, x, rows, into)
+        return self._below(d_gates, take(ids, rows), into, rows.size)
+
+    def _below(
+        self, d_gates: Tensor, ids: tuple[Tensor, ...], into: GradientSum, n: int | None = None
+    ) -> tuple[Tensor | None, ...]:
+        """What the first n rows of the gradient at the gates mean for x, or for its table."""
+        module = self._module
         if self._table is None:
-            return (times(d_gates, module.weight),)
+            return (times(d_gates, module.weight)[:n],)
         if _table_learns(module.embedding):
-            self._table.backward((times(d_gates, module.weight),), tuple(ids), into)
+            self._table.backward((times(d_gates, module.weight)[:n],), ids, into)
         return (None,)
 
 
@@ -262,8 +292,10 @@ class _BranchKernel(AbstractRowKernel):
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         module, width, kept = self._module, self._module.hidden, room
         h, c = inputs
-        gates = kept.view(-1, 6 * width)[:, : 5 * width]
-        squash_into(affine(h.flatten(1), module.weight, module.bias), 4 * width, gates)
+        made = affine(h.flatten(1), module.weight, module.bias)
+        if (outputs := tree_forward(made, c, kept)) is not None:
+            return outputs, (h, c, kept)
+        squash_into(made, 4 * width, kept.view(-1, 6 * width)[:, : 5 * width])
         i, left, right, o, u, t = kept.unbind(1)
         c_left, c_right = c.unbind(1)
         c_new = (i * u).addcmul_(left, c_left).addcmul_(right, c_right)
@@ -291,6 +323,25 @@ class _BranchKernel(AbstractRowKernel):
         _add_affine(module.weight, module.bias, d_gates, h.flatten(1), into)
         d_h = times(d_gates, module.weight).view(-1, 2, width)
         return d_h, dc_twice * kept[:, 1:3]
+
+    def backward_rows(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        rows: IntArray,
+        into: GradientSum,
+    ) -> tuple[Tensor | None, ...]:
+        (dh, dc), (h, c, gates) = gradients, kept
+        if dh is None and dc is None:
+            return None, None
+        found = tree_backward(dh, dc, gates, c, rows, whole_rows(rows.size))
+        if found is None:
+            return super().backward_rows(gradients, kept, rows, into)
+        d_gates, d_c, total = found
+        module = self._module
+        _add_whole(module.weight, module.bias, d_gates, total, h.flatten(1), rows, into)
+        d_h = times(d_gates, module.weight)[: rows.size]
+        return d_h.view(-1, 2, module.hidden), d_c
 
 
 @final
@@ -340,6 +391,25 @@ def _add_affine(
         into.add_product(weight, d, x)
     if bias is not None and bias.requires_grad:
         into.add_sum(bias, d)
+
+
+def _add_whole(
+    weight: nn.Parameter,
+    bias: nn.Parameter,
+    d: Tensor,
+    total: Tensor,
+    x: Tensor,
+    rows: IntArray,
+    into: GradientSum,
+) -> None:
+    """The gradients of an affine map whose inputs are rows of x.
+
+    d may have rows of zeros after those; ``total`` is the sum of its rows.
+    """
+    if weight.requires_grad:
+        into.add_product(weight, d, take_whole(x, rows, d.shape[0]))
+    if bias.requires_grad:
+        into.add(bias, total)
 
 
 def _spread(weight: Tensor, fan_in: int) -> None:

@@ -4,13 +4,16 @@ On a CPU torch's vectorised tanh costs about ten times its sigmoid (512 x 128 fl
 against 16 us on one thread), and tanh(x) = 2 sigmoid(2x) - 1. The absolute error of that is
 at most two machine epsilons (1.8e-7 seen in float32), whatever the size of x: small values lose
 relative precision, as they do in any sum with a value near one. It is used for float32 and float64
-on a CPU, not for shorter floats, nor on devices where tanh is cheap.
+on a CPU, not for shorter floats, nor on devices where tanh is cheap, and where there is no native
+kernel, whose tanh is exact to a few epsilons of itself.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from geartrain.native.cells import tanh
 
 _SHORT = (torch.float16, torch.bfloat16)
 _MINUS_ONE = torch.tensor(-1.0, dtype=torch.float32)  # one more conversion for float64 only
@@ -41,6 +44,8 @@ def squash_into(gates: Tensor, sigmoids: int, out: Tensor) -> None:
 
 def tanh_into(x: Tensor, out: Tensor) -> None:
     """Write tanh(x) to ``out``, of x's shape; ``out`` may be ``x`` itself."""
+    if tanh(x, out):
+        return
     if _through_sigmoid(x):
         torch.mul(x, 2.0, out=out)
         out.sigmoid_()

@@ -18,7 +18,10 @@ from torch import Tensor, nn
 
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel
+from geartrain.ir.message import IntArray
 from geartrain.ir.products import affine, filled, times, whole_rows
+from geartrain.native.cells import gru_backward, gru_forward, lstm_backward, lstm_forward
+from geartrain.native.rows import take_whole
 from geartrain.nn.elementwise import (
     relu_backward,
     sigmoid_backward_,
@@ -43,6 +46,8 @@ class LstmKernel(AbstractRowKernel):
         width = self._module.hidden_size
         kept = x.new_empty((x.shape[0], 5, width))
         _both_maps(self._module, x, h, kept.view(-1, 5 * width)[:, : 4 * width])
+        if (outputs := lstm_forward(kept, c)) is not None:
+            return outputs, (x, h, c, kept)
         i, f, g, o, t = kept.unbind(1)
         kept[:, :2].sigmoid_()
         tanh_into(g, g)
@@ -74,6 +79,26 @@ class LstmKernel(AbstractRowKernel):
         module = self._module
         return times(d_gates, module.weight_ih), times(d_gates, module.weight_hh), dc * f
 
+    def backward_rows(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        rows: IntArray,
+        into: GradientSum,
+    ) -> tuple[Tensor | None, ...]:
+        (dh, dc), (x, h, c, gates) = gradients, kept
+        if dh is None and dc is None:
+            return None, None, None
+        n = rows.size
+        found = lstm_backward(dh, dc, gates, c, rows, whole_rows(n))
+        if found is None:
+            return super().backward_rows(gradients, kept, rows, into)
+        d, d_c, total = found
+        module = self._module
+        for which, operand in (("ih", x), ("hh", h)):
+            _add_map(module, which, d, take_whole(operand, rows, d.shape[0]), into, total)
+        return times(d, module.weight_ih)[:n], times(d, module.weight_hh)[:n], d_c
+
 
 @final
 class GruKernel(AbstractRowKernel):
@@ -99,6 +124,8 @@ class GruKernel(AbstractRowKernel):
         module, width, kept = self._module, self._module.hidden_size, room
         bias_ih, bias_hh = (module.bias_ih, module.bias_hh) if module.bias else (None, None)
         of_x, of_h = affine(x, module.weight_ih, bias_ih), affine(h, module.weight_hh, bias_hh)
+        if (y := gru_forward(of_x, of_h, h, kept)) is not None:
+            return (y,), (x, h, kept)
         r, z, new, m = kept.unbind(1)
         gates = kept.view(-1, 4 * width)[:, : 2 * width]
         torch.add(of_x[:, : 2 * width], of_h[:, : 2 * width], out=gates)
@@ -115,9 +142,11 @@ class GruKernel(AbstractRowKernel):
         if dy is None:
             return None, None
         module, width = self._module, self._module.hidden_size
+        n = kept.shape[0]
+        if (found := gru_backward(dy, h, kept, None, whole_rows(n))) is not None:
+            return self._below(found, filled(x), filled(h), into)
         r, z, new, m = kept.unbind(1)
         # At r, z, n as W x meets them; rows of zeros after it, as its products want them.
-        n = kept.shape[0]
         whole = kept.new_empty((whole_rows(n), 3, width))
         whole[n:].zero_()
         d = whole[:n]
@@ -134,6 +163,37 @@ class GruKernel(AbstractRowKernel):
         whole[:n, 2].mul_(r)
         d_h = whole.view(-1, 3 * width)
         _add_map(module, "hh", d_h, filled(h), into)
+        return times(d_x, module.weight_ih)[:n], dh.add_(times(d_h, module.weight_hh)[:n])
+
+    def backward_rows(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        rows: IntArray,
+        into: GradientSum,
+    ) -> tuple[Tensor | None, ...]:
+        (dy,), (x, h, gates) = gradients, kept
+        if dy is None:
+            return None, None
+        whole = whole_rows(rows.size)
+        below = take_whole(h, rows, whole)
+        found = gru_backward(dy, below, gates, rows, whole)
+        if found is None:
+            return super().backward_rows(gradients, kept, rows, into)
+        return self._below(found, take_whole(x, rows, whole), below, into)
+
+    def _below(
+        self,
+        found: tuple[Tensor, Tensor, Tensor],
+        x: Tensor,
+        h: Tensor,
+        into: GradientSum,
+    ) -> tuple[Tensor, Tensor]:
+        """From the gradients at both maps to those at x and h, which have rows of zeros too."""
+        (d_x, d_h, dh), module = found, self._module
+        _add_map(module, "ih", d_x, x, into)
+        _add_map(module, "hh", d_h, h, into)
+        n = dh.shape[0]
         return times(d_x, module.weight_ih)[:n], dh.add_(times(d_h, module.weight_hh)[:n])
 
 
@@ -216,9 +276,20 @@ def _both_maps(module: nn.RNNCellBase, x: Tensor, h: Tensor, out: Tensor) -> Non
     out.addmm_(h, module.weight_hh.t())
 
 
-def _add_map(module: nn.RNNCellBase, which: str, d: Tensor, x: Tensor, into: GradientSum) -> None:
+def _add_map(
+    module: nn.RNNCellBase,
+    which: str,
+    d: Tensor,
+    x: Tensor,
+    into: GradientSum,
+    total: Tensor | None = None,
+) -> None:
+    """The gradients of one of the two maps; ``total`` is the sum of d's rows, if it is known."""
     weight, bias = getattr(module, f"weight_{which}"), getattr(module, f"bias_{which}")
     if weight.requires_grad:
         into.add_product(weight, d, x)
     if bias is not None and bias.requires_grad:
-        into.add_sum(bias, d)
+        if total is None:
+            into.add_sum(bias, d)
+        else:
+            into.add(bias, total)

@@ -1,0 +1,19 @@
+"""Row kernels in C, compiled on first use; everything here has a twin in torch.
+
+    library   finds, compiles, loads and checks kernels.c; or says why not
+    rows      moving and adding rows of tensors
+    cells     gates of recurrent and tree cells, forward and backward
+    losses    softmax cross entropy with its gradient
+
+A chain of small torch calls takes and gives back the interpreter lock with each of them, so that
+threads wait for one another, and each reads and writes all of its rows. A kernel does the chain in
+one pass over the rows. It keeps the lock while its work is short, and frees it otherwise.
+
+Functions that compute answer whether they did; if not, the caller does it in torch.
+"""
+
+from __future__ import annotations
+
+from geartrain.native.library import status
+
+__all__ = ["status"]

@@ -1,0 +1,248 @@
+"""Gates of tree and recurrent cells, from what a matrix product gave to h and c, and back.
+
+    forward    gates before squashing ─► kept (squashed, tanh(c')), h, c        one pass
+    backward   dh, dc, rows of what is kept ─► gradients before squashing, their sum
+
+All tensors contiguous on the CPU, float32 or float64; for others the answer is None, and the caller
+does it in torch. Sums over rows are taken in the order of the rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from geartrain.native import library
+from geartrain.native.library import SMALL, Function
+from geartrain.native.rows import Rows, out_of_range
+
+
+def tree_forward(
+    gates: Tensor, children: Tensor | None, kept: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """A Tree-LSTM of k children: h and c, ``(n, H)``.
+
+    Args:
+        gates: ``(n, (3 + k) H)``: i, f of each child, o, u.
+        children: c of the children, ``(n, k, H)``; None for k = 0.
+        kept: ``(n, 4 + k, H)``, gets the squashed gates and tanh(c).
+    """
+    n, parts, width = kept.shape
+    run = _function("tree_forward", kept, gates, children)
+    if run is None:
+        return None
+    h, c = kept.new_empty((2, n, width)).unbind(0)
+    run(
+        n,
+        width,
+        parts - 4,
+        gates.data_ptr(),
+        (parts - 1) * width,
+        None if children is None else children.data_ptr(),
+        kept.data_ptr(),
+        h.data_ptr(),
+        c.data_ptr(),
+    )
+    return h, c
+
+
+def tree_backward(
+    dh: Tensor | None,
+    dc: Tensor | None,
+    kept: Tensor,
+    children: Tensor | None,
+    rows: Rows | None,
+    whole: int,
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The gradients at the gates, at the children's c, and the sum of the former over the rows.
+
+    Args:
+        dh, dc: ``(n, H)``; one of them may be None, which is zero.
+        kept: ``(m, 4 + k, H)``, what ``tree_forward`` wrote.
+        children: ``(m, k, H)``; None for k = 0.
+        rows: int64 ``(n,)``, the rows of ``kept`` and ``children``; None: all.
+        whole: Rows of the first result, n or more; those after n are zero.
+
+    Returns:
+        ``(whole, (3 + k) H)``, ``(n, k, H)``, ``((3 + k) H,)``.
+
+    Raises:
+        ProtocolError: A row is out of range.
+    """
+    given = dh if dh is not None else dc
+    assert given is not None
+    limit, parts, width = kept.shape
+    n = limit if rows is None else rows.size
+    run = _function("tree_backward", kept, children, dh, dc, entries=n * parts * width)
+    if run is None or given.shape != (n, width):
+        return None
+    k = parts - 4
+    d_gates = kept.new_empty((whole, (3 + k) * width))
+    d_children = kept.new_empty((n, k, width))
+    ends = kept.new_empty((4 + k) * width)  # the sum, and scratch
+    at = ends.data_ptr()
+    bad = run(
+        n,
+        whole,
+        width,
+        k,
+        _address(dh),
+        _address(dc),
+        kept.data_ptr(),
+        _address(children),
+        None if rows is None else torch.from_numpy(rows).data_ptr(),
+        limit,
+        d_gates.data_ptr(),
+        d_children.data_ptr(),
+        at,
+        at + (3 + k) * width * ends.element_size(),
+    )
+    if bad and rows is not None:
+        raise out_of_range(rows, limit, "read")
+    return d_gates, d_children, ends[: (3 + k) * width]
+
+
+def lstm_forward(kept: Tensor, c: Tensor) -> tuple[Tensor, Tensor] | None:
+    """nn.LSTMCell: h' and c', ``(n, H)``.
+
+    Args:
+        kept: ``(n, 5, H)``: i, f, g, o before squashing, squashed in place; gets tanh(c').
+        c: ``(n, H)``.
+    """
+    run = _function("lstm_forward", kept, c)
+    n, _, width = kept.shape
+    if run is None or c.shape != (n, width):
+        return None
+    h, c_new = kept.new_empty((2, n, width)).unbind(0)
+    run(n, width, kept.data_ptr(), c.data_ptr(), h.data_ptr(), c_new.data_ptr())
+    return h, c_new
+
+
+def lstm_backward(
+    dh: Tensor | None, dc: Tensor | None, kept: Tensor, c: Tensor, rows: Rows | None, whole: int
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The gradients at the gates, at c, and the sum of the former over the rows.
+
+    Arguments as for ``tree_backward``; kept ``(m, 5, H)``, c ``(m, H)``.
+
+    Returns:
+        ``(whole, 4 H)``, ``(n, H)``, ``(4 H,)``.
+
+    Raises:
+        ProtocolError: A row is out of range.
+    """
+    given = dh if dh is not None else dc
+    assert given is not None
+    limit, _, width = kept.shape
+    n = limit if rows is None else rows.size
+    run = _function("lstm_backward", kept, c, dh, dc, entries=5 * n * width)
+    if run is None or given.shape != (n, width) or c.shape != (limit, width):
+        return None
+    d_gates, d_c = kept.new_empty((whole, 4 * width)), kept.new_empty((n, width))
+    ends = kept.new_empty(5 * width)  # the sum, and scratch
+    at = ends.data_ptr()
+    bad = run(
+        n,
+        whole,
+        width,
+        _address(dh),
+        _address(dc),
+        kept.data_ptr(),
+        c.data_ptr(),
+        None if rows is None else torch.from_numpy(rows).data_ptr(),
+        limit,
+        d_gates.data_ptr(),
+        d_c.data_ptr(),
+        at,
+        at + 4 * width * ends.element_size(),
+    )
+    if bad and rows is not None:
+        raise out_of_range(rows, limit, "read")
+    return d_gates, d_c, ends[: 4 * width]
+
+
+def gru_forward(of_x: Tensor, of_h: Tensor, h: Tensor, kept: Tensor) -> Tensor | None:
+    """nn.GRUCell: h', ``(n, H)``.
+
+    Args:
+        of_x, of_h: ``(n, 3 H)``, what the maps of x and h gave: r, z, n.
+        h: ``(n, H)``.
+        kept: ``(n, 4, H)``, gets r, z, n and what the map of h gave for n.
+    """
+    run = _function("gru_forward", kept, of_x, of_h, h)
+    n, _, width = kept.shape
+    if run is None or h.shape != (n, width):
+        return None
+    y = kept.new_empty((n, width))
+    run(n, width, of_x.data_ptr(), of_h.data_ptr(), h.data_ptr(), kept.data_ptr(), y.data_ptr())
+    return y
+
+
+def gru_backward(
+    dy: Tensor, h: Tensor, kept: Tensor, rows: Rows | None, whole: int
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The gradients at the maps of x and of h, and what goes past them to h.
+
+    Args:
+        dy: ``(n, H)``.
+        h: ``(n, H)``, or with rows after those.
+        kept: ``(m, 4, H)``, what ``gru_forward`` wrote.
+        rows: int64 ``(n,)``, the rows of ``kept``; None: all.
+        whole: Rows of the first two results, n or more; those after n are zero.
+
+    Returns:
+        ``(whole, 3 H)`` twice, ``(n, H)``.
+
+    Raises:
+        ProtocolError: A row is out of range.
+    """
+    limit, _, width = kept.shape
+    n = limit if rows is None else rows.size
+    run = _function("gru_backward", kept, dy, h, entries=4 * n * width)
+    if run is None or dy.shape != (n, width) or h.shape[0] < n:
+        return None
+    d_x, d_h = kept.new_empty((2, whole, 3 * width)).unbind(0)
+    dh = kept.new_empty((n, width))
+    bad = run(
+        n,
+        whole,
+        width,
+        dy.data_ptr(),
+        h.data_ptr(),
+        kept.data_ptr(),
+        None if rows is None else torch.from_numpy(rows).data_ptr(),
+        limit,
+        d_x.data_ptr(),
+        d_h.data_ptr(),
+        dh.data_ptr(),
+    )
+    if bad and rows is not None:
+        raise out_of_range(rows, limit, "read")
+    return d_x, d_h, dh
+
+
+def tanh(x: Tensor, out: Tensor) -> bool:
+    """Write tanh(x) to ``out``, of x's shape, which may be ``x``; False if torch is to do it."""
+    run = _function("tanh", x, out)
+    if run is None or out.requires_grad or x.shape != out.shape:
+        return False
+    run(x.numel(), x.data_ptr(), out.data_ptr())
+    return True
+
+
+def _function(
+    name: str, like: Tensor, *others: Tensor | None, entries: int | None = None
+) -> Function | None:
+    """The kernel for these tensors, or None if it is not for them."""
+    native = library.current()
+    typed = None if native is None else native.typed.get(like.dtype)
+    if typed is None or not (like.is_cpu and like.is_contiguous()):
+        return None
+    for x in others:
+        if x is not None and not (x.dtype == like.dtype and x.is_cpu and x.is_contiguous()):
+            return None
+    return typed[name][(like.numel() if entries is None else entries) > SMALL]
+
+
+def _address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()

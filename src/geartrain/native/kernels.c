@@ -1,0 +1,110 @@
+/* Row kernels in plain C: no torch, no Python, no state.
+ *
+ *     kernels.c    what knows no type (rows are moved as bytes), and kernels.inc twice
+ *     kernels.inc  what computes, once for float and once for double
+ *
+ * A function that gets row numbers returns 0, or the number from 1 of what was out of range, in
+ * which case nothing has been written. Strides are in elements. Rows of inputs may be named by an index (int64), so
+ * that residuals are read where they lie; NULL stands for rows one after the other.
+ */
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define AHEAD 4 /* rows to ask memory for before they are needed */
+#define LINE 64
+
+/* Whether all of n indices are within 0..limit-1. */
+static int within(const int64_t *index, int64_t n, int64_t limit) {
+  uint64_t bad = 0;
+  for (int64_t i = 0; i < n; i++) bad |= (uint64_t)index[i] >= (uint64_t)limit;
+  return !bad;
+}
+
+static inline void fetch(const char *row, int64_t bytes) {
+  for (int64_t b = 0; b < bytes; b += LINE) __builtin_prefetch(row + b);
+}
+
+typedef struct {
+  const char *source;
+  const int64_t *source_rows;
+  int64_t source_limit;
+  char *target;
+  const int64_t *target_rows;
+  int64_t target_limit;
+  int64_t rows;
+  int64_t bytes;
+} Job;
+
+static void copy_rows(const Job *job) {
+  const int64_t bytes = job->bytes, n = job->rows;
+  const int64_t *from = job->source_rows, *to = job->target_rows;
+  if (!from && !to) {
+    memcpy(job->target, job->source, (size_t)(n * bytes));
+    return;
+  }
+  for (int64_t i = 0; i < n; i++) {
+    if (from && i + AHEAD < n) fetch(job->source + from[i + AHEAD] * bytes, bytes);
+    memcpy(job->target + (to ? to[i] : i) * bytes, job->source + (from ? from[i] : i) * bytes,
+           (size_t)bytes);
+  }
+}
+
+/* target[target_rows[i]] = source[source_rows[i]] for the rows of every job. */
+int64_t move_rows(const Job *jobs, int64_t count) {
+  for (int64_t k = 0; k < count; k++) {
+    const Job *job = jobs + k;
+    if (job->source_rows && !within(job->source_rows, job->rows, job->source_limit)) return k + 1;
+    if (job->target_rows && !within(job->target_rows, job->rows, job->target_limit)) return k + 1;
+  }
+  for (int64_t k = 0; k < count; k++)
+    if (jobs[k].rows && jobs[k].bytes) copy_rows(jobs + k);
+  return 0;
+}
+
+/* Rows of a store have been answered: live[row] becomes 0, and its chunk has one less to wait for.
+ * Returns how many chunks wait for nothing any more, their numbers in freed; or -1, and nothing has
+ * changed, if a row is out of range, does not wait, or is named twice.
+ */
+int64_t release_rows(int64_t n, const int64_t *rows, int64_t capacity, uint8_t *live,
+                     const int64_t *chunk_of, int64_t *left, int64_t *freed) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const int64_t row = rows[i];
+    if ((uint64_t)row >= (uint64_t)capacity || !live[row]) {
+      while (i-- > 0) live[rows[i]] = 1;
+      return -1;
+    }
+    live[row] = 0;
+  }
+  for (int64_t i = 0; i < n; i++) {
+    const int64_t chunk = chunk_of[rows[i]];
+    if (--left[chunk] == 0) freed[count++] = chunk;
+  }
+  return count;
+}
+
+#define REAL float
+#define BITS uint32_t
+#define NAME(name) name##_float
+#define MANTISSA 23
+#define BIAS 127
+#define SHIFTER 0x1.8p23f
+#define LN2_HIGH 0x1.62e4p-1f
+#define LN2_LOW 0x1.7f7d1cp-20f
+#define LEAST (-87.0f)
+#define LOGARITHM logf
+#include "kernels.inc"
+
+#define REAL double
+#define BITS uint64_t
+#define NAME(name) name##_double
+#define MANTISSA 52
+#define BIAS 1023
+#define SHIFTER 0x1.8p52
+#define LN2_HIGH 0x1.62e42fefap-1
+#define LN2_LOW 0x1.cf79abc9e3b398p-40
+#define LEAST (-708.0)
+#define LOGARITHM log
+#include "kernels.inc"

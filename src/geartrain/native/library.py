@@ -1,0 +1,251 @@
+"""The compiled row kernels: found or made once, then held for the life of the process.
+
+    current() ─► in memory? ─► in the cache directory? ─► cc kernels.c ─► checked ─► Library
+                                                   any of these fails ─► None: torch does it
+
+The first caller compiles, for at most a minute; several processes may do so at the same time, as
+each writes a file of its own and renames it. The file's name is a hash of the source, the flags,
+the compiler and the processor, so an old file is never taken for a new one. What is loaded is
+tried on known numbers before it is used.
+
+    GEARTRAIN_NATIVE=0     do without
+    GEARTRAIN_CACHE=DIR    where compiled kernels lie; else XDG_CACHE_HOME/geartrain, else
+                           ~/.cache/geartrain
+    CC                     the compiler; else the first of cc, gcc, clang
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+import os
+import platform
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, TypeAlias, final
+
+import torch
+
+SOURCES: Final = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "kernels.inc"))
+FLAGS: Final = (
+    *("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math"),
+    *("-shared", "-fPIC"),
+)
+COMPILE_SECONDS: Final = 60.0
+SMALL: Final = 1 << 14
+"""Entries up to which the interpreter lock is kept: handing it over costs more than the work."""
+
+Function: TypeAlias = Callable[..., int]
+
+_N, _P = ctypes.c_int64, ctypes.c_void_p
+_MOVE: Final = (ctypes.c_char_p, _N)
+_RELEASE: Final = (_N, _P, _N, *[_P] * 4)
+_TYPED: Final = {
+    "add_rows": (_P, _P, _N, _P, _P, _N, _N, _N),
+    "sum_rows": (_P, _P, _P, _N, _P, _P, _N, _N, _N),
+    "tree_forward": (_N, _N, _N, _P, _N, _P, _P, _P, _P),
+    "tree_backward": (*[_N] * 4, *[_P] * 5, _N, *[_P] * 4),
+    "lstm_forward": (_N, _N, *[_P] * 4),
+    "lstm_backward": (_N, _N, _N, *[_P] * 5, _N, *[_P] * 4),
+    "gru_forward": (_N, _N, *[_P] * 5),
+    "gru_backward": (_N, _N, _N, *[_P] * 4, _N, *[_P] * 3),
+    "tanh": (_N, _P, _P),
+    "cross_entropy": (_N, _N, *[_P] * 4),
+}
+_NAMES: Final = {torch.float32: "float", torch.float64: "double"}
+
+
+class Unavailable(Exception):
+    """Why there are no native kernels; never leaves this floor."""
+
+
+@final
+class Library:
+    """The functions of kernels.c, each twice: ``keeping`` the interpreter lock, and ``freeing`` it.
+
+    Args:
+        path: The shared object.
+
+    ``move`` and ``typed[dtype][name]`` are pairs ``(keeping, freeing)``; ``release`` keeps.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            kept, free = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
+            self.move = tuple(_declared(dll, "move_rows", _MOVE) for dll in (kept, free))
+            self.release = _declared(kept, "release_rows", _RELEASE)
+            self.typed: dict[torch.dtype, dict[str, tuple[Function, ...]]] = {
+                dtype: {
+                    name: tuple(_declared(dll, f"{name}_{c}", of) for dll in (kept, free))
+                    for name, of in _TYPED.items()
+                }
+                for dtype, c in _NAMES.items()
+            }
+        except (OSError, AttributeError) as error:
+            raise Unavailable(f"cannot load {path}: {error}") from error
+        self.path = path
+
+    def check(self) -> None:
+        """Raises:
+        Unavailable: The kernels give other numbers than torch.
+        """
+        for dtype, functions in self.typed.items():
+            x = torch.linspace(-20.0, 20.0, 83, dtype=dtype)
+            x[0], x[1], x[2] = math.nan, math.inf, -math.inf
+            y = torch.empty_like(x)
+            functions["tanh"][0](x.numel(), x.data_ptr(), y.data_ptr())
+            precise = 1e-14 if dtype == torch.float64 else 1e-6
+            if not torch.allclose(y, x.tanh(), rtol=precise, atol=0, equal_nan=True):
+                raise Unavailable(f"{self.path}: tanh of {dtype} is wrong")
+
+
+def _declared(dll: ctypes.CDLL, name: str, arguments: tuple[type, ...]) -> Function:
+    function = getattr(dll, name)
+    function.argtypes, function.restype = arguments, _N
+    return function  # type: ignore[no-any-return]
+
+
+def current() -> Library | None:
+    """The kernels, or None where torch has to do."""
+    return _library if _settled else _settle()
+
+
+def status() -> str:
+    """Whether native kernels are used, and from where or why not, in one line."""
+    current()
+    return _status
+
+
+_lock = threading.Lock()
+_settled = False
+_library: Library | None = None
+_status = ""
+
+
+def _settle() -> Library | None:
+    global _settled, _library, _status
+    with _lock:
+        if not _settled:
+            try:
+                _library = load()
+                _status = f"native kernels: {_library.path}"
+            except Unavailable as reason:
+                _status = f"native kernels: none, torch does their work: {reason}"
+            _settled = True
+        return _library
+
+
+def load() -> Library:
+    """Find or compile the kernels, load and check them.
+
+    Raises:
+        Unavailable: Not wanted, no compiler, no private directory, or wrong numbers.
+    """
+    if os.environ.get("GEARTRAIN_NATIVE", "1") == "0":
+        raise Unavailable("GEARTRAIN_NATIVE=0")
+    try:
+        library = Library(_compiled(compiler(), cache_directory()))
+    except (OSError, subprocess.SubprocessError, RuntimeError) as error:  # RuntimeError: no home
+        raise Unavailable(f"{type(error).__name__}: {error}") from error
+    library.check()
+    return library
+
+
+def compiler() -> list[str]:
+    """The command of the C compiler.
+
+    Raises:
+        Unavailable: There is none.
+    """
+    asked = os.environ.get("CC")
+    for command in [shlex.split(asked)] if asked else [["cc"], ["gcc"], ["clang"]]:
+        if command and shutil.which(command[0]):
+            return command
+    raise Unavailable(
+        f"CC={asked} is not there" if asked else "no C compiler (cc, gcc or clang); install one"
+    )
+
+
+def cache_directory() -> Path:
+    """The directory of compiled kernels, made if need be, readable by its owner alone.
+
+    Raises:
+        Unavailable: It is somebody else's, or others may write to it.
+        OSError: It cannot be made.
+    """
+    own, shared = os.environ.get("GEARTRAIN_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if own:
+        path = Path(own)
+    else:
+        path = (Path(shared) if shared else Path.home() / ".cache") / "geartrain"
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.stat()
+    if hasattr(os, "getuid") and found.st_uid != os.getuid():
+        raise Unavailable(f"{path} belongs to user {found.st_uid}; set GEARTRAIN_CACHE")
+    if stat.S_IMODE(found.st_mode) & 0o022:
+        raise Unavailable(f"others may write to {path}; chmod go-w it, or set GEARTRAIN_CACHE")
+    return path
+
+
+def _compiled(command: list[str], directory: Path) -> Path:
+    known = hashlib.sha256()
+    for part in _identity(command):
+        known.update(part + b"\0")
+    path = directory / f"kernels-{known.hexdigest()[:24]}.so"
+    if not path.exists():
+        _compile(command, path)
+    return path
+
+
+def _identity(command: list[str]) -> Iterator[bytes]:
+    """All that decides what the compiler makes."""
+    yield from (source.read_bytes() for source in SOURCES)
+    yield shlex.join([*command, *FLAGS]).encode()
+    yield _output([*command, "--version"]).encode()
+    yield "|".join((platform.machine(), platform.system(), *platform.libc_ver())).encode()
+    yield _processor()
+
+
+def _processor() -> bytes:
+    cpus = Path("/proc/cpuinfo")
+    if not cpus.exists():
+        return f"{platform.processor()} {torch.backends.cpu.get_cpu_capability()}".encode()
+    wanted = (b"model name", b"flags", b"Features", b"CPU part")
+    first = cpus.read_bytes().split(b"\n\n")[0]
+    return b"\n".join(line for line in first.splitlines() if line.startswith(wanted))
+
+
+def _compile(command: list[str], path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent) as beside:
+        made = Path(beside) / path.name
+        _output([*command, *FLAGS, str(SOURCES[0]), "-o", str(made), "-lm"])
+        made.replace(path)
+
+
+def _output(command: list[str]) -> str:
+    """What a command says.
+
+    Raises:
+        Unavailable: It failed, with the last line of its complaint.
+        subprocess.TimeoutExpired: It took longer than a minute.
+    """
+    ran = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=COMPILE_SECONDS,
+        check=False,
+    )
+    if ran.returncode:
+        said = (ran.stderr.strip() or "no message").splitlines()[-1]
+        raise Unavailable(f"{shlex.join(command)} ended with {ran.returncode}: {said}")
+    return ran.stdout

@@ -1,0 +1,266 @@
+"""Moving and adding rows of tensors: any number of tensors in one call.
+
+    moves = Moves()
+    moves.add(out, None, x, rows)       out[i] = x[rows[i]]
+    moves.add(store, rows, x, None)     store[rows[i]] = x[i]
+    moves.run()                         all of them in one call of C
+
+Rows are moved as bytes, so any dtype will do. What C cannot do (no kernels, another device, memory
+that is not contiguous, a cast) torch does at ``add``; a caller sees no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import pack
+from typing import Final, TypeAlias, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from geartrain.errors import ProtocolError
+from geartrain.native import library
+
+Rows: TypeAlias = NDArray[np.int64]
+"""Row numbers."""
+Part: TypeAlias = tuple[Tensor, "Rows | None"]
+"""Rows of a tensor; None: all of them."""
+
+SMALL_BYTES: Final = 1 << 17
+_COMPLEX: Final = (torch.complex64, torch.complex128, torch.complex32)
+_WORDS: Final = 8  # of a job in kernels.c
+
+
+@final
+class Moves:
+    """Copies of rows from tensor to tensor, collected and then done at once."""
+
+    __slots__ = ("_bytes", "_held", "_jobs", "_library")
+
+    def __init__(self) -> None:
+        self._library = library.current()
+        self._jobs: list[int] = []
+        self._bytes = 0
+        # Alive until the run, whatever becomes of the caller's names for them.
+        self._held: list[tuple[Tensor, Rows | None, Tensor, Rows | None]] = []
+
+    def add(
+        self, target: Tensor, target_rows: Rows | None, source: Tensor, source_rows: Rows | None
+    ) -> None:
+        """target[target_rows] = source[source_rows], None being all rows; equally many of both.
+
+        Target and source share no memory; no row of the target is named twice.
+        """
+        limit = source.shape[0]
+        n = limit if source_rows is None else source_rows.size
+        if not n and (target.shape[0] if target_rows is None else target_rows.size) == 0:
+            return
+        if (
+            self._library is None
+            or not limit
+            or n != (target.shape[0] if target_rows is None else target_rows.size)
+            or target.dtype != source.dtype
+            or target.shape[1:] != source.shape[1:]
+            or not (target.is_cpu and source.is_cpu)
+            or not (target.is_contiguous() and source.is_contiguous())
+            or source.requires_grad
+            or source.dtype in _COMPLEX
+        ):
+            _copy(target, target_rows, source, source_rows)
+            return
+        width = source.nbytes // limit
+        self._bytes += n * width
+        source_rows, target_rows = _contiguous(source_rows), _contiguous(target_rows)
+        self._held.append((target, target_rows, source, source_rows))
+        self._jobs += (
+            source.data_ptr(),
+            _pointer(source_rows) or 0,
+            limit,
+            target.data_ptr(),
+            _pointer(target_rows) or 0,
+            target.shape[0],
+            n,
+            width,
+        )
+
+    def run(self) -> None:
+        """Raises:
+        ProtocolError: A row number is out of range; nothing has been written then.
+        """
+        jobs, native = self._jobs, self._library
+        if not jobs or native is None:
+            return
+        count = len(jobs) // _WORDS
+        move = native.move[self._bytes > SMALL_BYTES]
+        if bad := move(pack(f"{len(jobs)}q", *jobs), count):
+            self._refuse(bad - 1)
+
+    def _refuse(self, job: int) -> None:
+        target, target_rows, source, source_rows = self._held[job]
+        for x, rows, what in ((source, source_rows, "read"), (target, target_rows, "written")):
+            if rows is not None and (rows.min() < 0 or rows.max() >= x.shape[0]):
+                raise out_of_range(rows, x.shape[0], what)
+        raise AssertionError("the kernel refuses row numbers that are in range")
+
+
+def out_of_range(rows: Rows, limit: int, what: str) -> ProtocolError:
+    """The error for row numbers outside of 0..limit-1."""
+    bad = rows[(rows < 0) | (rows >= limit)]
+    return ProtocolError(
+        f"rows {bad[:8].tolist()} are to be {what}, but the tensor has rows 0..{limit - 1}; an "
+        "index of a message names rows of its own payload"
+    )
+
+
+def _copy(
+    target: Tensor, target_rows: Rows | None, source: Tensor, source_rows: Rows | None
+) -> None:
+    if source_rows is not None:
+        rows = torch.from_numpy(source_rows)
+        if target_rows is None and target.dtype == source.dtype:
+            torch.index_select(source, 0, rows, out=target)
+            return
+        source = source.index_select(0, rows)
+    if target_rows is None:
+        target.copy_(source)
+    else:
+        target.index_copy_(0, torch.from_numpy(target_rows), source.to(target.dtype))
+
+
+def take(sources: Sequence[Tensor], rows: Rows) -> tuple[Tensor, ...]:
+    """The same rows of several tensors: new tensors ``(rows.size, ...)``."""
+    moves = Moves()
+    out = tuple(x.new_empty((rows.size, *x.shape[1:])) for x in sources)
+    for target, source in zip(out, sources, strict=True):
+        moves.add(target, None, source, rows)
+    moves.run()
+    return out
+
+
+def take_whole(source: Tensor, rows: Rows, whole: int) -> Tensor:
+    """Rows of a tensor, and rows of zeros after them: ``(whole, ...)``."""
+    out = source.new_empty((whole, *source.shape[1:]))
+    n = rows.size
+    moves = Moves()
+    if n < whole:
+        out[n:].zero_()
+        moves.add(out[:n], None, source, rows)
+    else:
+        moves.add(out, None, source, rows)
+    moves.run()
+    return out
+
+
+def put(target: Tensor, rows: Rows, source: Tensor, source_rows: Rows | None = None) -> None:
+    """target[rows[i]] = source[i], or source[source_rows[i]]; every row of the target once."""
+    moves = Moves()
+    moves.add(target, rows, source, source_rows)
+    moves.run()
+
+
+def add(
+    target: Tensor, target_rows: Rows | None, source: Tensor, source_rows: Rows | None
+) -> Tensor:
+    """target[target_rows[i]] += source[source_rows[i]], in the order of i; returns the target.
+
+    Args:
+        target: ``(a, ...)``, changed.
+        target_rows: May name a row several times; None: 0, 1, ...
+        source: ``(b, ...)`` of the target's inner shape and dtype; not the target's memory.
+        source_rows: None: 0, 1, ...
+
+    Raises:
+        ProtocolError: A row number is out of range.
+    """
+    n = source.shape[0] if source_rows is None else source_rows.size
+    if n != (target.shape[0] if target_rows is None else target_rows.size):
+        return _add(target, target_rows, source, source_rows)
+    typed = _typed(target, source)
+    if typed is None:
+        return _add(target, target_rows, source, source_rows)
+    to, at = _contiguous(target_rows), _contiguous(source_rows)
+    width = target.numel() // target.shape[0]
+    bad = typed["add_rows"][n * width > library.SMALL](
+        target.data_ptr(),
+        _pointer(to),
+        target.shape[0],
+        source.data_ptr(),
+        _pointer(at),
+        source.shape[0],
+        n,
+        width,
+    )
+    if bad == 1 and to is not None:
+        raise out_of_range(to, target.shape[0], "added to")
+    if bad and at is not None:
+        raise out_of_range(at, source.shape[0], "read")
+    return target
+
+
+def total(a: Tensor, a_rows: Rows | None, b: Tensor, b_rows: Rows | None) -> Tensor:
+    """a[a_rows] + b[b_rows], None being all rows; a new tensor.
+
+    Raises:
+        ProtocolError: A row number is out of range.
+    """
+    n = a.shape[0] if a_rows is None else a_rows.size
+    typed = _typed(a, b) if n == (b.shape[0] if b_rows is None else b_rows.size) else None
+    if typed is None:
+        x = a if a_rows is None else a.index_select(0, torch.from_numpy(a_rows))
+        return x + (b if b_rows is None else b.index_select(0, torch.from_numpy(b_rows)))
+    of_a, of_b = _contiguous(a_rows), _contiguous(b_rows)
+    width = a.numel() // a.shape[0]
+    out = a.new_empty((n, *a.shape[1:]))
+    bad = typed["sum_rows"][n * width > library.SMALL](
+        out.data_ptr(),
+        a.data_ptr(),
+        _pointer(of_a),
+        a.shape[0],
+        b.data_ptr(),
+        _pointer(of_b),
+        b.shape[0],
+        n,
+        width,
+    )
+    if bad == 1 and of_a is not None:
+        raise out_of_range(of_a, a.shape[0], "read")
+    if bad and of_b is not None:
+        raise out_of_range(of_b, b.shape[0], "read")
+    return out
+
+
+def _typed(a: Tensor, b: Tensor) -> dict[str, tuple[library.Function, ...]] | None:
+    """The kernels for adding rows of two tensors, or None if they are for torch."""
+    native = library.current()
+    if (
+        native is None
+        or not a.numel()
+        or not b.numel()
+        or a.dtype != b.dtype
+        or a.shape[1:] != b.shape[1:]
+        or not (a.is_cpu and b.is_cpu and a.is_contiguous() and b.is_contiguous())
+        or a.requires_grad
+        or b.requires_grad
+    ):
+        return None
+    return native.typed.get(a.dtype)
+
+
+def _pointer(rows: Rows | None) -> int | None:
+    return None if rows is None else torch.from_numpy(rows).data_ptr()
+
+
+def _contiguous(rows: Rows | None) -> Rows | None:
+    return rows if rows is None or rows.flags.c_contiguous else np.ascontiguousarray(rows)
+
+
+def _add(
+    target: Tensor, target_rows: Rows | None, source: Tensor, source_rows: Rows | None
+) -> Tensor:
+    if source_rows is not None:
+        source = source.index_select(0, torch.from_numpy(source_rows))
+    if target_rows is None:
+        return target.add_(source)
+    return target.index_add_(0, torch.from_numpy(target_rows), source)
