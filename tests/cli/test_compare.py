@@ -28,7 +28,7 @@ TIMED = {"instances_per_second", "seconds_to_target", "epochs_to_target", "peak_
 
 def settings(recipe: str = "listreduce", **given: object) -> Settings:
     names = "runtime", "workers", "max_active", "update_every", "epochs", "seed", "until"
-    nothing = dict.fromkeys((*names, "checkpoint_every", "options"))
+    nothing = dict.fromkeys((*names, "checkpoint_every", "evaluate_every", "replicas", "options"))
     return new_settings(find_recipe(recipe), nothing | given)
 
 

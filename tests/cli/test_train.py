@@ -17,7 +17,7 @@ from geartrain.train.checkpoint import read_checkpoint
 SMALL_LISTS = ("listreduce", "--option", "train_size=300", "--option", "valid_size=60")
 SMALL_LISTS += ("--option", "hidden=8", "--runtime", "simulated", "--epochs", "2")
 FIELDS = {
-    "recipe", "runtime", "workers", "max_active", "update_every", "seed", "epochs", "instances",
+    "recipe", "runtime", "workers", "max_active", "update_every", "replicas", "seed", "epochs", "instances",
     "train_seconds", "instances_per_second", "valid", "history", "reached", "staleness",
     "peak_rss_mib",
 }  # fmt: skip

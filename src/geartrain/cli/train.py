@@ -172,6 +172,7 @@ def _run(prepared: _Prepared, folder: RunFolder) -> dict[str, Any]:
                 until=target,
                 folder=folder.path,
                 checkpoint_every=settings.checkpoint_every,
+                evaluate_every=settings.evaluate_every,
             )
         except KeyboardInterrupt as interrupt:
             raise fail(_how_to_resume(settings, folder, str(interrupt)), INTERRUPTED) from interrupt
@@ -183,7 +184,7 @@ def result_of(settings: Settings, history: Sequence[EpochEnded]) -> dict[str, An
     """The JSON of a run: settings, and what its epochs came to.
 
     Seconds are training alone, without validation, since the run began; staleness is over all
-    epochs.
+    epochs. Epochs are fractions where the run was evaluated within them.
     """
     target = settings.target()
     last = history[-1]
@@ -199,6 +200,7 @@ def result_of(settings: Settings, history: Sequence[EpochEnded]) -> dict[str, An
         "workers": settings.workers,
         "max_active": settings.max_active,
         "update_every": settings.update_every,
+        "replicas": settings.replicas,
         "seed": settings.seed,
         "epochs": last.epoch,
         "instances": instances,
@@ -264,5 +266,5 @@ def _end(
     if target is not None and result["reached"] is None:
         name = target.metric
         value = result["valid"].get(name)
-        raise fail(f"target {target} was missed: {name} is {value} after the last epoch", FAILED)
+        raise fail(f"target {target} was missed: {name} is {value} at the end", FAILED)
     raise typer.Exit(0)

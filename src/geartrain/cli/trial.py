@@ -2,7 +2,8 @@
 
     python -m geartrain.cli.trial JSON
 
-    standard output   {"epoch": 1, "seconds": 3.2, "instances": 8544, "valid": {...}}    each epoch
+    standard output   {"epoch": 0.5, "seconds": 1.6, "instances": 4272, "valid": {...}}  evaluated
+                      {"epoch": 1, "seconds": 3.2, "instances": 4272, "valid": {...}}    again
                       {"peak_rss_mib": 512.0, "staleness": {...}}                        at the end
     standard error    the reason, where the exit status is not 0
 
@@ -48,7 +49,7 @@ class Trial:
         batch: Examples per update of a baseline, instances between two drains of ``ours-sync``;
             ``ours`` has its own settings.
         threads: Kernel threads of the whole process.
-        settings: Of ours; a baseline takes seed, epochs, target and options from it.
+        settings: Of ours; a baseline takes seed, epochs, evaluations, target and options from it.
         data: The data folder, or None.
     """
 
@@ -70,7 +71,7 @@ class Trial:
 
 
 def run(trial: Trial) -> None:
-    """Train, and print a line of JSON an epoch and one at the end."""
+    """Train, and print a line of JSON an evaluation and one at the end."""
     torch.set_num_threads(trial.threads)
     ours = trial.system in (OURS, SYNCHRONOUS)
     staleness = run_ours(trial) if ours else run_baseline(trial)
@@ -101,7 +102,13 @@ def run_ours(trial: Trial) -> Mapping[str, Any]:
     if drain:
         with preparing():
             _require_drained(session, trial.batch)
-    fit = session.fit(train, epochs=settings.epochs, valid=valid, until=settings.target())
+    fit = session.fit(
+        train,
+        epochs=settings.epochs,
+        valid=valid,
+        until=settings.target(),
+        evaluate_every=settings.evaluate_every,
+    )
     return staleness_over(fit.history)
 
 
@@ -126,6 +133,7 @@ def run_baseline(trial: Trial) -> Mapping[str, Any]:
         batch=trial.batch,
         data=None if trial.data is None else Path(trial.data),
         options=settings.options,
+        evaluate_every=settings.evaluate_every,
     )
     for epoch in baseline.train(terms):
         _tell(epoch.epoch, epoch.seconds, epoch.instances, epoch.valid)
