@@ -149,14 +149,17 @@ def table_of(rows: Sequence[Mapping[str, Any]], target: Target) -> Table:
     return table
 
 
-def markdown_of(rows: Sequence[Mapping[str, Any]], target: Target) -> list[str]:
+def markdown_of(
+    rows: Sequence[Mapping[str, Any]], target: Target, first: str = "system"
+) -> list[str]:
     """The rows as lines of a Markdown table, staleness in a column.
 
     Args:
         rows: As ``row_of`` makes them.
         target: That they are timed to.
+        first: Over the first column.
     """
-    heads = ["system", *_heads(rows, target), "staleness: mean, max"]
+    heads = [first, *_heads(rows, target), "staleness: mean, max"]
     lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 2)}---|"]
     for row in rows:
         stale = "<br>".join(_ages(row)) or "-"
