@@ -128,7 +128,7 @@ def _told(line: Line) -> str:
         return f"{named} {line.get('reason', '')}".rstrip()
     end = line["history"][-1]
     speed = line["instances"] / end["seconds"] if end["seconds"] else float("nan")
-    return f"{named}, {epochs(end['epoch'])} epochs, {duration(end['seconds'])}, {rate(speed)}"
+    return f"{named}, epoch {epochs(end['epoch'])}, {duration(end['seconds'])}, {rate(speed)}"
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:

@@ -14,7 +14,8 @@ from geartrain.baselines import PEERS
 from geartrain.cli.compare import systems_of
 from geartrain.cli.main import app
 from geartrain.cli.settings import Settings, new_settings
-from geartrain.cli.trial import Trial, own_peak_rss_mib, run
+from geartrain.cli.train import peak_rss_mib
+from geartrain.cli.trial import Trial, run
 from geartrain.recipes import RECIPES, find_recipe
 
 LISTS = ("listreduce", "--option", "train_size=300", "--option", "valid_size=60")
@@ -241,9 +242,9 @@ def test_every_list_baseline_trains_in_a_trial(system: str, capsys) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_peak_memory_is_that_of_the_program_itself() -> None:
-    before = own_peak_rss_mib()
+    before = peak_rss_mib()
     block = bytearray(os.urandom(1) * (64 << 20))
-    after = own_peak_rss_mib()
+    after = peak_rss_mib()
     assert before is not None
     assert after is not None
     assert after >= before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -236,7 +237,16 @@ def staleness_over(history: Sequence[EpochEnded]) -> dict[str, dict[str, float]]
 
 
 def peak_rss_mib() -> float | None:
-    """The most memory that this process has held, in MiB; None where the system does not tell."""
+    """The most memory that this program has held, in MiB; None where the system does not tell.
+
+    On Linux not from ``getrusage``: that peak is inherited, through fork and exec, from the process
+    that started this one.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        found = re.search(r"^VmHWM:\s*(\d+) kB$", status.read_text(encoding="ascii"), re.M)
+        if found is not None:
+            return int(found[1]) / 1024
     try:
         import resource
     except ImportError:  # not on every system

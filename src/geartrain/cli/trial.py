@@ -14,7 +14,6 @@ set before anything is computed: workers times the threads of each, the same for
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -75,7 +74,7 @@ def run(trial: Trial) -> None:
     torch.set_num_threads(trial.threads)
     ours = trial.system in (OURS, SYNCHRONOUS)
     staleness = run_ours(trial) if ours else run_baseline(trial)
-    _say({"peak_rss_mib": own_peak_rss_mib(), "staleness": staleness})
+    _say({"peak_rss_mib": peak_rss_mib(), "staleness": staleness})
 
 
 def run_ours(trial: Trial) -> Mapping[str, Any]:
@@ -145,20 +144,6 @@ def run_baseline(trial: Trial) -> Mapping[str, Any]:
 def find_baseline(recipe: str, name: str) -> Baseline:
     """The baseline of a recipe by name, which is one that there is."""
     return next(b for b in PEERS[recipe].baselines if b.name == name)
-
-
-def own_peak_rss_mib() -> float | None:
-    """The most memory that this program has held, in MiB; None where the system does not tell.
-
-    On Linux not from ``getrusage``: that peak is inherited, through fork and exec, from the process
-    that started this one.
-    """
-    status = Path("/proc/self/status")
-    if status.exists():
-        found = re.search(r"^VmHWM:\s*(\d+) kB$", status.read_text(encoding="ascii"), re.M)
-        if found is not None:
-            return int(found[1]) / 1024
-    return peak_rss_mib()
 
 
 @final
