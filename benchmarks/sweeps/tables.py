@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.sweeps.trials import Line, Point, Terms, asked, key_of, outcome_of
 
@@ -17,6 +17,9 @@ from geartrain.cli.standings import System, markdown_of, row_of
 from geartrain.observe.curves import require_matplotlib
 from geartrain.observe.figures import duration
 from geartrain.train.results import Target
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes as MplAxes
 
 Axes = Mapping[str, Sequence[Point]]
 """Name of what is swept over to its points, one for each value."""
@@ -66,7 +69,7 @@ def of_terms(terms: Terms, axes: Axes, lines: Sequence[Line]) -> list[Line]:
 
 
 def draw(path: Path, terms: Terms, axes: Axes, lines: Sequence[Line]) -> None:
-    """Write the figure; a value whose target was missed by half of the seeds has no right point.
+    """Write the figure; where half of the seeds missed the target, a cross stands at the top.
 
     Raises:
         GeartrainError: matplotlib is not installed.
@@ -75,29 +78,34 @@ def draw(path: Path, terms: Terms, axes: Axes, lines: Sequence[Line]) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.2), dpi=100, layout="constrained")
-    panels = figure.subplots(1, 2)
+    left, right = figure.subplots(1, 2)
     rows = rows_of(terms, "max_active", axes["max_active"], lines)
-    shown = (
-        ("instances_per_second", "instances a second"),
-        ("epochs_to_target", f"epochs to {terms.target}"),
-    )
-    for axes_of, (name, label) in zip(panels, shown, strict=True):
-        known = [row for row in rows if row[name] is not None]
-        x = [int(row["system"]) for row in known]
-        low = [row["spread"][name][0] for row in known]
-        high = [_or_nan(row["spread"][name][1]) for row in known]
-        axes_of.fill_between(x, low, high, alpha=0.15, linewidth=0)
-        axes_of.plot(x, [row[name] for row in known], marker="o", linewidth=2)
-        axes_of.set_xscale("log", base=2)
-        axes_of.set_xticks([p.max_active for p in axes["max_active"]])
-        axes_of.xaxis.set_major_formatter("{x:g}")
-        axes_of.set_ylim(bottom=0)
-        axes_of.set_xlabel("max_active, instances in flight")
-        axes_of.set_ylabel(label)
-        axes_of.grid(color="0.9", linewidth=0.8)
-        axes_of.spines[["top", "right"]].set_visible(False)
+    _draw(left, rows, "instances_per_second", "instances a second")
+    _draw(right, rows, "epochs_to_target", f"epochs to {terms.target}")
     figure.suptitle(f"{terms.task}, {terms.workers} workers")
     figure.savefig(path)
+
+
+def _draw(panel: MplAxes, rows: Sequence[Mapping[str, Any]], name: str, label: str) -> None:
+    known = [row for row in rows if row[name] is not None]
+    x = [int(row["system"]) for row in known]
+    low = [row["spread"][name][0] for row in known]
+    high = [_or_nan(row["spread"][name][1]) for row in known]
+    panel.fill_between(x, low, high, alpha=0.15, linewidth=0)
+    panel.plot(x, [row[name] for row in known], marker="o", linewidth=2)
+    missed = [int(row["system"]) for row in rows if row[name] is None]
+    top, height = [1.0] * len(missed), panel.get_xaxis_transform()
+    (crosses,) = panel.plot(missed, top, "x", color="0.35", transform=height, clip_on=False)
+    crosses.set_in_layout(False)
+    panel.set_xscale("log", base=2)
+    panel.set_xticks([4**power for power in range(5)])
+    panel.set_xlim(0.8, 1.25 * max((int(row["system"]) for row in rows), default=1))
+    panel.xaxis.set_major_formatter("{x:g}")
+    panel.set_ylim(0, None if known else 1)
+    panel.set_xlabel("max_active, instances in flight")
+    panel.set_ylabel(label)
+    panel.grid(color="0.9", linewidth=0.8)
+    panel.spines[["top", "right"]].set_visible(False)
 
 
 def _note(line: Line) -> str | None:

@@ -77,7 +77,7 @@ def test_every_setting_is_tried_once_for_every_seed(tmp_path: Path, capsys) -> N
     assert "| 0.50 |" in row  # epochs to the target
     assert "| 2/2 |" in row
     assert "70.5% (70.0%..71.0%)" in row
-    assert "cell 1.6000, max 16" in row
+    assert "cell 1.60, max 16" in row
     assert "| 300 |" in row
     assert "- max_active=1, update_every=100, replicas=1, seed=0: stopped at 1 min 00 s" in table
     assert "seed=1: failed, geartrain: NaN in 'cell'" in table

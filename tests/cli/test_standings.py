@@ -67,11 +67,13 @@ def test_staleness_is_medians_over_the_seeds_with_least_and_most() -> None:
     assert row["staleness"] == {"cell": {"mean": 2.0, "max": 6}}
     assert row["spread"]["staleness"] == {"cell": {"mean": [1.0, 4.0], "max": [3, 12]}}
     (line,) = staleness_lines([row, {**row, "system": "level", "staleness": {}}])
-    told = "cell 2.0000 (1.0000..4.0000), max 6 (3..12)"
+    told = "cell 2.00 (1.00..4.00), max 6 (3..12)"
     assert line == f"staleness of ours, in updates: {told}"
     level = row_of(OURS, [outcome(0.9)], TARGET) | {"system": "level", "staleness": {}}
     head, rule, first, second = markdown_of([row, level], TARGET)
     assert head.count("|") == rule.count("|") == first.count("|") == second.count("|")
+    level["valid"]["unseen"] = 0.5  # that the first system does not report
+    assert markdown_of([row, level], TARGET) == [head, rule, first, second]
     assert first.endswith(f"| {told} |")
     assert second.endswith("| - |")
 

@@ -17,7 +17,7 @@ from typing import Any, final
 from rich import box
 from rich.table import Table
 
-from geartrain.observe.figures import duration, epochs, measure, number, rate
+from geartrain.observe.figures import duration, epochs, measure, rate
 from geartrain.train.results import Target
 
 
@@ -142,10 +142,11 @@ def table_of(rows: Sequence[Mapping[str, Any]], target: Target) -> Table:
     """
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("system", no_wrap=True)
-    for head in _heads(rows, target):
+    metrics = list(rows[0]["valid"])
+    for head in _heads(metrics, target):
         table.add_column(head, justify="right")
     for row in rows:
-        table.add_row(row["system"], *_cells(row))
+        table.add_row(row["system"], *_cells(row, metrics))
     return table
 
 
@@ -159,11 +160,12 @@ def markdown_of(
         target: That they are timed to.
         first: Over the first column.
     """
-    heads = [first, *_heads(rows, target), "staleness: mean, max"]
+    metrics = list(rows[0]["valid"])
+    heads = [first, *_heads(metrics, target), "staleness: mean, max"]
     lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 2)}---|"]
     for row in rows:
         stale = "<br>".join(_ages(row)) or "-"
-        cells = [row["system"], *(_flat(cell) for cell in _cells(row)), stale]
+        cells = [row["system"], *(_flat(cell) for cell in _cells(row, metrics)), stale]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -177,19 +179,18 @@ def staleness_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _heads(rows: Sequence[Mapping[str, Any]], target: Target) -> list[str]:
-    metrics = list(rows[0]["valid"])
+def _heads(metrics: Sequence[str], target: Target) -> list[str]:
     return ["inst./s", f"to {target}", "epochs", "reached", *metrics, "peak MiB"]
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
+def _cells(row: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
     spread = row["spread"]
     return [
         _cell(row, "instances_per_second", lambda x: rate(x).removesuffix("/s")),
         _cell(row, "seconds_to_target", duration),
         _cell(row, "epochs_to_target", epochs),
         f"{row['reached']}/{row['seeds']}",
-        *(_told(row["valid"][m], spread["valid"][m], _as(m)) for m in row["valid"]),
+        *(_told(row["valid"][m], spread["valid"][m], _as(m)) for m in metrics),
         _cell(row, "peak_rss_mib", lambda x: f"{x:,.0f}"),
     ]
 
@@ -201,11 +202,11 @@ def _flat(cell: str) -> str:
 
 
 def _ages(row: Mapping[str, Any]) -> list[str]:
-    """Such as ``cell 6.5 (6.1..6.9), max 40``, for each part."""
+    """Such as ``cell 6.51 (6.10..6.92), max 40``, for each part."""
     told = []
     for part, ages in row["staleness"].items():
         spread = row["spread"]["staleness"][part]
-        mean = _flat(_told(ages["mean"], spread["mean"], number))
+        mean = _flat(_told(ages["mean"], spread["mean"], lambda x: f"{x:.2f}"))
         most = _flat(_told(ages["max"], spread["max"], lambda x: f"{x:g}"))
         told.append(f"{part} {mean}, max {most}")
     return told
