@@ -10,7 +10,7 @@ Everything here is called by a runtime, which alone waits, times and carries.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -28,6 +28,7 @@ from geartrain.ir.operators import Losing
 from geartrain.ir.through import Through
 from geartrain.ir.wiring import Owner, Wiring, copy_name, wire
 from geartrain.optim.part import Part, PartState, Rules
+from geartrain.optim.share import AbstractLock, NoLock, Share, share
 
 
 @final
@@ -41,6 +42,7 @@ class Settings:
         max_rows: Most rows in one firing.
         policy: Makes the policy of each worker, from its index.
         drain: Admit only when nothing is in flight: synchronous minibatches.
+        lanes: Every worker runs the whole graph for its own instances, all with the same weights.
     """
 
     max_active: int = 64
@@ -48,6 +50,7 @@ class Settings:
     max_rows: int = 4096
     policy: Callable[[int], AbstractPolicy] = lambda worker: FullestFirst()
     drain: bool = False
+    lanes: bool = False
 
     def __post_init__(self) -> None:
         if self.max_active < 1 or self.max_rows < 1:
@@ -68,6 +71,7 @@ class Engine:
         placement: Part or node name to worker; the rest is placed by ``costs``.
         costs: Seconds by node name, measured; empty: by numbers of parameters.
         trained: Instances finished in training so far.
+        lock: The runtime's, for what lanes share.
     """
 
     def __init__(
@@ -79,37 +83,33 @@ class Engine:
         placement: Mapping[str, int] | None = None,
         costs: Mapping[str, float] | None = None,
         trained: int = 0,
+        lock: Callable[[], AbstractLock] = NoLock,
     ) -> None:
         self.parts = parts
         self.settings = settings
         names = part_names(graph)
 
+        lanes = workers if settings.lanes else 1
+        shares = {n: share(p, lanes, lock) for n, p in parts.items()} if lanes > 1 else {}
+
         def owners(through: Through) -> list[Owner]:
             name = names.get(through.name)
             if name is None:
-                return [Owner(through.function, None)]
+                return [Owner(through.function, None)] * lanes
+            if shares:
+                return [Owner(through.function, s) for s in shares[name]]
             copies = copies_of(name, parts)
             inside = _path_inside(parts[name].module, through.function)
             return [Owner(c.module.get_submodule(inside), c) for c in copies]
 
-        self.wiring: Wiring = wire(graph, owners)
-        self.router = Router(self.wiring)
-        self.home = place(self.wiring, parts, workers, placement or {}, costs or {})
-        part_home = {
-            node.part_name: self.home[number]
-            for number, node in self.wiring.nodes.items()
-            if node.part_name is not None
-        }
+        self.wiring: Wiring = wire(graph, owners, lanes)
+        self.router = Router(self.wiring, lanes=lanes > 1)
+        if lanes > 1:
+            self.home = {n: k for ns in self.wiring.copies.values() for k, n in enumerate(ns)}
+        else:
+            self.home = place(self.wiring, parts, workers, placement or {}, costs or {})
         self.workers = [
-            WorkerState(
-                w,
-                [n for i, n in self.wiring.nodes.items() if self.home[i] == w],
-                {name: parts[name] for name, at in part_home.items() if at == w},
-                self.home,
-                self.router,
-                settings.policy(w),
-                settings.max_rows,
-            )
+            self._worker(w, [s[w] for s in shares.values()] or list(parts.values()))
             for w in range(workers)
         ]
         self.controller = ControllerState(
@@ -119,6 +119,20 @@ class Engine:
             settings.ramp,
             trained,
             drain=settings.drain,
+        )
+
+    def _worker(self, w: int, parts: Sequence[PartState | Share]) -> WorkerState:
+        """A worker with the nodes that live there, and of the parts those that they use."""
+        nodes = [n for i, n in self.wiring.nodes.items() if self.home[i] == w]
+        used = {n.part_name for n in nodes}
+        return WorkerState(
+            w,
+            nodes,
+            {p.name: p for p in parts if p.name in used},
+            self.home,
+            self.router,
+            self.settings.policy(w),
+            self.settings.max_rows,
         )
 
     @property

@@ -62,9 +62,15 @@ class Router:
 
     Args:
         wiring: The graph made into nodes.
+        lanes: Whether copy k of a node writes to copy k of its readers alone.
     """
 
-    def __init__(self, wiring: Wiring) -> None:
+    def __init__(self, wiring: Wiring, *, lanes: bool = False) -> None:
+        self._lane_of = (
+            {n: k for numbers in wiring.copies.values() for k, n in enumerate(numbers)}
+            if lanes
+            else {}
+        )
         self._steps, self._readers = wiring.steps, wiring.readers
         self._copies, self._operator_of = wiring.copies, wiring.operator_of
         self._arena = wiring.arena
@@ -75,16 +81,25 @@ class Router:
             self.answer(batch, out)
         operator = self._operator_of[node]
         for port, rows in emission.forward:
-            self.send(operator, port, rows, out)
+            self.send(operator, port, rows, out, self._lane_of.get(node))
 
-    def send(self, operator: int, port: int, batch: Forward, out: Outbox) -> None:
-        """Route rows that leave an output port."""
+    def send(
+        self, operator: int, port: int, batch: Forward, out: Outbox, lane: int | None = None
+    ) -> None:
+        """Route rows that leave an output port.
+
+        Args:
+            operator, port: Where they leave.
+            batch: The rows.
+            out: Gets the deliveries.
+            lane: The copy that all of them go to; None: by their instances.
+        """
         reader, into = self._readers[operator, port]
         step = self._steps.get(reader)
         if step is None:
             copies = self._copies[reader]
-            if len(copies) == 1:
-                out.deliveries.append(Delivery(reader, into, batch))
+            if lane is not None or len(copies) == 1:
+                out.deliveries.append(Delivery(copies[lane or 0], into, batch))
             else:
                 self._spread(copies, into, batch, out)
             return
@@ -94,7 +109,7 @@ class Router:
         for answer in passage.backward:
             self.answer(answer, out)
         for way, rows in passage.forward:
-            self.send(reader, way, rows, out)
+            self.send(reader, way, rows, out, lane)
 
     def _spread(self, copies: tuple[int, ...], into: int, batch: Forward, out: Outbox) -> None:
         """Give every row to the copy that its instance belongs to."""

@@ -18,8 +18,9 @@ from geartrain.engine.mailbox import AbstractPolicy, Queue
 from geartrain.engine.router import BACKWARD, Delivery, Outbox, Router
 from geartrain.errors import GeartrainError, WorkerError
 from geartrain.ir.message import INSTANCE, Backward, Forward
-from geartrain.ir.node import AbstractNode
+from geartrain.ir.node import AbstractNode, Emission
 from geartrain.optim.part import PartState, StepTaken
+from geartrain.optim.share import Share
 
 
 @final
@@ -66,7 +67,7 @@ class WorkerState:
         self,
         index: int,
         nodes: Sequence[AbstractNode],
-        parts: Mapping[str, PartState],
+        parts: Mapping[str, PartState | Share],
         home: Mapping[int, int],
         router: Router,
         policy: AbstractPolicy,
@@ -82,7 +83,6 @@ class WorkerState:
         self._queues: dict[tuple[int, int], Queue] = {}
         self._ready: dict[Queue, None] = {}
         self._eager: list[Delivery] = []
-        self._holding: set[str] = set()
         self._clock = 0
 
     def deliver(self, delivery: Delivery) -> None:
@@ -104,11 +104,11 @@ class WorkerState:
         self.progress = progress
         if not self.train:
             return []
-        steps: list[StepTaken] = []
+        steps: list[StepTaken | None] = []
         for part in self.parts.values():
             part.finished(instances)
-            self._step(part, steps)
-        return steps
+            steps.append(part.step_if_due(self.progress))
+        return [step for step in steps if step is not None]
 
     def flush(self) -> list[StepTaken]:
         """Step with whatever gradients are left."""
@@ -155,16 +155,21 @@ class WorkerState:
         firing: Firing,
     ) -> None:
         out = firing.outbox
+        part = None if node.part_name is None else self.parts[node.part_name]
         try:
-            if port == BACKWARD:
-                emission = node.backward(cast("Sequence[Backward]", batches))
+            if part is None:
+                emission = self._compute(node, port, batches)
             else:
-                emission = node.forward(port, cast("Sequence[Forward]", batches), self.train)
+                with part.guard:
+                    emission = self._compute(node, port, batches)
             self._router.emit(node.id, emission, out)
-            if port == BACKWARD and node.part_name is not None:
-                part = self.parts[node.part_name]
-                self._step(part, firing.steps)
-                self._note_holding(part, firing)
+            if port == BACKWARD and part is not None:
+                step = part.step_if_due(self.progress)
+                if step is not None:
+                    firing.steps.append(step)
+                holds = part.note_holding()
+                if holds is not None:
+                    firing.held[part.name] = holds
         except GeartrainError as error:
             error.add_note(_story(node, port, batches))
             raise
@@ -180,19 +185,12 @@ class WorkerState:
                 firing.elsewhere.append((home, delivery))
         out.deliveries.clear()
 
-    def _step(self, part: PartState, steps: list[StepTaken]) -> None:
-        if part.due():
-            step = part.step(self.progress)
-            if step is not None:
-                steps.append(step)
-
-    def _note_holding(self, part: PartState, firing: Firing) -> None:
-        if part.rules.max_staleness is None:
-            return
-        holds = part.holding
-        if holds != (part.name in self._holding):
-            (self._holding.add if holds else self._holding.discard)(part.name)
-            firing.held[part.name] = holds
+    def _compute(
+        self, node: AbstractNode, port: int, batches: Sequence[Forward | Backward]
+    ) -> Emission:
+        if port == BACKWARD:
+            return node.backward(cast("Sequence[Backward]", batches))
+        return node.forward(port, cast("Sequence[Forward]", batches), self.train)
 
 
 def _story(node: AbstractNode, port: int, batches: Sequence[Forward | Backward]) -> str:

@@ -1,18 +1,30 @@
 """The running sum of one part's parameter gradients.
 
-Kernels add to it product by product, so that a weight's gradient is never built twice; the
-first addition after a step writes, later ones add, and nothing is cleared in between.
+    firing 1   d₁ᵀ x₁ ┐
+    firing 2   d₂ᵀ x₂ ├─►  [d₁ d₂ d₃]ᵀ [x₁ x₂ x₃]     one product a step, not one a firing
+    firing 3   d₃ᵀ x₃ ┘
+
+A product of few rows costs what it takes to read and write the weight's gradient, whatever the
+rows; so operands wait, and are multiplied together when the step comes or there are enough of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import final
+from typing import Final, TypeAlias, final
 
 import torch
 from torch import Tensor
 
-from geartrain.ir.products import outer, outer_suits
+from geartrain.ir.products import outer, outer_suits, whole_rows
+
+_ALONE: Final = 128
+"""So many rows are multiplied at once: waiting would cost a copy and gain little."""
+
+_MOST_WAITING: Final = 2048
+"""Rows of operands after which they are multiplied without waiting for the step."""
+
+Pairs: TypeAlias = list[tuple[Tensor, Tensor]]
 
 
 @final
@@ -23,15 +35,20 @@ class GradientSum:
         parameters: The parameters of one part. Others are refused with ``KeyError``.
 
     Every ``add_*`` call adds; a parameter that got nothing since the last ``take`` has no gradient
-    (an optimiser skips it). Dense sums live in buffers that are reused from step to step.
+    (an optimiser skips it). Dense sums live in buffers that are reused from step to step. What
+    ``add_product``, ``add_sum`` and ``add_rows`` are given must not change before the step: it is
+    kept, not copied.
     """
 
-    __slots__ = ("_buffers", "_fresh", "_rows")
+    __slots__ = ("_buffers", "_fresh", "_products", "_rows", "_sums", "_waiting")
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self._buffers: dict[torch.nn.Parameter, Tensor | None] = {p: None for p in parameters}
         self._fresh: dict[torch.nn.Parameter, bool] = dict.fromkeys(self._buffers, True)
-        self._rows: dict[torch.nn.Parameter, list[tuple[Tensor, Tensor]]] = {}
+        self._rows: dict[torch.nn.Parameter, Pairs] = {}
+        self._products: dict[torch.nn.Parameter, Pairs] = {}
+        self._sums: dict[torch.nn.Parameter, list[Tensor]] = {}
+        self._waiting: dict[torch.nn.Parameter, int] = dict.fromkeys(self._buffers, 0)
 
     def __contains__(self, parameter: torch.nn.Parameter) -> bool:
         return parameter in self._buffers
@@ -48,6 +65,89 @@ class GradientSum:
 
     def add_product(self, parameter: torch.nn.Parameter, left: Tensor, right: Tensor) -> None:
         """Add ``left.T @ right``; left ``(n, a)``, right ``(n, b)``, the parameter ``(a, b)``."""
+        n = left.shape[0]
+        if n >= _ALONE:
+            self._multiply(parameter, left, right)
+            return
+        self._waiting[parameter] += n
+        self._products.setdefault(parameter, []).append((left, right))
+        if self._waiting[parameter] >= _MOST_WAITING:
+            self._multiply_waiting(parameter)
+
+    def add_sum(self, parameter: torch.nn.Parameter, rows: Tensor) -> None:
+        """Add ``rows.sum(0)``; rows ``(n, d)``, the parameter ``(d,)``: a bias."""
+        n = rows.shape[0]
+        if n >= _ALONE:
+            self._add_up(parameter, rows)
+            return
+        self._waiting[parameter] += n
+        self._sums.setdefault(parameter, []).append(rows)
+        if self._waiting[parameter] >= _MOST_WAITING:
+            self._add_up_waiting(parameter)
+
+    def add_rows(self, parameter: torch.nn.Parameter, indices: Tensor, rows: Tensor) -> None:
+        """Add ``rows[i]`` to row ``indices[i]``; kept as lists, handed over as one sparse tensor.
+
+        indices int64 ``(n,)``, rows ``(n, d)``, the parameter ``(v, d)``.
+        """
+        if parameter not in self._buffers:
+            raise KeyError(parameter)
+        self._rows.setdefault(parameter, []).append((indices, rows))
+
+    @torch.no_grad()
+    def absorb(self, other: GradientSum) -> None:
+        """Add all that ``other`` holds, of the same parameters; it starts anew."""
+        for mine, theirs in (
+            (self._products, other._products),
+            (self._rows, other._rows),
+            (self._sums, other._sums),
+        ):
+            for parameter, waiting in theirs.items():
+                mine.setdefault(parameter, []).extend(waiting)  # type: ignore[arg-type]
+            theirs.clear()
+        for parameter, fresh in other._fresh.items():
+            self._waiting[parameter] += other._waiting[parameter]
+            other._waiting[parameter] = 0
+            if not fresh:
+                self.add(parameter, other._buffer(parameter))
+                other._fresh[parameter] = True
+
+    @torch.no_grad()
+    def take(self, parameter: torch.nn.Parameter) -> Tensor | None:
+        """The sum so far (None if nothing came); the next addition starts anew.
+
+        A dense result is a reused buffer: use it before adding again. It is sparse COO
+        (uncoalesced) if only ``add_rows`` or sparse gradients came.
+        """
+        self._multiply_waiting(parameter)
+        self._add_up_waiting(parameter)
+        parts = self._rows.pop(parameter, None)
+        dense = None if self._fresh[parameter] else self._buffers[parameter]
+        self._fresh[parameter] = True
+        if parts is None:
+            return dense
+        indices = torch.cat([i for i, _ in parts])
+        rows = torch.cat([r for _, r in parts])
+        if dense is not None:
+            return dense.index_add_(0, indices, rows)
+        return torch.sparse_coo_tensor(
+            indices[None], rows, tuple(parameter.shape), check_invariants=False
+        )
+
+    def _multiply_waiting(self, parameter: torch.nn.Parameter) -> None:
+        """Multiply the operands that wait, and join the rows of biases that share them."""
+        pairs = self._products.pop(parameter, None)
+        if pairs is None:
+            return
+        self._waiting[parameter] = 0
+        lefts = [left for left, _ in pairs]
+        left, right = _joined(lefts), _joined([right for _, right in pairs])
+        for bias, rows in list(self._sums.items()):
+            if len(rows) == len(lefts) and all(a is b for a, b in zip(rows, lefts, strict=True)):
+                self._sums[bias] = [left]
+        self._multiply(parameter, left, right)
+
+    def _multiply(self, parameter: torch.nn.Parameter, left: Tensor, right: Tensor) -> None:
         if outer_suits(left, right):
             product = outer(left, right)
             if self._fresh[parameter]:
@@ -62,41 +162,18 @@ class GradientSum:
         else:
             buffer.addmm_(left.t(), right)
 
-    def add_sum(self, parameter: torch.nn.Parameter, rows: Tensor) -> None:
-        """Add ``rows.sum(0)``; rows ``(n, d)``, the parameter ``(d,)``: a bias."""
+    def _add_up_waiting(self, parameter: torch.nn.Parameter) -> None:
+        waiting = self._sums.pop(parameter, None)
+        if waiting is not None:
+            self._waiting[parameter] = 0
+            self._add_up(parameter, _joined(waiting))
+
+    def _add_up(self, parameter: torch.nn.Parameter, rows: Tensor) -> None:
         if self._fresh[parameter]:
             torch.sum(rows, 0, out=self._buffer(parameter))
             self._fresh[parameter] = False
         else:
             self._buffer(parameter).add_(rows.sum(0))
-
-    def add_rows(self, parameter: torch.nn.Parameter, indices: Tensor, rows: Tensor) -> None:
-        """Add ``rows[i]`` to row ``indices[i]``; kept as lists, handed over as one sparse tensor.
-
-        indices int64 ``(n,)``, rows ``(n, d)``, the parameter ``(v, d)``.
-        """
-        if parameter not in self._buffers:
-            raise KeyError(parameter)
-        self._rows.setdefault(parameter, []).append((indices, rows))
-
-    def take(self, parameter: torch.nn.Parameter) -> Tensor | None:
-        """The sum so far (None if nothing came); the next addition starts anew.
-
-        A dense result is a reused buffer: use it before adding again. It is sparse COO
-        (uncoalesced) if only ``add_rows`` or sparse gradients came.
-        """
-        parts = self._rows.pop(parameter, None)
-        dense = None if self._fresh[parameter] else self._buffers[parameter]
-        self._fresh[parameter] = True
-        if parts is None:
-            return dense
-        indices = torch.cat([i for i, _ in parts])
-        rows = torch.cat([r for _, r in parts])
-        if dense is not None:
-            return dense.index_add_(0, indices, rows)
-        return torch.sparse_coo_tensor(
-            indices[None], rows, tuple(parameter.shape), check_invariants=False
-        )
 
     def _buffer(self, parameter: torch.nn.Parameter) -> Tensor:
         buffer = self._buffers[parameter]
@@ -105,3 +182,15 @@ class GradientSum:
             buffer.requires_grad_(False)
             self._buffers[parameter] = buffer
         return buffer
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """One below the other, and zeros below them to as many rows as products want."""
+    n = sum(x.shape[0] for x in parts)
+    rows = whole_rows(n)
+    if rows == n:
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    whole = parts[0].new_empty((rows, *parts[0].shape[1:]))
+    torch.cat(parts, out=whole[:n])
+    whole[n:].zero_()
+    return whole

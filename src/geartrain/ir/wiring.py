@@ -67,7 +67,9 @@ class Owner:
     weights: AbstractWeights | None
 
 
-def wire(graph: Graph, owners: Callable[[Through], Sequence[Owner]]) -> Wiring:
+def wire(
+    graph: Graph, owners: Callable[[Through], Sequence[Owner]], copies_of_all: int = 1
+) -> Wiring:
     """Make fresh nodes.
 
     Rows choose a copy by their instance. A node without weights has as many copies as the nodes
@@ -76,6 +78,7 @@ def wire(graph: Graph, owners: Callable[[Through], Sequence[Owner]]) -> Wiring:
     Args:
         graph: A checked graph.
         owners: What the copies of a ``through`` run with; one where it is not replicated.
+        copies_of_all: Least copies of every node.
     """
     operators = graph.copy_with_broadcasts()
     schema = graph.schema()
@@ -84,7 +87,7 @@ def wire(graph: Graph, owners: Callable[[Through], Sequence[Owner]]) -> Wiring:
     steps: dict[int, AbstractStep] = {}
     readers = _readers(operators)
     owned = {o.id: list(owners(o)) for o in operators if isinstance(o, Through)}
-    how_many = _count_copies(operators, owned, readers)
+    how_many = _count_copies(operators, owned, readers, copies_of_all)
     copies: dict[int, tuple[int, ...]] = {}
     operator_of: dict[int, int] = {}
     next_number = len(operators) + 1
@@ -130,8 +133,9 @@ def _count_copies(
     operators: Sequence[AbstractOperator],
     owned: Mapping[int, Sequence[Owner]],
     readers: Mapping[Port, Port],
+    least: int,
 ) -> dict[int, int]:
-    count = {o.id: len(owned.get(o.id, (None,))) for o in operators}
+    count = {o.id: len(owned[o.id]) if o.id in owned else least for o in operators}
     changed = True
     while changed:
         changed = False

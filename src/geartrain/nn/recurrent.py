@@ -130,10 +130,11 @@ class GruKernel(AbstractRowKernel):
         sigmoid_backward_(d[:, :2], kept[:, :2])
         d_x = whole.view(-1, 3 * width)
         _add_map(module, "ih", d_x, filled(x), into)
-        dx = times(d_x, module.weight_ih)[:n]
-        d_new.mul_(r)  # from here on as U h meets them
-        _add_map(module, "hh", d_x, filled(h), into)
-        return dx, dh.add_(times(d_x, module.weight_hh)[:n])
+        whole = whole.clone()  # the sum keeps the first; this one is as U h meets it
+        whole[:n, 2].mul_(r)
+        d_h = whole.view(-1, 3 * width)
+        _add_map(module, "hh", d_h, filled(h), into)
+        return times(d_x, module.weight_ih)[:n], dh.add_(times(d_h, module.weight_hh)[:n])
 
 
 @final

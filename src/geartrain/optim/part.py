@@ -11,9 +11,10 @@ ours is called ``update_every``, as it is a count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, TypeAlias, final
+from typing import Any, Literal, Protocol, TypeAlias, final
 
 import numpy as np
 import torch
@@ -179,6 +180,16 @@ class StepTaken:
     rows: int
 
 
+class AbstractShare(Protocol):
+    """What a part must know of a lane's view of it; see ``geartrain.optim.share``."""
+
+    @property
+    def gradient(self) -> GradientSum: ...
+
+    @property
+    def guard(self) -> AbstractContextManager[Any]: ...
+
+
 @final
 class PartState(AbstractWeights):
     """A part at work. One worker owns it; nothing here is locked.
@@ -223,6 +234,9 @@ class PartState(AbstractWeights):
         self._outstanding = 0
         self._ages: dict[int, int] = {}
         self._aliases: dict[nn.Parameter, Tensor] | None = None
+        self._told_holding = False
+        self.shares: Sequence[AbstractShare] = ()
+        self.guard: AbstractContextManager[Any] = nullcontext()
 
     @property
     def scheduler(self) -> LRScheduler | None:
@@ -266,6 +280,17 @@ class PartState(AbstractWeights):
         """Whether the part should step now."""
         return self._enough() and self._young_enough()
 
+    def note_holding(self) -> bool | None:
+        """Whether a step is held back, where that has changed since the last call; else None."""
+        if self.rules.max_staleness is None or self.holding == self._told_holding:
+            return None
+        self._told_holding = not self._told_holding
+        return self._told_holding
+
+    def step_if_due(self, progress: int) -> StepTaken | None:
+        """``step`` if one is due."""
+        return self.step(progress) if self.due() else None
+
     def step(self, progress: int) -> StepTaken | None:
         """Take an optimiser step with the gradient so far; None if there is none.
 
@@ -275,8 +300,10 @@ class PartState(AbstractWeights):
         Raises:
             NonFiniteError: The gradient is NaN or infinite; the weights are as they were.
         """
-        rows, instances = self.rows, self.instances
-        self.rows = self.instances = 0
+        with self._undisturbed():
+            self.absorb_shares()
+            rows, instances = self.rows, self.instances
+            self.rows = self.instances = 0
         if self.frozen:
             self._discard_gradient()
         if self.optimizer is None or not rows or self.frozen:
@@ -286,17 +313,32 @@ class PartState(AbstractWeights):
         if not gradients:
             return None
         self._clip(gradients)
-        self._protect_kept_graphs()
-        self._optimize(self.optimizer, progress)
+        with self._undisturbed():
+            self._protect_kept_graphs()
+            self._optimize(self.optimizer, progress)
+            self.version += 1
         for parameter in self.parameters:
             parameter.grad = None
         if self._scheduler is not None:
             self._scheduler.step()
-        self.version += 1
         return StepTaken(self.name, self.version, rows)
+
+    def absorb_shares(self) -> None:
+        """Take over what lanes have added up; none of them may be computing."""
+        for share in self.shares:
+            self.gradient.absorb(share.gradient)
+
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """While no lane computes with the weights, or adds a gradient."""
+        with ExitStack() as stack:
+            for share in self.shares:
+                stack.enter_context(share.guard)
+            yield
 
     def abandon(self) -> None:
         """Forget the rows in flight and the gradient that waits: nothing of them comes any more."""
+        self.absorb_shares()
         self._discard_gradient()
         self.rows = self.instances = self._outstanding = 0
         self._ages.clear()
@@ -313,6 +355,7 @@ class PartState(AbstractWeights):
 
     def pending_gradients(self) -> dict[str, Tensor]:
         """The gradient that waits for a step, dense, by parameter name; it goes on waiting."""
+        self.absorb_shares()
         found: dict[str, Tensor] = {}
         for name, parameter in self.module.named_parameters():
             gradient = self.gradient.take(parameter)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, Literal, Protocol, final
 
 from geartrain.engine.engine import Engine
@@ -24,6 +24,7 @@ from geartrain.engine.worker import Firing
 from geartrain.errors import DataError
 from geartrain.ir.instance import Instance
 from geartrain.optim.part import StepTaken
+from geartrain.optim.share import AbstractLock, NoLock
 
 log = logging.getLogger("geartrain.runtime")
 
@@ -145,6 +146,9 @@ class AbstractRuntime(ABC):
     workers: int
     virtual = False
     """Whether its seconds are imagined."""
+
+    lock: Callable[[], AbstractLock] = NoLock
+    """Makes a lock between its workers."""
 
     @abstractmethod
     def run(self, engine: Engine, feeder: Feeder, watch: Watch) -> float:

@@ -37,6 +37,7 @@ class Threads(AbstractRuntime):
     """
 
     name = "threads"
+    lock = staticmethod(threading.Lock)
 
     def __init__(
         self, workers: int = 1, kernel_threads: int | None = None, patience_s: float = 60.0

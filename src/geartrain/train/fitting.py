@@ -188,7 +188,7 @@ class Fitting:
     def _stretch(self, instances: Iterator[Instance]) -> bool:
         """Train until the engine is to be drained, or the epoch ends; True at the end."""
         s, at = self._s, self._s._position
-        measure = s.runtime.workers > 1 and not s._costs and not s.runtime.virtual
+        measure = s._places_by_cost and not s._costs
         meetings = [g[0].mixer.every for g in s._groups()]
         until_next = [every - at.trained % every for every in meetings if every is not None]
         if self._every is not None:

@@ -76,6 +76,8 @@ class Session:
         policy: Makes the firing policy of a worker, from its index.
         drain: Admit only when nothing is in flight: minibatches of ``max_active``, the synchronous
             way; with ``update_every=Instances(max_active)`` and no ramp it is minibatch training.
+        lanes: Every worker runs the whole graph for its own instances, all with the same weights,
+            instead of its own parts for all instances.
         placement: Part or node name to worker; what is not named is placed automatically, after a
             short measurement where there are several workers.
         convert: Makes an ``Instance`` of an item of the data.
@@ -102,6 +104,7 @@ class Session:
         max_rows: int = 4096,
         policy: Callable[[int], AbstractPolicy] | None = None,
         drain: bool = False,
+        lanes: bool = False,
         placement: Mapping[str, int] | None = None,
         convert: Convert | None = None,
         shuffle: bool = True,
@@ -119,11 +122,13 @@ class Session:
             max_rows=max_rows,
             policy=policy or defaults.policy,
             drain=drain,
+            lanes=lanes,
         )
         self.placement = dict(placement or {})
         self.convert, self.shuffle, self.seed, self.on_bad = convert, shuffle, seed, on_bad
         self.instruments = list(instruments)
         self.parts: dict[str, PartState] = make_parts(graph, self.rules)
+        self._refuse_lanes_beside_others()
         self._position = Position()
         self._engine: Engine | None = None
         self._costs: dict[str, float] = {}
@@ -263,6 +268,23 @@ class Session:
             "store_bytes": sum(n.nbytes() for n in engine.wiring.nodes.values()) if engine else 0,
         }
 
+    def _refuse_lanes_beside_others(self) -> None:
+        if not self.settings.lanes:
+            return
+        copied = sorted({original_name(n) for n in self.parts if n != original_name(n)})
+        for name, value in (("placement", self.placement), ("Part(replicas=...)", copied)):
+            if value:
+                raise ValueError(
+                    f"lanes=True and {name} {value} do not go together: in lanes every worker has "
+                    "all nodes and shares all parts; leave one of the two out"
+                )
+
+    @property
+    def _places_by_cost(self) -> bool:
+        """Whether it matters where nodes live, and time can tell."""
+        runtime = self.runtime
+        return runtime.workers > 1 and not runtime.virtual and not self.settings.lanes
+
     def _source(self, data: Data, *, shuffle: bool) -> Source:
         return Source(data, self.convert, shuffle=shuffle, seed=self.seed)
 
@@ -308,6 +330,7 @@ class Session:
                 self.placement,
                 self._costs,
                 self._position.trained,
+                self.runtime.lock,
             )
         return self._engine
 
