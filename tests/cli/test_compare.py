@@ -14,7 +14,8 @@ from geartrain.baselines import PEERS
 from geartrain.cli.compare import systems_of
 from geartrain.cli.main import app
 from geartrain.cli.settings import Settings, new_settings
-from geartrain.cli.trial import Trial, own_peak_rss_mib, run
+from geartrain.cli.train import peak_rss_mib
+from geartrain.cli.trial import Trial, run
 from geartrain.recipes import RECIPES, find_recipe
 
 LISTS = ("listreduce", "--option", "train_size=300", "--option", "valid_size=60")
@@ -24,11 +25,12 @@ ROW = {
     "seconds_to_target", "epochs_to_target", "valid", "peak_rss_mib", "spread", "staleness",
 }  # fmt: skip
 TIMED = {"instances_per_second", "seconds_to_target", "epochs_to_target", "peak_rss_mib", "valid"}
+TIMED |= {"staleness"}
 
 
 def settings(recipe: str = "listreduce", **given: object) -> Settings:
     names = "runtime", "workers", "max_active", "update_every", "epochs", "seed", "until"
-    nothing = dict.fromkeys((*names, "checkpoint_every", "options"))
+    nothing = dict.fromkeys((*names, "checkpoint_every", "evaluate_every", "replicas", "options"))
     return new_settings(find_recipe(recipe), nothing | given)
 
 
@@ -94,6 +96,12 @@ def test_the_folder_gets_the_json_every_run_and_the_figure(missed) -> None:
     assert [(r["system"], r["seed"], len(r["epochs"])) for r in runs] == [
         ("ours", 0, 2), ("mixed:50", 0, 2), ("ours-sync", 0, 2)
     ]  # fmt: skip
+    page = (out / "compare.md").read_text()
+    assert "| system | inst./s |" in page
+    assert all(f"\n| {system} | " in page for system in ("ours", "mixed:50", "ours-sync"))
+    assert "- mixed:50: " in page
+    assert "hidden=8" in page
+    assert "(compare.png)" in page
     assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -115,6 +123,11 @@ def test_a_reached_target_ends_every_system_and_the_table_shows_it(geartrain) ->
         (("listreduce", "--against", "mixd"), "did you mean 'mixed'"),
         (("listreduce", "--against", "mixed:0"), "a batch of 1 or more"),
         (("listreduce", "--against", "ours-sync:x"), "a batch of 1 or more"),
+        (("listreduce", "--against", "ours:replcas=2"), "did you mean 'replicas'"),
+        (("listreduce", "--against", "ours:replicas=0"), "a value of 1 or more"),
+        (("listreduce", "--against", "ours:replicas=9", "--workers", "2"), "--workers 9 or more"),
+        (("mnist", "--against", "ours:replicas=2", "--workers", "2"), "has no bottleneck"),
+        (("listreduce", "--evaluate-every", "1.5"), "evaluate_every=1.5"),
         (("listreduce", "--until", "loss<=1"), "the loss is not the same"),
         (("listreduce", "--until", "acuracy>=1"), "reports accuracy"),
         (("listreduce", "--option", "hiden=8"), "did you mean 'hidden'"),
@@ -229,10 +242,35 @@ def test_every_list_baseline_trains_in_a_trial(system: str, capsys) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_peak_memory_is_that_of_the_program_itself() -> None:
-    before = own_peak_rss_mib()
+    before = peak_rss_mib()
     block = bytearray(os.urandom(1) * (64 << 20))
-    after = own_peak_rss_mib()
+    after = peak_rss_mib()
     assert before is not None
     assert after is not None
     assert after >= before
     assert after > len(block) / (1 << 20)
+
+
+def test_ours_may_be_compared_with_itself_under_other_settings() -> None:
+    chosen = settings(workers=2)
+    text = "ours:replicas=2:max_active=16,ours"
+    ours, other = systems_of(find_recipe("listreduce"), chosen, text, None)
+    assert (ours.key, dict(ours.changes)) == ("ours", {})
+    assert (other.key, other.name) == ("ours:replicas=2:max_active=16", "ours")
+    assert dict(other.changes) == {"replicas": 2, "max_active": 16}
+    assert "16 in flight" in other.what
+    assert "2 copies of cell" in other.what
+
+
+@pytest.mark.parametrize("system", ["ours", "ours-sync", "mixed"])
+def test_every_system_is_evaluated_at_the_same_fractions(system: str, capsys) -> None:
+    options = {"hidden": 4, "train_size": 80, "valid_size": 20}
+    chosen = settings(epochs=2, workers=2, replicas=2, evaluate_every=0.25, options=options)
+    trial = Trial(system=system, batch=10, threads=2, settings=chosen, data=None)
+    run(Trial.from_json(trial.to_json()))
+    *lines, end = map(json.loads, capsys.readouterr().out.splitlines())
+    assert sum(line["instances"] for line in lines) == 160
+    seconds = [line["seconds"] for line in lines]
+    assert seconds == sorted(seconds)
+    assert [line["epoch"] for line in lines] == [0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2]
+    assert set(end["staleness"]) == (set() if system == "mixed" else {"cell", "readout"})

@@ -11,6 +11,7 @@ from geartrain.cli.standings import (
     EpochOf,
     Outcome,
     System,
+    markdown_of,
     row_of,
     staleness_lines,
     table_of,
@@ -61,11 +62,31 @@ def test_a_missed_target_counts_as_infinitely_late(misses: int, median: float | 
     assert row["spread"]["seconds_to_target"] == [2.0, None]
 
 
-def test_staleness_is_the_mean_of_means_and_the_greatest_maximum() -> None:
-    row = row_of(OURS, [outcome(0.9, age=1.0), outcome(0.9, age=2.0)], TARGET)
-    assert row["staleness"] == {"cell": {"mean": 1.5, "max": 6}}
+def test_staleness_is_medians_over_the_seeds_with_least_and_most() -> None:
+    row = row_of(OURS, [outcome(0.9, age=a) for a in (1.0, 2.0, 4.0)], TARGET)
+    assert row["staleness"] == {"cell": {"mean": 2.0, "max": 6}}
+    assert row["spread"]["staleness"] == {"cell": {"mean": [1.0, 4.0], "max": [3, 12]}}
     (line,) = staleness_lines([row, {**row, "system": "level", "staleness": {}}])
-    assert line == "staleness of ours, in updates: cell 1.5000 (max 6)"
+    told = "cell 2.00 (1.00..4.00), max 6 (3..12)"
+    assert line == f"staleness of ours, in updates: {told}"
+    level = row_of(OURS, [outcome(0.9)], TARGET) | {"system": "level", "staleness": {}}
+    head, rule, first, second = markdown_of([row, level], TARGET)
+    assert head.count("|") == rule.count("|") == first.count("|") == second.count("|")
+    level["valid"]["unseen"] = 0.5  # that the first system does not report
+    assert markdown_of([row, level], TARGET) == [head, rule, first, second]
+    assert first.endswith(f"| {told} |")
+    assert second.endswith("| - |")
+
+
+def test_a_target_that_is_reached_within_an_epoch_counts_fractions() -> None:
+    def at(*values: float) -> Outcome:
+        ends = [EpochOf(0.25 * i, i, 25, {"accuracy": v}) for i, v in enumerate(values, 1)]
+        return Outcome("ours", 0, ends, 100.0, {})
+
+    row = row_of(OURS, [at(0.2, 0.95), at(0.91, 0.9), at(0.1, 0.2, 0.9)], TARGET)
+    assert (row["epochs_to_target"], row["spread"]["epochs_to_target"]) == (0.5, [0.25, 0.75])
+    assert row["seconds_to_target"] == 2
+    assert "| 0.50 (0.25..0.75) |" in markdown_of([row], TARGET)[2]
 
 
 def test_a_value_that_is_no_number_is_null_and_a_dash() -> None:

@@ -17,9 +17,9 @@ from geartrain.train.checkpoint import read_checkpoint
 SMALL_LISTS = ("listreduce", "--option", "train_size=300", "--option", "valid_size=60")
 SMALL_LISTS += ("--option", "hidden=8", "--runtime", "simulated", "--epochs", "2")
 FIELDS = {
-    "recipe", "runtime", "workers", "max_active", "update_every", "seed", "epochs", "instances",
-    "train_seconds", "instances_per_second", "valid", "history", "reached", "staleness",
-    "peak_rss_mib",
+    "recipe", "runtime", "workers", "max_active", "update_every", "replicas", "seed", "epochs",
+    "instances", "train_seconds", "instances_per_second", "valid", "history", "reached",
+    "staleness", "peak_rss_mib",
 }  # fmt: skip
 
 
@@ -318,3 +318,57 @@ def test_ctrl_c_writes_the_checkpoint_and_says_how_to_go_on(geartrain, tmp_path:
     resumed = geartrain("train", "listreduce", "--out", folder, "--resume", "--json")
     assert resumed.status == 0, resumed.err
     assert resumed.json["instances"] == 600
+
+
+def test_evaluated_within_epochs_the_run_stops_at_a_fraction(geartrain, tmp_path: Path) -> None:
+    words = ("train", *SMALL_LISTS, "--evaluate-every", 0.25, "--json")
+    whole = geartrain(*words, "--out", tmp_path / "whole").json
+    assert [e["epoch"] for e in whole["history"]] == [0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2]
+    assert (whole["epochs"], whole["instances"]) == (2, 600)
+    worst = max(e["valid"]["loss"] for e in whole["history"][:3])
+    done = geartrain(*words, "--until", f"loss<={worst + 1e-9}", "--out", tmp_path / "stops")
+    assert done.status == 0
+    assert done.json["reached"]["epochs"] == done.json["epochs"] < 1
+    assert done.json["instances"] == 300 * done.json["epochs"]
+    assert geartrain("report", tmp_path / "stops").status == 0
+
+
+def test_copies_of_the_bottleneck_train_resume_and_are_evaluated(geartrain, tmp_path: Path) -> None:
+    words = ["train", *SMALL_LISTS, "--replicas", 2, "--option", "average_every=90"]
+    words += ["--evaluate-every", 0.5, "--checkpoint-every", 50, "--json"]
+    whole = geartrain(*words, "--out", tmp_path / "whole")
+    assert whole.status == 0
+    assert (whole.json["replicas"], whole.json["workers"]) == (2, 2)
+    tensors = read_checkpoint(tmp_path / "whole" / "latest.safetensors").tensors
+    assert any(name.startswith("cell#1/weights/") for name in tensors)
+    folder = tmp_path / "stopped"
+    stopped = geartrain(*words, "--until", "loss<=99", "--out", folder)
+    assert stopped.json["epochs"] == 0.5
+    (folder / "result.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    config["settings"]["until"] = None
+    (folder / "config.json").write_text(json.dumps(config))
+    resumed = geartrain("train", "listreduce", "--out", folder, "--resume", "--json")
+    assert resumed.status == 0
+    same = "valid", "history", "instances", "replicas", "staleness"
+    assert [resumed.json[name] for name in same] == [whole.json[name] for name in same]
+    found = geartrain("evaluate", folder, "--json")
+    assert found.json["metrics"]["loss"] == pytest.approx(
+        min(e["valid"]["loss"] for e in whole.json["history"])
+    )
+    refused = geartrain("train", "listreduce", "--out", folder, "--resume", "--replicas", 1)
+    assert (refused.status, "--replicas 2" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("mnist", "--replicas", 2), "recipe 'mnist' has no bottleneck to copy"),
+        (("listreduce", "--replicas", 3, "--workers", 2), "give --workers 3 or more"),
+        (("listreduce", "--evaluate-every", 0.0), "evaluate_every=0: give a share of an epoch"),
+    ],
+)
+def test_copies_and_shares_that_cannot_be_are_wrong_use(geartrain, words, said: str) -> None:
+    done = geartrain("train", *words)
+    assert done.status == 2
+    assert said in done.err

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geartrain.observe.figures import duration, is_lower_better, measure, number, rate
+from geartrain.observe.figures import duration, epochs, is_lower_better, measure, number, rate
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,7 @@ def test_losses_and_errors_improve_downwards():
         n for n in ("loss", "root_error", "MAE", "accuracy", "f1", "glossary") if is_lower_better(n)
     ]
     assert falls == ["loss", "root_error", "MAE"]
+
+
+def test_epochs_are_whole_or_have_two_digits():
+    assert [epochs(e) for e in (1, 2.0, 0.25, 10, 0.250029)] == ["1", "2", "0.25", "10", "0.25"]

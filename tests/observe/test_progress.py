@@ -4,6 +4,7 @@ import os
 import re
 import select
 import threading
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -65,6 +66,16 @@ def test_a_terminal_keeps_a_line_per_epoch_and_the_summary(terminal, told, clock
         "  most stale branch: mean 2.50, at most 4 (epoch 2)",
         "",
     ]
+
+
+def test_evaluations_within_an_epoch_leave_lines_of_their_own(terminal, told, clock):
+    start, *_, end = told.run_events()
+    quarters = [replace(told.epoch_ended(1), epoch=e, instances=25) for e in (0.25, 0.5)]
+    told.tell(ProgressLine(terminal, clock=clock), start, *quarters, end)
+    lines = [line.split(" loss")[0] for line in terminal.lines()]
+    assert lines[1:3] == ["epoch 0.25/3", "epoch 0.50/3"]
+    assert lines[3].startswith("done: 0.50 epochs")
+    assert "(epoch 0.25)" in lines[4]
 
 
 def test_the_live_line_fills_eighty_columns_with_everything(terminal, told, clock):

@@ -1,6 +1,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -56,6 +57,15 @@ def run(tmp_path, told):
 
 def page_of(run, **other):
     return Page(write_report(run, **other).read_text(encoding="utf-8"))
+
+
+def test_evaluations_within_an_epoch_have_rows_of_their_own(tmp_path, told):
+    start, *_, end = told.run_events()
+    entries = [replace(told.epoch_ended(1), epoch=e) for e in (0.5, 1, 1.5)]
+    told.tell(JsonLog(tmp_path / "metrics.jsonl"), start, *entries, end)
+    texts = page_of(tmp_path).texts
+    assert "1.50 of 3" in texts
+    assert {"0.50", "1", "1.50"} <= set(texts)
 
 
 def test_the_page_holds_every_section(run):

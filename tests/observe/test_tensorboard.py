@@ -1,5 +1,6 @@
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -74,3 +75,12 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(GeartrainError, match=r"pip install 'geartrain\[tensorboard\]'"):
         TensorBoard(tmp_path)
+
+
+def test_evaluations_within_an_epoch_stand_at_thousandths_of_epochs(writer, tmp_path, told):
+    board = TensorBoard(tmp_path)
+    board.on_epoch_ended(replace(told.epoch_ended(1), epoch=0.25))
+    board.on_epoch_ended(told.epoch_ended(1))
+    at = {tag: step for tag, _, step in writer.scalars}
+    assert at["fractions/train/loss"] == 250
+    assert at["train/loss"] == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from geartrain.data.listreduce import generate
 from geartrain.errors import DataError
 from geartrain.recipes import RECIPES, Recipe, Setting, find_recipe
 from geartrain.recipes.listreduce import instances_of, up_and_down
+from geartrain.recipes.recipe import Copies
 from geartrain.runtime.simulated import Simulated
 from geartrain.train.results import Target
 from geartrain.train.session import Session
@@ -162,3 +165,21 @@ def test_an_unknown_split_is_refused() -> None:
     recipe = find_recipe("listreduce")
     with pytest.raises(ValueError, match="there is train, valid, test"):
         recipe.build(setting(recipe, hidden=4)).load("holdout")
+
+
+@pytest.mark.parametrize("recipe", [r for r in RECIPES if r.bottleneck], ids=lambda r: r.name)
+def test_the_bottleneck_is_a_part_and_may_have_copies(recipe, monkeypatch) -> None:
+    module = importlib.import_module(f"geartrain.recipes.{recipe.name}")
+    make = module.make_graph
+    monkeypatch.setattr(module, "make_graph", partial(make, copies=Copies(2, 10)))
+    parts = Session(recipe.draw()).parts
+    assert f"{recipe.bottleneck}#1" in parts
+    assert parts[recipe.bottleneck].mixer.every == 10
+    monkeypatch.setattr(module, "make_graph", make)
+    assert [n for n in Session(recipe.draw()).parts if "#" in n] == []
+
+
+def test_copies_of_what_is_no_bottleneck_are_refused() -> None:
+    setting = Setting(seed=0, epochs=1, update_every=1, replicas=2)
+    with pytest.raises(ValueError, match="recipe 'mnist' has no bottleneck to copy"):
+        find_recipe("mnist").build(setting)

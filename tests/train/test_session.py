@@ -402,6 +402,8 @@ def test_the_best_checkpoint_is_not_replaced_by_a_worse_one(make_line, make_rows
             {"epochs": 1, "until": gt.Target("acuracy", 1.0), "valid": []},
             r"until=acuracy>=1: the graph's losses have \['accuracy', 'loss'\]",
         ),
+        ({"epochs": 1, "evaluate_every": 0.5}, "evaluate_every=0.5 wants validation data"),
+        ({"epochs": 1, "evaluate_every": 2.0, "valid": []}, "evaluate_every=2: give a share"),
     ],
 )
 def test_arguments_that_do_not_go_together_are_refused_before_training(

@@ -14,7 +14,6 @@ sizes apply. The network is that of Li et al. 2016, arXiv:1511.05493.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,6 +26,7 @@ from torch.nn import functional as F
 
 from geartrain.baselines.baseline import Baseline, Epoch, Terms, shuffler
 from geartrain.baselines.graphs import Block, GatedGraphNet, GatedSum, Graphs, Method
+from geartrain.baselines.lap import Lap
 from geartrain.data.babi import TASKS, Task
 from geartrain.ir.instance import Instance
 from geartrain.recipes.babi import BABI, SIZES
@@ -99,7 +99,7 @@ def choose(scores: Tensor, block: Block, answer: Tensor) -> tuple[Tensor, Tensor
 
 
 def train(terms: Terms, method: Method) -> Iterator[Epoch]:
-    """Train a fresh network, and yield after every epoch; the metric is ``accuracy``.
+    """Train a fresh network, and yield after every evaluation; the metric is ``accuracy``.
 
     Args:
         terms: With the options of the recipe.
@@ -123,9 +123,8 @@ def train(terms: Terms, method: Method) -> Iterator[Epoch]:
     steps = int(terms.options["steps"]) or SIZES[number].steps
     net = Answerer(TASKS[number], graphs.start.shape[1], steps)
     optimizer = torch.optim.Adam(net.parameters(), lr=RATE, fused=True)
-    seconds = 0.0
+    lap = Lap(len(graphs), terms.evaluate_every)
     for epoch in range(1, terms.epochs + 1):
-        begin, loss_sum = time.perf_counter(), 0.0
         order = shuffler(terms.seed, epoch).permutation(len(graphs))
         for first in range(0, len(order), terms.batch):
             rows = order[first : first + terms.batch]
@@ -134,15 +133,10 @@ def train(terms: Terms, method: Method) -> Iterator[Epoch]:
             losses.mean().backward()
             nn.utils.clip_grad_norm_(net.parameters(), CLIP_NORM)
             optimizer.step()
-            loss_sum += losses.detach().sum().item()
-        seconds += time.perf_counter() - begin
-        yield Epoch(
-            epoch=epoch,
-            seconds=seconds,
-            instances=len(graphs),
-            loss=loss_sum / len(graphs),
-            valid={"accuracy": share_right(net, held, truth)},
-        )
+            lap.add(losses.detach().sum().item(), len(rows))
+            if lap.ends():
+                yield lap.entry({"accuracy": share_right(net, held, truth)})
+                lap.resume()
 
 
 def share_right(net: Answerer, graphs: Graphs, answer: Tensor) -> float:

@@ -27,6 +27,7 @@ class Terms:
         batch: Examples per update.
         data: The data folder; None takes ``$GEARTRAIN_DATA``.
         options: Values of all options of the recipe, by name.
+        evaluate_every: Share of an epoch between two evaluations; None: the end alone.
     """
 
     seed: int
@@ -34,22 +35,23 @@ class Terms:
     batch: int
     data: Path | None
     options: Mapping[str, int | float]
+    evaluate_every: float | None = None
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """What an epoch came to.
+    """What an epoch came to, or the part of one up to an evaluation.
 
     Args:
-        epoch: Counted from 1.
+        epoch: Epochs so far, a fraction within one.
         seconds: Training so far, collation included, without validation.
-        instances: Trained in this epoch, as the recipe counts them.
-        loss: Mean training loss over the epoch.
+        instances: Trained since the one before, as the recipe counts them.
+        loss: Mean training loss since the one before.
         valid: Metrics of the validation, those of the recipe among them.
     """
 
-    epoch: int
+    epoch: float
     seconds: float
     instances: float
     loss: float
@@ -66,7 +68,7 @@ class Baseline:
         what: A line.
         batch: Examples per update that suit it best.
         epochs: That it needs for its best; None takes the recipe's.
-        train: Trains a fresh network under the terms, and yields after every epoch; leaves
+        train: Trains a fresh network under the terms, and yields after every evaluation; leaves
             torch's number of threads alone.
         slow: Left out unless it is asked for by name, as another form is always faster.
         needs: A package to be installed first, of the extra ``peers``.

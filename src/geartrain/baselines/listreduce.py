@@ -18,7 +18,6 @@ Adam with a rate that rises and then falls to 0, chosen by the sweep that is rec
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +30,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from geartrain.baselines.baseline import Baseline, Epoch, Terms, shuffler
+from geartrain.baselines.lap import Lap
 from geartrain.data.listreduce import CLASSES, SYMBOLS, ListReduction, generate
 
 Method = Literal["single", "bucketed", "packed", "loop", "folded", "mixed"]
@@ -182,8 +182,9 @@ def train(
     lists: int = 100_000,
     validation: int = 10_000,
     hidden: int = 128,
+    evaluate_every: float | None = None,
 ) -> Iterator[Epoch]:
-    """Train a fresh network, and yield after every epoch.
+    """Train a fresh network, and yield after every evaluation.
 
     The metrics are ``accuracy``, the share of the validation lists labelled right, and ``unseen``,
     the same of those that are not among the training lists.
@@ -195,6 +196,7 @@ def train(
         lists: How many to train on.
         validation: How many to validate on.
         hidden: Width of the state and of the token vectors.
+        evaluate_every: Share of an epoch between two evaluations; None: the end alone.
     """
     plan = plan or Plan()
     torch.manual_seed(seed)
@@ -204,31 +206,31 @@ def train(
     unseen = torch.from_numpy(~np.isin(held.codes(), drawn.codes()))
     data, valid = Lists.of(drawn), Lists.of(held)
     deal = bucketed_batches if method in ("bucketed", "loop", "folded") else mixed_batches
-    update, seconds = 0, 0.0
+    update, lap = 0, Lap(lists, evaluate_every)
     for epoch in range(1, plan.epochs + 1):
-        begin, loss_sum = time.perf_counter(), 0.0
         batches = deal(data.length, plan.batch, shuffler(seed, epoch))
         for rows in batches:
             # All epochs have as many batches: bucketing is by length alone.
             optimizer.param_groups[0]["lr"] = plan.rate(update, plan.epochs * len(batches))
             optimizer.zero_grad()
-            loss_sum += add_gradients(net, method, data, rows) * len(rows)
+            loss = add_gradients(net, method, data, rows)
             if plan.clip:
                 nn.utils.clip_grad_norm_(net.parameters(), plan.clip)
             optimizer.step()
             update += 1
-        seconds += time.perf_counter() - begin
-        right = (predict(net, valid) == valid.label).double()
-        metrics = {"accuracy": right.mean().item()}
-        if unseen.any():
-            metrics["unseen"] = right[unseen].mean().item()
-        yield Epoch(
-            epoch=epoch,
-            seconds=seconds,
-            instances=lists,
-            loss=loss_sum / lists,
-            valid=metrics,
-        )
+            lap.add(loss * len(rows), len(rows))
+            if lap.ends():
+                yield lap.entry(shares_right(net, valid, unseen))
+                lap.resume()
+
+
+def shares_right(net: ListRnn, lists: Lists, unseen: Tensor) -> dict[str, float]:
+    """Return the shares of the lists, and of those marked as unseen, that are labelled right."""
+    right = (predict(net, lists) == lists.label).double()
+    shares = {"accuracy": right.mean().item()}
+    if unseen.any():
+        shares["unseen"] = right[unseen].mean().item()
+    return shares
 
 
 def add_gradients(net: ListRnn, method: Method, lists: Lists, rows: Tensor) -> float:
@@ -253,6 +255,7 @@ def _under(terms: Terms, method: Method) -> Iterator[Epoch]:
         lists=int(terms.options["train_size"]),
         validation=int(terms.options["valid_size"]),
         hidden=int(terms.options["hidden"]),
+        evaluate_every=terms.evaluate_every,
     )
 
 

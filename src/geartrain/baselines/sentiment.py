@@ -19,7 +19,6 @@ arXiv:1705.09786.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from geartrain.baselines.baseline import Baseline, Epoch, Terms, shuffler
+from geartrain.baselines.lap import Lap
 from geartrain.data.sst import CLASSES, Tree, load_sst
 
 Method = Literal["node", "level", "fused"]
@@ -377,8 +377,9 @@ def train(
     data: Path | None = None,
     trees: int | None = None,
     hidden: int = 128,
+    evaluate_every: float | None = None,
 ) -> Iterator[Epoch]:
-    """Train a fresh network with Adagrad, and yield after every epoch.
+    """Train a fresh network with Adagrad, and yield after every evaluation.
 
     The metrics are ``all`` and ``root``: the shares of all development vertices, and of the roots
     among them, that are labelled right.
@@ -395,6 +396,7 @@ def train(
         data: Folder that holds ``sst/``; None takes ``$GEARTRAIN_DATA``.
         trees: Train on the first so many trees; None takes all.
         hidden: Width of the state and of the word vectors.
+        evaluate_every: Share of an epoch between two evaluations; None: the end alone.
     """
     # Embeddings give sparse gradients; torch warns unless it is told whether to check them.
     torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
@@ -407,28 +409,24 @@ def train(
         torch.optim.Adagrad(dense, lr=lr, fused=True),
         torch.optim.Adagrad(net.embedding.parameters(), lr=lr),  # touches the batch's words alone
     )
-    seconds = 0.0
+    vertices = np.array([tree.vertices for tree in forest.trees])
+    lap = Lap(len(forest), evaluate_every)
     for epoch in range(1, epochs + 1):
-        begin, loss_sum = time.perf_counter(), 0.0
         order = shuffler(seed, epoch).permutation(len(forest))
         for first in range(0, len(order), batch):
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            loss = summed_loss(net, method, forest, order[first : first + batch])
+            chosen = order[first : first + batch]
+            loss = summed_loss(net, method, forest, chosen)
             if method != "node":
                 loss.backward()  # type: ignore[no-untyped-call]
             for optimizer in optimizers:
                 optimizer.step()
-            loss_sum += loss.item()
-        seconds += time.perf_counter() - begin
-        every, root = evaluate(net, dev)
-        yield Epoch(
-            epoch=epoch,
-            seconds=seconds,
-            instances=len(forest),
-            loss=loss_sum / forest.vertices,
-            valid={"all": every, "root": root},
-        )
+            lap.add(loss.item(), len(chosen), int(vertices[chosen].sum()))
+            if lap.ends():
+                every, root = evaluate(net, dev)
+                yield lap.entry({"all": every, "root": root})
+                lap.resume()
 
 
 def _under(terms: Terms, method: Method) -> Iterator[Epoch]:
@@ -440,6 +438,7 @@ def _under(terms: Terms, method: Method) -> Iterator[Epoch]:
         data=terms.data,
         trees=int(terms.options["trees"]) or None,
         hidden=int(terms.options["hidden"]),
+        evaluate_every=terms.evaluate_every,
     )
 
 

@@ -4,6 +4,8 @@
     seed 1   fused ─► level ─► ours-sync ─► ours          back again, so that a machine that slows
     seed 2   ours ─► ...                                  down does so for everybody
 
+    --out    runs.jsonl, a trial a line; compare.json; compare.md, to be pasted; compare.png
+
 All systems get the same data, size of the model, order of the instances and number of kernel
 threads: those of our workers together.
 """
@@ -29,11 +31,19 @@ from rich.console import Console
 
 from geartrain.baselines import PEERS, Baseline
 from geartrain.cli.exits import FAILED, INTERRUPTED, WRONG_USE, fail, preparing
-from geartrain.cli.settings import Settings, cores, new_settings
-from geartrain.cli.standings import EpochOf, Outcome, System, row_of, staleness_lines, table_of
+from geartrain.cli.settings import Settings, cores, new_settings, require_settings
+from geartrain.cli.standings import (
+    EpochOf,
+    Outcome,
+    System,
+    markdown_of,
+    row_of,
+    staleness_lines,
+    table_of,
+)
 from geartrain.cli.trial import OURS, SYNCHRONOUS, Trial
 from geartrain.observe.curves import Curve, draw_curves, require_matplotlib
-from geartrain.observe.figures import duration, measure
+from geartrain.observe.figures import duration, epochs, measure
 from geartrain.recipes import Recipe, find_recipe
 from geartrain.recipes.recipe import meant
 from geartrain.train.results import Target
@@ -42,6 +52,8 @@ _ROOT: Final = Path(__file__).parents[2]  # where this geartrain is imported fro
 _DRAINED: Final = 25  # instances, where neither the recipe nor its peers say
 
 RUNS: Final = "runs.jsonl"
+TABLE: Final = "compare.md"
+CHANGES: Final = ("max_active", "update_every", "replicas")  # of ours, as NAME=VALUE
 _BUSY: Final = 0.4  # load per core from which figures are doubtful
 _WIDE: Final = 120  # columns of a table that goes to a file
 
@@ -117,12 +129,13 @@ def systems_of(
     Args:
         recipe: The task.
         settings: Of ours.
-        against: ``NAME`` or ``NAME:BATCH``, with commas between them; None takes ours-sync and all
-            baselines that are neither slow nor in need of a package that is not there.
+        against: ``NAME`` or ``NAME:BATCH``, or ours with other settings, as ``ours:replicas=2``,
+            with commas between them; None takes ours-sync and all baselines that are neither slow
+            nor in need of a package that is not there.
         epochs: Of every system; None: what suits each.
 
     Raises:
-        ValueError: There is no such system, or its batch is no positive number.
+        ValueError: There is no such system or setting, or its batch is no positive number.
     """
     peers = PEERS.get(recipe.name)
     baselines = {} if peers is None else {b.name: b for b in peers.baselines}
@@ -130,13 +143,16 @@ def systems_of(
         drained = settings.update_every
     else:
         drained = _DRAINED if peers is None else peers.drained
-    what = f"{settings.max_active} in flight, an update every {settings.update_every} {recipe.unit}"
-    found = [System(OURS, OURS, what, None, settings.epochs)]
+    found = [System(OURS, OURS, _what(recipe, settings), None, settings.epochs)]
     for text in _default(baselines) if against is None else against.split(","):
         name, colon, batch_text = text.strip().partition(":")
-        if name == OURS and not colon:
-            continue
-        if name == SYNCHRONOUS:
+        if name == OURS:
+            changes = _changes(text, batch_text) if colon else {}
+            changed = replace(settings, **changes)
+            require_settings(recipe, changed)
+            what = _what(recipe, changed)
+            system = System(text.strip(), OURS, what, None, settings.epochs, changes)
+        elif name == SYNCHRONOUS:
             batch = _batch(text, batch_text) if colon else drained
             what = f"our graph, drained after every {batch} instances"
             system = System(text.strip(), name, what, batch, settings.epochs)
@@ -148,6 +164,28 @@ def systems_of(
         if system.key not in [s.key for s in found]:
             found.append(system)
     return found
+
+
+def _what(recipe: Recipe, settings: Settings) -> str:
+    copies = f", {settings.replicas} copies of {recipe.bottleneck}" if settings.replicas > 1 else ""
+    return (
+        f"{settings.max_active} in flight, an update every {settings.update_every} "
+        f"{recipe.unit}{copies}"
+    )
+
+
+def _changes(text: str, settings: str) -> dict[str, Any]:
+    """Settings of ours from ``replicas=2:max_active=16``."""
+    changes: dict[str, Any] = {}
+    for each in settings.split(":"):
+        name, _, value = each.partition("=")
+        if name not in CHANGES or not value.isdecimal() or int(value) < 1:
+            raise ValueError(
+                f"--against {text.strip()}: write {OURS}:NAME=VALUE with a value of 1 or more and "
+                f"one of {', '.join(CHANGES)}" + meant(name, CHANGES)
+            )
+        changes[name] = int(value)
+    return changes
 
 
 def _default(baselines: Mapping[str, Baseline]) -> list[str]:
@@ -241,26 +279,26 @@ def _try(plan: _Plan, system: System, seed: int) -> Outcome:
         system=system.name,
         batch=system.batch or 0,
         threads=plan.threads,
-        settings=replace(plan.settings, seed=seed, epochs=system.epochs),
+        settings=replace(plan.settings, seed=seed, epochs=system.epochs, **system.changes),
         data=None if plan.data is None else str(plan.data),
     )
-    epochs: list[EpochOf] = []
+    evaluations: list[EpochOf] = []
     end: Mapping[str, Any] = {}
     for line in _lines(plan, trial, f"{system.key}, seed {seed}"):
         if "epoch" not in line:
             end = line
             continue
         valid = {m: math.nan if value is None else value for m, value in line["valid"].items()}
-        epochs.append(EpochOf(line["epoch"], line["seconds"], line["instances"], valid))
+        evaluations.append(EpochOf(line["epoch"], line["seconds"], line["instances"], valid))
         value = valid[plan.target.metric]
         print(
-            f"{system.key}, seed {seed}: epoch {line['epoch']}/{system.epochs}, "
+            f"{system.key}, seed {seed}: epoch {epochs(line['epoch'])}/{system.epochs}, "
             f"{duration(line['seconds'])}, {plan.target.metric} "
             f"{measure(plan.target.metric, value)}",
             file=sys.stderr,
             flush=True,
         )
-    return Outcome(system.key, seed, epochs, end["peak_rss_mib"], end["staleness"])
+    return Outcome(system.key, seed, evaluations, end["peak_rss_mib"], end["staleness"])
 
 
 def _lines(plan: _Plan, trial: Trial, called: str) -> Iterator[dict[str, Any]]:
@@ -317,6 +355,7 @@ def _header(plan: _Plan, load: float | None) -> dict[str, Any]:
         "threads": plan.threads,
         "max_active": settings.max_active,
         "update_every": settings.update_every,
+        "evaluate_every": settings.evaluate_every,
         "options": dict(settings.options),
         "machine": {
             "platform": platform.platform(),
@@ -335,31 +374,65 @@ def _load() -> float | None:
 
 
 def _keep(plan: _Plan, out: Path, result: Mapping[str, Any], outcomes: Sequence[Outcome]) -> Path:
-    """Write ``compare.json`` and the figure; return where the figure is."""
+    """Write ``compare.json``, ``compare.md`` and the figure; return where the figure is."""
     figure = out / "compare.png"
     metric = plan.target.metric
     curves = [
         Curve(
             system.key,
-            [[(e.seconds, e.valid[metric]) for e in o.epochs]
+            [[(e.epoch, e.seconds, e.valid[metric]) for e in o.epochs]
              for o in outcomes if o.system == system.key],
         )
         for system in plan.systems
     ]  # fmt: skip
-    seeds = "1 seed" if plan.seeds == 1 else f"{plan.seeds} seeds: median, least and most"
-    draw_curves(figure, f"{plan.recipe.name}, {seeds}", metric, plan.target.value, curves)
+    title = f"{plan.recipe.name}, {_seeds(plan)}"
+    draw_curves(figure, title, metric, plan.target.value, curves)
+    (out / TABLE).write_text("\n".join(_page(plan, result, figure)) + "\n", encoding="utf-8")
     text = json.dumps({**result, "figure": figure.name}, indent=2, allow_nan=False)
     (out / "compare.json").write_text(text + "\n", encoding="utf-8")
     return figure
 
 
+def _seeds(plan: _Plan) -> str:
+    return "1 seed" if plan.seeds == 1 else f"{plan.seeds} seeds: median, least and most"
+
+
+def _page(plan: _Plan, result: Mapping[str, Any], figure: Path) -> Iterator[str]:
+    """The comparison as Markdown, to be pasted into a document."""
+    settings, machine = plan.settings, result["machine"]
+    every = settings.evaluate_every
+    yield f"**{plan.recipe.name}**, {_seeds(plan)}; target {plan.target}; evaluated " + (
+        "after every epoch." if every is None else f"every {every:g} epochs."
+    )
+    yield ""
+    yield from markdown_of(result["rows"], plan.target)
+    yield ""
+    yield from (f"- {line}" for line in _described(result["rows"]))
+    options = {o.name: o.default for o in plan.recipe.options}
+    changed = [f"{k}={v:g}" for k, v in settings.options.items() if v != options[k]]
+    yield (
+        f"- {plan.threads} kernel threads for every system, {settings.workers} workers for ours"
+        + (f"; options {', '.join(changed)}" if changed else "")
+    )
+    load = machine["load_before"]
+    yield (
+        f"- {machine['cores']} cores, {machine['platform']}, Python {machine['python']}, torch "
+        f"{machine['torch']}" + ("" if load is None else f", load before {load:.1f}")
+    )
+    yield ""
+    yield f"![{plan.target.metric} against seconds and epochs]({figure.name})"
+
+
+def _described(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for row in rows:
+        batch = "" if row["batch"] is None else f", batch {row['batch']}"
+        yield f"{row['system']}: {row['what']}{batch}"
+
+
 def _show(plan: _Plan, rows: Sequence[Mapping[str, Any]]) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=_WIDE)
     console.print(table_of(rows, plan.target))
-    for row in rows:
-        batch = "" if row["batch"] is None else f", batch {row['batch']}"
-        console.print(f"{row['system']}: {row['what']}{batch}", highlight=False)
-    for line in staleness_lines(rows):
+    for line in (*_described(rows), *staleness_lines(rows)):
         console.print(line, highlight=False)
     if plan.out is not None:
         console.print(f"kept in {plan.out}", highlight=False)

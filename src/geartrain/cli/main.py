@@ -52,6 +52,14 @@ DataOption = Annotated[
 JsonFlag = Annotated[
     bool, typer.Option("--json", help="One JSON object as the last line of standard output.")
 ]
+EvaluateOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Share of an epoch between evaluations, such as 0.25; default: its end.",
+        show_default=False,
+    ),
+]
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)]
 RecipeArgument = Annotated[str, typer.Argument(help="See 'geartrain recipes'.", show_default=False)]
 
@@ -96,7 +104,7 @@ def train(
         str | None,
         typer.Option(
             metavar="METRIC>=X",
-            help="Stop after the epoch whose validation is there (quote it); exit 1 if none is.",
+            help="Stop after the evaluation that is there (quote it); exit 1 if none is.",
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Default 0.")] = None,
@@ -115,6 +123,15 @@ def train(
         int | None,
         typer.Option(min=1, help="Instances between checkpoints; default: every epoch."),
     ] = None,
+    evaluate_every: EvaluateOption = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Copies of the recipe's bottleneck, each on a worker of its own; default 1.",
+            show_default=False,
+        ),
+    ] = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write scalars for TensorBoard.")
     ] = False,
@@ -125,9 +142,10 @@ def train(
 ) -> None:
     """Train a recipe.
 
-    The JSON has recipe, runtime, workers, max_active, update_every, seed, epochs (trained),
-    instances, train_seconds, instances_per_second, valid, history, reached, staleness,
-    peak_rss_mib. Seconds are of training alone, since the run began.
+    The JSON has recipe, runtime, workers, max_active, update_every, replicas, seed, epochs
+    (trained), instances, train_seconds, instances_per_second, valid, history, reached, staleness,
+    peak_rss_mib. Seconds are of training alone, since the run began; epochs are fractions where
+    the run is evaluated within them.
     """
     from geartrain.cli import train as command
 
@@ -140,6 +158,8 @@ def train(
         "seed": seed,
         "until": until,
         "checkpoint_every": checkpoint_every,
+        "evaluate_every": evaluate_every,
+        "replicas": replicas,
     }
     watching = command.Watching(tensorboard=tensorboard, trace=trace, as_json=as_json)
     command.train(recipe, given, option or [], data, out, resume, watching)
@@ -152,8 +172,9 @@ def compare(
         str | None,
         typer.Option(
             metavar="NAME,...",
-            help="Systems, as NAME or NAME:BATCH; default: ours-sync and the baselines that are "
-            "not slow.",
+            help="Systems, as NAME or NAME:BATCH, and ours with other settings, as "
+            "ours:replicas=2:max_active=16; default: ours-sync and the baselines that are not "
+            "slow.",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... for every system.")] = 3,
@@ -168,6 +189,7 @@ def compare(
             "recipe's target, where nobody stops.",
         ),
     ] = None,
+    evaluate_every: EvaluateOption = None,
     data: DataOption = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Of ours; default 2, or 1 on one core.")
@@ -187,7 +209,9 @@ def compare(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="A folder for compare.json, runs.jsonl and the figure compare.png."),
+        typer.Option(
+            help="A folder for compare.json, compare.md, runs.jsonl and the figure compare.png."
+        ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -196,7 +220,8 @@ def compare(
     All get the same data, model size, order and number of kernel threads, seed after seed. Numbers
     are medians over the seeds; a seed that misses the target counts as infinitely late. The JSON
     has rows with system, instances_per_second, seconds_to_target, epochs_to_target, valid,
-    peak_rss_mib, spread (least and most over the seeds) and, for ours, staleness.
+    peak_rss_mib, spread (least and most over the seeds) and, for ours, staleness: mean and max of
+    every part.
     """
     from geartrain.cli import compare as command
 
@@ -209,6 +234,8 @@ def compare(
         "seed": 0,
         "until": until,
         "checkpoint_every": None,
+        "evaluate_every": evaluate_every,
+        "replicas": None,
     }
     command.compare(recipe, given, option or [], against, seeds, data, out, as_json)
 

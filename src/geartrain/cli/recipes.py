@@ -29,6 +29,7 @@ def recipes(as_json: bool) -> None:
             f"{recipe.epochs} epochs, {recipe.max_active} in flight, an update every "
             f"{recipe.update_every} {recipe.unit}",
         )
+        table.add_row("  bottleneck", recipe.bottleneck or "none")
         for option in recipe.options:
             table.add_row("  option", f"{option.name}={option.default:g}: {option.what}")
         console.print(f"[bold]{recipe.name}[/bold]  {recipe.summary}")
@@ -48,5 +49,6 @@ def described(recipe: Recipe) -> dict[str, object]:
         "unit": recipe.unit,
         "epochs": recipe.epochs,
         "needs": recipe.needs,
+        "bottleneck": recipe.bottleneck,
         "options": [asdict(option) for option in recipe.options],
     }

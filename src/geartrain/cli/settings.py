@@ -16,6 +16,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
+from geartrain.data.points import require_evaluate_every
 from geartrain.errors import DataError
 from geartrain.recipes import Recipe, Setting
 from geartrain.runtime.base import AbstractRuntime
@@ -41,6 +42,8 @@ class Settings:
         seed: Of weights, order and generated data.
         until: A target as text, or None.
         checkpoint_every: Instances between checkpoints within an epoch, or None.
+        evaluate_every: Share of an epoch between evaluations, or None.
+        replicas: Copies of the recipe's bottleneck.
         options: The recipe's, complete.
     """
 
@@ -53,6 +56,8 @@ class Settings:
     seed: int
     until: str | None
     checkpoint_every: int | None
+    evaluate_every: float | None
+    replicas: int
     options: Mapping[str, int | float]
 
     def make_runtime(self) -> AbstractRuntime:
@@ -76,6 +81,7 @@ class Settings:
             data=data,
             options=self.options,
             files=files,
+            replicas=self.replicas,
         )
 
 
@@ -91,20 +97,22 @@ def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> Settings:
     """
     defaults: dict[str, Any] = {
         "runtime": "threads",
-        "workers": min(2, cores()),
+        "workers": max(min(2, cores()), given["replicas"] or 1),
         "max_active": recipe.max_active,
         "update_every": recipe.update_every,
         "epochs": recipe.epochs,
         "seed": 0,
         "until": None,
         "checkpoint_every": None,
+        "evaluate_every": None,
+        "replicas": 1,
     }
     chosen = {
         name: default if given[name] is None else given[name] for name, default in defaults.items()
     }
     options = {o.name: o.default for o in recipe.options} | (given["options"] or {})
     settings = Settings(recipe=recipe.name, options=options, **chosen)
-    _check(recipe, settings)
+    require_settings(recipe, settings)
     return settings
 
 
@@ -167,7 +175,13 @@ def config_of(settings: Settings, data: Path | None, version: str) -> dict[str, 
     }
 
 
-def _check(recipe: Recipe, settings: Settings) -> None:
+def require_settings(recipe: Recipe, settings: Settings) -> None:
+    """Refuse what cannot be trained.
+
+    Raises:
+        ValueError: An unknown runtime or metric, or more copies than workers or than the recipe
+            can have.
+    """
     if settings.runtime not in RUNTIMES:
         raise ValueError(f"--runtime {settings.runtime}: expected one of {', '.join(RUNTIMES)}")
     if settings.until is not None:
@@ -177,6 +191,13 @@ def _check(recipe: Recipe, settings: Settings) -> None:
             raise ValueError(
                 f"--until {settings.until}: recipe '{recipe.name}' reports {', '.join(known)}"
             )
+    recipe.require_replicas(settings.replicas)
+    if settings.replicas > settings.workers:
+        raise ValueError(
+            f"replicas={settings.replicas} with workers={settings.workers}: every copy has a "
+            f"worker of its own; give --workers {settings.replicas} or more"
+        )
+    require_evaluate_every(settings.evaluate_every)
 
 
 def cores() -> int:

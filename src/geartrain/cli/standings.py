@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from rich import box
 from rich.table import Table
 
-from geartrain.observe.figures import duration, measure, number, rate
+from geartrain.observe.figures import duration, epochs, measure, rate
 from geartrain.train.results import Target
 
 
@@ -27,11 +27,12 @@ class System:
     """Something that is compared.
 
     Args:
-        key: Unique in the comparison: the name, and the batch where one was given.
+        key: Unique in the comparison: the name, and the batch or settings where some were given.
         name: ``ours``, ``ours-sync`` or a baseline's.
         what: A line.
         batch: Examples per update; for ours the recipe's update has its own unit, so None.
         epochs: To train.
+        changes: Settings of ours that are other than those of the comparison, by field name.
     """
 
     key: str
@@ -39,14 +40,22 @@ class System:
     what: str
     batch: int | None
     epochs: int
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class EpochOf:
-    """An epoch of a trial: training seconds so far, instances of this epoch, metrics."""
+    """An evaluation of a trial.
 
-    epoch: int
+    Args:
+        epoch: Epochs so far, a fraction within one.
+        seconds: Training so far.
+        instances: Since the evaluation before.
+        valid: Metrics.
+    """
+
+    epoch: float
     seconds: float
     instances: float
     valid: Mapping[str, float]
@@ -60,7 +69,7 @@ class Outcome:
     Args:
         system: Its key.
         seed: Its seed.
-        epochs: All of them, at least one.
+        epochs: All evaluations, at least one.
         peak_rss_mib: Of its process.
         staleness: Part to mean and max; empty for baselines.
     """
@@ -78,7 +87,7 @@ class Outcome:
         return sum(e.instances for e in self.epochs) / seconds if seconds > 0 else math.nan
 
     def reached(self, target: Target) -> EpochOf | None:
-        """The first epoch whose validation is at the target."""
+        """The first evaluation at the target."""
         return next((e for e in self.epochs if target.reached(e.valid)), None)
 
 
@@ -98,6 +107,7 @@ def row_of(system: System, outcomes: Sequence[Outcome], target: Target) -> dict[
         "epochs_to_target": [math.inf if e is None else e.epoch for e in ends],
         "peak_rss_mib": [_or_nan(outcome.peak_rss_mib) for outcome in outcomes],
     }
+    staleness = _staleness([outcome.staleness for outcome in outcomes])
     valid = {m: [outcome.epochs[-1].valid[m] for outcome in outcomes] for m in metrics}
     return {
         "system": system.key,
@@ -111,8 +121,15 @@ def row_of(system: System, outcomes: Sequence[Outcome], target: Target) -> dict[
         "spread": {
             **{name: _range(values) for name, values in columns.items()},
             "valid": {m: _range(values) for m, values in valid.items()},
+            "staleness": {
+                part: {what: _range(values) for what, values in ages.items()}
+                for part, ages in staleness.items()
+            },
         },
-        "staleness": _staleness([outcome.staleness for outcome in outcomes]),
+        "staleness": {
+            part: {what: statistics.median(values) for what, values in ages.items()}
+            for part, ages in staleness.items()
+        },
     }
 
 
@@ -126,39 +143,84 @@ def table_of(rows: Sequence[Mapping[str, Any]], target: Target) -> Table:
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("system", no_wrap=True)
     metrics = list(rows[0]["valid"])
-    for head in ("inst./s", f"to {target}", "epochs", "reached", *metrics, "peak MiB"):
+    for head in _heads(metrics, target):
         table.add_column(head, justify="right")
     for row in rows:
-        spread = row["spread"]
-        table.add_row(
-            row["system"],
-            _cell(row, "instances_per_second", lambda x: rate(x).removesuffix("/s")),
-            _cell(row, "seconds_to_target", duration),
-            _cell(row, "epochs_to_target", lambda x: f"{x:g}"),
-            f"{row['reached']}/{row['seeds']}",
-            *(_told(row["valid"][m], spread["valid"][m], _as(m)) for m in metrics),
-            _cell(row, "peak_rss_mib", lambda x: f"{x:,.0f}"),
-        )
+        table.add_row(row["system"], *_cells(row, metrics))
     return table
 
 
-def staleness_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each of our systems: mean and maximum of every part."""
-    lines = []
+def markdown_of(
+    rows: Sequence[Mapping[str, Any]], target: Target, first: str = "system"
+) -> list[str]:
+    """The rows as lines of a Markdown table, staleness in a column.
+
+    Args:
+        rows: As ``row_of`` makes them.
+        target: That they are timed to.
+        first: Over the first column.
+    """
+    metrics = list(rows[0]["valid"])
+    heads = [first, *_heads(metrics, target), "staleness: mean, max"]
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 2)}---|"]
     for row in rows:
-        parts = [
-            f"{name} {number(s['mean'])} (max {s['max']:g})" for name, s in row["staleness"].items()
-        ]
-        if parts:
-            lines.append(f"staleness of {row['system']}, in updates: {', '.join(parts)}")
+        stale = "<br>".join(_ages(row)) or "-"
+        cells = [row["system"], *(_flat(cell) for cell in _cells(row, metrics)), stale]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def staleness_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each of our systems: mean and maximum of every part, over the seeds."""
+    return [
+        f"staleness of {row['system']}, in updates: {'; '.join(_ages(row))}"
+        for row in rows
+        if row["staleness"]
+    ]
+
+
+def _heads(metrics: Sequence[str], target: Target) -> list[str]:
+    return ["inst./s", f"to {target}", "epochs", "reached", *metrics, "peak MiB"]
+
+
+def _cells(row: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
+    spread = row["spread"]
+    return [
+        _cell(row, "instances_per_second", lambda x: rate(x).removesuffix("/s")),
+        _cell(row, "seconds_to_target", duration),
+        _cell(row, "epochs_to_target", epochs),
+        f"{row['reached']}/{row['seeds']}",
+        *(_told(row["valid"][m], spread["valid"][m], _as(m)) for m in metrics),
+        _cell(row, "peak_rss_mib", lambda x: f"{x:,.0f}"),
+    ]
+
+
+def _flat(cell: str) -> str:
+    """A median and its range in one line."""
+    middle, _, ends = cell.partition("\n")
+    return f"{middle} ({ends})" if ends else middle
+
+
+def _ages(row: Mapping[str, Any]) -> list[str]:
+    """Such as ``cell 6.51 (6.10..6.92), max 40``, for each part."""
+    told = []
+    for part, ages in row["staleness"].items():
+        spread = row["spread"]["staleness"][part]
+        mean = _flat(_told(ages["mean"], spread["mean"], lambda x: f"{x:.2f}"))
+        most = _flat(_told(ages["max"], spread["max"], lambda x: f"{x:g}"))
+        told.append(f"{part} {mean}, max {most}")
+    return told
 
 
 def _cell(row: Mapping[str, Any], name: str, say: Callable[[float], str]) -> str:
     return _told(row[name], row["spread"][name], say)
 
 
-def _told(middle: float | None, spread: Sequence[float | None], say: Callable[[float], str]) -> str:
+def _told(
+    middle: float | None,
+    spread: Sequence[float | None],
+    say: Callable[[float], str],
+) -> str:
     if middle is None:
         return "-"
     low, high = ("-" if end is None else say(end) for end in spread)
@@ -169,12 +231,12 @@ def _as(metric: str) -> Callable[[float], str]:
     return lambda value: measure(metric, value)
 
 
-def _staleness(of_seeds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
+def _staleness(
+    of_seeds: Sequence[Mapping[str, Mapping[str, float]]],
+) -> dict[str, dict[str, list[float]]]:
+    """Part to means and maxima, one for each seed."""
     return {
-        part: {
-            "mean": statistics.fmean(seed[part]["mean"] for seed in of_seeds),
-            "max": max(seed[part]["max"] for seed in of_seeds),
-        }
+        part: {what: [seed[part][what] for seed in of_seeds] for what in ("mean", "max")}
         for part in of_seeds[0]
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -172,6 +173,7 @@ def _run(prepared: _Prepared, folder: RunFolder) -> dict[str, Any]:
                 until=target,
                 folder=folder.path,
                 checkpoint_every=settings.checkpoint_every,
+                evaluate_every=settings.evaluate_every,
             )
         except KeyboardInterrupt as interrupt:
             raise fail(_how_to_resume(settings, folder, str(interrupt)), INTERRUPTED) from interrupt
@@ -183,7 +185,7 @@ def result_of(settings: Settings, history: Sequence[EpochEnded]) -> dict[str, An
     """The JSON of a run: settings, and what its epochs came to.
 
     Seconds are training alone, without validation, since the run began; staleness is over all
-    epochs.
+    epochs. Epochs are fractions where the run was evaluated within them.
     """
     target = settings.target()
     last = history[-1]
@@ -199,6 +201,7 @@ def result_of(settings: Settings, history: Sequence[EpochEnded]) -> dict[str, An
         "workers": settings.workers,
         "max_active": settings.max_active,
         "update_every": settings.update_every,
+        "replicas": settings.replicas,
         "seed": settings.seed,
         "epochs": last.epoch,
         "instances": instances,
@@ -234,7 +237,16 @@ def staleness_over(history: Sequence[EpochEnded]) -> dict[str, dict[str, float]]
 
 
 def peak_rss_mib() -> float | None:
-    """The most memory that this process has held, in MiB; None where the system does not tell."""
+    """The most memory that this program has held, in MiB; None where the system does not tell.
+
+    On Linux not from ``getrusage``: that peak is inherited, through fork and exec, from the process
+    that started this one.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        found = re.search(r"^VmHWM:\s*(\d+) kB$", status.read_text(encoding="ascii"), re.M)
+        if found is not None:
+            return int(found[1]) / 1024
     try:
         import resource
     except ImportError:  # not on every system
@@ -264,5 +276,5 @@ def _end(
     if target is not None and result["reached"] is None:
         name = target.metric
         value = result["valid"].get(name)
-        raise fail(f"target {target} was missed: {name} is {value} after the last epoch", FAILED)
+        raise fail(f"target {target} was missed: {name} is {value} at the end", FAILED)
     raise typer.Exit(0)

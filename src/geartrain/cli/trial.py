@@ -2,7 +2,8 @@
 
     python -m geartrain.cli.trial JSON
 
-    standard output   {"epoch": 1, "seconds": 3.2, "instances": 8544, "valid": {...}}    each epoch
+    standard output   {"epoch": 0.5, "seconds": 1.6, "instances": 4272, "valid": {...}}  evaluated
+                      {"epoch": 1, "seconds": 3.2, "instances": 4272, "valid": {...}}    again
                       {"peak_rss_mib": 512.0, "staleness": {...}}                        at the end
     standard error    the reason, where the exit status is not 0
 
@@ -13,7 +14,6 @@ set before anything is computed: workers times the threads of each, the same for
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -48,7 +48,7 @@ class Trial:
         batch: Examples per update of a baseline, instances between two drains of ``ours-sync``;
             ``ours`` has its own settings.
         threads: Kernel threads of the whole process.
-        settings: Of ours; a baseline takes seed, epochs, target and options from it.
+        settings: Of ours; a baseline takes seed, epochs, evaluations, target and options from it.
         data: The data folder, or None.
     """
 
@@ -70,11 +70,11 @@ class Trial:
 
 
 def run(trial: Trial) -> None:
-    """Train, and print a line of JSON an epoch and one at the end."""
+    """Train, and print a line of JSON an evaluation and one at the end."""
     torch.set_num_threads(trial.threads)
     ours = trial.system in (OURS, SYNCHRONOUS)
     staleness = run_ours(trial) if ours else run_baseline(trial)
-    _say({"peak_rss_mib": own_peak_rss_mib(), "staleness": staleness})
+    _say({"peak_rss_mib": peak_rss_mib(), "staleness": staleness})
 
 
 def run_ours(trial: Trial) -> Mapping[str, Any]:
@@ -101,7 +101,13 @@ def run_ours(trial: Trial) -> Mapping[str, Any]:
     if drain:
         with preparing():
             _require_drained(session, trial.batch)
-    fit = session.fit(train, epochs=settings.epochs, valid=valid, until=settings.target())
+    fit = session.fit(
+        train,
+        epochs=settings.epochs,
+        valid=valid,
+        until=settings.target(),
+        evaluate_every=settings.evaluate_every,
+    )
     return staleness_over(fit.history)
 
 
@@ -126,6 +132,7 @@ def run_baseline(trial: Trial) -> Mapping[str, Any]:
         batch=trial.batch,
         data=None if trial.data is None else Path(trial.data),
         options=settings.options,
+        evaluate_every=settings.evaluate_every,
     )
     for epoch in baseline.train(terms):
         _tell(epoch.epoch, epoch.seconds, epoch.instances, epoch.valid)
@@ -139,20 +146,6 @@ def find_baseline(recipe: str, name: str) -> Baseline:
     return next(b for b in PEERS[recipe].baselines if b.name == name)
 
 
-def own_peak_rss_mib() -> float | None:
-    """The most memory that this program has held, in MiB; None where the system does not tell.
-
-    On Linux not from ``getrusage``: that peak is inherited, through fork and exec, from the process
-    that started this one.
-    """
-    status = Path("/proc/self/status")
-    if status.exists():
-        found = re.search(r"^VmHWM:\s*(\d+) kB$", status.read_text(encoding="ascii"), re.M)
-        if found is not None:
-            return int(found[1]) / 1024
-    return peak_rss_mib()
-
-
 @final
 class _Epochs(AbstractInstrument):
     """Tells of epochs as they end."""
@@ -161,7 +154,7 @@ class _Epochs(AbstractInstrument):
         _tell(event.epoch, event.time_s, event.instances, event.valid)
 
 
-def _tell(epoch: int, seconds: float, instances: float, valid: Mapping[str, float]) -> None:
+def _tell(epoch: float, seconds: float, instances: float, valid: Mapping[str, float]) -> None:
     _say({"epoch": epoch, "seconds": seconds, "instances": instances, "valid": finite(valid)})
 
 

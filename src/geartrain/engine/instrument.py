@@ -67,7 +67,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class PartStaleness:
-    """Updates between a row's forward and its backward, over one epoch."""
+    """Updates between a row's forward and its backward, over an epoch or what was asked about."""
 
     mean: float
     max: int
@@ -76,9 +76,12 @@ class PartStaleness:
 
 @dataclass(frozen=True, slots=True)
 class EpochEnded:
-    """After the drain (and the validation, if there is one) of a training epoch."""
+    """After the drain (and the validation, if there is one) of a training epoch.
 
-    epoch: int
+    With ``evaluate_every`` also within an epoch; everything is since the event before it.
+    """
+
+    epoch: float  # how far training has come: 2.25 is a quarter into the third
     epochs: int
     instances: int
     seconds: float  # training alone, without validation
@@ -86,7 +89,7 @@ class EpochEnded:
     metrics: Mapping[str, float]
     valid: Mapping[str, float]  # empty without validation data
     staleness: Mapping[str, PartStaleness]
-    updates: Mapping[str, int]  # part -> optimiser steps in this epoch
+    updates: Mapping[str, int]  # part -> optimiser steps
     time_s: float
 
 
@@ -119,7 +122,7 @@ class AbstractInstrument:
         """The pass has moved on."""
 
     def on_epoch_ended(self, event: EpochEnded) -> None:
-        """An epoch, with its validation, is over."""
+        """An epoch, or the part of one up to an evaluation, is over, with its validation."""
 
     def on_run_ended(self, event: RunEnded) -> None:
         """The run is over; release files here."""

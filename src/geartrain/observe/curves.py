@@ -27,10 +27,11 @@ _COLOURS: Final = (
     "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000",
 )  # fmt: skip
 _MARKS: Final = "osD^vPX"
+_FEW: Final = 3  # epochs, below which their axis shows fractions
 _FAR: Final = 6.0  # how many times slower than the fastest, for seconds to be drawn on a log scale
 
-Point: TypeAlias = tuple[float, float]
-"""Seconds so far and the metric, after an epoch."""
+Point: TypeAlias = tuple[float, float, float]
+"""Epochs and seconds so far and the metric, at an evaluation."""
 
 
 @final
@@ -40,7 +41,7 @@ class Curve:
 
     Args:
         name: In the legend.
-        runs: One for each seed: its points, an epoch each, from the first on.
+        runs: One for each seed: its points, an evaluation each, from the first on.
     """
 
     name: str
@@ -50,9 +51,9 @@ class Curve:
 @final
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The runs of a system, epoch by epoch; as long as half of them went on."""
+    """The runs of a system, evaluation by evaluation; as long as half of them went on."""
 
-    epochs: Sequence[int]
+    epochs: Sequence[float]
     seconds: Sequence[float]
     middle: Sequence[float]
     least: Sequence[float]
@@ -73,16 +74,15 @@ def require_matplotlib() -> None:
 
 
 def band_of(runs: Sequence[Sequence[Point]]) -> Band:
-    """Median, least and most of the metric after each epoch, and the median of the seconds."""
+    """Median, least and most of the metric, medians of epochs and seconds, at each evaluation."""
     rows = []
     for at in range(max(map(len, runs))):
         there = [run[at] for run in runs if len(run) > at]
         if 2 * len(there) < len(runs):
             break
-        values = [value for _, value in there]
-        middle = statistics.median(values)
-        seconds = statistics.median(s for s, _ in there)
-        rows.append((at + 1, seconds, middle, min(values), max(values)))
+        epochs, seconds, values = zip(*there, strict=True)
+        middles = [statistics.median(column) for column in (epochs, seconds, values)]
+        rows.append((*middles, min(values), max(values)))
     return Band(*(list(column) for column in zip(*rows, strict=True)))
 
 
@@ -122,7 +122,7 @@ def draw_curves(
             xytext=(0, 3), textcoords="offset points", fontsize=9, color="0.35",
         )  # fmt: skip
     _scale_seconds(left, [band for _, band in bands])
-    right.xaxis.get_major_locator().set_params(integer=True)
+    _scale_epochs(right, [band for _, band in bands])
     left.set_ylabel(f"{metric}, validation", fontsize=11)
     left.set_xlabel("seconds of training", fontsize=11)
     right.set_xlabel("epochs", fontsize=11)
@@ -142,6 +142,16 @@ def _draw(axes: Axes, x: Sequence[float], band: Band, place: int, name: str) -> 
         x, band.middle, color=colour, label=name, marker=_MARKS[place % len(_MARKS)],
         markersize=5, linewidth=2.6 if first else 1.5, zorder=4 if first else 3,
     )  # fmt: skip
+
+
+def _scale_epochs(axes: Axes, bands: Sequence[Band]) -> None:
+    """Whole numbers, unless a system ends within the first few; from 0 if points are fractions."""
+    from matplotlib.ticker import MaxNLocator
+
+    whole = min(band.epochs[-1] for band in bands) >= _FEW
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=whole))
+    if any(band.epochs[0] < 1 for band in bands):
+        axes.set_xlim(left=0)
 
 
 def _scale_seconds(axes: Axes, bands: Sequence[Band]) -> None:

@@ -1,6 +1,6 @@
 """How numbers read: the same wording on the terminal, in the report and in summaries.
 
-0.8123   12.35   8.1e-05   80.7%   1,712/s   3 min 05 s   -  (not a number)
+0.8123   12.35   8.1e-05   80.7%   1,712/s   3 min 05 s   epoch 2.25   -  (not a number)
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ def number(value: float) -> str:
 def count(value: int) -> str:
     """Whole numbers with thousands set apart by commas."""
     return f"{value:,}"
+
+
+def epochs(done: float) -> str:
+    """How far training has come: whole epochs as such, a fraction to two digits."""
+    return f"{done:.0f}" if done == round(done) else f"{done:.2f}"
 
 
 def rate(per_second: float) -> str:

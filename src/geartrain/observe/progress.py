@@ -31,7 +31,15 @@ from geartrain.engine.instrument import (
     RunEnded,
     RunStarted,
 )
-from geartrain.observe.figures import count, duration, is_lower_better, measure, number, rate
+from geartrain.observe.figures import (
+    count,
+    duration,
+    epochs,
+    is_lower_better,
+    measure,
+    number,
+    rate,
+)
 from geartrain.observe.screen import ESSENTIAL, LEAST_BAR_CELLS, Piece, Screen
 
 _PLAIN_INTERVAL_S: Final = 10.0
@@ -108,7 +116,7 @@ class ProgressLine(AbstractInstrument):
             self._screen.paint(_progress_pieces(event), bar=_share(event))
 
     def on_epoch_ended(self, event: EpochEnded) -> None:
-        """Leave a line for the epoch."""
+        """Leave a line for the epoch, or for the part of one up to an evaluation."""
         self._ledger.add(event)
         self._pass = None
         self._keep(_epoch_pieces(event, self._is_virtual))
@@ -119,7 +127,8 @@ class ProgressLine(AbstractInstrument):
         style = _OUTCOME_STYLES[event.outcome]
         head = Text.assemble((event.outcome, style))
         head.append(
-            f": {_some(self._ledger.epochs, 'epoch')}, {_some(event.instances, 'instance')}"
+            f": {epochs(self._ledger.epochs)} epoch{'s' * (self._ledger.epochs != 1)}, "
+            f"{_some(event.instances, 'instance')}"
         )
         if event.train_seconds > 0:
             kind = "virtual training" if self._is_virtual else "training"
@@ -148,13 +157,15 @@ class ProgressLine(AbstractInstrument):
 class _Ledger:
     """What the closing summary needs to remember of the epochs."""
 
-    epochs: int = 0
-    best: dict[str, tuple[float, int]] = field(default_factory=dict)  # metric -> value, epoch
+    epochs: float = 0.0  # of this call
+    at: float | None = None  # the last entry's
+    best: dict[str, tuple[float, float]] = field(default_factory=dict)  # metric -> value, epoch
     updates: dict[str, int] = field(default_factory=dict)
-    stalest: tuple[str, int, PartStaleness] | None = None
+    stalest: tuple[str, float, PartStaleness] | None = None
 
     def add(self, event: EpochEnded) -> None:
-        self.epochs += 1
+        began = math.ceil(event.epoch) - 1 if self.at is None else self.at
+        self.epochs, self.at = self.epochs + event.epoch - began, event.epoch
         for name, value in event.valid.items():
             if not math.isnan(value) and self._is_better(name, value):
                 self.best[name] = (value, event.epoch)
@@ -168,14 +179,16 @@ class _Ledger:
         """Titles, and what there is to say under each."""
         entries: list[tuple[str, list[str]]] = []
         if self.best:
-            said = [f"{n} {measure(n, v)} (epoch {e})" for n, (v, e) in self.best.items()]
+            said = [f"{n} {measure(n, v)} (epoch {epochs(e)})" for n, (v, e) in self.best.items()]
             entries.append(("best valid", said))
         if self.updates:
             said = [f"{part} {count(steps)}" for part, steps in self.updates.items()]
             entries.append(("updates", said))
         if self.stalest is not None:
             part, epoch, stale = self.stalest
-            said = [f"{part}: mean {stale.mean:.2f}, at most {count(stale.max)} (epoch {epoch})"]
+            said = [
+                f"{part}: mean {stale.mean:.2f}, at most {count(stale.max)} (epoch {epochs(epoch)})"
+            ]
             entries.append(("most stale", said))
         return entries
 
@@ -209,7 +222,8 @@ def _progress_pieces(event: Progress) -> list[Piece]:
 
 
 def _epoch_pieces(event: EpochEnded, is_virtual: bool) -> list[Piece]:
-    head = Text.assemble(("epoch ", "bold"), _of(event.epoch, event.epochs))
+    done = f"{epochs(event.epoch):>{len(str(event.epochs))}}/{event.epochs}"
+    head = Text.assemble(("epoch ", "bold"), done)
     pieces = [Piece((head,), (ESSENTIAL,)), _labelled("loss", number(event.loss), 40)]
     pieces.extend(_metric_pieces(event.metrics, "", 20))
     pieces.extend(_metric_pieces(event.valid, "valid ", 60, known=next(iter(event.metrics), "")))

@@ -29,7 +29,15 @@ from geartrain.observe.charts import (
     lane_chart,
     line_chart,
 )
-from geartrain.observe.figures import count, duration, is_lower_better, measure, number, rate
+from geartrain.observe.figures import (
+    count,
+    duration,
+    epochs,
+    is_lower_better,
+    measure,
+    number,
+    rate,
+)
 from geartrain.observe.jsonlog import read_json_log
 from geartrain.observe.page import page, section, table, wide
 from geartrain.observe.timeline import Timeline, batch_size_label, read_timeline
@@ -147,7 +155,7 @@ def _summary(history: _History) -> str:
     if start:
         tiles.append(("runtime", f"{start['runtime']}, {start['workers']} workers"))
         tiles.append(("in flight at most", count(start["max_active"])))
-        tiles.append(("epochs", f"{len(history.epochs)} of {start['epochs']}"))
+        tiles.append(("epochs", f"{epochs(_trained(history))} of {start['epochs']}"))
     if spent > 0:
         virtual = " (virtual)" if start.get("runtime") == "simulated" else ""
         tiles.append(("training time", duration(spent) + virtual))
@@ -157,6 +165,11 @@ def _summary(history: _History) -> str:
     shown = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in tiles)
     told = f"<p class=message>{escape(end['message'])}</p>" if end and end["message"] else ""
     return f"<dl class=tiles>{shown}</dl>{told}"
+
+
+def _trained(history: _History) -> float:
+    """Epochs, the one that a target ended within as a fraction."""
+    return float(history.epochs[-1]["epoch"]) if history.epochs else 0.0
 
 
 def _best_valid(history: _History) -> Iterator[tuple[str, str]]:
@@ -169,7 +182,7 @@ def _best_valid(history: _History) -> Iterator[tuple[str, str]]:
         if known:
             pick = min if is_lower_better(name) else max
             value, epoch = pick(known, key=lambda pair: pair[0])
-            yield f"best valid {name}", f"{measure(name, value)} (epoch {epoch})"
+            yield f"best valid {name}", f"{measure(name, value)} (epoch {epochs(epoch)})"
 
 
 def _curves(history: _History) -> str:
@@ -179,13 +192,13 @@ def _curves(history: _History) -> str:
 
 def _curve_pair(history: _History, name: str) -> str:
     """A measure over epochs and over seconds."""
-    epochs = [float(epoch["epoch"]) for epoch in history.epochs]
+    done = [float(epoch["epoch"]) for epoch in history.epochs]
     train = [_value(epoch, name) for epoch in history.epochs]
     valid = [_float(epoch["valid"].get(name)) for epoch in history.epochs]
     finite = [v for v in train + valid if math.isfinite(v)]
     say = _share_ticks if finite and all("%" in measure(name, v) for v in finite) else number
     charts = []
-    for x_label, xs in (("epochs", epochs), ("seconds of training", history.seconds())):
+    for x_label, xs in (("epochs", done), ("seconds of training", history.seconds())):
         curves = [
             Curve("train", list(zip(xs, train, strict=True)), 0),
             Curve("valid", list(zip(xs, valid, strict=True)), 1),
@@ -230,7 +243,7 @@ def _epoch_table(history: _History) -> str:
     head += ["seconds", "instances/s", "updates", "stalest part"]
     rows = []
     for epoch in history.epochs:
-        row = [str(epoch["epoch"]), number(_float(epoch["loss"]))]
+        row = [epochs(epoch["epoch"]), number(_float(epoch["loss"]))]
         row += [measure(name, _float(epoch["metrics"].get(name))) for name in metrics]
         row += [measure(name, _float(epoch["valid"].get(name))) for name in valid]
         spent = epoch["seconds"]

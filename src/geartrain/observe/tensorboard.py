@@ -5,6 +5,7 @@ valid/<metric>
 staleness/<part>/mean, .../max
 updates/<part>
 speed/instances_per_second, speed/epoch_seconds
+fractions/...                          the same within an epoch, by thousandths of epochs
 running/<mode>/...                     within a pass, by instances, a few points a second
 """
 
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 class TensorBoard(AbstractInstrument):
     """Write scalars per epoch and progress; look at them with ``tensorboard --logdir FOLDER``.
 
-    Points of an epoch stand at the epoch's number, those within a pass at the instances since the
-    first epoch. What is not finite is left out.
+    Points of an epoch stand at the epoch's number, those of evaluations within an epoch at
+    thousandths of epochs, as a step is a whole number; those within a pass at the instances since
+    the first epoch. What is not finite is left out.
 
     Args:
         folder: Where TensorBoard's event files go; made if need be.
@@ -66,22 +68,13 @@ class TensorBoard(AbstractInstrument):
             self._scalar(f"{group}/staleness", event.staleness, at)
 
     def on_epoch_ended(self, event: EpochEnded) -> None:
-        """Everything that is known of the epoch."""
+        """Everything that is known of the epoch, or of the part of one up to an evaluation."""
         self._before += event.instances
-        self._scalar("train/loss", event.loss, event.epoch)
-        for name, value in event.metrics.items():
-            self._scalar(f"train/{name}", value, event.epoch)
-        for name, value in event.valid.items():
-            self._scalar(f"valid/{name}", value, event.epoch)
-        for part, stale in event.staleness.items():
-            self._scalar(f"staleness/{part}/mean", stale.mean, event.epoch)
-            self._scalar(f"staleness/{part}/max", stale.max, event.epoch)
-        for part, steps in event.updates.items():
-            self._scalar(f"updates/{part}", steps, event.epoch)
-        self._scalar("speed/epoch_seconds", event.seconds, event.epoch)
-        if event.seconds > 0:
-            speed = event.instances / event.seconds
-            self._scalar("speed/instances_per_second", speed, event.epoch)
+        within = event.epoch != round(event.epoch)
+        at = round(1000 * event.epoch) if within else round(event.epoch)
+        group = "fractions/" if within else ""
+        for tag, value in _scalars(event).items():
+            self._scalar(group + tag, value, at)
         self._writer.flush()
 
     def on_run_ended(self, event: RunEnded) -> None:
@@ -91,6 +84,18 @@ class TensorBoard(AbstractInstrument):
     def _scalar(self, tag: str, value: float, at: int) -> None:
         if math.isfinite(value):
             self._add(tag, value, at)
+
+
+def _scalars(event: EpochEnded) -> dict[str, float]:
+    found = {"train/loss": event.loss, "speed/epoch_seconds": event.seconds}
+    found |= {f"train/{name}": value for name, value in event.metrics.items()}
+    found |= {f"valid/{name}": value for name, value in event.valid.items()}
+    for part, stale in event.staleness.items():
+        found |= {f"staleness/{part}/mean": stale.mean, f"staleness/{part}/max": stale.max}
+    found |= {f"updates/{part}": steps for part, steps in event.updates.items()}
+    if event.seconds > 0:
+        found["speed/instances_per_second"] = event.instances / event.seconds
+    return found
 
 
 def _writer_class(folder: Path | str) -> type[SummaryWriter]:

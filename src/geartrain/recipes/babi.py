@@ -45,7 +45,16 @@ from geartrain.nn import (
     choice_loss,
 )
 from geartrain.optim.part import Clip, Instances, Rules
-from geartrain.recipes.recipe import LoadSplit, Option, Recipe, Setting, Task
+from geartrain.recipes.recipe import (
+    AVERAGE_EVERY,
+    ONE,
+    Copies,
+    LoadSplit,
+    Option,
+    Recipe,
+    Setting,
+    Task,
+)
 
 RATE: Final = 5e-3  # Adam's
 CLIP_NORM: Final = 1.0  # per part
@@ -84,7 +93,7 @@ def build(setting: Setting) -> Task:
     kind = _kind(int(options["task"]))
     size = _size(kind, int(options["hidden"]), int(options["steps"]))
     return Task(
-        graph=make_graph(kind, size),
+        graph=make_graph(kind, size, setting.copies),
         rules=Rules(
             optimizer=partial(torch.optim.Adam, lr=float(options["learning_rate"])),
             update_every=Instances(setting.update_every),
@@ -97,16 +106,17 @@ def build(setting: Setting) -> Task:
     )
 
 
-def make_graph(kind: Kind, size: Size) -> Graph:
+def make_graph(kind: Kind, size: Size, copies: Copies = ONE) -> Graph:
     """Message passing, and the answer that the task wants.
 
     Args:
         kind: The task.
         size: Width of a vertex's state, at least its marks, and steps of message passing.
+        copies: Of the cell.
     """
     graph = Graph(edge=("type",), value=("answer",))
     cell = GatedGraphCell(size.hidden, types=2 * len(kind.relations))
-    passing = MessagePassing(cell, steps=size.steps, name="cell")
+    passing = MessagePassing(copies.of(cell), steps=size.steps, name="cell")
     if kind.answer == "classes":
         _path(graph, passing, kind, size.hidden)
         return graph
@@ -274,5 +284,7 @@ BABI: Final = Recipe(
         Option("hidden", 0, 0, "width of a vertex's state; 0: what the task wants"),
         Option("steps", 0, 0, "of message passing; 0: what the task wants"),
         Option("learning_rate", RATE, 0.0, "Adam's rate"),
+        Option(AVERAGE_EVERY, 200, 0, "instances between meetings of copies; 0: once an epoch"),
     ),
+    bottleneck="cell",
 )

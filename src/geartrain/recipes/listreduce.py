@@ -26,7 +26,16 @@ from geartrain.ir.instance import Instance
 from geartrain.ir.loss import accuracy, cross_entropy
 from geartrain.nn import Recurrent, TokenRNN
 from geartrain.optim.part import Clip, Instances, Rules
-from geartrain.recipes.recipe import LoadSplit, Option, Recipe, Setting, Task
+from geartrain.recipes.recipe import (
+    AVERAGE_EVERY,
+    ONE,
+    Copies,
+    LoadSplit,
+    Option,
+    Recipe,
+    Setting,
+    Task,
+)
 
 PEAK_RATE: Final = 4e-3  # Adam's, after the warm-up
 WARM_UP: Final = 0.1  # share of all instances over which the rate rises; then it falls to 0
@@ -47,7 +56,7 @@ def build(setting: Setting) -> Task:
         return lambda: instances_of(generate(n, seed, split), hidden)
 
     return Task(
-        graph=make_graph(hidden),
+        graph=make_graph(hidden, setting.copies),
         rules=Rules(
             optimizer=partial(torch.optim.Adam, lr=rate, betas=BETAS, fused=True),
             update_every=Instances(setting.update_every),
@@ -65,18 +74,19 @@ def build(setting: Setting) -> Task:
     )
 
 
-def make_graph(hidden: int) -> Graph:
+def make_graph(hidden: int, copies: Copies = ONE) -> Graph:
     """The loop over tokens, and the loss behind it.
 
     Args:
         hidden: Width of the state and of the token vectors.
+        copies: Of the cell.
     """
     # Token vectors of unit variance behind a matrix of their own: with Adam the same network
     # learns far more slowly when the product of the two is one table.
     cell = TokenRNN(SYMBOLS, hidden, embedding_dim=hidden)
     nn.init.normal_(cell.embedding.weight)
     graph = Graph(vertex=("token",), value=("label",))
-    ended = Recurrent(cell, read="token", name="cell")(graph.input("start"))
+    ended = Recurrent(copies.of(cell), read="token", name="cell")(graph.input("start"))
     scores = ended.through(nn.Linear(hidden, CLASSES), name="readout")
     scores.loss(cross_entropy, "label", metrics={"accuracy": accuracy})
     return graph
@@ -128,5 +138,7 @@ LISTREDUCE: Final = Recipe(
         Option("train_size", 100_000, 1, "lists to train on"),
         Option("valid_size", 10_000, 1, "lists to validate on"),
         Option("learning_rate", PEAK_RATE, 0.0, "Adam's highest rate"),
+        Option(AVERAGE_EVERY, 5000, 0, "instances between meetings of copies; 0: once an epoch"),
     ),
+    bottleneck="cell",
 )

@@ -33,7 +33,16 @@ from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.nn.shapes import GatedGraphCell, GatedSum, MessagePassing
 from geartrain.optim.part import Clip, Instances, Rules
-from geartrain.recipes.recipe import LoadSplit, Option, Recipe, Setting, Task
+from geartrain.recipes.recipe import (
+    AVERAGE_EVERY,
+    ONE,
+    Copies,
+    LoadSplit,
+    Option,
+    Recipe,
+    Setting,
+    Task,
+)
 
 RATE: Final = 1e-3  # Adam's
 CLIP_NORM: Final = 1.0  # per part
@@ -77,7 +86,13 @@ def build(setting: Setting) -> Task:
         assert isinstance(train, Bundles)
         units = Units.of(train.mu)
     return Task(
-        graph=make_graph(int(options["hidden"]), int(options["steps"]), units, distances=distances),
+        graph=make_graph(
+            int(options["hidden"]),
+            int(options["steps"]),
+            units,
+            distances=distances,
+            copies=setting.copies,
+        ),
         rules=Rules(
             optimizer=partial(torch.optim.Adam, lr=float(options["learning_rate"]), fused=True),
             update_every=Instances(setting.update_every),
@@ -154,7 +169,9 @@ class Units:
         return (mu - self.mean) / self.std
 
 
-def make_graph(hidden: int, steps: int, units: Units, *, distances: bool) -> Graph:
+def make_graph(
+    hidden: int, steps: int, units: Units, *, distances: bool, copies: Copies = ONE
+) -> Graph:
     """The network and its loss.
 
     Args:
@@ -162,6 +179,7 @@ def make_graph(hidden: int, steps: int, units: Units, *, distances: bool) -> Gra
         steps: How often messages pass.
         units: Of the target.
         distances: Whether messages know how long their bond is.
+        copies: Of the cell.
 
     Raises:
         ValueError: ``hidden`` has no room for the elements.
@@ -173,7 +191,7 @@ def make_graph(hidden: int, steps: int, units: Units, *, distances: bool) -> Gra
     elements = graph.input("elements", shape=(), dtype=torch.int64, bundle=True)
     atoms = elements.through(partial(one_hot, hidden=hidden), name="one-hot")
     cell = GatedGraphCell(hidden, len(BONDS), length="distance" if distances else None)
-    last = MessagePassing(cell, steps=steps, name="cell")(atoms)
+    last = MessagePassing(copies.of(cell), steps=steps, name="cell")(atoms)
     readout = GatedSum(hidden, len(ELEMENTS))
     moment = last.through(readout, name="readout", read="element", inside=True, pool=True)
     metrics = {"mae": units.error, "error_ratio": units.error_ratio}
@@ -251,5 +269,7 @@ QM9: Final = Recipe(
         Option("limit", 0, 0, "read the first so many molecules; 0 reads all"),
         Option("distances", 0, 0, "1: messages know the length of their bond; 0: only its type"),
         Option("learning_rate", RATE, 0.0, "Adam's rate"),
+        Option(AVERAGE_EVERY, 2000, 0, "instances between meetings of copies; 0: once an epoch"),
     ),
+    bottleneck="cell",
 )

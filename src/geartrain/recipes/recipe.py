@@ -14,14 +14,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias, final
+from typing import Final, Literal, TypeAlias, final
 
 import torch
+from torch import nn
 
 from geartrain.engine.controller import Ramp
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
-from geartrain.optim.part import Rules
+from geartrain.optim.mixer import Average
+from geartrain.optim.part import Part, Rules
 
 Number: TypeAlias = int | float
 LoadSplit: TypeAlias = Callable[[], Sequence[Instance]]
@@ -62,6 +64,30 @@ class Option:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """How many copies the bottleneck of a recipe has; they become their mean when they meet.
+
+    Args:
+        number: 1 leaves the part as it is.
+        every: Instances between two meetings; 0: when an epoch ends or is evaluated alone.
+    """
+
+    number: int = 1
+    every: int = 0
+
+    def of(self, module: nn.Module) -> nn.Module | Part:
+        """The module as a part of so many copies."""
+        if self.number == 1:
+            return module
+        return Part(module, replicas=self.number, mixer=Average(self.every or None))
+
+
+ONE: Final = Copies()
+AVERAGE_EVERY: Final = "average_every"  # the option of recipes that have a bottleneck
+
+
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """What a task is built from.
@@ -73,6 +99,7 @@ class Setting:
         data: The data folder; None takes ``$GEARTRAIN_DATA``.
         options: Values of the recipe's options; those missing take their defaults.
         files: ``Task.files`` of the run that is built again; empty for a new one.
+        replicas: Copies of the recipe's bottleneck.
     """
 
     seed: int
@@ -81,6 +108,12 @@ class Setting:
     data: Path | None = None
     options: Mapping[str, Number] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+    replicas: int = 1
+
+    @property
+    def copies(self) -> Copies:
+        """Of the bottleneck; for recipes that have one."""
+        return Copies(self.replicas, int(self.options[AVERAGE_EVERY]))
 
 
 @final
@@ -134,6 +167,8 @@ class Recipe:
         epochs: Default number.
         needs: Files of the data folder; none for generated data.
         options: Numbers that may be changed.
+        bottleneck: The part that most of the work is in, which may have copies, met every so many
+            instances as the option ``average_every`` says; None: the work is spread evenly.
         make: Builds the task from a complete setting, torch's generator already seeded.
         draw: Makes the graph alone, without data, to be looked at.
     """
@@ -151,16 +186,19 @@ class Recipe:
     draw: Callable[[], Graph]
     needs: tuple[str, ...] = ()
     options: tuple[Option, ...] = ()
+    bottleneck: str | None = None
 
     def build(self, setting: Setting) -> Task:
         """The task, with weights initialised from the seed.
 
         Raises:
-            ValueError: The seed is negative, or an option is unknown.
+            ValueError: The seed is negative, an option is unknown, or there are to be copies of a
+                bottleneck that the recipe does not have.
             DataError: Data that the model is shaped by are missing or refused.
         """
         if setting.seed < 0:
             raise ValueError(f"seed {setting.seed}: expected 0 or more")
+        self.require_replicas(setting.replicas)
         options = {o.name: o.default for o in self.options}
         for name in setting.options:
             self._option(name)
@@ -173,8 +211,23 @@ class Recipe:
                 data=setting.data,
                 options=options | dict(setting.options),
                 files=setting.files,
+                replicas=setting.replicas,
             )
         )
+
+    def require_replicas(self, replicas: int) -> None:
+        """Refuse copies that cannot be.
+
+        Raises:
+            ValueError: Fewer than 1, or more and the recipe has no bottleneck.
+        """
+        if replicas < 1:
+            raise ValueError(f"replicas={replicas}: expected 1 or more")
+        if replicas > 1 and self.bottleneck is None:
+            raise ValueError(
+                f"replicas={replicas}: recipe '{self.name}' has no bottleneck to copy, as its work "
+                "is spread evenly over its parts; leave replicas out, and give it more workers"
+            )
 
     def parse_options(self, texts: Sequence[str]) -> dict[str, Number]:
         """``["hidden=32"]`` as values by name.

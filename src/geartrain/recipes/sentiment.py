@@ -28,7 +28,16 @@ from geartrain.ir.loss import Metric, accuracy, cross_entropy
 from geartrain.nn import Tree as TreeShape
 from geartrain.nn import TreeLSTMBranch, TreeLSTMLeaf
 from geartrain.optim.part import Rules
-from geartrain.recipes.recipe import LoadSplit, Option, Recipe, Setting, Task
+from geartrain.recipes.recipe import (
+    AVERAGE_EVERY,
+    ONE,
+    Copies,
+    LoadSplit,
+    Option,
+    Recipe,
+    Setting,
+    Task,
+)
 
 RATE: Final = 0.03  # Adagrad's
 WORD_SPREAD: Final = 0.03  # standard deviation of the initial word vectors
@@ -60,7 +69,7 @@ def build(setting: Setting) -> Task:
 
     rate = float(setting.options["learning_rate"])
     return Task(
-        graph=make_graph(int(setting.options["hidden"]), len(vocabulary)),
+        graph=make_graph(int(setting.options["hidden"]), len(vocabulary), setting.copies),
         rules=Rules(
             optimizer=partial(torch.optim.Adagrad, lr=rate), update_every=setting.update_every
         ),
@@ -71,12 +80,13 @@ def build(setting: Setting) -> Task:
     )
 
 
-def make_graph(hidden: int, words: int) -> Graph:
+def make_graph(hidden: int, words: int, copies: Copies = ONE) -> Graph:
     """The loop from leaves to roots.
 
     Args:
         hidden: Width of h, c and the word vectors.
         words: In the vocabulary.
+        copies: Of the branch.
     """
     leaf = TreeLSTMLeaf(hidden, hidden, vocabulary=words)
     assert leaf.embedding is not None
@@ -84,7 +94,7 @@ def make_graph(hidden: int, words: int) -> Graph:
     readout, branch = nn.Linear(hidden, CLASSES), TreeLSTMBranch(hidden)
     graph = Graph(vertex=("parent", "slot", "label"))
     leaves = graph.input("word").through(leaf, name="leaf")
-    nodes = TreeShape(branch, name="branch")(leaves)
+    nodes = TreeShape(copies.of(branch), name="branch")(leaves)
     scores = nodes.through(readout, name="readout", take=0)  # h, not c
     at_root = Metric(accuracy, where=lambda m: m.parent < 0)
     scores.loss(cross_entropy, "label", metrics={"all": accuracy, "root": at_root})
@@ -117,5 +127,7 @@ SENTIMENT: Final = Recipe(
         Option("hidden", 128, 1, "width of the state and of the word vectors"),
         Option("trees", 0, 0, "train on the first so many trees; 0 takes all"),
         Option("learning_rate", RATE, 0.0, "Adagrad's rate"),
+        Option(AVERAGE_EVERY, 1000, 0, "instances between meetings of copies; 0: once an epoch"),
     ),
+    bottleneck="branch",
 )

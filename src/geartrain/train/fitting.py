@@ -1,18 +1,24 @@
 """One call of ``fit``: epochs of stretches, with meetings, checkpoints and validation between them.
 
-    epoch ─► stretch ─► drained ─► copies meet? checkpoint? ─► stretch ... ─► flush ─► validate
+    epoch ─► stretch ─► drained ─► copies meet? validate? checkpoint? ─► stretch ... ─► flush
+                                                                            validate ◄────┘
 
-A stretch is a run of the engine until it is empty again; there is no other way to train.
+A stretch is a run of the engine until it is empty again; there is no other way to train. What is
+done for training while the engine rests (its making, steps of a flush, copies that meet) counts as
+training time; validation and checkpoints do not.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
+from geartrain.data.points import evaluation_points, require_evaluate_every
 from geartrain.engine.engine import Engine
 from geartrain.engine.instrument import (
     EpochEnded,
@@ -47,9 +53,11 @@ class Fitting:
         until: Target | None,
         retention: Retention | None,
         every: int | None,
+        evaluate_every: float | None,
     ) -> None:
         self._s, self._source, self._valid = session, source, valid
         self._epochs, self._until, self._retention, self._every = epochs, until, retention, every
+        self._points = _points(source, evaluate_every, session)
         self._instances = self._skipped = 0
         self._seconds = 0.0
         self._reached: Reached | None = None
@@ -105,22 +113,39 @@ class Fitting:
             raise failure
 
     def _epoch(self) -> None:
-        s, at = self._s, self._s._position
+        """To the end of the epoch, or to the target."""
+        at = self._s._position
         instances = self._source.epoch(at.epoch, at.taken)
-        ended = False
-        while not ended:
+        while self._reached is None:
+            if self._is_due():  # here, as a resumed run may have been interrupted in validation
+                self._enter(epoch_ended=False)
+                continue
             ended = self._stretch(instances)
-            s._meet(end_of_epoch=False)
-            if not ended and self._retention is not None and self._every is not None:
+            self._meet(now=False)
+            if ended:
+                if not at.taken:
+                    raise DataError(f"the training data gave no instance in epoch {at.epoch}")
+                self._flush()
+                self._enter(epoch_ended=True)
+                return
+            if self._every is not None and at.taken % self._every == 0 and not self._is_due():
                 self._save(is_best=False)
-        if not at.taken:
-            raise DataError(f"the training data gave no instance in epoch {at.epoch}")
-        self._flush()
-        s._meet(end_of_epoch=True)
-        event = self._ended()
+
+    def _is_due(self) -> bool:
+        """Whether this is a point within the epoch to validate at, and was not yet."""
+        at = self._s._position
+        return at.taken in self._points[:-1] and at.taken > at.entered
+
+    def _enter(self, *, epoch_ended: bool) -> None:
+        """Validate, and add to the history what was trained since its last entry."""
+        s, at = self._s, self._s._position
+        # One model is validated and kept, not one for each copy.
+        self._meet(now=True)
+        event = self._ended(epoch_ended=epoch_ended)
         at.history.append(event)
-        at.epoch, at.taken, at.epoch_seconds = at.epoch + 1, 0, 0.0
-        at.sums, at.updates = {}, {}
+        at.sums, at.updates, at.epoch_seconds, at.entered = {}, {}, 0.0, at.taken
+        if epoch_ended:
+            at.epoch, at.taken, at.entered = at.epoch + 1, 0, 0
         best = self._is_best(event)
         if self._until is not None and self._until.reached(event.valid):
             value = event.valid[self._until.metric]
@@ -128,12 +153,32 @@ class Fitting:
         self._save(is_best=best)
         tell(s.instruments, "on_epoch_ended", event)
 
+    def _meet(self, *, now: bool) -> None:
+        with self._counted():
+            self._s._meet(now=now)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count this as training, where seconds are real."""
+        began = time.perf_counter()
+        yield
+        if not self._s.runtime.virtual:
+            self._spend(time.perf_counter() - began)
+
+    def _spend(self, seconds: float) -> None:
+        at = self._s._position
+        at.epoch_seconds += seconds
+        at.train_seconds += seconds
+        self._seconds += seconds
+
     def _flush(self) -> None:
         """The steps of an epoch's end, with whatever gradients are left."""
         s, at = self._s, self._s._position
         assert s._engine is not None
         for worker in s._engine.workers:
-            for step in worker.flush():
+            with self._counted():
+                steps = worker.flush()
+            for step in steps:
                 at.updates[step.part] = at.updates.get(step.part, 0) + 1
                 updated = Updated(
                     worker.index, step.part, step.version, step.rows, at.train_seconds
@@ -141,16 +186,20 @@ class Fitting:
                 tell(s.instruments, "on_updated", updated)
 
     def _stretch(self, instances: Iterator[Instance]) -> bool:
-        """Train until the next checkpoint or the end of the epoch; True at the end."""
+        """Train until the engine is to be drained, or the epoch ends; True at the end."""
         s, at = self._s, self._s._position
         measure = s._places_by_cost and not s._costs
         meetings = [g[0].mixer.every for g in s._groups()]
         until_next = [every - at.trained % every for every in meetings if every is not None]
+        if self._every is not None:
+            until_next.append(self._every - at.taken % self._every)
+        until_next += [point - at.taken for point in self._points[:-1] if point > at.taken][:1]
         measured = _MEASURED
         if s.settings.drain:  # whole minibatches, or those after it would straddle updates
             measured = -(-_MEASURED // s.settings.max_active) * s.settings.max_active
-        limit = _least(self._every, measured if measure else None, *until_next)
-        engine = s._ready(self._source, fresh=True)
+        limit = min([*until_next, *([measured] if measure else [])], default=None)
+        with self._counted():
+            engine = s._ready(self._source, fresh=True)
         engine.begin(train=True)
         feeder = Feeder(instances, s.on_bad, limit)
         watch = Observer(
@@ -183,16 +232,14 @@ class Fitting:
         at = self._s._position
         at.taken += feeder.taken
         at.trained = engine.controller.trained
-        at.epoch_seconds += seconds
-        at.train_seconds += seconds
+        self._spend(seconds)
         at.sums = add_sums(at.sums, engine.sums())
         for part, n in watch.updates.items():
             at.updates[part] = at.updates.get(part, 0) + n
         self._instances += engine.controller.trained - began
         self._skipped += feeder.skipped
-        self._seconds += seconds
 
-    def _ended(self) -> EpochEnded:
+    def _ended(self, *, epoch_ended: bool) -> EpochEnded:
         s, at = self._s, self._s._position
         valid: Mapping[str, float] = {}
         if self._valid is not None:
@@ -200,9 +247,9 @@ class Fitting:
         staleness = s._take_staleness()
         means = means_of(at.sums)
         return EpochEnded(
-            epoch=at.epoch,
+            epoch=at.epoch if epoch_ended else at.epoch - 1 + at.taken / self._points[-1],
             epochs=self._epochs,
-            instances=at.taken,
+            instances=at.taken - at.entered,
             seconds=at.epoch_seconds,
             loss=means.pop("loss", math.nan),
             metrics=means,
@@ -253,6 +300,7 @@ def require_fit_arguments(
     folder: Path | str | None,
     every: int | None,
     keep_last: int,
+    evaluate_every: float | None,
 ) -> None:
     if epochs < 0:
         raise ValueError(f"epochs={epochs}: give 0 or more")
@@ -262,8 +310,26 @@ def require_fit_arguments(
         raise ValueError(f"checkpoint_every={every}: give 1 or more instances, or None")
     if folder is None and (every is not None or keep_last):
         raise ValueError("checkpoint_every and keep_last want a folder: fit(..., folder=...)")
+    require_evaluate_every(evaluate_every)
+    if evaluate_every is not None and valid is None:
+        raise ValueError(
+            f"evaluate_every={evaluate_every:g} wants validation data: fit(..., valid=...)"
+        )
 
 
-def _least(*numbers: int | None) -> int | None:
-    given = [n for n in numbers if n is not None]
-    return min(given) if given else None
+def _points(source: Source, every: float | None, session: Session) -> list[int]:
+    """Instances of an epoch that are done at each evaluation; the last stands for the end.
+
+    Raises:
+        ValueError: A share of an epoch is asked for, and the data have no length.
+    """
+    if every is None:
+        return [0]
+    if source.length is None:
+        raise ValueError(
+            f"evaluate_every={every:g} is a share of an epoch, and the training data do not know "
+            "their length; give them a __len__, or leave out evaluate_every"
+        )
+    # Whole minibatches where they are drained, or those after it would straddle updates.
+    whole = session.settings.max_active if session.settings.drain else 1
+    return evaluation_points(source.length, every, whole)

@@ -67,12 +67,12 @@ class Target:
 @final
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The target, when it was reached."""
+    """The target, when it was reached; ``epochs`` is a fraction where that was within one."""
 
     metric: str
     value: float
     seconds: float
-    epochs: int
+    epochs: float
 
 
 @final
@@ -97,12 +97,13 @@ class Fit:
     """What ``fit`` did.
 
     Args:
-        history: One entry an epoch, those before a resumed checkpoint included.
+        history: One entry an epoch, or more with ``evaluate_every``, each of what was trained since
+            the one before it; those before a resumed checkpoint included.
         reached: The target, or None.
         instances: Trained in this call.
         train_seconds: In this call, without validation.
         skipped: Instances that were refused, with ``on_bad="skip"``.
-        staleness: Of the last epoch, by part.
+        staleness: Of the last entry, by part.
     """
 
     history: Sequence[EpochEnded]
@@ -114,17 +115,18 @@ class Fit:
 
     @property
     def valid(self) -> Mapping[str, float]:
-        """Validation metrics of the last epoch."""
+        """Metrics of the last validation."""
         return self.history[-1].valid if self.history else {}
 
 
 @final
 @dataclass(slots=True)
 class Position:
-    """Where in the training data a session stands."""
+    """Where in the training data a session stands; sums are since the history's last entry."""
 
     epoch: int = 1
     taken: int = 0
+    entered: int = 0  # instances of this epoch that are in the history
     trained: int = 0
     epoch_seconds: float = 0.0
     train_seconds: float = 0.0
@@ -169,6 +171,7 @@ def position_from_json(at: Mapping[str, Any], path: Path | str) -> Position:
         return Position(
             epoch=at["epoch"],
             taken=at["taken"],
+            entered=at["entered"],
             trained=at["trained"],
             epoch_seconds=at["epoch_seconds"],
             train_seconds=at["train_seconds"],

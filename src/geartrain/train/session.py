@@ -145,6 +145,7 @@ class Session:
         folder: Path | str | None = None,
         checkpoint_every: int | None = None,
         keep_last: int = 0,
+        evaluate_every: float | None = None,
     ) -> Fit:
         """Train.
 
@@ -153,11 +154,16 @@ class Session:
             epochs: The last epoch, counted from the session's first: ``fit(epochs=2)`` and then
                 ``fit(epochs=3)`` trains three. A session that was loaded continues in its own.
             valid: Evaluated after every epoch.
-            until: Stops after the epoch that reaches it.
-            folder: Gets ``latest.safetensors`` after every epoch, and ``best.safetensors`` when the
-                metric of ``until`` (without it: the validation loss) is the best so far.
+            until: Stops after the evaluation that reaches it.
+            folder: Gets ``latest.safetensors`` after every evaluation and epoch, and
+                ``best.safetensors`` when the metric of ``until`` (without it: the validation loss)
+                is the best so far.
             checkpoint_every: Also after so many instances; the graph is drained for it.
             keep_last: Also keep so many numbered checkpoints.
+            evaluate_every: Share of an epoch between two evaluations, such as 0.25; None: the end
+                of an epoch alone, which is always one. Within an epoch nothing is in flight then:
+                the graph is drained, which counts as training time, and copies of a part meet.
+                Gradients that wait for their update go on waiting.
 
         Raises:
             WorkerError, DataError, NonFiniteError, StuckError, CheckpointError: As they say; the
@@ -169,7 +175,9 @@ class Session:
                 flight, as a failure does.
             ValueError: The arguments do not go together, or ``until`` names no metric.
         """
-        require_fit_arguments(epochs, until, valid, folder, checkpoint_every, keep_last)
+        require_fit_arguments(
+            epochs, until, valid, folder, checkpoint_every, keep_last, evaluate_every
+        )
         self._require_metric(until)
         source = self._source(train, shuffle=self.shuffle)
         validation = None if valid is None else self._source(valid, shuffle=False)
@@ -177,7 +185,9 @@ class Session:
         if folder is not None:
             Path(folder).mkdir(parents=True, exist_ok=True)
             retention = Retention(Path(folder), keep_last)
-        return Fitting(self, source, validation, epochs, until, retention, checkpoint_every).run()
+        return Fitting(
+            self, source, validation, epochs, until, retention, checkpoint_every, evaluate_every
+        ).run()
 
     def evaluate(self, data: Data) -> Evaluation:
         """Losses and metrics of a pass without training.
@@ -287,6 +297,7 @@ class Session:
             "position": {
                 "epoch": at.epoch,
                 "taken": at.taken,
+                "entered": at.entered,
                 "trained": at.trained,
                 "epoch_seconds": at.epoch_seconds,
                 "train_seconds": at.train_seconds,
@@ -381,7 +392,7 @@ class Session:
         return [group for group in groups if len(group) > 1]
 
     def _take_staleness(self) -> dict[str, PartStaleness]:
-        """Of the epoch so far, copies of a part together."""
+        """Since the last entry of the history, copies of a part together."""
         histograms: dict[str, list[int]] = {}
         for name, part in self.parts.items():
             counts = histograms.setdefault(original_name(name), [])
@@ -390,13 +401,13 @@ class Session:
                 counts[age] += rows
         return {name: staleness_of(counts) for name, counts in histograms.items()}
 
-    def _meet(self, *, end_of_epoch: bool) -> None:
-        """Let the copies meet whose time has come; nothing is in flight."""
+    def _meet(self, *, now: bool) -> None:
+        """Let the copies meet whose time has come, or all of them now; nothing is in flight."""
         for group in self._groups():
             every = group[0].mixer.every
             trained = self._position.trained
             due = every is not None and trained % every == 0 and trained != self._met
-            if end_of_epoch or due:
+            if now or due:
                 group[0].mixer.mix(group)
         self._met = self._position.trained
 
