@@ -60,7 +60,7 @@ def test_a_step_falls_due_by_rows_instances_or_flush(update_every, due):
 
 @pytest.mark.parametrize(("average", "divisor"), [("rows", 6), ("instances", 3), ("none", 1)])
 def test_gradients_are_averaged_over_rows_instances_or_nothing(average, divisor):
-    part = linear_part(average=average)
+    part = linear_part(average=average, update_every=6)
     before = weight_of(part)
     feed(part, [6.0, -12.0], rows=4)
     feed(part, [6.0, 0.0], rows=2)
@@ -71,6 +71,21 @@ def test_gradients_are_averaged_over_rows_instances_or_nothing(average, divisor)
     torch.testing.assert_close(weight_of(part), expected)
     assert (part.rows, part.instances) == (0, 0)
     assert part.module.weight.grad is None
+
+
+@pytest.mark.parametrize(
+    ("average", "update_every", "divisor"),
+    [("rows", 8, 8), ("rows", gt.Flush(), 4), ("instances", gt.Instances(5), 5)],
+)
+def test_an_update_that_an_epoch_cuts_short_counts_for_its_share(average, update_every, divisor):
+    part = linear_part(average=average, update_every=update_every)
+    before = weight_of(part)
+    feed(part, [6.0, -12.0], rows=4)
+    part.finished(2)
+    assert not part.due()
+    part.step(0)
+    expected = before - 0.5 * torch.tensor([6.0, -12.0], dtype=torch.float64) / divisor
+    torch.testing.assert_close(weight_of(part), expected)
 
 
 def test_a_step_without_rows_is_none():
@@ -88,7 +103,7 @@ def test_a_step_without_rows_is_none():
     value=st.one_of(st.none(), st.floats(0.1, 3)),
 )
 def test_clipping_is_that_of_torch(values, norm, value):
-    part = linear_part(clip=gt.Clip(norm=norm, value=value))
+    part = linear_part(clip=gt.Clip(norm=norm, value=value), update_every=2)
     twin = copy.deepcopy(part.module)
     feed(part, values, rows=2)
     part.step(0)

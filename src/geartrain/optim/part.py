@@ -95,7 +95,8 @@ class Rules:
         optimizer: Makes the optimiser from parameters: ``partial(torch.optim.Adam, lr=1e-3)``.
         update_every: A number of gradient rows, ``Rows``, ``Instances`` or ``Flush``.
         average: What the summed gradient is divided by: the ``rows`` that it has, the ``instances``
-            that finished, or nothing.
+            that finished, or nothing. An update at the end of an epoch that has fewer rows (or
+            instances) than ``update_every`` is divided by ``update_every``.
         clip: Limits on the averaged gradient.
         schedule: Factor on the learning rate, from the number of instances finished in training.
         scheduler: Makes a torch scheduler of the part's optimiser; it steps once an update. With a
@@ -308,8 +309,7 @@ class PartState(AbstractWeights):
             self._discard_gradient()
         if self.optimizer is None or not rows or self.frozen:
             return None
-        divisor = {"rows": rows, "instances": max(instances, 1), "none": 1}[self.rules.average]
-        gradients = self._gradients(divisor)
+        gradients = self._gradients(self._divisor(rows, instances))
         if not gradients:
             return None
         self._clip(gradients)
@@ -412,6 +412,24 @@ class PartState(AbstractWeights):
     def _young_enough(self) -> bool:
         bound = self.rules.max_staleness
         return bound is None or not self._ages or self.version + 1 - min(self._ages) <= bound
+
+    def _divisor(self, rows: int, instances: int) -> int:
+        """What the sum is divided by.
+
+        The last update of an epoch has fewer rows than it takes to fall due. It counts for what it
+        is, a share of an update: the mean of a handful would be noise at the full rate.
+        """
+        match self.rules.average, self._trigger:
+            case "rows", Rows(n):
+                return max(rows, n)
+            case "rows", _:
+                return rows
+            case "instances", Instances(n):
+                return max(instances, n)
+            case "instances", _:
+                return max(instances, 1)
+            case _:
+                return 1
 
     def _gradients(self, divisor: float) -> list[Tensor]:
         gradients = []
