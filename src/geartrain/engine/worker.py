@@ -19,7 +19,7 @@ from geartrain.engine.router import BACKWARD, Delivery, Outbox, Router
 from geartrain.errors import GeartrainError, WorkerError
 from geartrain.ir.message import INSTANCE, Backward, Forward
 from geartrain.ir.node import AbstractNode, Emission
-from geartrain.optim.part import PartState, StepTaken
+from geartrain.optim.part import Instances, PartState, Rows, StepTaken
 from geartrain.optim.share import Share
 
 
@@ -131,6 +131,8 @@ class WorkerState:
             queue = self._policy.choose(list(self._ready))
             node = self._nodes[queue.node]
             limit = min(self._policy.limit(queue, self._max_rows), queue.rows)
+            if queue.port == BACKWARD:
+                limit = min(limit, self._most_back(node))
             if limit > 2 * node.grain:
                 limit -= limit % node.grain
             batches = queue.take(limit)
@@ -184,6 +186,22 @@ class WorkerState:
             else:
                 firing.elsewhere.append((home, delivery))
         out.deliveries.clear()
+
+    def _most_back(self, node: AbstractNode) -> int:
+        """Most answers of one firing: those of one update.
+
+        Instances that move in lockstep would else come back together, and one update would take
+        them all, however few it was asked for. A bundle stands for an instance.
+        """
+        if not self.train or node.part_name is None:
+            return self._max_rows
+        match self.parts[node.part_name].rules.trigger():
+            case Rows(n) if not node.bundled:
+                return n
+            case Instances(n) if node.bundled:
+                return n
+            case _:
+                return self._max_rows
 
     def _compute(
         self, node: AbstractNode, port: int, batches: Sequence[Forward | Backward]

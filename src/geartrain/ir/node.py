@@ -78,6 +78,11 @@ class AbstractNode(ABC):
     """Whether every message is fired by itself: it is a batch already, or keeps its graph."""
 
     @property
+    def bundled(self) -> bool:
+        """Whether the messages that it waits for are bundles, seen so far."""
+        return False
+
+    @property
     def grain(self) -> int:
         """Rows of a firing are best a multiple of this; the rest may wait for company."""
         return 1

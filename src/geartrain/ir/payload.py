@@ -232,6 +232,10 @@ class RowNode(AbstractNode):
         return emission
 
     @property
+    def bundled(self) -> bool:
+        return self._cells is not None
+
+    @property
     def grain(self) -> int:
         return 1 if self._weights is None or self._cells is not None else GRAIN
 
