@@ -8,6 +8,7 @@ the same order of the instances. How a baseline learns, its optimiser and its ra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,3 +88,13 @@ def shuffler(seed: int, epoch: int) -> np.random.Generator:
     It is the order in which a ``Session`` of this seed takes its instances.
     """
     return np.random.default_rng((seed, epoch))
+
+
+def rate_at(batch: int, tuned: Mapping[int, float]) -> float:
+    """The rate that was tuned at the batch nearest to this one, by the ratio of the two.
+
+    Args:
+        batch: Examples per update.
+        tuned: Batch to rate.
+    """
+    return tuned[min(tuned, key=lambda b: abs(math.log(b / batch)))]
