@@ -12,7 +12,7 @@ from typing import get_args
 
 import torch
 
-from geartrain.baselines.sentiment import Method, train
+from geartrain.baselines.sentiment import RATES, Method, train
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--method", choices=get_args(Method), default="fused")
     parser.add_argument("--batch", type=int, default=25)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--lr", type=float, default=RATES[25])
     parser.add_argument("--spread", type=float, default=0.03)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from geartrain.baselines.baseline import Baseline, Epoch, Terms, rate_at, shuffler
+from geartrain.baselines.baseline import Baseline, Epoch, Terms, rate_at, stretches
 from geartrain.baselines.graphs import (
     DENSE,
     PYG,
@@ -148,11 +148,12 @@ def train(terms: Terms, form: Form, rate: float | None = None) -> Iterator[Epoch
     begin = time.perf_counter()
     graphs = form.collating(columns, types_of(TASKS[number]))
     seconds = time.perf_counter() - begin
-    for epoch in range(1, terms.epochs + 1):
+    order = stretches(
+        len(graphs), terms.batch, seed=terms.seed, epochs=terms.epochs, checks=terms.checks
+    )
+    for stretch in order:
         begin, loss_sum = time.perf_counter(), 0.0
-        order = shuffler(terms.seed, epoch).permutation(len(graphs))
-        for first in range(0, len(order), terms.batch):
-            rows = order[first : first + terms.batch]
+        for rows in stretch.batches:
             optimizer.zero_grad()
             for part in form.parts(rows):
                 losses, _ = net(graphs.block(part), answer[torch.from_numpy(part)])
@@ -163,10 +164,10 @@ def train(terms: Terms, form: Form, rate: float | None = None) -> Iterator[Epoch
             optimizer.step()
         seconds += time.perf_counter() - begin
         yield Epoch(
-            epoch=epoch,
+            epoch=stretch.epoch,
             seconds=seconds,
-            instances=len(graphs),
-            loss=loss_sum / len(graphs),
+            instances=len(stretch),
+            loss=loss_sum / len(stretch),
             valid={"accuracy": share_right(net, held, truth)},
         )
 

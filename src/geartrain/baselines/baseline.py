@@ -9,12 +9,13 @@ the same order of the instances. How a baseline learns, its optimiser and its ra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 @final
@@ -28,6 +29,7 @@ class Terms:
         batch: Examples per update.
         data: The data folder; None takes ``$GEARTRAIN_DATA``.
         options: Values of all options of the recipe, by name.
+        checks: Validations in an epoch, evenly spread; list reduction has one.
     """
 
     seed: int
@@ -35,22 +37,23 @@ class Terms:
     batch: int
     data: Path | None
     options: Mapping[str, int | float]
+    checks: int = 1
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """What an epoch came to.
+    """What an epoch came to, or the stretch since the last validation where it has several.
 
     Args:
-        epoch: Counted from 1.
+        epoch: Counted from 1; a fraction within an epoch.
         seconds: Training so far, collation included, without validation.
-        instances: Trained in this epoch, as the recipe counts them.
-        loss: Mean training loss over the epoch.
+        instances: Trained meanwhile, as the recipe counts them.
+        loss: Mean training loss meanwhile.
         valid: Metrics of the validation, those of the recipe among them.
     """
 
-    epoch: int
+    epoch: int | float
     seconds: float
     instances: float
     loss: float
@@ -88,6 +91,45 @@ def shuffler(seed: int, epoch: int) -> np.random.Generator:
     It is the order in which a ``Session`` of this seed takes its instances.
     """
     return np.random.default_rng((seed, epoch))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Updates up to a validation.
+
+    Args:
+        epoch: What has been trained when it ends; a fraction within an epoch.
+        batches: Numbers of the examples of each update.
+    """
+
+    epoch: int | float
+    batches: Sequence[NDArray[np.int64]]
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        return sum(map(len, self.batches))
+
+
+def stretches(
+    examples: int, batch: int, *, seed: int, epochs: int, checks: int = 1
+) -> Iterator[Stretch]:
+    """All updates of a training, in the order of the seed.
+
+    Args:
+        examples: How many there are.
+        batch: Examples per update; an epoch's last may have fewer.
+        seed: Of the order.
+        epochs: Passes over the examples.
+        checks: Stretches in an epoch; fewer where there are fewer updates.
+    """
+    for epoch in range(1, epochs + 1):
+        order = shuffler(seed, epoch).permutation(examples)
+        batches = [order[first : first + batch] for first in range(0, examples, batch)]
+        cuts = sorted({round(part * len(batches) / checks) for part in range(1, checks + 1)} - {0})
+        for begin, end in zip([0, *cuts], cuts, strict=False):
+            done = epoch if end == len(batches) else epoch - 1 + end / len(batches)
+            yield Stretch(done, batches[begin:end])
 
 
 def rate_at(batch: int, tuned: Mapping[int, float]) -> float:

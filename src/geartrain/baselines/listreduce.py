@@ -30,10 +30,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from geartrain.baselines.baseline import Baseline, Epoch, Terms, shuffler
+from geartrain.baselines.baseline import Baseline, Epoch, Terms, rate_at, shuffler
 from geartrain.data.listreduce import CLASSES, SYMBOLS, ListReduction, generate
 
 Method = Literal["single", "bucketed", "packed", "loop", "folded", "mixed"]
+
+RATES: Final = {100: 4e-3}  # Adam's highest, by batch
 
 
 @final
@@ -245,10 +247,18 @@ def add_gradients(net: ListRnn, method: Method, lists: Lists, rows: Tensor) -> f
     return total
 
 
-def _under(terms: Terms, method: Method) -> Iterator[Epoch]:
+def train_under(terms: Terms, method: Method, rate: float | None = None) -> Iterator[Epoch]:
+    """Do as ``train`` does, under the terms of a comparison.
+
+    Args:
+        terms: With the options ``train_size``, ``valid_size`` and ``hidden``.
+        method: One of the six above.
+        rate: Adam's highest; None takes the tuned one.
+    """
+    lr = rate_at(terms.batch, RATES) if rate is None else rate
     return train(
         method,
-        Plan(batch=terms.batch, epochs=terms.epochs),
+        Plan(batch=terms.batch, epochs=terms.epochs, lr=lr),
         seed=terms.seed,
         lists=int(terms.options["train_size"]),
         validation=int(terms.options["valid_size"]),
@@ -257,7 +267,7 @@ def _under(terms: Terms, method: Method) -> Iterator[Epoch]:
 
 
 def _baseline(name: Method, what: str, *, slow: bool = False) -> Baseline:
-    train = partial(_under, method=name)
+    train = partial(train_under, method=name)
     return Baseline(name=name, what=what, batch=100, epochs=4, train=train, slow=slow)
 
 

@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from geartrain.baselines.baseline import Baseline, Epoch, Terms, shuffler
+from geartrain.baselines.baseline import Baseline, Epoch, Terms, stretches
 from geartrain.data.mnist import CLASSES, SIDE, Digits, load_mnist
 from geartrain.recipes.mnist import MEAN, SPREAD
-
-RATE: Final = 0.1
 
 
 def make_net(hidden: int) -> nn.Sequential:
@@ -39,23 +38,54 @@ def make_net(hidden: int) -> nn.Sequential:
     )
 
 
-def train(terms: Terms) -> Iterator[Epoch]:
+@final
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to learn.
+
+    Args:
+        optimizer: ``sgd`` or ``adam``.
+        rate: Its rate.
+        momentum: Of ``sgd``.
+    """
+
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    rate: float = 0.1
+    momentum: float = 0.0
+
+    def make(self, net: nn.Module) -> torch.optim.Optimizer:
+        """The optimiser of a network."""
+        if self.optimizer == "adam":
+            return torch.optim.Adam(net.parameters(), lr=self.rate, fused=True)
+        return torch.optim.SGD(net.parameters(), lr=self.rate, momentum=self.momentum, fused=True)
+
+
+PLAN: Final = Plan()
+
+
+def train(terms: Terms, plan: Plan = PLAN) -> Iterator[Epoch]:
     """Train a fresh network, and yield after every epoch; the metric is ``accuracy``.
 
     Instances are counted as the recipe counts them: minibatches of its option ``batch``.
+
+    Args:
+        terms: With the options ``train_size``, ``hidden`` and ``batch``.
+        plan: How to learn.
     """
     most = int(terms.options["train_size"]) or None
     x, y = columns(load_mnist(terms.data, "train"), most)
     held, truth = columns(load_mnist(terms.data, "test"), None)
     torch.manual_seed(terms.seed)
     net = make_net(int(terms.options["hidden"]))
-    optimizer = torch.optim.SGD(net.parameters(), lr=RATE, fused=True)
+    optimizer = plan.make(net)
     seconds = 0.0
-    for epoch in range(1, terms.epochs + 1):
+    order = stretches(
+        len(y), terms.batch, seed=terms.seed, epochs=terms.epochs, checks=terms.checks
+    )
+    for stretch in order:
         begin, loss_sum = time.perf_counter(), 0.0
-        order = torch.from_numpy(shuffler(terms.seed, epoch).permutation(len(y)))
-        for first in range(0, len(order), terms.batch):
-            rows = order[first : first + terms.batch]
+        for numbers in stretch.batches:
+            rows = torch.from_numpy(numbers)
             loss = F.cross_entropy(net(x.index_select(0, rows)), y[rows])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -65,10 +95,10 @@ def train(terms: Terms) -> Iterator[Epoch]:
         with torch.no_grad():
             right = (net(held).argmax(1) == truth).double().mean().item()
         yield Epoch(
-            epoch=epoch,
+            epoch=stretch.epoch,
             seconds=seconds,
-            instances=-(-len(y) // int(terms.options["batch"])),
-            loss=loss_sum / len(y),
+            instances=-(-len(stretch) // int(terms.options["batch"])),
+            loss=loss_sum / len(stretch),
             valid={"accuracy": right},
         )
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from geartrain.baselines.baseline import Baseline, Epoch, Terms, rate_at, shuffler
+from geartrain.baselines.baseline import Baseline, Epoch, Terms, rate_at, stretches
 from geartrain.baselines.graphs import (
     DENSE,
     PYG,
@@ -72,11 +72,12 @@ def train(terms: Terms, form: Form, rate: float | None = None) -> Iterator[Epoch
     begin = time.perf_counter()
     graphs = form.collating(columns, len(BONDS))
     seconds = time.perf_counter() - begin
-    for epoch in range(1, terms.epochs + 1):
+    order = stretches(
+        len(graphs), terms.batch, seed=terms.seed, epochs=terms.epochs, checks=terms.checks
+    )
+    for stretch in order:
         begin, loss_sum = time.perf_counter(), 0.0
-        order = shuffler(terms.seed, epoch).permutation(len(graphs))
-        for first in range(0, len(order), terms.batch):
-            rows = order[first : first + terms.batch]
+        for rows in stretch.batches:
             optimizer.zero_grad()
             for part in form.parts(rows):
                 block = graphs.block(part)
@@ -89,10 +90,10 @@ def train(terms: Terms, form: Form, rate: float | None = None) -> Iterator[Epoch
         seconds += time.perf_counter() - begin
         error = (predict(net, readout, valid) * std + mean - truth).abs().double().mean().item()
         yield Epoch(
-            epoch=epoch,
+            epoch=stretch.epoch,
             seconds=seconds,
-            instances=len(graphs),
-            loss=loss_sum / len(graphs),
+            instances=len(stretch),
+            loss=loss_sum / len(stretch),
             valid={"mae": error, "error_ratio": error / CLOSE},
         )
 

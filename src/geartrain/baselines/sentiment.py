@@ -32,10 +32,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from geartrain.baselines.baseline import Baseline, Epoch, Terms, shuffler
+from geartrain.baselines.baseline import Baseline, Epoch, Terms, rate_at, stretches
 from geartrain.data.sst import CLASSES, Tree, load_sst
 
 Method = Literal["node", "level", "fused"]
+
+RATES: Final = {25: 0.05}  # Adagrad's, by batch
 
 
 @final
@@ -96,6 +98,10 @@ class Forest:
     def vertices(self) -> int:
         """Number of vertices of all trees."""
         return len(self._label)
+
+    def count(self, chosen: NDArray[np.int64]) -> int:
+        """Number of vertices of the trees of these numbers."""
+        return int((self._end[chosen] - self._begin[chosen]).sum())
 
     def minibatch(self, chosen: NDArray[np.int64]) -> Minibatch:
         """Collate the trees of these numbers."""
@@ -371,12 +377,13 @@ def train(
     *,
     batch: int = 25,
     epochs: int = 2,
-    lr: float = 0.05,
+    lr: float | None = None,
     spread: float = 0.03,
     seed: int = 0,
     data: Path | None = None,
     trees: int | None = None,
     hidden: int = 128,
+    checks: int = 1,
 ) -> Iterator[Epoch]:
     """Train a fresh network with Adagrad, and yield after every epoch.
 
@@ -389,13 +396,15 @@ def train(
         method: One of the three above.
         batch: Trees per update.
         epochs: Passes over the training trees.
-        lr: Adagrad's rate.
+        lr: Adagrad's rate; None takes the one that was tuned at this batch.
         spread: Standard deviation of the normal numbers that words start from.
         seed: Of the initial values and of the order.
         data: Folder that holds ``sst/``; None takes ``$GEARTRAIN_DATA``.
         trees: Train on the first so many trees; None takes all.
         hidden: Width of the state and of the word vectors.
+        checks: Validations in an epoch.
     """
+    rate = rate_at(batch, RATES) if lr is None else lr
     # Embeddings give sparse gradients; torch warns unless it is told whether to check them.
     torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
     sst = load_sst(data)
@@ -404,36 +413,46 @@ def train(
     net = TreeLstm(len(sst.vocabulary), hidden, spread)
     dense = [p for name, p in net.named_parameters() if not name.startswith("embedding")]
     optimizers = (
-        torch.optim.Adagrad(dense, lr=lr, fused=True),
-        torch.optim.Adagrad(net.embedding.parameters(), lr=lr),  # touches the batch's words alone
+        torch.optim.Adagrad(dense, lr=rate, fused=True),
+        torch.optim.Adagrad(net.embedding.parameters(), lr=rate),  # touches the batch's words alone
     )
     seconds = 0.0
-    for epoch in range(1, epochs + 1):
-        begin, loss_sum = time.perf_counter(), 0.0
-        order = shuffler(seed, epoch).permutation(len(forest))
-        for first in range(0, len(order), batch):
+    order = stretches(len(forest), batch, seed=seed, epochs=epochs, checks=checks)
+    for stretch in order:
+        begin, loss_sum, vertices = time.perf_counter(), 0.0, 0
+        for rows in stretch.batches:
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            loss = summed_loss(net, method, forest, order[first : first + batch])
+            loss = summed_loss(net, method, forest, rows)
             if method != "node":
                 loss.backward()  # type: ignore[no-untyped-call]
             for optimizer in optimizers:
                 optimizer.step()
             loss_sum += loss.item()
+            vertices += forest.count(rows)
         seconds += time.perf_counter() - begin
         every, root = evaluate(net, dev)
         yield Epoch(
-            epoch=epoch,
+            epoch=stretch.epoch,
             seconds=seconds,
-            instances=len(forest),
-            loss=loss_sum / forest.vertices,
+            instances=len(stretch),
+            loss=loss_sum / vertices,
             valid={"all": every, "root": root},
         )
 
 
-def _under(terms: Terms, method: Method) -> Iterator[Epoch]:
+def train_under(terms: Terms, method: Method, rate: float | None = None) -> Iterator[Epoch]:
+    """Do as ``train`` does, under the terms of a comparison.
+
+    Args:
+        terms: With the options ``trees`` and ``hidden``.
+        method: One of the three above.
+        rate: Adagrad's; None takes the tuned one.
+    """
     return train(
         method,
+        lr=rate,
+        checks=terms.checks,
         batch=terms.batch,
         epochs=terms.epochs,
         seed=terms.seed,
@@ -444,7 +463,9 @@ def _under(terms: Terms, method: Method) -> Iterator[Epoch]:
 
 
 def _baseline(name: Method, what: str, *, slow: bool = False) -> Baseline:
-    return Baseline(name=name, what=what, batch=25, train=partial(_under, method=name), slow=slow)
+    return Baseline(
+        name=name, what=what, batch=25, train=partial(train_under, method=name), slow=slow
+    )
 
 
 BASELINES: Final = (

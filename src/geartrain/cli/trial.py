@@ -161,7 +161,7 @@ class _Epochs(AbstractInstrument):
         _tell(event.epoch, event.time_s, event.instances, event.valid)
 
 
-def _tell(epoch: int, seconds: float, instances: float, valid: Mapping[str, float]) -> None:
+def _tell(epoch: int | float, seconds: float, instances: float, valid: Mapping[str, float]) -> None:
     _say({"epoch": epoch, "seconds": seconds, "instances": instances, "valid": finite(valid)})
 
 
