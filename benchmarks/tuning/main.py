@@ -163,8 +163,8 @@ def sweeps(task: str) -> list[Sweep]:
             Sweep(
                 task=task,
                 systems={m: partial(_of_lists, method=m) for m in names},
-                batches=(50, 100, 200, 400),
-                ways=[Way(rate, "adam") for rate in (2e-3, 4e-3, 8e-3)],
+                batches=(50, 100, 200, 400, 800),
+                ways=[Way(rate, "adam") for rate in (4e-3, 8e-3, 1.6e-2)],
                 epochs=(3, 4, 5),
                 target=target,
             )

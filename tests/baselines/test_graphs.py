@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from geartrain import baselines
-from geartrain.baselines import Terms, babi, qm9
+from geartrain.baselines import PEERS, Terms, babi, qm9
 from geartrain.baselines.babi import Answerer, choose
 from geartrain.baselines.graphs import (
     SINGLE,
@@ -29,6 +29,7 @@ from geartrain.baselines.graphs import (
 from geartrain.data.babi import TASKS
 from geartrain.nn import GatedGraphCell
 from geartrain.recipes.babi import BABI, SIZES, make_graph
+from geartrain.recipes.qm9 import QM9
 from geartrain.train.session import Session
 
 HIDDEN, TYPES = 6, 3
@@ -189,8 +190,14 @@ def test_deductions_are_learnt() -> None:
 def test_deductions_are_learnt_alike_in_all_forms(name: str) -> None:
     options = {o.name: o.default for o in BABI.options} | {"enlarged": 1, "thousands": 1}
     terms = Terms(seed=0, epochs=1, batch=50, data=None, options=options)
-    expected, found = (next(babi.train(terms, babi.FORMS[form])) for form in ("block", name))
+    expected, found = (next(babi.train(terms, babi.FORMS[form], 5e-3)) for form in ("block", name))
     assert found.loss == pytest.approx(expected.loss, rel=1e-4)
+
+
+def test_single_graphs_are_added_up_to_the_updates_of_the_recipe() -> None:
+    for recipe in (BABI, QM9):
+        (single,) = (b for b in PEERS[recipe.name].baselines if b.name == "single")
+        assert single.batch == recipe.update_every
 
 
 def test_sizes_are_compared_after_an_epoch_of_the_real_text(data_dir: Path) -> None:

@@ -37,6 +37,7 @@ from geartrain.baselines.graphs import (
     pyg_form,
 )
 from geartrain.data.qm9 import BONDS, ELEMENTS, Molecules, load_qm9, split_indices
+from geartrain.recipes.qm9 import QM9
 
 RATES: Final = {20: 1e-3}  # Adam's, by batch
 CLIP_NORM: Final = 1.0
@@ -68,7 +69,8 @@ def train(terms: Terms, form: Form, rate: float | None = None) -> Iterator[Epoch
     net = form.build(hidden, len(BONDS), int(terms.options["steps"]), lengths=lengths)
     readout = GatedSum(hidden, len(ELEMENTS))
     parameters = [*net.parameters(), *readout.parameters()]
-    optimizer = torch.optim.Adam(parameters, lr=rate or rate_at(terms.batch, RATES), fused=True)
+    lr = rate_at(terms.batch, RATES) if rate is None else rate
+    optimizer = torch.optim.Adam(parameters, lr=lr, fused=True)
     begin = time.perf_counter()
     graphs = form.collating(columns, len(BONDS))
     seconds = time.perf_counter() - begin
@@ -123,9 +125,11 @@ def _columns(molecules: Molecules, *, lengths: bool) -> tuple[Graphs, Tensor]:
     return graphs, torch.from_numpy(molecules.mu)
 
 
-def _baseline(name: str, what: str, *, slow: bool = False, needs: str | None = None) -> Baseline:
+def _baseline(
+    name: str, what: str, batch: int = 20, *, slow: bool = False, needs: str | None = None
+) -> Baseline:
     run = partial(train, form=FORMS[name])
-    return Baseline(name=name, what=what, batch=20, train=run, slow=slow, needs=needs)
+    return Baseline(name=name, what=what, batch=batch, train=run, slow=slow, needs=needs)
 
 
 FORMS: Final[Mapping[str, Form]] = {
@@ -141,5 +145,5 @@ BASELINES: Final = (
     _baseline("dense", "block, messages of all types from every atom", slow=True),
     _baseline("pyg", "block, messages passed by PyTorch Geometric", needs=PYG),
     _baseline("pyg-batch", "pyg, collated by its Batch", slow=True, needs=PYG),
-    _baseline("single", "one molecule after another", slow=True),
+    _baseline("single", "one molecule after another", QM9.update_every, slow=True),
 )
