@@ -218,7 +218,7 @@ def _qm9() -> list[Sweep]:
             task="qm9",
             systems=_graph_systems(_of_molecules, qm9.FORMS),
             batches=(4, 10, 20, 50, 100),
-            ways=_adam(1e-3, 2e-3, 4e-3),
+            ways=_adam(5e-4, 1e-3, 2e-3, 4e-3),
             epochs=(2,),
             checks=4,
             target=Target.parse("mae<=0.8"),
