@@ -39,7 +39,7 @@ from geartrain.baselines.graphs import (
 from geartrain.data.qm9 import BONDS, ELEMENTS, Molecules, load_qm9, split_indices
 from geartrain.recipes.qm9 import QM9
 
-RATES: Final = {20: 1e-3}  # Adam's, by batch
+RATES: Final = {4: 5e-4, 10: 5e-4, 20: 1e-3, 50: 2e-3, 100: 2e-3}  # Adam's, by batch
 CLIP_NORM: Final = 1.0
 CLOSE: Final = 0.1  # Debye; the error ratio is to this
 _AT_ONCE: Final = 200  # molecules of a block in validation
@@ -130,7 +130,7 @@ def _columns(molecules: Molecules, *, lengths: bool) -> tuple[Graphs, Tensor]:
 
 
 def _baseline(
-    name: str, what: str, batch: int = 20, *, slow: bool = False, needs: str | None = None
+    name: str, what: str, batch: int = 50, *, slow: bool = False, needs: str | None = None
 ) -> Baseline:
     run = partial(train, form=FORMS[name])
     return Baseline(name=name, what=what, batch=batch, train=run, slow=slow, needs=needs)
