@@ -12,16 +12,17 @@ from typing import get_args
 
 import torch
 
-from geartrain.baselines.sentiment import Method, train
+from geartrain.baselines.baseline import rate_at
+from geartrain.baselines.sentiment import BATCH, RATES, Method, train
 
 
 def main() -> None:
     """Print one JSON line an epoch."""
     parser = argparse.ArgumentParser(description="sentiment trees in plain PyTorch")
     parser.add_argument("--method", choices=get_args(Method), default="fused")
-    parser.add_argument("--batch", type=int, default=25)
+    parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--lr", type=float, help="else the one tuned at this batch")
     parser.add_argument("--spread", type=float, default=0.03)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
@@ -29,6 +30,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder that holds sst/")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    if given.lr is None:
+        given.lr = rate_at(given.batch, RATES)
     keys = "method", "batch", "lr", "spread", "seed", "threads"
     settings = {key: getattr(given, key) for key in keys}
     before = 0.0

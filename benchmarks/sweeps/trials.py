@@ -2,7 +2,7 @@
 
     Point, Terms, seed ─► geartrain train TASK --json ... ─► line of results/TASK.jsonl
 
-A trial that reaches its cap is stopped as by Ctrl-C; what its log says until then is kept.
+A trial that reaches its cap is killed; what its log says until then is kept.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,6 @@ from geartrain.train.run import RunFolder
 Line = Mapping[str, Any]
 
 SOURCE: Final = Path(__file__).parents[2] / "src"
-_GRACE_S: Final = 30.0  # from the cap until the process is killed
 _DIGITS: Final = 5
 _KEPT: Final = ("history", "instances", "staleness", "peak_rss_mib")
 _TARGET_MISSED: Final = 1  # exit status of geartrain train, its JSON printed
@@ -140,11 +138,8 @@ def _run(command: Sequence[str], cap_s: float) -> tuple[int | None, str, str]:
         try:
             output, errors = process.communicate(timeout=cap_s)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.communicate(timeout=_GRACE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            process.kill()  # its log is written line by line
+            process.communicate()
             return None, "", ""
         except BaseException:
             process.kill()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from geartrain.baselines import Terms
-from geartrain.baselines.baseline import shuffler
+from geartrain.baselines.baseline import rate_at, shuffler, stretches
 from geartrain.baselines.listreduce import ListRnn, bucketed_batches, mixed_batches
 from geartrain.baselines.mnist import columns as mnist_columns
 from geartrain.baselines.mnist import train
@@ -34,6 +34,33 @@ def test_an_epoch_has_the_order_in_which_a_session_takes_its_instances() -> None
     taken = [int(each.key) for each in source.epoch(3)]
     assert taken == shuffler(5, 3).permutation(20).tolist()
     assert taken != shuffler(5, 4).permutation(20).tolist()
+
+
+def test_stretches_cut_an_epoch_into_updates_in_its_order() -> None:
+    found = list(stretches(10, 3, seed=5, epochs=2))
+    assert [s.epoch for s in found] == [1, 2]
+    assert [len(rows) for rows in found[0].batches] == [3, 3, 3, 1]
+    for epoch, stretch in enumerate(found, 1):
+        order = np.concatenate(stretch.batches).tolist()
+        assert order == shuffler(5, epoch).permutation(10).tolist()
+
+
+def test_several_validations_in_an_epoch_change_no_update() -> None:
+    whole, cut = (list(stretches(10, 3, seed=5, epochs=2, evaluate_every=e)) for e in (1, 0.5))
+    assert [s.epoch for s in cut] == [0.6, 1, 1.6, 2]  # the second update is past the half
+    assert [len(s) for s in cut] == [6, 4, 6, 4]
+    together = [[*a.batches, *b.batches] for a, b in zip(cut[::2], cut[1::2], strict=True)]
+    for expected, found in zip(whole, together, strict=True):
+        assert [r.tolist() for r in found] == [r.tolist() for r in expected.batches]
+    many = list(stretches(10, 3, seed=5, epochs=1, evaluate_every=0.1))  # four updates
+    assert [s.epoch for s in many] == [0.3, 0.6, 0.9, 1]
+
+
+def test_the_rate_is_that_of_the_nearest_size_of_an_update() -> None:
+    tuned = {4: 0.1, 20: 0.2, 100: 0.3}
+    assert [rate_at(b, tuned) for b in (1, 4, 8, 10, 40, 50, 1000)] == [
+        0.1, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3
+    ]  # fmt: skip
 
 
 def test_minibatches_hold_every_list_once_and_those_of_mixed_length_in_order() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from collections.abc import Iterator
@@ -207,6 +208,32 @@ def test_the_drained_graph_updates_as_often_as_ours_or_as_its_peers() -> None:
     assert lists[1].batch == 30
     trees = systems_of(find_recipe("sentiment"), settings("sentiment"), "ours-sync", None)
     assert trees[1].batch == PEERS["sentiment"].drained
+
+
+@pytest.mark.parametrize("recipe", sorted(PEERS))
+def test_a_baseline_is_compared_at_several_sizes_of_an_update(
+    recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    for baseline in PEERS[recipe].baselines:
+        against = f"{baseline.name},{baseline.name}:4,ours-sync:4,{baseline.name}:4"
+        found = systems_of(find_recipe(recipe), settings(recipe), against, None)
+        assert [(s.name, s.batch) for s in found[1:]] == [
+            (baseline.name, baseline.batch), (baseline.name, 4), ("ours-sync", 4)
+        ]  # fmt: skip
+        assert len({s.key for s in found}) == 4
+
+
+@pytest.mark.parametrize("recipe", ["babi", "qm9"])
+def test_a_baseline_whose_package_is_missing_is_refused_by_name_and_else_left_out(
+    recipe: str, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'geartrain\[peers\]'"):
+        systems_of(find_recipe(recipe), settings(recipe), "pyg:4", None)
+    found = systems_of(find_recipe(recipe), settings(recipe), None, None)
+    assert [s.name for s in found] == ["ours", "ours-sync", "block"]
+    assert "left out: system 'pyg' needs torch_geometric" in capsys.readouterr().err
 
 
 def test_names_of_baselines_are_their_own() -> None:

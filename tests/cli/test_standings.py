@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -107,3 +108,9 @@ def test_the_table_shows_the_spread_below_the_median() -> None:
     assert "3.0 s" in text
     assert "2.0 s..4.0 s" in text
     assert "2/2" in text
+
+
+def test_a_peak_that_is_not_known_is_left_out() -> None:
+    known, unknown = outcome(0.9, seed=3), replace(outcome(0.9), peak_rss_mib=None)
+    assert row_of(OURS, [unknown, known, unknown], TARGET)["peak_rss_mib"] == 103
+    assert row_of(OURS, [unknown], TARGET)["peak_rss_mib"] is None

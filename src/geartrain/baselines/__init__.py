@@ -4,9 +4,9 @@ Peers for comparison only: none of them uses the engine, a graph or a session of
 nothing of geartrain but what reads and cuts the data. Training with geartrain has one way, through
 ``geartrain.Session``; what stands here is never a part of it.
 
-A recipe's baselines are in a file of their own, in the strongest form that we could write; their
-settings are those of the sweeps beside ``benchmarks.baselines``, or else of the recipe. ``PEERS``
-has them by the recipe's name.
+A recipe's baselines are in a file of their own, in the strongest form that we could write; update
+sizes and rates are those of the sweeps in ``benchmarks/tuning``. ``PEERS`` has them by the recipe's
+name. Those with ``needs`` want a package of the extra ``peers``.
 """
 
 from __future__ import annotations

@@ -7,14 +7,19 @@
     block     a minibatch of graphs as one block-diagonal graph; messages of all types from every
               vertex, one matrix product
     sparse    the same; messages along the facts only
+    pyg       block, messages passed by PyTorch Geometric
+    pyg-batch the same, minibatches collated by PyTorch Geometric as well
+    single    one graph after another, added up to an update; an adjacency matrix for each graph
 
-Adam 5e-3, the gradient clipped at norm 1. The questions are cut into two parts by the recipe, whose
-sizes apply. The network is that of Li et al. 2016, arXiv:1511.05493.
+Adam, the gradient clipped at norm 1; rates and update size for task 15 are those of
+``benchmarks/tuning``. The questions are cut into two parts by the recipe, whose sizes apply. The
+network is that of Li et al. 2016, arXiv:1511.05493.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, cast, final
@@ -24,15 +29,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from geartrain.baselines.baseline import Baseline, Epoch, Terms, shuffler
-from geartrain.baselines.graphs import Block, GatedGraphNet, GatedSum, Graphs, Method
-from geartrain.baselines.lap import Lap
+from geartrain.baselines.baseline import Baseline, Epoch, Terms, rate_at, stretches
+from geartrain.baselines.graphs import (
+    DENSE,
+    PYG,
+    SINGLE,
+    SPARSE,
+    Block,
+    Build,
+    Form,
+    GatedSum,
+    Graphs,
+    pyg_form,
+)
 from geartrain.data.babi import TASKS, Task
 from geartrain.ir.instance import Instance
 from geartrain.recipes.babi import BABI, SIZES
 from geartrain.recipes.recipe import Setting
 
-RATE: Final = 5e-3
+RATES: Final = {1: 0.01, 4: 0.04, 10: 0.04, 20: 0.08, 50: 0.08}  # Adam's for task 15, by batch
+RATE: Final = 5e-3  # for the other tasks, which do not bear as much
 CLIP_NORM: Final = 1.0
 _AT_ONCE: Final = 200  # graphs of a block in validation
 
@@ -45,12 +61,13 @@ class Answerer(nn.Module):
         kind: The task.
         hidden: Width of a vertex's state.
         steps: Of message passing.
+        build: Makes the network that passes messages.
     """
 
-    def __init__(self, kind: Task, hidden: int, steps: int) -> None:
+    def __init__(self, kind: Task, hidden: int, steps: int, build: Build) -> None:
         super().__init__()
         self.kind = kind
-        self.net = GatedGraphNet(hidden, 2 * len(kind.relations), steps)
+        self.net = build(hidden, types_of(kind), steps)
         if kind.answer == "vertex":
             self.score = nn.Linear(hidden, 1, bias=False)
         else:
@@ -58,24 +75,28 @@ class Answerer(nn.Module):
         if kind.answer == "classes":
             self.marks = nn.Linear(hidden, hidden)
 
-    def forward(self, block: Block, answer: Tensor, method: Method) -> tuple[Tensor, Tensor]:
+    def forward(self, block: Block, answer: Tensor) -> tuple[Tensor, Tensor]:
         """Losses ``(g,)`` and whether the answers are right, bool ``(g,)``.
 
         Args:
             block: The graphs.
             answer: int64 ``(g, answers)``: a vertex of the graph, a class, or a class each move.
-            method: How messages are made.
         """
-        h = self.net(block, method)
+        h = self.net(block)
         if self.kind.answer == "vertex":
             return choose(self.score(h)[:, 0], block, answer[:, 0])
         scores = [self.sum(h, block)]
         if self.kind.answer == "classes":
             again = replace(block, start=self.marks(h).tanh())
-            scores.append(self.sum(self.net(again, method), block))
+            scores.append(self.sum(self.net(again), block))
         found = torch.stack(scores, 1)  # (g, answers, classes)
         losses = F.cross_entropy(found.flatten(0, 1), answer.flatten(), reduction="none")
         return losses.view_as(answer).sum(1), (found.argmax(2) == answer).all(1)
+
+
+def types_of(kind: Task) -> int:
+    """Number of edge types: each relation and its reverse."""
+    return 2 * len(kind.relations)
 
 
 def choose(scores: Tensor, block: Block, answer: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,12 +119,13 @@ def choose(scores: Tensor, block: Block, answer: Tensor) -> tuple[Tensor, Tensor
     return total.log() + top - scores[at], choice == at
 
 
-def train(terms: Terms, method: Method) -> Iterator[Epoch]:
+def train(terms: Terms, form: Form, rate: float | None = None) -> Iterator[Epoch]:
     """Train a fresh network, and yield after every evaluation; the metric is ``accuracy``.
 
     Args:
         terms: With the options of the recipe.
-        method: How messages are made.
+        form: How the network is run.
+        rate: Adam's; None takes the tuned one, or the recipe's where none was tuned.
 
     Raises:
         ValueError: The recipe refuses an option.
@@ -117,26 +139,43 @@ def train(terms: Terms, method: Method) -> Iterator[Epoch]:
     )
     task = BABI.build(setting)
     number = int(terms.options["task"])
-    graphs, answer = _columns(task.load("train"))
+    columns, answer = _columns(task.load("train"))
     held, truth = _columns(task.load("valid"))
     torch.manual_seed(terms.seed)
     steps = int(terms.options["steps"]) or SIZES[number].steps
-    net = Answerer(TASKS[number], graphs.start.shape[1], steps)
-    optimizer = torch.optim.Adam(net.parameters(), lr=RATE, fused=True)
-    lap = Lap(len(graphs), terms.evaluate_every)
-    for epoch in range(1, terms.epochs + 1):
-        order = shuffler(terms.seed, epoch).permutation(len(graphs))
-        for first in range(0, len(order), terms.batch):
-            rows = order[first : first + terms.batch]
-            losses, _ = net(graphs.block(rows), answer[torch.from_numpy(rows)], method)
+    net = Answerer(TASKS[number], columns.start.shape[1], steps, form.build)
+    parameters = list(net.parameters())
+    tuned = rate_at(terms.batch, RATES) if number == 15 else RATE
+    optimizer = torch.optim.Adam(parameters, lr=tuned if rate is None else rate, fused=True)
+    begin = time.perf_counter()
+    graphs = form.collating(columns, types_of(TASKS[number]))
+    seconds = time.perf_counter() - begin
+    order = stretches(
+        len(graphs),
+        terms.batch,
+        seed=terms.seed,
+        epochs=terms.epochs,
+        evaluate_every=terms.evaluate_every,
+    )
+    for stretch in order:
+        begin, loss_sum = time.perf_counter(), 0.0
+        for rows in stretch.batches:
             optimizer.zero_grad()
-            losses.mean().backward()
-            nn.utils.clip_grad_norm_(net.parameters(), CLIP_NORM)
+            for part in form.parts(rows):
+                losses, _ = net(graphs.block(part), answer[torch.from_numpy(part)])
+                total = losses.sum()
+                (total / len(rows)).backward()
+                loss_sum += total.item()
+            nn.utils.clip_grad_norm_(parameters, CLIP_NORM)
             optimizer.step()
-            lap.add(losses.detach().sum().item(), len(rows))
-            if lap.ends():
-                yield lap.entry({"accuracy": share_right(net, held, truth)})
-                lap.resume()
+        seconds += time.perf_counter() - begin
+        yield Epoch(
+            epoch=stretch.epoch,
+            seconds=seconds,
+            instances=len(stretch),
+            loss=loss_sum / len(stretch),
+            valid={"accuracy": share_right(net, held, truth)},
+        )
 
 
 def share_right(net: Answerer, graphs: Graphs, answer: Tensor) -> float:
@@ -145,7 +184,7 @@ def share_right(net: Answerer, graphs: Graphs, answer: Tensor) -> float:
     with torch.no_grad():
         for first in range(0, len(graphs), _AT_ONCE):
             rows = np.arange(first, min(first + _AT_ONCE, len(graphs)))
-            right += int(net(graphs.block(rows), answer[torch.from_numpy(rows)], "sparse")[1].sum())
+            right += int(net(graphs.block(rows), answer[torch.from_numpy(rows)])[1].sum())
     return right / len(graphs)
 
 
@@ -171,11 +210,25 @@ def _columns(questions: Sequence[Instance]) -> tuple[Graphs, Tensor]:
     return graphs, torch.from_numpy(np.stack(answers))
 
 
-def _baseline(name: str, what: str, method: Method, *, slow: bool = False) -> Baseline:
-    return Baseline(name=name, what=what, batch=10, train=partial(train, method=method), slow=slow)
+def _baseline(
+    name: str, what: str, batch: int = 20, *, slow: bool = False, needs: str | None = None
+) -> Baseline:
+    run = partial(train, form=FORMS[name])
+    return Baseline(name=name, what=what, batch=batch, train=run, slow=slow, needs=needs)
 
+
+FORMS: Final[Mapping[str, Form]] = {
+    "block": DENSE,
+    "sparse": SPARSE,
+    "pyg": pyg_form("dense"),
+    "pyg-batch": pyg_form("dense", batches=True),
+    "single": SINGLE,
+}
 
 BASELINES: Final = (
-    _baseline("block", "block-diagonal minibatches", "dense"),
-    _baseline("sparse", "block, messages along the facts only", "sparse", slow=True),
+    _baseline("block", "block-diagonal minibatches"),
+    _baseline("sparse", "block, messages along the facts only", slow=True),
+    _baseline("pyg", "block, messages passed by PyTorch Geometric", needs=PYG),
+    _baseline("pyg-batch", "pyg, collated by its Batch", slow=True, needs=PYG),
+    _baseline("single", "one graph after another", BABI.update_every, slow=True),
 )

@@ -8,12 +8,19 @@ the same order of the instances. How a baseline learns, its optimiser and its ra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Generic, TypeVar, final
 
 import numpy as np
+from numpy.typing import NDArray
+
+from geartrain.data.points import evaluation_points
+
+Rows = TypeVar("Rows", bound=Sized)
+"""Numbers of examples."""
 
 
 @final
@@ -41,13 +48,13 @@ class Terms:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """What an epoch came to, or the part of one up to an evaluation.
+    """What an epoch came to, or the stretch since the last validation where it has several.
 
     Args:
-        epoch: Epochs so far, a fraction within one.
+        epoch: Counted from 1; a fraction within an epoch.
         seconds: Training so far, collation included, without validation.
-        instances: Trained since the one before, as the recipe counts them.
-        loss: Mean training loss since the one before.
+        instances: Trained meanwhile, as the recipe counts them.
+        loss: Mean training loss meanwhile.
         valid: Metrics of the validation, those of the recipe among them.
     """
 
@@ -68,7 +75,7 @@ class Baseline:
         what: A line.
         batch: Examples per update that suit it best.
         epochs: That it needs for its best; None takes the recipe's.
-        train: Trains a fresh network under the terms, and yields after every evaluation; leaves
+        train: Trains a fresh network under the terms, and yields after every epoch; leaves
             torch's number of threads alone.
         slow: Left out unless it is asked for by name, as another form is always faster.
         needs: A package to be installed first, of the extra ``peers``.
@@ -89,3 +96,72 @@ def shuffler(seed: int, epoch: int) -> np.random.Generator:
     It is the order in which a ``Session`` of this seed takes its instances.
     """
     return np.random.default_rng((seed, epoch))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Stretch(Generic[Rows]):
+    """Updates up to an evaluation.
+
+    Args:
+        epoch: What has been trained when it ends; a fraction within an epoch.
+        batches: Numbers of the examples of each update.
+    """
+
+    epoch: float
+    batches: Sequence[Rows]
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        return sum(map(len, self.batches))
+
+
+def stretches(
+    examples: int, batch: int, *, seed: int, epochs: int, evaluate_every: float | None = None
+) -> Iterator[Stretch[NDArray[np.int64]]]:
+    """All updates of a training, in the order of the seed.
+
+    Args:
+        examples: How many there are.
+        batch: Examples per update; an epoch's last may have fewer.
+        seed: Of the order.
+        epochs: Passes over the examples.
+        evaluate_every: See ``cut``.
+    """
+    for epoch in range(1, epochs + 1):
+        order = shuffler(seed, epoch).permutation(examples)
+        batches = [order[first : first + batch] for first in range(0, examples, batch)]
+        yield from cut(batches, epoch, evaluate_every)
+
+
+def cut(
+    batches: Sequence[Rows], epoch: int, evaluate_every: float | None
+) -> Iterator[Stretch[Rows]]:
+    """The updates of an epoch, up to each evaluation.
+
+    Evaluations come after the first update that is at or past one of the points at which a
+    ``Session`` evaluates, and at the end of the epoch.
+
+    Args:
+        batches: Of the epoch.
+        epoch: Counted from 1.
+        evaluate_every: Share of an epoch between two evaluations; None: the end alone.
+    """
+    done = np.cumsum([len(batch) for batch in batches])
+    total = int(done[-1])
+    points = evaluation_points(total, evaluate_every)
+    begin = 0
+    for end in dict.fromkeys((np.searchsorted(done, points) + 1).tolist()):
+        at = epoch if end == len(batches) else epoch - 1 + int(done[end - 1]) / total
+        yield Stretch(at, batches[begin:end])
+        begin = end
+
+
+def rate_at(batch: int, tuned: Mapping[int, float]) -> float:
+    """The rate that was tuned at the batch nearest to this one, by the ratio of the two.
+
+    Args:
+        batch: Examples per update.
+        tuned: Batch to rate.
+    """
+    return tuned[min(tuned, key=lambda b: abs(math.log(b / batch)))]

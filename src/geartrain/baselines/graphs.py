@@ -4,18 +4,25 @@
     edges (source, type) ─► target, offset to the     └──────────────── steps ◄─────────────────┘
     minibatch: one adjacency with a block per graph
 
-Two ways to make the messages, equal in gradients:
+Three ways to make and add up the messages, equal in gradients:
 
     dense     W of all types applied to every vertex, one matrix product; edges pick what they need
     sparse    W of a type applied only to the vertices that some edge of this type leaves
+    matrix    dense, and what a vertex hears is one product with the adjacency matrix: for graphs
+              of a handful of vertices, one at a time
+
+``geartrain.baselines.pyg`` has the same network with the message passing of PyTorch Geometric. A
+``Form`` is a network, a way to collate and how many graphs run together.
 
 The network is that of Li et al. 2016, arXiv:1511.05493.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal, cast, final
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, Literal, Protocol, cast, final
 
 import numpy as np
 import torch
@@ -23,7 +30,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Method = Literal["dense", "sparse"]
+Method = Literal["dense", "sparse", "matrix"]
+
+PYG: Final = "torch_geometric"
 
 BUMPS: Final = 16  # that an edge's length is spread over
 REACH: Final = (0.8, 2.0)  # their first and last centre
@@ -42,6 +51,8 @@ class Block:
         length: float32 ``(e,)``, or None.
         segment: int64 ``(v,)``, the graph of each vertex.
         first: int64 ``(g,)``, the first vertex of each graph.
+        adjacency: ``(v, v * types)``, how many edges of a type lead from a vertex to a vertex; for
+            ``matrix`` alone.
     """
 
     start: Tensor
@@ -51,6 +62,16 @@ class Block:
     length: Tensor | None
     segment: Tensor
     first: Tensor
+    adjacency: Tensor | None = None
+
+
+class Collates(Protocol):
+    """Graphs that can be asked for a block of some of them."""
+
+    def __len__(self) -> int: ...
+
+    def block(self, chosen: NDArray[np.int64]) -> Block:
+        """The graphs of these numbers, in this order."""
 
 
 @final
@@ -96,6 +117,38 @@ class Graphs:
         )
 
 
+@final
+class Singles:
+    """Graphs collated once and for all, each alone, with its adjacency matrix.
+
+    Args:
+        graphs: All of them.
+        types: Number of edge types.
+    """
+
+    def __init__(self, graphs: Graphs, types: int) -> None:
+        self._blocks = [
+            _with_adjacency(graphs.block(np.array([number])), types)
+            for number in range(len(graphs))
+        ]
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def block(self, chosen: NDArray[np.int64]) -> Block:
+        """The one graph of this number."""
+        (number,) = chosen
+        return self._blocks[int(number)]
+
+
+def _with_adjacency(block: Block, types: int) -> Block:
+    vertices = len(block.start)
+    places = block.target, block.source * types + block.type
+    edges = block.start.new_ones(len(block.target))
+    matrix = block.start.new_zeros(vertices, vertices * types)
+    return replace(block, adjacency=matrix.index_put_(places, edges, accumulate=True))
+
+
 def _rows(
     offsets: NDArray[np.int64], chosen: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -120,78 +173,118 @@ class GatedGraphNet(nn.Module):
         types: Number of edge types.
         steps: How often messages pass.
         lengths: Whether edges have lengths.
+        method: How messages are made; ``matrix`` becomes ``dense`` where there are lengths or a
+            block has no adjacency matrix.
     """
 
-    def __init__(self, hidden: int, types: int, steps: int, *, lengths: bool = False) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        types: int,
+        steps: int,
+        *,
+        lengths: bool = False,
+        method: Method = "sparse",
+    ) -> None:
         super().__init__()
-        self.hidden, self.types, self.steps = hidden, types, steps
+        self.hidden, self.types, self.steps, self.method = hidden, types, steps, method
         self.message = nn.Linear(hidden, types * hidden)
         self.update = nn.GRUCell(hidden, hidden)
         self.scale = nn.Linear(BUMPS, hidden) if lengths else None
 
-    def forward(self, block: Block, method: Method = "sparse") -> Tensor:
+    def forward(self, block: Block) -> Tensor:
         """Return states ``(v, hidden)``."""
-        h = F.pad(block.start, (0, self.hidden - block.start.shape[1]))
-        scale = self._scales(block.length)
-        made = self._plan_sparse(block) if method == "sparse" else self._plan_dense(block)
+        h = first_states(block, self.hidden)
+        hear = self._plan(block)
         for _ in range(self.steps):
-            sent = made(h)
-            if scale is not None:
-                sent = sent * scale
-            heard = torch.zeros_like(h).index_add(0, block.target, sent)
-            h = self.update(heard, h)
+            h = self.update(hear(h), h)
         return h
 
-    def _plan_dense(self, block: Block) -> Messages:
-        return _Dense(self.message, self.hidden, block.source * self.types + block.type)
+    def _plan(self, block: Block) -> Callable[[Tensor], Tensor]:
+        """What all vertices hear in a step, as a function of their states."""
+        if self.method == "matrix" and self.scale is None and block.adjacency is not None:
+            return partial(self._hear_matrix, block.adjacency)
+        plan = plan_sparse if self.method == "sparse" else plan_dense
+        scale = None if self.scale is None else edge_scales(self.scale, block.length)
+        return partial(_hear, plan(self.message, block), scale, block.target)
 
-    def _plan_sparse(self, block: Block) -> Messages:
-        vertices = len(block.start)
-        pairs, at = (block.type * vertices + block.source).unique(return_inverse=True)  # type: ignore[no-untyped-call]
-        counts = torch.bincount(pairs // max(vertices, 1), minlength=self.types).tolist()
-        return _Sparse(self.message, self.hidden, pairs % max(vertices, 1), counts, at)
+    def _hear_matrix(self, adjacency: Tensor, h: Tensor) -> Tensor:
+        return adjacency @ cast(Tensor, self.message(h)).view(-1, self.hidden)
 
-    def _scales(self, length: Tensor | None) -> Tensor | None:
-        if self.scale is None or length is None:
-            return None
-        centres = torch.linspace(*REACH, BUMPS, dtype=length.dtype)
-        bumps = torch.exp(-(((length[:, None] - centres) / (centres[1] - centres[0])) ** 2))
-        return cast(Tensor, 2 * self.scale(bumps).sigmoid())
+
+def first_states(block: Block, hidden: int) -> Tensor:
+    """What vertices begin with, filled up with zeros: ``(v, hidden)``."""
+    return F.pad(block.start, (0, hidden - block.start.shape[1]))
+
+
+def edge_scales(scale: nn.Linear, length: Tensor | None) -> Tensor | None:
+    """A factor for each edge and column, ``(e, hidden)``, of lengths ``(e,)``."""
+    if length is None:
+        return None
+    centres = torch.linspace(*REACH, BUMPS, dtype=length.dtype)
+    bumps = torch.exp(-(((length[:, None] - centres) / (centres[1] - centres[0])) ** 2))
+    return cast(Tensor, 2 * scale(bumps).sigmoid())
+
+
+def _hear(messages: Messages, scale: Tensor | None, target: Tensor, h: Tensor) -> Tensor:
+    sent = messages.make(h).index_select(0, messages.at)
+    if scale is not None:
+        sent = sent * scale
+    return torch.zeros_like(h).index_add(0, target, sent)
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class _Dense:
-    """Messages along the edges: ``at`` picks one of (vertex, type) for each."""
+class Messages:
+    """The messages of a block's senders.
 
-    linear: nn.Linear
-    hidden: int
+    Args:
+        make: ``(v, hidden)`` to ``(senders, hidden)``; a sender is a vertex and a type.
+        at: int64 ``(e,)``, the sender whose message an edge carries.
+    """
+
+    make: Callable[[Tensor], Tensor]
     at: Tensor
 
-    def __call__(self, h: Tensor) -> Tensor:
-        return cast(Tensor, self.linear(h)).view(-1, self.hidden).index_select(0, self.at)
+
+def plan_dense(linear: nn.Linear, block: Block) -> Messages:
+    """All types of all vertices; sender u · types + t.
+
+    Args:
+        linear: From hidden to types · hidden.
+        block: Of which messages are to be made.
+    """
+    hidden = linear.in_features
+    types = linear.out_features // hidden
+    return Messages(partial(_make_dense, linear), block.source * types + block.type)
 
 
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class _Sparse:
-    """The same; only the (type, vertex) that occur are made, ``counts`` of each type."""
-
-    linear: nn.Linear
-    hidden: int
-    vertex: Tensor
-    counts: list[int]
-    at: Tensor
-
-    def __call__(self, h: Tensor) -> Tensor:
-        weights = self.linear.weight.view(-1, self.hidden, self.hidden).unbind()
-        biases = self.linear.bias.view(-1, self.hidden).unbind()
-        groups = h.index_select(0, self.vertex).split(self.counts)  # type: ignore[no-untyped-call]
-        made = [F.linear(x, w, b) for x, w, b in zip(groups, weights, biases, strict=True)]
-        return torch.cat(made).index_select(0, self.at)
+def _make_dense(linear: nn.Linear, h: Tensor) -> Tensor:
+    return cast(Tensor, linear(h)).view(-1, h.shape[1])
 
 
-Messages = _Dense | _Sparse
+def plan_sparse(linear: nn.Linear, block: Block) -> Messages:
+    """Only the (type, vertex) that occur, by type.
+
+    Args:
+        linear: From hidden to types · hidden.
+        block: Of which messages are to be made.
+    """
+    vertices = max(len(block.start), 1)
+    types = linear.out_features // linear.in_features
+    pairs, at = (block.type * vertices + block.source).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    counts = torch.bincount(pairs // vertices, minlength=types).tolist()
+    return Messages(partial(_make_sparse, linear, pairs % vertices, counts), at)
+
+
+def _make_sparse(linear: nn.Linear, vertex: Tensor, counts: list[int], h: Tensor) -> Tensor:
+    """``counts`` of each type, of the vertices ``(senders,)``."""
+    hidden = h.shape[1]
+    weights = linear.weight.view(-1, hidden, hidden).unbind()
+    biases = linear.bias.view(-1, hidden).unbind()
+    groups = h.index_select(0, vertex).split(counts)  # type: ignore[no-untyped-call]
+    made = [F.linear(x, w, b) for x, w, b in zip(groups, weights, biases, strict=True)]
+    return torch.cat(made)
 
 
 @final
@@ -216,3 +309,67 @@ class GatedSum(nn.Module):
         shares = self.gate(seen).sigmoid() * self.value(h)
         total = shares.new_zeros(len(block.first), shares.shape[1])
         return cast(Tensor, total.index_add(0, block.segment, shares))
+
+
+class Build(Protocol):
+    """Makes a network of ``Block -> (v, hidden)`` with the parameters of ``GatedGraphNet``."""
+
+    def __call__(
+        self, hidden: int, types: int, steps: int, *, lengths: bool = False
+    ) -> nn.Module: ...
+
+
+def _as_they_are(graphs: Graphs, types: int) -> Collates:
+    return graphs
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a gated graph network is run.
+
+    Args:
+        build: Makes the network.
+        collating: Makes what collates, of graphs and the number of edge types.
+        at_once: Graphs that run together; None: all of an update.
+    """
+
+    build: Build
+    collating: Callable[[Graphs, int], Collates] = _as_they_are
+    at_once: int | None = None
+
+    def parts(self, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """The graphs of an update, cut into those that run together."""
+        most = self.at_once or len(rows)
+        for first in range(0, len(rows), most):
+            yield rows[first : first + most]
+
+
+DENSE: Final = Form(partial(GatedGraphNet, method="dense"))
+SPARSE: Final = Form(partial(GatedGraphNet, method="sparse"))
+SINGLE: Final = Form(partial(GatedGraphNet, method="matrix"), Singles, at_once=1)
+
+
+def _build_pyg(
+    hidden: int, types: int, steps: int, *, method: Method, lengths: bool = False
+) -> nn.Module:
+    from geartrain.baselines.pyg import TypedGatedGraphConv  # an extra
+
+    return TypedGatedGraphConv(hidden, types, steps, method=method, lengths=lengths)
+
+
+def _collate_pyg(graphs: Graphs, types: int) -> Collates:
+    from geartrain.baselines.pyg import DataList  # an extra
+
+    return DataList(graphs)
+
+
+def pyg_form(method: Method, *, batches: bool = False) -> Form:
+    """The network of ``geartrain.baselines.pyg``.
+
+    Args:
+        method: ``dense`` or ``sparse``.
+        batches: Whether graphs are collated by PyTorch Geometric as well.
+    """
+    build = partial(_build_pyg, method=method)
+    return Form(build, _collate_pyg) if batches else Form(build)

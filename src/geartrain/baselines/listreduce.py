@@ -11,13 +11,15 @@ Six ways to run one and the same network, equal in parameters and gradients:
     folded     loop, with the embedding multiplied by W once a batch: 14 rows instead of T * B
     mixed      folded, over minibatches of any lengths: lists that have ended drop out of the loop
 
-Adam with a rate that rises and then falls to 0, chosen by the sweep that is recorded beside
-``benchmarks.baselines.listreduce``, which runs one form alone. The task is that of Gaunt et al.
-2017, arXiv:1705.09786; ``geartrain.data.listreduce`` makes the lists.
+Adam with a rate that rises and then falls to 0; the schedule was chosen by the sweep that is
+recorded beside ``benchmarks.baselines.listreduce``, which runs one form alone, update size and
+highest rate by ``benchmarks/tuning``. The task is that of Gaunt et al. 2017, arXiv:1705.09786;
+``geartrain.data.listreduce`` makes the lists.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -29,11 +31,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from geartrain.baselines.baseline import Baseline, Epoch, Terms, shuffler
-from geartrain.baselines.lap import Lap
+from geartrain.baselines.baseline import Baseline, Epoch, Terms, cut, rate_at, shuffler
 from geartrain.data.listreduce import CLASSES, SYMBOLS, ListReduction, generate
 
 Method = Literal["single", "bucketed", "packed", "loop", "folded", "mixed"]
+
+# Adam's highest, by batch.
+RATES: Final = {50: 4e-3, 100: 4e-3, 200: 8e-3, 400: 8e-3, 800: 1.6e-2}
 
 
 @final
@@ -206,22 +210,31 @@ def train(
     unseen = torch.from_numpy(~np.isin(held.codes(), drawn.codes()))
     data, valid = Lists.of(drawn), Lists.of(held)
     deal = bucketed_batches if method in ("bucketed", "loop", "folded") else mixed_batches
-    update, lap = 0, Lap(lists, evaluate_every)
+    update, seconds = 0, 0.0
     for epoch in range(1, plan.epochs + 1):
+        begin = time.perf_counter()
         batches = deal(data.length, plan.batch, shuffler(seed, epoch))
-        for rows in batches:
-            # All epochs have as many batches: bucketing is by length alone.
-            optimizer.param_groups[0]["lr"] = plan.rate(update, plan.epochs * len(batches))
-            optimizer.zero_grad()
-            loss = add_gradients(net, method, data, rows)
-            if plan.clip:
-                nn.utils.clip_grad_norm_(net.parameters(), plan.clip)
-            optimizer.step()
-            update += 1
-            lap.add(loss * len(rows), len(rows))
-            if lap.ends():
-                yield lap.entry(shares_right(net, valid, unseen))
-                lap.resume()
+        # All epochs have as many batches: bucketing is by length alone.
+        updates = plan.epochs * len(batches)
+        for stretch in cut(batches, epoch, evaluate_every):
+            loss_sum = 0.0
+            for rows in stretch.batches:
+                optimizer.param_groups[0]["lr"] = plan.rate(update, updates)
+                optimizer.zero_grad()
+                loss_sum += add_gradients(net, method, data, rows) * len(rows)
+                if plan.clip:
+                    nn.utils.clip_grad_norm_(net.parameters(), plan.clip)
+                optimizer.step()
+                update += 1
+            seconds += time.perf_counter() - begin
+            yield Epoch(
+                epoch=stretch.epoch,
+                seconds=seconds,
+                instances=len(stretch),
+                loss=loss_sum / len(stretch),
+                valid=shares_right(net, valid, unseen),
+            )
+            begin = time.perf_counter()
 
 
 def shares_right(net: ListRnn, lists: Lists, unseen: Tensor) -> dict[str, float]:
@@ -247,10 +260,18 @@ def add_gradients(net: ListRnn, method: Method, lists: Lists, rows: Tensor) -> f
     return total
 
 
-def _under(terms: Terms, method: Method) -> Iterator[Epoch]:
+def train_under(terms: Terms, method: Method, rate: float | None = None) -> Iterator[Epoch]:
+    """Do as ``train`` does, under the terms of a comparison.
+
+    Args:
+        terms: With the options ``train_size``, ``valid_size`` and ``hidden``.
+        method: One of the six above.
+        rate: Adam's highest; None takes the tuned one.
+    """
+    lr = rate_at(terms.batch, RATES) if rate is None else rate
     return train(
         method,
-        Plan(batch=terms.batch, epochs=terms.epochs),
+        Plan(batch=terms.batch, epochs=terms.epochs, lr=lr),
         seed=terms.seed,
         lists=int(terms.options["train_size"]),
         validation=int(terms.options["valid_size"]),
@@ -259,16 +280,16 @@ def _under(terms: Terms, method: Method) -> Iterator[Epoch]:
     )
 
 
-def _baseline(name: Method, what: str, *, slow: bool = False) -> Baseline:
-    train = partial(_under, method=name)
-    return Baseline(name=name, what=what, batch=100, epochs=4, train=train, slow=slow)
+def _baseline(name: Method, what: str, batch: int, *, slow: bool = False) -> Baseline:
+    train = partial(train_under, method=name)
+    return Baseline(name=name, what=what, batch=batch, epochs=4, train=train, slow=slow)
 
 
 BASELINES: Final = (
-    _baseline("single", "nn.RNN, one list at a time", slow=True),
-    _baseline("packed", "nn.RNN, packed minibatches of any lengths"),
-    _baseline("bucketed", "nn.RNN, minibatches of one length"),
-    _baseline("loop", "bucketed, the cell as a Python loop", slow=True),
-    _baseline("folded", "loop, input weights applied to the 14 symbols"),
-    _baseline("mixed", "folded, any lengths, ended lists drop out"),
+    _baseline("single", "nn.RNN, one list at a time", 100, slow=True),
+    _baseline("packed", "nn.RNN, packed minibatches of any lengths", 200),
+    _baseline("bucketed", "nn.RNN, minibatches of one length", 100),
+    _baseline("loop", "bucketed, the cell as a Python loop", 100, slow=True),
+    _baseline("folded", "loop, input weights applied to the 14 symbols", 100),
+    _baseline("mixed", "folded, any lengths, ended lists drop out", 200),
 )

@@ -11,14 +11,15 @@ Three ways to run one and the same network, equal in gradients:
     fused   level by level in preallocated buffers, with the backward pass written by hand: each
             weight's gradient is one matrix product for the whole minibatch
 
-Rate, batch and initial word vectors were chosen by the sweep that is recorded beside
-``benchmarks.baselines.sentiment``, which runs one form alone. The network is that of Tai et al.
-2015, arXiv:1503.00075, with the leaf and the branch as cells of their own, as in Gaunt et al. 2017,
-arXiv:1705.09786.
+Rate and batch are those of ``benchmarks/tuning``; the initial word vectors were chosen by the sweep
+beside ``benchmarks.baselines.sentiment``, which runs one form alone. The network is that of Tai et
+al. 2015, arXiv:1503.00075, with the leaf and the branch as cells of their own, as in Gaunt et al.
+2017, arXiv:1705.09786.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,11 +32,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from geartrain.baselines.baseline import Baseline, Epoch, Terms, shuffler
-from geartrain.baselines.lap import Lap
+from geartrain.baselines.baseline import Baseline, Epoch, Terms, rate_at, stretches
 from geartrain.data.sst import CLASSES, Tree, load_sst
 
 Method = Literal["node", "level", "fused"]
+
+RATES: Final = {10: 0.1, 25: 0.05, 50: 0.03, 100: 0.05}  # Adagrad's, by batch
+BATCH: Final = 50
 
 
 @final
@@ -96,6 +99,10 @@ class Forest:
     def vertices(self) -> int:
         """Number of vertices of all trees."""
         return len(self._label)
+
+    def count(self, chosen: NDArray[np.int64]) -> int:
+        """Number of vertices of the trees of these numbers."""
+        return int((self._end[chosen] - self._begin[chosen]).sum())
 
     def minibatch(self, chosen: NDArray[np.int64]) -> Minibatch:
         """Collate the trees of these numbers."""
@@ -369,9 +376,9 @@ def summed_loss(net: TreeLstm, method: Method, forest: Forest, chosen: NDArray[n
 def train(
     method: Method = "fused",
     *,
-    batch: int = 25,
+    batch: int = BATCH,
     epochs: int = 2,
-    lr: float = 0.05,
+    lr: float | None = None,
     spread: float = 0.03,
     seed: int = 0,
     data: Path | None = None,
@@ -390,7 +397,7 @@ def train(
         method: One of the three above.
         batch: Trees per update.
         epochs: Passes over the training trees.
-        lr: Adagrad's rate.
+        lr: Adagrad's rate; None takes the one that was tuned at this batch.
         spread: Standard deviation of the normal numbers that words start from.
         seed: Of the initial values and of the order.
         data: Folder that holds ``sst/``; None takes ``$GEARTRAIN_DATA``.
@@ -398,6 +405,7 @@ def train(
         hidden: Width of the state and of the word vectors.
         evaluate_every: Share of an epoch between two evaluations; None: the end alone.
     """
+    rate = rate_at(batch, RATES) if lr is None else lr
     # Embeddings give sparse gradients; torch warns unless it is told whether to check them.
     torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
     sst = load_sst(data)
@@ -406,44 +414,59 @@ def train(
     net = TreeLstm(len(sst.vocabulary), hidden, spread)
     dense = [p for name, p in net.named_parameters() if not name.startswith("embedding")]
     optimizers = (
-        torch.optim.Adagrad(dense, lr=lr, fused=True),
-        torch.optim.Adagrad(net.embedding.parameters(), lr=lr),  # touches the batch's words alone
+        torch.optim.Adagrad(dense, lr=rate, fused=True),
+        torch.optim.Adagrad(net.embedding.parameters(), lr=rate),  # touches the batch's words alone
     )
-    vertices = np.array([tree.vertices for tree in forest.trees])
-    lap = Lap(len(forest), evaluate_every)
-    for epoch in range(1, epochs + 1):
-        order = shuffler(seed, epoch).permutation(len(forest))
-        for first in range(0, len(order), batch):
+    seconds = 0.0
+    order = stretches(len(forest), batch, seed=seed, epochs=epochs, evaluate_every=evaluate_every)
+    for stretch in order:
+        begin, loss_sum, vertices = time.perf_counter(), 0.0, 0
+        for rows in stretch.batches:
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            chosen = order[first : first + batch]
-            loss = summed_loss(net, method, forest, chosen)
+            loss = summed_loss(net, method, forest, rows)
             if method != "node":
                 loss.backward()  # type: ignore[no-untyped-call]
             for optimizer in optimizers:
                 optimizer.step()
-            lap.add(loss.item(), len(chosen), int(vertices[chosen].sum()))
-            if lap.ends():
-                every, root = evaluate(net, dev)
-                yield lap.entry({"all": every, "root": root})
-                lap.resume()
+            loss_sum += loss.item()
+            vertices += forest.count(rows)
+        seconds += time.perf_counter() - begin
+        every, root = evaluate(net, dev)
+        yield Epoch(
+            epoch=stretch.epoch,
+            seconds=seconds,
+            instances=len(stretch),
+            loss=loss_sum / vertices,
+            valid={"all": every, "root": root},
+        )
 
 
-def _under(terms: Terms, method: Method) -> Iterator[Epoch]:
+def train_under(terms: Terms, method: Method, rate: float | None = None) -> Iterator[Epoch]:
+    """Do as ``train`` does, under the terms of a comparison.
+
+    Args:
+        terms: With the options ``trees`` and ``hidden``.
+        method: One of the three above.
+        rate: Adagrad's; None takes the tuned one.
+    """
     return train(
         method,
+        lr=rate,
+        evaluate_every=terms.evaluate_every,
         batch=terms.batch,
         epochs=terms.epochs,
         seed=terms.seed,
         data=terms.data,
         trees=int(terms.options["trees"]) or None,
         hidden=int(terms.options["hidden"]),
-        evaluate_every=terms.evaluate_every,
     )
 
 
 def _baseline(name: Method, what: str, *, slow: bool = False) -> Baseline:
-    return Baseline(name=name, what=what, batch=25, train=partial(_under, method=name), slow=slow)
+    return Baseline(
+        name=name, what=what, batch=BATCH, train=partial(train_under, method=name), slow=slow
+    )
 
 
 BASELINES: Final = (

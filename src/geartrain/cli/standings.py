@@ -105,7 +105,7 @@ def row_of(system: System, outcomes: Sequence[Outcome], target: Target) -> dict[
         "instances_per_second": [outcome.instances_per_second for outcome in outcomes],
         "seconds_to_target": [math.inf if e is None else e.seconds for e in ends],
         "epochs_to_target": [math.inf if e is None else e.epoch for e in ends],
-        "peak_rss_mib": [_or_nan(outcome.peak_rss_mib) for outcome in outcomes],
+        "peak_rss_mib": [m for o in outcomes if (m := o.peak_rss_mib) is not None] or [math.nan],
     }
     staleness = _staleness([outcome.staleness for outcome in outcomes])
     valid = {m: [outcome.epochs[-1].valid[m] for outcome in outcomes] for m in metrics}
@@ -247,7 +247,3 @@ def _range(values: Sequence[float]) -> list[float | None]:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
