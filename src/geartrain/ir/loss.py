@@ -133,12 +133,15 @@ class LossNode(AbstractNode):
         if weight is not None:
             losses = losses * weight
         self._count("loss", losses, None, state, lengths)
+        args = prediction if target is None else (*prediction, target)
+        measured: dict[Callable[..., Tensor], Tensor] = {}  # once, however many metrics use it
         for name, metric in self._metrics.items():
-            args = prediction if target is None else (*prediction, target)
+            if metric.function not in measured:
+                measured[metric.function] = metric.function(*args)
             mask = None
             if metric.where is not None:
                 mask = torch.as_tensor(metric.where(view))
-            self._count(name, metric.function(*args), mask, state, lengths)
+            self._count(name, measured[metric.function], mask, state, lengths)
         if gradient is None:
             return Emission(backward=[Backward(origin, None)])
         if weight is not None:

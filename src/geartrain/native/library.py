@@ -74,7 +74,8 @@ class Library:
     Args:
         path: The shared object.
 
-    ``move``, ``transpose`` and ``typed[dtype][name]`` are pairs ``(keeping, freeing)``; ``release`` keeps.
+    ``move``, ``transpose`` and ``typed[dtype][name]`` are pairs ``(keeping, freeing)``; ``release``
+    keeps.
     """
 
     def __init__(self, path: Path) -> None:
