@@ -12,7 +12,7 @@ that is not contiguous, a cast) torch does at ``add``; a caller sees no differen
 from __future__ import annotations
 
 from collections.abc import Sequence
-from struct import pack
+from struct import Struct, pack
 from typing import Final, TypeAlias, final
 
 import numpy as np
@@ -29,20 +29,23 @@ Part: TypeAlias = tuple[Tensor, "Rows | None"]
 """Rows of a tensor; None: all of them."""
 
 SMALL_BYTES: Final = 1 << 17
-_COMPLEX: Final = (torch.complex64, torch.complex128, torch.complex32)
 _WORDS: Final = 8  # of a job in kernels.c
+_PACKS: Final = [Struct(f"{_WORDS * count}q").pack for count in range(17)]
 
 
 @final
 class Moves:
     """Copies of rows from tensor to tensor, collected and then done at once."""
 
-    __slots__ = ("_bytes", "_held", "_jobs", "_library")
+    __slots__ = ("_address", "_bytes", "_copies", "_held", "_jobs", "_library", "_rows")
 
     def __init__(self) -> None:
         self._library = library.current()
         self._jobs: list[int] = []
         self._bytes = 0
+        self._rows: Rows | None = None  # the rows of the last job, and where they lie
+        self._address = 0
+        self._copies: list[Rows] = []
         # Alive until the run, whatever becomes of the caller's names for them.
         self._held: list[tuple[Tensor, Rows | None, Tensor, Rows | None]] = []
 
@@ -73,26 +76,25 @@ class Moves:
         if (
             self._library is None
             or not fits
-            or target.dtype != source.dtype
+            or (dtype := source.dtype) is not target.dtype
             or there[1:] != here[1:]
             or not (target.is_cpu and source.is_cpu)
             or not (target.is_contiguous() and source.is_contiguous())
             or source.requires_grad
-            or source.dtype in _COMPLEX
+            or dtype.is_complex
             or not here[0]
         ):
             _copy(target, target_rows, source, source_rows, first, n)
             return
         width = source.nbytes // here[0]
         self._bytes += n * width
-        source_rows, target_rows = _contiguous(source_rows), _contiguous(target_rows)
         self._held.append((target, target_rows, source, source_rows))
         self._jobs += (
             source.data_ptr(),
-            0 if source_rows is None else torch.from_numpy(source_rows).data_ptr(),
+            0 if source_rows is None else self._find(source_rows),
             here[0],
             target.data_ptr() + first * width,
-            0 if target_rows is None else torch.from_numpy(target_rows).data_ptr(),
+            0 if target_rows is None else self._find(target_rows),
             there[0],
             n,
             width,
@@ -106,9 +108,19 @@ class Moves:
         if not jobs or native is None:
             return
         count = len(jobs) // _WORDS
-        move = native.move[self._bytes > SMALL_BYTES]
-        if bad := move(pack(f"{len(jobs)}q", *jobs), count):
+        packed = _PACKS[count](*jobs) if count < len(_PACKS) else pack(f"{len(jobs)}q", *jobs)
+        if bad := native.move[self._bytes > SMALL_BYTES](packed, count):
             self._refuse(bad - 1)
+
+    def _find(self, rows: Rows) -> int:
+        """Where row numbers lie; those of the last job are found already."""
+        if rows is not self._rows:
+            self._rows = rows
+            if not rows.flags.c_contiguous:
+                rows = np.ascontiguousarray(rows)
+                self._copies.append(rows)
+            self._address = torch.from_numpy(rows).data_ptr()
+        return self._address
 
     def _refuse(self, job: int) -> None:
         target, target_rows, source, source_rows = self._held[job]
