@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from geartrain.errors import ProtocolError
 from geartrain.native import library
 from geartrain.native.ledger import Ledger
-from geartrain.native.rows import Moves, Rows, add, put, take, take_whole, total
+from geartrain.native.rows import Moves, Rows, add, put, take, take_whole, total, transposed
 
 Use = Callable[[library.Library | None], None]
 SHAPES = [(), (1,), (7,), (3, 5), (2, 0)]
@@ -64,6 +64,33 @@ def test_rows_are_taken_and_put(
             expected[torch.from_numpy(places)] = x[at]
             put(target, places, source, of)
             assert torch.equal(target, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [0, 1, 15, 16, 33, 64])
+@pytest.mark.parametrize("width", [1, 16, 47, 320])
+def test_rows_and_columns_are_exchanged(
+    native: library.Library, use: Use, n: int, width: int, dtype: torch.dtype
+) -> None:
+    x = torch.randn(n, width, dtype=dtype)
+    for kernels in (native, None):
+        use(kernels)
+        y = transposed(x)
+        assert torch.equal(y, x.t()) and y.is_contiguous()
+        assert torch.equal(transposed(y.t()), y)
+
+
+def test_rows_are_written_from_a_row_on(native: library.Library, use: Use) -> None:
+    x = torch.arange(6.0).view(3, 2)
+    for kernels in (native, None):
+        use(kernels)
+        for source, rows in ((x, None), (x.double(), None), (x, np.arange(3))):
+            out, moves = torch.zeros(5, 2), Moves()
+            moves.add(out, None, source, rows, 1)
+            moves.run()
+            assert torch.equal(out[1:4], x) and not out[[0, 4]].any()
+        with pytest.raises((RuntimeError, IndexError)):
+            Moves().add(torch.zeros(5, 2), None, x, None, 3)
 
 
 def test_large_rows_arrive_too(native: library.Library, use: Use) -> None:

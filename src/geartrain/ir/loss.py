@@ -133,12 +133,16 @@ class LossNode(AbstractNode):
         if weight is not None:
             losses = losses * weight
         self._count("loss", losses, None, state, lengths)
+        args = prediction if target is None else (*prediction, target)
+        measured: dict[int, Tensor] = {}  # once, however many metrics have the function
         for name, metric in self._metrics.items():
-            args = prediction if target is None else (*prediction, target)
+            key = id(metric.function)
+            if key not in measured:
+                measured[key] = metric.function(*args)
             mask = None
             if metric.where is not None:
                 mask = torch.as_tensor(metric.where(view))
-            self._count(name, metric.function(*args), mask, state, lengths)
+            self._count(name, measured[key], mask, state, lengths)
         if gradient is None:
             return Emission(backward=[Backward(origin, None)])
         if weight is not None:

@@ -201,7 +201,7 @@ def _join_later(
         out = first.new_empty((sum(sizes), *first.shape[1:]))
     at = 0
     for (tensor, rows), n in zip(parts, sizes, strict=True):
-        moves.add(out[at : at + n], None, tensor, rows)
+        moves.add(out, None, tensor, rows, at)
         at += n
     return out
 

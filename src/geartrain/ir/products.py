@@ -17,6 +17,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from geartrain.native.rows import transposed
+
 GRAIN: Final = 32
 """Rows of a batch are best a multiple of this."""
 
@@ -44,7 +46,8 @@ def times(d: Tensor, weight: Tensor) -> Tensor:
 
 def outer(d: Tensor, x: Tensor) -> Tensor:
     """``d.T @ x``; d ``(n, o)``, x ``(n, i)``: the gradient of a weight."""
-    return _onednn(filled(d).t(), filled(x).t(), None)
+    # The first operand would be copied to this order anyway, and by a slower copy.
+    return _onednn(transposed(filled(d)), filled(x).t(), None)
 
 
 def outer_suits(d: Tensor, x: Tensor) -> bool:

@@ -31,7 +31,7 @@ def tree_forward(
     run = _function("tree_forward", kept, gates, children)
     if run is None:
         return None
-    h, c = kept.new_empty((2, n, width)).unbind(0)
+    h, c = kept.new_empty((n, width)), kept.new_empty((n, width))
     run(
         n,
         width,
@@ -113,7 +113,7 @@ def lstm_forward(kept: Tensor, c: Tensor) -> tuple[Tensor, Tensor] | None:
     n, _, width = kept.shape
     if run is None or c.shape != (n, width):
         return None
-    h, c_new = kept.new_empty((2, n, width)).unbind(0)
+    h, c_new = kept.new_empty((n, width)), kept.new_empty((n, width))
     run(n, width, kept.data_ptr(), c.data_ptr(), h.data_ptr(), c_new.data_ptr())
     return h, c_new
 
@@ -201,7 +201,7 @@ def gru_backward(
     run = _function("gru_backward", kept, dy, h, entries=4 * n * width)
     if run is None or dy.shape != (n, width) or h.shape[0] < n:
         return None
-    d_x, d_h = kept.new_empty((2, whole, 3 * width)).unbind(0)
+    d_x, d_h = kept.new_empty((whole, 3 * width)), kept.new_empty((whole, 3 * width))
     dh = kept.new_empty((n, width))
     bad = run(
         n,

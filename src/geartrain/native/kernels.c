@@ -63,6 +63,40 @@ int64_t move_rows(const Job *jobs, int64_t count) {
   return 0;
 }
 
+#ifdef __clang__
+#define INTERLEAVE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define INTERLEAVE(a, b, ...) __builtin_shuffle(a, b, (Indices){__VA_ARGS__})
+#endif
+#define TILE 16
+typedef float Tile __attribute__((vector_size(TILE * sizeof(float))));
+typedef int32_t Indices __attribute__((vector_size(TILE * sizeof(int32_t))));
+
+/* A square of TILE x TILE, turned by four rounds of perfect shuffles. */
+static void turn(const float *x, int64_t x_stride, float *y, int64_t y_stride) {
+  Tile rows[TILE], shuffled[TILE];
+  for (int i = 0; i < TILE; i++) memcpy(rows + i, x + i * x_stride, sizeof(Tile));
+  for (int round = 0; round < 4; round++) {
+    for (int i = 0; i < TILE / 2; i++) {
+      const Tile a = rows[i], b = rows[i + TILE / 2];
+      shuffled[2 * i] = INTERLEAVE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+      shuffled[2 * i + 1] =
+          INTERLEAVE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    }
+    memcpy(rows, shuffled, sizeof rows);
+  }
+  for (int i = 0; i < TILE; i++) memcpy(y + i * y_stride, rows + i, sizeof(Tile));
+}
+
+/* y (width, n) = the transpose of x (n, width). */
+void transpose(int64_t n, int64_t width, const float *x, float *y) {
+  const int64_t rows = n - n % TILE, columns = width - width % TILE;
+  for (int64_t j = 0; j < columns; j += TILE)
+    for (int64_t i = 0; i < rows; i += TILE) turn(x + i * width + j, width, y + j * n + i, n);
+  for (int64_t i = 0; i < n; i++)
+    for (int64_t j = i < rows ? columns : 0; j < width; j++) y[j * n + i] = x[i * width + j];
+}
+
 /* Rows of a store have been answered: live[row] becomes 0, and its chunk has one less to wait for.
  * Returns how many chunks wait for nothing any more, their numbers in freed; or -1, and nothing has
  * changed, if a row is out of range, does not wait, or is named twice.

@@ -46,6 +46,7 @@ Function: TypeAlias = Callable[..., int]
 
 _N, _P = ctypes.c_int64, ctypes.c_void_p
 _MOVE: Final = (ctypes.c_char_p, _N)
+_TRANSPOSE: Final = (_N, _N, _P, _P)
 _RELEASE: Final = (_N, _P, _N, *[_P] * 4)
 _TYPED: Final = {
     "add_rows": (_P, _P, _N, _P, _P, _N, _N, _N),
@@ -73,13 +74,15 @@ class Library:
     Args:
         path: The shared object.
 
-    ``move`` and ``typed[dtype][name]`` are pairs ``(keeping, freeing)``; ``release`` keeps.
+    ``move``, ``transpose`` and ``typed[dtype][name]`` are pairs ``(keeping, freeing)``; ``release``
+    keeps.
     """
 
     def __init__(self, path: Path) -> None:
         try:
             kept, free = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
             self.move = tuple(_declared(dll, "move_rows", _MOVE) for dll in (kept, free))
+            self.transpose = tuple(_declared(dll, "transpose", _TRANSPOSE) for dll in (kept, free))
             self.release = _declared(kept, "release_rows", _RELEASE)
             self.typed: dict[torch.dtype, dict[str, tuple[Function, ...]]] = {
                 dtype: {
@@ -152,7 +155,7 @@ def load() -> Library:
         raise Unavailable("GEARTRAIN_NATIVE=0")
     try:
         library = Library(_compiled(compiler(), cache_directory()))
-    except (OSError, subprocess.SubprocessError, RuntimeError) as error:  # RuntimeError: no home
+    except (OSError, subprocess.SubprocessError, RuntimeError) as error:  # the last: no home
         raise Unavailable(f"{type(error).__name__}: {error}") from error
     library.check()
     return library

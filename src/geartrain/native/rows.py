@@ -12,7 +12,7 @@ that is not contiguous, a cast) torch does at ``add``; a caller sees no differen
 from __future__ import annotations
 
 from collections.abc import Sequence
-from struct import pack
+from struct import Struct, pack
 from typing import Final, TypeAlias, final
 
 import numpy as np
@@ -29,58 +29,73 @@ Part: TypeAlias = tuple[Tensor, "Rows | None"]
 """Rows of a tensor; None: all of them."""
 
 SMALL_BYTES: Final = 1 << 17
-_COMPLEX: Final = (torch.complex64, torch.complex128, torch.complex32)
 _WORDS: Final = 8  # of a job in kernels.c
+_PACKS: Final = [Struct(f"{_WORDS * count}q").pack for count in range(17)]
 
 
 @final
 class Moves:
     """Copies of rows from tensor to tensor, collected and then done at once."""
 
-    __slots__ = ("_bytes", "_held", "_jobs", "_library")
+    __slots__ = ("_address", "_bytes", "_copies", "_held", "_jobs", "_library", "_rows")
 
     def __init__(self) -> None:
         self._library = library.current()
         self._jobs: list[int] = []
         self._bytes = 0
+        self._rows: Rows | None = None  # the rows of the last job, and where they lie
+        self._address = 0
+        self._copies: list[Rows] = []
         # Alive until the run, whatever becomes of the caller's names for them.
         self._held: list[tuple[Tensor, Rows | None, Tensor, Rows | None]] = []
 
     def add(
-        self, target: Tensor, target_rows: Rows | None, source: Tensor, source_rows: Rows | None
+        self,
+        target: Tensor,
+        target_rows: Rows | None,
+        source: Tensor,
+        source_rows: Rows | None,
+        first: int = 0,
     ) -> None:
-        """target[target_rows] = source[source_rows], None being all rows; equally many of both.
+        """target[target_rows] = source[source_rows]; equally many of both.
 
         Target and source share no memory; no row of the target is named twice.
+
+        Args:
+            target: ``(a, ...)``.
+            target_rows: None: as many as there are of the source, beginning with ``first``.
+            source: ``(b, ...)``, of the target's inner shape.
+            source_rows: None: all.
+            first: See ``target_rows``.
         """
-        limit = source.shape[0]
-        n = limit if source_rows is None else source_rows.size
-        if not n and (target.shape[0] if target_rows is None else target_rows.size) == 0:
+        there, here = target.shape, source.shape
+        n = here[0] if source_rows is None else source_rows.size
+        fits = first + n <= there[0] if target_rows is None else n == target_rows.size
+        if not n and fits:
             return
         if (
             self._library is None
-            or not limit
-            or n != (target.shape[0] if target_rows is None else target_rows.size)
-            or target.dtype != source.dtype
-            or target.shape[1:] != source.shape[1:]
+            or not fits
+            or (dtype := source.dtype) is not target.dtype
+            or there[1:] != here[1:]
             or not (target.is_cpu and source.is_cpu)
             or not (target.is_contiguous() and source.is_contiguous())
             or source.requires_grad
-            or source.dtype in _COMPLEX
+            or dtype.is_complex
+            or not here[0]
         ):
-            _copy(target, target_rows, source, source_rows)
+            _copy(target, target_rows, source, source_rows, first, n)
             return
-        width = source.nbytes // limit
+        width = source.nbytes // here[0]
         self._bytes += n * width
-        source_rows, target_rows = _contiguous(source_rows), _contiguous(target_rows)
         self._held.append((target, target_rows, source, source_rows))
         self._jobs += (
             source.data_ptr(),
-            _pointer(source_rows) or 0,
-            limit,
-            target.data_ptr(),
-            _pointer(target_rows) or 0,
-            target.shape[0],
+            0 if source_rows is None else self._find(source_rows),
+            here[0],
+            target.data_ptr() + first * width,
+            0 if target_rows is None else self._find(target_rows),
+            there[0],
             n,
             width,
         )
@@ -93,9 +108,19 @@ class Moves:
         if not jobs or native is None:
             return
         count = len(jobs) // _WORDS
-        move = native.move[self._bytes > SMALL_BYTES]
-        if bad := move(pack(f"{len(jobs)}q", *jobs), count):
+        packed = _PACKS[count](*jobs) if count < len(_PACKS) else pack(f"{len(jobs)}q", *jobs)
+        if bad := native.move[self._bytes > SMALL_BYTES](packed, count):
             self._refuse(bad - 1)
+
+    def _find(self, rows: Rows) -> int:
+        """Where row numbers lie; those of the last job are found already."""
+        if rows is not self._rows:
+            self._rows = rows
+            if not rows.flags.c_contiguous:
+                rows = np.ascontiguousarray(rows)
+                self._copies.append(rows)
+            self._address = torch.from_numpy(rows).data_ptr()
+        return self._address
 
     def _refuse(self, job: int) -> None:
         target, target_rows, source, source_rows = self._held[job]
@@ -115,18 +140,26 @@ def out_of_range(rows: Rows, limit: int, what: str) -> ProtocolError:
 
 
 def _copy(
-    target: Tensor, target_rows: Rows | None, source: Tensor, source_rows: Rows | None
+    target: Tensor,
+    target_rows: Rows | None,
+    source: Tensor,
+    source_rows: Rows | None,
+    first: int,
+    n: int,
 ) -> None:
-    if source_rows is not None:
-        rows = torch.from_numpy(source_rows)
-        if target_rows is None and target.dtype == source.dtype:
-            torch.index_select(source, 0, rows, out=target)
-            return
-        source = source.index_select(0, rows)
-    if target_rows is None:
-        target.copy_(source)
-    else:
+    if target_rows is not None:
+        if source_rows is not None:
+            source = source.index_select(0, torch.from_numpy(source_rows))
         target.index_copy_(0, torch.from_numpy(target_rows), source.to(target.dtype))
+        return
+    if n != target.shape[0]:
+        target = target.narrow(0, first, n)
+    if source_rows is None:
+        target.copy_(source)
+    elif target.dtype == source.dtype:
+        torch.index_select(source, 0, torch.from_numpy(source_rows), out=target)
+    else:
+        target.copy_(source.index_select(0, torch.from_numpy(source_rows)))
 
 
 def take(sources: Sequence[Tensor], rows: Rows) -> tuple[Tensor, ...]:
@@ -143,14 +176,23 @@ def take_whole(source: Tensor, rows: Rows, whole: int) -> Tensor:
     """Rows of a tensor, and rows of zeros after them: ``(whole, ...)``."""
     out = source.new_empty((whole, *source.shape[1:]))
     n = rows.size
-    moves = Moves()
     if n < whole:
         out[n:].zero_()
-        moves.add(out[:n], None, source, rows)
-    else:
-        moves.add(out, None, source, rows)
+    moves = Moves()
+    moves.add(out, None, source, rows)
     moves.run()
     return out
+
+
+def transposed(x: Tensor) -> Tensor:
+    """x ``(n, d)`` with rows and columns exchanged; contiguous, a new tensor unless x is one."""
+    native = library.current()
+    if native is None or x.dtype != torch.float32 or not (x.is_cpu and x.is_contiguous()):
+        return x.t().contiguous()
+    n, width = x.shape
+    y = x.new_empty((width, n))
+    native.transpose[x.numel() > library.SMALL](n, width, x.data_ptr(), y.data_ptr())
+    return y
 
 
 def put(target: Tensor, rows: Rows, source: Tensor, source_rows: Rows | None = None) -> None:
