@@ -53,6 +53,11 @@ class Ramp:
         return int(self.start * (max_active / self.start) ** (finished / self.over))
 
 
+_SHARE = 16
+"""Room for one in so many of the instances in flight is awaited before more are admitted: an
+admission has a cost of its own, whatever it admits."""
+
+
 @final
 class ControllerState:
     """Instances in flight.
@@ -104,12 +109,14 @@ class ControllerState:
         return self._ramp.limit(self._max_active, self.trained)
 
     def want(self) -> int:
-        """How many more instances may be admitted now."""
+        """How many more instances may be admitted now; 0 while there is room for a few only."""
         if self._drain and self.active:
             return 0
         if self._holding and self.active:
             return 0
-        return max(0, self.limit - self.active)
+        limit = self.limit
+        room = limit - self.active
+        return room if room >= max(1, limit // _SHARE) else 0
 
     def hold(self, part: str, holds: bool) -> None:
         """A part holds a step back until older rows have returned, or has ceased to."""
