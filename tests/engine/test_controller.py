@@ -120,3 +120,12 @@ def test_a_ramp_grows_from_its_start_to_the_most():
     assert limits[0] == 4 and limits[-1] == limits[10] == 64
     assert limits == sorted(limits)
     assert Ramp(start=9).limit(3, 0) == 3
+
+
+def test_admission_waits_for_room_for_a_sixteenth():
+    state, _ = controller(64)
+    state.admit(instances(64))
+    assert state.settle(answered(*[0, 1, 2] * 2)) == 3 and state.want() == 0
+    assert state.settle(answered(9, 9)) == 1 and state.want() == 4
+    state.admit(instances(4))
+    assert (state.want(), state.active) == (0, 64)

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from geartrain.engine.router import Outbox, Router
-from geartrain.errors import DataError, ProtocolError
+from geartrain.errors import ProtocolError
 from geartrain.ir.instance import Instance
 from geartrain.ir.message import INSTANCE, VERTEX, Forward, IntArray
 from geartrain.ir.operator import Input
+from geartrain.ir.packed import Packed, Packer, Rows
 from geartrain.ir.wiring import Wiring
 
 
@@ -51,6 +51,11 @@ class Ramp:
         if finished >= self.over or max_active <= self.start:
             return max_active
         return int(self.start * (max_active / self.start) ** (finished / self.over))
+
+
+_SHARE = 16
+"""Room for one in so many of the instances in flight is awaited before more are admitted: an
+admission has a cost of its own, whatever it admits."""
 
 
 @final
@@ -88,7 +93,7 @@ class ControllerState:
         self.training = True
         self._serial = 0
         self._holding: set[str] = set()
-        self._shapes: dict[str, tuple[torch.Size, torch.dtype]] = {}
+        self.packer = Packer(wiring.arena, wiring.inputs)
 
     def begin(self, *, training: bool) -> None:
         """A new pass: counts and serial numbers start from 0."""
@@ -104,63 +109,59 @@ class ControllerState:
         return self._ramp.limit(self._max_active, self.trained)
 
     def want(self) -> int:
-        """How many more instances may be admitted now."""
+        """How many more instances may be admitted now; 0 while there is room for a few only."""
         if self._drain and self.active:
             return 0
         if self._holding and self.active:
             return 0
-        return max(0, self.limit - self.active)
+        limit = self.limit
+        room = limit - self.active
+        return room if room >= max(1, limit // _SHARE) else 0
 
     def hold(self, part: str, holds: bool) -> None:
         """A part holds a step back until older rows have returned, or has ceased to."""
         (self._holding.add if holds else self._holding.discard)(part)
 
-    def admit(self, instances: Sequence[Instance]) -> Outbox:
+    def admit(self, instances: Sequence[Instance] | Packed) -> Outbox:
         """Feed the rows of instances.
 
         Raises:
             DataError: An instance is refused; nothing of any of these has entered the graph.
         """
-        feeds = {
-            name: _InputRows(operator, instances, self._shapes)
-            for name, operator in self._wiring.inputs.items()
-        }
-        total = np.zeros(len(instances), np.int64)
-        for feed in feeds.values():
-            total += feed.counts
-        if (total == 0).any():
-            empty = instances[int(np.flatnonzero(total == 0)[0])]
-            raise DataError(f"instance {_key(empty)} brings no row to any input")
-        for instance in instances:
-            for name in instance.inputs:
-                if name not in feeds:
-                    raise DataError(
-                        f"instance {_key(instance)} brings input '{name}'; the graph has "
-                        f"{sorted(feeds)}"
-                    )
-        serials = range(self._serial, self._serial + len(instances))
-        slots = self._arena.admit(instances, serials)
-        try:
-            for feed in feeds.values():
-                feed.check_vertices(self._arena.size[slots])
-        except DataError:
-            self._arena.release(slots)
-            raise
-        self._serial += len(instances)
+        packed = instances if isinstance(instances, Packed) else self.packer.pack(instances)
+        slots = self._arena.admit(packed, self._serial)
+        n = len(packed)
+        self._serial += n
         top = int(slots.max())
         if top >= self._pending.size:
             self._pending = np.concatenate(
                 [self._pending, np.zeros(max(top + 1, self._pending.size), np.int64)]
             )
-        self._pending[slots] = total
-        self.active += len(instances)
-        self.fed_rows += int(total.sum())
+        self._pending[slots] = packed.counts
+        self.active += n
+        self.fed_rows += int(packed.counts.sum())
         out = Outbox()
-        for feed in feeds.values():
-            if feed.rows:
-                batch = feed.batch(slots, self._arena.base[slots], self._wiring)
-                self._router.send(feed.operator.id, 0, batch, out)
+        for name, rows in packed.inputs.items():
+            if rows.payload is not None:
+                operator = self._wiring.inputs[name]
+                batch = self._batch(operator, rows.payload, rows, slots)
+                self._router.send(operator.id, 0, batch, out)
         return out
+
+    def _batch(self, operator: Input, payload: Tensor, rows: Rows, slots: IntArray) -> Forward:
+        """The rows of some instances for one input."""
+        columns, base = self._wiring.schema.state, self._arena.base[slots]
+        if operator.bundle:
+            some = np.flatnonzero(rows.lengths)
+            instance, vertex, lengths = slots[some], base[some], rows.lengths[some]
+        else:
+            instance, lengths = np.repeat(slots, rows.lengths), None
+            vertex = rows.at + np.repeat(base, rows.lengths)
+        state = np.zeros((len(columns), instance.size), np.int64)
+        state[INSTANCE], state[VERTEX] = instance, vertex
+        for field, value in operator.fields.items():
+            state[columns[field]] = value
+        return Forward((payload,), state, instance, lengths)
 
     def settle(self, out: Outbox) -> int:
         """Take in what an outbox says of instances; returns how many have finished by it.
@@ -208,113 +209,3 @@ class ControllerState:
         """The first instances in flight, for a story."""
         slots = np.flatnonzero(self._pending > 0)[:5].tolist()
         return [f"{self._arena.describe(s)}: {int(self._pending[s])} rows open" for s in slots]
-
-
-@final
-class _InputRows:
-    """The rows that some instances bring to one input, joined and checked."""
-
-    def __init__(
-        self,
-        operator: Input,
-        instances: Sequence[Instance],
-        shapes: dict[str, tuple[torch.Size, torch.dtype]],
-    ) -> None:
-        self.operator, self._instances = operator, instances
-        name = operator.name
-        parts: list[Tensor] = []
-        places: list[IntArray] = []
-        for instance in instances:
-            given = instance.inputs.get(name)
-            rows, at = given if isinstance(given, tuple) else (given, None)
-            if rows is None:
-                places.append(np.zeros(0, np.int64))
-                continue
-            if not isinstance(rows, Tensor) or rows.ndim == 0:
-                raise DataError(
-                    f"instance {_key(instance)}: input '{name}' is {type(rows).__name__}; bring a "
-                    "tensor (n, ...) or a pair (tensor, vertices)"
-                )
-            here = np.arange(len(rows)) if at is None else np.asarray(at, np.int64)
-            if here.shape != (len(rows),):
-                raise DataError(
-                    f"instance {_key(instance)}: input '{name}' has {len(rows)} rows and vertices "
-                    f"of shape {here.shape}; one vertex for each row"
-                )
-            known = shapes.setdefault(name, _declared(operator, rows))
-            if known != (rows.shape[1:], rows.dtype) and not operator.bundle:
-                raise DataError(
-                    f"instance {_key(instance)}: input '{name}' has rows of {rows.dtype} "
-                    f"{tuple(rows.shape[1:])}; the input (or its first instance) says {known[1]} "
-                    f"{tuple(known[0])}"
-                )
-            parts.append(rows)
-            places.append(here)
-        self._lengths = np.array([p.size for p in places], np.int64)
-        self.counts = np.minimum(self._lengths, 1) if operator.bundle else self._lengths
-        self.rows = int(self.counts.sum())
-        self._at = np.concatenate(places)
-        self._payload = self._joined(parts)
-
-    def check_vertices(self, sizes: IntArray) -> None:
-        limit = np.repeat(sizes, self._lengths)
-        if self.operator.bundle:
-            return
-        bad = np.flatnonzero((self._at < 0) | (self._at >= limit))
-        if bad.size:
-            owner = self._owner(int(bad[0]))
-            raise DataError(
-                f"instance {_key(self._instances[owner])}: input '{self.operator.name}' has a row "
-                f"at vertex {int(self._at[bad[0]])}, but the instance has vertices "
-                f"0..{int(sizes[owner]) - 1}"
-            )
-
-    def batch(self, slots: IntArray, base: IntArray, wiring: Wiring) -> Forward:
-        assert self._payload is not None
-        state = np.zeros((len(wiring.schema.state), self.rows), np.int64)
-        if self.operator.bundle:
-            some = np.flatnonzero(self._lengths)
-            state[INSTANCE], state[VERTEX] = slots[some], base[some]
-            lengths = self._lengths[some]
-        else:
-            state[INSTANCE] = np.repeat(slots, self._lengths)
-            state[VERTEX] = self._at + np.repeat(base, self._lengths)
-            lengths = None
-        for field, value in self.operator.fields.items():
-            state[wiring.schema.state[field]] = value
-        return Forward((self._payload,), state, state[INSTANCE].copy(), lengths)
-
-    def _joined(self, parts: list[Tensor]) -> Tensor | None:
-        if not parts:
-            return None
-        try:
-            payload = parts[0] if len(parts) == 1 else torch.cat(parts)
-        except RuntimeError as error:
-            shapes = sorted({tuple(p.shape[1:]) for p in parts})
-            raise DataError(f"input '{self.operator.name}' has rows of shapes {shapes}") from error
-        if payload.is_floating_point() and not torch.isfinite(payload).all():
-            broken = (
-                (~torch.isfinite(payload)).flatten(1).any(1)
-                if payload.ndim > 1
-                else ~payload.isfinite()
-            )
-            row = int(torch.nonzero(broken)[0, 0])
-            owner = self._owner(row)
-            raise DataError(
-                f"instance {_key(self._instances[owner])}: input '{self.operator.name}' holds NaN "
-                "or infinity; clean the features before they are fed"
-            )
-        return payload
-
-    def _owner(self, row: int) -> int:
-        return int(np.searchsorted(np.cumsum(self._lengths), row, side="right"))
-
-
-def _declared(operator: Input, rows: Tensor) -> tuple[torch.Size, torch.dtype]:
-    """Shape and dtype of one row: as declared, else as the first instance brings them."""
-    shape = rows.shape[1:] if operator.shape is None else torch.Size(operator.shape)
-    return shape, rows.dtype if operator.dtype is None else operator.dtype
-
-
-def _key(instance: Instance) -> str:
-    return "without a key" if instance.key is None else str(instance.key)

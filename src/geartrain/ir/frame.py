@@ -10,8 +10,9 @@ State columns hold absolute indices; users see and return local ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, final
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
@@ -19,9 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.errors import DataError, GraphError
-from geartrain.ir.instance import Instance, as_column
 from geartrain.ir.message import INSTANCE, VERTEX, Forward, IntArray, ranges
 from geartrain.ir.rows import Ranges
+
+if TYPE_CHECKING:
+    from geartrain.ir.packed import Packed
 
 Column = NDArray[Any]
 
@@ -64,6 +67,27 @@ class Table:
             (self._guessed.discard if len(values) else self._guessed.add)(name)
         column[start : start + len(values)] = values
 
+    def put(self, name: str, at: IntArray, values: Column) -> None:
+        """Write one entry at each place."""
+        if self.columns[name] is None:
+            self.write(name, 0, values[:0])
+            self._guessed.discard(name)
+        self[name][at] = values
+
+    def takes(self, name: str, part: Column) -> bool:
+        """Whether entries are numbers, and of the type that earlier ones were."""
+        like = None if name in self._guessed else self.columns[name]
+        if like is None:
+            return part.dtype.kind in "if" and len(part) > 0
+        return like.dtype == part.dtype and like.shape[1:] == part.shape[1:]
+
+    def zeros(self, name: str, n: int) -> Column:
+        """n zeros of the column's type; they stand for what an instance may leave out."""
+        known = self.columns[name]
+        if known is None:
+            return np.zeros(n, np.int64)
+        return np.zeros((n, *known.shape[1:]), known.dtype)
+
     def fitting(self, name: str, part: Column, before: Sequence[Column], called: str) -> Column:
         """What one instance brings, of the type that earlier ones (or those before it) brought.
 
@@ -91,6 +115,17 @@ class Table:
         if column is None:
             raise DataError(f"{self.kind} column '{name}' was never brought by an instance")
         return column
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cohort:
+    """The places of instances that were admitted together; given back with the last of them."""
+
+    start: int
+    vertices: int
+    edge_start: int
+    edges: int
 
 
 @final
@@ -122,163 +157,104 @@ class Arena:
         self.edge_base = np.zeros(64, np.int64)
         self.edge_size = np.zeros(64, np.int64)
         self.serial = np.full(64, -1, np.int64)
+        self.keys: NDArray[np.object_] = np.full(64, None, np.object_)
+        self.active = 0
         self._cohort = np.zeros(64, np.int64)
-        self._cohorts: dict[int, list[int]] = {}
-        self._next_cohort = 0
-        self.keys: dict[int, object] = {}
+        self._cohorts = [Cohort(0, 0, 0, 0)] * 64
+        self._left = np.zeros(64, np.int64)  # instances of a cohort that are unfinished
+        self._spare_cohorts = list(range(63, -1, -1))
         self.optional: frozenset[str] = frozenset()  # columns that may be missing: read as 0
 
-    def admit(self, instances: Sequence[Instance], serials: Sequence[int]) -> IntArray:
-        """Give instances their slots and places; returns the slots.
+    def admit(self, packed: Packed, first_serial: int) -> IntArray:
+        """Give instances their slots and places.
 
-        Raises:
-            DataError: A column is missing, of unequal length, or points outside of its instance;
-                nothing of any of these instances is kept then.
+        Args:
+            packed: What they bring.
+            first_serial: The number of the first; the others count on from it.
+
+        Returns:
+            Their slots.
         """
-        sizes = np.array([_size(i, self.vertex_names) for i in instances], np.int64)
-        vertex = self._collect(instances, self.vertices, self.vertex_names, sizes)
-        edge_sizes = np.zeros(len(instances), np.int64)
-        edge: dict[str, Column] = {}
-        if self.has_edges:
-            edge_sizes = np.array([_edges(i) for i in instances], np.int64)
-            edge = self._collect(instances, self.edges, self.edge_names, edge_sizes)
-            _check_ends(instances, edge, sizes, edge_sizes)
-        values = {n: self._values(instances, n) for n in self.value_names}
-
-        slots = self._take_slots(len(instances))
-        start = self.vertices.place(int(sizes.sum()))
-        edge_start = self.edges.place(int(edge_sizes.sum())) if self.has_edges else 0
-        self.base[slots] = start + np.cumsum(sizes) - sizes
-        self.size[slots] = sizes
-        self.edge_base[slots] = edge_start + np.cumsum(edge_sizes) - edge_sizes
-        self.edge_size[slots] = edge_sizes
-        self.serial[slots] = serials
-        for name, column in vertex.items():
+        n = len(packed)
+        slots = self._take_slots(n)
+        vertices, edges = int(packed.sizes.sum()), int(packed.edge_sizes.sum())
+        start = self.vertices.place(vertices)
+        edge_start = self.edges.place(edges) if self.has_edges else 0
+        self.base[slots] = packed.vertex_ends[:-1] + (start - int(packed.vertex_ends[0]))
+        self.size[slots] = packed.sizes
+        self.serial[slots] = np.arange(first_serial, first_serial + n)
+        for name, column in packed.vertex.items():
             self.vertices.write(name, start, column)
         if self.has_edges:
-            self._place_edges(slots, sizes, edge_sizes, edge, start, edge_start)
-        for name, column in values.items():
-            for slot, row in zip(slots.tolist(), column, strict=True):
-                self.values.write(name, slot, row[None])
-        cohort = self._next_cohort
-        self._next_cohort += 1
-        self._cohort[slots] = cohort
-        self._cohorts[cohort] = [
-            len(instances), start, int(sizes.sum()), edge_start, int(edge_sizes.sum())
-        ]  # fmt: skip
-        for slot, instance in zip(slots.tolist(), instances, strict=True):
-            self.keys[slot] = instance.key
+            shift = edge_start - int(packed.edge_ends[0])
+            self.edge_base[slots] = packed.edge_ends[:-1] + shift
+            self.edge_size[slots] = packed.edge_sizes
+            for name, column in packed.edge.items():
+                self.edges.write(name, edge_start, column)
+            self.vertices["out_start"][start : start + vertices] += shift
+        for name, column in packed.value.items():
+            self.values.put(name, slots, column)
+        self.keys[slots] = packed.keys
+        self.active += n
+        self._open_cohort(slots, Cohort(start, vertices, edge_start, edges))
         return slots
 
     def release(self, slots: IntArray) -> None:
-        """The instances in these slots are finished."""
-        for slot in slots.tolist():
-            cohort = self._cohorts[int(self._cohort[slot])]
-            cohort[0] -= 1
-            if cohort[0] == 0:
-                _, start, n, edge_start, m = cohort
-                if n:
-                    self.vertices.ranges.give(start, n)
-                if m:
-                    self.edges.ranges.give(edge_start, m)
-                del self._cohorts[int(self._cohort[slot])]
-            del self.keys[slot]
+        """The instances in these slots, each named once, are finished."""
+        cohorts = self._cohort[slots]
+        counts = np.bincount(cohorts)
+        touched = np.flatnonzero(counts)
+        self._left[touched] -= counts[touched]
+        for number in touched[self._left[touched] == 0].tolist():
+            self._close_cohort(number)
         self.serial[slots] = -1
+        self.keys[slots] = None
+        self.active -= slots.size
         self._spare.extend(slots.tolist())
 
     def describe(self, slot: int) -> str:
         """What errors call the instance in a slot."""
-        key = self.keys.get(slot)
+        key = self.keys[slot]
         name = f"instance {int(self.serial[slot])}"
         return name if key is None else f"{name} ({key})"
 
     def describe_several(self, slots: IntArray) -> str:
         """The first instances of these slots by name, and how many more there are."""
-        live = [s for s in np.unique(slots).tolist() if s in self.keys]
+        live = [s for s in np.unique(slots).tolist() if self.serial[s] >= 0]
         more = f" and {len(live) - 3} more" if len(live) > 3 else ""
         return ", ".join(self.describe(s) for s in live[:3]) + more
-
-    @property
-    def active(self) -> int:
-        return len(self.keys)
 
     def _take_slots(self, n: int) -> IntArray:
         while len(self._spare) < n:
             old = self.base.size
-            for name in ("base", "size", "edge_base", "edge_size", "serial", "_cohort"):
+            for name in ("base", "size", "edge_base", "edge_size", "serial", "_cohort", "keys"):
                 column = getattr(self, name)
                 setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
+            self.serial[old:] = -1
             self.values.grow(2 * old)
             self._spare[:0] = range(2 * old - 1, old - 1, -1)
-        slots = [self._spare.pop() for _ in range(n)]
-        return np.array(slots, np.int64)
+        slots = np.array(self._spare[: -n - 1 : -1], np.int64)
+        del self._spare[-n:]
+        return slots
 
-    def _collect(
-        self, instances: Sequence[Instance], table: Table, names: Sequence[str], sizes: IntArray
-    ) -> dict[str, Column]:
-        columns: dict[str, Column] = {}
-        kind = table.kind
-        for name in names:
-            parts: list[Column] = []
-            for instance, n in zip(instances, sizes.tolist(), strict=True):
-                given: Mapping[str, Any] = getattr(instance, kind)
-                if name not in given and name in self.optional:
-                    parts.append(_zeros(table, name, n))
-                    continue
-                if name not in given:
-                    raise DataError(
-                        f"{_called(instance)}: {kind} column '{name}' is missing; it has "
-                        f"{sorted(given) or 'none'}"
-                    )
-                part = as_column(given[name])
-                if part.ndim == 0 or len(part) != n:
-                    raise DataError(
-                        f"{_called(instance)}: {kind} column '{name}' has shape {part.shape}, "
-                        f"expected {n} entries, one for every {kind}"
-                    )
-                parts.append(table.fitting(name, part, parts, _called(instance)))
-            some = [p for p in parts if len(p)] or parts[:1]
-            columns[name] = np.concatenate(some) if len(some) > 1 else some[0]
-        return columns
+    def _open_cohort(self, slots: IntArray, cohort: Cohort) -> None:
+        if not self._spare_cohorts:
+            old = len(self._cohorts)
+            self._left = np.concatenate([self._left, np.zeros(old, np.int64)])
+            self._cohorts += [cohort] * old
+            self._spare_cohorts = list(range(2 * old - 1, old - 1, -1))
+        number = self._spare_cohorts.pop()
+        self._cohort[slots] = number
+        self._cohorts[number] = cohort
+        self._left[number] = slots.size
 
-    def _values(self, instances: Sequence[Instance], name: str) -> Column:
-        parts: list[Column] = []
-        for instance in instances:
-            if name not in instance.value:
-                if name not in self.optional:
-                    raise DataError(
-                        f"{_called(instance)}: value '{name}' is missing; it has "
-                        f"{sorted(instance.value) or 'none'}"
-                    )
-                parts.append(_zeros(self.values, name, 1))
-                continue
-            part = as_column(instance.value[name])[None]
-            parts.append(self.values.fitting(name, part, parts, _called(instance)))
-        return np.concatenate(parts)
-
-    def _place_edges(
-        self,
-        slots: IntArray,
-        sizes: IntArray,
-        edge_sizes: IntArray,
-        edge: dict[str, Column],
-        start: int,
-        edge_start: int,
-    ) -> None:
-        offsets = np.repeat(self.base[slots] - start, edge_sizes)
-        source, target = edge["source"] + offsets, edge["target"] + offsets
-        if (np.diff(source) < 0).any():
-            order = np.argsort(source, kind="stable")
-            edge = {name: column[order] for name, column in edge.items()}
-            source, target = source[order], target[order]
-        for name, column in edge.items():
-            self.edges.write(name, edge_start, column)
-        total = int(sizes.sum())
-        out = np.bincount(source, minlength=total).astype(np.int64)
-        self.vertices.write("out_degree", start, out)
-        self.vertices.write("out_start", start, edge_start + np.cumsum(out) - out)
-        into = np.bincount(target, minlength=total).astype(np.int64)
-        self.vertices.write("in_degree", start, into)
+    def _close_cohort(self, number: int) -> None:
+        cohort = self._cohorts[number]
+        if cohort.vertices:
+            self.vertices.ranges.give(cohort.start, cohort.vertices)
+        if cohort.edges:
+            self.edges.ranges.give(cohort.edge_start, cohort.edges)
+        self._spare_cohorts.append(number)
 
 
 @final
@@ -389,62 +365,3 @@ def edges_inside(
     found["source"] = found["source"] + offsets
     found["target"] = found["target"] + offsets
     return found
-
-
-def _called(instance: Instance) -> str:
-    return "instance" if instance.key is None else f"instance {instance.key}"
-
-
-def _size(instance: Instance, names: Sequence[str]) -> int:
-    given = [n for n in names[:1] if n in instance.vertex] or list(instance.vertex)[:1]
-    for name in given:
-        return _entries(instance, "vertex", name, instance.vertex[name])
-    most = 1
-    for brought in instance.inputs.values():
-        rows, at = brought if isinstance(brought, tuple) else (brought, None)
-        most = max(most, len(rows) if at is None else int(np.max(np.asarray(at), initial=-1)) + 1)
-    return most
-
-
-def _edges(instance: Instance) -> int:
-    source = instance.edge.get("source")
-    if source is None:
-        raise DataError(
-            f"{_called(instance)}: edge column 'source' is missing; it has "
-            f"{sorted(instance.edge) or 'none'}; an instance without edges brings empty arrays"
-        )
-    return _entries(instance, "edge", "source", source)
-
-
-def _entries(instance: Instance, kind: str, name: str, column: object) -> int:
-    entries = as_column(column)
-    if entries.ndim == 0:
-        raise DataError(f"{_called(instance)}: {kind} column '{name}' is a number, not an array")
-    return len(entries)
-
-
-def _check_ends(
-    instances: Sequence[Instance], edge: dict[str, Column], sizes: IntArray, edge_sizes: IntArray
-) -> None:
-    limit = np.repeat(sizes, edge_sizes)
-    for name in ("source", "target"):
-        column = edge[name]
-        if column.dtype.kind != "i" and column.size:
-            first = instances[int(np.argmax(edge_sizes > 0))]
-            raise DataError(
-                f"{_called(first)}: edge column '{name}' holds {column.dtype}; expected integers"
-            )
-        edge[name] = column = column.astype(np.int64, copy=False)
-        bad = np.flatnonzero((column < 0) | (column >= limit))
-        if bad.size:
-            owner = int(np.searchsorted(np.cumsum(edge_sizes), bad[0], side="right"))
-            raise DataError(
-                f"{_called(instances[owner])}: an edge has {name} {int(column[bad[0]])}, but the "
-                f"instance has vertices 0..{int(sizes[owner]) - 1}"
-            )
-
-
-def _zeros(table: Table, name: str, n: int) -> Column:
-    """Stands for a column that an instance may leave out."""
-    known = table.columns[name]
-    return np.zeros(n, np.int64) if known is None else np.zeros((n, *known.shape[1:]), known.dtype)

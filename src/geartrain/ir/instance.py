@@ -13,7 +13,7 @@ numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -51,3 +51,30 @@ def as_column(array: object) -> NDArray[Any]:
     if column.dtype.kind in "iub" and column.dtype != np.int64:
         return column.astype(np.int64)
     return column
+
+
+@final
+class InOrder(Iterator[Any]):
+    """Items of a list in some order, which may be looked at before they are taken.
+
+    Args:
+        items: A list or tuple.
+        order: Places in it.
+    """
+
+    def __init__(self, items: Sequence[Any], order: Sequence[int]) -> None:
+        self._items, self._order, self._at = items, order, 0
+
+    def __next__(self) -> Any:
+        if self._at >= len(self._order):
+            raise StopIteration
+        self._at += 1
+        return self._items[self._order[self._at - 1]]
+
+    def ahead(self, n: int) -> list[Any]:
+        """The next n items, or as many as are left."""
+        return [self._items[i] for i in self._order[self._at : self._at + n]]
+
+    def skip(self, n: int) -> None:
+        """Take n items that ``ahead`` has shown."""
+        self._at += n

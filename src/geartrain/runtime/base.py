@@ -22,7 +22,8 @@ from geartrain.engine.engine import Engine
 from geartrain.engine.router import Outbox
 from geartrain.engine.worker import Firing
 from geartrain.errors import DataError
-from geartrain.ir.instance import Instance
+from geartrain.ir.instance import InOrder, Instance
+from geartrain.ir.packed import Packed, Packer
 from geartrain.optim.part import StepTaken
 from geartrain.optim.share import AbstractLock, NoLock
 
@@ -64,6 +65,7 @@ class Feeder:
     ) -> None:
         self._instances, self._on_bad = instances, on_bad
         self._left = limit
+        self._block = Block(instances) if isinstance(instances, InOrder) else None
         self.taken = 0
         self.skipped = 0
         self.exhausted = False
@@ -80,6 +82,9 @@ class Feeder:
             DataError: An instance is refused and the policy is to raise.
         """
         while not self.exhausted and (n := engine.controller.want()):
+            packed = self._take_packed(n, engine.controller.packer)
+            if packed is not None:
+                return engine.controller.admit(packed)
             batch = self._take(n)
             if not batch:
                 continue  # the source has ended, or all of them were skipped
@@ -93,9 +98,25 @@ class Feeder:
                     return good
         return None
 
+    def _take_packed(self, n: int, packer: Packer) -> Packed | None:
+        """Up to n instances of a list; None where they are to be taken one by one."""
+        if self._block is None:
+            return None
+        packed = self._block.take(n if self._left is None else min(n, self._left), packer)
+        if packed is not None:
+            self.taken += len(packed)
+            if self._left is not None:
+                self._left -= len(packed)
+                self.exhausted = self._left == 0
+        return packed
+
     def _take(self, n: int) -> list[Instance]:
         if self._left is not None:
             n = min(n, self._left)
+        if self._block is not None and self._block.loose:
+            n = min(n, self._block.loose)
+            self._block.loose -= n
+        if self._left is not None:
             self._left -= n
         batch: list[Instance] = []
         for _ in range(n):
@@ -137,6 +158,58 @@ class Feeder:
                 merged.answered += out.answered
                 merged.spawned += out.spawned
         return merged
+
+
+@final
+class Block:
+    """Instances of a list, packed some way ahead of their admission.
+
+    A block holds as many instances as are wanted, and once their bytes are known, up to 1024 of
+    1 MiB together. One that cannot be packed is left to be taken instance by instance, so that an
+    error comes with the instance that it is about.
+
+    Args:
+        instances: Taken in their order.
+    """
+
+    def __init__(self, instances: InOrder) -> None:
+        self._instances = instances
+        self._packed: Packed | None = None
+        self._at = 0
+        self._size = 1
+        self.loose = 0  # instances that are left to be taken singly
+
+    def take(self, n: int, packer: Packer) -> Packed | None:
+        """The next instances, up to n; None: they are loose, or there are none."""
+        if self.loose:
+            return None
+        if self._packed is None or self._at == len(self._packed):
+            self._packed, self._at = self._pack(max(n, self._size), packer), 0
+            if self._packed is None:
+                return None
+        start = self._at
+        self._at = min(start + n, len(self._packed))
+        self._instances.skip(self._at - start)
+        return self._packed.part(start, self._at)
+
+    def _pack(self, n: int, packer: Packer) -> Packed | None:
+        instances = self._instances.ahead(n)
+        if not instances:
+            return None
+        if {*map(type, instances)} == {Instance}:
+            try:
+                packed = packer.pack(instances)
+            except (DataError, TypeError, ValueError) as error:
+                log.debug("%d instances are admitted singly: %s", len(instances), error)
+            else:
+                self._size = min(_BLOCK, _BLOCK_BYTES * len(packed) // max(1, packed.nbytes()))
+                return packed
+        self.loose = len(instances)
+        return None
+
+
+_BLOCK = 1024  # instances
+_BLOCK_BYTES = 1 << 20
 
 
 class AbstractRuntime(ABC):

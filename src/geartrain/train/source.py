@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from geartrain.ir.instance import Instance
+from geartrain.ir.instance import InOrder, Instance
 from geartrain.train.random_state import random_state_kept
 
 Data: TypeAlias = Iterable[Any]
@@ -97,6 +97,8 @@ class Source:
             if self._shuffle:
                 generator = np.random.default_rng((self._seed, number))
                 order = generator.permutation(len(data))[start:].tolist()
+            if type(data) in (list, tuple):
+                return InOrder(data, order)
             return map(data.__getitem__, order)
         with random_state_kept():
             if isinstance(data, DataLoader):

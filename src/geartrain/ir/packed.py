@@ -1,0 +1,451 @@
+"""Instances in columns: many are checked and joined at once, and cut into what is admitted.
+
+    instances    [ A        B     C            ]      pack: one pass over each column
+    sizes        [ 3        2     4            ]
+    vertex       [ a a a    b b   c c c c      ]      part(1, 3) ─► views of B and C
+    rows         [ a        b     c c          ]
+
+Joining asks C loops of numpy for types, lengths and values of a whole column. Only where these are
+irregular (lists instead of arrays, several types, a column that is left out) or wrong is an
+instance looked at by itself, and an error then names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from geartrain.errors import DataError
+from geartrain.ir.frame import Arena, Column, Table
+from geartrain.ir.instance import Instance, as_column
+from geartrain.ir.message import IntArray
+from geartrain.ir.operator import Input
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What instances bring to one input.
+
+    Args:
+        payload: Their rows ``(rows, ...)``, or None: they bring none.
+        lengths: int64 ``(n,)``, rows of each instance.
+        at: int64 ``(rows,)``, the vertex of each row, counted inside its instance.
+        ends: int64 ``(n + 1,)``, where each instance's rows end, before them the start of all.
+    """
+
+    payload: Tensor | None
+    lengths: IntArray
+    at: IntArray
+    ends: IntArray
+
+    def part(self, i: int, j: int) -> Rows:
+        """The instances i to j (exclusive); copies nothing."""
+        first, start, end = int(self.ends[0]), int(self.ends[i]), int(self.ends[j])
+        here = slice(start - first, end - first)
+        payload = None if self.payload is None or start == end else self.payload[here]
+        return Rows(payload, self.lengths[i:j], self.at[here], self.ends[i : j + 1])
+
+    def nbytes(self) -> int:
+        return self.at.nbytes + (0 if self.payload is None else self.payload.nbytes)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Instances that have been checked against a graph, in columns.
+
+    Args:
+        keys: objects ``(n,)``, what errors call them.
+        sizes, edge_sizes: int64 ``(n,)``, vertices and edges of each.
+        vertex_ends, edge_ends: int64 ``(n + 1,)``, where each one's entries end.
+        vertex: Name to entries of all vertices; with edges also the degrees and ``out_start``.
+        edge: Name to entries of all edges, sorted by source.
+        value: Name to ``(n, ...)``.
+        inputs: Input name to rows.
+        counts: int64 ``(n,)``, messages that each feeds: its rows, a bundle counting as one.
+    """
+
+    keys: NDArray[np.object_]
+    sizes: IntArray
+    edge_sizes: IntArray
+    vertex_ends: IntArray
+    edge_ends: IntArray
+    vertex: Mapping[str, Column]
+    edge: Mapping[str, Column]
+    value: Mapping[str, Column]
+    inputs: Mapping[str, Rows]
+    counts: IntArray
+
+    def __len__(self) -> int:
+        return self.sizes.size
+
+    def part(self, i: int, j: int) -> Packed:
+        """The instances i to j (exclusive); copies nothing."""
+        if i == 0 and j == self.sizes.size:
+            return self
+        here = slice(i, j)
+        vertices, edges = _between(self.vertex_ends, i, j), _between(self.edge_ends, i, j)
+        return Packed(
+            self.keys[here],
+            self.sizes[here],
+            self.edge_sizes[here],
+            self.vertex_ends[i : j + 1],
+            self.edge_ends[i : j + 1],
+            {name: column[vertices] for name, column in self.vertex.items()},
+            {name: column[edges] for name, column in self.edge.items()},
+            {name: column[here] for name, column in self.value.items()},
+            {name: rows.part(i, j) for name, rows in self.inputs.items()},
+            self.counts[here],
+        )
+
+    def nbytes(self) -> int:
+        """Bytes of the columns and rows."""
+        columns = [*self.vertex.values(), *self.edge.values(), *self.value.values()]
+        return sum(c.nbytes for c in columns) + sum(r.nbytes() for r in self.inputs.values())
+
+
+@final
+class Packer:
+    """Packs instances for the arena and the inputs of one graph.
+
+    The type of a column, and the shape and dtype of an input's rows, are those that the first
+    instance brought, or as the input declares them.
+
+    Args:
+        arena: Knows the columns, and the types of those that were admitted.
+        inputs: By name.
+    """
+
+    def __init__(self, arena: Arena, inputs: Mapping[str, Input]) -> None:
+        self._arena, self._inputs = arena, inputs
+        self._shapes: dict[str, tuple[torch.Size, torch.dtype]] = {}
+
+    def pack(self, instances: Sequence[Instance]) -> Packed:
+        """Join the columns of instances.
+
+        Args:
+            instances: One or more.
+
+        Raises:
+            DataError: A column or an input is missing, unknown, of unequal length or of another
+                type, points outside of its instance, or holds NaN; names the instance.
+        """
+        arena = self._arena
+        inputs = {name: self._rows(o, instances) for name, o in self._inputs.items()}
+        counts = self._counts(instances, inputs)
+        sizes = _sizes(instances, arena.vertex_names, inputs)
+        vertex = {n: self._column(instances, arena.vertices, n, sizes) for n in arena.vertex_names}
+        edge_sizes = np.zeros(len(instances), np.int64)
+        edge: dict[str, Column] = {}
+        if arena.has_edges:
+            edge_sizes = _lengths([_edges(i) for i in instances])
+            edge = {
+                n: self._column(instances, arena.edges, n, edge_sizes) for n in arena.edge_names
+            }
+            _check_ends(instances, edge, sizes, edge_sizes)
+            edge = _by_source(vertex, edge, sizes, edge_sizes)
+        value = {n: self._value(instances, n) for n in arena.value_names}
+        for name, rows in inputs.items():
+            if not self._inputs[name].bundle:
+                _check_places(instances, name, rows, sizes)
+        return Packed(
+            np.fromiter([i.key for i in instances], np.object_, len(instances)),
+            sizes,
+            edge_sizes,
+            _ends(sizes),
+            _ends(edge_sizes),
+            vertex,
+            edge,
+            value,
+            inputs,
+            counts,
+        )
+
+    def _counts(self, instances: Sequence[Instance], inputs: Mapping[str, Rows]) -> IntArray:
+        """Messages that each instance feeds."""
+        known = inputs.keys()
+        if not known >= set().union(*[i.inputs for i in instances]):
+            stranger = next(i for i in instances if not known >= i.inputs.keys())
+            name = next(n for n in stranger.inputs if n not in known)
+            raise DataError(
+                f"{called(stranger)} brings input '{name}'; the graph has {sorted(known)}"
+            )
+        counts = np.zeros(len(instances), np.int64)
+        for name, rows in inputs.items():
+            counts += np.minimum(rows.lengths, 1) if self._inputs[name].bundle else rows.lengths
+        if not counts.all():
+            raise DataError(
+                f"{called(instances[int(np.argmin(counts))])} brings no row to any input"
+            )
+        return counts
+
+    def _rows(self, operator: Input, instances: Sequence[Instance]) -> Rows:
+        name = operator.name
+        given = [i.inputs.get(name) for i in instances]
+        looked: dict[int, tuple[Tensor, IntArray]] = {}  # instances may share what they bring
+        parts: list[Tensor] = []
+        places: list[IntArray] = []
+        for instance, brought in zip(instances, given, strict=True):
+            if brought is None:
+                places.append(_NOWHERE)
+                continue
+            pair = looked.get(id(brought))
+            if pair is None:
+                pair = looked[id(brought)] = self._pair(operator, instance, brought)
+            parts.append(pair[0])
+            places.append(pair[1])
+        lengths = _lengths(places)
+        payload = _join_rows(name, parts) if lengths.any() else None
+        if payload is not None:
+            _check_finite(instances, name, payload, lengths)
+        return Rows(payload, lengths, np.concatenate(places), _ends(lengths))
+
+    def _pair(self, operator: Input, instance: Instance, brought: Any) -> tuple[Tensor, IntArray]:
+        """What one instance brings to an input: rows, and the vertex of each."""
+        rows, at = brought if isinstance(brought, tuple) else (brought, None)
+        if not isinstance(rows, Tensor) or rows.ndim == 0:
+            raise DataError(
+                f"{called(instance)}: input '{operator.name}' is {type(rows).__name__}; bring a "
+                "tensor (n, ...) or a pair (tensor, vertices)"
+            )
+        shape = rows.shape
+        here = np.arange(shape[0]) if at is None else np.asarray(at, np.int64)
+        if here.shape != shape[:1]:
+            raise DataError(
+                f"{called(instance)}: input '{operator.name}' has {shape[0]} rows and vertices of "
+                f"shape {here.shape}; one vertex for each row"
+            )
+        known = self._shapes.get(operator.name)
+        if known is None:
+            known = self._shapes[operator.name] = _declared(operator, rows)
+        if known != (shape[1:], rows.dtype) and not operator.bundle:
+            raise DataError(
+                f"{called(instance)}: input '{operator.name}' has rows of {rows.dtype} "
+                f"{tuple(shape[1:])}; the input (or its first instance) says {known[1]} "
+                f"{tuple(known[0])}"
+            )
+        return rows, here
+
+    def _column(
+        self, instances: Sequence[Instance], table: Table, name: str, sizes: IntArray
+    ) -> Column:
+        """One vertex or edge column of all instances."""
+        kind = table.kind
+        brought: list[Mapping[str, Any]] = [getattr(i, kind) for i in instances]
+        columns = [given.get(name) for given in brought]
+        joined = _joined(columns, sizes)
+        if joined is not None and table.takes(name, joined):
+            return joined
+        parts: list[Column] = []
+        for k, (column, n) in enumerate(zip(columns, sizes.tolist(), strict=True)):
+            if column is None:
+                if name not in self._arena.optional:
+                    raise _missing(instances[k], f"{kind} column", name, brought[k])
+                parts.append(table.zeros(name, n))
+                continue
+            part = as_column(column)
+            if part.ndim == 0 or len(part) != n:
+                raise DataError(
+                    f"{called(instances[k])}: {kind} column '{name}' has shape {part.shape}, "
+                    f"expected {n} entries, one for every {kind}"
+                )
+            parts.append(table.fitting(name, part, parts, called(instances[k])))
+        some = [p for p in parts if len(p)] or parts[:1]
+        return np.concatenate(some) if len(some) > 1 else some[0]
+
+    def _value(self, instances: Sequence[Instance], name: str) -> Column:
+        table = self._arena.values
+        values = [i.value.get(name) for i in instances]
+        if {int, np.int64}.issuperset(map(type, values)):
+            joined = np.array(values, np.int64)
+            if table.takes(name, joined):
+                return joined
+        parts: list[Column] = []
+        for instance, value in zip(instances, values, strict=True):
+            if value is None:
+                if name not in self._arena.optional:
+                    raise _missing(instance, "value", name, instance.value)
+                parts.append(table.zeros(name, 1))
+                continue
+            parts.append(table.fitting(name, as_column(value)[None], parts, called(instance)))
+        return np.concatenate(parts)
+
+
+def called(instance: Instance) -> str:
+    """What errors call an instance."""
+    return f"instance {'without a key' if instance.key is None else instance.key}"
+
+
+_NOWHERE = np.zeros(0, np.int64)
+
+
+def _lengths(arrays: Sequence[Any]) -> IntArray:
+    return np.fromiter(map(len, arrays), np.int64, len(arrays))
+
+
+def _ends(lengths: IntArray) -> IntArray:
+    ends = np.zeros(lengths.size + 1, np.int64)
+    np.cumsum(lengths, out=ends[1:])
+    return ends
+
+
+def _between(ends: IntArray, i: int, j: int) -> slice:
+    first = int(ends[0])
+    return slice(int(ends[i]) - first, int(ends[j]) - first)
+
+
+def _joined(columns: Sequence[Any], sizes: IntArray) -> Column | None:
+    """Arrays of one type and the expected lengths as one; None: they want a closer look."""
+    if set(map(type, columns)) != {np.ndarray} or len({c.dtype for c in columns}) != 1:
+        return None
+    if {c.ndim for c in columns} != {1} or not np.array_equal(_lengths(columns), sizes):
+        return None
+    return as_column(np.concatenate(columns) if len(columns) > 1 else columns[0])
+
+
+def _missing(instance: Instance, what: str, name: str, brought: Mapping[str, Any]) -> DataError:
+    return DataError(
+        f"{called(instance)}: {what} '{name}' is missing; it has {sorted(brought) or 'none'}"
+    )
+
+
+def _sizes(
+    instances: Sequence[Instance], names: Sequence[str], inputs: Mapping[str, Rows]
+) -> IntArray:
+    """Vertices of each instance: as many as its columns have entries, or its rows need."""
+    if not any(i.vertex for i in instances):
+        return _reached(len(instances), inputs)
+    first = names[0] if names else None
+    sizes = np.zeros(len(instances), np.int64)
+    columns = [i.vertex.get(first) for i in instances]  # type: ignore[arg-type]
+    if set(map(type, columns)) == {np.ndarray} and all(c.ndim for c in columns):  # type: ignore[union-attr]
+        return _lengths(columns)
+    reached = _reached(len(instances), inputs)
+    for k, instance in enumerate(instances):
+        name = first if first in instance.vertex else next(iter(instance.vertex), None)
+        sizes[k] = (
+            reached[k]
+            if name is None
+            else _entries(instance, "vertex", name, instance.vertex[name])
+        )
+    return sizes
+
+
+def _reached(n: int, inputs: Mapping[str, Rows]) -> IntArray:
+    """Vertices of instances without vertex columns: up to the last that a row enters at."""
+    sizes = np.ones(n, np.int64)
+    for rows in inputs.values():
+        some = np.flatnonzero(rows.lengths)
+        if some.size:
+            last = np.maximum.reduceat(rows.at, rows.ends[:-1][some])
+            sizes[some] = np.maximum(sizes[some], last + 1)
+    return sizes
+
+
+def _edges(instance: Instance) -> Any:
+    source = instance.edge.get("source")
+    if type(source) is np.ndarray and source.ndim:
+        return source
+    if source is None:
+        raise DataError(
+            f"{called(instance)}: edge column 'source' is missing; it has "
+            f"{sorted(instance.edge) or 'none'}; an instance without edges brings empty arrays"
+        )
+    _entries(instance, "edge", "source", source)
+    return as_column(source)
+
+
+def _entries(instance: Instance, kind: str, name: str, column: object) -> int:
+    entries = as_column(column)
+    if entries.ndim == 0:
+        raise DataError(f"{called(instance)}: {kind} column '{name}' is a number, not an array")
+    return len(entries)
+
+
+def _owner(lengths: IntArray, entry: int) -> int:
+    return int(np.searchsorted(np.cumsum(lengths), entry, side="right"))
+
+
+def _check_ends(
+    instances: Sequence[Instance], edge: dict[str, Column], sizes: IntArray, edge_sizes: IntArray
+) -> None:
+    limit = np.repeat(sizes, edge_sizes)
+    for name in ("source", "target"):
+        column = edge[name]
+        if column.dtype.kind != "i" and column.size:
+            first = instances[int(np.argmax(edge_sizes > 0))]
+            raise DataError(
+                f"{called(first)}: edge column '{name}' holds {column.dtype}; expected integers"
+            )
+        edge[name] = column = column.astype(np.int64, copy=False)
+        bad = np.flatnonzero((column < 0) | (column >= limit))
+        if bad.size:
+            owner = _owner(edge_sizes, int(bad[0]))
+            raise DataError(
+                f"{called(instances[owner])}: an edge has {name} {int(column[bad[0]])}, but the "
+                f"instance has vertices 0..{int(sizes[owner]) - 1}"
+            )
+
+
+def _check_places(instances: Sequence[Instance], name: str, rows: Rows, sizes: IntArray) -> None:
+    bad = np.flatnonzero((rows.at < 0) | (rows.at >= np.repeat(sizes, rows.lengths)))
+    if bad.size:
+        owner = _owner(rows.lengths, int(bad[0]))
+        raise DataError(
+            f"{called(instances[owner])}: input '{name}' has a row at vertex "
+            f"{int(rows.at[bad[0]])}, but the instance has vertices 0..{int(sizes[owner]) - 1}"
+        )
+
+
+def _by_source(
+    vertex: dict[str, Column], edge: dict[str, Column], sizes: IntArray, edge_sizes: IntArray
+) -> dict[str, Column]:
+    """Edges sorted by source; adds degrees and the first edge of each vertex to its columns."""
+    offsets = np.repeat(np.cumsum(sizes) - sizes, edge_sizes)
+    source, target = edge["source"] + offsets, edge["target"] + offsets
+    if (np.diff(source) < 0).any():
+        order = np.argsort(source, kind="stable")
+        edge = {name: column[order] for name, column in edge.items()}
+        source = source[order]
+    total = int(sizes.sum())
+    out = np.bincount(source, minlength=total).astype(np.int64)
+    vertex["out_degree"] = out
+    vertex["out_start"] = np.cumsum(out) - out
+    vertex["in_degree"] = np.bincount(target, minlength=total).astype(np.int64)
+    return edge
+
+
+def _join_rows(name: str, parts: list[Tensor]) -> Tensor:
+    try:
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    except RuntimeError as error:
+        shapes = sorted({tuple(p.shape[1:]) for p in parts})
+        raise DataError(f"input '{name}' has rows of shapes {shapes}") from error
+
+
+def _check_finite(
+    instances: Sequence[Instance], name: str, payload: Tensor, lengths: IntArray
+) -> None:
+    if not payload.is_floating_point() or payload.sum().isfinite():
+        return  # what is not finite shows in the sum, which may also just be too large
+    if payload.isfinite().all():
+        return
+    broken = ~torch.isfinite(payload).flatten(1).all(1) if payload.ndim > 1 else ~payload.isfinite()
+    owner = _owner(lengths, int(torch.nonzero(broken)[0, 0]))
+    raise DataError(
+        f"{called(instances[owner])}: input '{name}' holds NaN or infinity; clean the features "
+        "before they are fed"
+    )
+
+
+def _declared(operator: Input, rows: Tensor) -> tuple[torch.Size, torch.dtype]:
+    """Shape and dtype of one row: as declared, else as the first instance brings them."""
+    shape = rows.shape[1:] if operator.shape is None else torch.Size(operator.shape)
+    return shape, rows.dtype if operator.dtype is None else operator.dtype

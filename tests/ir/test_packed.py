@@ -1,0 +1,138 @@
+"""Instances in columns: packed at once or one by one, cut anywhere, they are the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geartrain.engine.engine import Engine, Settings
+from geartrain.errors import DataError
+from geartrain.ir.frame import Arena
+from geartrain.ir.graph import Graph
+from geartrain.ir.instance import Instance
+from geartrain.ir.packed import Packed, Packer
+
+DRAWN = settings(deadline=None, derandomize=True, max_examples=40)
+
+
+def engine() -> Engine:
+    made = Graph(vertex=("slot",), edge=("type",), value=("aim",))
+    made.input("x").stop()
+    made.input("bag", bundle=True).stop()
+    return Engine(made, {}, Settings())
+
+
+def packer() -> Packer:
+    return engine().controller.packer
+
+
+def drawn(seed: int, n: int) -> list[Instance]:
+    """Random instances; some bring lists, some no edges, some nothing to an input."""
+    random = np.random.default_rng(seed)
+    made = []
+    for i in range(n):
+        v, e = int(random.integers(1, 5)), int(random.integers(0, 6))
+        slot = random.integers(0, 9, v)
+        where = random.permutation(v)[: int(random.integers(1, v + 1))]
+        x = torch.from_numpy(random.normal(size=(len(where), 2)))
+        inputs = {"x": (x, where), "bag": torch.ones(v, 3)}
+        if i % 4 == 1:
+            del inputs["bag"]
+        edge = {
+            "source": random.integers(0, v, e),
+            "target": random.integers(0, v, e),
+            "type": random.integers(0, 3, e).astype(np.int32),
+        }
+        made.append(
+            Instance(
+                inputs,
+                {"slot": slot.tolist() if i % 5 == 2 else slot},
+                edge,
+                {"aim": float(i)},
+                key=("tuple", i),
+            )
+        )
+    return made
+
+
+def same(one: Packed, other: Packed) -> None:
+    assert one.keys.tolist() == other.keys.tolist()
+    for name in ("sizes", "edge_sizes", "counts"):
+        assert np.array_equal(getattr(one, name), getattr(other, name))
+    for kind in ("edge", "value"):
+        for name, column in getattr(one, kind).items():
+            assert np.array_equal(column, getattr(other, kind)[name])
+    for name in ("slot", "out_degree", "in_degree"):
+        assert np.array_equal(one.vertex[name], other.vertex[name])
+    first, begin = int(one.edge_ends[0]), int(other.edge_ends[0])
+    assert np.array_equal(one.vertex["out_start"] - first, other.vertex["out_start"] - begin)
+    for name, rows in one.inputs.items():
+        twin = other.inputs[name]
+        assert np.array_equal(rows.lengths, twin.lengths) and np.array_equal(rows.at, twin.at)
+        assert (rows.payload is None) == (twin.payload is None)
+        if rows.payload is not None and twin.payload is not None:
+            assert torch.equal(rows.payload, twin.payload)
+
+
+@DRAWN
+@given(seed=st.integers(0, 999), n=st.integers(1, 12), data=st.data())
+def test_a_part_is_what_its_instances_pack_to_by_themselves(seed, n, data):
+    instances = drawn(seed, n)
+    whole = packer().pack(instances)
+    i = data.draw(st.integers(0, n - 1))
+    j = data.draw(st.integers(i + 1, n))
+    same(whole.part(i, j), packer().pack(instances[i:j]))
+    k = data.draw(st.integers(i + 1, j))
+    same(whole.part(i, j).part(0, k - i), whole.part(i, k))
+
+
+@DRAWN
+@given(seed=st.integers(0, 999), order=st.permutations(range(3)))
+def test_the_arena_holds_what_each_instance_brought(seed, order):
+    instances = drawn(seed, 9)
+    made = engine()
+    arena: Arena = made.wiring.arena
+    whole = made.controller.packer.pack(instances)
+    cut = [slice(0, 2), slice(2, 7), slice(7, 9)]
+    slots = {k: arena.admit(whole.part(cut[k].start, cut[k].stop), cut[k].start) for k in order}
+    for k in order:
+        for slot, instance in zip(slots[k].tolist(), instances[cut[k]], strict=True):
+            base, size = int(arena.base[slot]), int(arena.size[slot])
+            first, edges = int(arena.edge_base[slot]), int(arena.edge_size[slot])
+            here = slice(base, base + size)
+            assert arena.vertices["slot"][here].tolist() == list(instance.vertex["slot"])
+            assert arena.values["aim"][slot] == instance.value["aim"]
+            assert arena.describe(slot) == f"instance {int(arena.serial[slot])} ({instance.key})"
+            source = np.asarray(instance.edge["source"])
+            sorted_by_source = np.argsort(source, kind="stable")
+            kept = arena.edges["target"][first : first + edges]
+            assert np.array_equal(kept, np.asarray(instance.edge["target"])[sorted_by_source])
+            degrees = np.bincount(source, minlength=size)
+            assert np.array_equal(arena.vertices["out_degree"][here], degrees)
+            starts = first + np.cumsum(degrees) - degrees
+            assert np.array_equal(arena.vertices["out_start"][here], starts)
+    for k in order:
+        arena.release(slots[k])
+    assert arena.active == 0
+    assert arena.vertices.ranges.free() == arena.vertices.ranges.capacity
+    assert arena.edges.ranges.free() == arena.edges.ranges.capacity
+
+
+def test_the_cost_of_a_block_counts_columns_and_rows():
+    packed = packer().pack(drawn(0, 4))
+    rows = packed.inputs["x"]
+    assert packed.nbytes() > rows.nbytes() >= rows.at.nbytes + 16 * int(rows.lengths.sum())
+
+
+def test_a_sum_that_overflows_is_no_infinity_among_the_rows():
+    made = Graph()
+    made.input("x").stop()
+    large = Instance({"x": torch.full((2, 2), 3e38)}, key="large")
+    pack = Engine(made, {}, Settings()).controller.packer.pack
+    assert pack([large]).counts.tolist() == [2]
+    broken = Instance({"x": torch.tensor([[1.0, 1.0], [torch.inf, -torch.inf]])}, key="broken")
+    with pytest.raises(DataError, match="instance broken: input 'x' holds NaN or infinity"):
+        pack([large, broken])

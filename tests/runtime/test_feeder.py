@@ -1,0 +1,82 @@
+"""The feeder: lists are packed ahead, and nobody can tell but by the clock."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from geartrain.engine.controller import Ramp
+from geartrain.engine.engine import Engine, Settings
+from geartrain.errors import DataError
+from geartrain.ir.graph import Graph
+from geartrain.ir.instance import InOrder, Instance
+from geartrain.runtime.base import Feeder
+
+N = 300
+
+
+def engine(max_active: int = 50) -> Engine:
+    made = Graph()
+    made.input("x").through(torch.sin, name="sin").stop()
+    ready = Engine(made, {}, Settings(max_active=max_active, ramp=Ramp(over=0)))
+    ready.begin(train=True)
+    return ready
+
+
+def rows(bad: int | None = None, width: int = 2) -> list[Instance]:
+    return [
+        Instance({"x": torch.full((1, width), float("nan") if i == bad else float(i))}, key=i)
+        for i in range(N)
+    ]
+
+
+def fed(feeder: Feeder, ready: Engine) -> list[int]:
+    """What is admitted, every instance finishing at once."""
+    found: list[int] = []
+    while (out := feeder.admit(ready)) is not None:
+        for delivery in out.deliveries:
+            found += [int(v) for v in delivery.batch.payload[0][:, 0]]
+            out.answered.append(delivery.batch.state[0])
+        assert ready.controller.active <= 50
+        ready.controller.settle(out)
+    return found
+
+
+@pytest.mark.parametrize("width", [2, 30_000])
+def test_a_list_is_fed_in_its_order_whatever_the_blocks(width):
+    order = list(range(N))[::-1]
+    feeder = Feeder(InOrder(rows(width=width), order))
+    assert fed(feeder, engine()) == order
+    assert (feeder.taken, feeder.source_ended) == (N, True)
+
+
+def test_limits_cut_a_list_without_losing_or_repeating_any():
+    source, found = InOrder(rows(), range(N)), []
+    for limit in (1, 70, 130, None):
+        feeder = Feeder(source, limit=limit)
+        found.append(fed(feeder, engine()))
+        assert feeder.exhausted and feeder.source_ended == (limit is None)
+    assert [len(f) for f in found] == [1, 70, 130, 99]
+    assert [i for some in found for i in some] == list(range(N))
+
+
+def test_what_is_wrong_in_a_block_is_told_at_its_place():
+    ready, feeder = engine(), Feeder(InOrder(rows(bad=120), range(N)))
+    with pytest.raises(DataError, match="instance 120: input 'x' holds NaN"):
+        fed(feeder, ready)
+    assert ready.controller.finished == 100  # two admissions of 50 went before
+
+
+def test_one_that_is_skipped_takes_no_other_with_it(caplog):
+    ready, feeder = engine(), Feeder(InOrder(rows(bad=120), range(N)), "skip")
+    with caplog.at_level(logging.WARNING, "geartrain.runtime"):
+        assert fed(feeder, ready) == [i for i in range(N) if i != 120]
+    assert (feeder.taken, feeder.skipped) == (N, 1)
+    assert "instance 120" in caplog.text
+
+
+def test_items_of_a_list_that_are_no_instances_are_named():
+    with pytest.raises(TypeError, match=r"the data gave a dict; it gives gt\.Instance"):
+        fed(Feeder(InOrder([*rows(), {}], range(N + 1))), engine())
