@@ -76,7 +76,7 @@ def test_minibatches_share_a_batch_unless_they_are_taken_alone(alone: bool) -> N
     assert real == ([2, 5, 4] if alone else [11])
 
 
-def test_updates_of_minibatches_that_are_taken_alone_are_an_update_each() -> None:
+def test_every_minibatch_is_an_update_whether_taken_alone_or_together() -> None:
     class Weighs(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -99,4 +99,4 @@ def test_updates_of_minibatches_that_are_taken_alone_are_an_update_each() -> Non
         session.fit([gt.Instance({"x": torch.ones(5, 1)})] * 8, epochs=1)
         return session.parts["weighs"].version
 
-    assert (updates(True), updates(False)) == (8, 2)
+    assert (updates(True), updates(False)) == (8, 8)
