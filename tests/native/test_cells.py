@@ -174,6 +174,37 @@ def test_other_dtypes_and_strides_are_left_to_torch(native: library.Library, use
     assert cells.gru_forward(torch.zeros(2, 9), torch.zeros(2, 9), torch.zeros(2, 4), short) is None
 
 
+def test_shapes_that_do_not_fit_are_left_to_torch_to_refuse(
+    native: library.Library, use: Use
+) -> None:
+    use(native)
+    kept, c, d = torch.zeros(2, 6, 3), torch.zeros(2, 2, 3), torch.zeros(2, 3)
+    gates = torch.zeros(2, 15)
+    assert cells.tree_forward(gates, c, kept) is not None
+    assert cells.tree_forward(gates[:, 1:].contiguous(), c, kept) is None
+    assert cells.tree_forward(gates, c[:1], kept) is None
+    assert cells.tree_forward(gates, None, kept) is None
+    assert cells.tree_backward(d, d, kept, c, None, 2) is not None
+    assert cells.tree_backward(d, d[:1], kept, c, None, 2) is None
+    assert cells.tree_backward(None, None, kept, c, None, 2) is None
+    assert cells.tree_backward(d, None, kept, c[:1], None, 2) is None
+    of, four, five = torch.zeros(2, 9), torch.zeros(2, 4, 3), torch.zeros(2, 5, 3)
+    assert cells.lstm_forward(five, d[:1]) is None
+    assert cells.lstm_backward(d, d[:, 1:].contiguous(), five, d, None, 2) is None
+    assert cells.lstm_backward(d, None, five, d[:1], None, 2) is None
+    assert cells.gru_forward(of, of[:1], d, four) is None
+    assert cells.gru_backward(d, of, four, None, 2) is None
+
+
+def test_row_numbers_may_lie_apart(native: library.Library, use: Use) -> None:
+    use(native)
+    kept, c, d = torch.rand(5, 6, 3), torch.rand(5, 2, 3), torch.rand(2, 3)
+    apart = cells.tree_backward(d, None, kept, c, np.array([4, 9, 1, 9])[::2], 2)
+    expected = cells.tree_backward(d, None, kept, c, np.array([4, 1]), 2)
+    assert apart is not None and expected is not None
+    assert all(torch.equal(a, b) for a, b in zip(apart, expected, strict=True))
+
+
 def test_rows_of_zeros_follow_the_gradient_at_the_gates(native: library.Library, use: Use) -> None:
     use(native)
     dh = torch.randn(3, 2)

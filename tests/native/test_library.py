@@ -153,7 +153,7 @@ def test_kernels_with_wrong_numbers_are_not_used(
     right = native.typed[torch.float32]["tanh"]
 
     def wrong(n: int, x: int, y: int) -> int:
-        return right[0](n - 1, x, y)  # leaves the last number as it was
+        return right[0](n - 1, x + 4, y)  # of the next number
 
     with monkeypatch.context() as patch:
         patch.setitem(native.typed[torch.float32], "tanh", (wrong, wrong))

@@ -9,12 +9,11 @@ does it in torch. Sums over rows are taken in the order of the rows.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from geartrain.native import library
 from geartrain.native.library import SMALL, Function
-from geartrain.native.rows import Rows, out_of_range
+from geartrain.native.rows import Rows, contiguous, out_of_range, pointer
 
 
 def tree_forward(
@@ -28,16 +27,21 @@ def tree_forward(
         kept: ``(n, 4 + k, H)``, gets the squashed gates and tanh(c).
     """
     n, parts, width = kept.shape
+    k = parts - 4
     run = _function("tree_forward", kept, gates, children)
-    if run is None:
+    if (
+        run is None
+        or gates.shape != (n, (3 + k) * width)
+        or (k if children is None else children.shape != (n, k, width))
+    ):
         return None
     h, c = kept.new_empty((n, width)), kept.new_empty((n, width))
     run(
         n,
         width,
-        parts - 4,
+        k,
         gates.data_ptr(),
-        (parts - 1) * width,
+        gates.shape[1],
         None if children is None else children.data_ptr(),
         kept.data_ptr(),
         h.data_ptr(),
@@ -69,14 +73,16 @@ def tree_backward(
     Raises:
         ProtocolError: A row is out of range.
     """
-    given = dh if dh is not None else dc
-    assert given is not None
     limit, parts, width = kept.shape
-    n = limit if rows is None else rows.size
+    k, n = parts - 4, limit if rows is None else rows.size
+    rows = contiguous(rows)
     run = _function("tree_backward", kept, children, dh, dc, entries=n * parts * width)
-    if run is None or given.shape != (n, width):
+    if (
+        run is None
+        or not _one_is_of((n, width), dh, dc)
+        or (k if children is None else children.shape != (limit, k, width))
+    ):
         return None
-    k = parts - 4
     d_gates = kept.new_empty((whole, (3 + k) * width))
     d_children = kept.new_empty((n, k, width))
     ends = kept.new_empty((4 + k) * width)  # the sum, and scratch
@@ -90,7 +96,7 @@ def tree_backward(
         _address(dc),
         kept.data_ptr(),
         _address(children),
-        None if rows is None else torch.from_numpy(rows).data_ptr(),
+        pointer(rows),
         limit,
         d_gates.data_ptr(),
         d_children.data_ptr(),
@@ -131,12 +137,11 @@ def lstm_backward(
     Raises:
         ProtocolError: A row is out of range.
     """
-    given = dh if dh is not None else dc
-    assert given is not None
     limit, _, width = kept.shape
     n = limit if rows is None else rows.size
+    rows = contiguous(rows)
     run = _function("lstm_backward", kept, c, dh, dc, entries=5 * n * width)
-    if run is None or given.shape != (n, width) or c.shape != (limit, width):
+    if run is None or not _one_is_of((n, width), dh, dc) or c.shape != (limit, width):
         return None
     d_gates, d_c = kept.new_empty((whole, 4 * width)), kept.new_empty((n, width))
     ends = kept.new_empty(5 * width)  # the sum, and scratch
@@ -149,7 +154,7 @@ def lstm_backward(
         _address(dc),
         kept.data_ptr(),
         c.data_ptr(),
-        None if rows is None else torch.from_numpy(rows).data_ptr(),
+        pointer(rows),
         limit,
         d_gates.data_ptr(),
         d_c.data_ptr(),
@@ -171,7 +176,8 @@ def gru_forward(of_x: Tensor, of_h: Tensor, h: Tensor, kept: Tensor) -> Tensor |
     """
     run = _function("gru_forward", kept, of_x, of_h, h)
     n, _, width = kept.shape
-    if run is None or h.shape != (n, width):
+    shape = (n, 3 * width)
+    if run is None or h.shape != (n, width) or of_x.shape != shape or of_h.shape != shape:
         return None
     y = kept.new_empty((n, width))
     run(n, width, of_x.data_ptr(), of_h.data_ptr(), h.data_ptr(), kept.data_ptr(), y.data_ptr())
@@ -198,8 +204,9 @@ def gru_backward(
     """
     limit, _, width = kept.shape
     n = limit if rows is None else rows.size
+    rows = contiguous(rows)
     run = _function("gru_backward", kept, dy, h, entries=4 * n * width)
-    if run is None or dy.shape != (n, width) or h.shape[0] < n:
+    if run is None or dy.shape != (n, width) or h.shape[0] < n or h.shape[1:] != (width,):
         return None
     d_x, d_h = kept.new_empty((whole, 3 * width)), kept.new_empty((whole, 3 * width))
     dh = kept.new_empty((n, width))
@@ -210,7 +217,7 @@ def gru_backward(
         dy.data_ptr(),
         h.data_ptr(),
         kept.data_ptr(),
-        None if rows is None else torch.from_numpy(rows).data_ptr(),
+        pointer(rows),
         limit,
         d_x.data_ptr(),
         d_h.data_ptr(),
@@ -242,6 +249,12 @@ def _function(
         if x is not None and not (x.dtype == like.dtype and x.is_cpu and x.is_contiguous()):
             return None
     return typed[name][(like.numel() if entries is None else entries) > SMALL]
+
+
+def _one_is_of(shape: tuple[int, ...], *gradients: Tensor | None) -> bool:
+    """Whether there is a gradient, and those that are there have the shape."""
+    there = [d.shape for d in gradients if d is not None]
+    return bool(there) and all(s == shape for s in there)
 
 
 def _address(x: Tensor | None) -> int | None:

@@ -222,14 +222,14 @@ def add(
     typed = _typed(target, source)
     if typed is None:
         return _add(target, target_rows, source, source_rows)
-    to, at = _contiguous(target_rows), _contiguous(source_rows)
+    to, at = contiguous(target_rows), contiguous(source_rows)
     width = target.numel() // target.shape[0]
     bad = typed["add_rows"][n * width > library.SMALL](
         target.data_ptr(),
-        _pointer(to),
+        pointer(to),
         target.shape[0],
         source.data_ptr(),
-        _pointer(at),
+        pointer(at),
         source.shape[0],
         n,
         width,
@@ -252,16 +252,16 @@ def total(a: Tensor, a_rows: Rows | None, b: Tensor, b_rows: Rows | None) -> Ten
     if typed is None:
         x = a if a_rows is None else a.index_select(0, torch.from_numpy(a_rows))
         return x + (b if b_rows is None else b.index_select(0, torch.from_numpy(b_rows)))
-    of_a, of_b = _contiguous(a_rows), _contiguous(b_rows)
+    of_a, of_b = contiguous(a_rows), contiguous(b_rows)
     width = a.numel() // a.shape[0]
     out = a.new_empty((n, *a.shape[1:]))
     bad = typed["sum_rows"][n * width > library.SMALL](
         out.data_ptr(),
         a.data_ptr(),
-        _pointer(of_a),
+        pointer(of_a),
         a.shape[0],
         b.data_ptr(),
-        _pointer(of_b),
+        pointer(of_b),
         b.shape[0],
         n,
         width,
@@ -290,11 +290,13 @@ def _typed(a: Tensor, b: Tensor) -> dict[str, tuple[library.Function, ...]] | No
     return native.typed.get(a.dtype)
 
 
-def _pointer(rows: Rows | None) -> int | None:
+def pointer(rows: Rows | None) -> int | None:
+    """Where contiguous row numbers lie."""
     return None if rows is None else torch.from_numpy(rows).data_ptr()
 
 
-def _contiguous(rows: Rows | None) -> Rows | None:
+def contiguous(rows: Rows | None) -> Rows | None:
+    """The same numbers side by side; hold on to them while C reads them."""
     return rows if rows is None or rows.flags.c_contiguous else np.ascontiguousarray(rows)
 
 
