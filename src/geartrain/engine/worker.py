@@ -188,10 +188,11 @@ class WorkerState:
         out.deliveries.clear()
 
     def _most_back(self, node: AbstractNode) -> int:
-        """Most answers of one firing: those of one update.
+        """Most answers of one firing, so that updates have about the size that was asked for.
 
         Instances that move in lockstep would else come back together, and one update would take
-        them all, however few it was asked for. A bundle stands for an instance.
+        them all, however few it was asked for. A bundle stands for an instance; halves, because an
+        update may just fall short by one firing and get the whole next one as well.
         """
         if not self.train or node.part_name is None:
             return self._max_rows
@@ -199,7 +200,7 @@ class WorkerState:
             case Rows(n) if not node.bundled:
                 return n
             case Instances(n) if node.bundled:
-                return n
+                return -(-n // 2)
             case _:
                 return self._max_rows
 

@@ -256,7 +256,7 @@ QM9: Final = Recipe(
     paper="Gaunt et al. 2017, arXiv:1705.09786; Ramakrishnan et al. 2014",
     metrics=("mae", "error_ratio"),
     target="mae<=0.75",
-    max_active=64,
+    max_active=40,
     update_every=20,
     unit="instances",
     epochs=10,
