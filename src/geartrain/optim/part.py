@@ -413,7 +413,7 @@ class PartState(AbstractWeights):
         bound = self.rules.max_staleness
         return bound is None or not self._ages or self.version + 1 - min(self._ages) <= bound
 
-    def _divisor(self, rows: int, instances: int) -> int:
+    def _divisor(self, rows: int, instances: int) -> float:
         """What the sum is divided by.
 
         The last update of an epoch has fewer rows than it takes to fall due. It counts for what it
@@ -422,6 +422,8 @@ class PartState(AbstractWeights):
         match self.rules.average, self._trigger:
             case "rows", Rows(n):
                 return max(rows, n)
+            case "rows", Instances(n):
+                return rows * max(1.0, n / max(instances, 1))
             case "rows", _:
                 return rows
             case "instances", Instances(n):
