@@ -36,7 +36,7 @@ if [ ! -d "$source" ]; then
 fi
 cmake -S "$source" -B "$build/cmake" -DEIGEN3_INCLUDE_DIR="$eigen" \
   -DCMAKE_CXX_FLAGS="-w ${CXXFLAGS:-}" >"$build/cmake.log"
-make -C "$build/cmake" -j "${JOBS:-1}" dynet
+make -C "$build/cmake" -j "${JOBS:-1}" dynet >>"$build/cmake.log"
 
 places=$("$venv/bin/python" -c 'if True:
     import sysconfig, numpy
@@ -45,12 +45,14 @@ places=$("$venv/bin/python" -c 'if True:
           sysconfig.get_config_var("EXT_SUFFIX"), sep="\n")')
 { read -r include; read -r site; read -r numpy; read -r suffix; } <<<"$places"
 cp "$build/cmake/dynet/libdynet.so" "$site/"
-"$venv/bin/cython" --cplus -2 -o "$build/_dynet.cpp" "$source/python/_dynet.pyx"
-g++ -O2 -std=c++11 -fPIC -shared -w -I"$source" -I"$eigen" -I"$include" -I"$numpy" \
+if [ ! -f "$build/_dynet.cpp" ]; then
+  "$venv/bin/cython" --cplus -2 -o "$build/_dynet.cpp" "$source/python/_dynet.pyx"
+fi
+${CMAKE_CXX_COMPILER_LAUNCHER:-} "${CXX:-g++}" -O2 -std=c++11 -fPIC -shared -w -I"$source" -I"$eigen" -I"$include" -I"$numpy" \
   "$build/_dynet.cpp" -o "$site/_dynet$suffix" -L"$site" -ldynet "-Wl,-rpath,$site"
-for module in dynet dynet_config dynet_viz; do
-  cp "$source/python/$module.py" "$site/"
-done
+cp "$source/python/dynet_config.py" "$source/python/dynet_viz.py" "$site/"
+sed -e 's/\${HAVE_CUDA}/False/' -e "s/\${GIT_DESCRIBE}/v$version/" \
+  "$source/python/dynet.py.in" >"$site/dynet.py"
 "$venv/bin/python" -c 'if True:
     import dynet
     x = dynet.ParameterCollection().add_parameters((2, 3))

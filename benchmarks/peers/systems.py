@@ -62,14 +62,16 @@ class TaskSizes:
     Args:
         option: The recipe's option that says so.
         size: Its value in a full pass.
-        options: What else the recipe is told.
         unit: What is counted.
+        options: What else the recipe is told.
+        only: The values that the option may have; none: any.
     """
 
     option: str
     size: int
     unit: str
     options: Mapping[str, int | float] = field(default_factory=dict)
+    only: tuple[int, ...] = ()
 
     def of(self, share: float, size: int | None = None) -> dict[str, int | float]:
         """The recipe's options for a share of a pass.
@@ -79,13 +81,16 @@ class TaskSizes:
             size: Of the full pass; None: as it is.
         """
         whole = self.size if size is None else size
-        return {**self.options, self.option: max(1, round(whole * share))}
+        wanted = max(1, round(whole * share))
+        if self.only:
+            wanted = max((n for n in self.only if n <= wanted), default=min(self.only))
+        return {**self.options, self.option: wanted}
 
 
 SIZES: Final[Mapping[str, TaskSizes]] = {
     "sentiment": TaskSizes("trees", 4000, "trees", {"hidden": 128}),
     "listreduce": TaskSizes("train_size", 20_000, "lists", {"hidden": 128, "valid_size": 100}),
-    "babi": TaskSizes("thousands", 10, "graphs", {"task": 15}),
+    "babi": TaskSizes("thousands", 10, "graphs", {"task": 15}, only=(1, 10)),
     "qm9": TaskSizes("limit", 5000, "molecules"),
 }
 
