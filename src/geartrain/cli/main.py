@@ -188,8 +188,8 @@ def compare(
         typer.Option(
             metavar="NAME,...",
             help="Systems, as NAME or NAME:BATCH, and ours with other settings, as "
-            "ours:replicas=2:max_active=16 or ours:precision=bf16; default: ours-sync and the baselines that are not "
-            "slow.",
+            "ours:replicas=2:max_active=16 or ours:precision=bf16; default: ours-sync and the "
+            "baselines that are not slow.",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... for every system.")] = 3,

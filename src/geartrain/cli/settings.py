@@ -185,8 +185,8 @@ def require_settings(recipe: Recipe, settings: Settings) -> None:
     """Refuse what cannot be trained.
 
     Raises:
-        ValueError: An unknown runtime, precision or metric, or more copies than workers or than the recipe
-            can have.
+        ValueError: An unknown runtime, precision or metric, or more copies than workers or than
+            the recipe can have.
     """
     if settings.runtime not in RUNTIMES:
         raise ValueError(f"--runtime {settings.runtime}: expected one of {', '.join(RUNTIMES)}")

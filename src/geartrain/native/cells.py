@@ -3,9 +3,9 @@
     forward    gates before squashing ─► kept (squashed, tanh(c')), h, c        one pass
     backward   dh, dc, rows of what is kept ─► gradients before squashing, their sum
 
-All tensors contiguous on the CPU, float32, float64 or bfloat16; for others the answer is None, and the caller
-does it in torch. Sums over rows are taken in the order of the rows; those of bfloat16 are float32, as
-is all between a row that is read and one that is written.
+All tensors contiguous on the CPU, float32, float64 or bfloat16; for others the answer is None, and
+the caller does it in torch. Sums over rows are taken in the order of the rows; those of bfloat16
+are float32, as is all between a row that is read and one that is written.
 """
 
 from __future__ import annotations

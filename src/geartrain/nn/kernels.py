@@ -61,8 +61,8 @@ class LinearKernel(AbstractRowKernel):
         weight, bias = self._module.weight, self._module.bias
         if x.ndim == 2:
             return (affine(x, weight, bias),), (x,)
-        bias = None if bias is None else matching(bias, x)
-        return (F.linear(x, matching(weight, x), bias),), (x,)
+        added = None if bias is None else matching(bias, x)
+        return (F.linear(x, matching(weight, x), added),), (x,)
 
     def backward(
         self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum

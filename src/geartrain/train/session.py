@@ -79,9 +79,9 @@ class Session:
             way; with ``update_every=Instances(max_active)`` and no ramp it is minibatch training.
         lanes: Every worker runs the whole graph for its own instances, all with the same weights,
             instead of its own parts for all instances.
-        precision: ``full``: rows have the dtype of the data and the modules. ``bf16``: rows, what is
-            kept of them and matrix products are bfloat16; weights, optimisers, sums of gradients
-            and losses float32. Modules without a kernel that can run in float32 between casts, as
+        precision: ``full``: rows have the dtype of the data and the modules. ``bf16``: rows, what
+            is kept of them and matrix products are bfloat16; weights, optimisers, sums of gradients
+            and losses float32. Modules without a kernel for it run in float32 between casts, as
             does ``Part(full_precision=True)``. What leaves the graph is float32.
         placement: Part or node name to worker; what is not named is placed automatically, after a
             short measurement where there are several workers.
