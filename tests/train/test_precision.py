@@ -36,7 +36,7 @@ def test_trees_train_as_in_full_precision(make_forest, make_trees):
     ends = []
     for precision in ("full", "bf16"):
         fit = session(make_forest().graph, precision=precision).fit(make_trees(60), epochs=2)
-        ends.append(fit.history[-1].train["loss"])
+        ends.append(fit.history[-1].loss)
     assert ends[1] == pytest.approx(ends[0], rel=0.02)
     assert ends[1] != ends[0]
 
@@ -59,7 +59,7 @@ def test_a_resumed_session_ends_at_the_same_weights_to_the_bit(
     modules = [(f.word, f.branch, f.readout) for f in (whole, second)]
     for a, b in zip(*map(weights_of, modules), strict=True):
         assert torch.equal(a, b)
-    with pytest.raises(gt.CheckpointError, match="precision 'bf16'.*'full'.*weights_only=True"):
+    with pytest.raises(gt.CheckpointError, match=r"precision 'bf16'.*'full'.*weights_only=True"):
         session(first.graph, precision="full").load(path)
     session(first.graph, precision="full").load(path, weights_only=True)
 
@@ -95,5 +95,5 @@ def test_what_cannot_be_is_refused_when_the_session_is_made(make_line):
     with pytest.raises(ValueError, match="precision='half': expected one of full, bf16"):
         session(line.graph, precision="half")
     line.second.double()
-    with pytest.raises(gt.GraphError, match="part 'second': 'weight' is torch.float64"):
+    with pytest.raises(gt.GraphError, match=r"part 'second': 'weight' is torch.float64"):
         session(line.graph)
