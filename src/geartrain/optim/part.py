@@ -147,6 +147,8 @@ class Part:
         replicas: Copies of the part on different workers, each with its own optimiser; rows are
             spread over them by instance. ``module`` is the first copy.
         mixer: When and how the copies meet.
+        full_precision: Whether its nodes compute in float32 also where the session's precision is
+            ``bf16``; rows come and go in bfloat16 all the same.
     """
 
     module: nn.Module
@@ -161,6 +163,7 @@ class Part:
     keep: Keep = "auto"
     replicas: int = 1
     mixer: AbstractMixer = field(default_factory=Average)
+    full_precision: bool = False
 
     def __post_init__(self) -> None:
         _positive("Part(replicas=...)", self.replicas)
