@@ -271,7 +271,7 @@ BABI: Final = Recipe(
     paper="Weston et al. 2015, arXiv:1502.05698; Li et al. 2016, arXiv:1511.05493",
     metrics=("accuracy",),
     target="accuracy>=1.0",
-    max_active=40,
+    max_active=16,
     update_every=10,
     unit="instances",
     epochs=10,
