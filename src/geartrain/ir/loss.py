@@ -226,7 +226,14 @@ class LossNode(AbstractNode):
         state: IntArray,
         lengths: IntArray | None,
     ) -> None:
-        bad = int(torch.nonzero(~torch.isfinite(values))[0, 0])
+        wrong = torch.nonzero(~torch.isfinite(values))
+        if not len(wrong):
+            raise NonFiniteError(
+                f"'{self.name}': the sum of {name} over {len(values)} rows, up to "
+                f"{float(values.abs().max()):.3g} each, overflows {values.dtype}; lower the "
+                "learning rate, or clip the gradient"
+            )
+        bad = int(wrong[0, 0])
         row = bad if mask is None else int(torch.nonzero(mask)[bad, 0])
         slot = int(_messages(state[INSTANCE], lengths)[row])
         raise NonFiniteError(
