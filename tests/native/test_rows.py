@@ -199,6 +199,8 @@ def test_rows_are_added_as_torch_adds_them(
         )
     for ours, torchs in zip(*found, strict=True):
         close = {"rtol": 1e-14, "atol": 1e-12} if dtype == torch.float64 else {}
+        if dtype == torch.bfloat16:  # torch may round only the last of several additions to a row
+            close = {"rtol": 0.02, "atol": 2.0**-8 * 100 * m}
         assert_close(ours, torchs, **close)
 
 
