@@ -166,7 +166,7 @@ def test_a_row_out_of_range_is_named(native: library.Library, use: Use) -> None:
 
 def test_other_dtypes_and_strides_are_left_to_torch(native: library.Library, use: Use) -> None:
     use(native)
-    short = torch.zeros(2, 4, 3, dtype=torch.bfloat16)
+    short = torch.zeros(2, 4, 3, dtype=torch.float16)
     assert cells.tree_forward(short.new_zeros(2, 9), None, short) is None
     apart = torch.zeros(2, 8, 3)[:, ::2]
     assert cells.tree_forward(torch.zeros(2, 9), None, apart) is None
@@ -213,3 +213,27 @@ def test_rows_of_zeros_follow_the_gradient_at_the_gates(native: library.Library,
     d_gates, d_children, total = found
     assert d_gates.shape == (8, 10) and not d_gates[3:].any() and d_children.shape == (3, 2, 2)
     assert_close(total, d_gates.sum(0))
+
+
+def test_rows_in_bfloat16_are_computed_in_float32_and_rounded_once(
+    native: library.Library, use: Use
+) -> None:
+    use(native)
+    torch.manual_seed(0)
+    gates = torch.randn(40, 5 * 9, dtype=torch.bfloat16)
+    below = torch.randn(40, 2, 9, dtype=torch.bfloat16)
+    kept, wide = torch.empty(40, 6, 9, dtype=torch.bfloat16), torch.empty(40, 6, 9)
+    short = cells.tree_forward(gates, below, kept)
+    long = cells.tree_forward(gates.float(), below.float(), wide)
+    assert short is not None and long is not None
+    for x, y in zip((*short, kept), (*long, wide), strict=True):
+        assert torch.equal(x, y.bfloat16())
+    rows, dh = np.array([3, 39, 0]), torch.randn(3, 9, dtype=torch.bfloat16)
+    found = cells.tree_backward(dh, None, kept, below, rows, 4)
+    want = cells.tree_backward(dh.float(), None, kept.float(), below.float(), rows, 4)
+    assert found is not None and want is not None
+    assert torch.equal(found[2], want[2]), "the sum of rows is float32"
+    for x, y in zip(found[:2], want[:2], strict=True):
+        assert torch.equal(x, y.bfloat16())
+    with pytest.raises(ProtocolError, match="40"):
+        cells.tree_backward(dh, None, kept, below, np.array([0, 40, 1]), 3)
