@@ -373,7 +373,7 @@ def test_what_cannot_be_cut_runs_again_and_the_log_says_why(
 
 def test_dropout_that_cannot_be_cut_is_refused() -> None:
     module = nn.Sequential(Gram(), nn.Dropout(0.5))
-    with pytest.raises(GraphError, match="'net': .*another mask"):
+    with pytest.raises(GraphError, match=r"'net': .*another mask"):
         DerivedKernel("net", module).forward(torch.rand(ROWS, D))
 
 

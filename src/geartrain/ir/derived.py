@@ -60,9 +60,12 @@ class DerivedKernel(AbstractRowKernel):
         self._settings = _Settings(function)
         self._programs: dict[object, tuple[object, _Program | _Again]] = {}
         self._order: tuple[int | None, ...] | None = None
+        self._restless: _Again | None = None
         self.refused: str | None = None
 
     def forward(self, *inputs: Tensor) -> tuple[_Tensors, _Tensors]:
+        if self._restless is not None:
+            return self._restless.forward(*inputs)
         settings, kind = self._settings.now(), _kind(inputs)
         known, program = self._programs.get(settings, (None, None))
         if program is None or known != kind:
@@ -77,6 +80,8 @@ class DerivedKernel(AbstractRowKernel):
     def backward(
         self, gradients: tuple[Tensor | None, ...], residuals: _Tensors, into: GradientSum
     ) -> tuple[Tensor | None, ...]:
+        if self._restless is not None:
+            return self._restless.backward(gradients, residuals, into)
         found = self._programs.get(self._settings.now())
         if found is None:
             raise ProtocolError(
@@ -97,7 +102,10 @@ class DerivedKernel(AbstractRowKernel):
                     "geartrain.nn.RowDropout as a node of its own, or keep='graph' with bundles"
                 ) from error
             log.warning("'%s' runs again for its gradient: %s", self._name, error)
-            return _Again(self._function)
+            again = _Again(self._function)
+            if isinstance(error, _RestlessError):
+                self._restless = again
+            return again
         self.refused = None
         return program
 
@@ -110,6 +118,10 @@ class DerivedKernel(AbstractRowKernel):
         if order == self._order:
             return residuals
         return tuple(x if i is None else x.clone() for i, x in zip(order, residuals, strict=True))
+
+
+class _RestlessError(GraphError):
+    """No two calls of the module find the same settings, so none is known by them."""
 
 
 @final
@@ -283,7 +295,7 @@ class _Derivation:
         before = _Settings(self._own).now()
         parts = split(self._call, operands, learns, self._samples)
         if _Settings(self._own).now() != before:
-            raise GraphError("its forward changes attributes of the module")
+            raise _RestlessError("its forward changes attributes of the module")
         with torch.no_grad():
             outputs = self._call(operands, self._samples[0])
         program = _Program(parts, self._operands, self._sparse, len(self._samples[0]), outputs)
