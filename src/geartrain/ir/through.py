@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from geartrain.errors import GraphError
 from geartrain.ir.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
-from geartrain.ir.derived import DerivedKernel
 from geartrain.ir.frame import Schema
-from geartrain.ir.kernel import AbstractRowKernel, kernel_of
+from geartrain.ir.kernel import AbstractRowKernel, derived_kernel, kernel_of
 from geartrain.ir.node import Place
 from geartrain.ir.operator import (
     ROWS,
@@ -105,7 +104,7 @@ class Through(AbstractOperator):
                     "has none; give it a bundle_kernel() method, or use keep='inputs' (runs the "
                     "module again)"
                 )
-            kernel = DerivedKernel(self.name, self.function)
+            kernel = derived_kernel(self.name, self.function)
         if kernel is not None:
             return RowNode(place, self.call, kernel, weights)
         return RowNode(place, self.call, Recompute(self.function, self.parameters), weights)

@@ -27,9 +27,9 @@ from geartrain.errors import GraphError, ProtocolError
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel, may_have_kernel
 from geartrain.ir.payload import Recompute, as_payload
-from geartrain.ir.split import SIZES, Split, Term, split
+from geartrain.nn.split import SIZES, Split, Term, split
 
-log = logging.getLogger("geartrain.ir")
+log = logging.getLogger("geartrain.nn")
 
 MOST_PROGRAMS: Final = 16
 """Settings whose programs a kernel remembers; the oldest is forgotten."""
@@ -45,7 +45,7 @@ class DerivedKernel(AbstractRowKernel):
 
     The first call with new settings, or with inputs of another kind, traces the module (tens of
     milliseconds, the first in a process about a second). What cannot be traced and cut is run again
-    instead, and a line in the log of ``geartrain.ir`` says why.
+    instead, and a line in the log of ``geartrain.nn`` says why.
 
     Args:
         name: The node, for the log.

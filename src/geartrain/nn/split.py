@@ -11,7 +11,8 @@ are internal and change. Two traces with plain numbers instead of one with symbo
 and what is not a multiple of the number of rows is refused instead of specialised.
 
 What the backward reads of the forward are *residuals*, and each must have one row for each row.
-What it can make of weights alone it makes of the weights of then: the mixed view of ``kernel.py``.
+What it can make of weights alone it makes of the weights of now: the mixed view of
+``ir/kernel.py``.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from torch.testing import assert_close
 
 from geartrain import Graph, Instance, Part, Rules, Session, Simulated
 from geartrain.errors import GraphError, ProtocolError
-from geartrain.ir.derived import MOST_PROGRAMS, DerivedKernel
 from geartrain.ir.gradient import GradientSum
+from geartrain.nn.derived import MOST_PROGRAMS, DerivedKernel
 from geartrain.optim.part import Flush
 
 ROWS, SENT, D, V = 7, 4, 3, 5
@@ -295,7 +295,7 @@ def test_a_number_that_the_module_holds_may_change() -> None:
 
 
 def test_numbers_of_rows_are_not_traced_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    from geartrain.ir import derived
+    from geartrain.nn import derived
 
     traced = []
     true = derived._derive
@@ -362,7 +362,7 @@ def test_what_cannot_be_cut_runs_again_and_the_log_says_why(
     module: nn.Module, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     kernel, x = DerivedKernel("odd", module), torch.rand(ROWS, D)
-    with caplog.at_level(logging.WARNING, "geartrain.ir"), torch.no_grad():
+    with caplog.at_level(logging.WARNING, "geartrain.nn"), torch.no_grad():
         (y,), kept = kernel.forward(x)
         (dx,) = kernel.backward((torch.ones_like(y),), kept, GradientSum(()))
     assert "'odd' runs again for its gradient" in caplog.text
@@ -378,7 +378,7 @@ def test_dropout_that_cannot_be_cut_is_refused() -> None:
 
 
 def test_a_session_learns_with_a_derived_kernel_what_it_learns_by_running_again() -> None:
-    data = [Instance({"x": torch.randn(D)}, {"y": k % 2}) for k in range(20)]
+    data = [Instance({"x": torch.randn(1, D)}, value={"y": k % 2}) for k in range(20)]
 
     def weights(keep: str) -> list[Tensor]:
         torch.manual_seed(1)
