@@ -31,7 +31,8 @@ TIMED |= {"staleness"}
 
 def settings(recipe: str = "listreduce", **given: object) -> Settings:
     names = "runtime", "workers", "max_active", "update_every", "epochs", "seed", "until"
-    nothing = dict.fromkeys((*names, "checkpoint_every", "evaluate_every", "replicas", "options"))
+    names += "checkpoint_every", "evaluate_every", "replicas", "precision", "options"
+    nothing = dict.fromkeys(names)
     return new_settings(find_recipe(recipe), nothing | given)
 
 
@@ -287,6 +288,15 @@ def test_ours_may_be_compared_with_itself_under_other_settings() -> None:
     assert dict(other.changes) == {"replicas": 2, "max_active": 16}
     assert "16 in flight" in other.what
     assert "2 copies of cell" in other.what
+
+
+def test_ours_may_be_compared_with_itself_in_bf16() -> None:
+    text = "ours:precision=bf16:max_active=16"
+    _, other = systems_of(find_recipe("listreduce"), settings(), text, None)
+    assert dict(other.changes) == {"precision": "bf16", "max_active": 16}
+    assert "rows in bf16" in other.what
+    with pytest.raises(ValueError, match="precision='fp8': expected one of full, bf16"):
+        systems_of(find_recipe("listreduce"), settings(), "ours:precision=fp8", None)
 
 
 @pytest.mark.parametrize("system", ["ours", "ours-sync", "mixed"])

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from geartrain.train.checkpoint import read_checkpoint
 
@@ -156,6 +157,7 @@ def test_malformed_trees_are_wrong_use_told_by_file_and_line(
         (("train", "listreduce", "--option", "width=3"), "train_size"),
         (("train", "listreduce", "--workers", "0"), "--workers"),
         (("train", "listreduce", "--runtime", "cloud"), "simulated"),
+        (("train", "listreduce", "--precision", "fp16"), "bf16"),
         (("train", "listreduce", "--resume"), "--out"),
         (("train", "listreduce", "--resume", "--out", "none"), "not the folder of a run"),
         (("train", "listreduce", "--sed", "1"), "--seed"),
@@ -358,6 +360,28 @@ def test_copies_of_the_bottleneck_train_resume_and_are_evaluated(geartrain, tmp_
     )
     refused = geartrain("train", "listreduce", "--out", folder, "--resume", "--replicas", 1)
     assert (refused.status, "--replicas 2" in refused.err) == (2, True)
+
+
+def test_a_run_in_bf16_says_so_and_resumes_in_it(geartrain, tmp_path: Path) -> None:
+    words = ["train", *SMALL_LISTS, "--precision", "bf16", "--runtime", "simulated"]
+    words += ["--epochs", 2, "--evaluate-every", 0.5, "--json"]
+    whole = geartrain(*words, "--out", tmp_path / "whole")
+    assert (whole.status, whole.json["precision"]) == (0, "bf16")
+    folder = tmp_path / "stopped"
+    stopped = geartrain(*words, "--until", "loss<=99", "--out", folder)
+    assert stopped.json["epochs"] == 0.5
+    (folder / "result.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    config["settings"]["until"] = None
+    (folder / "config.json").write_text(json.dumps(config))
+    resumed = geartrain("train", "listreduce", "--out", folder, "--resume", "--json")
+    assert (resumed.status, resumed.json["valid"]) == (0, whole.json["valid"])
+    ends = [read_checkpoint(p / "latest.safetensors").tensors for p in (folder, tmp_path / "whole")]
+    assert {t.dtype for t in ends[0].values() if t.is_floating_point()} == {torch.float32}
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[1])
+    assert geartrain("evaluate", folder, "--json").status == 0
+    refused = geartrain("train", "listreduce", "--out", folder, "--resume", "--precision", "full")
+    assert (refused.status, "--precision bf16" in refused.err) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -394,3 +394,17 @@ def test_a_session_learns_with_a_derived_kernel_what_it_learns_by_running_again(
         return [p.detach() for p in net.parameters()]
 
     _close(list(weights("activations")), list(weights("inputs")))
+
+
+def test_in_bfloat16_it_works_between_casts() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(D, 8), nn.GELU(), nn.Linear(8, 2))
+    data = [Instance({"x": torch.randn(1, D)}, value={"y": k % 2}) for k in range(20)]
+    graph = Graph(value=("y",))
+    stream = graph.input("x").through(Part(net, keep="activations"), name="net")
+    stream.loss(F.cross_entropy, target="y")
+    before = [p.detach().clone() for p in net.parameters()]
+    rules = Rules(optimizer=partial(torch.optim.SGD, lr=0.5), update_every=Flush())
+    Session(graph, rules=rules, runtime=Simulated(1, seed=3), precision="bf16").fit(data, epochs=1)
+    assert all(p.dtype == torch.float32 for p in net.parameters())
+    assert all(not torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))

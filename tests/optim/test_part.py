@@ -75,7 +75,12 @@ def test_gradients_are_averaged_over_rows_instances_or_nothing(average, divisor)
 
 @pytest.mark.parametrize(
     ("average", "update_every", "divisor"),
-    [("rows", 8, 8), ("rows", gt.Flush(), 4), ("instances", gt.Instances(5), 5)],
+    [
+        ("rows", 8, 8),
+        ("rows", gt.Flush(), 4),
+        ("rows", gt.Instances(3), 6),
+        ("instances", gt.Instances(5), 5),
+    ],
 )
 def test_an_update_that_an_epoch_cuts_short_counts_for_its_share(average, update_every, divisor):
     part = linear_part(average=average, update_every=update_every)

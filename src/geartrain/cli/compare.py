@@ -42,6 +42,7 @@ from geartrain.cli.standings import (
     table_of,
 )
 from geartrain.cli.trial import OURS, SYNCHRONOUS, Trial
+from geartrain.ir.precision import require_precision
 from geartrain.observe.curves import Curve, draw_curves, require_matplotlib
 from geartrain.observe.figures import duration, epochs, measure
 from geartrain.recipes import Recipe, find_recipe
@@ -168,9 +169,10 @@ def systems_of(
 
 def _what(recipe: Recipe, settings: Settings) -> str:
     copies = f", {settings.replicas} copies of {recipe.bottleneck}" if settings.replicas > 1 else ""
+    rows = "" if settings.precision == "full" else f", rows in {settings.precision}"
     return (
         f"{settings.max_active} in flight, an update every {settings.update_every} "
-        f"{recipe.unit}{copies}"
+        f"{recipe.unit}{copies}{rows}"
     )
 
 
@@ -179,10 +181,13 @@ def _changes(text: str, settings: str) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for each in settings.split(":"):
         name, _, value = each.partition("=")
+        if name == "precision":
+            changes[name] = require_precision(value, f"--against {text.strip()}: precision=")
+            continue
         if name not in CHANGES or not value.isdecimal() or int(value) < 1:
             raise ValueError(
                 f"--against {text.strip()}: write {OURS}:NAME=VALUE with a value of 1 or more and "
-                f"one of {', '.join(CHANGES)}" + meant(name, CHANGES)
+                f"one of {', '.join(CHANGES)}, or precision=bf16" + meant(name, CHANGES)
             )
         changes[name] = int(value)
     return changes
@@ -355,6 +360,7 @@ def _header(plan: _Plan, load: float | None) -> dict[str, Any]:
         "threads": plan.threads,
         "max_active": settings.max_active,
         "update_every": settings.update_every,
+        "precision": settings.precision,
         "evaluate_every": settings.evaluate_every,
         "options": dict(settings.options),
         "machine": {

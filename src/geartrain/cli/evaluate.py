@@ -42,6 +42,7 @@ def evaluate(run: Path, data: Path | None, split: str, as_json: bool) -> None:
             rules=task.rules,
             runtime=settings.make_runtime(),
             max_active=settings.max_active,
+            precision=settings.precision,
             seed=settings.seed,
         )
         session.load(checkpoint, weights_only=True)

@@ -29,6 +29,13 @@ class RuntimeName(StrEnum):
     SIMULATED = "simulated"
 
 
+class PrecisionName(StrEnum):
+    """Of rows and products."""
+
+    FULL = "full"
+    BF16 = "bf16"
+
+
 class SplitName(StrEnum):
     """Which part of the data; dev and valid are two words for the validation."""
 
@@ -132,6 +139,13 @@ def train(
             show_default=False,
         ),
     ] = None,
+    precision: Annotated[
+        PrecisionName | None,
+        typer.Option(
+            help="bf16: rows and products in bfloat16, weights in float32. Default full.",
+            show_default=False,
+        ),
+    ] = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write scalars for TensorBoard.")
     ] = False,
@@ -142,10 +156,10 @@ def train(
 ) -> None:
     """Train a recipe.
 
-    The JSON has recipe, runtime, workers, max_active, update_every, replicas, seed, epochs
-    (trained), instances, train_seconds, instances_per_second, valid, history, reached, staleness,
-    peak_rss_mib. Seconds are of training alone, since the run began; epochs are fractions where
-    the run is evaluated within them.
+    The JSON has recipe, runtime, workers, max_active, update_every, replicas, precision, seed,
+    epochs (trained), instances, train_seconds, instances_per_second, valid, history, reached,
+    staleness, peak_rss_mib. Seconds are of training alone, since the run began; epochs are
+    fractions where the run is evaluated within them.
     """
     from geartrain.cli import train as command
 
@@ -160,6 +174,7 @@ def train(
         "checkpoint_every": checkpoint_every,
         "evaluate_every": evaluate_every,
         "replicas": replicas,
+        "precision": None if precision is None else precision.value,
     }
     watching = command.Watching(tensorboard=tensorboard, trace=trace, as_json=as_json)
     command.train(recipe, given, option or [], data, out, resume, watching)
@@ -173,8 +188,8 @@ def compare(
         typer.Option(
             metavar="NAME,...",
             help="Systems, as NAME or NAME:BATCH, and ours with other settings, as "
-            "ours:replicas=2:max_active=16; default: ours-sync and the baselines that are not "
-            "slow.",
+            "ours:replicas=2:max_active=16 or ours:precision=bf16; default: ours-sync and the "
+            "baselines that are not slow.",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... for every system.")] = 3,
@@ -236,6 +251,7 @@ def compare(
         "checkpoint_every": None,
         "evaluate_every": evaluate_every,
         "replicas": None,
+        "precision": None,
     }
     command.compare(recipe, given, option or [], against, seeds, data, out, as_json)
 

@@ -18,6 +18,7 @@ import torch
 
 from geartrain.data.points import require_evaluate_every
 from geartrain.errors import DataError
+from geartrain.ir.precision import Precision, require_precision
 from geartrain.recipes import Recipe, Setting
 from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.simulated import Simulated
@@ -44,6 +45,7 @@ class Settings:
         checkpoint_every: Instances between checkpoints within an epoch, or None.
         evaluate_every: Share of an epoch between evaluations, or None.
         replicas: Copies of the recipe's bottleneck.
+        precision: ``full`` or ``bf16``.
         options: The recipe's, complete.
     """
 
@@ -58,6 +60,7 @@ class Settings:
     checkpoint_every: int | None
     evaluate_every: float | None
     replicas: int
+    precision: Precision
     options: Mapping[str, int | float]
 
     def make_runtime(self) -> AbstractRuntime:
@@ -106,6 +109,7 @@ def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> Settings:
         "checkpoint_every": None,
         "evaluate_every": None,
         "replicas": 1,
+        "precision": "full",
     }
     chosen = {
         name: default if given[name] is None else given[name] for name, default in defaults.items()
@@ -152,6 +156,8 @@ def settings_from_json(config: Mapping[str, Any]) -> Settings:
     """
     names = [f.name for f in fields(Settings)]
     stored = config.get("settings")
+    if isinstance(stored, Mapping):
+        stored = {"precision": "full", **stored}  # of runs from before there was a choice
     if not isinstance(stored, Mapping) or (missing := [n for n in names if n not in stored]):
         what = "settings" if not isinstance(stored, Mapping) else ", ".join(missing)
         raise DataError(
@@ -179,8 +185,8 @@ def require_settings(recipe: Recipe, settings: Settings) -> None:
     """Refuse what cannot be trained.
 
     Raises:
-        ValueError: An unknown runtime or metric, or more copies than workers or than the recipe
-            can have.
+        ValueError: An unknown runtime, precision or metric, or more copies than workers or than
+            the recipe can have.
     """
     if settings.runtime not in RUNTIMES:
         raise ValueError(f"--runtime {settings.runtime}: expected one of {', '.join(RUNTIMES)}")
@@ -191,6 +197,7 @@ def require_settings(recipe: Recipe, settings: Settings) -> None:
             raise ValueError(
                 f"--until {settings.until}: recipe '{recipe.name}' reports {', '.join(known)}"
             )
+    require_precision(settings.precision, "--precision ")
     recipe.require_replicas(settings.replicas)
     if settings.replicas > settings.workers:
         raise ValueError(

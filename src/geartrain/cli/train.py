@@ -136,6 +136,7 @@ def _prepare(
         runtime=settings.make_runtime(),
         max_active=settings.max_active,
         ramp=task.ramp,
+        precision=settings.precision,
         seed=settings.seed,
         instruments=_instruments(folder, watching),
     )
@@ -202,6 +203,7 @@ def result_of(settings: Settings, history: Sequence[EpochEnded]) -> dict[str, An
         "max_active": settings.max_active,
         "update_every": settings.update_every,
         "replicas": settings.replicas,
+        "precision": settings.precision,
         "seed": settings.seed,
         "epochs": last.epoch,
         "instances": instances,

@@ -95,6 +95,7 @@ def run_ours(trial: Trial) -> Mapping[str, Any]:
         max_active=max_active,
         ramp=ramp,
         drain=drain,
+        precision=settings.precision,
         seed=settings.seed,
         instruments=[_Epochs()],
     )

@@ -25,6 +25,7 @@ from geartrain.ir.instance import Instance
 from geartrain.ir.message import INSTANCE, VERTEX, Forward, IntArray
 from geartrain.ir.operator import Input
 from geartrain.ir.packed import Packed, Packer, Rows
+from geartrain.ir.precision import narrowed
 from geartrain.ir.wiring import Wiring
 
 
@@ -161,6 +162,8 @@ class ControllerState:
         state[INSTANCE], state[VERTEX] = instance, vertex
         for field, value in operator.fields.items():
             state[columns[field]] = value
+        if self._wiring.precision == "bf16":
+            payload = narrowed(payload)
         return Forward((payload,), state, instance, lengths)
 
     def settle(self, out: Outbox) -> int:

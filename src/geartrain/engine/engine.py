@@ -25,6 +25,8 @@ from geartrain.errors import GraphError, LeakError
 from geartrain.ir.graph import Graph
 from geartrain.ir.loss import Collected, LossNode, OutputNode
 from geartrain.ir.operators import Losing
+from geartrain.ir.precision import Precision
+from geartrain.ir.products import forget_copies
 from geartrain.ir.through import Through
 from geartrain.ir.wiring import Owner, Wiring, copy_name, wire
 from geartrain.optim.part import Part, PartState, Rules
@@ -43,6 +45,7 @@ class Settings:
         policy: Makes the policy of each worker, from its index.
         drain: Admit only when nothing is in flight: synchronous minibatches.
         lanes: Every worker runs the whole graph for its own instances, all with the same weights.
+        precision: Of rows and products.
     """
 
     max_active: int = 64
@@ -51,6 +54,7 @@ class Settings:
     policy: Callable[[int], AbstractPolicy] = lambda worker: FullestFirst()
     drain: bool = False
     lanes: bool = False
+    precision: Precision = "full"
 
     def __post_init__(self) -> None:
         if self.max_active < 1 or self.max_rows < 1:
@@ -102,7 +106,7 @@ class Engine:
             inside = _path_inside(parts[name].module, through.function)
             return [Owner(c.module.get_submodule(inside), c) for c in copies]
 
-        self.wiring: Wiring = wire(graph, owners, lanes)
+        self.wiring: Wiring = wire(graph, owners, lanes, settings.precision)
         self.router = Router(self.wiring, lanes=lanes > 1)
         if lanes > 1:
             self.home = {n: k for ns in self.wiring.copies.values() for k, n in enumerate(ns)}
@@ -142,6 +146,7 @@ class Engine:
     def begin(self, *, train: bool, judge: bool = True, collect: bool = False) -> None:
         """Prepare a pass: training or not, computing losses or not, collecting outputs or not."""
         self.controller.begin(training=train)
+        forget_copies()  # weights may have been written to in ways that torch does not count
         outputs = [n for n in self.wiring.nodes.values() if isinstance(n, OutputNode)]
         for output in outputs:
             output.collected = [] if collect else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast, final
+from typing import Final, cast, final
 
 import numpy as np
 
@@ -188,10 +188,12 @@ class WorkerState:
         out.deliveries.clear()
 
     def _most_back(self, node: AbstractNode) -> int:
-        """Most answers of one firing: those of one update.
+        """Most answers of one firing, so that updates have about the size that was asked for.
 
         Instances that move in lockstep would else come back together, and one update would take
-        them all, however few it was asked for. A bundle stands for an instance.
+        them all, however few it was asked for. A bundle stands for an instance; halves, because an
+        update may just fall short by one firing and get the whole next one as well; and not too
+        few, as every firing costs something.
         """
         if not self.train or node.part_name is None:
             return self._max_rows
@@ -199,7 +201,7 @@ class WorkerState:
             case Rows(n) if not node.bundled:
                 return n
             case Instances(n) if node.bundled:
-                return n
+                return max(-(-n // 2), min(n, _FEWEST_BUNDLES))
             case _:
                 return self._max_rows
 
@@ -209,6 +211,9 @@ class WorkerState:
         if port == BACKWARD:
             return node.backward(cast("Sequence[Backward]", batches))
         return node.forward(port, cast("Sequence[Forward]", batches), self.train)
+
+
+_FEWEST_BUNDLES: Final = 8
 
 
 def _story(node: AbstractNode, port: int, batches: Sequence[Forward | Backward]) -> str:

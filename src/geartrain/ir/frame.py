@@ -21,6 +21,7 @@ from torch import Tensor
 
 from geartrain.errors import DataError, GraphError
 from geartrain.ir.message import INSTANCE, VERTEX, Forward, IntArray, ranges
+from geartrain.ir.precision import widened
 from geartrain.ir.rows import Ranges
 
 if TYPE_CHECKING:
@@ -336,9 +337,9 @@ class View:
     def payload(self) -> tuple[Tensor, ...]:
         batch = self._batch
         if batch.index is None:
-            return batch.payload
+            return tuple(map(widened, batch.payload))
         rows = torch.from_numpy(batch.index)
-        return tuple(p.index_select(0, rows) for p in batch.payload)
+        return tuple(widened(p.index_select(0, rows)) for p in batch.payload)
 
     @property
     def lengths(self) -> IntArray | None:

@@ -42,6 +42,7 @@ from geartrain.ir.message import (
     ranges,
 )
 from geartrain.ir.node import AbstractNode, Emission, Place
+from geartrain.ir.precision import widened
 from geartrain.ir.rows import RowStore
 from geartrain.native.rows import Moves, add, take
 
@@ -228,10 +229,11 @@ class Group(AbstractNode):
         owner = np.repeat(np.arange(sizes.size), sizes)
         if self._how == "max":
             return _segment_max(x, torch.from_numpy(owner), sizes.size)
-        total = add(x.new_zeros((sizes.size, *x.shape[1:])), owner, x, None)
+        wide = widened(x)
+        total = add(wide.new_zeros((sizes.size, *x.shape[1:])), owner, wide, None)
         if self._how == "mean":
             total /= _column(sizes, total)
-        return total
+        return total.to(x.dtype)
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
         emission = Emission()

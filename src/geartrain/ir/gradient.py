@@ -6,6 +6,9 @@
 
 A product of few rows costs what it takes to read and write the weight's gradient, whatever the
 rows; so operands wait, and are multiplied together when the step comes or there are enough of them.
+
+Operands may be bfloat16 for a float32 parameter: sums, of rows and of products, are in the
+parameter's dtype, and only the product of one pair is rounded to bfloat16.
 """
 
 from __future__ import annotations
@@ -127,7 +130,7 @@ class GradientSum:
         if parts is None:
             return dense
         indices = torch.cat([i for i, _ in parts])
-        rows = torch.cat([r for _, r in parts])
+        rows = torch.cat([r for _, r in parts]).to(parameter.dtype)
         if dense is not None:
             return dense.index_add_(0, indices, rows)
         return torch.sparse_coo_tensor(
@@ -149,7 +152,7 @@ class GradientSum:
 
     def _multiply(self, parameter: torch.nn.Parameter, left: Tensor, right: Tensor) -> None:
         if outer_suits(left, right):
-            product = outer(left, right)
+            product = outer(left, right).to(parameter.dtype)
             if self._fresh[parameter]:
                 self._buffers[parameter], self._fresh[parameter] = product, False
             else:
@@ -170,10 +173,10 @@ class GradientSum:
 
     def _add_up(self, parameter: torch.nn.Parameter, rows: Tensor) -> None:
         if self._fresh[parameter]:
-            torch.sum(rows, 0, out=self._buffer(parameter))
+            torch.sum(rows, 0, dtype=parameter.dtype, out=self._buffer(parameter))
             self._fresh[parameter] = False
         else:
-            self._buffer(parameter).add_(rows.sum(0))
+            self._buffer(parameter).add_(rows.sum(0, dtype=parameter.dtype))
 
     def _buffer(self, parameter: torch.nn.Parameter) -> Tensor:
         buffer = self._buffers[parameter]
@@ -186,6 +189,8 @@ class GradientSum:
 
 def _joined(parts: list[Tensor]) -> Tensor:
     """One below the other, and zeros below them to as many rows as products want."""
+    if any(x.dtype is not parts[0].dtype for x in parts):
+        parts = [x.float() for x in parts]
     n = sum(x.shape[0] for x in parts)
     rows = whole_rows(n)
     if rows == n:

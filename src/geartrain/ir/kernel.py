@@ -109,6 +109,15 @@ class AbstractRowKernel(ABC):
         """
         return self.backward(gradients, take(kept, rows), into)
 
+    def for_bf16(self) -> AbstractRowKernel | None:
+        """The kernel of this module for rows in bfloat16 and weights in float32.
+
+        Its float outputs, and the gradients that it returns, are bfloat16. None: it has none, and
+        works in float32 between two casts. A kernel whose products are ``affine`` and ``times``,
+        and whose other steps take any dtype, returns itself.
+        """
+        return None
+
 
 def register_kernel(kind: type[M], factory: Callable[[M], AbstractRowKernel | None]) -> None:
     """Let ``kernel_of`` answer for modules whose type is exactly ``kind``.

@@ -3,7 +3,8 @@
     prediction (n, ...) + target of the frame ─► one loss a row ─► its gradient, at once
 
 Criteria give **one loss a row**: the gradient of a row may not depend on who shares its batch. The
-part's averaging over rows makes the usual mean of it.
+part's averaging over rows makes the usual mean of it. Rows in bfloat16 become float32 here; their
+gradients go back as bfloat16.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from geartrain.ir.message import (
     join_states,
 )
 from geartrain.ir.node import AbstractNode, Emission, Place
+from geartrain.ir.precision import widened
 from geartrain.native.losses import cross_entropy as native_cross_entropy
 
 Target: TypeAlias = str | Callable[[View], Any] | None
@@ -119,7 +121,8 @@ class LossNode(AbstractNode):
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         state, origin = join_states(batches), join_origins(batches)
         lengths = join_lengths(batches)
-        prediction = join_payload(batches)
+        came = join_payload(batches)
+        prediction = tuple(map(widened, came))
         if self.collected is not None:
             self.collected.append(collect(self.place, state, lengths, prediction))
         if not self.judge:
@@ -150,6 +153,9 @@ class LossNode(AbstractNode):
                 None if g is None else g * weight.to(g.dtype).view(-1, *[1] * (g.ndim - 1))
                 for g in gradient
             )
+        gradient = tuple(
+            None if g is None else g.to(p.dtype) for g, p in zip(gradient, came, strict=True)
+        )
         return Emission(backward=[Backward(origin, gradient, lengths)])
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
@@ -254,9 +260,8 @@ class OutputNode(AbstractNode):
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         origin = join_origins(batches)
         if self.collected is not None:
-            row = collect(
-                self.place, join_states(batches), join_lengths(batches), join_payload(batches)
-            )
+            payload = tuple(map(widened, join_payload(batches)))
+            row = collect(self.place, join_states(batches), join_lengths(batches), payload)
             self.collected.append(row)
         return Emission(backward=[Backward(origin, None)])
 

@@ -7,15 +7,19 @@ Intel's; oneDNN, also inside torch, uses AVX-512 there: at 512 x 256 x 640 on on
 against 115 GFLOP/s. oneDNN makes code for every shape it meets, which costs about as much as the
 product, so it is asked only for whole multiples of ``GRAIN`` rows. The engine fires such numbers of
 rows where it can; bundles have the rows that they have, and many rows are filled up with zeros.
+
+Rows in bfloat16 meet a copy of the weight in bfloat16, made once for each version of it. Such a
+product adds up in float32 and is rounded once; torch sends it to oneDNN by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Final
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from geartrain.native.rows import transposed
 
@@ -32,6 +36,10 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``x @ weight.T + bias``; x ``(n, i)``, weight ``(o, i)``, bias ``(o,)``."""
     if _suits(x, weight, weight.numel()):
         return _onednn(filled(x), weight, bias)[: x.shape[0]]
+    if x.dtype is not weight.dtype:
+        n, x = x.shape[0], filled(x)
+        weight, bias = matching(weight, x), None if bias is None else matching(bias, x)
+        return affine(x, weight, bias)[:n]
     if bias is None:
         return torch.mm(x, weight.t())
     return torch.addmm(bias, x, weight.t())
@@ -41,19 +49,44 @@ def times(d: Tensor, weight: Tensor) -> Tensor:
     """``d @ weight``; d ``(n, o)``, weight ``(o, i)``."""
     if _suits(d, weight, weight.numel()):
         return _onednn(filled(d), weight.t(), None)[: d.shape[0]]
+    if d.dtype is not weight.dtype:
+        return torch.mm(filled(d), matching(weight, d))[: d.shape[0]]
     return torch.mm(d, weight)
 
 
 def outer(d: Tensor, x: Tensor) -> Tensor:
     """``d.T @ x``; d ``(n, o)``, x ``(n, i)``: the gradient of a weight."""
+    if d.dtype is torch.bfloat16:
+        return torch.mm(filled(d).t(), filled(x))
     # The first operand would be copied to this order anyway, and by a slower copy.
     return _onednn(transposed(filled(d)), filled(x).t(), None)
 
 
 def outer_suits(d: Tensor, x: Tensor) -> bool:
     """Whether ``outer`` is faster than torch's own product, which can add in place."""
+    if d.dtype is torch.bfloat16:
+        return True  # and that one would add in bfloat16
     entries = d.shape[1] * x.shape[1]
     return _suits(d, x, entries, _FILLED_FROM_OUTER) and x.shape[1] >= GRAIN
+
+
+def matching(weight: Tensor, x: Tensor) -> Tensor:
+    """The weight in the dtype of the rows that it meets: itself, or a copy that is kept for it.
+
+    The copy is made anew after a step, as torch counts what is written to a tensor.
+    """
+    if weight.dtype is x.dtype:
+        return weight
+    version, copy = _COPIES.get(weight, (-1, weight))
+    if version != weight._version or copy.dtype is not x.dtype:
+        version, copy = weight._version, weight.detach().to(x.dtype)
+        _COPIES[weight] = version, copy
+    return copy
+
+
+def forget_copies() -> None:
+    """Make the copies of all weights anew when they are next asked for."""
+    _COPIES.clear()
 
 
 def whole_rows(n: int) -> int:
@@ -90,6 +123,10 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     assert _KERNEL is not None
     product: Tensor = _KERNEL(x, weight, bias, "none", [], "")
     return product
+
+
+# By weight, and gone with it: its version when it was copied, and the copy.
+_COPIES: Final[MutableMapping[Tensor, tuple[int, Tensor]]] = WeakTensorKeyDictionary()
 
 
 def _find() -> Callable[..., Tensor] | None:

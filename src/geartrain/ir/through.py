@@ -30,6 +30,7 @@ from geartrain.ir.operator import (
     readable,
 )
 from geartrain.ir.payload import Call, GraphNode, Recompute, RowNode, as_payload
+from geartrain.ir.precision import Cast, CastBundleKernel, CastKernel, Precision, in_bf16
 from geartrain.ir.weights import AbstractWeights
 
 
@@ -92,10 +93,15 @@ class Through(AbstractOperator):
         payload = None if spec.payload is None else self._dry_run(spec.payload, schema)
         return [Spec(spec.columns, payload, bundled)]
 
-    def make(self, place: Place, weights: AbstractWeights | None) -> Made:
-        keep = self.keep
+    def make(
+        self, place: Place, weights: AbstractWeights | None, precision: Precision = "full"
+    ) -> Made:
+        keep, function, call = self.keep, self.function, self.call
+        if precision == "bf16":
+            function = Cast(function)
+            call = replace(call, function=function)
         if keep == "graph":
-            return GraphNode(place, self.call, weights)
+            return GraphNode(place, call, weights)
         kernel = None if keep == "inputs" else self._kernel()
         if kernel is None and keep == "activations":
             if self.call.inside:
@@ -105,9 +111,19 @@ class Through(AbstractOperator):
                     "module again)"
                 )
             kernel = derived_kernel(self.name, self.function)
-        if kernel is not None:
-            return RowNode(place, self.call, kernel, weights)
-        return RowNode(place, self.call, Recompute(self.function, self.parameters), weights)
+        if kernel is None:
+            return RowNode(place, call, Recompute(function, self.parameters), weights)
+        if precision == "bf16":
+            kernel = self._for_bf16(kernel)
+        return RowNode(place, call, kernel, weights)
+
+    def _for_bf16(
+        self, kernel: AbstractRowKernel | AbstractBundleKernel
+    ) -> AbstractRowKernel | AbstractBundleKernel:
+        if isinstance(kernel, AbstractBundleKernel):
+            return CastBundleKernel(kernel)
+        full = self.part is not None and self.part.full_precision
+        return CastKernel(kernel) if full else in_bf16(kernel)
 
     def keeps(self) -> str:
         """``keep``, and whether it means a kernel that is derived."""

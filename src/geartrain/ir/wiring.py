@@ -15,6 +15,7 @@ from geartrain.ir.frame import Arena, Schema
 from geartrain.ir.node import AbstractNode, Place
 from geartrain.ir.operator import AbstractOperator, Input, Spec
 from geartrain.ir.operators import Copying, Merging
+from geartrain.ir.precision import Precision
 from geartrain.ir.through import Through
 from geartrain.ir.weights import AbstractWeights
 
@@ -40,6 +41,7 @@ class Wiring:
         operators: All, by number.
         copies: Operator number to the numbers of its nodes, one a copy.
         operator_of: Node number to operator number.
+        precision: Of the rows that enter.
     """
 
     arena: Arena
@@ -51,6 +53,7 @@ class Wiring:
     operators: Mapping[int, AbstractOperator]
     copies: Mapping[int, tuple[int, ...]]
     operator_of: Mapping[int, int]
+    precision: Precision = "full"
 
 
 @final
@@ -68,7 +71,10 @@ class Owner:
 
 
 def wire(
-    graph: Graph, owners: Callable[[Through], Sequence[Owner]], copies_of_all: int = 1
+    graph: Graph,
+    owners: Callable[[Through], Sequence[Owner]],
+    copies_of_all: int = 1,
+    precision: Precision = "full",
 ) -> Wiring:
     """Make fresh nodes.
 
@@ -79,6 +85,7 @@ def wire(
         graph: A checked graph.
         owners: What the copies of a ``through`` run with; one where it is not replicated.
         copies_of_all: Least copies of every node.
+        precision: Of the rows.
     """
     operators = graph.copy_with_broadcasts()
     schema = graph.schema()
@@ -100,7 +107,7 @@ def wire(
             made: AbstractNode | AbstractStep | None
             if isinstance(operator, Through):
                 owner = owned[operator.id][k]
-                made = operator.with_function(owner.function).make(place, owner.weights)
+                made = operator.with_function(owner.function).make(place, owner.weights, precision)
             else:
                 made = operator.make(place, None)
             if isinstance(made, AbstractStep):
@@ -121,6 +128,7 @@ def wire(
         {o.id: o for o in operators},
         copies,
         operator_of,
+        precision,
     )
 
 

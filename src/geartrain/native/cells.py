@@ -3,12 +3,14 @@
     forward    gates before squashing ─► kept (squashed, tanh(c')), h, c        one pass
     backward   dh, dc, rows of what is kept ─► gradients before squashing, their sum
 
-All tensors contiguous on the CPU, float32 or float64; for others the answer is None, and the caller
-does it in torch. Sums over rows are taken in the order of the rows.
+All tensors contiguous on the CPU, float32, float64 or bfloat16; for others the answer is None, and
+the caller does it in torch. Sums over rows are taken in the order of the rows; those of bfloat16
+are float32, as is all between a row that is read and one that is written.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from geartrain.native import library
@@ -36,7 +38,7 @@ def tree_forward(
     ):
         return None
     h, c = kept.new_empty((n, width)), kept.new_empty((n, width))
-    run(
+    bad = run(
         n,
         width,
         k,
@@ -47,6 +49,7 @@ def tree_forward(
         h.data_ptr(),
         c.data_ptr(),
     )
+    _refuse(bad)
     return h, c
 
 
@@ -85,7 +88,7 @@ def tree_backward(
         return None
     d_gates = kept.new_empty((whole, (3 + k) * width))
     d_children = kept.new_empty((n, k, width))
-    ends = kept.new_empty((4 + k) * width)  # the sum, and scratch
+    ends = kept.new_empty((4 + k) * width, dtype=_summed(kept))  # the sum, and scratch
     at = ends.data_ptr()
     bad = run(
         n,
@@ -103,8 +106,7 @@ def tree_backward(
         at,
         at + (3 + k) * width * ends.element_size(),
     )
-    if bad and rows is not None:
-        raise out_of_range(rows, limit, "read")
+    _refuse(bad, rows, limit)
     return d_gates, d_children, ends[: (3 + k) * width]
 
 
@@ -120,7 +122,7 @@ def lstm_forward(kept: Tensor, c: Tensor) -> tuple[Tensor, Tensor] | None:
     if run is None or c.shape != (n, width):
         return None
     h, c_new = kept.new_empty((n, width)), kept.new_empty((n, width))
-    run(n, width, kept.data_ptr(), c.data_ptr(), h.data_ptr(), c_new.data_ptr())
+    _refuse(run(n, width, kept.data_ptr(), c.data_ptr(), h.data_ptr(), c_new.data_ptr()))
     return h, c_new
 
 
@@ -144,7 +146,7 @@ def lstm_backward(
     if run is None or not _one_is_of((n, width), dh, dc) or c.shape != (limit, width):
         return None
     d_gates, d_c = kept.new_empty((whole, 4 * width)), kept.new_empty((n, width))
-    ends = kept.new_empty(5 * width)  # the sum, and scratch
+    ends = kept.new_empty(5 * width, dtype=_summed(kept))  # the sum, and scratch
     at = ends.data_ptr()
     bad = run(
         n,
@@ -161,8 +163,7 @@ def lstm_backward(
         at,
         at + 4 * width * ends.element_size(),
     )
-    if bad and rows is not None:
-        raise out_of_range(rows, limit, "read")
+    _refuse(bad, rows, limit)
     return d_gates, d_c, ends[: 4 * width]
 
 
@@ -180,7 +181,8 @@ def gru_forward(of_x: Tensor, of_h: Tensor, h: Tensor, kept: Tensor) -> Tensor |
     if run is None or h.shape != (n, width) or of_x.shape != shape or of_h.shape != shape:
         return None
     y = kept.new_empty((n, width))
-    run(n, width, of_x.data_ptr(), of_h.data_ptr(), h.data_ptr(), kept.data_ptr(), y.data_ptr())
+    found = (of_x.data_ptr(), of_h.data_ptr(), h.data_ptr())
+    _refuse(run(n, width, *found, kept.data_ptr(), y.data_ptr()))
     return y
 
 
@@ -223,8 +225,7 @@ def gru_backward(
         d_h.data_ptr(),
         dh.data_ptr(),
     )
-    if bad and rows is not None:
-        raise out_of_range(rows, limit, "read")
+    _refuse(bad, rows, limit)
     return d_x, d_h, dh
 
 
@@ -249,6 +250,18 @@ def _function(
         if x is not None and not (x.dtype == like.dtype and x.is_cpu and x.is_contiguous()):
             return None
     return typed[name][(like.numel() if entries is None else entries) > SMALL]
+
+
+def _refuse(bad: int, rows: Rows | None = None, limit: int = 0) -> None:
+    if bad and rows is not None and bad > 0:
+        raise out_of_range(rows, limit, "read")
+    if bad:
+        raise MemoryError("no memory for a row of a cell in float32, which bfloat16 rows want")
+
+
+def _summed(rows: Tensor) -> torch.dtype:
+    """What sums over such rows are."""
+    return torch.float32 if rows.dtype is torch.bfloat16 else rows.dtype
 
 
 def _one_is_of(shape: tuple[int, ...], *gradients: Tensor | None) -> bool:

@@ -2,6 +2,7 @@
  *
  *     kernels.c    what knows no type (rows are moved as bytes), and kernels.inc twice
  *     kernels.inc  what computes, once for float and once for double
+ *     bf16.inc     the same for rows in bfloat16, by way of those for float
  *
  * A function that gets row numbers returns 0, or the number from 1 of what was out of range, in
  * which case nothing has been written. Strides are in elements. Rows of inputs may be named by an index (int64), so
@@ -10,6 +11,7 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define AHEAD 4 /* rows to ask memory for before they are needed */
@@ -130,6 +132,7 @@ int64_t release_rows(int64_t n, const int64_t *rows, int64_t capacity, uint8_t *
 #define LEAST (-87.0f)
 #define LOGARITHM logf
 #include "kernels.inc"
+#include "bf16.inc"
 
 #define REAL double
 #define BITS uint64_t

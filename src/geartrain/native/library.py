@@ -33,7 +33,9 @@ from typing import Final, TypeAlias, final
 
 import torch
 
-SOURCES: Final = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "kernels.inc"))
+SOURCES: Final = tuple(
+    Path(__file__).with_name(name) for name in ("kernels.c", "kernels.inc", "bf16.inc")
+)
 FLAGS: Final = (
     *("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math"),
     *("-shared", "-fPIC"),
@@ -60,7 +62,9 @@ _TYPED: Final = {
     "tanh": (_N, _P, _P),
     "cross_entropy": (_N, _N, *[_P] * 4),
 }
-_NAMES: Final = {torch.float32: "float", torch.float64: "double"}
+_NAMES: Final = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}
+_NOT_SHORT: Final = {"cross_entropy"}  # losses are float32
+_PRECISE: Final = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2}
 
 
 class Unavailable(Exception):
@@ -88,6 +92,7 @@ class Library:
                 dtype: {
                     name: tuple(_declared(dll, f"{name}_{c}", of) for dll in (kept, free))
                     for name, of in _TYPED.items()
+                    if dtype is not torch.bfloat16 or name not in _NOT_SHORT
                 }
                 for dtype, c in _NAMES.items()
             }
@@ -104,8 +109,7 @@ class Library:
             x[0], x[1], x[2] = math.nan, math.inf, -math.inf
             y = torch.empty_like(x)
             functions["tanh"][0](x.numel(), x.data_ptr(), y.data_ptr())
-            precise = 1e-14 if dtype == torch.float64 else 1e-6
-            if not torch.allclose(y, x.tanh(), rtol=precise, atol=0, equal_nan=True):
+            if not torch.allclose(y, x.tanh(), rtol=_PRECISE[dtype], atol=0, equal_nan=True):
                 raise Unavailable(f"{self.path}: tanh of {dtype} is wrong")
 
 

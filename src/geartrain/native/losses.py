@@ -22,6 +22,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor] | Non
     typed = None if native is None else native.typed.get(logits.dtype)
     if (
         typed is None
+        or "cross_entropy" not in typed
         or logits.dim() != 2
         or not logits.shape[1]
         or target.dtype != torch.int64

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel, kernel_of
 from geartrain.ir.message import IntArray
-from geartrain.ir.products import affine, times, whole_rows
+from geartrain.ir.precision import in_bf16
+from geartrain.ir.products import affine, matching, times, whole_rows
 from geartrain.native.cells import tree_backward, tree_forward
 from geartrain.native.rows import take, take_whole
 from geartrain.nn.elementwise import sigmoid_backward_, squash_into, tanh_backward_, tanh_into
@@ -201,14 +202,24 @@ class TokenRNN(nn.Module):
 
 @final
 class _LeafKernel(AbstractRowKernel):
-    def __init__(self, module: TreeLSTMLeaf, table: AbstractRowKernel | None) -> None:
-        self._module, self._table = module, table
+    def __init__(
+        self,
+        module: TreeLSTMLeaf,
+        table: AbstractRowKernel | None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._module, self._table, self._dtype = module, table, dtype
 
     room_for = 1
 
+    def for_bf16(self) -> AbstractRowKernel:
+        table = None if self._table is None else in_bf16(self._table)
+        return _LeafKernel(self._module, table, torch.bfloat16)
+
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         shape = (inputs[0].shape[0], 4, self._module.hidden)
-        return self.forward_with_room(self._module.weight.new_empty(shape), *inputs)
+        room = self._module.weight.new_empty(shape, dtype=self._dtype)
+        return self.forward_with_room(room, *inputs)
 
     def forward_with_room(
         self, room: Tensor, *inputs: Tensor
@@ -283,6 +294,9 @@ class _BranchKernel(AbstractRowKernel):
 
     room_for = 2
 
+    def for_bf16(self) -> AbstractRowKernel:
+        return self
+
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         shape = (inputs[0].shape[0], 6, self._module.hidden)
         return self.forward_with_room(inputs[0].new_empty(shape), *inputs)
@@ -349,6 +363,9 @@ class _TokenKernel(AbstractRowKernel):
     def __init__(self, module: TokenRNN, table: AbstractRowKernel) -> None:
         self._module, self._table = module, table
 
+    def for_bf16(self) -> AbstractRowKernel:
+        return _TokenKernel(self._module, in_bf16(self._table))
+
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         module = self._module
         h, token = inputs
@@ -357,7 +374,7 @@ class _TokenKernel(AbstractRowKernel):
         if module.input_weight is None:
             y.add_(read)
         else:
-            y.addmm_(read, module.input_weight.t())
+            y.addmm_(read, matching(module.input_weight, read).t())
         squash_hidden_(y, module.nonlinearity)
         return (y,), (h, token, y) if module.input_weight is None else (h, token, y, read)
 

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from geartrain.errors import ProtocolError
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel, kernel_of, register_kernel
-from geartrain.ir.products import affine, times
+from geartrain.ir.precision import in_bf16
+from geartrain.ir.products import affine, matching, times
 from geartrain.nn.dropout import DropoutKernel
 from geartrain.nn.elementwise import relu_backward, sigmoid_backward, tanh_backward, tanh_into
 from geartrain.nn.recurrent import GruKernel, LstmKernel, RnnKernel
@@ -58,8 +59,10 @@ class LinearKernel(AbstractRowKernel):
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         (x,) = inputs
         weight, bias = self._module.weight, self._module.bias
-        y = affine(x, weight, bias) if x.ndim == 2 else F.linear(x, weight, bias)
-        return (y,), (x,)
+        if x.ndim == 2:
+            return (affine(x, weight, bias),), (x,)
+        added = None if bias is None else matching(bias, x)
+        return (F.linear(x, matching(weight, x), added),), (x,)
 
     def backward(
         self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
@@ -77,7 +80,10 @@ class LinearKernel(AbstractRowKernel):
             )
         if bias is not None and bias.requires_grad:
             into.add_sum(bias, flat)
-        return (times(dy, weight),) if dy.ndim == 2 else (dy @ weight,)
+        return (times(dy, weight),) if dy.ndim == 2 else (dy @ matching(weight, dy),)
+
+    def for_bf16(self) -> AbstractRowKernel:
+        return self
 
 
 @final
@@ -85,14 +91,22 @@ class EmbeddingKernel(AbstractRowKernel):
     """y = E[ids], ids integers ``(n, ...)``; keeps the ids.
 
     A sparse table gets its gradient as rows, a dense one as a whole table.
+
+    Args:
+        module: The table.
+        dtype: Of y; None: the table's.
     """
 
-    def __init__(self, module: nn.Embedding) -> None:
-        self._module = module
+    def __init__(self, module: nn.Embedding, dtype: torch.dtype | None = None) -> None:
+        self._module, self._dtype = module, dtype
+
+    def for_bf16(self) -> AbstractRowKernel:
+        return EmbeddingKernel(self._module, torch.bfloat16)
 
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         (ids,) = inputs
-        return (torch.embedding(self._module.weight, ids),), (ids,)
+        y = torch.embedding(self._module.weight, ids)
+        return (y if self._dtype is None else y.to(self._dtype),), (ids,)
 
     def backward(
         self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
@@ -111,7 +125,7 @@ class EmbeddingKernel(AbstractRowKernel):
             into.add_rows(weight, flat.long(), rows)
         else:
             # Several times faster than embedding_dense_backward, which counts and sorts the ids.
-            table = torch.zeros_like(weight).index_add_(0, flat, rows)
+            table = torch.zeros_like(weight).index_add_(0, flat, rows.to(weight.dtype))
             if module.padding_idx is not None:
                 table[module.padding_idx] = 0
             into.add(weight, table)
@@ -129,6 +143,9 @@ class ActivationKernel(AbstractRowKernel):
     ) -> None:
         self._function, self._vjp = function, vjp
 
+    def for_bf16(self) -> AbstractRowKernel:
+        return self
+
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         (x,) = inputs
         y = self._function(x)
@@ -144,6 +161,9 @@ class ActivationKernel(AbstractRowKernel):
 @final
 class IdentityKernel(AbstractRowKernel):
     """y = x; keeps nothing."""
+
+    def for_bf16(self) -> AbstractRowKernel:
+        return self
 
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         (x,) = inputs
@@ -181,6 +201,9 @@ class SequentialKernel(AbstractRowKernel):
         self._kept_at = tuple(sorted(at))
         # How many residuals each kernel has of its own: seen in a forward, and always the same.
         self._own_counts: tuple[int, ...] | None = None
+
+    def for_bf16(self) -> AbstractRowKernel:
+        return SequentialKernel(tuple(map(in_bf16, self._kernels)))
 
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         values: list[tuple[Tensor, ...]] = [inputs]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel
 from geartrain.ir.message import IntArray
-from geartrain.ir.products import affine, filled, times, whole_rows
+from geartrain.ir.products import affine, filled, matching, times, whole_rows
 from geartrain.native.cells import gru_backward, gru_forward, lstm_backward, lstm_forward
 from geartrain.native.rows import take_whole
 from geartrain.nn.elementwise import (
@@ -40,6 +40,9 @@ class LstmKernel(AbstractRowKernel):
 
     def __init__(self, module: nn.LSTMCell) -> None:
         self._module = module
+
+    def for_bf16(self) -> AbstractRowKernel:
+        return self
 
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         x, h, c = _taken(inputs, "nn.LSTMCell", ("x", "h", "c"))
@@ -111,6 +114,9 @@ class GruKernel(AbstractRowKernel):
 
     def __init__(self, module: nn.GRUCell) -> None:
         self._module = module
+
+    def for_bf16(self) -> AbstractRowKernel:
+        return self
 
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         width = self._module.hidden_size
@@ -204,6 +210,9 @@ class RnnKernel(AbstractRowKernel):
     def __init__(self, module: nn.RNNCell) -> None:
         self._module = module
 
+    def for_bf16(self) -> AbstractRowKernel:
+        return self
+
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         x, h = _taken(inputs, "nn.RNNCell", ("x", "h"))
         y = x.new_empty((x.shape[0], self._module.hidden_size))
@@ -264,16 +273,17 @@ def _taken(inputs: tuple[Tensor, ...], name: str, expected: tuple[str, ...]) -> 
 
 
 def _map(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    weight = matching(weight, x)
     if bias is None:
         torch.mm(x, weight.t(), out=out)
     else:
-        torch.addmm(bias, x, weight.t(), out=out)
+        torch.addmm(bias.to(x.dtype), x, weight.t(), out=out)
 
 
 def _both_maps(module: nn.RNNCellBase, x: Tensor, h: Tensor, out: Tensor) -> None:
     """W x + U h + b, written to ``out``, whose rows may lie apart."""
     _map(x, module.weight_ih, module.bias_ih + module.bias_hh if module.bias else None, out)
-    out.addmm_(h, module.weight_hh.t())
+    out.addmm_(h, matching(module.weight_hh, h).t())
 
 
 def _add_map(

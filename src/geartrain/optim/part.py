@@ -147,6 +147,8 @@ class Part:
         replicas: Copies of the part on different workers, each with its own optimiser; rows are
             spread over them by instance. ``module`` is the first copy.
         mixer: When and how the copies meet.
+        full_precision: Whether its nodes compute in float32 also where the session's precision is
+            ``bf16``; rows come and go in bfloat16 all the same.
     """
 
     module: nn.Module
@@ -161,6 +163,7 @@ class Part:
     keep: Keep = "auto"
     replicas: int = 1
     mixer: AbstractMixer = field(default_factory=Average)
+    full_precision: bool = False
 
     def __post_init__(self) -> None:
         _positive("Part(replicas=...)", self.replicas)
@@ -413,7 +416,7 @@ class PartState(AbstractWeights):
         bound = self.rules.max_staleness
         return bound is None or not self._ages or self.version + 1 - min(self._ages) <= bound
 
-    def _divisor(self, rows: int, instances: int) -> int:
+    def _divisor(self, rows: int, instances: int) -> float:
         """What the sum is divided by.
 
         The last update of an epoch has fewer rows than it takes to fall due. It counts for what it
@@ -422,6 +425,8 @@ class PartState(AbstractWeights):
         match self.rules.average, self._trigger:
             case "rows", Rows(n):
                 return max(rows, n)
+            case "rows", Instances(n):
+                return rows * max(1.0, n / max(instances, 1))
             case "rows", _:
                 return rows
             case "instances", Instances(n):

@@ -56,7 +56,6 @@ from geartrain.recipes.recipe import (
     Task,
 )
 
-RATE: Final = 5e-3  # Adam's
 CLIP_NORM: Final = 1.0  # per part
 RAMP: Final = Ramp(start=4, over=200)
 VALID_SHARE: Final = 0.2  # of the graphs of the training file
@@ -81,6 +80,7 @@ SIZES: Final = {
     18: Size(hidden=30, steps=3),
     19: Size(hidden=20, steps=4),
 }
+RATES: Final = {4: 5e-3, 15: 4e-2, 16: 5e-3, 18: 5e-3, 19: 5e-3}  # Adam's, by task
 
 
 def build(setting: Setting) -> Task:
@@ -92,10 +92,11 @@ def build(setting: Setting) -> Task:
     options = setting.options
     kind = _kind(int(options["task"]))
     size = _size(kind, int(options["hidden"]), int(options["steps"]))
+    rate = float(options["learning_rate"]) or RATES[kind.number]
     return Task(
         graph=make_graph(kind, size, setting.copies),
         rules=Rules(
-            optimizer=partial(torch.optim.Adam, lr=float(options["learning_rate"])),
+            optimizer=partial(torch.optim.Adam, lr=rate),
             update_every=Instances(setting.update_every),
             average="instances",
             clip=Clip(norm=CLIP_NORM),
@@ -270,7 +271,7 @@ BABI: Final = Recipe(
     paper="Weston et al. 2015, arXiv:1502.05698; Li et al. 2016, arXiv:1511.05493",
     metrics=("accuracy",),
     target="accuracy>=1.0",
-    max_active=20,
+    max_active=16,
     update_every=10,
     unit="instances",
     epochs=10,
@@ -283,7 +284,7 @@ BABI: Final = Recipe(
         Option("enlarged", 0, 0, "1: draw task 15 on graphs of 54 vertices"),
         Option("hidden", 0, 0, "width of a vertex's state; 0: what the task wants"),
         Option("steps", 0, 0, "of message passing; 0: what the task wants"),
-        Option("learning_rate", RATE, 0.0, "Adam's rate"),
+        Option("learning_rate", 0.0, 0.0, "Adam's rate; 0: what the task wants"),
         Option(AVERAGE_EVERY, 200, 0, "instances between meetings of copies; 0: once an epoch"),
     ),
     bottleneck="cell",

@@ -130,7 +130,7 @@ LISTREDUCE: Final = Recipe(
     max_active=256,
     update_every=100,
     unit="instances",
-    epochs=8,
+    epochs=5,
     make=build,
     draw=lambda: make_graph(hidden=128),
     options=(

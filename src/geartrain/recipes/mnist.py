@@ -26,12 +26,13 @@ from geartrain.engine.controller import Ramp
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import accuracy, cross_entropy
-from geartrain.optim.part import Instances, Rules
+from geartrain.optim.part import Rows, Rules
 from geartrain.recipes.recipe import LoadSplit, Option, Recipe, Setting, Task
 
-RATE: Final = 0.1  # plain SGD's, on the mean over the images of an update
+RATE: Final = 0.03  # SGD's, on the mean over the images of an update
+MOMENTUM: Final = 0.9
 PIXELS: Final = SIDE * SIDE
-RAMP: Final = Ramp(start=1, over=0)  # plain SGD has no accumulators that early steps could swell
+RAMP: Final = Ramp(start=1, over=0)  # SGD has no sums of squares that early steps could swell
 MEAN, SPREAD = 0.1307 * 255, 0.3081 * 255  # of the pixels of the training images
 
 
@@ -52,8 +53,14 @@ def build(setting: Setting) -> Task:
     return Task(
         graph=make_graph(int(setting.options["hidden"])),
         rules=Rules(
-            optimizer=partial(torch.optim.SGD, lr=float(setting.options["learning_rate"])),
-            update_every=Instances(setting.update_every),
+            optimizer=partial(
+                torch.optim.SGD,
+                lr=float(setting.options["learning_rate"]),
+                momentum=float(setting.options["momentum"]),
+            ),
+            # Rows, not instances: a map steps when its minibatch is back, not when those below
+            # it have had it too.
+            update_every=Rows(batch * setting.update_every),
         ),
         splits={"train": split("train"), "test": split("test")},
         validation="test",
@@ -137,10 +144,10 @@ MNIST: Final = Recipe(
     paper="Gaunt et al. 2017, arXiv:1705.09786; LeCun et al. 1998",
     metrics=("accuracy",),
     target="accuracy>=0.97",
-    max_active=4,
+    max_active=3,
     update_every=1,
     unit="instances",
-    epochs=6,
+    epochs=3,
     make=build,
     draw=lambda: make_graph(hidden=PIXELS),
     needs=(
@@ -154,5 +161,6 @@ MNIST: Final = Recipe(
         Option("hidden", PIXELS, 1, "width between the linear maps"),
         Option("train_size", 0, 0, "train on the first so many images; 0 takes all"),
         Option("learning_rate", RATE, 0.0, "SGD's rate"),
+        Option("momentum", MOMENTUM, 0.0, "SGD's momentum"),
     ),
 )

@@ -44,7 +44,7 @@ from geartrain.recipes.recipe import (
     Task,
 )
 
-RATE: Final = 1e-3  # Adam's
+RATE: Final = 7e-4  # Adam's; a little less than without staleness
 CLIP_NORM: Final = 1.0  # per part
 RAMP: Final = Ramp(start=4, over=1500)
 VALIDATION: Final = 0.1  # share of the molecules
@@ -256,7 +256,7 @@ QM9: Final = Recipe(
     paper="Gaunt et al. 2017, arXiv:1705.09786; Ramakrishnan et al. 2014",
     metrics=("mae", "error_ratio"),
     target="mae<=0.75",
-    max_active=64,
+    max_active=40,
     update_every=20,
     unit="instances",
     epochs=10,

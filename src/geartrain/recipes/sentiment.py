@@ -39,9 +39,9 @@ from geartrain.recipes.recipe import (
     Task,
 )
 
-RATE: Final = 0.03  # Adagrad's
+RATE: Final = 0.05  # Adagrad's
 WORD_SPREAD: Final = 0.03  # standard deviation of the initial word vectors
-RAMP: Final = Ramp(start=4, over=1500)
+RAMP: Final = Ramp(start=16, over=500)
 _VOCABULARY: Final = "vocabulary.json"
 
 
@@ -116,8 +116,8 @@ SENTIMENT: Final = Recipe(
     paper="Socher et al. 2013; Tai et al. 2015, arXiv:1503.00075",
     metrics=("all", "root"),
     target="all>=0.81",
-    max_active=256,
-    update_every=500,
+    max_active=96,
+    update_every=300,
     unit="rows",
     epochs=3,
     make=build,

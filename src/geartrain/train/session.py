@@ -33,6 +33,7 @@ from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import Collected
 from geartrain.ir.operators import Losing
+from geartrain.ir.precision import Precision, require_float32, require_precision
 from geartrain.optim.part import PartState, Rules
 from geartrain.runtime.base import AbstractRuntime, Feeder, OnBadInstance
 from geartrain.runtime.threads import Threads
@@ -78,6 +79,10 @@ class Session:
             way; with ``update_every=Instances(max_active)`` and no ramp it is minibatch training.
         lanes: Every worker runs the whole graph for its own instances, all with the same weights,
             instead of its own parts for all instances.
+        precision: ``full``: rows have the dtype of the data and the modules. ``bf16``: rows, what
+            is kept of them and matrix products are bfloat16; weights, optimisers, sums of gradients
+            and losses float32. Modules without a kernel for it run in float32 between casts, as
+            does ``Part(full_precision=True)``. What leaves the graph is float32.
         placement: Part or node name to worker; what is not named is placed automatically, after a
             short measurement where there are several workers.
         convert: Makes an ``Instance`` of an item of the data.
@@ -89,7 +94,8 @@ class Session:
         instruments: Watch. One that raises ends the run with its error.
 
     Raises:
-        ValueError: Two parts have one name.
+        ValueError: Two parts have one name, or there is no such precision.
+        GraphError: ``bf16``, and a module's weights are not float32.
         GraphError: From ``fit``, ``evaluate``, ``predict``: the graph cannot run.
     """
 
@@ -105,6 +111,7 @@ class Session:
         policy: Callable[[int], AbstractPolicy] | None = None,
         drain: bool = False,
         lanes: bool = False,
+        precision: Precision = "full",
         placement: Mapping[str, int] | None = None,
         convert: Convert | None = None,
         shuffle: bool = True,
@@ -123,12 +130,16 @@ class Session:
             policy=policy or defaults.policy,
             drain=drain,
             lanes=lanes,
+            precision=require_precision(precision, "precision="),
         )
         self.placement = dict(placement or {})
         self.convert, self.shuffle, self.seed, self.on_bad = convert, shuffle, seed, on_bad
         self.instruments = list(instruments)
         self.parts: dict[str, PartState] = make_parts(graph, self.rules)
         self._refuse_lanes_beside_others()
+        if precision == "bf16":
+            for name, part in self.parts.items():
+                require_float32(name, dict(part.module.named_parameters()))
         self._position = Position()
         self._engine: Engine | None = None
         self._costs: dict[str, float] = {}
@@ -252,6 +263,13 @@ class Session:
                 f"{path}: was made with seed {document['seed']}, the session has {self.seed}; the "
                 "order of the data would differ: use the same seed, or weights_only=True"
             )
+        was = document.get("precision", "full")
+        if not weights_only and was != self.settings.precision:
+            raise CheckpointError(
+                f"{path}: was made with precision {was!r}, the session has "
+                f"{self.settings.precision!r}; the run would not go on as it was: use the same "
+                "precision, or weights_only=True"
+            )
         position = None if weights_only else position_from_json(document["position"], path)
         load_parts(self.parts, checkpoint.tensors, document["parts"], weights_only, str(path))
         if position is not None:
@@ -294,6 +312,7 @@ class Session:
         document: dict[str, Any] = {
             "parts": parts,
             "seed": self.seed,
+            "precision": self.settings.precision,
             "position": {
                 "epoch": at.epoch,
                 "taken": at.taken,

@@ -1,0 +1,89 @@
+"""How a benchmark and a system talk: a line of JSON to its stdin, a line of JSON from its stdout.
+
+    main ─ {"task": ..., "system": {...}, "repeats": 1} ─► a process of its own ─► warm-up, passes
+         ◄──── {"instances": 4000, "seconds": [1.31], "peak_mib": 512.0, ...} ────┘
+
+Every system has a process for every round, so memory, thread pools and allocators of one cannot
+help or harm another, and its interpreter may be another one. This file wants nothing but Python.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias, final
+
+Request: TypeAlias = dict[str, Any]
+
+
+@final
+@dataclass(frozen=True)
+class Training:
+    """A system that is ready to train.
+
+    Args:
+        instances: In a pass.
+        passes: Trains a pass whenever it is asked for the next one, and gives its seconds; the
+            first one warms up.
+        versions: Of the packages that matter, by name.
+    """
+
+    instances: int
+    passes: Iterator[float]
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@final
+@dataclass(frozen=True)
+class Checked:
+    """The loss of the first trees at weights that everybody sets alike: do systems agree?"""
+
+    loss: float
+
+
+def serve(answer: Callable[[Request], Training | Checked]) -> None:
+    """Answer the one request of this process.
+
+    What libraries print goes to stderr, as stdout is for the reply alone.
+    """
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    request: Request = json.loads(sys.stdin.readline())
+    print(json.dumps(_reply(answer(request), request)), file=replies, flush=True)
+
+
+def _reply(found: Training | Checked, request: Request) -> dict[str, Any]:
+    if isinstance(found, Checked):
+        return {"loss": found.loss}
+    next(found.passes)
+    forget_peak()
+    seconds = [next(found.passes) for _ in range(request["repeats"])]
+    return {
+        "instances": found.instances,
+        "seconds": seconds,
+        "peak_mib": peak_mib(),
+        "versions": found.versions,
+    }
+
+
+def forget_peak() -> None:
+    """Let the peak of resident memory begin anew, where the system can do that."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return  # the peak is that of the whole process then
+
+
+def peak_mib() -> float:
+    """The most memory that was resident, in MiB, since ``forget_peak``."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) / 1024
