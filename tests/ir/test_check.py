@@ -197,14 +197,15 @@ def test_batch_norm_and_dropout_that_would_mix_or_redraw_are_refused():
         graph.check(FLOATS)
 
 
-def test_activations_without_a_kernel_are_refused():
+def test_activations_inside_bundles_without_a_kernel_are_refused():
     class Odd(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor, inside: object) -> Tensor:
             return x
 
     graph = Graph()
-    graph.input("x").through(Odd(), keep="activations", name="odd").stop()
-    with pytest.raises(GraphError, match=r"'odd': keep='activations' wants a row kernel"):
+    stream = graph.input("x", bundle=True)
+    stream.through(Odd(), keep="activations", inside=True, name="odd").stop()
+    with pytest.raises(GraphError, match=r"'odd': keep='activations' wants a bundle kernel"):
         wire(graph, lambda t: [Owner(t.function, None)])
 
 

@@ -30,7 +30,7 @@ def text(graph: Graph) -> str:
     for operator in operators:
         does = operator.kind if not operator.detail() else f"{operator.kind} {operator.detail()}"
         if isinstance(operator, Through):
-            does += f" [{operator.keep}]"
+            does += f" [{operator.keeps()}]"
         to = ", ".join(
             (f"{label}: " if label else "") + reader.name for label, reader in targets[operator.id]
         )

@@ -7,7 +7,8 @@
 
 Autograd ties the rows of one forward together. A kernel does not: the rows of its backward may
 come from many forwards, in any order, some of them and not others, and no forward runs twice.
-The price is that a kernel is written by hand; a module without one is run again from its inputs.
+The price is that a kernel is written by hand; a module without one is run again from its inputs,
+or, where ``keep="activations"`` asks for it, has one derived from a trace.
 
 What the gradient means when weights changed in between: the residuals are those of the forward's
 weights, the backward multiplies by the weights of now (the *mixed* view). For one affine map that
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -154,6 +155,17 @@ def kernel_of(module: nn.Module) -> AbstractRowKernel | None:
     return None if factory is None else factory(module)
 
 
+def register_derivation(derive: Callable[[str, Callable[..., Any]], AbstractRowKernel]) -> None:
+    """Let ``derived_kernel`` answer; ``geartrain.nn`` registers the one that traces."""
+    _DERIVATIONS[:] = [derive]
+
+
+def derived_kernel(name: str, function: Callable[..., Any]) -> AbstractRowKernel:
+    """A kernel that nobody wrote, for the module or function of the node ``name``."""
+    (derive,) = _DERIVATIONS
+    return derive(name, function)
+
+
 def may_have_kernel(module: nn.Module) -> bool:
     """Whether nothing hangs on the module that a kernel would pass over: a hook, a new forward."""
     return not any(_has_hooks(each) or "forward" in vars(each) for each in module.modules())
@@ -170,6 +182,7 @@ def own_kernel(module: nn.Module, method: str) -> object:
 
 
 _FACTORIES: dict[type[nn.Module], Callable[[nn.Module], AbstractRowKernel | None]] = {}
+_DERIVATIONS: list[Callable[[str, Callable[..., Any]], AbstractRowKernel]] = []
 
 
 def _has_hooks(module: nn.Module) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from geartrain.errors import GraphError
 from geartrain.ir.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
 from geartrain.ir.frame import Schema
-from geartrain.ir.kernel import AbstractRowKernel, kernel_of
+from geartrain.ir.kernel import AbstractRowKernel, derived_kernel, kernel_of
 from geartrain.ir.node import Place
 from geartrain.ir.operator import (
     ROWS,
@@ -104,12 +104,13 @@ class Through(AbstractOperator):
             return GraphNode(place, call, weights)
         kernel = None if keep == "inputs" else self._kernel()
         if kernel is None and keep == "activations":
-            kind = "bundle" if self.call.inside else "row"
-            raise GraphError(
-                f"'{self.name}': keep='activations' wants a {kind} kernel and {self.detail()} has "
-                f"none; give it a {kind}_kernel() method, or use keep='inputs' (runs the module "
-                "again)"
-            )
+            if self.call.inside:
+                raise GraphError(
+                    f"'{self.name}': keep='activations' wants a bundle kernel and {self.detail()} "
+                    "has none; give it a bundle_kernel() method, or use keep='inputs' (runs the "
+                    "module again)"
+                )
+            kernel = derived_kernel(self.name, self.function)
         if kernel is None:
             return RowNode(place, call, Recompute(function, self.parameters), weights)
         if precision == "bf16":
@@ -123,6 +124,11 @@ class Through(AbstractOperator):
             return CastBundleKernel(kernel)
         full = self.part is not None and self.part.full_precision
         return CastKernel(kernel) if full else in_bf16(kernel)
+
+    def keeps(self) -> str:
+        """``keep``, and whether it means a kernel that is derived."""
+        derived = self.keep == "activations" and not self.call.inside and self._kernel() is None
+        return "activations, derived" if derived else self.keep
 
     def _kernel(self) -> AbstractRowKernel | AbstractBundleKernel | None:
         if not isinstance(self.function, nn.Module):
@@ -141,11 +147,13 @@ class Through(AbstractOperator):
                     f"{where} mixes rows of different instances; use LayerNorm or GroupNorm, or "
                     "send whole minibatches as bundles with keep='graph'"
                 )
+            if self.keep == "activations":
+                continue  # a derived kernel keeps the mask, or refuses
             if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
                 raise GraphError(
                     f"{where} would draw another mask when the module is run again for its "
-                    "gradient; use geartrain.nn.RowDropout as a node of its own (it keeps its "
-                    "mask), or keep='graph' with bundles"
+                    "gradient; use keep='activations' or geartrain.nn.RowDropout as a node of its "
+                    "own (they keep the mask), or keep='graph' with bundles"
                 )
 
     def _dry_run(self, payload: tuple[Tensor, ...], schema: Schema) -> tuple[Tensor, ...] | None:

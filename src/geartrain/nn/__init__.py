@@ -1,6 +1,8 @@
 """Cells, row kernels, row dropout; importing it registers the kernels of torch's modules."""
 
+from geartrain.ir.kernel import register_derivation
 from geartrain.nn.cells import TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
+from geartrain.nn.derived import DerivedKernel
 from geartrain.nn.dropout import RowDropout
 from geartrain.nn.kernels import register_torch_kernels
 from geartrain.nn.shapes import (
@@ -16,8 +18,10 @@ from geartrain.nn.shapes import (
 )
 
 register_torch_kernels()
+register_derivation(DerivedKernel)
 
 __all__ = [
+    "DerivedKernel",
     "GatedGraphCell",
     "GatedSum",
     "MessagePassing",

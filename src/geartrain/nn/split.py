@@ -1,0 +1,534 @@
+"""A forward and a backward program for rows, cut out of one trace of a function and its gradient.
+
+    function ─► joint graph (operands, inputs, tangents ─► outputs, gradients), of 3 and of 5 rows
+                    │ numbers that differ are multiples of the number of rows
+                    ├─► forward   what does not depend on tangents       ─► outputs, residuals
+                    └─► backward  what does, and what is known without inputs ─► gradients
+
+``make_fx`` of ``torch.func.vjp`` under ``functionalize`` gives the joint graph: documented
+functions of torch that exist since 2.0, while the compilers' own partitioners and symbolic shapes
+are internal and change. Two traces with plain numbers instead of one with symbols need no guards,
+and what is not a multiple of the number of rows is refused instead of specialised.
+
+What the backward reads of the forward are *residuals*, and each must have one row for each row.
+What it can make of weights alone it makes of the weights of now: the mixed view of
+``ir/kernel.py``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast, final
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from geartrain.errors import GraphError
+from geartrain.ir.products import affine, times
+
+aten = torch.ops.aten
+Function: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
+"""Outputs of operands and inputs."""
+
+SIZES = (3, 5)
+"""Numbers of rows that are traced."""
+
+_SAME = {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default}
+_VIEWS = {aten.view.default, aten._unsafe_view.default}
+_CHEAP = {
+    *_VIEWS,
+    aten.t.default,
+    aten.transpose.int,
+    aten.permute.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.expand.default,
+    aten.slice.Tensor,
+    aten.select.int,
+    aten.unbind.int,
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.clone.default,
+    operator.getitem,
+}
+"""Made again in the backward of what they are made of, rather than kept."""
+
+How: TypeAlias = Literal["value", "product", "sum", "rows"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A summand of an operand's gradient.
+
+    Args:
+        operand: Its number.
+        how: ``value`` has one tensor, the gradient; the others have what the ``add_*`` of that name
+            takes.
+        first: Where its tensors begin among the results of the backward.
+        tangents: It is zero where these are.
+        padding: Of ``rows``: the index that gets nothing, or -1.
+    """
+
+    operand: int
+    how: How
+    first: int
+    tangents: frozenset[int]
+    padding: int = -1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What a trace was cut into.
+
+    Args:
+        forward: ``(n, *operands, *inputs)`` to outputs and then residuals.
+        backward: ``(n, *operands, *residuals, *tangents)``, a tangent for each floating output, to
+            the gradients of the floating inputs that have one and then what the terms need.
+        outputs: Number of outputs.
+        tangents: The output of each tangent.
+        gradients: For each input that has a gradient, the tangents that it comes from.
+        terms: What the operands get.
+        draws: Whether the forward draws random numbers.
+    """
+
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+    outputs: int
+    tangents: tuple[int, ...]
+    gradients: Mapping[int, frozenset[int]]
+    terms: tuple[Term, ...]
+    draws: bool
+
+
+def split(
+    function: Function,
+    operands: Sequence[Tensor],
+    learns: Sequence[bool],
+    samples: tuple[Sequence[Tensor], Sequence[Tensor]],
+) -> Split:
+    """Trace a function at two numbers of rows and cut it.
+
+    Args:
+        function: Maps rows to rows; what it reads besides its arguments is taken as constant.
+        operands: Weights and buffers.
+        learns: Which of them are differentiated.
+        samples: Inputs of ``SIZES`` rows, of one kind.
+
+    Raises:
+        GraphError: It cannot be cut, and why.
+    """
+    outputs = [function(operands, [x.clone() for x in inputs]) for inputs in samples]
+    tangents = tuple(j for j, y in enumerate(outputs[0]) if y.is_floating_point())
+    wanted = tuple(i for i, x in enumerate(samples[0]) if x.is_floating_point())
+    if not tangents or not (wanted or any(learns)):
+        raise GraphError("it has no gradient: its outputs, or all that it reads, are integers")
+    traces = [
+        _trace(function, operands, learns, inputs, [torch.ones_like(y[j]) for j in tangents])
+        for inputs, y in zip(samples, outputs, strict=True)
+    ]
+    return _Cut(traces, len(operands), len(samples[0]), len(outputs[0]), tangents).split(
+        [k for k, yes in enumerate(learns) if yes], wanted
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Trace:
+    module: fx.GraphModule
+    shapes: Mapping[fx.Node, tuple[int, ...]]
+
+
+def _trace(
+    function: Function,
+    operands: Sequence[Tensor],
+    learns: Sequence[bool],
+    inputs: Sequence[Tensor],
+    tangents: Sequence[Tensor],
+) -> _Trace:
+    floats = [x.is_floating_point() for x in inputs]
+
+    def joint(*flat: Tensor) -> list[Tensor]:
+        theta, xs = flat[: len(operands)], flat[len(operands) :][: len(inputs)]
+
+        def outputs(learned: list[Tensor], real: list[Tensor]) -> tuple[Any, Any]:
+            # Copies, as autograd lets nobody write into a leaf; the graph loses them again.
+            own = [x.clone() for x in _merged(xs, floats, real)]
+            ys = function(_merged(theta, learns, learned), own)
+            return tuple(y for y in ys if y.is_floating_point()), ys
+
+        found: tuple[Any, ...] = torch.func.vjp(
+            outputs, _selected(theta, learns), _selected(xs, floats), has_aux=True
+        )
+        _, pull, ys = found
+        learned, real = pull(flat[len(operands) + len(inputs) :])
+        return [*ys, *learned, *real]
+
+    flat = [*operands, *inputs, *tangents]
+    with torch.enable_grad():
+        traced = make_fx(torch.func.functionalize(joint))(*flat)
+    shapes = _Shapes(traced)
+    shapes.run(*flat)
+    return _Trace(traced, shapes.found)
+
+
+def _merged(all_: Sequence[Tensor], which: Sequence[bool], own: Iterable[Tensor]) -> list[Tensor]:
+    """``all_`` with those of ``which`` replaced by ``own``, in order."""
+    given = iter(own)
+    return [next(given) if yes else x for x, yes in zip(all_, which, strict=True)]
+
+
+def _selected(all_: Sequence[Tensor], which: Sequence[bool]) -> list[Tensor]:
+    return [x for x, yes in zip(all_, which, strict=True) if yes]
+
+
+@final
+class _Shapes(fx.Interpreter):
+    """Runs a graph and notes the shapes of its tensors."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.found: dict[fx.Node, tuple[int, ...]] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, Tensor):
+            self.found[n] = tuple(value.shape)
+        return value
+
+
+@final
+class _Cut:
+    """One joint graph on its way to two.
+
+    Every node is one of three kinds: it depends on a tangent; else on an input, or on chance; or on
+    neither, and then a backward may compute it anew.
+    """
+
+    def __init__(
+        self,
+        traces: Sequence[_Trace],
+        operands: int,
+        inputs: int,
+        outputs: int,
+        tangents: tuple[int, ...],
+    ) -> None:
+        small, large = traces
+        self._module, self._graph = small.module, small.module.graph
+        self._outputs, self._of_output = outputs, tangents
+        places = [x for x in self._graph.nodes if x.op == "placeholder"]
+        self._operands, self._inputs = places[:operands], places[operands : operands + inputs]
+        self._tangents = places[operands + inputs :]
+        self._shapes = small.shapes
+        self._large = _twins(self._graph, large.module.graph)
+        self._rows: dict[fx.Node, int] = {}
+        self._axis: dict[fx.Node, int] = {}
+        self._apart: dict[fx.Node, fx.Node] = {}
+        for x, y in self._large.items():
+            if x in small.shapes and y in large.shapes:
+                self._note_rows(x, small.shapes[x], large.shapes[y])
+        self._merge(large.module)
+        self._simplify()
+        self._mark()
+        self._use_products()
+
+    def split(self, learned: Sequence[int], wanted: Sequence[int]) -> Split:
+        """``learned`` operands and ``wanted`` inputs are those that were differentiated."""
+        results = self._results()
+        outputs, answers = results[: self._outputs], results[self._outputs :]
+        for y in outputs:
+            if not self._whole(y):
+                raise GraphError(f"an output has shape {self._shapes.get(y)} of {SIZES[0]} rows")
+        roots: list[fx.Node] = []
+        gradients: dict[int, frozenset[int]] = {}
+        for i, d in zip(wanted, answers[len(learned) :], strict=True):
+            if self._of[d]:
+                gradients[i] = self._of[d]
+                roots.append(d)
+        terms: list[Term] = []
+        for k, d in zip(learned, answers, strict=False):
+            for how, tensors, of, padding in self._terms(d, self._shapes[self._operands[k]]):
+                terms.append(Term(k, how, len(roots), of, padding))
+                roots += tensors
+        kept = self._residuals(roots)
+        return Split(
+            self._forward(outputs, kept),
+            self._backward(roots, kept),
+            len(outputs),
+            self._of_output,
+            gradients,
+            tuple(terms),
+            any(_draws(x) for x in self._graph.nodes),
+        )
+
+    def _forward(self, outputs: Sequence[fx.Node], kept: Sequence[fx.Node]) -> Callable[..., Any]:
+        graph, made = self._begun(self._inputs)
+        self._copy([*outputs, *kept], graph, made)
+        found = [made[y] for y in outputs]
+        for x in kept:
+            y = made[x]
+            if self._rows[x] != 1:
+                shape: Any = (made[self._n], self._rows[x], *self._shapes[x][1:])
+                y = graph.call_function(aten.reshape.default, (y, shape))
+            elif self._axis[x]:
+                y = graph.call_function(torch.movedim, (y, self._axis[x], 0))
+            found.append(y)
+        return self._finished(graph, found)
+
+    def _backward(self, roots: Sequence[fx.Node], kept: Sequence[fx.Node]) -> Callable[..., Any]:
+        graph, made = self._begun([*kept, *self._tangents])
+        for x in kept:
+            if self._rows[x] != 1:
+                made[x] = graph.call_function(torch.flatten, (made[x], 0, 1))
+            elif self._axis[x]:
+                made[x] = graph.call_function(torch.movedim, (made[x], 0, self._axis[x]))
+        for x, view in self._apart.items():
+            shape: list[Any] = list(self._shapes[x])
+            shape[self._axis[x]] = graph.call_function(operator.mul, (made[self._n], self._rows[x]))
+            made[x] = graph.call_function(aten.reshape.default, (made[view], shape))
+        self._copy(roots, graph, made)
+        return self._finished(graph, [made[d] for d in roots])
+
+    def _begun(self, given: Sequence[fx.Node]) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+        """A graph of n and the operands, then ``given``."""
+        graph = fx.Graph()
+        return graph, {
+            x: graph.placeholder(f"given_{k}")
+            for k, x in enumerate([self._n, *self._operands, *given])
+        }
+
+    def _copy(
+        self, roots: Sequence[fx.Node], graph: fx.Graph, made: dict[fx.Node, fx.Node]
+    ) -> None:
+        needed: set[fx.Node] = set()
+        waiting = list(roots)
+        while waiting:
+            x = waiting.pop()
+            if x not in made and x not in needed:
+                needed.add(x)
+                waiting += x.all_input_nodes
+        for x in self._graph.nodes:
+            if x in needed:
+                made[x] = graph.node_copy(x, made.__getitem__)
+                if x.target in _VIEWS:  # what is kept is contiguous, whatever it was
+                    made[x].target = aten.reshape.default
+
+    def _finished(self, graph: fx.Graph, results: Sequence[fx.Node]) -> Callable[..., Any]:
+        graph.output(tuple(results))
+        program: Callable[..., Any] = fx.GraphModule(self._module, graph).forward
+        return program
+
+    def _results(self) -> list[fx.Node]:
+        (results,) = next(iter(reversed(self._graph.nodes))).args
+        return list(cast("Sequence[fx.Node]", results))
+
+    def _note_rows(self, x: fx.Node, small: tuple[int, ...], large: tuple[int, ...]) -> None:
+        """How many rows a tensor has for each row, and along which of its axes."""
+        differs = [k for k, (a, b) in enumerate(zip(small, large, strict=False)) if a != b]
+        if len(small) == len(large) and len(differs) == 1:
+            (axis,) = differs
+            if small[axis] * SIZES[1] == large[axis] * SIZES[0]:
+                self._rows[x], self._axis[x] = small[axis] // SIZES[0], axis
+
+    def _whole(self, x: fx.Node | None) -> bool:
+        """Whether x has one row for each row, first axis."""
+        return x is not None and self._rows.get(x) == 1 and self._axis[x] == 0
+
+    def _many(self, x: fx.Node) -> bool:
+        """Whether x has rows, one or several for each, first axis."""
+        return x in self._rows and self._axis[x] == 0
+
+    def _merge(self, large: fx.GraphModule) -> None:
+        """Let the small graph count rows: what differs in the large one is a multiple of them."""
+        first = next(iter(self._graph.nodes))
+        with self._graph.inserting_before(first):
+            self._n = self._graph.placeholder("rows")
+        multiples: dict[int, fx.Node] = {1: self._n}
+        for x, y in self._large.items():
+            if x.op == "get_attr":
+                _refuse_constant(
+                    getattr(self._module, str(x.target)), getattr(large, str(y.target))
+                )
+            x.args = self._merged(x.args, y.args, multiples)
+            x.kwargs = self._merged(x.kwargs, y.kwargs, multiples)
+
+    def _merged(self, a: Any, b: Any, multiples: dict[int, fx.Node]) -> Any:
+        if isinstance(a, fx.Node):
+            if self._large.get(a) is b:
+                return a
+        elif isinstance(a, (tuple, list)) and len(a) == len(b):
+            found = [self._merged(x, y, multiples) for x, y in zip(a, b, strict=True)]
+            return tuple(found) if isinstance(a, tuple) else found
+        elif isinstance(a, dict) and a.keys() == b.keys():
+            return {name: self._merged(x, b[name], multiples) for name, x in a.items()}
+        elif a == b:
+            return a
+        elif type(a) is type(b) is int and a * SIZES[1] == b * SIZES[0]:
+            times_ = a // SIZES[0]
+            if times_ not in multiples:
+                with self._graph.inserting_after(self._n):
+                    multiples[times_] = self._graph.call_function(operator.mul, (self._n, times_))
+            return multiples[times_]
+        raise GraphError(f"it computes with {a} for {SIZES[0]} rows and with {b} for {SIZES[1]}")
+
+    def _simplify(self) -> None:
+        """Without copies of inputs, tensors under another name, and what is turned twice."""
+        for x in list(self._graph.nodes):
+            args: Any = x.args
+            same = x.target in _SAME or (
+                x.target is aten.clone.default and args[0] in self._inputs and not x.kwargs
+            )
+            twice = x.target is aten.t.default and args[0].target is aten.t.default
+            if same or twice:
+                x.replace_all_uses_with(args[0].args[0] if twice else args[0])
+                self._graph.erase_node(x)
+
+    def _mark(self) -> None:
+        self._of: dict[fx.Node, frozenset[int]] = {}
+        self._here: set[fx.Node] = set(self._inputs)
+        for x in self._graph.nodes:
+            sources = x.all_input_nodes
+            own = {self._tangents.index(x)} if x in self._tangents else set()
+            self._of[x] = frozenset(own.union(*(self._of[s] for s in sources)))
+            if _draws(x) or any(s in self._here for s in sources):
+                self._here.add(x)
+            if x.op == "call_function" and x.target is aten.copy_.default:
+                raise GraphError("its forward writes into a weight, a buffer or an input")
+
+    def _use_products(self) -> None:
+        """Products of rows and weights by ``products``, which knows the faster library."""
+        for x in self._graph.nodes:
+            if x.target not in (aten.mm.default, aten.addmm.default) or x.kwargs:
+                continue
+            args: Any = x.args
+            *bias, rows, weight = args
+            if weight in self._here or self._of[weight]:
+                continue
+            if weight.target is aten.t.default:
+                if bias and (bias[0] in self._here or len(self._shapes[bias[0]]) != 1):
+                    continue
+                x.args = (rows, weight.args[0], bias[0] if bias else None)
+                x.target = affine
+            elif not bias:
+                x.target = times
+
+    def _terms(
+        self, d: fx.Node, shape: tuple[int, ...], turned: bool = False
+    ) -> Iterator[tuple[How, tuple[fx.Node, ...], frozenset[int], int]]:
+        """The summands of an operand's gradient, as the sum of gradients likes to have them."""
+        of, target = self._of[d], d.target
+        args: Any = d.args
+        if not of:
+            return
+        if target is aten.add.Tensor and not d.kwargs and self._alike(d, args):
+            yield from self._terms(args[0], shape, turned)
+            yield from self._terms(args[1], shape, turned)
+        elif target is aten.t.default and args[0].target in (aten.mm.default, aten.add.Tensor):
+            yield from self._terms(args[0], shape, not turned)
+        elif target is aten.mm.default and (pair := self._pair(args, turned)):
+            yield "product", pair, of, -1
+        elif (rows := self._summed(d)) is not None and len(shape) == 1:
+            yield "sum", (rows,), of, -1
+        elif target is aten.embedding_dense_backward.default and not turned:
+            if args[4]:
+                raise GraphError("an embedding's scale_grad_by_freq mixes rows")
+            yield "rows", (args[0], args[1]), of, args[3]
+        elif turned:
+            with self._graph.inserting_after(d):
+                whole = self._graph.call_function(aten.t.default, (d,))
+            self._of[whole] = of
+            yield "value", (whole,), of, -1
+        else:
+            yield "value", (d,), of, -1
+
+    def _alike(self, d: fx.Node, args: Sequence[Any]) -> bool:
+        return all(isinstance(x, fx.Node) and self._shapes[x] == self._shapes[d] for x in args)
+
+    def _pair(self, args: Sequence[Any], turned: bool) -> tuple[fx.Node, fx.Node] | None:
+        """l and r with lᵀ r the product, or its transpose, if they have rows."""
+        left, right = args
+        if left.target is not aten.t.default or not self._many(right):
+            return None
+        return (right, left.args[0]) if turned else (left.args[0], right)
+
+    def _summed(self, d: fx.Node) -> fx.Node | None:
+        """The matrix whose rows d is the sum of."""
+        args: Any = d.args
+        if d.target is aten.view.default:
+            d, args = args[0], args[0].args
+        if d.target is not aten.sum.dim_IntList or list(args[1]) != [0]:
+            return None
+        rows: fx.Node = args[0]
+        return rows if self._many(rows) and len(self._shapes[rows]) == 2 else None
+
+    def _residuals(self, roots: Sequence[fx.Node]) -> list[fx.Node]:
+        """What the forward must keep, inputs first."""
+        edge = (x for x in self._reached(roots) if x in self._here and not self._of[x])
+        kept = dict.fromkeys(self._anchor(x) for x in edge)
+        return sorted(kept, key=lambda x: x not in self._inputs)
+
+    def _reached(self, roots: Sequence[fx.Node]) -> list[fx.Node]:
+        """Nodes with a tangent behind the roots, and at the edge those without."""
+        seen: dict[fx.Node, None] = {}
+        waiting = list(roots)
+        while waiting:
+            x = waiting.pop()
+            if x not in seen:
+                seen[x] = None
+                if self._of[x]:
+                    waiting += x.all_input_nodes
+        return list(seen)
+
+    def _anchor(self, x: fx.Node) -> fx.Node:
+        """What is kept for x: the first that it is a view of, of those with one row for each row.
+
+        Else x itself, if one of its axes counts rows. Of an axis where rows and others are one, a
+        view of x that keeps them apart is wanted; without it rows are taken to come first, and the
+        trial of the programs tells.
+        """
+        chain, at = [x], x
+        while at.target in _CHEAP:
+            at = cast(fx.Node, at.args[0])
+            chain.append(at)
+        for wanted in (self._whole, lambda y: self._rows.get(y) == 1):
+            if found := [y for y in chain if wanted(y)]:
+                return found[-1]
+        for y in chain:
+            for view in y.users if y in self._rows else ():
+                if view.target in _VIEWS and self._rows.get(view) == 1:
+                    self._apart[y] = view
+                    return view
+        if self._many(x):
+            return x
+        raise GraphError(
+            f"its gradient needs {x.target} of shape {self._shapes.get(x)} of {SIZES[0]} rows, "
+            "which has not one row for each"
+        )
+
+
+def _twins(small: fx.Graph, large: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """The nodes of two graphs, side by side."""
+    pairs = list(zip(small.nodes, large.nodes, strict=False))
+    for x, y in pairs:
+        if x.op != y.op or (x.target != y.target and x.op == "call_function"):
+            raise GraphError(
+                f"it computes {x.target} for {SIZES[0]} rows and {y.target} for {SIZES[1]}"
+            )
+    if len(small.nodes) != len(large.nodes):
+        raise GraphError(f"it computes otherwise for {SIZES[0]} rows than for {SIZES[1]}")
+    return dict(pairs)
+
+
+def _draws(x: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(x.target, "tags", ())
+
+
+def _refuse_constant(small: object, large: object) -> None:
+    same = isinstance(small, Tensor) and isinstance(large, Tensor) and small.shape == large.shape
+    if not same or not torch.equal(small, large):  # type: ignore[arg-type]
+        raise GraphError("it makes a tensor whose values depend on the number of rows")
