@@ -52,7 +52,8 @@ def _measure(given: argparse.Namespace) -> Document:
     systems = systems_of(
         given.task, threads=given.threads, sessions=given.session, foreign=list(pythons)
     )
-    systems = [s for s in systems if all(w in s.name for w in given.only)]
+    if given.only:
+        systems = [s for s in systems if any(text in s.name for text in given.only)]
     options = dict(given.option)
     common: Request = {
         "task": given.task,
@@ -145,7 +146,7 @@ def run(system: System, request: Request, pythons: Pythons, limit_s: float = 900
     """One process, one request: its reply, or its ``error``: the last thing that it said."""
     threads = str(request["threads"])
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    environment = {**os.environ, **dict.fromkeys(names, threads)}
+    environment = {**os.environ, **dict.fromkeys(names, threads), **system.environment}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     command = [str(pythons.get(system.kind, sys.executable)), "-m", MODULES[system.kind]]
     try:
@@ -265,7 +266,8 @@ def _arguments() -> argparse.Namespace:
                         metavar="NAME=VALUE,...", help="ours also with this argument of Session, "
                         "such as precision=bf16")  # fmt: skip
     parser.add_argument("--only", action="append", default=[], metavar="TEXT",
-                        help="systems whose name holds it")  # fmt: skip
+                        help="only systems whose name holds this, or "
+                        "another one given so")  # fmt: skip
     for kind in FOREIGN:
         parser.add_argument(f"--{kind}-python", type=Path, help=f"an interpreter that has {kind}")
     parser.add_argument("--json", type=Path, help="write what was measured")

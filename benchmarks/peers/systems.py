@@ -7,7 +7,7 @@ its best is its fastest member.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias, final
 
 Kind: TypeAlias = Literal["ours", "baseline", "steps", "dgl", "dynet"]
@@ -37,6 +37,7 @@ class System:
         kind: What runs it.
         settings: For what runs it.
         share: Of the task's instances that it trains on in a pass; less where it is slow.
+        environment: Variables that its process gets beside the others'.
     """
 
     family: str
@@ -44,6 +45,7 @@ class System:
     kind: Kind
     settings: Mapping[str, Any] = field(default_factory=dict)
     share: float = 1.0
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -150,14 +152,26 @@ def _sizes(
     ]
 
 
+def _dgl(batches: Sequence[int]) -> list[System]:
+    """DGL brings an OpenMP of its own beside torch's: threads of one that spin hinder the other."""
+    family, passive = "DGL, levels", {"OMP_WAIT_POLICY": "passive"}
+    return [
+        *_sizes(family, "dgl", "levels", [100], "trees", 0.25),
+        *(
+            replace(s, detail=f"{s.detail}, OpenMP told to wait passively", environment=passive)
+            for s in _sizes(family, "dgl", "levels", batches, "trees", 0.25)
+        ),
+    ]
+
+
 PEERS: Final[Mapping[str, Sequence[System]]] = {
     "sentiment": [
         *_sizes("PyTorch, node by node", "baseline", "node", [25], "trees", 0.05),
         *_sizes("PyTorch, levels by hand", "baseline", "level", [25, 50, 100, 200, 400], "trees"),
         *_sizes("PyTorch, levels and backward by hand", "baseline", "fused",
                 [25, 50, 100, 200, 400], "trees"),
-        *_sizes("DGL, levels", "dgl", "levels", [25, 100, 400], "trees", 0.5),
-        *_sizes("DyNet, automatic batching", "dynet", "autobatch", [25, 100], "trees", 0.1),
+        *_dgl([25, 100, 400]),
+        *_sizes("DyNet, automatic batching", "dynet", "autobatch", [25, 100], "trees", 0.25),
     ],
     "listreduce": [
         *_sizes("PyTorch, list by list", "baseline", "single", [100], "lists", 0.02),

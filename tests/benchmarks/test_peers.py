@@ -170,7 +170,7 @@ def test_a_process_that_fails_gives_its_last_words(
     monkeypatch.setitem(peers.MODULES, "baseline", "broken")
     monkeypatch.setattr(peers, "ROOT", tmp_path)
     each = System(family="f", detail="d", kind="baseline")
-    reply = peers.run(each, {"threads": 1}, {"baseline": Path(sys.executable)}, limit_s=0.5)
+    reply = peers.run(each, {"threads": 1}, {"baseline": Path(sys.executable)}, limit_s=0.2)
     assert said in reply["error"]
 
 
