@@ -156,10 +156,10 @@ def _dgl(batches: Sequence[int]) -> list[System]:
     """DGL brings an OpenMP of its own beside torch's: threads of one that spin hinder the other."""
     family, passive = "DGL, levels", {"OMP_WAIT_POLICY": "passive"}
     return [
-        *_sizes(family, "dgl", "levels", [100], "trees", 0.25),
+        *_sizes(family, "dgl", "levels", [100], "trees"),
         *(
             replace(s, detail=f"{s.detail}, OpenMP told to wait passively", environment=passive)
-            for s in _sizes(family, "dgl", "levels", batches, "trees", 0.25)
+            for s in _sizes(family, "dgl", "levels", batches, "trees")
         ),
     ]
 
@@ -171,7 +171,7 @@ PEERS: Final[Mapping[str, Sequence[System]]] = {
         *_sizes("PyTorch, levels and backward by hand", "baseline", "fused",
                 [25, 50, 100, 200, 400], "trees"),
         *_dgl([25, 100, 400]),
-        *_sizes("DyNet, automatic batching", "dynet", "autobatch", [25, 100], "trees", 0.25),
+        *_sizes("DyNet, automatic batching", "dynet", "autobatch", [25, 100], "trees", 0.5),
     ],
     "listreduce": [
         *_sizes("PyTorch, list by list", "baseline", "single", [100], "lists", 0.02),
