@@ -50,7 +50,11 @@ def _measure(given: argparse.Namespace) -> Document:
     sizes = SIZES[given.task]
     pythons: Pythons = {k: p for k in FOREIGN if (p := getattr(given, f"{k}_python")) is not None}
     systems = systems_of(
-        given.task, threads=given.threads, sessions=given.session, foreign=list(pythons)
+        given.task,
+        threads=given.threads,
+        sessions=given.session,
+        foreign=list(pythons),
+        one_thread_too=given.one_thread_too,
     )
     if given.only:
         systems = [s for s in systems if any(text in s.name for text in given.only)]
@@ -69,6 +73,7 @@ def _measure(given: argparse.Namespace) -> Document:
     def requested(system: System) -> Request:
         told = {**sizes.of(system.share, given.size), **options}
         request = {**common, "system": system.to_json(), "options": told}
+        request["threads"] = system.settings.get("threads", given.threads)
         if system.kind in FOREIGN and texts is not None:
             request |= texts.first(int(told["trees"]))
         return request
@@ -258,6 +263,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=1, help="passes in a process that count")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--one-thread-too", action="store_true", help="peers also on one thread")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--size", type=int, help="instances to draw on, instead of the task's own")
     parser.add_argument("--option", action="append", default=[], type=option_of,

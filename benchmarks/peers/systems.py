@@ -103,6 +103,7 @@ def systems_of(
     threads: int = 2,
     sessions: Sequence[Mapping[str, Any]] = (),
     foreign: Sequence[Kind] = (),
+    one_thread_too: bool = False,
 ) -> list[System]:
     """All systems of a task.
 
@@ -111,9 +112,17 @@ def systems_of(
         threads: That each of them has.
         sessions: Arguments of ``Session``; ours also runs once with each of them.
         foreign: Those of ``FOREIGN`` that there is an interpreter for.
+        one_thread_too: Whether peers also run on one thread, where small products are faster.
     """
     peers = [s for s in PEERS[task] if s.kind not in FOREIGN or s.kind in foreign]
+    if one_thread_too and threads > 1:
+        peers += [_on_one_thread(s) for s in peers if s.kind != "dynet"]
     return [*_ours(threads, sessions), *peers]
+
+
+def _on_one_thread(system: System) -> System:
+    settings = {**system.settings, "threads": 1}
+    return replace(system, detail=f"{system.detail}, one thread", settings=settings)
 
 
 def _ours(threads: int, sessions: Sequence[Mapping[str, Any]]) -> Iterator[System]:
