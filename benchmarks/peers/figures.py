@@ -14,7 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import Any, Final, TypeAlias, final
+
+DISTURBED_CORES: Final = 0.1
+"""Runs beside which other programs use more than so many cores say little."""
 
 Document: TypeAlias = dict[str, Any]
 """What a benchmark writes as JSON."""
@@ -143,6 +146,13 @@ def headline(document: Document) -> Iterator[str]:
         f"{machine['cpu']}, {machine['cores']} cores, Python {machine['versions']['python']}, "
         f"{named}; {rounds_of(document)} rounds"
     )
+    others = [run.get("others_cores") or 0.0 for s in document["systems"] for run in s["runs"]]
+    if max(others, default=0.0) > DISTURBED_CORES:
+        disturbed = sum(cores > DISTURBED_CORES for cores in others)
+        yield (
+            f"**Not an idle machine**: in {disturbed} of {len(others)} runs other programs used "
+            f"more than {DISTURBED_CORES} cores, {max(others):.1f} at most."
+        )
 
 
 def machine() -> dict[str, Any]:

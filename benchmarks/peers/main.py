@@ -50,9 +50,14 @@ def _measure(given: argparse.Namespace) -> Document:
     sizes = SIZES[given.task]
     pythons: Pythons = {k: p for k in FOREIGN if (p := getattr(given, f"{k}_python")) is not None}
     systems = systems_of(
-        given.task, threads=given.threads, sessions=given.session, foreign=list(pythons)
+        given.task,
+        threads=given.threads,
+        sessions=given.session,
+        foreign=list(pythons),
+        one_thread_too=given.one_thread_too,
     )
-    systems = [s for s in systems if all(w in s.name for w in given.only)]
+    if given.only:
+        systems = [s for s in systems if any(text in s.name for text in given.only)]
     options = dict(given.option)
     common: Request = {
         "task": given.task,
@@ -68,6 +73,7 @@ def _measure(given: argparse.Namespace) -> Document:
     def requested(system: System) -> Request:
         told = {**sizes.of(system.share, given.size), **options}
         request = {**common, "system": system.to_json(), "options": told}
+        request["threads"] = system.settings.get("threads", given.threads)
         if system.kind in FOREIGN and texts is not None:
             request |= texts.first(int(told["trees"]))
         return request
@@ -145,7 +151,7 @@ def run(system: System, request: Request, pythons: Pythons, limit_s: float = 900
     """One process, one request: its reply, or its ``error``: the last thing that it said."""
     threads = str(request["threads"])
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    environment = {**os.environ, **dict.fromkeys(names, threads)}
+    environment = {**os.environ, **dict.fromkeys(names, threads), **system.environment}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     command = [str(pythons.get(system.kind, sys.executable)), "-m", MODULES[system.kind]]
     try:
@@ -257,6 +263,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=1, help="passes in a process that count")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--one-thread-too", action="store_true", help="peers also on one thread")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--size", type=int, help="instances to draw on, instead of the task's own")
     parser.add_argument("--option", action="append", default=[], type=option_of,
@@ -265,7 +272,8 @@ def _arguments() -> argparse.Namespace:
                         metavar="NAME=VALUE,...", help="ours also with this argument of Session, "
                         "such as precision=bf16")  # fmt: skip
     parser.add_argument("--only", action="append", default=[], metavar="TEXT",
-                        help="systems whose name holds it")  # fmt: skip
+                        help="only systems whose name holds this, or "
+                        "another one given so")  # fmt: skip
     for kind in FOREIGN:
         parser.add_argument(f"--{kind}-python", type=Path, help=f"an interpreter that has {kind}")
     parser.add_argument("--json", type=Path, help="write what was measured")

@@ -13,6 +13,7 @@ import json
 import os
 import resource
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,13 +63,44 @@ def _reply(found: Training | Checked, request: Request) -> dict[str, Any]:
         return {"loss": found.loss}
     next(found.passes)
     forget_peak()
+    neighbours = Neighbours()
     seconds = [next(found.passes) for _ in range(request["repeats"])]
     return {
         "instances": found.instances,
         "seconds": seconds,
         "peak_mib": peak_mib(),
+        "others_cores": neighbours.cores(),
         "versions": found.versions,
     }
+
+
+@final
+class Neighbours:
+    """How many cores all other programs have used since this was made, on average.
+
+    A system with several threads that wait for one another loses far more to them than their share.
+    """
+
+    def __init__(self) -> None:
+        self._wall, self._busy, self._own = time.monotonic(), _busy_s(), time.process_time()
+
+    def cores(self) -> float | None:
+        """None where the system does not tell."""
+        busy, wall = _busy_s(), time.monotonic() - self._wall
+        if busy is None or self._busy is None or not wall:
+            return None
+        others = busy - self._busy - (time.process_time() - self._own)
+        return round(max(0.0, others / wall), 2)
+
+
+def _busy_s() -> float | None:
+    """Seconds that all cores together have been at work since the machine started."""
+    try:
+        words = Path("/proc/stat").read_text().splitlines()[0].split()
+    except OSError:
+        return None
+    user, nice, system, _, _, *interrupts = map(int, words[1:8])
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 
 
 def forget_peak() -> None:

@@ -7,7 +7,7 @@ its best is its fastest member.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias, final
 
 Kind: TypeAlias = Literal["ours", "baseline", "steps", "dgl", "dynet"]
@@ -37,6 +37,7 @@ class System:
         kind: What runs it.
         settings: For what runs it.
         share: Of the task's instances that it trains on in a pass; less where it is slow.
+        environment: Variables that its process gets beside the others'.
     """
 
     family: str
@@ -44,6 +45,7 @@ class System:
     kind: Kind
     settings: Mapping[str, Any] = field(default_factory=dict)
     share: float = 1.0
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -101,6 +103,7 @@ def systems_of(
     threads: int = 2,
     sessions: Sequence[Mapping[str, Any]] = (),
     foreign: Sequence[Kind] = (),
+    one_thread_too: bool = False,
 ) -> list[System]:
     """All systems of a task.
 
@@ -109,9 +112,17 @@ def systems_of(
         threads: That each of them has.
         sessions: Arguments of ``Session``; ours also runs once with each of them.
         foreign: Those of ``FOREIGN`` that there is an interpreter for.
+        one_thread_too: Whether peers also run on one thread, where small products are faster.
     """
     peers = [s for s in PEERS[task] if s.kind not in FOREIGN or s.kind in foreign]
+    if one_thread_too and threads > 1:
+        peers += [_on_one_thread(s) for s in peers if s.kind != "dynet"]
     return [*_ours(threads, sessions), *peers]
+
+
+def _on_one_thread(system: System) -> System:
+    settings = {**system.settings, "threads": 1}
+    return replace(system, detail=f"{system.detail}, one thread", settings=settings)
 
 
 def _ours(threads: int, sessions: Sequence[Mapping[str, Any]]) -> Iterator[System]:
@@ -150,14 +161,26 @@ def _sizes(
     ]
 
 
+def _dgl(batches: Sequence[int]) -> list[System]:
+    """DGL brings an OpenMP of its own beside torch's: threads of one that spin hinder the other."""
+    family, passive = "DGL, levels", {"OMP_WAIT_POLICY": "passive"}
+    return [
+        *_sizes(family, "dgl", "levels", [100], "trees"),
+        *(
+            replace(s, detail=f"{s.detail}, OpenMP told to wait passively", environment=passive)
+            for s in _sizes(family, "dgl", "levels", batches, "trees")
+        ),
+    ]
+
+
 PEERS: Final[Mapping[str, Sequence[System]]] = {
     "sentiment": [
         *_sizes("PyTorch, node by node", "baseline", "node", [25], "trees", 0.05),
         *_sizes("PyTorch, levels by hand", "baseline", "level", [25, 50, 100, 200, 400], "trees"),
         *_sizes("PyTorch, levels and backward by hand", "baseline", "fused",
                 [25, 50, 100, 200, 400], "trees"),
-        *_sizes("DGL, levels", "dgl", "levels", [25, 100, 400], "trees", 0.5),
-        *_sizes("DyNet, automatic batching", "dynet", "autobatch", [25, 100], "trees", 0.1),
+        *_dgl([25, 100, 400]),
+        *_sizes("DyNet, automatic batching", "dynet", "autobatch", [25, 100], "trees", 0.5),
     ],
     "listreduce": [
         *_sizes("PyTorch, list by list", "baseline", "single", [100], "lists", 0.02),

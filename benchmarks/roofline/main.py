@@ -276,7 +276,7 @@ def markdown(document: Document) -> Iterator[str]:
         yield (
             f"| {row['task']} | {row['threads']} | {real:.2f} | {statistics.median(seconds):.2f} "
             f"({way}) | {shares.median:.0%} ({shares.low:.0%} to {shares.high:.0%}) | "
-            f"{row['products']:,} | {row['gflop']:.1f} | {rate:.0f} | "
+            f"{row['products']:,} | {row['gflop']:.3g} | {rate:.3g} | "
             f"{rate / row['peak_gflops']:.0%} of {row['peak_gflops']:.0f} |"
         )
 

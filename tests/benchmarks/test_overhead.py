@@ -32,9 +32,10 @@ def test_a_firing_is_timed_both_ways(shape: Shape, keeps: bool) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_rows_a_second_are_of_the_passes_after_the_first(workers: int) -> None:
-    rates = rows_per_second(workers, 8, keeps=True, nodes=2, width=2, instances=20, passes=2)
-    assert len(rates) == 2
-    assert min(rates) > 0
+    found = rows_per_second(workers, 8, keeps=True, nodes=2, width=2, instances=20, passes=2)
+    assert len(found["rates"]) == 2
+    assert min(found["rates"]) > 0
+    assert found["rows_fired"] == 20 * 5  # forward and back through two nodes, and the loss
 
 
 def test_a_loop_passes_as_often_as_it_is_asked_to_and_changes_nothing() -> None:
@@ -77,7 +78,10 @@ def test_the_tables_set_figures_against_the_goals() -> None:
     document = {
         "settings": {"nodes": 16},
         "firing": [firing, firing | {"rows": 1}, firing | {"rows": 512}],
-        "rows": [{"workers": 2, "in_flight": 256, "keeps": False, "rates": [4e5, 6e5, 5e5]}],
+        "rows": [
+            {"workers": 2, "in_flight": 256, "keeps": False, "rates": [4e5, 6e5, 5e5],
+             "seconds": [1.0, 3.0, 2.0], "firings": 50_000, "rows_fired": 800_000},
+        ],
         "copies": [
             {"task": "t", "instances": 2, "rows_fired": 10, "rows_moved": {"ir/gather": 25},
              "bytes_moved": {"ir/gather": 4096, "ir/payload": 4096}},
@@ -88,6 +92,6 @@ def test_the_tables_set_figures_against_the_goals() -> None:
     assert "| chain | yes | 32 | 90 | 160 | 150 | no |" in lines
     assert "| chain | yes | 512 | 90 | 160 | 300 | yes |" in lines
     assert "| chain | yes | 1 | 90 | 160 | | |" in lines
-    assert "| 2 workers, lanes | 256 | no | 500,000 | 400,000 to 600,000 | 50% |" in lines
+    assert "| 2 workers, lanes | 256 | no | 500,000 | 400,000 to 600,000 | 50% | 16 | 80 |" in lines
     assert "| t | 2.50 | 4.0 | ir/gather 50%, ir/payload 50% |" in lines
     assert lines[-1] == "| t | 8.0 | 7.0 to 9.0 |"

@@ -135,6 +135,29 @@ def test_foreign_systems_are_there_only_with_their_interpreter() -> None:
     assert "dgl" in {s.kind for s in systems_of("sentiment", foreign=["dgl"])}
 
 
+def test_peers_may_run_on_one_thread_as_well() -> None:
+    systems = systems_of("sentiment", foreign=["dynet"], one_thread_too=True)
+    alone = [s for s in systems if s.settings.get("threads") == 1]
+    assert {s.kind for s in alone} == {"baseline"}
+    assert len({s.name for s in systems}) == len(systems)
+
+
+def test_the_table_says_where_other_programs_disturbed_it(document: Document) -> None:
+    assert not any("idle" in line for line in markdown(document))
+    document["systems"][0]["runs"][0]["others_cores"] = 0.8
+    assert any("in 1 of 12 runs" in line and "0.8 at most" in line for line in markdown(document))
+
+
+def test_neighbours_are_what_the_machine_did_less_what_this_process_did(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    busy, own, wall = iter([10.0, 14.0]), iter([1.0, 2.0]), iter([0.0, 2.0])
+    monkeypatch.setattr(protocol, "_busy_s", lambda: next(busy))
+    monkeypatch.setattr(protocol.time, "process_time", lambda: next(own))
+    monkeypatch.setattr(protocol.time, "monotonic", lambda: next(wall))
+    assert protocol.Neighbours().cores() == 1.5
+
+
 def test_one_thread_leaves_one_worker() -> None:
     ours = [s for s in systems_of("sentiment", threads=1) if s.kind == "ours"]
     assert {s.settings["workers"] for s in ours} == {1}
@@ -170,7 +193,7 @@ def test_a_process_that_fails_gives_its_last_words(
     monkeypatch.setitem(peers.MODULES, "baseline", "broken")
     monkeypatch.setattr(peers, "ROOT", tmp_path)
     each = System(family="f", detail="d", kind="baseline")
-    reply = peers.run(each, {"threads": 1}, {"baseline": Path(sys.executable)}, limit_s=0.5)
+    reply = peers.run(each, {"threads": 1}, {"baseline": Path(sys.executable)}, limit_s=0.2)
     assert said in reply["error"]
 
 

@@ -82,6 +82,6 @@ def test_shares_are_of_the_faster_way_by_repeat() -> None:
 def test_the_table_compares_with_the_run_and_with_the_peak() -> None:
     document = json.loads(json.dumps({"rows": [ROW]}))
     assert list(markdown(document))[-1] == (
-        "| sentiment | 2 | 3.00 | 1.00 (2 kernel threads) | 33% (25% to 50%) | 4 | 60.0 | 20 | "
+        "| sentiment | 2 | 3.00 | 1.00 (2 kernel threads) | 33% (25% to 50%) | 4 | 60 | 20 | "
         "20% of 100 |"
     )
