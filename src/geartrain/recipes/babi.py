@@ -272,7 +272,7 @@ BABI: Final = Recipe(
     metrics=("accuracy",),
     target="accuracy>=1.0",
     max_active=16,
-    update_every=10,
+    update_every=8,
     unit="instances",
     epochs=10,
     make=build,
