@@ -1,9 +1,12 @@
-"""Lets the tests of this folder import ``rig``, which runs one pass over data."""
+"""Lets the tests of this folder import ``rig_pairs``, and ``rig``, which runs a pass over data."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-if (folder := str(Path(__file__).parents[1] / "oracle")) not in sys.path:
-    sys.path.insert(0, folder)
+HERE = Path(__file__).parent
+
+for folder in (str(HERE.parent / "oracle"), str(HERE)):
+    if folder not in sys.path:
+        sys.path.insert(0, folder)

@@ -6,38 +6,12 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor, nn
+from rig_pairs import graph_of_pairs, pairs
+from torch import Tensor
 from torch.testing import assert_close
 
 import geartrain as gt
 from geartrain.engine.instrument import Fired, Updated
-
-
-def _graph(replicas: int = 1) -> gt.Graph:
-    torch.manual_seed(0)
-    graph = gt.Graph(vertex=("parent", "slot"))
-    first = gt.Part(nn.Linear(3, 3, dtype=torch.float64), replicas=replicas)
-    nodes = graph.loop()
-    nodes.join(graph.input("x").through(first, name="first"))
-    inner, root = nodes.where(lambda m: m.parent >= 0)
-    pairs = inner.group(by={"vertex": lambda m: m.parent}, size=2, order="slot")
-    nodes.join(pairs.through(lambda x: x.sum(1).tanh(), name="sum"))
-    root.through(nn.Linear(3, 1, dtype=torch.float64), name="last").loss(_square)
-    return graph
-
-
-def _square(y: Tensor) -> Tensor:
-    return (y[:, 0] - 1) ** 2
-
-
-def _data(n: int) -> list[gt.Instance]:
-    torch.manual_seed(1)
-    return [
-        gt.Instance(
-            {"x": torch.randn(2, 3, dtype=torch.float64)}, {"parent": [2, 2, -1], "slot": [0, 1, 0]}
-        )
-        for _ in range(n)
-    ]
 
 
 def _weights(session: gt.Session) -> list[Tensor]:
@@ -49,8 +23,8 @@ def test_one_step_in_lanes_is_one_step_of_one_worker(runtime) -> None:
     rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.1), update_every=gt.Flush())
     found = []
     for lanes, where in ((False, gt.Simulated(1)), (True, runtime)):
-        session = gt.Session(_graph(), rules=rules, runtime=where, lanes=lanes)
-        session.fit(_data(40), epochs=1)
+        session = gt.Session(graph_of_pairs(), rules=rules, runtime=where, lanes=lanes)
+        session.fit(pairs(40), epochs=1)
         assert {p.version for p in session.parts.values()} == {1}
         found.append(_weights(session))
     for a, b in zip(*found, strict=True):
@@ -67,8 +41,10 @@ def test_every_gradient_row_goes_into_exactly_one_step(runtime, every) -> None:
         def on_updated(self, event: Updated) -> None:
             steps.append(event)
 
-    session = gt.Session(_graph(), rules=rules, runtime=runtime, lanes=True, instruments=[Counts()])
-    session.fit(_data(60), epochs=2)
+    session = gt.Session(
+        graph_of_pairs(), rules=rules, runtime=runtime, lanes=True, instruments=[Counts()]
+    )
+    session.fit(pairs(60), epochs=2)
     rows = {name: sum(s.rows for s in steps if s.part == name) for name in session.parts}
     assert rows == {"first": 2 * 120, "last": 2 * 60}
     for name, part in session.parts.items():
@@ -76,7 +52,7 @@ def test_every_gradient_row_goes_into_exactly_one_step(runtime, every) -> None:
 
 
 def test_every_lane_has_all_nodes_and_gets_its_share_of_the_instances() -> None:
-    session = gt.Session(_graph(), runtime=gt.Simulated(3), lanes=True)
+    session = gt.Session(graph_of_pairs(), runtime=gt.Simulated(3), lanes=True)
     fired = {0: 0, 1: 0, 2: 0}
 
     class Counts(gt.AbstractInstrument):
@@ -84,7 +60,7 @@ def test_every_lane_has_all_nodes_and_gets_its_share_of_the_instances() -> None:
             fired[event.worker] += event.rows
 
     session.instruments.append(Counts())
-    session.fit(_data(60), epochs=1)
+    session.fit(pairs(60), epochs=1)
     assert len(set(fired.values())) == 1
     engine = session._engine
     assert engine is not None
@@ -98,9 +74,9 @@ def test_lanes_are_repeatable_and_learn() -> None:
     found = []
     for _ in range(2):
         session = gt.Session(
-            _graph(), rules=rules, runtime=gt.Simulated(2, seed=3, jitter=0.3), lanes=True
+            graph_of_pairs(), rules=rules, runtime=gt.Simulated(2, seed=3, jitter=0.3), lanes=True
         )
-        fit = session.fit(_data(50), epochs=5)
+        fit = session.fit(pairs(50), epochs=5)
         found.append(_weights(session))
     assert fit.history[-1].loss < 0.5 * fit.history[0].loss
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
@@ -110,29 +86,37 @@ def test_lanes_are_repeatable_and_learn() -> None:
 def test_the_bound_on_staleness_holds_in_lanes(runtime) -> None:
     rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.01), update_every=2, max_staleness=1)
     session = gt.Session(
-        _graph(), rules=rules, runtime=runtime, lanes=True, max_active=16, ramp=gt.Ramp(over=0)
+        graph_of_pairs(),
+        rules=rules,
+        runtime=runtime,
+        lanes=True,
+        max_active=16,
+        ramp=gt.Ramp(over=0),
     )
-    fit = session.fit(_data(80), epochs=1)
+    fit = session.fit(pairs(80), epochs=1)
     assert all(s.max <= 1 for s in fit.history[0].staleness.values())
 
 
 def test_a_checkpoint_in_mid_epoch_holds_what_the_lanes_had_added(tmp_path) -> None:
     def made() -> gt.Session:
         rules = gt.Rules(optimizer=partial(torch.optim.Adam, lr=1e-2), update_every=16)
-        return gt.Session(_graph(), rules=rules, runtime=gt.Simulated(2), lanes=True)
+        return gt.Session(graph_of_pairs(), rules=rules, runtime=gt.Simulated(2), lanes=True)
 
     whole = made()
-    whole.fit(_data(30), epochs=2, folder=tmp_path / "a", checkpoint_every=7, keep_last=20)
+    whole.fit(pairs(30), epochs=2, folder=tmp_path / "a", checkpoint_every=7, keep_last=20)
     middle = sorted((tmp_path / "a").glob("*-*.safetensors"))[1]
     resumed = made()
     resumed.load(middle)
-    resumed.fit(_data(30), epochs=2, folder=tmp_path / "b", checkpoint_every=7)
+    resumed.fit(pairs(30), epochs=2, folder=tmp_path / "b", checkpoint_every=7)
     assert all(torch.equal(a, b) for a, b in zip(_weights(whole), _weights(resumed), strict=True))
 
 
 @pytest.mark.parametrize(
     ("graph", "given", "named"),
-    [(_graph(), {"placement": {"first": 1}}, "placement"), (_graph(2), {}, "replicas")],
+    [
+        (graph_of_pairs(), {"placement": {"first": 1}}, "placement"),
+        (graph_of_pairs(2), {}, "replicas"),
+    ],
 )
 def test_lanes_beside_another_way_to_spread_are_refused(graph, given, named: str) -> None:
     with pytest.raises(ValueError, match=named):

@@ -6,40 +6,11 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor, nn
+from rig_pairs import graph_of_pairs, pairs, square
 from torch.testing import assert_close
 
 import geartrain as gt
 from geartrain.engine.engine import copies_of
-
-
-def _graph(replicas: int, mixer: gt.AbstractMixer | None = None) -> gt.Graph:
-    torch.manual_seed(0)
-    graph = gt.Graph(vertex=("parent", "slot"))
-    first = gt.Part(
-        nn.Linear(3, 3, dtype=torch.float64), replicas=replicas, mixer=mixer or gt.Average()
-    )
-    nodes = graph.loop()
-    nodes.join(graph.input("x").through(first, name="first"))
-    inner, root = nodes.where(lambda m: m.parent >= 0)
-    pairs = inner.group(by={"vertex": lambda m: m.parent}, size=2, order="slot")
-    nodes.join(pairs.through(lambda x: x.sum(1).tanh(), name="sum"))
-    root.through(nn.Linear(3, 1, dtype=torch.float64), name="last").loss(_square)
-    return graph
-
-
-def _square(y: Tensor) -> Tensor:
-    return (y[:, 0] - 1) ** 2
-
-
-def _data(n: int) -> list[gt.Instance]:
-    torch.manual_seed(1)
-    return [
-        gt.Instance(
-            {"x": torch.randn(2, 3, dtype=torch.float64)}, {"parent": [2, 2, -1], "slot": [0, 1, 0]}
-        )
-        for _ in range(n)
-    ]
 
 
 @pytest.mark.parametrize("runtime", [gt.Simulated(3, jitter=0.5), gt.Threads(2), gt.Threads(1)])
@@ -48,7 +19,7 @@ def test_gradients_of_all_copies_add_up_to_those_of_one(runtime, replicas: int) 
     sums = []
     for k in (1, replicas):
         rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.0), update_every=gt.Flush())
-        session = gt.Session(_graph(k), rules=rules, runtime=runtime, shuffle=False)
+        session = gt.Session(graph_of_pairs(k), rules=rules, runtime=runtime, shuffle=False)
         taken = {}
 
         def spy(part, taken=taken) -> None:
@@ -64,7 +35,7 @@ def test_gradients_of_all_copies_add_up_to_those_of_one(runtime, replicas: int) 
 
         for part in session.parts.values():
             spy(part)
-        session.fit(_data(20), epochs=1)
+        session.fit(pairs(20), epochs=1)
         assert len(copies_of("first", session.parts)) == k
         sums.append(taken)
     assert set(sums[0]) == set(sums[1])
@@ -73,8 +44,8 @@ def test_gradients_of_all_copies_add_up_to_those_of_one(runtime, replicas: int) 
 
 
 def test_copies_live_on_different_workers_and_every_one_gets_rows() -> None:
-    session = gt.Session(_graph(2), runtime=gt.Simulated(2), shuffle=False)
-    session.fit(_data(40), epochs=1)
+    session = gt.Session(graph_of_pairs(2), runtime=gt.Simulated(2), shuffle=False)
+    session.fit(pairs(40), epochs=1)
     engine = session._engine
     assert engine is not None
     nodes = engine.nodes_by_worker()
@@ -84,7 +55,7 @@ def test_copies_live_on_different_workers_and_every_one_gets_rows() -> None:
 
 
 def test_averaging_equal_copies_changes_nothing_and_unequal_ones_become_their_mean() -> None:
-    session = gt.Session(_graph(2), rules=gt.Rules(update_every=2))
+    session = gt.Session(graph_of_pairs(2), rules=gt.Rules(update_every=2))
     a, b = copies_of("first", session.parts)
     before = {n: p.detach().clone() for n, p in a.module.named_parameters()}
     gt.Average().mix([a, b])
@@ -99,7 +70,7 @@ def test_averaging_equal_copies_changes_nothing_and_unequal_ones_become_their_me
 
 def test_copies_are_equal_after_every_epoch_and_after_every_meeting() -> None:
     session = gt.Session(
-        _graph(3, gt.Average(every=8)),
+        graph_of_pairs(3, gt.Average(every=8)),
         rules=gt.Rules(optimizer=partial(torch.optim.Adam, lr=1e-2), update_every=4),
         runtime=gt.Simulated(3),
         max_active=4,
@@ -121,7 +92,7 @@ def test_copies_are_equal_after_every_epoch_and_after_every_meeting() -> None:
     calls = []
     try:
         gt.Average.mix = lambda self, copies: (calls.append(1), mix(self, copies))  # type: ignore
-        session.fit(_data(32), epochs=2)
+        session.fit(pairs(32), epochs=2)
     finally:
         gt.Average.mix = mix  # type: ignore
     assert met == [1, 2]
@@ -130,12 +101,12 @@ def test_copies_are_equal_after_every_epoch_and_after_every_meeting() -> None:
 
 def test_copies_are_saved_and_come_back(tmp_path) -> None:
     rules = gt.Rules(optimizer=partial(torch.optim.Adam, lr=1e-2), update_every=4)
-    session = gt.Session(_graph(2), rules=rules, runtime=gt.Simulated(2))
-    session.fit(_data(20), epochs=1)
+    session = gt.Session(graph_of_pairs(2), rules=rules, runtime=gt.Simulated(2))
+    session.fit(pairs(20), epochs=1)
     with torch.no_grad():
         copies_of("first", session.parts)[1].module.weight.add_(0.5)
     session.save(tmp_path / "a.safetensors")
-    other = gt.Session(_graph(2), rules=rules, runtime=gt.Simulated(2))
+    other = gt.Session(graph_of_pairs(2), rules=rules, runtime=gt.Simulated(2))
     other.load(tmp_path / "a.safetensors")
     for name, part in session.parts.items():
         for p, q in zip(part.parameters, other.parts[name].parameters, strict=True):
@@ -144,22 +115,22 @@ def test_copies_are_saved_and_come_back(tmp_path) -> None:
 
 @pytest.mark.parametrize("runtime", [gt.Simulated(1), gt.Threads(2)])
 def test_draining_admission_is_minibatch_training(runtime) -> None:
-    data = _data(24)
+    data = pairs(24)
     rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.1), update_every=gt.Instances(4))
-    graph = _graph(1)
+    graph = graph_of_pairs(1)
     session = gt.Session(
         graph, rules=rules, runtime=runtime, max_active=4, drain=True, ramp=gt.Ramp(over=0),
         shuffle=False,
     )  # fmt: skip
     session.fit(data, epochs=1)
 
-    plain = _graph(1)
+    plain = graph_of_pairs(1)
     first, last = plain.modules()
     sgd = torch.optim.SGD([*first.parameters(), *last.parameters()], lr=0.1)
     for k in range(0, 24, 4):
         x = torch.stack([d.inputs["x"] for d in data[k : k + 4]])
         root = first(x).sum(1).tanh()
-        losses = _square(last(root))
+        losses = square(last(root))
         sgd.zero_grad()
         losses.sum().backward()
         for p in first.parameters():
