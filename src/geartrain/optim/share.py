@@ -104,7 +104,8 @@ class Share(AbstractWeights):
 
     def finished(self, instances: int) -> None:
         if self._first:
-            with self._counts:
+            # Outside of any firing, so a step of another lane would not wait for it by itself.
+            with self.guard, self._counts:
                 self._part.finished(instances)
 
     def note_holding(self) -> bool | None:
