@@ -195,7 +195,8 @@ def _on_meta(function: Callable[..., Any], args: Sequence[object]) -> object:
             return function(*args)
         tensors = dict(function.named_parameters(remove_duplicate=False))
         tensors.update(function.named_buffers(remove_duplicate=False))  # type: ignore[arg-type]
-        meta = {name: t.detach().to("meta") for name, t in tensors.items()}
+        made = {id(t): t.detach().to("meta") for t in tensors.values()}  # one for tied ones
+        meta = {name: made[id(t)] for name, t in tensors.items()}
         modes = {inner: inner.training for inner in function.modules()}
         function.eval()  # shapes are the same, and nothing random is drawn or refused
         try:
