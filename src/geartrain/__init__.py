@@ -6,6 +6,9 @@ message, row, node, graph, part, worker, controller, runtime, instrument. Begin 
 """
 
 from geartrain import nn as nn
+from geartrain.data.minibatches import LoadedMinibatches as LoadedMinibatches
+from geartrain.data.minibatches import Minibatches as Minibatches
+from geartrain.data.minibatches import minibatch as minibatch
 from geartrain.engine.controller import Ramp as Ramp
 from geartrain.engine.instrument import AbstractInstrument as AbstractInstrument
 from geartrain.engine.mailbox import AbstractPolicy as AbstractPolicy
@@ -30,6 +33,11 @@ from geartrain.ir.kernel import register_kernel as register_kernel
 from geartrain.ir.loss import Metric as Metric
 from geartrain.ir.loss import accuracy as accuracy
 from geartrain.ir.loss import cross_entropy as cross_entropy
+from geartrain.nn.credit import AbstractCredit as AbstractCredit
+from geartrain.nn.credit import Backprop as Backprop
+from geartrain.nn.credit import Chunked as Chunked
+from geartrain.nn.credit import Greedy as Greedy
+from geartrain.nn.pipeline import Pipeline as Pipeline
 from geartrain.optim.mixer import AbstractMixer as AbstractMixer
 from geartrain.optim.mixer import Average as Average
 from geartrain.optim.part import Clip as Clip

@@ -95,6 +95,7 @@ class ControllerState:
         self._serial = 0
         self._holding: set[str] = set()
         self.packer = Packer(wiring.arena, wiring.inputs)
+        self.one_by_one = any(o.alone for o in wiring.inputs.values())
 
     def begin(self, *, training: bool) -> None:
         """A new pass: counts and serial numbers start from 0."""

@@ -416,7 +416,8 @@ class Join(AbstractNode):
             else:
                 messages.append((torch.cat([p[0] for p in ports], -1),))
         lengths = np.array([m[0].shape[0] for m in messages], np.int64)
-        payload = tuple(torch.cat(column) for column in zip(*messages, strict=True))
+        columns = zip(*messages, strict=True)
+        payload = tuple(torch.cat(c) if len(c) > 1 else c[0] for c in columns)
         return Forward(payload, states, origin, lengths)
 
     def backward(self, batches: Sequence[Backward]) -> Emission:

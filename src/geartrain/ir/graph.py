@@ -250,6 +250,8 @@ class Stream:
         metrics: Mapping[str, Callable[..., Any] | Metric] | None = None,
         weight: Target = None,
         name: str | None = None,
+        label: str | None = "loss",
+        alone: bool = False,
     ) -> None:
         """End the stream in a loss, whose gradient starts the way back at once.
 
@@ -260,12 +262,22 @@ class Stream:
                 the prediction alone.
             metrics: Name to ``Metric`` or ``(prediction, target) -> (n,)``.
             weight: Scales the rows' losses: a column or a function.
+            label: What its mean is called in reports; losses of one label are averaged together.
+                None: it trains, and is not reported.
+            alone: Judge one message at a time: for bundles that are minibatches.
         """
         named = {
             key: m if isinstance(m, Metric) else Metric(m) for key, m in (metrics or {}).items()
         }
         operator = Losing(
-            self._graph._name(name, "loss"), self._source, criterion, target, named, weight
+            self._graph._name(name, "loss"),
+            self._source,
+            criterion,
+            target,
+            named,
+            weight,
+            label,
+            alone,
         )
         self._graph._add(operator)
 
@@ -287,9 +299,18 @@ class Stream:
         self.through(module, name=name, keep=keep).loss(criterion, target, metrics=metrics)
         return self
 
-    def output(self, name: str | None = None) -> None:
-        """End the stream in rows that ``Session.predict`` returns."""
-        self._graph._add(Outputting(self._graph._name(name, "output"), [[self._source]]))
+    def output(
+        self, name: str | None = None, *, take: int | None = None, alone: bool = False
+    ) -> None:
+        """End the stream in rows that ``Session.predict`` returns.
+
+        Args:
+            name: The key of its rows where there are several outputs.
+            take: The payload tensor that is collected; None: all of them.
+            alone: Collect one message at a time: for bundles that are minibatches.
+        """
+        operator = Outputting(self._graph._name(name, "output"), self._source, take, alone)
+        self._graph._add(operator)
 
     def stop(self, *, name: str | None = None) -> None:
         """Swallow the rows; their gradient is zero."""
@@ -362,6 +383,7 @@ class Graph:
         shape: Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
         bundle: bool = False,
+        alone: bool = False,
         **fields: int,
     ) -> Stream:
         """Where rows enter: instances bring them under this name.
@@ -370,6 +392,8 @@ class Graph:
             name: The key in ``Instance.inputs``.
             shape, dtype: Of one row; learned from the first instance when not given.
             bundle: All rows of an instance travel as one message.
+            alone: For bundles that are minibatches: instances are admitted one at a time, so that
+                theirs may differ in shape from one to the next.
             fields: User columns and the constant that rows start with: ``step=0``.
         """
         if any(isinstance(o, Input) and o.name == name for o in self._operators):
@@ -377,7 +401,7 @@ class Graph:
         for column in fields:
             self._declare(column)
         inner = None if shape is None else tuple(shape)
-        return self._add(Input(self._name(name, name), inner, dtype, bundle, fields))
+        return self._add(Input(self._name(name, name), inner, dtype, bundle, fields, alone))
 
     def loop(self, *, name: str | None = None) -> Stream:
         """A stream whose sources come later, by ``join`` (Phi)."""

@@ -96,6 +96,8 @@ class LossNode(AbstractNode):
         target: A frame or state column, a function of the ``View``, or None.
         metrics: Name to ``Metric``, averaged over a pass.
         weight: A column or function that scales the rows' losses; None is 1.
+        label: What its sum is called; None: it is not reported.
+        alone: Whether messages are judged one at a time.
 
     Raises:
         NonFiniteError: A loss is NaN or infinite.
@@ -108,8 +110,11 @@ class LossNode(AbstractNode):
         target: Target,
         metrics: Mapping[str, Metric],
         weight: Target = None,
+        label: str | None = "loss",
+        alone: bool = False,
     ) -> None:
         super().__init__(place)
+        self.alone, self._label = alone, label
         self._criterion = per_row(criterion, place.name)
         self._target, self._weight = target, weight
         self._metrics = dict(metrics)
@@ -135,7 +140,7 @@ class LossNode(AbstractNode):
         weight = column_of(self._weight, view)
         if weight is not None:
             losses = losses * weight
-        self._count("loss", losses, None, state, lengths)
+        self._count(self._label, losses, None, state, lengths)
         args = prediction if target is None else (*prediction, target)
         measured: dict[int, Tensor] = {}  # once, however many metrics have the function
         for name, metric in self._metrics.items():
@@ -165,7 +170,7 @@ class LossNode(AbstractNode):
         """A loss answers at once."""
 
     def take_sums(self) -> dict[str, tuple[float, float]]:
-        """Name to (sum, rows) since the last call; ``loss`` is the criterion's."""
+        """Name to (sum, rows) since the last call; the criterion's is under the label."""
         sums = {name: (s, n) for name, (s, n) in self.sums.items()}
         self.sums = {}
         return sums
@@ -203,7 +208,7 @@ class LossNode(AbstractNode):
 
     def _count(
         self,
-        name: str,
+        name: str | None,
         values: Tensor,
         mask: Tensor | None,
         state: IntArray,
@@ -213,7 +218,9 @@ class LossNode(AbstractNode):
             values = values[mask]
         total = float(values.sum())
         if total - total != 0.0:
-            self._refuse_non_finite(name, values, mask, state, lengths)
+            self._refuse_non_finite(name or "loss", values, mask, state, lengths)
+        if name is None:
+            return
         sums = self.sums.setdefault(name, [0.0, 0.0])
         sums[0] += total
         sums[1] += values.shape[0]
@@ -258,16 +265,25 @@ class LossNode(AbstractNode):
 
 @final
 class OutputNode(AbstractNode):
-    """Collect rows when a prediction asks for them; answer zero."""
+    """Collect rows when a prediction asks for them; answer zero.
 
-    def __init__(self, place: Place) -> None:
+    Args:
+        place: Number, name, frames.
+        take: The payload tensor that is collected; None: all.
+        alone: Whether messages are collected one at a time.
+    """
+
+    def __init__(self, place: Place, take: int | None = None, alone: bool = False) -> None:
         super().__init__(place)
+        self.alone, self._take = alone, take
         self.collected: list[Collected] | None = None
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         origin = join_origins(batches)
         if self.collected is not None:
             payload = tuple(map(widened, join_payload(batches)))
+            if self._take is not None:
+                payload = (payload[self._take],)
             row = collect(self.place, join_states(batches), join_lengths(batches), payload)
             self.collected.append(row)
         return Emission(backward=[Backward(origin, None)])

@@ -373,10 +373,13 @@ class Losing(AbstractOperator):
         target: Target,
         metrics: Mapping[str, Metric],
         weight: Target,
+        label: str | None = "loss",
+        alone: bool = False,
     ) -> None:
         super().__init__(name, [[source]])
         self.criterion, self.target = criterion, target
         self.metrics, self.weight = dict(metrics), weight
+        self.label, self.alone = label, alone
 
     def detail(self) -> str:
         called = getattr(self.criterion, "__name__", None) or repr(self.criterion)
@@ -395,7 +398,15 @@ class Losing(AbstractOperator):
         return []
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:
-        return LossNode(place, self.criterion, self.target, self.metrics, self.weight)
+        return LossNode(
+            place,
+            self.criterion,
+            self.target,
+            self.metrics,
+            self.weight,
+            self.label,
+            self.alone,
+        )
 
 
 @final
@@ -405,11 +416,27 @@ class Outputting(AbstractOperator):
     kind = "output"
     ways = 0
 
+    def __init__(
+        self,
+        name: str,
+        source: tuple[AbstractOperator, int],
+        take: int | None = None,
+        alone: bool = False,
+    ) -> None:
+        super().__init__(name, [[source]])
+        self.take, self.alone = take, alone
+
     def specs(self, given: Sequence[Spec], schema: Schema) -> list[Spec]:
+        payload = given[0].payload
+        if self.take is not None and payload is not None and self.take >= len(payload):
+            raise GraphError(
+                f"'{self.name}': takes payload {self.take}, but rows of {describe(payload)} come, "
+                f"payload 0..{len(payload) - 1}"
+            )
         return []
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:
-        return OutputNode(place)
+        return OutputNode(place, self.take, self.alone)
 
 
 @final

@@ -82,9 +82,12 @@ class Feeder:
             DataError: An instance is refused and the policy is to raise.
         """
         while not self.exhausted and (n := engine.controller.want()):
-            packed = self._take_packed(n, engine.controller.packer)
-            if packed is not None:
-                return engine.controller.admit(packed)
+            if engine.controller.one_by_one:
+                n = 1
+            else:
+                packed = self._take_packed(n, engine.controller.packer)
+                if packed is not None:
+                    return engine.controller.admit(packed)
             batch = self._take(n)
             if not batch:
                 continue  # the source has ended, or all of them were skipped

@@ -400,7 +400,7 @@ class Session:
 
     def _require_metric(self, until: Target | None) -> None:
         losses = [o for o in self.graph.operators if isinstance(o, Losing)]
-        known = {"loss", *(name for o in losses for name in o.metrics)}
+        known = {o.label for o in losses if o.label} | {name for o in losses for name in o.metrics}
         if until is not None and until.metric not in known:
             raise ValueError(f"until={until}: the graph's losses have {sorted(known)}")
 
@@ -460,6 +460,8 @@ def _by_instance(collected: Sequence[Collected], n: int) -> list[Any]:
     """Rows of an output, cut by instance and sorted by vertex."""
     if not collected:
         return [torch.empty(0) for _ in range(n)]
+    if len({tuple(x.shape[1:] for x in c[3]) for c in collected}) > 1:
+        return _by_message(collected, n)
     repeat = [
         (s, v) if lengths is None else (np.repeat(s, lengths), np.repeat(v, lengths))
         for s, v, lengths, _ in collected
@@ -477,3 +479,15 @@ def _by_instance(collected: Sequence[Collected], n: int) -> list[Any]:
     if width == 1:
         return list(columns[0])
     return list(zip(*columns, strict=True))
+
+
+def _by_message(collected: Sequence[Collected], n: int) -> list[Any]:
+    """The same for bundles whose rows differ in shape from one to the next."""
+    found: list[Any] = [torch.empty(0) for _ in range(n)]
+    for serials, _, lengths, payload in collected:
+        counts = np.ones_like(serials) if lengths is None else lengths
+        pieces = [x.split(counts.tolist()) for x in payload]  # type: ignore[no-untyped-call]
+        for i, serial in enumerate(serials.tolist()):
+            rows = tuple(p[i] for p in pieces)
+            found[serial] = rows[0] if len(rows) == 1 else rows
+    return found
