@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from geartrain.data.cifar10 import FILE, MEAN, PAD, SPREAD, AugmentedImages, load_cifar10
+from geartrain.data.cifar10 import (
+    FILE,
+    MEAN,
+    PAD,
+    SPREAD,
+    augmented,
+    channels_first,
+    load_cifar10,
+    standardised,
+)
 from geartrain.errors import DataError
 
 CLASSES = np.array(["airplane", *(f"class {i}" for i in range(1, 10))])
@@ -104,22 +113,24 @@ def test_another_split_is_a_mistake_of_the_caller(tmp_path):
 # --- augmentation
 
 
-def standardised(images):
-    scaled = (images.astype(np.float32) - np.float32(MEAN)) / np.float32(SPREAD)
-    return torch.from_numpy(scaled.transpose(0, 3, 1, 2))
+def scaled(images):
+    found = (images.astype(np.float32) - np.float32(MEAN)) / np.float32(SPREAD)
+    return torch.from_numpy(found.transpose(0, 3, 1, 2))
 
 
-def test_without_a_seed_images_are_standardised_and_nothing_else():
+def drawn(images, seed):
+    return augmented(channels_first(images), torch.Generator().manual_seed(seed))
+
+
+def test_channels_come_first_and_pixels_are_standardised():
     images = arrays()["x_train"]
-    rows = np.array([4, 0, 4])
-    found = AugmentedImages(images).batch(rows, epoch=3, number=1)
-    torch.testing.assert_close(found, standardised(images[rows]))
+    torch.testing.assert_close(standardised(channels_first(images)), scaled(images))
 
 
 def test_every_image_is_a_shift_of_itself_perhaps_mirrored_with_grey_at_the_rim():
     images = arrays()["x_train"]
     rows = np.arange(7).repeat(30)
-    found = AugmentedImages(images, seed=5).batch(rows, epoch=1, number=2)
+    found = drawn(images[rows], 5)
     grey = np.rint(MEAN).astype(np.uint8)
     wide = np.broadcast_to(grey, (7, 32 + 2 * PAD, 32 + 2 * PAD, 3)).copy()
     wide[:, PAD:-PAD, PAD:-PAD] = images
@@ -138,23 +149,23 @@ def test_every_image_is_a_shift_of_itself_perhaps_mirrored_with_grey_at_the_rim(
 
 def cut(wide, down, right, mirrored):
     piece = wide[down : down + 32, right : right + 32]
-    return standardised(np.ascontiguousarray(piece[:, ::-1] if mirrored else piece)[None])
+    return scaled(np.ascontiguousarray(piece[:, ::-1] if mirrored else piece)[None])
 
 
-def test_what_is_drawn_depends_on_seed_epoch_and_minibatch_alone():
-    images, rows = arrays()["x_train"], np.arange(7)
-    made = AugmentedImages(images, seed=5)
-    first = made.batch(rows, 1, 2)
-    others = [made.batch(rows, 2, 2), made.batch(rows, 1, 3)]
-    others.append(AugmentedImages(images, seed=6).batch(rows, 1, 2))
-    assert not any(torch.equal(first, other) for other in others)
-    assert torch.equal(first, made.batch(rows, 1, 2))
+def test_what_is_drawn_depends_on_the_generator_alone():
+    images = arrays()["x_train"]
+    before = torch.get_rng_state()
+    first = drawn(images, 1)
+    assert torch.equal(first, drawn(images, 1))
+    assert not torch.equal(first, drawn(images, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert np.array_equal(images, arrays()["x_train"])
 
 
 def test_the_real_photographs_have_the_mean_and_spread_that_they_are_standardised_by(real_data):
     train, test = load_cifar10(real_data), load_cifar10(real_data, "test")
     assert (len(train), len(test)) == (10_000, 2_000)
     assert np.bincount(train.labels).tolist() == [1000] * 10
-    sample = AugmentedImages(train.images[:1000]).batch(np.arange(1000))
+    sample = standardised(channels_first(train.images[:1000]))
     assert sample.mean((0, 2, 3)).abs().max() < 0.05
     assert (sample.std((0, 2, 3)) - 1).abs().max() < 0.05

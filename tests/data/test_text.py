@@ -9,6 +9,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -136,40 +137,50 @@ def test_too_few_tokens_for_the_alphabet_are_refused():
 # --- windows
 
 
+def rows(windows):
+    """Inputs and targets of an epoch."""
+    pairs = [(each.inputs["x"], each.inputs["y"]) for each in windows]
+    return tuple(torch.cat(column) for column in zip(*pairs, strict=True))
+
+
 def test_targets_are_the_tokens_that_follow():
-    x, y = Windows(np.arange(20), 6).take(slice(0, 3))
+    windows = Windows(np.arange(20), 6, batch=2)
+    assert [tuple(each.inputs["x"].shape) for each in windows] == [(2, 6), (1, 6)]
+    x, y = rows(windows)
     assert x.tolist() == [[*range(6)], [*range(6, 12)], [*range(12, 18)]]
-    assert np.array_equal(y, x + 1)
-    assert len(Windows(np.arange(20), 6)) == 3
-    assert len(Windows(np.arange(18), 6)) == 2, "the last token has nothing behind it"
+    assert torch.equal(y, x + 1)
+    assert Windows(np.arange(18), 6, batch=9).stretches == 2, "the last token has none behind it"
+    assert [len(each.inputs["y"]) for each in windows[1:]] == [1]
 
 
 @given(st.integers(2, 9), st.integers(2, 40), st.integers(0, 5))
 def test_every_epoch_takes_as_many_stretches_that_do_not_overlap(length, more, epoch):
-    windows = Windows(np.arange(2 * length + more), length, seed=1)
-    n = len(windows)
+    windows = Windows(np.arange(2 * length + more), length, batch=3, seed=1)
     windows.set_epoch(epoch)
-    x, y = windows.take(slice(0, n))
-    assert len(windows) == len(x) == n > 0
-    assert len(np.unique(x)) == x.size
-    assert np.array_equal(x + 1, y)
+    x, y = rows(windows)
+    assert windows.stretches == len(x) > 0
+    assert len(x.unique()) == x.numel()
+    assert torch.equal(x + 1, y)
     assert y.max() < 2 * length + more
 
 
 def test_epochs_begin_elsewhere_and_can_be_had_again():
-    windows = Windows(np.arange(1000), 10, seed=3)
+    windows = Windows(np.arange(1000), 10, batch=25, most=30, seed=3)
     found = []
     for epoch in (1, 2, 1):
         windows.set_epoch(epoch)
-        found.append(windows.take(slice(0, 50))[0])
-    assert np.array_equal(found[0], found[2])
-    assert not np.array_equal(found[0], found[1])
+        found.append(rows(windows)[0])
+    assert len(found[0]) == 30
+    assert torch.equal(found[0], found[2])
+    assert not torch.equal(found[0], found[1])
     assert len({int(x[0, 0]) % 10 for x in found}) == 2
 
 
 def test_a_text_that_is_too_short_is_refused():
     with pytest.raises(DataError, match="a text of 19 tokens for stretches of 10"):
-        Windows(np.arange(19), 10)
+        Windows(np.arange(19), 10, batch=1)
+    with pytest.raises(ValueError, match="batch=0"):
+        Windows(np.arange(30), 10, batch=0)
 
 
 def test_the_real_text_is_half_as_long_in_512_tokens(real_data):

@@ -6,8 +6,8 @@
 
     image ─► 4 pixels of grey on every side ─► 32 x 32 of it, anywhere ─► mirrored, or not
 
-``AugmentedImages`` makes whole minibatches of that at once. What is drawn depends on (seed, epoch,
-minibatch) alone, so a run that is resumed sees the same images.
+``augmented`` makes whole minibatches of that at once, and is what ``Minibatches(augment=...)``
+takes: what is drawn depends on (seed, epoch, minibatch) alone.
 Source: Krizhevsky 2009; the augmentation is that of Lee et al. 2015, arXiv:1409.5185.
 """
 
@@ -166,52 +166,32 @@ def _keep_good(
     )
 
 
-@final
-class AugmentedImages:
-    """Minibatches of shifted and mirrored images, each made at once.
+def channels_first(images: NDArray[np.uint8]) -> Tensor:
+    """Images ``(N, 32, 32, 3)`` as uint8 ``(N, 3, 32, 32)``, as convolutions take them."""
+    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+
+
+def standardised(images: Tensor) -> Tensor:
+    """Images uint8 ``(n, 3, 32, 32)`` as float32 of about mean 0 and spread 1."""
+    mean, spread = (torch.tensor(each)[:, None, None] for each in (MEAN, SPREAD))
+    return images.to(torch.float32).sub_(mean).div_(spread)
+
+
+def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Images uint8 ``(n, 3, 32, 32)``, shifted, mirrored or not, and standardised; all at once.
 
     Args:
-        images: uint8 ``(N, 32, 32, 3)``; kept once more with a margin, as uint8.
-        seed: Of what is drawn; None: every image as it is.
+        images: Of a minibatch.
+        generator: Draws where each is cut out of its margin, and whether it is mirrored.
     """
-
-    def __init__(self, images: NDArray[np.uint8], *, seed: int | None = None) -> None:
-        self._seed = seed
-        self._margin = 0 if seed is None else PAD
-        margin = (self._margin, self._margin)
-        # What a pixel of the mean becomes is 0, so the margin says nothing.
-        padded = np.empty(
-            (len(images), CHANNELS, SIDE + sum(margin), SIDE + sum(margin)), dtype=np.uint8
-        )
-        padded[:] = np.rint(MEAN).astype(np.uint8)[:, None, None]
-        inner = slice(self._margin, self._margin + SIDE)
-        padded[:, :, inner, inner] = images.transpose(0, 3, 1, 2)
-        # (N, 9, 9, 3, 32, 32): all places where an image can be cut out; no copies.
-        self._cuts = torch.from_numpy(padded).unfold(2, SIDE, 1).unfold(3, SIDE, 1)
-        self._cuts = self._cuts.permute(0, 2, 3, 1, 4, 5)
-        self._mean = torch.tensor(MEAN)[:, None, None]
-        self._scale = torch.tensor(SPREAD)[:, None, None].reciprocal()
-
-    def __len__(self) -> int:
-        return len(self._cuts)
-
-    def batch(self, rows: NDArray[np.int64], epoch: int = 0, number: int = 0) -> Tensor:
-        """Images float32 ``(len(rows), 3, 32, 32)``, of about mean 0 and spread 1.
-
-        Args:
-            rows: Which images.
-            epoch: Of the training.
-            number: Of the minibatch within the epoch.
-        """
-        chosen = torch.from_numpy(np.ascontiguousarray(rows))
-        if self._seed is None:
-            return self._standardised(self._cuts[chosen, 0, 0])
-        draw = np.random.default_rng((self._seed, epoch, number))
-        down, right = torch.from_numpy(draw.integers(0, 2 * PAD + 1, (2, len(rows))))
-        mirrored = torch.from_numpy(draw.random(len(rows)) < 0.5)
-        cut = self._cuts[chosen, down, right]
-        cut = torch.where(mirrored[:, None, None, None], cut.flip(-1), cut)
-        return self._standardised(cut)
-
-    def _standardised(self, pixels: Tensor) -> Tensor:
-        return pixels.to(torch.float32).sub_(self._mean).mul_(self._scale)
+    n, c, h, w = images.shape
+    # What is grey here becomes about 0, so the margin says nothing.
+    wide = torch.tensor(MEAN).round().to(torch.uint8)[:, None, None]
+    wide = wide.expand(n, c, h + 2 * PAD, w + 2 * PAD).contiguous()
+    wide[:, :, PAD : PAD + h, PAD : PAD + w] = images
+    down, right = torch.randint(2 * PAD + 1, (2, n), generator=generator)
+    mirrored = torch.rand(n, generator=generator) < 0.5
+    # (n, 9, 9, 3, 32, 32): all places where an image can be cut out; no copies.
+    cuts = wide.unfold(2, h, 1).unfold(3, w, 1).permute(0, 2, 3, 1, 4, 5)
+    cut = cuts[torch.arange(n), down, right]
+    return standardised(torch.where(mirrored[:, None, None, None], cut.flip(-1), cut))

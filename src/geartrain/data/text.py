@@ -18,13 +18,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, final, overload
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from geartrain.data.folder import find_data
+from geartrain.data.minibatches import minibatch
 from geartrain.errors import DataError
+from geartrain.ir.instance import Instance
 
 FILE: Final = "text/tinyshakespeare.txt"
 TRAINING: Final = 0.9  # share of the characters
@@ -291,12 +294,15 @@ def _repeated(ids: Ids, owner: Ids, order: Ids, words: int) -> Ids:
 
 
 @final
-class Windows:
-    """Stretches of equal length of an encoded text, with the tokens that follow each of theirs.
+class Windows(Sequence[Instance]):
+    """Stretches of equal length of an encoded text, in minibatches; targets follow one behind.
 
     Args:
         ids: int64, the text.
         length: Tokens of a stretch.
+        batch: Stretches of a minibatch, which is one instance: ``x`` and ``y`` int64
+            ``(batch, length)``; the last one may have fewer.
+        most: Take so many stretches an epoch; None takes all.
         seed: Begins the first stretch at another token in every epoch, below ``length``, and deals
             the stretches out anew, by (seed, epoch); None: both stay as they are.
 
@@ -304,29 +310,41 @@ class Windows:
         DataError: The text has fewer than ``2 * length`` tokens.
     """
 
-    def __init__(self, ids: Ids, length: int, *, seed: int | None = None) -> None:
+    def __init__(
+        self, ids: Ids, length: int, *, batch: int, most: int | None = None, seed: int | None = None
+    ) -> None:
         if length < 1 or len(ids) < 2 * length:
             raise DataError(
                 f"a text of {len(ids)} tokens for stretches of {length}; expected {2 * length} "
                 "tokens or more, and stretches of 1 or more. Take shorter stretches, or more text"
             )
-        self._ids, self._length, self._seed = ids, length, seed
+        if batch < 1:
+            raise ValueError(f"batch={batch}: give 1 stretch or more")
+        self._ids, self._length, self._batch, self._seed = ids, length, batch, seed
         # As many at every beginning below length; the last token is only ever a target.
-        self._number = (len(ids) - 1 - (0 if seed is None else length - 1)) // length
+        self._all = (len(ids) - 1 - (0 if seed is None else length - 1)) // length
+        self.stretches = min(self._all, most or self._all)
         self.set_epoch(0)
-
-    def __len__(self) -> int:
-        return self._number
 
     def set_epoch(self, number: int) -> None:
         """Move the beginning and deal out for an epoch."""
-        self._starts = np.arange(self._number) * self._length
+        self._starts = np.arange(self._all) * self._length
         if self._seed is not None:
             draw = np.random.default_rng((self._seed, number))
             self._starts += draw.integers(self._length)
             self._starts = draw.permutation(self._starts)
 
-    def take(self, rows: slice) -> tuple[Ids, Ids]:
-        """Tokens and those that follow them, int64 ``(n, length)`` each, of places in the order."""
-        at = self._starts[rows, None] + np.arange(self._length)
-        return self._ids[at], self._ids[at + 1]
+    def __len__(self) -> int:
+        return -(-self.stretches // self._batch)
+
+    @overload
+    def __getitem__(self, at: int) -> Instance: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Instance]: ...
+    def __getitem__(self, at: int | slice) -> Instance | list[Instance]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        first = range(len(self))[at] * self._batch
+        starts = self._starts[first : min(first + self._batch, self.stretches)]
+        both = torch.from_numpy(self._ids[starts[:, None] + np.arange(self._length + 1)])
+        return minibatch(both[:, :-1].contiguous(), both[:, 1:].contiguous(), f"stretches {first}")
