@@ -70,7 +70,7 @@ def axes_of(recipe: Recipe, names: Sequence[str]) -> Axes:
     Raises:
         SystemExit: There is no such axis.
     """
-    base = Point(recipe.max_active, recipe.update_every, 1)
+    base = Point(recipe.in_flight({}), recipe.update_every, 1)
     values = {
         "max_active": sorted({*MAX_ACTIVE, base.max_active}),
         "update_every": sorted({*UPDATE_EVERY[recipe.name], base.update_every}),

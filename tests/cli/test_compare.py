@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from geartrain.baselines import PEERS
-from geartrain.cli.compare import systems_of
 from geartrain.cli.main import app
 from geartrain.cli.settings import Settings, new_settings
+from geartrain.cli.systems import systems_of
 from geartrain.cli.train import peak_rss_mib
 from geartrain.cli.trial import Trial, run
 from geartrain.recipes import RECIPES, find_recipe

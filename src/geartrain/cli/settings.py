@@ -19,7 +19,7 @@ import torch
 from geartrain.data.points import require_evaluate_every
 from geartrain.errors import DataError
 from geartrain.ir.precision import Precision, require_precision
-from geartrain.recipes import Recipe, Setting
+from geartrain.recipes import Recipe, Setting, Value
 from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.simulated import Simulated
 from geartrain.runtime.threads import Threads
@@ -61,7 +61,7 @@ class Settings:
     evaluate_every: float | None
     replicas: int
     precision: Precision
-    options: Mapping[str, int | float]
+    options: Mapping[str, Value]
 
     def make_runtime(self) -> AbstractRuntime:
         """The runtime of this name and size."""
@@ -98,10 +98,11 @@ def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> Settings:
     Raises:
         ValueError: A value that cannot be.
     """
+    options = recipe.complete(given["options"] or {})
     defaults: dict[str, Any] = {
         "runtime": "threads",
         "workers": max(min(2, cores()), given["replicas"] or 1),
-        "max_active": recipe.max_active,
+        "max_active": recipe.in_flight(options),
         "update_every": recipe.update_every,
         "epochs": recipe.epochs,
         "seed": 0,
@@ -114,7 +115,6 @@ def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> Settings:
     chosen = {
         name: default if given[name] is None else given[name] for name, default in defaults.items()
     }
-    options = {o.name: o.default for o in recipe.options} | (given["options"] or {})
     settings = Settings(recipe=recipe.name, options=options, **chosen)
     require_settings(recipe, settings)
     return settings
@@ -205,6 +205,11 @@ def require_settings(recipe: Recipe, settings: Settings) -> None:
             f"worker of its own; give --workers {settings.replicas} or more"
         )
     require_evaluate_every(settings.evaluate_every)
+
+
+def told(name: str, value: Value) -> str:
+    """An option as one would give it."""
+    return f"{name}={value}" if isinstance(value, str) else f"{name}={value:g}"
 
 
 def cores() -> int:

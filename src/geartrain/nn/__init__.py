@@ -1,10 +1,11 @@
-"""Cells, row kernels, row dropout; importing it registers the kernels of torch's modules."""
+"""Cells, row kernels, dropout, networks of blocks; importing it registers torch's kernels."""
 
 from geartrain.ir.kernel import register_derivation
 from geartrain.nn.cells import TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
 from geartrain.nn.derived import DerivedKernel
 from geartrain.nn.dropout import RowDropout
 from geartrain.nn.kernels import register_torch_kernels
+from geartrain.nn.residual import PooledHead, ResidualBlock, residual_network
 from geartrain.nn.shapes import (
     GatedGraphCell,
     GatedSum,
@@ -16,23 +17,31 @@ from geartrain.nn.shapes import (
     choice_loss,
     first_states,
 )
+from geartrain.nn.transformer import DecoderBlock, TokenEmbedding, TokenReadout, decoder
 
 register_torch_kernels()
 register_derivation(DerivedKernel)
 
 __all__ = [
+    "DecoderBlock",
     "DerivedKernel",
     "GatedGraphCell",
     "GatedSum",
     "MessagePassing",
+    "PooledHead",
     "Recurrent",
+    "ResidualBlock",
     "RowDropout",
+    "TokenEmbedding",
     "TokenRNN",
+    "TokenReadout",
     "Tree",
     "TreeLSTMBranch",
     "TreeLSTMLeaf",
     "VertexChoice",
     "choice_accuracy",
     "choice_loss",
+    "decoder",
     "first_states",
+    "residual_network",
 ]

@@ -26,6 +26,8 @@ from geartrain.optim.mixer import Average
 from geartrain.optim.part import Part, Rules
 
 Number: TypeAlias = int | float
+Value: TypeAlias = Number | str
+"""Of an option."""
 LoadSplit: TypeAlias = Callable[[], Sequence[Instance]]
 
 
@@ -61,6 +63,37 @@ class Option:
         if not self.least <= value < math.inf:
             raise ValueError(f"option {self.name}={text}: expected {words}, {self.least:g} or more")
         return value
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A word of a recipe that may be changed with ``--option NAME=WORD``.
+
+    Args:
+        name: Lower case.
+        default: One of the words.
+        words: Those there are.
+        what: Half a sentence.
+    """
+
+    name: str
+    default: str
+    words: tuple[str, ...]
+    what: str
+
+    def parse(self, text: str) -> str:
+        """The word.
+
+        Raises:
+            ValueError: It is none of those there are.
+        """
+        if text not in self.words:
+            raise ValueError(
+                f"option {self.name}={text}: expected one of {', '.join(self.words)}"
+                + meant(text, self.words)
+            )
+        return text
 
 
 @final
@@ -106,7 +139,7 @@ class Setting:
     epochs: int
     update_every: int
     data: Path | None = None
-    options: Mapping[str, Number] = field(default_factory=dict)
+    options: Mapping[str, Value] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     replicas: int = 1
 
@@ -161,12 +194,13 @@ class Recipe:
         paper: Where the task or the model comes from.
         metrics: Of validation, the most telling first; ``loss`` comes with every task.
         target: A value worth reaching, as ``Target.parse`` reads it.
-        max_active: Default number of instances in flight.
+        max_active: Default number of instances in flight, or a function of all options that gives
+            it.
         update_every: Default, in ``unit``.
         unit: What updates are counted in.
         epochs: Default number.
         needs: Files of the data folder; none for generated data.
-        options: Numbers that may be changed.
+        options: Numbers and words that may be changed.
         bottleneck: The part that most of the work is in, which may have copies, met every so many
             instances as the option ``average_every`` says; None: the work is spread evenly.
         make: Builds the task from a complete setting, torch's generator already seeded.
@@ -178,14 +212,14 @@ class Recipe:
     paper: str
     metrics: tuple[str, ...]
     target: str
-    max_active: int
+    max_active: int | Callable[[Mapping[str, Value]], int]
     update_every: int
     unit: Literal["rows", "instances"]
     epochs: int
     make: Callable[[Setting], Task]
     draw: Callable[[], Graph]
     needs: tuple[str, ...] = ()
-    options: tuple[Option, ...] = ()
+    options: tuple[Option | Choice, ...] = ()
     bottleneck: str | None = None
 
     def build(self, setting: Setting) -> Task:
@@ -199,9 +233,8 @@ class Recipe:
         if setting.seed < 0:
             raise ValueError(f"seed {setting.seed}: expected 0 or more")
         self.require_replicas(setting.replicas)
-        options = {o.name: o.default for o in self.options}
         for name in setting.options:
-            self._option(name)
+            self.option(name)
         torch.manual_seed(setting.seed)
         return self.make(
             Setting(
@@ -209,7 +242,7 @@ class Recipe:
                 epochs=setting.epochs,
                 update_every=setting.update_every,
                 data=setting.data,
-                options=options | dict(setting.options),
+                options=self.complete(setting.options),
                 files=setting.files,
                 replicas=setting.replicas,
             )
@@ -229,21 +262,36 @@ class Recipe:
                 "is spread evenly over its parts; leave replicas out, and give it more workers"
             )
 
-    def parse_options(self, texts: Sequence[str]) -> dict[str, Number]:
+    def complete(self, options: Mapping[str, Value]) -> dict[str, Value]:
+        """These options, and the defaults of the others."""
+        return {o.name: o.default for o in self.options} | dict(options)
+
+    def in_flight(self, options: Mapping[str, Value]) -> int:
+        """The default number of instances in flight under these options."""
+        if isinstance(self.max_active, int):
+            return self.max_active
+        return self.max_active(self.complete(options))
+
+    def parse_options(self, texts: Sequence[str]) -> dict[str, Value]:
         """``["hidden=32"]`` as values by name.
 
         Raises:
             ValueError: Not of that form, an unknown name, or a value that does not fit.
         """
-        values: dict[str, Number] = {}
+        values: dict[str, Value] = {}
         for text in texts:
             name, equals, value = text.partition("=")
             if not equals:
                 raise ValueError(f"option {text!r}: write NAME=VALUE, such as hidden=64")
-            values[name.strip()] = self._option(name.strip()).parse(value.strip())
+            values[name.strip()] = self.option(name.strip()).parse(value.strip())
         return values
 
-    def _option(self, name: str) -> Option:
+    def option(self, name: str) -> Option | Choice:
+        """The option of a name.
+
+        Raises:
+            ValueError: There is none.
+        """
         for option in self.options:
             if option.name == name:
                 return option
