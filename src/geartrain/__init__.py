@@ -6,7 +6,9 @@ message, row, node, graph, part, worker, controller, runtime, instrument. Begin 
 """
 
 from geartrain import nn as nn
+from geartrain.engine.controller import AbstractRamp as AbstractRamp
 from geartrain.engine.controller import Ramp as Ramp
+from geartrain.engine.controller import Synchronous as Synchronous
 from geartrain.engine.instrument import AbstractInstrument as AbstractInstrument
 from geartrain.engine.mailbox import AbstractPolicy as AbstractPolicy
 from geartrain.engine.mailbox import BackwardFirst as BackwardFirst
@@ -30,14 +32,29 @@ from geartrain.ir.kernel import register_kernel as register_kernel
 from geartrain.ir.loss import Metric as Metric
 from geartrain.ir.loss import accuracy as accuracy
 from geartrain.ir.loss import cross_entropy as cross_entropy
+from geartrain.optim.delay import AbstractDelay as AbstractDelay
+from geartrain.optim.delay import AnnealedRate as AnnealedRate
+from geartrain.optim.delay import DelayCompensated as DelayCompensated
+from geartrain.optim.delay import GapAware as GapAware
+from geartrain.optim.delay import ScaledByStaleness as ScaledByStaleness
 from geartrain.optim.mixer import AbstractMixer as AbstractMixer
 from geartrain.optim.mixer import Average as Average
+from geartrain.optim.optimizers import LookAheadSGD as LookAheadSGD
+from geartrain.optim.optimizers import SpikeCompensatedSGD as SpikeCompensatedSGD
 from geartrain.optim.part import Clip as Clip
 from geartrain.optim.part import Flush as Flush
 from geartrain.optim.part import Instances as Instances
+from geartrain.optim.part import Messages as Messages
 from geartrain.optim.part import Part as Part
 from geartrain.optim.part import Rows as Rows
 from geartrain.optim.part import Rules as Rules
+from geartrain.optim.views import AbstractView as AbstractView
+from geartrain.optim.views import Corrected as Corrected
+from geartrain.optim.views import DoubleBuffered as DoubleBuffered
+from geartrain.optim.views import Mixed as Mixed
+from geartrain.optim.views import Predicted as Predicted
+from geartrain.optim.views import Recomputed as Recomputed
+from geartrain.optim.views import Stashed as Stashed
 from geartrain.runtime.simulated import Costs as Costs
 from geartrain.runtime.simulated import Simulated as Simulated
 from geartrain.runtime.threads import Threads as Threads
