@@ -76,16 +76,17 @@ METHODS: Final[Mapping[str, Method]] = {
 }
 
 
-def method_options(default: str = "stash", *others: str) -> tuple[Option | Choice, ...]:
+def method_options(default: str = "stash", *, parts: int = PARTS) -> tuple[Option | Choice, ...]:
     """The options that a recipe of a static network has.
 
     Args:
-        default: Method.
-        others: Methods of the recipe's own.
+        default: Method; one of the recipe's own may be.
+        parts: Default number.
     """
+    words = tuple(dict.fromkeys((default, *METHODS)))
     return (
-        Choice("method", default, (*others, *METHODS), "how the parts learn"),
-        Option("parts", PARTS, 1, "parts that the network is cut into"),
+        Choice("method", default, words, "how the parts learn"),
+        Option("parts", parts, 1, "parts that the network is cut into"),
     )
 
 
@@ -105,8 +106,8 @@ class Network:
         metrics: Of validation.
         optimizer: Makes one from parameters and ``lr=``.
         rate: Learning rate.
-        schedule: Factor on the rate, from the number of minibatches finished.
         minibatches: Of all epochs.
+        schedule: Factor on the rate, from the number of minibatches finished.
         clip: Limits on a part's gradient.
     """
 
@@ -115,8 +116,8 @@ class Network:
     metrics: Mapping[str, Callable[..., Any] | Metric]
     optimizer: Callable[..., torch.optim.Optimizer]
     rate: float
-    schedule: Callable[[int], float]
     minibatches: int
+    schedule: Callable[[int], float] | None = None
     clip: Clip | None = None
 
 
