@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from geartrain.errors import GraphError
 from geartrain.ir.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
+from geartrain.ir.call import Call, as_payload
 from geartrain.ir.frame import Schema
 from geartrain.ir.kernel import AbstractRowKernel, derived_kernel, kernel_of
 from geartrain.ir.node import Place
@@ -29,8 +30,9 @@ from geartrain.ir.operator import (
     describe,
     readable,
 )
-from geartrain.ir.payload import Call, GraphNode, Recompute, RowNode, as_payload
+from geartrain.ir.payload import Recompute, RowNode
 from geartrain.ir.precision import Cast, CastBundleKernel, CastKernel, Precision, in_bf16
+from geartrain.ir.stage import GraphNode
 from geartrain.ir.weights import AbstractWeights
 
 
@@ -195,7 +197,8 @@ def _on_meta(function: Callable[..., Any], args: Sequence[object]) -> object:
             return function(*args)
         tensors = dict(function.named_parameters(remove_duplicate=False))
         tensors.update(function.named_buffers(remove_duplicate=False))  # type: ignore[arg-type]
-        meta = {name: t.detach().to("meta") for name, t in tensors.items()}
+        made = {id(t): t.detach().to("meta") for t in tensors.values()}  # one for tied ones
+        meta = {name: made[id(t)] for name, t in tensors.items()}
         modes = {inner: inner.training for inner in function.modules()}
         function.eval()  # shapes are the same, and nothing random is drawn or refused
         try:

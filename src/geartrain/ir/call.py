@@ -1,0 +1,124 @@
+"""How a node calls its module, and how it reads what comes back.
+
+batch ─► payload that it takes, columns that it reads, inside of bundles ─► module ─► payload
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from geartrain.errors import GraphError
+from geartrain.ir.bundle import Inside
+from geartrain.ir.frame import edges_inside
+from geartrain.ir.message import Backward, Forward, Gradient, IntArray, Payload
+from geartrain.ir.node import Place
+
+B = TypeVar("B", Forward, Backward)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Call:
+    """How a node calls its module.
+
+    Args:
+        function: The module, or any function of rows.
+        read: Frame or state columns given to it after the payload, as tensors.
+        inside: Whether it gets an ``Inside`` as its last argument.
+        pool: Whether it makes one row of every bundle.
+        take: The payload tensors that it gets; None: all.
+        alone: Whether it gets one message at a time.
+    """
+
+    function: Callable[..., Any]
+    read: tuple[str, ...] = ()
+    inside: bool = False
+    pool: bool = False
+    take: tuple[int, ...] | None = None
+    alone: bool = False
+
+    def taken(self, width: int) -> tuple[int, ...] | range:
+        """Of so many payload tensors, those that the module gets."""
+        return range(width) if self.take is None else self.take
+
+    def answer(self, gradient: Gradient, width: int) -> Gradient:
+        """Gradients of the module's arguments as those of so many payload tensors."""
+        if self.take is None:
+            return gradient[:width]
+        found = dict(zip(self.take, gradient, strict=False))
+        return tuple(found.get(j) for j in range(width))
+
+
+def look_inside(place: Place, slots: IntArray, lengths: IntArray | None) -> Inside:
+    """Lengths, segments and edges of bundles, as tensors."""
+    if lengths is None:
+        lengths = np.ones(slots.size, np.int64)
+    edges: dict[str, IntArray] = {}
+    if place.arena.has_edges:
+        edges = edges_inside(place.arena, slots, lengths, place.arena.edge_names)
+    segment = np.repeat(np.arange(lengths.size), lengths)
+    return Inside(
+        torch.from_numpy(lengths),
+        torch.from_numpy(segment),
+        {name: torch.from_numpy(column) for name, column in edges.items()},
+    )
+
+
+def read_columns(
+    call: Call, place: Place, state: IntArray, lengths: IntArray | None
+) -> list[Tensor]:
+    """The columns that a module reads, one entry a payload row."""
+    if not call.read:
+        return []
+    view = place.row_view(state, lengths)
+    return [torch.from_numpy(np.ascontiguousarray(getattr(view, name))) for name in call.read]
+
+
+def one_by_one(batches: Sequence[B]) -> Iterator[B]:
+    """Every message as a batch of its own."""
+    for batch in batches:
+        if len(batch) == 1:
+            yield batch
+        else:
+            yield from (batch.take(np.array([i], np.int64)) for i in range(len(batch)))
+
+
+def as_payload(outputs: object) -> Payload:
+    """What a module returned, as a tuple of tensors.
+
+    Raises:
+        GraphError: It returned something else.
+    """
+    if isinstance(outputs, Tensor):
+        return (outputs,)
+    if isinstance(outputs, (tuple, list)) and all(isinstance(y, Tensor) for y in outputs):
+        return tuple(outputs)
+    raise GraphError(
+        f"a module returned {type(outputs).__name__}; it must return a tensor or a tuple of "
+        "tensors, each with one row for every row that came in"
+    )
+
+
+def run_module(
+    function: Callable[..., Any], inputs: Sequence[Tensor], inside: Inside | None
+) -> object:
+    return function(*inputs) if inside is None else function(*inputs, inside)
+
+
+def differentiate(
+    outputs: Payload, gradients: Gradient, wanted: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """Vector-Jacobian product; None for what the outputs do not depend on."""
+    pairs = [
+        (y, g) for y, g in zip(outputs, gradients, strict=True) if g is not None and y.requires_grad
+    ]
+    if not pairs or not wanted:
+        return (None,) * len(wanted)
+    ys, gs = zip(*pairs, strict=True)
+    return torch.autograd.grad(ys, wanted, gs, allow_unused=True)
