@@ -16,7 +16,7 @@ from typing import final
 
 from torch import nn
 
-from geartrain.engine.controller import ControllerState, Ramp
+from geartrain.engine.controller import AbstractRamp, ControllerState, Ramp
 from geartrain.engine.mailbox import AbstractPolicy, FullestFirst
 from geartrain.engine.placement import place
 from geartrain.engine.router import Router
@@ -49,7 +49,7 @@ class Settings:
     """
 
     max_active: int = 64
-    ramp: Ramp = field(default_factory=Ramp)
+    ramp: AbstractRamp = field(default_factory=Ramp)
     max_rows: int = 4096
     policy: Callable[[int], AbstractPolicy] = lambda worker: FullestFirst()
     drain: bool = False
@@ -92,6 +92,8 @@ class Engine:
         self.parts = parts
         self.settings = settings
         names = part_names(graph)
+        for part in parts.values():
+            part.in_flight(settings.max_active)
 
         lanes = workers if settings.lanes else 1
         shares = {n: share(p, lanes, lock) for n, p in parts.items()} if lanes > 1 else {}

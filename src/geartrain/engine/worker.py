@@ -19,7 +19,7 @@ from geartrain.engine.router import BACKWARD, Delivery, Outbox, Router
 from geartrain.errors import GeartrainError, WorkerError
 from geartrain.ir.message import INSTANCE, Backward, Forward
 from geartrain.ir.node import AbstractNode, Emission
-from geartrain.optim.part import Instances, PartState, Rows, StepTaken
+from geartrain.optim.part import Instances, Messages, PartState, Rows, StepTaken
 from geartrain.optim.share import Share
 
 
@@ -199,6 +199,8 @@ class WorkerState:
             return self._max_rows
         match self.parts[node.part_name].rules.trigger():
             case Rows(n) if not node.bundled:
+                return n
+            case Messages(n):
                 return n
             case Instances(n) if node.bundled:
                 return max(-(-n // 2), min(n, _FEWEST_BUNDLES))

@@ -1,14 +1,18 @@
 """The node for whole messages that stay together: autograd's own graph of each is kept.
 
-    forward   x  ─► y = f(x; θ of the message)     keep autograd's graph
-    backward  dy ─► dx, dθ                         go back through it
+    forward   x  ─► y = f(x; θ seen)     keep autograd's graph, or x alone where it runs again
+    backward  dy ─► dx, dθ               back through the graph, at the θ that the part's view gives
 
-Source: stages of PipeDream, Narayanan et al. 2019.
+Which weights a forward sees, and which its backward, is the part's affair: ``AbstractWeights.look``
+and ``look_back``.
+
+Source: stages of PipeDream, Narayanan et al. 2019, and of PipeMare, Yang et al. 2021,
+arXiv:1910.05124.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -16,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from geartrain.ir.bundle import Inside
 from geartrain.ir.call import (
     Call,
     as_payload,
@@ -25,6 +30,7 @@ from geartrain.ir.call import (
     read_columns,
     run_module,
 )
+from geartrain.ir.chance import Remembered
 from geartrain.ir.message import (
     INSTANCE,
     ROW_MASK,
@@ -38,15 +44,16 @@ from geartrain.ir.message import (
 )
 from geartrain.ir.node import AbstractNode, Emission, Place
 from geartrain.ir.rows import RowStore
-from geartrain.ir.weights import AbstractWeights
+from geartrain.ir.weights import AbstractWeights, Sight
 
 
 @final
 class GraphNode(AbstractNode):
     """Run a module on one whole message at a time and keep autograd's graph of it.
 
-    For bundles that stay together (minibatches): no forward runs twice, batch normalisation and
-    dropout work, and the gradient is that of the weights that made the output.
+    For bundles that stay together (minibatches): batch normalisation and dropout work, and the
+    gradient is that of the weights that the part's view says: of those that made the output, unless
+    told otherwise.
 
     Args:
         place: Number, name, frames.
@@ -61,7 +68,10 @@ class GraphNode(AbstractNode):
         self._call, self._weights = call, weights
         self.part_name = None if weights is None else weights.name
         self._rows = RowStore(place.name, ("origin", "version"))
-        self._graphs: dict[int, _Kept] = {}
+        self._kept: dict[int, _Kept] = {}
+        self._parameters: list[nn.Parameter] = []
+        if weights is not None and isinstance(call.function, nn.Module):
+            self._parameters = [p for p in call.function.parameters() if p.requires_grad]
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         return Emission([(0, self._forward_one(one, train)) for one in one_by_one(batches)])
@@ -78,18 +88,38 @@ class GraphNode(AbstractNode):
             with torch.no_grad():
                 outputs = as_payload(run_module(self._call.function, inputs, inside))
             return Forward(outputs, one.state, one.origin, lengths)
-        inputs = [x.detach().requires_grad_() if x.is_floating_point() else x for x in inputs]
-        function, parameters, leaves = self._stashed()
-        with torch.enable_grad():
-            outputs = as_payload(run_module(function, inputs, inside))
+        kept = self._run(_Kept(inputs, inside, one.lengths, width), int(one.state[INSTANCE, 0]))
         row = self._rows.allocate(1)
         self._rows["origin"][row] = one.origin[0]
-        if self._weights is not None:
-            self._rows["version"][row] = self._weights.version
-            self._weights.sent(1)
-        self._graphs[row] = _Kept(inputs, outputs, parameters, leaves, one.lengths, width)
-        sent = tuple(y.detach() for y in outputs)
+        if self._weights is not None and kept.sight is not None:
+            self._rows["version"][row] = kept.sight.version
+            self._weights.sent(1, kept.sight.version)
+        self._kept[row] = kept
+        sent = tuple(y.detach() for y in kept.outputs)
+        if kept.chance is not None:
+            kept.outputs = ()
         return Forward(sent, one.state, address(self.id, row, 1), lengths)
+
+    def _run(self, kept: _Kept, slot: int) -> _Kept:
+        """The forward of a message in training, for the way back."""
+        if self._weights is not None:
+            kept.sight = self._weights.look(int(self.place.arena.serial[slot]))
+            if kept.sight.again:
+                with torch.no_grad(), Remembered() as kept.chance:
+                    kept.outputs = as_payload(
+                        run_module(self._call.function, kept.inputs, kept.inside)
+                    )
+                return kept
+        self._trace(kept, self._at(None if kept.sight is None else kept.sight.leaves))
+        return kept
+
+    def _trace(self, kept: _Kept, function: Callable[..., Any]) -> None:
+        """Make autograd's graph of a message."""
+        kept.inputs = [
+            x.detach().requires_grad_() if x.is_floating_point() else x for x in kept.inputs
+        ]
+        with torch.enable_grad():
+            kept.outputs = as_payload(run_module(function, kept.inputs, kept.inside))
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
         return Emission(backward=[self._backward_one(one) for one in one_by_one(batches)])
@@ -99,24 +129,39 @@ class GraphNode(AbstractNode):
         rows = np.array([row], np.int64)
         origin, versions = self._rows["origin"][rows], self._rows["version"][rows]
         self._rows.release(rows)
-        kept = self._graphs.pop(row)
+        kept = self._kept.pop(row)
         if one.gradient is None:
             if self._weights is not None:
                 self._weights.dropped(versions)
             return Backward(origin, None)
+        leaves = self._leaves_back(kept)
         wanted = [x for x in kept.inputs if x.requires_grad]
-        found = differentiate(kept.outputs, join_gradient([one]), [*wanted, *kept.leaves])
-        if self._weights is not None:
-            for parameter, d in zip(kept.parameters, found[len(wanted) :], strict=True):
+        found = differentiate(kept.outputs, join_gradient([one]), [*wanted, *leaves])
+        if self._weights is not None and kept.sight is not None:
+            n = kept.inputs[0].shape[0]
+            gradients = self._weights.compensated(
+                kept.sight, self._parameters, found[len(wanted) :], n
+            )
+            for parameter, d in zip(self._parameters, gradients, strict=True):
                 if d is not None:
                     self._weights.gradient.add(parameter, d)
-            self._weights.received(kept.inputs[0].shape[0], versions, kept.lengths)
+            self._weights.received(n, versions, kept.lengths)
         answers = iter(found[: len(wanted)])
         gradient = tuple(next(answers) if x.requires_grad else None for x in kept.inputs)
         gradient = self._call.answer(gradient, kept.width)
         if all(g is None for g in gradient):
             return Backward(origin, None)
         return Backward(origin, gradient, kept.lengths)
+
+    def _leaves_back(self, kept: _Kept) -> list[Tensor]:
+        """The leaves to differentiate by; a module that runs again has done so."""
+        if self._weights is None or kept.sight is None:
+            return []
+        leaves = self._weights.look_back(kept.sight)
+        if kept.chance is not None:
+            with kept.chance.repeated():
+                self._trace(kept, self._at(leaves, again=True))
+        return [leaves[p] for p in self._parameters]
 
     def check_empty(self) -> None:
         self._rows.check_empty()
@@ -126,36 +171,41 @@ class GraphNode(AbstractNode):
         return [f"'{self.name}' waits for the gradients of {n} messages"] if n else []
 
     def nbytes(self) -> int:
-        return sum(
-            x.nelement() * x.element_size()
-            for kept in self._graphs.values()
-            for x in (*kept.inputs, *kept.outputs)
-        )
+        return sum(kept.nbytes() for kept in self._kept.values())
 
-    def _stashed(self) -> tuple[Callable[..., Any], list[nn.Parameter], list[Tensor]]:
-        """The module at the weights of now, whatever steps follow before its backward."""
+    def _at(
+        self, leaves: Mapping[nn.Parameter, Tensor] | None, *, again: bool = False
+    ) -> Callable[..., Any]:
+        """The module at these weights; what it writes into buffers the second time is lost."""
         module = self._call.function
-        if self._weights is None or not isinstance(module, nn.Module):
-            return module, [], []
-        aliases = self._weights.aliases()
-        named = dict(module.named_parameters(remove_duplicate=False))
-        stash = {name: aliases[p] for name, p in named.items()}
+        if leaves is None or not isinstance(module, nn.Module):
+            return module
+        named = module.named_parameters(remove_duplicate=False)
+        tensors = {name: leaves[p] for name, p in named}
+        if again:
+            copies: dict[int, Tensor] = {}
+            for name, buffer in module.named_buffers(remove_duplicate=False):
+                tensors[name] = copies.setdefault(id(buffer), buffer.clone())
 
         def function(*args: object) -> object:
-            return torch.func.functional_call(module, stash, args)
+            return torch.func.functional_call(module, tensors, args)
 
-        wanted = [p for p in dict.fromkeys(named.values()) if p.requires_grad]
-        return function, wanted, [aliases[p] for p in wanted]
+        return function
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Kept:
-    """Autograd's graph of one message."""
+    """What one message waits with."""
 
     inputs: list[Tensor]
-    outputs: Payload
-    parameters: list[nn.Parameter]
-    leaves: list[Tensor]
+    inside: Inside | None
     lengths: IntArray | None
     width: int
+    outputs: Payload = ()
+    sight: Sight | None = None
+    chance: Remembered | None = None
+
+    def nbytes(self) -> int:
+        held = sum(x.nelement() * x.element_size() for x in (*self.inputs, *self.outputs))
+        return held + (0 if self.chance is None else self.chance.nbytes())

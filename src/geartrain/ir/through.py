@@ -104,6 +104,12 @@ class Through(AbstractOperator):
             call = replace(call, function=function)
         if keep == "graph":
             return GraphNode(place, call, weights)
+        if weights is not None and weights.wants_graph is not None:
+            raise GraphError(
+                f"'{self.name}': {weights.wants_graph} of part '{weights.name}' is for nodes with "
+                f"keep='graph', and this one has keep='{keep}'; give keep='graph' and whole "
+                "minibatches as bundles, or leave the part's view and delay alone"
+            )
         kernel = None if keep == "inputs" else self._kernel()
         if kernel is None and keep == "activations":
             if self.call.inside:

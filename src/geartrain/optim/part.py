@@ -22,12 +22,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from geartrain.errors import NonFiniteError
+from geartrain.errors import CheckpointError, NonFiniteError
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
 from geartrain.ir.operator import Keep
-from geartrain.ir.weights import AbstractWeights
+from geartrain.ir.weights import AbstractWeights, Sight
+from geartrain.optim.delay import AbstractDelay, mean_age
 from geartrain.optim.mixer import AbstractMixer, Average
+from geartrain.optim.staleness import Ages, bincount
+from geartrain.optim.views import AbstractView, DoubleBuffered, Stashed
 
 MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
 Averaging: TypeAlias = Literal["rows", "instances", "none"]
@@ -57,11 +60,22 @@ class Instances:
 
 @final
 @dataclass(frozen=True, slots=True)
+class Messages:
+    """Step when so many messages have been answered; a minibatch that travels whole is one."""
+
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        _positive("Messages", self.n)
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Flush:
     """Step only when the session flushes: at the end of an epoch, or when it is told to."""
 
 
-Trigger: TypeAlias = Rows | Instances | Flush
+Trigger: TypeAlias = Rows | Instances | Messages | Flush
 
 
 @final
@@ -93,7 +107,7 @@ class Rules:
 
     Args:
         optimizer: Makes the optimiser from parameters: ``partial(torch.optim.Adam, lr=1e-3)``.
-        update_every: A number of gradient rows, ``Rows``, ``Instances`` or ``Flush``.
+        update_every: A number of gradient rows, ``Rows``, ``Instances``, ``Messages`` or ``Flush``.
         average: What the summed gradient is divided by: the ``rows`` that it has, the ``instances``
             that finished, or nothing. An update at the end of an epoch that has fewer rows (or
             instances) than ``update_every`` is divided by ``update_every``.
@@ -103,6 +117,9 @@ class Rules:
             ``schedule`` as well, the two multiply.
         max_staleness: A step waits while it would make a row older than so many versions; admission
             pauses meanwhile. None: no bound.
+        view: Which weights forward and backward see, for nodes with ``keep="graph"``; see
+            ``geartrain.optim.views``. None: ``Stashed()``.
+        delay: What is done about the age of gradients; see ``geartrain.optim.delay``.
 
     Raises:
         ValueError: A number is out of range, or ``average`` is none of the three.
@@ -116,12 +133,14 @@ class Rules:
     schedule: Callable[[int], float] | None = None
     scheduler: Callable[[Optimizer], LRScheduler] | None = None
     max_staleness: int | None = None
+    view: AbstractView | None = None
+    delay: AbstractDelay | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.update_every, int | Rows | Instances | Flush):
+        if not isinstance(self.update_every, int | Rows | Instances | Messages | Flush):
             raise TypeError(
                 f"update_every={self.update_every!r}: give a number of gradient rows, Rows(n), "
-                "Instances(n) or Flush()"
+                "Instances(n), Messages(n) or Flush()"
             )
         self.trigger()
         if self.average not in ("rows", "instances", "none"):
@@ -141,9 +160,10 @@ class Part:
     Args:
         module: Its parameters belong to this part alone.
         name: In logs and traces; default: the name of the first node that uses it.
-        optimizer, update_every, average, clip, schedule, scheduler, max_staleness: As in ``Rules``;
-            None takes the session's.
-        keep: What nodes keep for the way back; see ``Stream.through``.
+        optimizer, update_every, average, clip, schedule, scheduler, max_staleness, view, delay: As
+            in ``Rules``; None takes the session's.
+        keep: What nodes keep for the way back; see ``Stream.through``. With a ``view`` it is
+            ``graph``.
         replicas: Copies of the part on different workers, each with its own optimiser; rows are
             spread over them by instance. ``module`` is the first copy.
         mixer: When and how the copies meet.
@@ -160,6 +180,8 @@ class Part:
     schedule: Callable[[int], float] | None = None
     scheduler: Callable[[Optimizer], LRScheduler] | None = None
     max_staleness: int | None = None
+    view: AbstractView | None = None
+    delay: AbstractDelay | None = None
     keep: Keep = "auto"
     replicas: int = 1
     mixer: AbstractMixer = field(default_factory=Average)
@@ -167,6 +189,19 @@ class Part:
 
     def __post_init__(self) -> None:
         _positive("Part(replicas=...)", self.replicas)
+        if self.view is None:
+            return
+        if self.keep not in ("auto", "graph"):
+            raise ValueError(
+                f"Part(view={self.view}, keep='{self.keep}'): a view is for keep='graph'; leave "
+                "one of the two out"
+            )
+        object.__setattr__(self, "keep", "graph")
+        if self.replicas > 1 and isinstance(self.view, DoubleBuffered):
+            raise ValueError(
+                f"Part(view={self.view}, replicas={self.replicas}): a copy does not see every "
+                "instance, so it cannot tell an update's; use another view, or one copy"
+            )
 
     def rules(self, defaults: Rules) -> Rules:
         """The session's rules with this part's own in front."""
@@ -219,6 +254,7 @@ class PartState(AbstractWeights):
         self.version = 0
         self.rows = 0
         self.instances = 0
+        self.messages = 0
         self.frozen = False
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.gradient = GradientSum(module.parameters())
@@ -234,13 +270,30 @@ class PartState(AbstractWeights):
                 f"part '{name}': ReduceLROnPlateau wants a metric, and a part steps without one; "
                 "use another scheduler, or schedule="
             )
-        self._histogram = np.zeros(8, np.int64)
-        self._outstanding = 0
+        self._histogram = Ages()
+        self._step_ages = Ages()
+        self.outstanding = 0
+        self.step_delay = 0.0
+        self.rate_factor = 1.0
+        self._rows_each = 0
         self._ages: dict[int, int] = {}
         self._aliases: dict[nn.Parameter, Tensor] | None = None
         self._told_holding = False
         self.shares: Sequence[AbstractShare] = ()
         self.guard: AbstractContextManager[Any] = nullcontext()
+        self.view = rules.view or Stashed()
+        self.delay = rules.delay
+        self._compensation = None if self.delay is None else self.delay.start(self.parameters)
+        if self._compensation is not None and not self.view.keeps_then:
+            raise ValueError(
+                f"part '{name}': delay={self.delay} compares the weights of now with those that a "
+                f"gradient is of, which view={self.view} does not keep; use view=Stashed()"
+            )
+        if not isinstance(self.view, Stashed):
+            self.wants_graph = f"view={self.view}"
+        elif self._compensation is not None:
+            self.wants_graph = f"delay={self.delay}"
+        self._seeing = self.view.start(self)
 
     @property
     def scheduler(self) -> LRScheduler | None:
@@ -251,22 +304,76 @@ class PartState(AbstractWeights):
         """Whether a step that is due waits for older rows to come back."""
         return self._enough() and not self._young_enough()
 
-    def sent(self, rows: int) -> None:
-        self._outstanding += rows
+    @property
+    def period(self) -> int | None:
+        """Messages to an update, where they are what is counted."""
+        return self._trigger.n if isinstance(self._trigger, Messages) else None
+
+    def in_flight(self, most: int) -> None:
+        """So many instances may be in flight.
+
+        Raises:
+            ValueError: They are too many for the part's view.
+        """
+        self._seeing.in_flight(most)
+
+    def look(self, number: int) -> Sight:
+        return self._seeing.look(number)
+
+    def look_back(self, sight: Sight) -> Mapping[nn.Parameter, Tensor]:
+        return self._seeing.look_back(sight)
+
+    def compensated(
+        self,
+        sight: Sight,
+        parameters: Sequence[nn.Parameter],
+        gradients: Sequence[Tensor | None],
+        rows: int,
+    ) -> Sequence[Tensor | None]:
+        if self._compensation is None:
+            return gradients
+        divisor = rows if self.rules.average == "rows" else 1
+        return [
+            None
+            if g is None
+            else self._compensation.apply(
+                p, g.to_dense() if g.is_sparse else g, sight.leaves[p].data, divisor
+            )
+            for p, g in zip(parameters, gradients, strict=True)
+        ]
+
+    def expected_delay(self) -> int:
+        """Updates until the message that leaves now is answered, if answers come in order."""
+        match self._trigger:
+            case Messages(n):
+                return (self.messages + self.outstanding) // n
+            case Instances(n):
+                return (self.instances + self.outstanding) // n
+            case Rows(n):
+                each = self._rows_each or n
+                first = -(-max(n - self.rows, 1) // each)
+                more = self.outstanding - first
+                return 0 if more < 0 else 1 + more // -(-n // each)
+            case _:
+                return 0
+
+    def sent(self, rows: int, version: int | None = None) -> None:
+        self.outstanding += rows
         if self.rules.max_staleness is not None:
-            self._ages[self.version] = self._ages.get(self.version, 0) + rows
+            version = self.version if version is None else version
+            self._ages[version] = self._ages.get(version, 0) + rows
 
     def received(self, rows: int, versions: IntArray, lengths: IntArray | None = None) -> None:
         self.rows += rows
-        old = self.version - versions
-        counts = np.bincount(old, lengths).astype(np.int64)
-        if counts.size > self._histogram.size:
-            self._histogram = np.concatenate([self._histogram, np.zeros(2 * counts.size, np.int64)])
-        self._histogram[: counts.size] += counts
+        self._rows_each = rows // max(versions.size, 1)
+        counts = bincount(self.version - versions, lengths)
+        self._histogram.add(counts)
+        self._step_ages.add(counts)
         self.dropped(versions)
 
     def dropped(self, versions: IntArray) -> None:
-        self._outstanding -= versions.size
+        self.outstanding -= versions.size
+        self.messages += versions.size
         if self.rules.max_staleness is not None:
             values, counts = np.unique(versions, return_counts=True)
             for version, count in zip(values.tolist(), counts.tolist(), strict=True):
@@ -292,8 +399,8 @@ class PartState(AbstractWeights):
         return self._told_holding
 
     def step_if_due(self, progress: int) -> StepTaken | None:
-        """``step`` if one is due."""
-        return self.step(progress) if self.due() else None
+        """Take a step if one is due."""
+        return self._step(progress) if self.due() else None
 
     def step(self, progress: int) -> StepTaken | None:
         """Take an optimiser step with the gradient so far; None if there is none.
@@ -304,22 +411,34 @@ class PartState(AbstractWeights):
         Raises:
             NonFiniteError: The gradient is NaN or infinite; the weights are as they were.
         """
+        taken = self._step(progress)
+        if not self.outstanding:
+            self._seeing.rest()
+        return taken
+
+    def _step(self, progress: int) -> StepTaken | None:
         with self._undisturbed():
             self.absorb_shares()
-            rows, instances = self.rows, self.instances
-            self.rows = self.instances = 0
+            rows, instances, messages = self.rows, self.instances, self.messages
+            self.rows = self.instances = self.messages = 0
+        self._seeing.turn()
         if self.frozen:
             self._discard_gradient()
         if self.optimizer is None or not rows or self.frozen:
+            self._step_ages.clear()
             return None
-        gradients = self._gradients(self._divisor(rows, instances))
+        gradients = self._gradients(self._divisor(rows, instances, messages))
         if not gradients:
+            self._step_ages.clear()
             return None
         self._clip(gradients)
+        self.step_delay = mean_age(self._step_ages.counts)
         with self._undisturbed():
-            self._protect_kept_graphs()
+            self._seeing.before_step()
             self._optimize(self.optimizer, progress)
             self.version += 1
+            self._seeing.after_step()
+        self._step_ages.clear()
         for parameter in self.parameters:
             parameter.grad = None
         if self._scheduler is not None:
@@ -343,9 +462,11 @@ class PartState(AbstractWeights):
         """Forget the rows in flight and the gradient that waits: nothing of them comes any more."""
         self.absorb_shares()
         self._discard_gradient()
-        self.rows = self.instances = self._outstanding = 0
+        self.rows = self.instances = self.messages = self.outstanding = 0
         self._ages.clear()
+        self._step_ages.clear()
         self._aliases = None
+        self._seeing.rest()
 
     def aliases(self) -> Mapping[nn.Parameter, Tensor]:
         if self._aliases is None:
@@ -386,22 +507,59 @@ class PartState(AbstractWeights):
     def take_histogram(self) -> tuple[int, ...]:
         """Gradient rows by staleness since the last call."""
         counts = self.histogram()
-        self._histogram[:] = 0
+        self._histogram.clear()
         return counts
 
     def histogram(self) -> tuple[int, ...]:
         """The same, and it stays."""
-        return tuple(np.trim_zeros(self._histogram, "b").tolist())
+        return self._histogram.to_tuple()
 
     def load_histogram(self, counts: Iterable[int]) -> None:
         """Put back what ``histogram`` gave."""
-        given = np.fromiter(counts, np.int64)
-        self._histogram = np.concatenate([given, np.zeros(8, np.int64)])
+        self._histogram.load(counts)
 
     def peek_staleness(self) -> tuple[float, int]:
         """Sum of ages and rows so far, for a progress line."""
-        ages = np.arange(self._histogram.size)
-        return float(self._histogram @ ages), int(self._histogram.sum())
+        counts = self._histogram.counts
+        return float(counts @ np.arange(counts.size)), int(counts.sum())
+
+    def view_to_tensors(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What view and delay remember: tensors by name, its own, and JSON."""
+        tensors = {f"view/{name}": t for name, t in self._seeing.tensors().items()}
+        if self._compensation is not None:
+            held = self._compensation.tensors()
+            names = {p: n for n, p in self.module.named_parameters()}
+            tensors.update({f"delay/{names[p]}": t for p, t in held.items()})
+        return tensors, {
+            "view": self._seeing.document(),
+            "of": [type(self.view).__name__, type(self.delay).__name__],
+            "messages": self.messages,
+            "rows_each": self._rows_each,
+            "rate_factor": self.rate_factor,
+            "step_delay": self.step_delay,
+            "step_ages": list(self._step_ages.to_tuple()),
+        }
+
+    def load_view(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
+        """Put back what ``view_to_tensors`` gave, after the weights.
+
+        Raises:
+            CheckpointError: It was that of another view or another delay rule.
+        """
+        own = [type(self.view).__name__, type(self.delay).__name__]
+        if list(document["of"]) != own:
+            raise CheckpointError(
+                f"its view and delay are {document['of']}, those of the session {own}; use the "
+                "same, or load with weights_only=True"
+            )
+        self.messages, self._rows_each = document["messages"], document["rows_each"]
+        self.rate_factor, self.step_delay = document["rate_factor"], document["step_delay"]
+        self._step_ages.load(document["step_ages"])
+        self._seeing.load(_inside(tensors, "view/"), document["view"])
+        if self._compensation is not None:
+            found = _inside(tensors, "delay/")
+            named = dict(self.module.named_parameters())
+            self._compensation.load({named[name]: t for name, t in found.items()})
 
     def _enough(self) -> bool:
         match self._trigger:
@@ -409,6 +567,8 @@ class PartState(AbstractWeights):
                 return self.rows >= n
             case Instances(n):
                 return self.instances >= n
+            case Messages(n):
+                return self.messages >= n
             case _:
                 return False
 
@@ -416,7 +576,7 @@ class PartState(AbstractWeights):
         bound = self.rules.max_staleness
         return bound is None or not self._ages or self.version + 1 - min(self._ages) <= bound
 
-    def _divisor(self, rows: int, instances: int) -> float:
+    def _divisor(self, rows: int, instances: int, messages: int) -> float:
         """What the sum is divided by.
 
         The last update of an epoch has fewer rows than it takes to fall due. It counts for what it
@@ -427,6 +587,8 @@ class PartState(AbstractWeights):
                 return max(rows, n)
             case "rows", Instances(n):
                 return rows * max(1.0, n / max(instances, 1))
+            case "rows", Messages(n):
+                return rows * max(1.0, n / max(messages, 1))
             case "rows", _:
                 return rows
             case "instances", Instances(n):
@@ -473,12 +635,29 @@ class PartState(AbstractWeights):
                     g.mul_(factor)
 
     def _optimize(self, optimizer: Optimizer, progress: int) -> None:
-        if self.rules.schedule is None:
+        """A step at the rate of now, and what the rules want to learn from it."""
+        factor = 1.0
+        if self.rules.schedule is not None:
+            factor *= self.rules.schedule(progress)
+        if self.delay is not None:
+            factor *= self.delay.rate(self._step_ages.counts, self.version)
+        self.rate_factor = factor
+        for group in optimizer.param_groups:
+            if "measured_delay" in group:
+                group["measured_delay"] = self.step_delay
+        before = {}
+        if self._compensation is not None and self._compensation.wants_steps:
+            before = {p: p.data.clone() for p in self.parameters}
+        self._step_at(optimizer, factor)
+        if before and self._compensation is not None:
+            self._compensation.stepped(before)
+
+    def _step_at(self, optimizer: Optimizer, factor: float) -> None:
+        if factor == 1.0:
             optimizer.step()
             return
         # Set for this step alone, so that a torch scheduler goes on from its own numbers.
         rates = [group["lr"] for group in optimizer.param_groups]
-        factor = self.rules.schedule(progress)
         try:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
@@ -491,9 +670,9 @@ class PartState(AbstractWeights):
         for parameter in self.module.parameters():
             self.gradient.take(parameter)
 
-    def _protect_kept_graphs(self) -> None:
-        """A step overwrites weights in place; graphs that are still kept hold the old storage."""
-        if self._aliases is not None and self._outstanding:
+    def renew(self) -> None:
+        """Move the weights to fresh storage: graphs that are kept hold the old one."""
+        if self._aliases is not None:
             for parameter in self.module.parameters():
                 parameter.data = parameter.data.clone()
             self._aliases = None
@@ -513,6 +692,10 @@ class PartState(AbstractWeights):
             f"is NaN or infinite after {self.version} updates; clip it, lower the learning rate, "
             "or look at the instances of this batch"
         )
+
+
+def _inside(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def _takes_sparse(optimizer: Optimizer | None) -> bool:

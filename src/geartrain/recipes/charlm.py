@@ -36,6 +36,7 @@ from geartrain.recipes.schedules import up_and_down
 RATE: Final = 2e-3  # AdamW's at its peak, on the mean over the tokens of a minibatch
 DECAY: Final = 0.01
 BETAS: Final = (0.9, 0.99)
+LEAD: Final = 0.99  # first beta of NAdam, for the method that leads
 CLIP: Final = 1.0  # norm of a part's gradient
 WARM: Final = 0.1  # share of the training in which the rate rises
 TOKENS: Final = 512  # of pairs
@@ -145,6 +146,12 @@ def make_network(
         schedule=up_and_down(minibatches, WARM),
         minibatches=minibatches,
         clip=Clip(norm=CLIP),
+        leading=partial(
+            torch.optim.NAdam,
+            betas=(LEAD, BETAS[1]),
+            weight_decay=float(options["weight_decay"]),
+            decoupled_weight_decay=True,
+        ),
     )
 
 

@@ -35,6 +35,7 @@ from geartrain.data.minibatches import Minibatches
 from geartrain.ir.graph import Graph
 from geartrain.ir.loss import accuracy
 from geartrain.nn.residual import residual_network
+from geartrain.optim.optimizers import LookAheadSGD
 from geartrain.recipes.methods import Network, in_flight, method_options, pipeline_of, task_of
 from geartrain.recipes.recipe import LoadSplit, Option, Recipe, Setting, Task, Value
 from geartrain.recipes.schedules import up_and_down
@@ -42,6 +43,7 @@ from geartrain.recipes.schedules import up_and_down
 RATE: Final = 0.05  # SGD's at its peak, on the mean over a minibatch
 MOMENTUM: Final = 0.9
 DECAY: Final = 5e-4
+LEAD: Final = 0.99  # momentum of the method that leads
 BATCH: Final = 50
 WIDTH: Final = 32
 BLOCKS: Final = 3  # of each stage
@@ -108,6 +110,7 @@ def make_network(options: Mapping[str, Value], minibatches: int) -> Network:
         rate=float(options["learning_rate"]),
         schedule=up_and_down(minibatches, WARM),
         minibatches=minibatches,
+        leading=partial(LookAheadSGD, momentum=LEAD, weight_decay=float(options["weight_decay"])),
     )
 
 

@@ -2,11 +2,12 @@
 
     method ─► Method ─► credit of the Pipeline, rules of its parts, minibatches in flight
 
-    backprop            one minibatch in flight: plain training
-    stash, ...          as many in flight as there are parts; the loss reaches all of them
-    greedy, chunk2 ...  the same, with local losses
+    backprop             one minibatch in flight: plain training
+    stash, pipemare ...  as many in flight as there are parts; the loss reaches all of them
+    greedy, chunk2 ...   the same, with local losses
 
-A method changes nothing else: network, data, order, batch and the default rate are the recipe's.
+A method changes nothing else: network, data, order, batch and rate are the recipe's. Sources are
+those of the views, rules and credits that it is made of.
 """
 
 from __future__ import annotations
@@ -21,12 +22,27 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from geartrain.engine.controller import Ramp
+from geartrain.engine.controller import AbstractRamp, Ramp, Synchronous
 from geartrain.ir.loss import Metric
 from geartrain.nn.credit import AbstractCredit, Backprop, Chunked, Greedy
 from geartrain.nn.cutter import balanced_cuts
 from geartrain.nn.pipeline import Pipeline
-from geartrain.optim.part import Clip, MakeOptimizer, Rows
+from geartrain.optim.delay import (
+    AbstractDelay,
+    AnnealedRate,
+    DelayCompensated,
+    GapAware,
+    ScaledByStaleness,
+)
+from geartrain.optim.part import Clip, MakeOptimizer, Messages
+from geartrain.optim.views import (
+    AbstractView,
+    Corrected,
+    DoubleBuffered,
+    Mixed,
+    Predicted,
+    Recomputed,
+)
 from geartrain.recipes.recipe import Choice, LoadSplit, Option, Setting, Task, Value
 
 PARTS: Final = 4
@@ -57,20 +73,60 @@ class Method:
         alone: One minibatch in flight; else as many as there are parts.
         rules: Fields of ``Rules`` for a course, such as a weight view.
         ramp: How minibatches in flight grow, for a course.
-        rate: Factor on the recipe's learning rate.
+        leading: Whether gradients are taken where the momentum leads, by ``Network.leading``.
     """
 
     what: str
     credit: AbstractCredit = field(default_factory=Backprop)
     alone: bool = False
     rules: Callable[[Course], Mapping[str, Any]] = lambda course: {}
-    ramp: Callable[[Course], Ramp] = lambda course: Ramp(start=1, over=0)
-    rate: float = 1.0
+    ramp: Callable[[Course], AbstractRamp] = lambda course: Ramp(start=1, over=0)
+    leading: bool = False
+
+
+def _viewed(view: AbstractView) -> Callable[[Course], Mapping[str, Any]]:
+    return lambda course: {"view": view}
+
+
+def _late(delay: AbstractDelay) -> Callable[[Course], Mapping[str, Any]]:
+    return lambda course: {"delay": delay}
+
+
+def _pipemare(course: Course) -> Mapping[str, Any]:
+    return {"view": Corrected(), "delay": AnnealedRate(over=max(course.minibatches // 4, 1))}
 
 
 METHODS: Final[Mapping[str, Method]] = {
     "backprop": Method(what="one minibatch in flight: plain training", alone=True),
     "stash": Method(what="the backward pass has the weights of its forward pass (PipeDream)"),
+    "mixed": Method(what="activations of then, weights of now", rules=_viewed(Mixed())),
+    "recompute": Method(
+        what="the forward pass runs again at the weights of now", rules=_viewed(Recomputed())
+    ),
+    "2bw": Method(
+        what="two versions of the weights, an update for as many minibatches as there are parts",
+        rules=lambda course: {"view": DoubleBuffered(), "update_every": Messages(course.parts)},
+    ),
+    "spectrain": Method(
+        what="the forward pass has predicted weights (SpecTrain, XPipe)", rules=_viewed(Predicted())
+    ),
+    "pipemare": Method(
+        what="weights of now moved back, rate annealed by the delay (PipeMare)", rules=_pipemare
+    ),
+    "pipemare-warm": Method(
+        what="the same after a synchronous tenth of the training",
+        rules=_pipemare,
+        ramp=lambda course: Synchronous(course.minibatches // 10),
+    ),
+    "nesterov": Method(
+        what="stashed, gradients where the momentum leads (look-ahead)", leading=True
+    ),
+    "scaled": Method(what="stashed, steps divided by staleness", rules=_late(ScaledByStaleness())),
+    "dcasgd": Method(
+        what="stashed, gradients moved by a guess of the curvature (DC-ASGD)",
+        rules=_late(DelayCompensated(2.0, adaptive=0.95)),
+    ),
+    "gap": Method(what="stashed, gradients divided by the gap", rules=_late(GapAware())),
     "greedy": Method(what="a local loss for every part", credit=Greedy()),
     "chunk2": Method(what="a local loss for each half of the parts", credit=Chunked(2)),
 }
@@ -109,6 +165,8 @@ class Network:
         minibatches: Of all epochs.
         schedule: Factor on the rate, from the number of minibatches finished.
         clip: Limits on a part's gradient.
+        leading: Makes the optimiser of methods whose gradients are taken where the momentum leads,
+            from parameters and ``lr=``.
     """
 
     module: nn.Sequential
@@ -119,6 +177,7 @@ class Network:
     minibatches: int
     schedule: Callable[[int], float] | None = None
     clip: Clip | None = None
+    leading: Callable[..., torch.optim.Optimizer] | None = None
 
 
 def pipeline_of(network: Network, options: Mapping[str, Value]) -> Pipeline:
@@ -162,14 +221,17 @@ def task_of(
     method = METHODS[str(options["method"])]
     course = Course(minibatches=network.minibatches, parts=int(options["parts"]))
     pipeline = pipeline_of(network, options)
-    optimizer: MakeOptimizer = partial(network.optimizer, lr=network.rate * method.rate)
-    rules = pipeline.rules(
-        optimizer,
-        schedule=network.schedule,
-        clip=network.clip,
-        update_every=Rows(len(network.sample) * (setting.update_every - 1) + 1),
+    made = network.leading if method.leading else network.optimizer
+    if made is None:
+        raise ValueError(f"option method={options['method']}: there is no optimiser for it here")
+    optimizer: MakeOptimizer = partial(made, lr=network.rate)
+    fields = {
+        "schedule": network.schedule,
+        "clip": network.clip,
+        "update_every": Messages(setting.update_every),
         **method.rules(course),
-    )
+    }
+    rules = pipeline.rules(optimizer, **fields)
     return Task(
         graph=pipeline.graph,
         rules=rules,

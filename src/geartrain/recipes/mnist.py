@@ -30,6 +30,7 @@ from geartrain.engine.controller import Ramp
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import accuracy, cross_entropy
+from geartrain.optim.optimizers import LookAheadSGD
 from geartrain.optim.part import Rows, Rules
 from geartrain.recipes import methods
 from geartrain.recipes.methods import Network, method_options, task_of
@@ -37,6 +38,7 @@ from geartrain.recipes.recipe import LoadSplit, Option, Recipe, Setting, Task, V
 
 RATE: Final = 0.03  # SGD's, on the mean over the images of an update
 MOMENTUM: Final = 0.9
+LEAD: Final = 0.99  # momentum of the method that leads
 PIXELS: Final = SIDE * SIDE
 MAPS: Final = 3
 TRAIN: Final = 60_000  # images
@@ -119,6 +121,7 @@ def make_network(options: Mapping[str, Value], updates: int) -> Network:
         optimizer=partial(torch.optim.SGD, momentum=float(options["momentum"])),
         rate=float(options["learning_rate"]),
         minibatches=updates,
+        leading=partial(LookAheadSGD, momentum=LEAD),
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeAlias, final
 import torch
 from torch import nn
 
-from geartrain.engine.controller import Ramp
+from geartrain.engine.controller import AbstractRamp
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.nn.pipeline import Pipeline
@@ -169,7 +169,7 @@ class Task:
     rules: Rules
     splits: Mapping[str, LoadSplit]
     validation: str
-    ramp: Ramp
+    ramp: AbstractRamp
     files: Mapping[str, str] = field(default_factory=dict)
     pipeline: Pipeline | None = None
 

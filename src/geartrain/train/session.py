@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from geartrain.engine.controller import Ramp
+from geartrain.engine.controller import AbstractRamp
 from geartrain.engine.engine import Engine, Settings, copies_of, make_parts, original_name
 from geartrain.engine.instrument import (
     AbstractInstrument,
@@ -72,7 +72,8 @@ class Session:
         rules: Defaults of the parts.
         runtime: ``Threads(1)`` unless given.
         max_active: Most instances in flight.
-        ramp: How training gets there; ``Ramp(over=0)`` starts at once.
+        ramp: How training gets there; ``Ramp(over=0)`` starts at once, ``Synchronous(n)`` after n
+            instances, one at a time.
         max_rows: Most rows in one firing.
         policy: Makes the firing policy of a worker, from its index.
         drain: Admit only when nothing is in flight: minibatches of ``max_active``, the synchronous
@@ -106,7 +107,7 @@ class Session:
         rules: Rules | None = None,
         runtime: AbstractRuntime | None = None,
         max_active: int = 64,
-        ramp: Ramp | None = None,
+        ramp: AbstractRamp | None = None,
         max_rows: int = 4096,
         policy: Callable[[int], AbstractPolicy] | None = None,
         drain: bool = False,
@@ -137,6 +138,8 @@ class Session:
         self.instruments = list(instruments)
         self.parts: dict[str, PartState] = make_parts(graph, self.rules)
         self._refuse_lanes_beside_others()
+        for part in self.parts.values():
+            part.in_flight(max_active)
         if precision == "bf16":
             for name, part in self.parts.items():
                 require_float32(name, dict(part.module.named_parameters()))

@@ -42,6 +42,8 @@ def parts_to_tensors(parts: Mapping[str, PartState]) -> tuple[dict[str, Tensor],
             entry["scheduler"] = scheduler_state_to_json(part.scheduler)
         for key, gradient in part.pending_gradients().items():
             tensors[f"{name}/gradient/{key}"] = gradient
+        held, entry["view"] = part.view_to_tensors()
+        tensors.update({f"{name}/{key}": value for key, value in held.items()})
         document[name] = entry
     return tensors, document
 
@@ -109,6 +111,11 @@ def _put_one(
     if part.scheduler is not None and entry["scheduler"] is not None:
         load_scheduler_state(part.scheduler, entry["scheduler"])
     part.load_pending_gradients(_inside(tensors, f"{name}/gradient/"))
+    if (view := entry.get("view")) is not None:
+        held = {
+            k: v for k, v in tensors.items() if k.startswith((f"{name}/view/", f"{name}/delay/"))
+        }
+        part.load_view(_inside(held, f"{name}/"), view)
 
 
 def _inside(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
