@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from geartrain.cli.settings import told
 from geartrain.cli.version import version
 from geartrain.recipes import RECIPES
 
