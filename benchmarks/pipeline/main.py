@@ -89,7 +89,8 @@ def table(rounds: Sequence[Round], systems: Sequence[str]) -> str:
     """Markdown: medians with least and most, and ratios to the best peer within rounds."""
     base = best_peer(rounds)
     lines = [
-        f"| system | rows/s, median | min | max | times {base} (min to max) | CPU ms/row | mean loss |",
+        f"| system | rows/s, median | min | max | times {base} (min to max) | CPU ms/row "
+        "| mean loss |",
         "|---|---|---|---|---|---|---|",
     ]
     for system in systems:

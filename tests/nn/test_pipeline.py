@@ -413,8 +413,49 @@ def test_gradients_of_several_minibatches_make_one_update() -> None:
             (F.cross_entropy(wanted(xs[rows]), ys[rows]) / 2).backward()
         optimizer.step()
     pipe = gt.Pipeline(model, parts=2)
-    rules = pipe.rules(SGD, update_every=gt.Rows(20))
+    rules = pipe.rules(SGD, update_every=gt.Messages(2))
     settings = pipe.settings() | {"max_active": 1}
     trainer = gt.Session(pipe.graph, rules=rules, shuffle=False, **settings)
     trainer.fit(gt.Minibatches(x, y, batch=10), epochs=1)
     assert_equal(wanted, model)
+
+
+VIEWS: list[gt.AbstractView] = [
+    gt.Stashed(), gt.Mixed(), gt.Recomputed(), gt.DoubleBuffered(), gt.Predicted(), gt.Corrected(),
+]  # fmt: skip
+DELAYS: list[gt.AbstractDelay] = [
+    gt.AnnealedRate(over=5), gt.ScaledByStaleness(), gt.DelayCompensated(), gt.GapAware(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=repr)
+def test_every_view_is_plain_training_where_one_minibatch_is_in_flight(
+    view: gt.AbstractView,
+) -> None:
+    x, y = data()
+    wanted, model = network(), network()
+    plain(wanted, SGD, list(zip(x.split(10), y.split(10), strict=True)))
+    pipe = gt.Pipeline(model, parts=3, view=view)
+    session(pipe, SGD, 2).fit(gt.Minibatches(x, y, batch=10), epochs=2)
+    assert_equal(wanted, model)
+
+
+@pytest.mark.parametrize("delay", DELAYS, ids=repr)
+def test_every_rule_for_late_gradients_is_plain_training_where_none_is_late(
+    delay: gt.AbstractDelay,
+) -> None:
+    x, y = data()
+    wanted, model = network(), network()
+    plain(wanted, SGD, list(zip(x.split(10), y.split(10), strict=True)))
+    pipe = gt.Pipeline(model, parts=3, delay=delay)
+    session(pipe, SGD, 2).fit(gt.Minibatches(x, y, batch=10), epochs=2)
+    assert_equal(wanted, model)
+
+
+def test_parts_may_have_views_of_their_own() -> None:
+    pipe = gt.Pipeline(network(), parts=3, view=[gt.Mixed(), None, gt.Predicted()])
+    assert [part.view for part in pipe.parts] == [gt.Mixed(), None, gt.Predicted()]
+    x, y = data()
+    session(pipe, SGD, 2, max_active=3).fit(gt.Minibatches(x, y, batch=10), epochs=2)
+    with pytest.raises(ValueError, match="view= has 2 entries for 3 parts"):
+        gt.Pipeline(network(), parts=3, view=[gt.Mixed(), None])

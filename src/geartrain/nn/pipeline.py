@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias, TypeVar, final
 
 from torch import Tensor, nn
 
@@ -37,8 +37,11 @@ from geartrain.nn.cutter import (
 )
 from geartrain.nn.rowwise import Criterion, RowLoss, row_metric
 from geartrain.nn.stage import Stage, boundaries, linear_head, refuse_shared
-from geartrain.optim.part import MakeOptimizer, Part, Rows, Rules
+from geartrain.optim.delay import AbstractDelay
+from geartrain.optim.part import MakeOptimizer, Messages, Part, Rules
+from geartrain.optim.views import AbstractView
 
+T = TypeVar("T")
 Heads: TypeAlias = Sequence[nn.Module] | Callable[[int, Tensor], nn.Module]
 
 
@@ -58,6 +61,9 @@ class Pipeline:
         sample: A minibatch of inputs ``(n, ...)``; wanted to measure time, to make local heads,
             and to check what was guessed of a module that is no ``nn.Sequential``.
         criterion: ``(prediction, target)`` to one loss a row or position; see ``nn.rowwise``.
+        view: Which weights a part's forward and backward see; one for all parts, or one for each.
+            Default: ``Stashed``.
+        delay: Rules for late gradients; one for all parts, or one for each.
         credit: Where gradients come from: ``"backprop"`` or an object of ``nn.credit``.
         heads: Modules for the local heads, in order; or a function of the part's number and a
             sample of what leaves it. Default: pooling and a linear map, made from ``sample``.
@@ -89,6 +95,8 @@ class Pipeline:
         by: Literal["parameters", "time"] = "parameters",
         sample: Tensor | None = None,
         criterion: Criterion = cross_entropy,
+        view: AbstractView | Sequence[AbstractView | None] | None = None,
+        delay: AbstractDelay | Sequence[AbstractDelay | None] | None = None,
         credit: AbstractCredit | Literal["backprop"] = "backprop",
         heads: Heads | None = None,
         metrics: Mapping[str, Criterion | Metric] | None = None,
@@ -108,8 +116,10 @@ class Pipeline:
         self.max_active = len(self.stages)
         self._criterion = RowLoss(criterion)
         self._metrics = {name: row_metric(metric) for name, metric in (metrics or {}).items()}
+        views, delays = self._each("view", view), self._each("delay", delay)
         self.parts = [
-            Part(stage, name=f"part {k}", keep="graph") for k, stage in enumerate(self.stages)
+            Part(stage, name=f"part {k}", keep="graph", view=views[k], delay=delays[k])
+            for k, stage in enumerate(self.stages)
         ]
         local = {k: self._local(k, module, judge_heads) for k, module in self.heads.items()}
         refuse_shared(
@@ -122,9 +132,9 @@ class Pipeline:
 
         Args:
             optimizer: ``partial(torch.optim.Adam, lr=1e-3)``.
-            others: As in ``Rules``; ``update_every=Rows(4 * 32)`` gathers four minibatches of 32.
+            others: As in ``Rules``; ``update_every=Messages(4)`` gathers four minibatches.
         """
-        return Rules(optimizer=optimizer, **({"update_every": Rows(1)} | others))
+        return Rules(optimizer=optimizer, **({"update_every": Messages(1)} | others))
 
     def placement(self, workers: int) -> dict[str, int]:
         """Part name to worker: consecutive parts together, a head beside its part.
@@ -150,6 +160,17 @@ class Pipeline:
             "policy": _backward_first,
             "placement": self.placement(workers),
         }
+
+    def _each(self, name: str, given: T | Sequence[T | None] | None) -> Sequence[T | None]:
+        """One setting for every part."""
+        if not isinstance(given, Sequence):
+            return [given] * len(self.stages)
+        if len(given) != len(self.stages):
+            raise ValueError(
+                f"{name}= has {len(given)} entries for {len(self.stages)} parts; give one for "
+                "each, None for the default, or a single one for all"
+            )
+        return given
 
     def _local(self, k: int, module: nn.Module, judged: bool) -> Local:
         return Local(
