@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from geartrain.data.text import FILE, Text, Tokens, Windows, load_text
 from geartrain.ir.graph import Graph
 from geartrain.ir.loss import accuracy
-from geartrain.nn.transformer import decoder
+from geartrain.nn.transformer import TokenReadout, decoder
 from geartrain.optim.part import Clip
 from geartrain.recipes.methods import Network, in_flight, method_options, pipeline_of, task_of
 from geartrain.recipes.recipe import Choice, LoadSplit, Option, Recipe, Setting, Task, Value
@@ -139,6 +139,7 @@ def make_network(
         ),
         sample=torch.zeros(int(options["batch"]), length, dtype=torch.int64),
         metrics={"bits": bits, "accuracy": accuracy},
+        head=lambda part, h: TokenReadout(h.shape[2], tokens),
         optimizer=partial(
             torch.optim.AdamW, betas=BETAS, weight_decay=float(options["weight_decay"])
         ),

@@ -34,7 +34,7 @@ from geartrain.data.cifar10 import (
 from geartrain.data.minibatches import Minibatches
 from geartrain.ir.graph import Graph
 from geartrain.ir.loss import accuracy
-from geartrain.nn.residual import residual_network
+from geartrain.nn.residual import PooledHead, residual_network
 from geartrain.optim.optimizers import LookAheadSGD
 from geartrain.recipes.methods import Network, in_flight, method_options, pipeline_of, task_of
 from geartrain.recipes.recipe import LoadSplit, Option, Recipe, Setting, Task, Value
@@ -102,6 +102,7 @@ def make_network(options: Mapping[str, Value], minibatches: int) -> Network:
         ),
         sample=torch.zeros(int(options["batch"]), CHANNELS, SIDE, SIDE),
         metrics={"accuracy": accuracy},
+        head=lambda part, h: PooledHead(h.shape[1], CLASSES),
         optimizer=partial(
             torch.optim.SGD,
             momentum=float(options["momentum"]),

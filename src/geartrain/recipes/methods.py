@@ -163,6 +163,8 @@ class Network:
         optimizer: Makes one from parameters and ``lr=``.
         rate: Learning rate.
         minibatches: Of all epochs.
+        head: Makes a local head from the number of a part and a sample of what leaves it; None: a
+            linear map.
         schedule: Factor on the rate, from the number of minibatches finished.
         clip: Limits on a part's gradient.
         leading: Makes the optimiser of methods whose gradients are taken where the momentum leads,
@@ -175,6 +177,7 @@ class Network:
     optimizer: Callable[..., torch.optim.Optimizer]
     rate: float
     minibatches: int
+    head: Callable[[int, Tensor], nn.Module] | None = None
     schedule: Callable[[int], float] | None = None
     clip: Clip | None = None
     leading: Callable[..., torch.optim.Optimizer] | None = None
@@ -193,6 +196,7 @@ def pipeline_of(network: Network, options: Mapping[str, Value]) -> Pipeline:
         cuts=balanced_cuts(flops_of(network.module, network.sample), parts),
         sample=network.sample,
         credit=method.credit,
+        heads=network.head,
         metrics=network.metrics,
     )
 
