@@ -44,6 +44,7 @@ def evaluate(run: Path, data: Path | None, split: str, as_json: bool) -> None:
             max_active=settings.max_active,
             precision=settings.precision,
             seed=settings.seed,
+            **task.settings(settings.workers),
         )
         session.load(checkpoint, weights_only=True)
     with logging_to(folder.log), running(folder.log):

@@ -135,10 +135,10 @@ def _prepare(
         rules=task.rules,
         runtime=settings.make_runtime(),
         max_active=settings.max_active,
-        ramp=task.ramp,
         precision=settings.precision,
         seed=settings.seed,
         instruments=_instruments(folder, watching),
+        **task.settings(settings.workers),
     )
     history: Sequence[EpochEnded] = ()
     if resume:

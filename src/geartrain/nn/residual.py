@@ -1,7 +1,7 @@
 """Residual network for small images, as a list of blocks that can be cut anywhere.
 
     image (B, 3, H, W)
-      stem    convolution                                     (B, w, H, W)
+      stem    convolution, perhaps with stride 2              (B, w, H, W)
       stage 1 block, block, ...                               (B, w, H, W)
       stage 2 block with stride 2, block, ...                 (B, 2w, H/2, W/2)
       stage 3 block with stride 2, block, ...                 (B, 4w, H/4, W/4)
@@ -84,7 +84,7 @@ class PooledHead(nn.Module):
 
 
 def residual_network(
-    classes: int, *, width: int = 16, blocks: int = 3, channels: int = 3
+    classes: int, *, width: int = 16, blocks: int = 3, channels: int = 3, stride: int = 1
 ) -> nn.Sequential:
     """Stem, three stages of residual blocks, head, in a row: ``3 * blocks + 2`` modules.
 
@@ -92,17 +92,18 @@ def residual_network(
         classes: How many.
         width: Channels of the first stage; the second and third have twice and four times as many.
         blocks: Of each stage.
-        channels: Of the images, whose sides are multiples of 4.
+        channels: Of the images, whose sides are multiples of ``4 * stride``.
+        stride: Of the stem. With 2 all stages have a quarter of the places.
 
     Raises:
         ValueError: A number below 1.
     """
-    if min(classes, width, blocks, channels) < 1:
+    if min(classes, width, blocks, channels, stride) < 1:
         raise ValueError(
-            f"residual_network({classes}, width={width}, blocks={blocks}, channels={channels}): "
-            "give 1 or more for each"
+            f"residual_network({classes}, width={width}, blocks={blocks}, channels={channels}, "
+            f"stride={stride}): give 1 or more for each"
         )
-    layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False)]
+    layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, stride, padding=1, bias=False)]
     now = width
     for stage in range(STAGES):
         for block in range(blocks):

@@ -1,13 +1,23 @@
 """Tasks by name, each in a file of its own: loader, graph, rules, target."""
 
 from geartrain.recipes.babi import BABI
+from geartrain.recipes.charlm import CHARLM
+from geartrain.recipes.cifar import CIFAR
 from geartrain.recipes.listreduce import LISTREDUCE
 from geartrain.recipes.mnist import MNIST
 from geartrain.recipes.qm9 import QM9
 from geartrain.recipes.recipe import Choice, Option, Recipe, Setting, Task, Value, meant
 from geartrain.recipes.sentiment import SENTIMENT
 
-RECIPES: tuple[Recipe, ...] = (MNIST, LISTREDUCE, SENTIMENT, BABI, QM9)
+RECIPES: tuple[Recipe, ...] = (
+    MNIST,
+    LISTREDUCE,
+    SENTIMENT,
+    BABI,
+    QM9,
+    CIFAR,
+    CHARLM,
+)
 
 
 def find_recipe(name: str) -> Recipe:

@@ -14,14 +14,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, TypeAlias, final
+from typing import Any, Final, Literal, TypeAlias, final
 
 import torch
 from torch import nn
 
-from geartrain.engine.controller import Ramp
+from geartrain.engine.controller import AbstractRamp
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
+from geartrain.nn.pipeline import Pipeline
 from geartrain.optim.mixer import Average
 from geartrain.optim.part import Part, Rules
 
@@ -161,14 +162,28 @@ class Task:
         validation: The split to validate on.
         ramp: How instances in flight grow.
         files: Name to text, kept in the run's folder for ``Setting.files``.
+        pipeline: That the graph is of, if it is one; its parts are placed in their order.
     """
 
     graph: Graph
     rules: Rules
     splits: Mapping[str, LoadSplit]
     validation: str
-    ramp: Ramp
+    ramp: AbstractRamp
     files: Mapping[str, str] = field(default_factory=dict)
+    pipeline: Pipeline | None = None
+
+    def settings(self, workers: int) -> dict[str, Any]:
+        """What ``Session`` is told besides graph, rules, runtime and what a user chooses.
+
+        Args:
+            workers: Of the runtime.
+        """
+        found: dict[str, Any] = {}
+        if self.pipeline is not None:
+            found = self.pipeline.settings(min(workers, len(self.pipeline.parts)))
+            del found["max_active"]
+        return {**found, "ramp": self.ramp}
 
     def load(self, split: str) -> Sequence[Instance]:
         """The instances of a split; ``dev`` and ``valid`` are two words for the validation.
