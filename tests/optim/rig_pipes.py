@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -24,13 +24,13 @@ def stages(n: int, width: int = 3) -> list[nn.Module]:
     ]
 
 
-def chain(modules: Sequence[nn.Module], parts: Mapping[int, Mapping[str, object]] | None = None):
-    """A graph of one part for each module."""
+def chain(modules: Sequence[nn.Module], *, windows: bool = True) -> gt.Graph:
+    """A graph of one part for each module; with windows it is one forward one backward."""
     graph = gt.Graph(vertex=("y",))
     stream = graph.input("x", bundle=True)
     for i, module in enumerate(modules):
-        settings = (parts or {}).get(i, {})
-        part = gt.Part(module, name=f"stage {i}", **{"keep": "graph", **settings})
+        window = len(modules) - i if windows else None
+        part = gt.Part(module, name=f"stage {i}", keep="graph", window=window)
         stream = stream.through(part, name=f"stage {i}")
     stream.ungroup(index="vertex", name="rows").loss(error, target="y", name="error")
     return graph
