@@ -13,7 +13,9 @@ from rig_pipes import (
     EACH,
     MOMENTUM,
     SGD,
+    OneNode,
     chain,
+    close,
     error,
     minibatches,
     plain,
@@ -24,9 +26,7 @@ from rig_pipes import (
 from torch import nn
 
 import geartrain as gt
-from geartrain.engine.engine import Engine, Settings
 from geartrain.errors import GraphError, ProtocolError
-from geartrain.ir.message import Backward, Forward
 from geartrain.optim.part import PartState
 
 VIEWS = [
@@ -47,44 +47,6 @@ DELAYS = [
     gt.DelayCompensated(2.0, adaptive=0.95),
     gt.GapAware(),
 ]
-close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-12)
-
-
-class OneNode:
-    """One part whose messages are sent and answered by hand."""
-
-    def __init__(self, module: nn.Module, **rules: object) -> None:
-        graph = gt.Graph()
-        part = gt.Part(module, name="p", keep="graph")
-        graph.input("x", bundle=True).through(part, name="node").stop()
-        given = {"optimizer": SGD, "update_every": gt.Flush(), "average": "none", **rules}
-        self.part = PartState("p", module, gt.Rules(**given))
-        engine = Engine(graph, {"p": self.part}, Settings(max_active=4))
-        engine.begin(train=True)
-        (self.node,) = (n for n in engine.wiring.nodes.values() if n.name == "node")
-        self.engine, self.sent = engine, 0
-
-    def forward(self, x: torch.Tensor) -> Forward:
-        instance = gt.Instance({"x": x})
-        (delivery,) = self.engine.controller.admit([instance]).deliveries
-        self.sent += 1
-        return self.node.forward(0, [delivery.batch], True).forward[0][1]
-
-    def backward(self, sent: Forward, dy: torch.Tensor) -> torch.Tensor:
-        (answer,) = self.node.backward([Backward(sent.origin, (dy,), sent.lengths)]).backward
-        assert answer.gradient is not None
-        return answer.gradient[0]
-
-    def gradients(self) -> list[torch.Tensor]:
-        return [self.part.gradient.take(p).clone() for p in self.part.module.parameters()]
-
-    def step_by_chance(self) -> None:
-        """An update by some other message."""
-        self.part.sent(1)
-        for p in self.part.module.parameters():
-            self.part.gradient.add(p, torch.randn_like(p))
-        self.part.received(1, np.array([self.part.version]))
-        self.part._step(0)
 
 
 def two_layers() -> nn.Module:
@@ -331,9 +293,10 @@ def test_windows_make_a_pipeline_of_one_forward_one_backward_and_no_idle_time():
     assert seconds[True] == 2 * 20 + 2 * 3 < seconds[False]
 
 
-def test_a_window_bounds_the_messages_that_wait_and_nothing_gets_stuck():
+@pytest.mark.parametrize("keep", ["graph", "inputs"])
+def test_a_window_bounds_the_messages_that_wait_and_nothing_gets_stuck(keep):
     rules = gt.Rules(optimizer=SGD, update_every=EACH, window=1)
-    graph = chain(stages(3), windows=False)
+    graph = chain(stages(3), windows=False, keep=keep)
     for runtime in (gt.Simulated(3, jitter=0.5), gt.Threads(3, kernel_threads=1)):
         ours = gt.Session(graph, rules=rules, runtime=runtime, max_active=5)
         fit = ours.fit(minibatches(6), epochs=1)

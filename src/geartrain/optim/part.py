@@ -120,9 +120,9 @@ class Rules:
         view: Which weights forward and backward see, for nodes with ``keep="graph"``; see
             ``geartrain.optim.views``. None: ``Stashed()``.
         delay: What is done about the age of gradients; see ``geartrain.optim.delay``.
-        window: Most messages between their forward and their backward, for nodes with
-            ``keep="graph"`` in a chain; the others wait. P - s for part s of P makes a pipeline of
-            one forward one backward. None: no bound.
+        window: Most messages between their forward and their backward; others wait at the part. For
+            chains of nodes that run one message at a time, where P - s for part s of P makes one
+            forward one backward; elsewhere it may block for ever. None: no bound.
 
     Raises:
         ValueError: A number is out of range, or ``average`` is none of the three.
