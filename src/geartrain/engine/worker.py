@@ -118,7 +118,11 @@ class WorkerState:
     @property
     def ready(self) -> bool:
         """Whether ``fire`` has something to do."""
-        return bool(self._ready or self._eager)
+        return bool(self._eager) or any(map(self._may_fire, self._ready))
+
+    def _may_fire(self, queue: Queue) -> bool:
+        """Answers always; rows in training only while their node is open."""
+        return queue.port == BACKWARD or not self.train or self._nodes[queue.node].open
 
     def fire(self) -> Firing:
         """Run one node on what waits for it, and the eager nodes behind.
@@ -128,7 +132,7 @@ class WorkerState:
             GeartrainError: The graph or the data are wrong.
         """
         if not self._eager:
-            queue = self._policy.choose(list(self._ready))
+            queue = self._policy.choose([q for q in self._ready if self._may_fire(q)])
             node = self._nodes[queue.node]
             limit = min(self._policy.limit(queue, self._max_rows), queue.rows)
             if queue.port == BACKWARD:

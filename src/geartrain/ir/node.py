@@ -87,6 +87,11 @@ class AbstractNode(ABC):
         """Rows of a firing are best a multiple of this; the rest may wait for company."""
         return 1
 
+    @property
+    def open(self) -> bool:
+        """Whether it may be given rows in training now; answers always."""
+        return True
+
     part_name: str | None = None
     """The part whose weights this node uses."""
 

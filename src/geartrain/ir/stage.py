@@ -103,7 +103,8 @@ class GraphNode(AbstractNode):
     def _run(self, kept: _Kept, slot: int) -> _Kept:
         """The forward of a message in training, for the way back."""
         if self._weights is not None:
-            kept.sight = self._weights.look(int(self.place.arena.serial[slot]))
+            number, rows = int(self.place.arena.serial[slot]), kept.inputs[0].shape[0]
+            kept.sight = self._weights.look(number, rows)
             if kept.sight.again:
                 with torch.no_grad(), Remembered() as kept.chance:
                     kept.outputs = as_payload(
@@ -162,6 +163,10 @@ class GraphNode(AbstractNode):
             with kept.chance.repeated():
                 self._trace(kept, self._at(leaves, again=True))
         return [leaves[p] for p in self._parameters]
+
+    @property
+    def open(self) -> bool:
+        return self._weights is None or self._weights.open
 
     def check_empty(self) -> None:
         self._rows.check_empty()
