@@ -22,6 +22,8 @@ from geartrain.errors import WorkerError as WorkerError
 from geartrain.ir.bundle import AbstractBundleKernel as AbstractBundleKernel
 from geartrain.ir.bundle import Inside as Inside
 from geartrain.ir.frame import View as View
+from geartrain.ir.gear import Gear as Gear
+from geartrain.ir.gear import check_gears as check_gears
 from geartrain.ir.graph import Graph as Graph
 from geartrain.ir.graph import Stream as Stream
 from geartrain.ir.instance import Instance as Instance
@@ -30,6 +32,8 @@ from geartrain.ir.kernel import register_kernel as register_kernel
 from geartrain.ir.loss import Metric as Metric
 from geartrain.ir.loss import accuracy as accuracy
 from geartrain.ir.loss import cross_entropy as cross_entropy
+from geartrain.observe.flops import FlopMeter as FlopMeter
+from geartrain.observe.flops import Flops as Flops
 from geartrain.optim.mixer import AbstractMixer as AbstractMixer
 from geartrain.optim.mixer import Average as Average
 from geartrain.optim.part import Clip as Clip

@@ -97,9 +97,10 @@ class ControllerState:
         self.packer = Packer(wiring.arena, wiring.inputs)
 
     def begin(self, *, training: bool) -> None:
-        """A new pass: counts and serial numbers start from 0."""
+        """A new pass: counts start from 0, serial numbers too, but run on through training."""
         self.training = training
-        self.finished = self._serial = 0
+        self.finished = 0
+        self._serial = self.trained if training else 0
         self.fed_rows = self.answered_rows = 0
 
     @property

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, final
+from typing import Any, Literal, TypeVar, final
 
 import numpy as np
 import torch
@@ -28,7 +28,9 @@ from geartrain.ir.frame import edges_inside
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel
 from geartrain.ir.message import (
+    CONTROLLER,
     INSTANCE,
+    ROW_BITS,
     ROW_MASK,
     Backward,
     Forward,
@@ -355,55 +357,70 @@ class GraphNode(AbstractNode):
         self._graphs: dict[int, _Kept] = {}
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
-        return Emission([(0, self._forward_one(one, train)) for one in _one_by_one(batches)])
+        return Emission([(0, self.forward_one(one, train)) for one in one_by_one(batches)])
 
-    def _forward_one(self, one: Forward, train: bool) -> Forward:
+    def forward_one(self, one: Forward, train: bool, *, learn: bool = True) -> Forward:
+        """One message; without ``learn`` its gradient will pass through and leave no trace."""
         width = len(one.payload)
         inputs = [join_column([(one.payload[j], one.index)]) for j in self._call.taken(width)]
         inputs += _read(self._call, self.place, one.state, one.lengths)
         inside = (
             look_inside(self.place, one.state[INSTANCE], one.lengths) if self._call.inside else None
         )
+        came = [x._version for x in inputs]
         lengths = None if self._call.pool else one.lengths
         if not train:
             with torch.no_grad():
                 outputs = as_payload(_call(self._call.function, inputs, inside))
+            self._refuse_writing(inputs, came)
             return Forward(outputs, one.state, one.origin, lengths)
-        inputs = [x.detach().requires_grad_() if x.is_floating_point() else x for x in inputs]
-        function, parameters, leaves = self._stashed()
+        wanted = int(one.origin[0]) >> ROW_BITS != CONTROLLER  # it ends there: compute none
+        inputs = [x.detach().requires_grad_(wanted) if x.is_floating_point() else x for x in inputs]
+        function, parameters, leaves = self._stashed(learn)
         with torch.enable_grad():
             outputs = as_payload(_call(function, inputs, inside))
+        self._refuse_writing(inputs, came)
         row = self._rows.allocate(1)
         self._rows["origin"][row] = one.origin[0]
         if self._weights is not None:
             self._rows["version"][row] = self._weights.version
             self._weights.sent(1)
-        self._graphs[row] = _Kept(inputs, outputs, parameters, leaves, one.lengths, width)
+        self._graphs[row] = _Kept(inputs, outputs, parameters, leaves, one.lengths, width, learn)
         sent = tuple(y.detach() for y in outputs)
         return Forward(sent, one.state, address(self.id, row, 1), lengths)
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
-        return Emission(backward=[self._backward_one(one) for one in _one_by_one(batches)])
+        return Emission(backward=[self.backward_one(one) for one in one_by_one(batches)])
 
-    def _backward_one(self, one: Backward) -> Backward:
+    def backward_one(
+        self, one: Backward, want: Literal["all", "inputs", "weights"] = "all"
+    ) -> Backward:
+        """One answer; ``inputs`` computes their gradient alone, and the message goes on waiting."""
         row = int(one.rows[0] & ROW_MASK)
         rows = np.array([row], np.int64)
         origin, versions = self._rows["origin"][rows], self._rows["version"][rows]
-        self._rows.release(rows)
-        kept = self._graphs.pop(row)
+        kept = self._graphs[row]
+        if want != "inputs":
+            self._rows.release(rows)
+            del self._graphs[row]
         if one.gradient is None:
             if self._weights is not None:
                 self._weights.dropped(versions)
             return Backward(origin, None)
-        wanted = [x for x in kept.inputs if x.requires_grad]
-        found = _differentiate(kept.outputs, join_gradient([one]), [*wanted, *kept.leaves])
-        if self._weights is not None:
+        wanted = [x for x in kept.inputs if x.requires_grad and want != "weights"]
+        leaves = [] if want == "inputs" else kept.leaves
+        found = _differentiate(
+            kept.outputs, join_gradient([one]), [*wanted, *leaves], retain=want == "inputs"
+        )
+        if self._weights is not None and not kept.learn:
+            self._weights.dropped(versions)
+        elif self._weights is not None and want != "inputs":
             for parameter, d in zip(kept.parameters, found[len(wanted) :], strict=True):
                 if d is not None:
                     self._weights.gradient.add(parameter, d)
             self._weights.received(kept.inputs[0].shape[0], versions, kept.lengths)
         answers = iter(found[: len(wanted)])
-        gradient = tuple(next(answers) if x.requires_grad else None for x in kept.inputs)
+        gradient = tuple(next(answers) if wanted and x.requires_grad else None for x in kept.inputs)
         gradient = self._call.answer(gradient, kept.width)
         if all(g is None for g in gradient):
             return Backward(origin, None)
@@ -423,19 +440,28 @@ class GraphNode(AbstractNode):
             for x in (*kept.inputs, *kept.outputs)
         )
 
-    def _stashed(self) -> tuple[Callable[..., Any], list[nn.Parameter], list[Tensor]]:
+    def _refuse_writing(self, inputs: Sequence[Tensor], versions: Sequence[int]) -> None:
+        """Others may read the same rows: heads beside this node, buffers of replays."""
+        for j, (x, version) in enumerate(zip(inputs, versions, strict=True)):
+            if x._version != version:
+                raise GraphError(
+                    f"'{self.name}': its module writes into its argument {j}, which others may "
+                    "read; begin it with an operation that is not in place (inplace=False)"
+                )
+
+    def _stashed(self, learn: bool) -> tuple[Callable[..., Any], list[nn.Parameter], list[Tensor]]:
         """The module at the weights of now, whatever steps follow before its backward."""
         module = self._call.function
         if self._weights is None or not isinstance(module, nn.Module):
             return module, [], []
         aliases = self._weights.aliases()
         named = dict(module.named_parameters(remove_duplicate=False))
-        stash = {name: aliases[p] for name, p in named.items()}
+        stash = {n: aliases[p] if learn else aliases[p].detach() for n, p in named.items()}
 
         def function(*args: object) -> object:
             return torch.func.functional_call(module, stash, args)
 
-        wanted = [p for p in dict.fromkeys(named.values()) if p.requires_grad]
+        wanted = [p for p in dict.fromkeys(named.values()) if p.requires_grad and learn]
         return function, wanted, [aliases[p] for p in wanted]
 
 
@@ -450,6 +476,7 @@ class _Kept:
     leaves: list[Tensor]
     lengths: IntArray | None
     width: int
+    learn: bool
 
 
 def look_inside(place: Place, slots: IntArray, lengths: IntArray | None) -> Inside:
@@ -475,7 +502,7 @@ def _read(call: Call, place: Place, state: IntArray, lengths: IntArray | None) -
     return [torch.from_numpy(np.ascontiguousarray(getattr(view, name))) for name in call.read]
 
 
-def _one_by_one(batches: Sequence[B]) -> Iterator[B]:
+def one_by_one(batches: Sequence[B]) -> Iterator[B]:
     """Every message as a batch of its own."""
     for batch in batches:
         if len(batch) == 1:
@@ -513,7 +540,7 @@ def _call(function: Callable[..., Any], inputs: Sequence[Tensor], inside: Inside
 
 
 def _differentiate(
-    outputs: Payload, gradients: Gradient, wanted: Sequence[Tensor]
+    outputs: Payload, gradients: Gradient, wanted: Sequence[Tensor], *, retain: bool = False
 ) -> tuple[Tensor | None, ...]:
     """Vector-Jacobian product; None for what the outputs do not depend on."""
     pairs = [
@@ -522,4 +549,4 @@ def _differentiate(
     if not pairs or not wanted:
         return (None,) * len(wanted)
     ys, gs = zip(*pairs, strict=True)
-    return torch.autograd.grad(ys, wanted, gs, allow_unused=True)
+    return torch.autograd.grad(ys, wanted, gs, retain_graph=retain, allow_unused=True)

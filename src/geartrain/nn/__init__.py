@@ -2,6 +2,7 @@
 
 from geartrain.ir.kernel import register_derivation
 from geartrain.nn.cells import TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
+from geartrain.nn.critic import LocalCritic, RowLoss, teach_critics
 from geartrain.nn.derived import DerivedKernel
 from geartrain.nn.dropout import RowDropout
 from geartrain.nn.kernels import register_torch_kernels
@@ -24,9 +25,11 @@ __all__ = [
     "DerivedKernel",
     "GatedGraphCell",
     "GatedSum",
+    "LocalCritic",
     "MessagePassing",
     "Recurrent",
     "RowDropout",
+    "RowLoss",
     "TokenRNN",
     "Tree",
     "TreeLSTMBranch",
@@ -35,4 +38,5 @@ __all__ = [
     "choice_accuracy",
     "choice_loss",
     "first_states",
+    "teach_critics",
 ]
