@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import geartrain as gt
 from geartrain.engine.engine import Engine, Settings
-from geartrain.ir.message import Backward, Forward
+from geartrain.ir.message import Backward, Forward, address
 from geartrain.optim.part import PartState
 
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -110,7 +110,9 @@ class OneNode:
         instance = gt.Instance({"x": x})
         (delivery,) = self.engine.controller.admit([instance]).deliveries
         self.sent += 1
-        return self.node.forward(0, [delivery.batch], True).forward[0][1]
+        below = address(99, self.sent, 1)  # as if a part below wanted its gradient
+        batch = delivery.batch.with_origin(below)
+        return self.node.forward(0, [batch], True).forward[0][1]
 
     def backward(self, sent: Forward, dy: torch.Tensor) -> torch.Tensor:
         (answer,) = self.node.backward([Backward(sent.origin, (dy,), sent.lengths)]).backward

@@ -14,6 +14,7 @@ from typing import Final, cast, final
 
 import numpy as np
 
+from geartrain.engine.instrument import AbstractMeter
 from geartrain.engine.mailbox import AbstractPolicy, Queue
 from geartrain.engine.router import BACKWARD, Delivery, Outbox, Router
 from geartrain.errors import GeartrainError, WorkerError
@@ -61,6 +62,7 @@ class WorkerState:
         router: Follows the wires.
         policy: What fires next.
         max_rows: Most rows in one firing.
+        meter: Measures what nodes compute, or None.
     """
 
     def __init__(
@@ -72,8 +74,10 @@ class WorkerState:
         router: Router,
         policy: AbstractPolicy,
         max_rows: int,
+        meter: AbstractMeter | None = None,
     ) -> None:
         self.index = index
+        self._meter = meter
         self.train = True
         self.progress = 0
         self._nodes = {n.id: n for n in nodes}
@@ -214,9 +218,28 @@ class WorkerState:
     def _compute(
         self, node: AbstractNode, port: int, batches: Sequence[Forward | Backward]
     ) -> Emission:
+        if self._meter is not None:
+            return self._metered(self._meter, node, port, batches)
         if port == BACKWARD:
             return node.backward(cast("Sequence[Backward]", batches))
         return node.forward(port, cast("Sequence[Forward]", batches), self.train)
+
+    def _metered(
+        self,
+        meter: AbstractMeter,
+        node: AbstractNode,
+        port: int,
+        batches: Sequence[Forward | Backward],
+    ) -> Emission:
+        if not self.train:
+            return node.forward(port, cast("Sequence[Forward]", batches), False)
+        with meter.firing(node.name, forward=port != BACKWARD):
+            if port == BACKWARD:
+                return node.backward(cast("Sequence[Backward]", batches))
+            emission = node.forward(port, cast("Sequence[Forward]", batches), True)
+        if emission.spared is not None:
+            meter.spared(node.name, emission.spared)
+        return emission
 
 
 _FEWEST_BUNDLES: Final = 8

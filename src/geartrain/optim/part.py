@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from geartrain.errors import CheckpointError, NonFiniteError
+from geartrain.ir.gear import Gear
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
 from geartrain.ir.operator import Keep
@@ -175,6 +176,7 @@ class Part:
         mixer: When and how the copies meet.
         full_precision: Whether its nodes compute in float32 also where the session's precision is
             ``bf16``; rows come and go in bfloat16 all the same.
+        gear: Its speed, for all its nodes; wants ``keep="graph"``.
     """
 
     module: nn.Module
@@ -193,6 +195,7 @@ class Part:
     replicas: int = 1
     mixer: AbstractMixer = field(default_factory=Average)
     full_precision: bool = False
+    gear: Gear | None = None
 
     def __post_init__(self) -> None:
         _positive("Part(replicas=...)", self.replicas)
