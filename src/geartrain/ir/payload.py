@@ -28,9 +28,7 @@ from geartrain.ir.frame import edges_inside
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel
 from geartrain.ir.message import (
-    CONTROLLER,
     INSTANCE,
-    ROW_BITS,
     ROW_MASK,
     Backward,
     Forward,
@@ -46,6 +44,7 @@ from geartrain.ir.message import (
     join_origins,
     join_states,
     ranges,
+    wants_gradient,
 )
 from geartrain.ir.node import AbstractNode, Emission, Place
 from geartrain.ir.products import GRAIN
@@ -374,7 +373,7 @@ class GraphNode(AbstractNode):
                 outputs = as_payload(_call(self._call.function, inputs, inside))
             self._refuse_writing(inputs, came)
             return Forward(outputs, one.state, one.origin, lengths)
-        wanted = int(one.origin[0]) >> ROW_BITS != CONTROLLER  # it ends there: compute none
+        wanted = wants_gradient(one.origin)
         inputs = [x.detach().requires_grad_(wanted) if x.is_floating_point() else x for x in inputs]
         function, parameters, leaves = self._stashed(learn)
         with torch.enable_grad():
