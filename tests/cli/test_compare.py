@@ -356,10 +356,10 @@ def test_methods_are_compared_side_by_side_with_their_staleness(geartrain, small
     words = ["compare", "charlm", "--data", small_data, "--seeds", 1, "--epochs", 1, "--json"]
     for option in ("batch=4", "length=8", "dim=8", "blocks=2", "heads=2", "parts=2"):
         words += ["--option", option]
-    done = geartrain(*words, "--against", "backprop,greedy,minibatch")
+    done = geartrain(*words, "--option", "method=backprop", "--against", "greedy")
     assert done.status == 0
-    rows = {row["system"]: row for row in done.json["rows"]}
-    assert list(rows) == ["ours", "backprop", "greedy", "minibatch"]
-    assert all(part["max"] == 0 for part in rows["backprop"]["staleness"].values())
-    assert set(rows["greedy"]["staleness"]) == {"part 0", "part 1", "head 0"}
-    assert rows["backprop"]["valid"]["bits"] > 0
+    ours, greedy = done.json["rows"]
+    assert (ours["system"], greedy["system"]) == ("ours", "greedy")
+    assert all(part["max"] == 0 for part in ours["staleness"].values())
+    assert set(greedy["staleness"]) == {"part 0", "part 1", "head 0"}
+    assert greedy["valid"]["bits"] > 0
