@@ -1,7 +1,7 @@
 """Throughput of a two-part pipeline against torch.distributed.pipelining and a plain loop.
 
-    round 1   plain, ours, peer:2, peer:4
-    round 2   ours, peer:2, ...             another one begins in every round
+    round 1   plain, ours:2, ours:3, peer:2, peer:4
+    round 2   ours:2, ours:3, ...                     another one begins in every round
 
 1F1B wants at least as many microbatches as parts.
 
@@ -111,15 +111,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", help="data folder; without it tokens are drawn at random")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--in-flight", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--microbatches", type=int, nargs="+", default=[2, 4])
     for name in ("dim", "blocks", "length", "batch", "steps", "warm_up"):
         default = getattr(Work, name)
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
     given = vars(parser.parse_args())
-    rounds, counts = given.pop("rounds"), given.pop("microbatches")
+    rounds = given.pop("rounds")
+    systems = ["plain", *(f"ours:{n}" for n in given.pop("in_flight"))]
+    systems += [f"peer:{m}" for m in given.pop("microbatches")]
     work = Work(**given)
     work = Work(**given, cuts=balanced(work, 2))
-    systems = ["plain", "ours", *(f"peer:{m}" for m in counts)]
     print(f"cut before block {work.cuts[0]} of {work.blocks + 2}", file=sys.stderr)
     print(table(run_rounds(systems, work, rounds), systems))
 

@@ -1,7 +1,7 @@
 """The same Transformer on the same minibatches, by one system; a process of its own.
 
     plain       one process: forward, backward, step
-    ours        a pipeline of two parts, a worker each, minibatches whole, two in flight
+    ours:N      a pipeline of two parts, a worker each; N whole minibatches in flight
     peer:M      torch.distributed.pipelining, 1F1B over M microbatches, two processes, gloo
 
 ``python -m benchmarks.pipeline.systems`` reads one request (JSON) and prints one reply (JSON). A
@@ -126,8 +126,8 @@ def plain(work: Work) -> dict[str, float]:
     return began.reply(work, losses[work.warm_up :])
 
 
-def ours(work: Work) -> dict[str, float]:
-    """Two parts on two workers of one process, two minibatches in flight."""
+def ours(work: Work, in_flight: int) -> dict[str, float]:
+    """Two parts on two workers of one process, so many minibatches in flight."""
     batches, tokens = minibatches(work)
     model = network(work, tokens)
     pipe = gt.Pipeline(model, cuts=work.cuts)
@@ -137,7 +137,7 @@ def ours(work: Work) -> dict[str, float]:
         rules=pipe.rules(make_optimizer(work)),
         runtime=gt.Threads(workers, kernel_threads=work.kernel_threads),
         shuffle=False,
-        **pipe.settings(workers),
+        **(pipe.settings(workers) | {"max_active": in_flight}),
     )
     instances = [gt.minibatch(x, y) for x, y in batches]
     session.fit(instances[: work.warm_up], epochs=1)
@@ -184,14 +184,16 @@ def answer(request: dict[str, Any]) -> dict[str, float]:
     given = request["work"]
     work = Work(**{**given, "cuts": tuple(given["cuts"])})
     torch.set_num_threads(work.kernel_threads)
-    system, _, microbatches = request["system"].partition(":")
+    system, _, number = request["system"].partition(":")
     if system == "plain":
         return plain(work)
     if system == "ours":
-        return ours(work)
+        return ours(work, int(number))
     if system == "peer":
-        return peer(work, request["rank"], request["store"], int(microbatches))
-    raise ValueError(f"system {request['system']!r}: give plain, ours or peer:MICROBATCHES")
+        return peer(work, request["rank"], request["store"], int(number))
+    raise ValueError(
+        f"system {request['system']!r}: give plain, ours:IN_FLIGHT or peer:MICROBATCHES"
+    )
 
 
 def requests(system: str, work: Work, store: str) -> Iterator[dict[str, Any]]:

@@ -27,6 +27,8 @@ from geartrain.errors import WorkerError as WorkerError
 from geartrain.ir.bundle import AbstractBundleKernel as AbstractBundleKernel
 from geartrain.ir.bundle import Inside as Inside
 from geartrain.ir.frame import View as View
+from geartrain.ir.gear import Gear as Gear
+from geartrain.ir.gear import check_gears as check_gears
 from geartrain.ir.graph import Graph as Graph
 from geartrain.ir.graph import Stream as Stream
 from geartrain.ir.instance import Instance as Instance
@@ -40,6 +42,8 @@ from geartrain.nn.credit import Backprop as Backprop
 from geartrain.nn.credit import Chunked as Chunked
 from geartrain.nn.credit import Greedy as Greedy
 from geartrain.nn.pipeline import Pipeline as Pipeline
+from geartrain.observe.flops import FlopMeter as FlopMeter
+from geartrain.observe.flops import Flops as Flops
 from geartrain.optim.delay import AbstractDelay as AbstractDelay
 from geartrain.optim.delay import AnnealedRate as AnnealedRate
 from geartrain.optim.delay import DelayCompensated as DelayCompensated

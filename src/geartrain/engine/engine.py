@@ -17,6 +17,7 @@ from typing import final
 from torch import nn
 
 from geartrain.engine.controller import AbstractRamp, ControllerState, Ramp
+from geartrain.engine.instrument import AbstractMeter
 from geartrain.engine.mailbox import AbstractPolicy, FullestFirst
 from geartrain.engine.placement import place
 from geartrain.engine.router import Router
@@ -24,6 +25,7 @@ from geartrain.engine.worker import WorkerState
 from geartrain.errors import GraphError, LeakError
 from geartrain.ir.graph import Graph
 from geartrain.ir.loss import Collected, LossNode, OutputNode
+from geartrain.ir.node import Memory
 from geartrain.ir.operators import Losing
 from geartrain.ir.precision import Precision
 from geartrain.ir.products import forget_copies
@@ -46,6 +48,7 @@ class Settings:
         drain: Admit only when nothing is in flight: synchronous minibatches.
         lanes: Every worker runs the whole graph for its own instances, all with the same weights.
         precision: Of rows and products.
+        meter: Measures what nodes compute in training, or None.
     """
 
     max_active: int = 64
@@ -55,6 +58,7 @@ class Settings:
     drain: bool = False
     lanes: bool = False
     precision: Precision = "full"
+    meter: AbstractMeter | None = None
 
     def __post_init__(self) -> None:
         if self.max_active < 1 or self.max_rows < 1:
@@ -139,6 +143,7 @@ class Engine:
             self.router,
             self.settings.policy(w),
             self.settings.max_rows,
+            self.settings.meter,
         )
 
     @property
@@ -209,6 +214,17 @@ class Engine:
             if isinstance(node, (LossNode, OutputNode)) and node.collected is not None:
                 found.setdefault(original_name(node.name), []).extend(node.collected)
         return found
+
+    def memories(self) -> dict[str, Memory]:
+        """What nodes remember from pass to pass, by node name."""
+        nodes = self.wiring.nodes.values()
+        return {n.name: memory for n in nodes if (memory := n.memory()) is not None}
+
+    def recall(self, memories: Mapping[str, Memory]) -> None:
+        """Give nodes what those of the same names remembered."""
+        for node in self.wiring.nodes.values():
+            if node.name in memories:
+                node.recall(memories[node.name])
 
     def nodes_by_worker(self) -> dict[str, int]:
         return {n.name: self.home[i] for i, n in self.wiring.nodes.items()}

@@ -14,6 +14,7 @@ from typing import Final, cast, final
 
 import numpy as np
 
+from geartrain.engine.instrument import AbstractMeter
 from geartrain.engine.mailbox import AbstractPolicy, Queue
 from geartrain.engine.router import BACKWARD, Delivery, Outbox, Router
 from geartrain.errors import GeartrainError, WorkerError
@@ -61,6 +62,7 @@ class WorkerState:
         router: Follows the wires.
         policy: What fires next.
         max_rows: Most rows in one firing.
+        meter: Measures what nodes compute, or None.
     """
 
     def __init__(
@@ -72,8 +74,10 @@ class WorkerState:
         router: Router,
         policy: AbstractPolicy,
         max_rows: int,
+        meter: AbstractMeter | None = None,
     ) -> None:
         self.index = index
+        self._meter = meter
         self.train = True
         self.progress = 0
         self._nodes = {n.id: n for n in nodes}
@@ -118,7 +122,11 @@ class WorkerState:
     @property
     def ready(self) -> bool:
         """Whether ``fire`` has something to do."""
-        return bool(self._ready or self._eager)
+        return bool(self._eager) or any(map(self._may_fire, self._ready))
+
+    def _may_fire(self, queue: Queue) -> bool:
+        """Answers always; rows in training only while their node is open."""
+        return queue.port == BACKWARD or not self.train or self._nodes[queue.node].open
 
     def fire(self) -> Firing:
         """Run one node on what waits for it, and the eager nodes behind.
@@ -128,7 +136,7 @@ class WorkerState:
             GeartrainError: The graph or the data are wrong.
         """
         if not self._eager:
-            queue = self._policy.choose(list(self._ready))
+            queue = self._policy.choose([q for q in self._ready if self._may_fire(q)])
             node = self._nodes[queue.node]
             limit = min(self._policy.limit(queue, self._max_rows), queue.rows)
             if queue.port == BACKWARD:
@@ -210,9 +218,28 @@ class WorkerState:
     def _compute(
         self, node: AbstractNode, port: int, batches: Sequence[Forward | Backward]
     ) -> Emission:
+        if self._meter is not None:
+            return self._metered(self._meter, node, port, batches)
         if port == BACKWARD:
             return node.backward(cast("Sequence[Backward]", batches))
         return node.forward(port, cast("Sequence[Forward]", batches), self.train)
+
+    def _metered(
+        self,
+        meter: AbstractMeter,
+        node: AbstractNode,
+        port: int,
+        batches: Sequence[Forward | Backward],
+    ) -> Emission:
+        if not self.train:
+            return node.forward(port, cast("Sequence[Forward]", batches), False)
+        with meter.firing(node.name, forward=port != BACKWARD):
+            if port == BACKWARD:
+                return node.backward(cast("Sequence[Backward]", batches))
+            emission = node.forward(port, cast("Sequence[Forward]", batches), True)
+        if emission.spared is not None:
+            meter.spared(node.name, emission.spared)
+        return emission
 
 
 _FEWEST_BUNDLES: Final = 8

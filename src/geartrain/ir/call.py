@@ -112,7 +112,7 @@ def run_module(
 
 
 def differentiate(
-    outputs: Payload, gradients: Gradient, wanted: Sequence[Tensor]
+    outputs: Payload, gradients: Gradient, wanted: Sequence[Tensor], *, retain: bool = False
 ) -> tuple[Tensor | None, ...]:
     """Vector-Jacobian product; None for what the outputs do not depend on."""
     pairs = [
@@ -121,4 +121,4 @@ def differentiate(
     if not pairs or not wanted:
         return (None,) * len(wanted)
     ys, gs = zip(*pairs, strict=True)
-    return torch.autograd.grad(ys, wanted, gs, allow_unused=True)
+    return torch.autograd.grad(ys, wanted, gs, retain_graph=retain, allow_unused=True)

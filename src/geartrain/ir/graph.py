@@ -27,6 +27,7 @@ from geartrain.errors import GraphError
 from geartrain.ir import drawing, wiring
 from geartrain.ir.frame import Schema, View
 from geartrain.ir.gather import Column, How
+from geartrain.ir.gear import Gear, Geared
 from geartrain.ir.loss import Metric, Target
 from geartrain.ir.operator import AbstractOperator, Input, Keep, PartLike
 from geartrain.ir.operators import (
@@ -38,12 +39,16 @@ from geartrain.ir.operators import (
     Merging,
     Moving,
     Outputting,
+    Replaying,
     Routing,
     Splitting,
     Stopping,
     Ungrouping,
 )
-from geartrain.ir.through import Through
+from geartrain.ir.overlap import Overlapped, OverlapRule
+from geartrain.ir.replay import REPLAY, Draw, Replays
+from geartrain.ir.synthetic import Synthesizing
+from geartrain.ir.through import AbstractUse, Through
 
 
 @final
@@ -67,6 +72,7 @@ class Stream:
         pool: bool = False,
         take: int | Sequence[int] | None = None,
         alone: bool = False,
+        gear: Gear | None = None,
     ) -> Stream:
         """Run a module, or any function of rows (PPT, NPT).
 
@@ -88,21 +94,139 @@ class Stream:
                 gradient. None: all of them.
             alone: Run one message at a time: for bundles that are minibatches already, which would
                 otherwise share a batch, and an update, with whatever waits beside them.
+            gear: The speed at which it learns, for ``keep="graph"``; default: its part's. Replays
+                of a part's gear begin at the first node that is written for it.
         """
+        function, part = _function_and_part("through", module, part)
+        gear = gear if gear is not None else part.gear if part is not None else None
+        stream = self
+        if gear is not None and gear.replays and self._graph._first_of(part):
+            stream = self._replay(gear.replay_rule(), None)
+        use = Geared(gear) if gear is not None and gear.slow else None
+        return stream._run(
+            "through",
+            function,
+            part,
+            name,
+            keep,
+            take,
+            read=read,
+            inside=inside,
+            pool=pool,
+            alone=alone,
+            use=use,
+        )
+
+    def overlap(
+        self,
+        module: Callable[..., Any] | PartLike,
+        *,
+        rule: OverlapRule = "sum",
+        name: str | None = None,
+        part: PartLike | None = None,
+        take: int | Sequence[int] | None = None,
+    ) -> tuple[Stream, Stream]:
+        """Run a module that learns from its own head and from the loss of the part above.
+
+        For minibatches as bundles; autograd's graph is kept. The first and the last part of a stack
+        are ordinary: ``through``.
+
+        Args:
+            module: As for ``through``.
+            rule: Whose gradient the weights get: the ``sum``, or that of the ``later`` loss, from
+                above (the own one where none comes).
+            name, part, take: As for ``through``.
+
+        Returns:
+            The stream for the part above, whose gradient trains this part and goes no further, and
+            the stream for the own head, whose gradient goes on to the part below.
+
+        Source: Laskin et al. 2020, arXiv:2012.03837.
+        """
+        if rule not in ("sum", "later"):
+            raise ValueError(f"overlap(rule={rule!r}): give 'sum' or 'later'")
+        function, part = _function_and_part("overlap", module, part)
+        up = self._run("overlap", function, part, name, "graph", take, use=Overlapped(rule))
+        return up, Stream(self._graph, up.operator, 1)
+
+    def synthesize(
+        self,
+        module: Callable[..., Any] | PartLike,
+        *,
+        name: str | None = None,
+        part: PartLike | None = None,
+        take: int | Sequence[int] | None = None,
+    ) -> Stream:
+        """Answer with a guessed gradient at once, and pass the rows on.
+
+        The true gradient, when it comes, trains the module on the squared distance and goes no
+        further. Begin with a last layer of zeros: the first guesses then move nothing.
+
+        Args:
+            module: Gets the payload, gives the gradient of its first tensor (or a tuple: of the
+                first few), in its shape.
+            name, part: As for ``through``.
+            take: Which payload tensors the module gets: ``(0, 1)`` with targets, ``0`` without.
+
+        Source: Jaderberg et al. 2016, arXiv:1608.05343.
+        """
+        function, part = _function_and_part("synthesize", module, part)
+        return self._run("synthesize", function, part, name, "graph", take, use=Synthesizing())
+
+    def replay(
+        self,
+        *,
+        times: int = 1,
+        buffer: int = 1,
+        draw: Draw = "newest",
+        max_age: int | None = None,
+        fresh: bool = True,
+        seed: int = 0,
+        name: str | None = None,
+    ) -> Stream:
+        """Store rows, and send stored ones again when their gradient has been handed down.
+
+        Everything behind learns from the replays, nothing before. Another ``replay`` further on
+        passes them. They are told apart by the state column ``replay``: 0 for fresh rows, then 1,
+        2, ...; targets must ride along in the payload.
+
+        Args:
+            times: Replays after each fresh message.
+            buffer: Messages that are stored.
+            draw: ``newest``; ``least_used`` (the freshest of them, and being sent fresh is a use);
+                ``uniform``.
+            max_age: Drop those that came more than so many minibatches ago.
+            fresh: Whether fresh rows are sent themselves. False: they are answered zero at once,
+                and ``times`` drawn ones are sent, the first of which counts as fresh further on
+                (decoupled greedy learning).
+            seed: Of ``uniform``.
+
+        Source: buffers as in Belilovsky et al. 2020, arXiv:1901.08164.
+        """
+        return self._replay(Replays(times, buffer, draw, max_age, fresh, seed), name)
+
+    def _replay(self, rule: Replays, name: str | None) -> Stream:
+        self._graph._declare(REPLAY)
+        return self._graph._add(Replaying(self._graph._name(name, "replay"), self._source, rule))
+
+    def _run(
+        self,
+        verb: str,
+        function: Callable[..., Any],
+        part: PartLike | None,
+        name: str | None,
+        keep: Keep | None,
+        take: int | Sequence[int] | None,
+        *,
+        read: str | Sequence[str] = (),
+        inside: bool = False,
+        pool: bool = False,
+        alone: bool = True,
+        use: AbstractUse | None = None,
+    ) -> Stream:
         taken = (take,) if isinstance(take, int) else None if take is None else tuple(take)
         if taken is not None and (not taken or min(taken) < 0 or len(set(taken)) < len(taken)):
-            raise ValueError(f"through() got take={take}; numbers of payload tensors, each once")
-        function: Callable[..., Any]
-        if not isinstance(module, nn.Module) and isinstance(
-            inner := getattr(module, "module", None), nn.Module
-        ):
-            part, function = module, inner  # type: ignore[assignment]
-        elif callable(module):
-            function = module
-        else:
-            raise TypeError(
-                f"through() takes a module, a function or a Part, not {type(module).__name__}"
-            )
+            raise ValueError(f"{verb}() got take={take}; numbers of payload tensors, each once")
         default = part.name if part is not None and part.name else _called(function)
         chosen = keep or (part.keep if part is not None else "auto")
         columns = (read,) if isinstance(read, str) else tuple(read)
@@ -117,6 +241,7 @@ class Stream:
             pool,
             taken,
             alone,
+            use,
         )
         return self._graph._add(operator)
 
@@ -510,10 +635,29 @@ class Graph:
         if column not in self._columns:
             self._columns.append(column)
 
+    def _first_of(self, part: PartLike | None) -> bool:
+        """Whether no node of this part was written yet."""
+        return part is None or all(t.part is not part for t in self.throughs())
+
     def _own(self, streams: Sequence[Stream]) -> None:
         for stream in streams:
             if stream._graph is not self:
                 raise GraphError(f"{stream} belongs to another graph")
+
+
+def _function_and_part(
+    verb: str, module: Callable[..., Any] | PartLike, part: PartLike | None
+) -> tuple[Callable[..., Any], PartLike | None]:
+    """What a verb runs, and whose weights they are; a ``Part`` stands for its module."""
+    if not isinstance(module, nn.Module) and isinstance(
+        inner := getattr(module, "module", None), nn.Module
+    ):
+        return inner, module  # type: ignore[return-value]
+    if not callable(module):
+        raise TypeError(
+            f"{verb}() takes a module, a function or a Part, not {type(module).__name__}"
+        )
+    return module, part
 
 
 def _called(function: object) -> str:

@@ -34,6 +34,7 @@ from geartrain.ir.gather import Column, Group, How, Join
 from geartrain.ir.loss import LossNode, Metric, OutputNode, Target
 from geartrain.ir.node import Place
 from geartrain.ir.operator import ROWS, AbstractOperator, Made, Spec, describe, imagine, readable
+from geartrain.ir.replay import ReplayNode, Replays
 from geartrain.ir.structure import Broadcast, Flatmap, Split, Ungroup
 from geartrain.ir.weights import AbstractWeights
 
@@ -464,3 +465,25 @@ class Detaching(AbstractOperator):
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:
         return Detach(place)
+
+
+@final
+class Replaying(AbstractOperator):
+    """Rows go on, and stored ones again behind them."""
+
+    kind = "replay"
+
+    def __init__(self, name: str, source: tuple[AbstractOperator, int], rule: Replays) -> None:
+        super().__init__(name, [[source]])
+        self.rule = rule
+
+    def detail(self) -> str:
+        rule = self.rule
+        what = "" if rule.fresh else ", stored rows alone"
+        return f"{rule.times} times, {rule.draw} of {rule.buffer}{what}"
+
+    def specs(self, given: Sequence[Spec], schema: Schema) -> list[Spec]:
+        return [given[0]]
+
+    def make(self, place: Place, weights: AbstractWeights | None) -> Made:
+        return ReplayNode(place, self.rule)

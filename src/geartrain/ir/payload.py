@@ -207,6 +207,10 @@ class RowNode(AbstractNode):
     def grain(self) -> int:
         return 1 if self._weights is None or self._cells is not None else GRAIN
 
+    @property
+    def open(self) -> bool:
+        return self._weights is None or self._weights.open
+
     def check_empty(self) -> None:
         self._rows.check_empty()
 

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Literal, final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from geartrain.errors import GraphError
 from geartrain.ir.bundle import Inside
 from geartrain.ir.call import (
     Call,
@@ -32,7 +33,9 @@ from geartrain.ir.call import (
 )
 from geartrain.ir.chance import Remembered
 from geartrain.ir.message import (
+    CONTROLLER,
     INSTANCE,
+    ROW_BITS,
     ROW_MASK,
     Backward,
     Forward,
@@ -74,21 +77,27 @@ class GraphNode(AbstractNode):
             self._parameters = [p for p in call.function.parameters() if p.requires_grad]
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
-        return Emission([(0, self._forward_one(one, train)) for one in one_by_one(batches)])
+        return Emission([(0, self.forward_one(one, train)) for one in one_by_one(batches)])
 
-    def _forward_one(self, one: Forward, train: bool) -> Forward:
+    def forward_one(self, one: Forward, train: bool, *, learn: bool = True) -> Forward:
+        """One message; without ``learn`` its gradient will pass through and leave no trace."""
         width = len(one.payload)
         inputs = [join_column([(one.payload[j], one.index)]) for j in self._call.taken(width)]
         inputs += read_columns(self._call, self.place, one.state, one.lengths)
         inside = (
             look_inside(self.place, one.state[INSTANCE], one.lengths) if self._call.inside else None
         )
+        came = [x._version for x in inputs]
         lengths = None if self._call.pool else one.lengths
         if not train:
             with torch.no_grad():
                 outputs = as_payload(run_module(self._call.function, inputs, inside))
+            self._refuse_writing(inputs, came)
             return Forward(outputs, one.state, one.origin, lengths)
-        kept = self._run(_Kept(inputs, inside, one.lengths, width), int(one.state[INSTANCE, 0]))
+        answered = int(one.origin[0]) >> ROW_BITS != CONTROLLER  # else it ends there: compute none
+        kept = _Kept(inputs, inside, one.lengths, width, learn, answered)
+        kept = self._run(kept, int(one.state[INSTANCE, 0]))
+        self._refuse_writing(inputs, came)
         row = self._rows.allocate(1)
         self._rows["origin"][row] = one.origin[0]
         if self._weights is not None and kept.sight is not None:
@@ -103,41 +112,56 @@ class GraphNode(AbstractNode):
     def _run(self, kept: _Kept, slot: int) -> _Kept:
         """The forward of a message in training, for the way back."""
         if self._weights is not None:
-            kept.sight = self._weights.look(int(self.place.arena.serial[slot]))
+            number, rows = int(self.place.arena.serial[slot]), kept.inputs[0].shape[0]
+            kept.sight = self._weights.look(number, rows)
             if kept.sight.again:
                 with torch.no_grad(), Remembered() as kept.chance:
                     kept.outputs = as_payload(
                         run_module(self._call.function, kept.inputs, kept.inside)
                     )
                 return kept
-        self._trace(kept, self._at(None if kept.sight is None else kept.sight.leaves))
+        leaves = None if kept.sight is None else kept.sight.leaves
+        self._trace(kept, self._at(leaves, learn=kept.learn))
         return kept
 
     def _trace(self, kept: _Kept, function: Callable[..., Any]) -> None:
         """Make autograd's graph of a message."""
         kept.inputs = [
-            x.detach().requires_grad_() if x.is_floating_point() else x for x in kept.inputs
+            x.detach().requires_grad_(kept.answered) if x.is_floating_point() else x
+            for x in kept.inputs
         ]
         with torch.enable_grad():
             kept.outputs = as_payload(run_module(function, kept.inputs, kept.inside))
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
-        return Emission(backward=[self._backward_one(one) for one in one_by_one(batches)])
+        return Emission(backward=[self.backward_one(one) for one in one_by_one(batches)])
 
-    def _backward_one(self, one: Backward) -> Backward:
+    def backward_one(
+        self, one: Backward, want: Literal["all", "inputs", "weights"] = "all"
+    ) -> Backward:
+        """One answer; ``inputs`` computes their gradient alone, and the message goes on waiting."""
         row = int(one.rows[0] & ROW_MASK)
         rows = np.array([row], np.int64)
         origin, versions = self._rows["origin"][rows], self._rows["version"][rows]
-        self._rows.release(rows)
-        kept = self._kept.pop(row)
+        kept = self._kept[row]
+        if want != "inputs":
+            self._rows.release(rows)
+            del self._kept[row]
         if one.gradient is None:
             if self._weights is not None:
                 self._weights.dropped(versions)
             return Backward(origin, None)
         leaves = self._leaves_back(kept)
-        wanted = [x for x in kept.inputs if x.requires_grad]
-        found = differentiate(kept.outputs, join_gradient([one]), [*wanted, *leaves])
-        if self._weights is not None and kept.sight is not None:
+        wanted = [x for x in kept.inputs if x.requires_grad and want != "weights"]
+        found = differentiate(
+            kept.outputs,
+            join_gradient([one]),
+            [*wanted, *(leaves if want != "inputs" else ())],
+            retain=want == "inputs",
+        )
+        if self._weights is not None and not kept.learn:
+            self._weights.dropped(versions)
+        elif self._weights is not None and kept.sight is not None and want != "inputs":
             n = kept.inputs[0].shape[0]
             gradients = self._weights.compensated(
                 kept.sight, self._parameters, found[len(wanted) :], n
@@ -147,7 +171,7 @@ class GraphNode(AbstractNode):
                     self._weights.gradient.add(parameter, d)
             self._weights.received(n, versions, kept.lengths)
         answers = iter(found[: len(wanted)])
-        gradient = tuple(next(answers) if x.requires_grad else None for x in kept.inputs)
+        gradient = tuple(next(answers) if wanted and x.requires_grad else None for x in kept.inputs)
         gradient = self._call.answer(gradient, kept.width)
         if all(g is None for g in gradient):
             return Backward(origin, None)
@@ -160,8 +184,14 @@ class GraphNode(AbstractNode):
         leaves = self._weights.look_back(kept.sight)
         if kept.chance is not None:
             with kept.chance.repeated():
-                self._trace(kept, self._at(leaves, again=True))
+                self._trace(kept, self._at(leaves, learn=kept.learn, again=True))
+        if not kept.learn:
+            return []
         return [leaves[p] for p in self._parameters]
+
+    @property
+    def open(self) -> bool:
+        return self._weights is None or self._weights.open
 
     def check_empty(self) -> None:
         self._rows.check_empty()
@@ -173,15 +203,29 @@ class GraphNode(AbstractNode):
     def nbytes(self) -> int:
         return sum(kept.nbytes() for kept in self._kept.values())
 
+    def _refuse_writing(self, inputs: Sequence[Tensor], versions: Sequence[int]) -> None:
+        """Others may read the same rows: heads beside this node, buffers of replays."""
+        for j, (x, version) in enumerate(zip(inputs, versions, strict=True)):
+            if x._version != version:
+                raise GraphError(
+                    f"'{self.name}': its module writes into its argument {j}, which others may "
+                    "read; begin it with an operation that is not in place (inplace=False)"
+                )
+
     def _at(
-        self, leaves: Mapping[nn.Parameter, Tensor] | None, *, again: bool = False
+        self,
+        leaves: Mapping[nn.Parameter, Tensor] | None,
+        *,
+        learn: bool = True,
+        again: bool = False,
     ) -> Callable[..., Any]:
         """The module at these weights; what it writes into buffers the second time is lost."""
         module = self._call.function
         if leaves is None or not isinstance(module, nn.Module):
             return module
         named = module.named_parameters(remove_duplicate=False)
-        tensors = {name: leaves[p] for name, p in named}
+        seen = leaves if learn else {p: leaf.detach() for p, leaf in leaves.items()}
+        tensors = {name: seen[p] for name, p in named}
         if again:
             copies: dict[int, Tensor] = {}
             for name, buffer in module.named_buffers(remove_duplicate=False):
@@ -202,6 +246,8 @@ class _Kept:
     inside: Inside | None
     lengths: IntArray | None
     width: int
+    learn: bool
+    answered: bool
     outputs: Payload = ()
     sight: Sight | None = None
     chance: Remembered | None = None

@@ -71,11 +71,17 @@ class AbstractWeights(ABC):
         Nothing is copied until a step would overwrite values that a kept graph still needs.
         """
 
-    def look(self, number: int) -> Sight:
+    @property
+    def open(self) -> bool:
+        """Whether one more message may begin its forward now."""
+        return True
+
+    def look(self, number: int, rows: int) -> Sight:
         """The weights for the forward of one message.
 
         Args:
             number: Of the message's instance, counted through the run.
+            rows: Its payload rows.
         """
         return Sight(self.aliases(), self.version)
 

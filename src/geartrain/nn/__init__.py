@@ -2,6 +2,7 @@
 
 from geartrain.ir.kernel import register_derivation
 from geartrain.nn.cells import TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
+from geartrain.nn.critic import LocalCritic, RowLoss, teach_critics
 from geartrain.nn.derived import DerivedKernel
 from geartrain.nn.dropout import RowDropout
 from geartrain.nn.kernels import register_torch_kernels
@@ -27,11 +28,13 @@ __all__ = [
     "DerivedKernel",
     "GatedGraphCell",
     "GatedSum",
+    "LocalCritic",
     "MessagePassing",
     "PooledHead",
     "Recurrent",
     "ResidualBlock",
     "RowDropout",
+    "RowLoss",
     "TokenEmbedding",
     "TokenRNN",
     "TokenReadout",
@@ -44,4 +47,5 @@ __all__ = [
     "decoder",
     "first_states",
     "residual_network",
+    "teach_critics",
 ]

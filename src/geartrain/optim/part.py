@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from geartrain.errors import CheckpointError, NonFiniteError
+from geartrain.ir.gear import Gear
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
 from geartrain.ir.operator import Keep
@@ -120,6 +121,9 @@ class Rules:
         view: Which weights forward and backward see, for nodes with ``keep="graph"``; see
             ``geartrain.optim.views``. None: ``Stashed()``.
         delay: What is done about the age of gradients; see ``geartrain.optim.delay``.
+        window: Most messages between their forward and their backward; others wait at the part. For
+            chains of nodes that run one message at a time, where P - s for part s of P makes one
+            forward one backward; elsewhere it may block for ever. None: no bound.
 
     Raises:
         ValueError: A number is out of range, or ``average`` is none of the three.
@@ -135,6 +139,7 @@ class Rules:
     max_staleness: int | None = None
     view: AbstractView | None = None
     delay: AbstractDelay | None = None
+    window: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.update_every, int | Rows | Instances | Messages | Flush):
@@ -147,6 +152,8 @@ class Rules:
             raise ValueError(f"average={self.average!r}: give 'rows', 'instances' or 'none'")
         if self.max_staleness is not None and self.max_staleness < 0:
             raise ValueError(f"max_staleness={self.max_staleness}: give 0 or more, or None")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window={self.window}: give 1 or more messages, or None")
 
     def trigger(self) -> Trigger:
         return Rows(self.update_every) if isinstance(self.update_every, int) else self.update_every
@@ -160,8 +167,8 @@ class Part:
     Args:
         module: Its parameters belong to this part alone.
         name: In logs and traces; default: the name of the first node that uses it.
-        optimizer, update_every, average, clip, schedule, scheduler, max_staleness, view, delay: As
-            in ``Rules``; None takes the session's.
+        optimizer, update_every, average, clip, schedule, scheduler, max_staleness, view, delay,
+            window: As in ``Rules``; None takes the session's.
         keep: What nodes keep for the way back; see ``Stream.through``. With a ``view`` it is
             ``graph``.
         replicas: Copies of the part on different workers, each with its own optimiser; rows are
@@ -169,6 +176,7 @@ class Part:
         mixer: When and how the copies meet.
         full_precision: Whether its nodes compute in float32 also where the session's precision is
             ``bf16``; rows come and go in bfloat16 all the same.
+        gear: Its speed, for all its nodes; wants ``keep="graph"``.
     """
 
     module: nn.Module
@@ -182,10 +190,12 @@ class Part:
     max_staleness: int | None = None
     view: AbstractView | None = None
     delay: AbstractDelay | None = None
+    window: int | None = None
     keep: Keep = "auto"
     replicas: int = 1
     mixer: AbstractMixer = field(default_factory=Average)
     full_precision: bool = False
+    gear: Gear | None = None
 
     def __post_init__(self) -> None:
         _positive("Part(replicas=...)", self.replicas)
@@ -317,7 +327,12 @@ class PartState(AbstractWeights):
         """
         self._seeing.in_flight(most)
 
-    def look(self, number: int) -> Sight:
+    @property
+    def open(self) -> bool:
+        return self.rules.window is None or self.outstanding < self.rules.window
+
+    def look(self, number: int, rows: int) -> Sight:
+        self._rows_each = rows
         return self._seeing.look(number)
 
     def look_back(self, sight: Sight) -> Mapping[nn.Parameter, Tensor]:
@@ -365,7 +380,6 @@ class PartState(AbstractWeights):
 
     def received(self, rows: int, versions: IntArray, lengths: IntArray | None = None) -> None:
         self.rows += rows
-        self._rows_each = rows // max(versions.size, 1)
         counts = bincount(self.version - versions, lengths)
         self._histogram.add(counts)
         self._step_ages.add(counts)

@@ -85,6 +85,10 @@ class Share(AbstractWeights):
         return self._part.version
 
     @property
+    def open(self) -> bool:
+        return self._part.open
+
+    @property
     def rules(self) -> Rules:
         return self._part.rules
 

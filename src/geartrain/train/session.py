@@ -25,6 +25,7 @@ from geartrain.engine.controller import AbstractRamp
 from geartrain.engine.engine import Engine, Settings, copies_of, make_parts, original_name
 from geartrain.engine.instrument import (
     AbstractInstrument,
+    AbstractMeter,
     PartStaleness,
 )
 from geartrain.engine.mailbox import AbstractPolicy
@@ -32,12 +33,19 @@ from geartrain.errors import CheckpointError, DataError
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import Collected
-from geartrain.ir.operators import Losing
+from geartrain.ir.node import Memory
+from geartrain.ir.operators import Losing, Replaying
 from geartrain.ir.precision import Precision, require_float32, require_precision
 from geartrain.optim.part import PartState, Rules
 from geartrain.runtime.base import AbstractRuntime, Feeder, OnBadInstance
 from geartrain.runtime.threads import Threads
-from geartrain.train.checkpoint import Json, Retention, read_checkpoint, write_checkpoint
+from geartrain.train.checkpoint import (
+    Checkpoint,
+    Json,
+    Retention,
+    read_checkpoint,
+    write_checkpoint,
+)
 from geartrain.train.fitting import Fitting, require_fit_arguments
 from geartrain.train.observer import Observer, means_of
 from geartrain.train.random_state import (
@@ -54,7 +62,12 @@ from geartrain.train.results import (
     position_from_json,
     staleness_of,
 )
-from geartrain.train.snapshot import load_parts, parts_to_tensors
+from geartrain.train.snapshot import (
+    load_parts,
+    memories_to_tensors,
+    parts_to_tensors,
+    tensors_to_memories,
+)
 from geartrain.train.source import Convert, Data, Source
 
 log = logging.getLogger("geartrain.train")
@@ -84,6 +97,7 @@ class Session:
             is kept of them and matrix products are bfloat16; weights, optimisers, sums of gradients
             and losses float32. Modules without a kernel for it run in float32 between casts, as
             does ``Part(full_precision=True)``. What leaves the graph is float32.
+        meter: Counts what training computes: ``geartrain.FlopMeter()``.
         placement: Part or node name to worker; what is not named is placed automatically, after a
             short measurement where there are several workers.
         convert: Makes an ``Instance`` of an item of the data.
@@ -113,6 +127,7 @@ class Session:
         drain: bool = False,
         lanes: bool = False,
         precision: Precision = "full",
+        meter: AbstractMeter | None = None,
         placement: Mapping[str, int] | None = None,
         convert: Convert | None = None,
         shuffle: bool = True,
@@ -132,6 +147,7 @@ class Session:
             drain=drain,
             lanes=lanes,
             precision=require_precision(precision, "precision="),
+            meter=meter,
         )
         self.placement = dict(placement or {})
         self.convert, self.shuffle, self.seed, self.on_bad = convert, shuffle, seed, on_bad
@@ -145,6 +161,7 @@ class Session:
                 require_float32(name, dict(part.module.named_parameters()))
         self._position = Position()
         self._engine: Engine | None = None
+        self._memories: dict[str, Memory] = {}  # of nodes, when the engine was last at rest
         self._costs: dict[str, float] = {}
         self._met = 0  # instances trained at the last meeting of copies
         self._checked = False
@@ -274,10 +291,11 @@ class Session:
                 "precision, or weights_only=True"
             )
         position = None if weights_only else position_from_json(document["position"], path)
+        memories = {} if weights_only else self._memories_of(checkpoint, str(path))
         load_parts(self.parts, checkpoint.tensors, document["parts"], weights_only, str(path))
         if position is not None:
             self._position = position
-            self._engine = None
+            self._engine, self._memories = None, memories
             load_random_state(document["random"])
 
     def statistics(self) -> dict[str, Any]:
@@ -311,9 +329,13 @@ class Session:
 
     def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Json]]:
         tensors, parts = parts_to_tensors(self.parts)
+        self._remember()
+        remembered, memories = memories_to_tensors(self._memories)
+        tensors.update(remembered)
         at = self._position
         document: dict[str, Any] = {
             "parts": parts,
+            "memories": memories,
             "seed": self.seed,
             "precision": self.settings.precision,
             "position": {
@@ -344,6 +366,7 @@ class Session:
             self.graph.check(self._first_shapes(source))
             self._checked = True
         if self._engine is None or fresh:
+            self._remember()
             self._engine = Engine(
                 self.graph,
                 self.parts,
@@ -354,7 +377,18 @@ class Session:
                 self._position.trained,
                 self.runtime.lock,
             )
+            self._engine.recall(self._memories)
         return self._engine
+
+    def _memories_of(self, checkpoint: Checkpoint, path: str) -> dict[str, Memory]:
+        names = [o.name for o in self.graph.operators if isinstance(o, Replaying)]
+        document: Any = checkpoint.document.get("memories", {})
+        return tensors_to_memories(checkpoint.tensors, document, names, path)
+
+    def _remember(self) -> None:
+        """Take what nodes remember from an engine at rest."""
+        if self._engine is not None:
+            self._memories = self._engine.memories()
 
     def _first_shapes(self, source: Source) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shapes of the rows of the first instance that can be made."""
@@ -385,6 +419,8 @@ class Session:
         return seconds
 
     def _abandon(self, training: bool) -> None:
+        if not training:
+            self._remember()  # an evaluation has left them as they were
         self._engine = None
         if training:
             for part in self.parts.values():

@@ -1,13 +1,15 @@
-"""Parts as named tensors and JSON, for a checkpoint, and back."""
+"""Parts, and what nodes remember, as named tensors and JSON, for a checkpoint, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from geartrain.engine.engine import original_name
 from geartrain.errors import CheckpointError
+from geartrain.ir.node import Memory
 from geartrain.optim.part import PartState
 from geartrain.optim.state import (
     load_optimizer_state,
@@ -78,6 +80,37 @@ def load_parts(
     except BaseException:
         _put(parts, own, entries, path)
         raise
+
+
+def memories_to_tensors(
+    memories: Mapping[str, Memory],
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What nodes remember (buffers of replays), by node name."""
+    tensors = {
+        f"{name}/memory/{key}": tensor
+        for name, (found, _) in memories.items()
+        for key, tensor in found.items()
+    }
+    return tensors, {name: document for name, (_, document) in memories.items()}
+
+
+def tensors_to_memories(
+    tensors: Mapping[str, Tensor],
+    document: Mapping[str, Any],
+    names: Sequence[str],
+    path: str,
+) -> dict[str, Memory]:
+    """The reverse.
+
+    Raises:
+        CheckpointError: The graph has no such nodes.
+    """
+    if foreign := sorted(n for n in document if original_name(n) not in names):
+        raise CheckpointError(
+            f"{path}: holds buffers of {foreign}, the graph replays at {sorted(names)}; build the "
+            "graph as it was when the checkpoint was written"
+        )
+    return {n: (_inside(tensors, f"{n}/memory/"), dict(d)) for n, d in document.items()}
 
 
 def _put(

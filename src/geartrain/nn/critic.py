@@ -1,0 +1,99 @@
+"""Local critics: a small network at a cut predicts the final loss, and trains what is below it.
+
+    h₁ ─► critic 1 ─► L₁ ──► trains part 1        critic 1 itself learns on |L₂ - L₁|
+    │ cut                ▲
+    h₂ ─► critic 2 ─► L₂ ┘ a number a row, no gradient
+    │ cut                ▲
+    h₃ ─► head     ─► L₃ ┘ the true loss
+
+Three gradients must not mix: that of L₁ reaches part 1 and not the critic's weights, that of the
+distance reaches the critic's weights and nothing else, and L₂ gives none to what made it.
+
+Source: Lee and Lee 2018; Lee et al. 2022, arXiv:2102.01963.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from geartrain.errors import GraphError
+from geartrain.ir.graph import Stream
+
+
+@final
+class LocalCritic(nn.Module):
+    """A critic's two outputs, so that each has the gradient that it should.
+
+    Args:
+        critic: Maps h ``(n, ...)`` to a prediction.
+        criterion: ``(prediction, *rest) -> (n,)``, one loss a row; ``rest`` is the payload behind
+            h, such as targets.
+
+    Called with ``(h, *rest)`` it gives ``(loss, own)``, both ``(n,)`` and of equal value where
+    nothing is random: the gradient of ``loss`` reaches h and not the critic's weights, that of
+    ``own`` the weights and not h. The critic runs twice; statistics of batch normalisation are
+    updated once. Use it with ``keep="graph"``.
+    """
+
+    def __init__(self, critic: nn.Module, criterion: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.critic = critic
+        self._criterion = criterion
+
+    def forward(self, h: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        fixed = {n: p.detach() for n, p in self.critic.named_parameters(remove_duplicate=False)}
+        fixed |= {n: b.clone() for n, b in self.critic.named_buffers(remove_duplicate=False)}
+        loss = self._criterion(torch.func.functional_call(self.critic, fixed, (h,)), *rest)
+        return loss, self._criterion(self.critic(h.detach()), *rest)
+
+
+@final
+class RowLoss(nn.Module):
+    """The true loss as rows, for the top of a stack of critics.
+
+    Args:
+        criterion: ``(prediction, *rest) -> (n,)``, one loss a row.
+    """
+
+    def __init__(self, criterion: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self._criterion = criterion
+
+    def forward(self, prediction: Tensor, *rest: Tensor) -> Tensor:
+        return self._criterion(prediction, *rest)
+
+
+def teach_critics(losses: Sequence[Stream]) -> None:
+    """End streams of losses: each critic learns to predict the loss above it.
+
+    Args:
+        losses: From the lowest critic up: what ``LocalCritic`` gave, and last the true loss, one
+            number a row, from ``RowLoss``. With the true loss alone this is backpropagation.
+
+    Raises:
+        GraphError: There is no stream.
+    """
+    if not losses:
+        raise GraphError("teach_critics() got no stream; the last one is that of the true loss")
+    graph = losses[0].graph
+    for k, stream in enumerate(losses):
+        top = k == len(losses) - 1
+        stream.loss(_first, name=f"{stream.operator.name} loss")
+        if not top:
+            above = losses[k + 1].detach(name=f"{stream.operator.name} target")
+            pairs = graph.concat(stream, above, how="tuple", name=f"{stream.operator.name} pairs")
+            pairs.loss(_distance, name=f"{stream.operator.name} distance")
+
+
+def _first(loss: Tensor, *own: Tensor) -> Tensor:
+    """The loss itself, one a row."""
+    return loss
+
+
+def _distance(loss: Tensor, own: Tensor, above: Tensor, *rest: Tensor) -> Tensor:
+    """How far the critic's own value is from the loss above, one a row."""
+    return (above - own).abs()
