@@ -39,6 +39,7 @@ from geartrain.ir.message import (
     join_origins,
     join_payload,
     join_states,
+    marks,
     ranges,
 )
 from geartrain.ir.node import AbstractNode, Emission, Place
@@ -392,7 +393,8 @@ class Join(AbstractNode):
     def _result(self, done: IntArray, states: IntArray) -> Forward:
         origin = done + (self.id << 40)
         if self._bundled:
-            return self._bundle_result(done, states, origin)
+            ports = [marks(self._rows[f"origin {p}"][done]) for p in range(self._ports)]
+            return self._bundle_result(done, states, origin | np.bitwise_and.reduce(ports))
         if self._how == "tuple":
             payload = tuple(
                 self._buffer(p, j) for p in range(self._ports) for j in range(len(self._widths[p]))

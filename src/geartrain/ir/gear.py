@@ -22,9 +22,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, final
 
+import torch
+
 from geartrain.errors import GraphError
 from geartrain.ir.call import Call, one_by_one
-from geartrain.ir.message import CONTROLLER, INSTANCE, ROW_BITS, Backward, Forward
+from geartrain.ir.message import (
+    CONTROLLER,
+    INSTANCE,
+    ROW_BITS,
+    SKIPPED,
+    Backward,
+    Forward,
+    wants_gradient,
+)
 from geartrain.ir.node import AbstractNode, Emission, Place, Spared
 from geartrain.ir.operator import Spec
 from geartrain.ir.replay import REPLAY, Draw, Replays
@@ -129,8 +139,12 @@ class GearedNode(AbstractNode):
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         emission = Emission()
         for one in one_by_one(batches):
-            if not train or self._on_turn(one):
-                emission.forward.append((0, self._inner.forward_one(one, train)))
+            if not train:
+                emission.forward.append((0, self._inner.forward_one(one, False)))
+            elif self._on_turn(one):
+                emission.forward.append((0, self._inner.forward_one(one, True)))
+                if int(one.origin[0]) & SKIPPED:
+                    self._note("weights", one, emission)
             else:
                 self._off_turn(one, emission)
         return emission
@@ -157,20 +171,27 @@ class GearedNode(AbstractNode):
         return self._gear.on_turn(minibatch, replayed=replayed)
 
     def _off_turn(self, one: Forward, emission: Emission) -> None:
-        wanted = int(one.origin[0]) >> ROW_BITS != CONTROLLER
         if self._gear.skip == "weights":
             emission.forward.append((0, self._inner.forward_one(one, True, learn=False)))
-        else:
-            slots = one.state[INSTANCE].copy()
-            sent = self._inner.forward_one(one, False)
-            emission.forward.append((0, sent.with_origin(slots | (CONTROLLER << ROW_BITS))))
-            emission.backward.append(Backward(one.origin, None))
-            emission.spawn(slots)
+            self._note("input" if wants_gradient(one.origin) else "nothing", one, emission)
+            return
+        slots = one.state[INSTANCE].copy()
+        sent = self._inner.forward_one(one, False)
+        origin = slots | (CONTROLLER << ROW_BITS) | SKIPPED
+        emission.forward.append((0, sent.with_origin(origin)))
+        emission.backward.append(Backward(one.origin, None))
+        emission.spawn(slots)
+        self._note("nothing", one, emission)
+
+    def _note(
+        self, done: Literal["nothing", "input", "weights"], one: Forward, emission: Emission
+    ) -> None:
+        wanted = wants_gradient(one.origin) or bool(int(one.origin[0]) & SKIPPED)
         taken = [one.payload[j] for j in self._call.taken(len(one.payload))]
         rows = one.payload_rows()
-        inputs = tuple((type(x.shape)((rows, *x.shape[1:])), x.dtype) for x in taken)
+        inputs = tuple((torch.Size((rows, *x.shape[1:])), x.dtype) for x in taken)
         emission.spared = emission.spared or []
-        emission.spared.append(Spared(self._call.function, inputs, self._gear.skip, wanted))
+        emission.spared.append(Spared(self._call.function, inputs, done, wanted))
 
 
 @final

@@ -102,7 +102,7 @@ class Stream:
         stream = self
         if gear is not None and gear.replays and self._graph._first_of(part):
             stream = self._replay(gear.replay_rule(), None)
-        use = Geared(gear) if gear is not None and gear.slow else None
+        use = Geared(gear) if gear is not None else None
         return stream._run(
             "through",
             function,

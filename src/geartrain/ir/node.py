@@ -24,18 +24,18 @@ from geartrain.ir.message import INSTANCE, VERTEX, Backward, Forward, IntArray, 
 @final
 @dataclass(frozen=True, slots=True)
 class Spared:
-    """Work that a slow gear has left out, for whoever counts.
+    """A message whose way back slow gears have made shorter, for whoever counts.
 
     Args:
-        function: The module that ran forward alone.
+        function: The module that ran.
         inputs: Shape and dtype of its arguments.
-        part: ``backward``: the whole way back; ``weights``: the gradient of the weights.
-        input_wanted: Whether somebody below would have had the gradient of the input.
+        done: Of which gradients are computed all the same.
+        input_wanted: Whether that of the input would be, without gears.
     """
 
     function: Callable[..., Any]
     inputs: tuple[tuple[torch.Size, torch.dtype], ...]
-    part: Literal["backward", "weights"]
+    done: Literal["nothing", "input", "weights"]
     input_wanted: bool
 
 

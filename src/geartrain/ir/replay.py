@@ -31,6 +31,7 @@ from geartrain.ir.call import one_by_one
 from geartrain.ir.message import (
     CONTROLLER,
     INSTANCE,
+    QUIET,
     ROW_BITS,
     ROW_MASK,
     Backward,
@@ -39,6 +40,7 @@ from geartrain.ir.message import (
     Payload,
     address,
     join_column,
+    marks,
 )
 from geartrain.ir.node import AbstractNode, Emission, Memory, Place
 from geartrain.ir.rows import RowStore
@@ -224,7 +226,8 @@ class ReplayNode(AbstractNode):
         opened = _Open(minibatch, slot, one.state, one.origin if self._rule.fresh else None)
         self._open[row] = opened
         if self._rule.fresh:
-            emission.forward.append((0, one.with_origin(address(self.id, row, 1))))
+            origin = address(self.id, row, 1) | marks(one.origin)
+            emission.forward.append((0, one.with_origin(origin)))
         else:
             emission.backward.append(Backward(one.origin, None))
             self._next(row, opened, emission)
@@ -256,7 +259,8 @@ class ReplayNode(AbstractNode):
         state[self._column] = opened.drawn + self._rule.fresh
         opened.drawn += 1
         emission.spawn(opened.slot)
-        sent = Forward(entry.payload, state, address(self.id, row, 1), entry.lengths)
+        origin = address(self.id, row, 1) | QUIET
+        sent = Forward(entry.payload, state, origin, entry.lengths)
         emission.forward.append((0, sent))
 
     def check_empty(self) -> None:

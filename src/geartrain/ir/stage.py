@@ -33,9 +33,7 @@ from geartrain.ir.call import (
 )
 from geartrain.ir.chance import Remembered
 from geartrain.ir.message import (
-    CONTROLLER,
     INSTANCE,
-    ROW_BITS,
     ROW_MASK,
     Backward,
     Forward,
@@ -44,6 +42,7 @@ from geartrain.ir.message import (
     address,
     join_column,
     join_gradient,
+    wants_gradient,
 )
 from geartrain.ir.node import AbstractNode, Emission, Place
 from geartrain.ir.rows import RowStore
@@ -94,8 +93,7 @@ class GraphNode(AbstractNode):
                 outputs = as_payload(run_module(self._call.function, inputs, inside))
             self._refuse_writing(inputs, came)
             return Forward(outputs, one.state, one.origin, lengths)
-        answered = int(one.origin[0]) >> ROW_BITS != CONTROLLER  # else it ends there: compute none
-        kept = _Kept(inputs, inside, one.lengths, width, learn, answered)
+        kept = _Kept(inputs, inside, one.lengths, width, learn, wants_gradient(one.origin))
         kept = self._run(kept, int(one.state[INSTANCE, 0]))
         self._refuse_writing(inputs, came)
         row = self._rows.allocate(1)

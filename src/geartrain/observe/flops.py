@@ -65,8 +65,8 @@ class FlopMeter(AbstractMeter):
     """Counts while a session trains: ``Session(..., meter=meter)``.
 
     Every operation passes through Python while it counts, which costs some microseconds each; the
-    results do not change. The gradient of its input, which a part above a skipped one does not
-    compute either, is not among the ``spared``: it shows in what was executed.
+    results do not change. Nodes with a gear tell what they were spared: with ``Gear()`` also one
+    that is always on turn, as it need not compute gradients for a part below that skips.
     """
 
     def __init__(self) -> None:
@@ -86,10 +86,8 @@ class FlopMeter(AbstractMeter):
             if key not in self._costs:
                 self._costs[key] = cost_of(one.function, one.inputs)
             cost = self._costs[key]
-            if not one.input_wanted:
-                flops = cost.weights
-            else:
-                flops = cost.backward if one.part == "backward" else cost.backward - cost.input
+            done = {"nothing": 0, "input": cost.input, "weights": cost.weights}[one.done]
+            flops = (cost.backward if one.input_wanted else cost.weights) - done
             self._nodes[node] = self._nodes.get(node, Flops()) + Flops(spared=flops)
 
     def nodes(self) -> dict[str, Flops]:
