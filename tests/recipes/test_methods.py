@@ -11,7 +11,6 @@ import torch
 from torch.nn import functional as F
 
 from geartrain.baselines.baseline import shuffler
-from geartrain.data.cifar10 import FILE as PHOTOGRAPHS
 from geartrain.data.text import FILE as TEXT
 from geartrain.nn.credit import Backprop
 from geartrain.recipes import Setting, Task, find_recipe
@@ -23,26 +22,6 @@ SMALL = {
     "cifar": {"batch": 5, "width": 2, "blocks": 2, "parts": 3},
     "charlm": {"batch": 4, "length": 8, "dim": 8, "blocks": 3, "heads": 2, "parts": 3},
 }
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A photograph of class k has a colour of its own; a text of a few words."""
-    folder = tmp_path_factory.mktemp("data")
-    arrays: dict[str, np.ndarray] = {"classes": np.array([f"class {k}" for k in range(10)])}
-    draw = np.random.default_rng(0)
-    for name, n in (("train", 23), ("test", 10)):
-        labels = np.arange(n) % 10
-        images = draw.integers(0, 60, (n, 32, 32, 3)).astype(np.uint8)
-        images += (90 * np.stack([labels // 3**c % 3 for c in range(3)], 1)).astype(np.uint8)[
-            :, None, None
-        ]
-        arrays |= {f"x_{name}": images, f"y_{name}": labels}
-    for name in (PHOTOGRAPHS, TEXT):
-        (folder / name).parent.mkdir()
-    np.savez(folder / PHOTOGRAPHS, **arrays)
-    (folder / TEXT).write_text("the cat sat on the mat; the rat ate the hat.\n" * 12)
-    return folder
 
 
 def build(recipe: str, data: Path, epochs: int = 1, **options: object) -> Task:
@@ -61,9 +40,9 @@ def session_of(task: Task, max_active: int, seed: int = 0) -> Session:
 @pytest.mark.parametrize("recipe", SMALL)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_every_part_of_every_network(
-    recipe: str, method: str, data: Path
+    recipe: str, method: str, small_data: Path
 ) -> None:
-    task = build(recipe, data, method=method)
+    task = build(recipe, small_data, method=method)
     max_active = find_recipe(recipe).in_flight(SMALL[recipe] | {"method": method})
     session = session_of(task, max_active)
     before = {name: [p.clone() for p in part.parameters] for name, part in session.parts.items()}
@@ -80,11 +59,11 @@ def test_every_method_trains_every_part_of_every_network(
 
 
 @pytest.mark.parametrize("recipe", SMALL)
-def test_backpropagation_is_plain_training(recipe: str, data: Path) -> None:
+def test_backpropagation_is_plain_training(recipe: str, small_data: Path) -> None:
     options = {"method": "backprop", "learning_rate": 0.1}
-    task = build(recipe, data, **options)
+    task = build(recipe, small_data, **options)
     session_of(task, 1).fit(task.load("train"), epochs=1)
-    other = build(recipe, data, **options)
+    other = build(recipe, small_data, **options)
     net = other.pipeline.module.train()
     optimizer = other.rules.optimizer(list(net.parameters()))
     rate = optimizer.param_groups[0]["lr"]
@@ -102,26 +81,26 @@ def test_backpropagation_is_plain_training(recipe: str, data: Path) -> None:
     # Scores, not weights: the biases of keys have no gradient but rounding, which Adam inflates.
     x = batches[0].inputs["x"]
     torch.testing.assert_close(task.pipeline.module.eval()(x), net.eval()(x))
-    assert not torch.allclose(net(x), build(recipe, data).pipeline.module.eval()(x))
+    assert not torch.allclose(net(x), build(recipe, small_data).pipeline.module.eval()(x))
 
 
 @pytest.mark.parametrize(("recipe", "metric"), [("cifar", "accuracy"), ("charlm", "accuracy")])
 def test_a_network_learns_its_data_by_the_default_method(
-    recipe: str, metric: str, data: Path
+    recipe: str, metric: str, small_data: Path
 ) -> None:
     large = {"width": 4} if recipe == "cifar" else {"dim": 16, "learning_rate": 1e-2}
-    task = build(recipe, data, epochs=12, **large)
+    task = build(recipe, small_data, epochs=12, **large)
     fit = session_of(task, 3).fit(task.load("train"), epochs=12, valid=task.load("valid"))
     assert fit.valid[metric] > 0.4
     assert fit.valid["loss"] < fit.history[0].valid["loss"] - 0.3
 
 
-def test_bits_are_the_same_whatever_a_token_is(data: Path) -> None:
+def test_bits_are_the_same_whatever_a_token_is(small_data: Path) -> None:
     found = {}
     for tokens in ("characters", "pairs"):
-        task = build("charlm", data, tokens=tokens)
+        task = build("charlm", small_data, tokens=tokens)
         metrics = session_of(task, 1).evaluate(task.load("valid")).metrics
-        text = (data / TEXT).read_text()
+        text = (small_data / TEXT).read_text()
         vocabulary = json.loads(task.files["tokens.json"])
         characters = 1.0 if tokens == "characters" else None
         found[tokens] = metrics["loss"] / metrics["bits"] / np.log(2), len(vocabulary["merges"])
@@ -132,8 +111,8 @@ def test_bits_are_the_same_whatever_a_token_is(data: Path) -> None:
     assert found["pairs"][1] > 0
 
 
-def test_tokens_are_those_of_the_run_that_is_built_again(data: Path, tmp_path: Path) -> None:
-    files = build("charlm", data).files
+def test_tokens_are_those_of_the_run_that_is_built_again(small_data: Path, tmp_path: Path) -> None:
+    files = build("charlm", small_data).files
     (tmp_path / TEXT).parent.mkdir()
     (tmp_path / TEXT).write_text("the tat\n" * 40)
     again = find_recipe("charlm").build(
@@ -145,9 +124,9 @@ def test_tokens_are_those_of_the_run_that_is_built_again(data: Path, tmp_path: P
         files["tokens.json"])["alphabet"])  # fmt: skip
 
 
-def test_an_epoch_is_as_long_as_it_is_asked_to_be(data: Path) -> None:
-    assert len(build("cifar", data, train_size=11).load("train")) == 3
-    assert len(build("charlm", data, train_size=9).load("train")) == 3
+def test_an_epoch_is_as_long_as_it_is_asked_to_be(small_data: Path) -> None:
+    assert len(build("cifar", small_data, train_size=11).load("train")) == 3
+    assert len(build("charlm", small_data, train_size=9).load("train")) == 3
 
 
 @pytest.mark.parametrize("recipe", SMALL)
@@ -167,10 +146,10 @@ def test_parts_get_equal_shares_of_the_operations(recipe: str) -> None:
     ],
 )
 def test_parts_that_cannot_be_are_refused(
-    options: dict[str, object], said: str, data: Path
+    options: dict[str, object], said: str, small_data: Path
 ) -> None:
     with pytest.raises(ValueError, match=said):
-        build("cifar", data, **options)
+        build("cifar", small_data, **options)
 
 
 def test_an_unknown_method_is_refused_with_the_likely_one() -> None:

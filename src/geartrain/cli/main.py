@@ -117,7 +117,7 @@ def train(
     seed: Annotated[int | None, typer.Option(min=0, help="Default 0.")] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A number of the recipe; may be repeated."),
+        typer.Option(metavar="NAME=VALUE", help="An option of the recipe; may be repeated."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -188,7 +188,7 @@ def compare(
         typer.Option(
             metavar="NAME,...",
             help="Systems, as NAME or NAME:BATCH, and ours with other settings, as "
-            "ours:replicas=2:max_active=16 or ours:precision=bf16; default: ours-sync and the "
+            "ours:replicas=2:hidden=64, or another method, as greedy; default: ours-sync and the "
             "baselines that are not slow.",
         ),
     ] = None,
@@ -219,7 +219,7 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="A number of the recipe; baselines keep their learning rates. May be repeated.",
+            help="An option of the recipe; baselines keep their learning rates. May be repeated.",
         ),
     ] = None,
     out: Annotated[

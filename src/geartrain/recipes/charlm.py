@@ -1,6 +1,6 @@
 """The next character, or pair-encoded token, of a text: a decoder cut into parts.
 
-    tokens (32, 64) ─► embedding ─► 8 blocks of attention and MLP ─► readout ─► scores (32, 64, V)
+    tokens (16, 64) ─► embedding ─► 8 blocks of attention and MLP ─► readout ─► scores (16, 64, V)
                       └─ part 0 ─┴─ part 1 ─┴─ part 2 ─┴─ part 3 ─┘
 
 A minibatch is one instance: stretches of the training text, which begin at another place in every
@@ -33,7 +33,7 @@ from geartrain.recipes.methods import Network, in_flight, method_options, pipeli
 from geartrain.recipes.recipe import Choice, LoadSplit, Option, Recipe, Setting, Task, Value
 from geartrain.recipes.schedules import up_and_down
 
-RATE: Final = 2e-3  # AdamW's at its peak, on the mean over the tokens of a minibatch
+RATE: Final = 3e-3  # AdamW's at its peak, on the mean over the tokens of a minibatch
 DECAY: Final = 0.01
 BETAS: Final = (0.9, 0.99)
 LEAD: Final = 0.99  # first beta of NAdam, for the method that leads
@@ -177,7 +177,7 @@ CHARLM: Final = Recipe(
     options=(
         *method_options(),
         Choice("tokens", "characters", ("characters", "pairs"), "what is predicted"),
-        Option("batch", 32, 1, "stretches of a minibatch, which is one instance"),
+        Option("batch", 16, 1, "stretches of a minibatch, which is one instance"),
         Option("length", 64, 1, "tokens of a stretch"),
         Option("dim", 64, 1, "entries of a vector, a multiple of heads"),
         Option("blocks", 8, 1, "of attention and MLP"),
