@@ -534,6 +534,10 @@ class PartState(AbstractWeights):
         counts = self._histogram.counts
         return float(counts @ np.arange(counts.size)), int(counts.sum())
 
+    def replaced(self) -> None:
+        """The weights have become others, and not by a step."""
+        self._seeing.replaced()
+
     def view_to_tensors(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What view and delay remember: tensors by name, its own, and JSON."""
         tensors = {f"view/{name}": t for name, t in self._seeing.tensors().items()}
