@@ -30,7 +30,7 @@ from geartrain.ir.weights import AbstractWeights, Sight
 from geartrain.optim.delay import AbstractDelay, mean_age
 from geartrain.optim.mixer import AbstractMixer, Average
 from geartrain.optim.staleness import Ages, bincount
-from geartrain.optim.views import AbstractView, DoubleBuffered, Stashed
+from geartrain.optim.views import AbstractView, Corrected, DoubleBuffered, Stashed
 
 MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
 Averaging: TypeAlias = Literal["rows", "instances", "none"]
@@ -301,6 +301,9 @@ class PartState(AbstractWeights):
         elif self._compensation is not None:
             self.wants_graph = f"delay={self.delay}"
         self._seeing = self.view.start(self)
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        told = any("measured_delay" in group for group in groups)
+        self._wants_ages = told or self.delay is not None or isinstance(self.view, Corrected)
 
     @property
     def scheduler(self) -> LRScheduler | None:
@@ -379,7 +382,8 @@ class PartState(AbstractWeights):
         self.rows += rows
         counts = bincount(self.version - versions, lengths)
         self._histogram.add(counts)
-        self._step_ages.add(counts)
+        if self._wants_ages:
+            self._step_ages.add(counts)
         self.dropped(versions)
 
     def dropped(self, versions: IntArray) -> None:
@@ -443,7 +447,8 @@ class PartState(AbstractWeights):
             self._step_ages.clear()
             return None
         self._clip(gradients)
-        self.step_delay = mean_age(self._step_ages.counts)
+        if self._wants_ages:
+            self.step_delay = mean_age(self._step_ages.counts)
         with self._undisturbed():
             self._seeing.before_step()
             self._optimize(self.optimizer, progress)
