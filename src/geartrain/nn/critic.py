@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from geartrain.errors import GraphError
 from geartrain.ir.graph import Stream
+from geartrain.ir.operator import AbstractOperator
+from geartrain.ir.operators import Replaying
 
 
 @final
@@ -74,6 +76,8 @@ def teach_critics(losses: Sequence[Stream]) -> None:
         losses: From the lowest critic up: what ``LocalCritic`` gave, and last the true loss, one
             number a row, from ``RowLoss``. With the true loss alone this is backpropagation.
 
+    Replayed rows train the parts; critics learn from fresh ones, which all levels have.
+
     Raises:
         GraphError: There is no stream.
     """
@@ -85,8 +89,22 @@ def teach_critics(losses: Sequence[Stream]) -> None:
         stream.loss(_first, name=f"{stream.operator.name} loss")
         if not top:
             above = losses[k + 1].detach(name=f"{stream.operator.name} target")
-            pairs = graph.concat(stream, above, how="tuple", name=f"{stream.operator.name} pairs")
+            both = _fresh(stream), _fresh(above)
+            pairs = graph.concat(*both, how="tuple", name=f"{stream.operator.name} pairs")
             pairs.loss(_distance, name=f"{stream.operator.name} distance")
+
+
+def _fresh(stream: Stream) -> Stream:
+    """The rows of a stream that are no replays."""
+    operators: list[AbstractOperator] = [stream.operator]
+    for operator in operators:
+        new = {source for sources in operator.sources for source, _ in sources}
+        operators.extend(new.difference(operators))
+    if not any(isinstance(o, Replaying) for o in operators):
+        return stream
+    fresh, again = stream.where(lambda m: m.replay == 0)
+    again.stop()
+    return fresh
 
 
 def _first(loss: Tensor, *own: Tensor) -> Tensor:
