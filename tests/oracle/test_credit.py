@@ -116,12 +116,11 @@ def critics(modules, made, **replay):
         stream = stream.through(Stage(module), keep="graph", name=f"stage {k}")
         if k < len(made):
             critic = LocalCritic(made[k], losses)
-            levels.append(stream.through(critic, keep="graph", name=f"critic {k}"))
+            levels.append(stream.overlap(critic, name=f"critic {k}"))
             stream = stream.detach()
         if replay and 0 < k < len(modules) - 1:
             stream = stream.replay(**replay)
-    levels.append(stream.through(RowLoss(losses), keep="graph", name="true"))
-    teach_critics(levels)
+    teach_critics(levels, stream.through(RowLoss(losses), keep="graph", name="true"))
     return graph
 
 
