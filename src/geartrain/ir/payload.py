@@ -455,6 +455,7 @@ class GraphNode(AbstractNode):
             return module, [], []
         aliases = self._weights.aliases()
         named = dict(module.named_parameters(remove_duplicate=False))
+        # Detached, autograd keeps nothing for gradients of theirs.
         stash = {n: aliases[p] if learn else aliases[p].detach() for n, p in named.items()}
 
         def function(*args: object) -> object:
