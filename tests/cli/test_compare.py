@@ -31,7 +31,9 @@ TIMED |= {"staleness"}
 
 def settings(recipe: str = "listreduce", **given: object) -> Settings:
     names = "runtime", "workers", "max_active", "update_every", "epochs", "seed", "until"
-    nothing = dict.fromkeys((*names, "checkpoint_every", "evaluate_every", "replicas", "options"))
+    nothing = dict.fromkeys(
+        (*names, "checkpoint_every", "evaluate_every", "replicas", "device", "options")
+    )
     return new_settings(find_recipe(recipe), nothing | given)
 
 

@@ -132,6 +132,14 @@ def train(
             show_default=False,
         ),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="cpu|cuda|cuda:N",
+            help="Where the model lives; a run may be resumed on another. Default the CPU.",
+            show_default=False,
+        ),
+    ] = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write scalars for TensorBoard.")
     ] = False,
@@ -160,6 +168,7 @@ def train(
         "checkpoint_every": checkpoint_every,
         "evaluate_every": evaluate_every,
         "replicas": replicas,
+        "device": device,
     }
     watching = command.Watching(tensorboard=tensorboard, trace=trace, as_json=as_json)
     command.train(recipe, given, option or [], data, out, resume, watching)
@@ -236,6 +245,7 @@ def compare(
         "checkpoint_every": None,
         "evaluate_every": evaluate_every,
         "replicas": None,
+        "device": None,
     }
     command.compare(recipe, given, option or [], against, seeds, data, out, as_json)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -44,6 +44,8 @@ class Settings:
         checkpoint_every: Instances between checkpoints within an epoch, or None.
         evaluate_every: Share of an epoch between evaluations, or None.
         replicas: Copies of the recipe's bottleneck.
+        device: Of all parts, or None: the CPU. It changes nothing but speed and rounding, so a run
+            may be resumed on another.
         options: The recipe's, complete.
     """
 
@@ -58,6 +60,7 @@ class Settings:
     checkpoint_every: int | None
     evaluate_every: float | None
     replicas: int
+    device: str | None
     options: Mapping[str, int | float]
 
     def make_runtime(self) -> AbstractRuntime:
@@ -106,6 +109,7 @@ def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> Settings:
         "checkpoint_every": None,
         "evaluate_every": None,
         "replicas": 1,
+        "device": None,
     }
     chosen = {
         name: default if given[name] is None else given[name] for name, default in defaults.items()
@@ -126,6 +130,8 @@ def resumed_settings(
         DataError: The config is not one of ours.
     """
     settings = settings_from_json(config)
+    if given["device"] is not None:
+        settings = replace(settings, device=given["device"])
     was = asdict(settings)
     differing = [] if recipe.name == settings.recipe else [f"RECIPE {settings.recipe}"]
     for name, value in given.items():

@@ -136,6 +136,7 @@ def _prepare(
         runtime=settings.make_runtime(),
         max_active=settings.max_active,
         ramp=task.ramp,
+        device=settings.device,
         seed=settings.seed,
         instruments=_instruments(folder, watching),
     )

@@ -33,6 +33,7 @@ from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import Collected
 from geartrain.ir.operators import Losing
+from geartrain.native.transfer import require_device
 from geartrain.optim.part import PartState, Rules
 from geartrain.runtime.base import AbstractRuntime, Feeder, OnBadInstance
 from geartrain.runtime.threads import Threads
@@ -78,6 +79,8 @@ class Session:
             way; with ``update_every=Instances(max_active)`` and no ramp it is minibatch training.
         lanes: Every worker runs the whole graph for its own instances, all with the same weights,
             instead of its own parts for all instances.
+        device: Where parts live that name no device of their own, and where the rows of instances
+            are fed: ``cpu``, ``cuda``, ``cuda:1``. None leaves modules and rows where they are.
         placement: Part or node name to worker; what is not named is placed automatically, after a
             short measurement where there are several workers.
         convert: Makes an ``Instance`` of an item of the data.
@@ -89,7 +92,7 @@ class Session:
         instruments: Watch. One that raises ends the run with its error.
 
     Raises:
-        ValueError: Two parts have one name.
+        ValueError: Two parts have one name, or a device does not exist.
         GraphError: From ``fit``, ``evaluate``, ``predict``: the graph cannot run.
     """
 
@@ -105,6 +108,7 @@ class Session:
         policy: Callable[[int], AbstractPolicy] | None = None,
         drain: bool = False,
         lanes: bool = False,
+        device: str | torch.device | None = None,
         placement: Mapping[str, int] | None = None,
         convert: Convert | None = None,
         shuffle: bool = True,
@@ -115,6 +119,7 @@ class Session:
         self.graph = graph
         self.rules = rules or Rules()
         self.runtime = runtime or Threads(1)
+        found = None if device is None else require_device(device, "Session")
         defaults = Settings()
         self.settings = Settings(
             max_active=max_active,
@@ -123,11 +128,13 @@ class Session:
             policy=policy or defaults.policy,
             drain=drain,
             lanes=lanes,
+            device=found,
         )
         self.placement = dict(placement or {})
         self.convert, self.shuffle, self.seed, self.on_bad = convert, shuffle, seed, on_bad
         self.instruments = list(instruments)
-        self.parts: dict[str, PartState] = make_parts(graph, self.rules)
+        self.parts: dict[str, PartState] = make_parts(graph, self.rules, found)
+        self._move_modules_without_weights(found)
         self._refuse_lanes_beside_others()
         self._position = Position()
         self._engine: Engine | None = None
@@ -203,8 +210,9 @@ class Session:
         then be missing from the instances.
 
         Returns:
-            For each instance a tensor ``(rows, ...)``, rows sorted by vertex; a tuple where the
-            payload has several tensors; a dict by name where the graph has several outputs.
+            For each instance a tensor ``(rows, ...)`` on the host, rows sorted by vertex; a tuple
+            where the payload has several tensors; a dict by name where the graph has several
+            outputs.
         """
         source = self._source(data, shuffle=False)
         engine = self._ready(source)
@@ -267,6 +275,16 @@ class Session:
             "trained": self._position.trained,
             "store_bytes": sum(n.nbytes() for n in engine.wiring.nodes.values()) if engine else 0,
         }
+
+    def _move_modules_without_weights(self, device: torch.device | None) -> None:
+        """Those of nodes and losses may have buffers, such as the weights of classes."""
+        if device is None:
+            return
+        owned = {id(inner) for part in self.parts.values() for inner in part.module.modules()}
+        losses = [o.criterion for o in self.graph.operators if isinstance(o, Losing)]
+        for module in (*self.graph.modules(), *losses):
+            if isinstance(module, torch.nn.Module) and id(module) not in owned:
+                module.to(device)
 
     def _refuse_lanes_beside_others(self) -> None:
         if not self.settings.lanes:
@@ -452,7 +470,7 @@ def _by_instance(collected: Sequence[Collected], n: int) -> list[Any]:
     width = len(collected[0][3])
     rows = torch.from_numpy(order)
     columns = [
-        torch.cat([c[3][j] for c in collected]).index_select(0, rows).split(counts)  # type: ignore[no-untyped-call]
+        torch.cat([c[3][j].cpu() for c in collected]).index_select(0, rows).split(counts)  # type: ignore[no-untyped-call]
         for j in range(width)
     ]
     if width == 1:
