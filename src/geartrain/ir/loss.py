@@ -320,8 +320,8 @@ class LossNode(AbstractNode):
             bad = int(torch.nonzero(broken)[0, 0])
             row = int(torch.nonzero(mask)[bad, 0])
         raise NonFiniteError(
-            f"'{self.name}': {measured.name} is {float(measured.values[bad])} at a row of {names(row)}; "
-            "lower the learning rate, clip the gradient, or look at this instance"
+            f"'{self.name}': {measured.name} is {float(measured.values[bad])} at a row of "
+            f"{names(row)}; lower the learning rate, clip the gradient, or look at this instance"
         )
 
     def _refuse_classes(

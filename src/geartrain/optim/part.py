@@ -521,7 +521,7 @@ class PartState(AbstractWeights):
                 torch.stack([torch.linalg.vector_norm(g) for g in gradients])
             )
             scale = clip.norm / (norm + 1e-6)
-            if not norm.is_cpu:  # a look at the norm would wait for the device
+            if self.device.type != "cpu":  # a look at the norm would wait for the device
                 for g in gradients:
                     g.mul_(scale.clamp(max=1))
             elif (factor := float(scale)) < 1:
