@@ -154,7 +154,7 @@ CASES: Mapping[str, partial[models.Model]] = {
 WAYS = (
     ("all on one device, fed there", (ONE,), ONE, True),
     ("all on one device, fed on the host", (ONE,), None, True),
-    ("two devices", (ONE, TWO), TWO, True),
+    ("two devices", (TWO, ONE), TWO, True),
     ("a device and the host", (ONE, HOST), None, False),
 )
 
@@ -190,12 +190,19 @@ def run(model: models.Model, devices: Sequence[torch.device], fed: torch.device 
     assert {part.device for part in parts.values()} == set(devices)
 
 
+BY_AUTOGRAD = ("lists, inputs", "lists, graph", "trees")
+"""Autograd has one queue for imagined devices, so these are not spread over two."""
+
 imagined = FakeTensorMode(allow_non_fake_inputs=True)
 for case, build in CASES.items():
     for way, devices, fed, nobody_waits in WAYS:
+        if TWO in devices and case in BY_AUTOGRAD:
+            continue
         fetched.clear()
         made = build()
         with imagined:
             run(made, devices, fed)
+        # Zeros like rows of the host are the host's, and so is their gradient.
+        nobody_waits = nobody_waits and (case != "flat" or fed is not None)
         assert bool(fetched) != nobody_waits, f"{case}, {way}: fetched {fetched[:5]}"
         sys.stdout.write(f"{case}, {way}\n")

@@ -46,7 +46,7 @@ def test_no_operation_meets_two_devices_and_no_firing_looks_at_a_number() -> Non
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert len(done.stdout.splitlines()) == 40
+    assert len(done.stdout.splitlines()) == 37
 
 
 def graph_on(devices: dict[str, str]) -> tuple[Graph, list[Instance]]:
