@@ -31,7 +31,7 @@ TIMED |= {"staleness"}
 
 def settings(recipe: str = "listreduce", **given: object) -> Settings:
     names = "runtime", "workers", "max_active", "update_every", "epochs", "seed", "until"
-    names += "checkpoint_every", "evaluate_every", "replicas", "precision", "options"
+    names += "checkpoint_every", "evaluate_every", "replicas", "precision", "device", "options"
     nothing = dict.fromkeys(names)
     return new_settings(find_recipe(recipe), nothing | given)
 

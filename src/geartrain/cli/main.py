@@ -146,6 +146,14 @@ def train(
             show_default=False,
         ),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="cpu|cuda|cuda:N",
+            help="Where the model lives; a run may be resumed on another. Default the CPU.",
+            show_default=False,
+        ),
+    ] = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write scalars for TensorBoard.")
     ] = False,
@@ -175,6 +183,7 @@ def train(
         "evaluate_every": evaluate_every,
         "replicas": replicas,
         "precision": None if precision is None else precision.value,
+        "device": device,
     }
     watching = command.Watching(tensorboard=tensorboard, trace=trace, as_json=as_json)
     command.train(recipe, given, option or [], data, out, resume, watching)
@@ -252,6 +261,7 @@ def compare(
         "evaluate_every": evaluate_every,
         "replicas": None,
         "precision": None,
+        "device": None,
     }
     command.compare(recipe, given, option or [], against, seeds, data, out, as_json)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -46,6 +46,8 @@ class Settings:
         evaluate_every: Share of an epoch between evaluations, or None.
         replicas: Copies of the recipe's bottleneck.
         precision: ``full`` or ``bf16``.
+        device: Of all parts, or None: the CPU. It changes nothing but speed and rounding, so a run
+            may be resumed on another.
         options: The recipe's, complete.
     """
 
@@ -61,6 +63,7 @@ class Settings:
     evaluate_every: float | None
     replicas: int
     precision: Precision
+    device: str | None
     options: Mapping[str, int | float]
 
     def make_runtime(self) -> AbstractRuntime:
@@ -110,6 +113,7 @@ def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> Settings:
         "evaluate_every": None,
         "replicas": 1,
         "precision": "full",
+        "device": None,
     }
     chosen = {
         name: default if given[name] is None else given[name] for name, default in defaults.items()
@@ -130,6 +134,8 @@ def resumed_settings(
         DataError: The config is not one of ours.
     """
     settings = settings_from_json(config)
+    if given["device"] is not None:
+        settings = replace(settings, device=given["device"])
     was = asdict(settings)
     differing = [] if recipe.name == settings.recipe else [f"RECIPE {settings.recipe}"]
     for name, value in given.items():

@@ -137,6 +137,7 @@ def _prepare(
         max_active=settings.max_active,
         ramp=task.ramp,
         precision=settings.precision,
+        device=settings.device,
         seed=settings.seed,
         instruments=_instruments(folder, watching),
     )

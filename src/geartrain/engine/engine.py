@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+import torch
 from torch import nn
 
 from geartrain.engine.controller import ControllerState, Ramp
@@ -29,6 +30,7 @@ from geartrain.ir.precision import Precision
 from geartrain.ir.products import forget_copies
 from geartrain.ir.through import Through
 from geartrain.ir.wiring import Owner, Wiring, copy_name, wire
+from geartrain.native.transfer import require_device
 from geartrain.optim.part import Part, PartState, Rules
 from geartrain.optim.share import AbstractLock, NoLock, Share, share
 
@@ -46,6 +48,7 @@ class Settings:
         drain: Admit only when nothing is in flight: synchronous minibatches.
         lanes: Every worker runs the whole graph for its own instances, all with the same weights.
         precision: Of rows and products.
+        device: Where the rows of instances are fed; None: where they are.
     """
 
     max_active: int = 64
@@ -55,6 +58,7 @@ class Settings:
     drain: bool = False
     lanes: bool = False
     precision: Precision = "full"
+    device: torch.device | None = None
 
     def __post_init__(self) -> None:
         if self.max_active < 1 or self.max_rows < 1:
@@ -123,6 +127,7 @@ class Engine:
             settings.ramp,
             trained,
             drain=settings.drain,
+            device=settings.device,
         )
 
     def _worker(self, w: int, parts: Sequence[PartState | Share]) -> WorkerState:
@@ -156,7 +161,7 @@ class Engine:
         for loss in self.losses:
             loss.judge = judge
             loss.collected = [] if collect and not outputs else None
-            loss.take_sums()
+            loss.forget()
         for worker in self.workers:
             worker.train = train
             worker.progress = self.controller.trained
@@ -167,10 +172,13 @@ class Engine:
         Raises:
             LeakError: Rows wait in a store; names node and rows.
             ProtocolError: Answers and rows fed differ.
+            NonFiniteError: A device has found a NaN in one of the last losses or gradients.
         """
         self.controller.check_empty()
         for node in self.wiring.nodes.values():
             node.check_empty()
+        for part in self.parts.values():
+            part.check_finite()
         if self.wiring.arena.active:
             raise LeakError(f"{self.wiring.arena.active} frames are still in the arena")
 
@@ -195,7 +203,7 @@ class Engine:
         """The same, for a progress line: nothing is taken, and a firing may be half counted."""
         total: dict[str, tuple[float, float]] = {}
         for loss in self.losses:
-            for name, (s, n) in list(loss.sums.items()):
+            for name, (s, n) in loss.peek_sums().items():
                 old = total.get(name, (0.0, 0.0))
                 total[name] = (old[0] + s, old[1] + n)
         return total
@@ -227,11 +235,19 @@ def part_names(graph: Graph) -> dict[str, str]:
     return found
 
 
-def make_parts(graph: Graph, defaults: Rules) -> dict[str, PartState]:
+def make_parts(
+    graph: Graph, defaults: Rules, device: torch.device | None = None
+) -> dict[str, PartState]:
     """The parts of a graph at work, by name; copies of a replicated part are ``name#1`` and so on.
 
+    Args:
+        graph: Holds the modules, which are moved to their devices.
+        defaults: Of the parts' rules.
+        device: Of parts that name none; None leaves them where they are.
+
     Raises:
-        ValueError: Two parts have the same name.
+        ValueError: Two parts have the same name, a device does not exist, or a part's weights lie
+            on several.
     """
     names = part_names(graph)
     parts: dict[str, PartState] = {}
@@ -249,13 +265,17 @@ def make_parts(graph: Graph, defaults: Rules) -> dict[str, PartState]:
             continue
         if not isinstance(through.part, Part):
             assert isinstance(through.function, nn.Module)
-            parts[name] = PartState(name, through.function, defaults)
+            parts[name] = PartState(name, through.function, defaults, device=device)
             continue
         part, rules = through.part, through.part.rules(defaults)
-        parts[name] = PartState(name, part.module, rules, part.mixer)
+        where = device
+        if part.device is not None:
+            where = require_device(part.device, f"part '{name}'")
+        parts[name] = PartState(name, part.module, rules, part.mixer, where)
         for k in range(1, part.replicas):
             copied = copy_name(name, k)
-            parts[copied] = PartState(copied, copy.deepcopy(part.module), rules, part.mixer)
+            copied_module = copy.deepcopy(part.module)
+            parts[copied] = PartState(copied, copied_module, rules, part.mixer, where)
     return parts
 
 

@@ -42,6 +42,7 @@ from geartrain.ir.message import (
 from geartrain.ir.node import AbstractNode, Emission, Place
 from geartrain.ir.rows import RowStore
 from geartrain.native.rows import Moves, take
+from geartrain.native.transfer import upload
 
 
 @final
@@ -223,7 +224,7 @@ class Cells:
                 continue
             (column,) = take([buffer], cells)
             if not bit.all():
-                column[torch.from_numpy(np.flatnonzero(bit == 0))] = 0
+                column.index_fill_(0, upload(np.flatnonzero(bit == 0), column.device), 0)
             columns.append(column)
         return tuple(columns)
 
