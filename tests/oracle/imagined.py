@@ -21,9 +21,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from geartrain.engine.engine import Engine, Settings, make_parts
-from geartrain.ir import loss, packed
+from geartrain.ir import packed, sums
 from geartrain.ir.graph import Graph
 from geartrain.ir.loss import LossNode, Metric, accuracy, cross_entropy
+from geartrain.ir.sums import Sums
 from geartrain.native import transfer
 from geartrain.nn import GatedGraphCell, GatedSum, TreeLSTMBranch
 from geartrain.optim.part import Clip, Flush, Rules
@@ -53,11 +54,11 @@ def fetch(x: Tensor) -> Tensor:
 
 transfer.pinned = lambda shape, dtype: torch.empty(shape, dtype=dtype)  # type: ignore[misc]
 transfer.recorded = lambda device: Never()  # type: ignore[assignment, misc]
-loss.read = lambda values: [0.0] * len(values)  # type: ignore[assignment, misc]
+sums.read = lambda values: [0.0] * len(values)  # type: ignore[assignment, misc]
 transfer._fetched = fetch
 transfer.Verdicts.look = lambda self, wait=False: None  # type: ignore[method-assign, misc]
-count = LossNode._count
-LossNode._count = lambda node, m, *rest: None if m.values.is_cpu else count(node, m, *rest)  # type: ignore[method-assign, misc]
+add = Sums.add
+Sums.add = lambda s, name, values, *rest: None if values.is_cpu else add(s, name, values, *rest)  # type: ignore[method-assign, misc]
 # These look at numbers on the host, and tensors of the host are fake here too.
 LossNode._refuse_classes = lambda *args: None  # type: ignore[method-assign, misc]
 packed._check_finite = lambda *args: None  # type: ignore[assignment]

@@ -48,7 +48,8 @@ class Settings:
         drain: Admit only when nothing is in flight: synchronous minibatches.
         lanes: Every worker runs the whole graph for its own instances, all with the same weights.
         precision: Of rows and products.
-        device: Where the rows of instances are fed; None: where they are.
+        device: Where the rows of instances are fed; None: where they are, or on the host if all
+            modules are there.
     """
 
     max_active: int = 64
@@ -110,7 +111,8 @@ class Engine:
             inside = _path_inside(parts[name].module, through.function)
             return [Owner(c.module.get_submodule(inside), c) for c in copies]
 
-        self.wiring: Wiring = wire(graph, owners, lanes, settings.precision)
+        spread = _is_spread(graph, parts, settings.device)
+        self.wiring: Wiring = wire(graph, owners, lanes, settings.precision, spread)
         self.router = Router(self.wiring, lanes=lanes > 1)
         if lanes > 1:
             self.home = {n: k for ns in self.wiring.copies.values() for k, n in enumerate(ns)}
@@ -127,7 +129,7 @@ class Engine:
             settings.ramp,
             trained,
             drain=settings.drain,
-            device=settings.device,
+            device=settings.device if spread else _HOST,
         )
 
     def _worker(self, w: int, parts: Sequence[PartState | Share]) -> WorkerState:
@@ -161,7 +163,7 @@ class Engine:
         for loss in self.losses:
             loss.judge = judge
             loss.collected = [] if collect and not outputs else None
-            loss.forget()
+            loss.sums.forget()
         for worker in self.workers:
             worker.train = train
             worker.progress = self.controller.trained
@@ -194,7 +196,7 @@ class Engine:
         """Loss and metrics since the last call: name to (sum, rows), added over the losses."""
         total: dict[str, tuple[float, float]] = {}
         for loss in self.losses:
-            for name, (s, n) in loss.take_sums().items():
+            for name, (s, n) in loss.sums.take().items():
                 old = total.get(name, (0.0, 0.0))
                 total[name] = (old[0] + s, old[1] + n)
         return total
@@ -203,7 +205,7 @@ class Engine:
         """The same, for a progress line: nothing is taken, and a firing may be half counted."""
         total: dict[str, tuple[float, float]] = {}
         for loss in self.losses:
-            for name, (s, n) in loss.peek_sums().items():
+            for name, (s, n) in loss.sums.peek().items():
                 old = total.get(name, (0.0, 0.0))
                 total[name] = (old[0] + s, old[1] + n)
         return total
@@ -233,6 +235,18 @@ def part_names(graph: Graph) -> dict[str, str]:
             names[id(owner)] = wished or through.name
         found[through.name] = names[id(owner)]
     return found
+
+
+def _is_spread(graph: Graph, parts: Mapping[str, PartState], device: torch.device | None) -> bool:
+    """Whether rows may lie elsewhere than on the host: fed there, or meeting a tensor there."""
+    criteria = [o.criterion for o in graph.operators if isinstance(o, Losing)]
+    modules = [*(p.module for p in parts.values()), *graph.modules()]
+    modules += [c for c in criteria if isinstance(c, nn.Module)]
+    tensors = (x for m in modules for x in (*m.parameters(), *m.buffers()))
+    return (device is not None and device.type != "cpu") or not all(x.is_cpu for x in tensors)
+
+
+_HOST = torch.device("cpu")
 
 
 def make_parts(

@@ -400,7 +400,7 @@ class Join(AbstractNode):
             )
             return Forward(payload, states, origin, None, done)
         side_by_side = take([self._buffer(p, 0) for p in range(self._ports)], done)
-        return Forward((torch.cat(tuple(together(side_by_side)), -1),), states, origin)
+        return Forward((self._cat(side_by_side, -1),), states, origin)
 
     def _bundle_result(self, done: IntArray, states: IntArray, origin: IntArray) -> Forward:
         messages = []
@@ -415,10 +415,15 @@ class Join(AbstractNode):
             if self._how == "tuple":
                 messages.append(tuple(x for p in ports for x in p))
             else:
-                messages.append((torch.cat(tuple(together([p[0] for p in ports])), -1),))
+                messages.append((self._cat([p[0] for p in ports], -1),))
         lengths = np.array([m[0].shape[0] for m in messages], np.int64)
-        payload = tuple(torch.cat(tuple(together(c))) for c in zip(*messages, strict=True))
+        payload = tuple(self._cat(column, 0) for column in zip(*messages, strict=True))
         return Forward(payload, states, origin, lengths)
+
+    def _cat(self, columns: Sequence[Tensor], dim: int) -> Tensor:
+        if self.place.spread:
+            columns = together(columns)
+        return torch.cat(tuple(columns), dim)
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
         emission = Emission()

@@ -5,9 +5,6 @@
 Criteria give **one loss a row**: the gradient of a row may not depend on who shares its batch. The
 part's averaging over rows makes the usual mean of it. Rows in bfloat16 become float32 here; their
 gradients go back as bfloat16.
-
-On the host, sums are added up and looked at in every firing. On another device they stay there:
-they are read when somebody asks, and a NaN is found some firings later, without waiting for it.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from geartrain.errors import DataError, GraphError, NonFiniteError
+from geartrain.errors import DataError, GraphError
 from geartrain.ir.frame import View
 from geartrain.ir.message import (
     INSTANCE,
@@ -38,8 +35,9 @@ from geartrain.ir.message import (
 )
 from geartrain.ir.node import AbstractNode, Emission, Place
 from geartrain.ir.precision import widened
+from geartrain.ir.sums import Sums
 from geartrain.native.losses import cross_entropy as native_cross_entropy
-from geartrain.native.transfer import Verdicts, moved, read, upload
+from geartrain.native.transfer import moved
 
 Target: TypeAlias = str | Callable[[View], Any] | None
 Collected: TypeAlias = tuple[IntArray, IntArray, IntArray | None, Payload]
@@ -63,36 +61,6 @@ class Metric:
 def accuracy(prediction: Tensor, target: Tensor) -> Tensor:
     """Whether the largest logit ``(n, classes)`` is at the target ``(n,)``."""
     return prediction.argmax(-1) == target
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """What is averaged under a name.
-
-    Args:
-        name: ``loss``, or a metric's.
-        values: One a row.
-        mask: Rows that count, booleans in an array or a tensor; None: all.
-        counted: How many those are, where only the device knows.
-    """
-
-    name: str
-    values: Tensor
-    mask: Any
-    counted: Tensor | None = None
-
-    def where_it_lies(self) -> _Measured:
-        """For values on a device: only those that count, or zeros in place of the others."""
-        values, mask = self.values, self.mask
-        if mask is None:
-            return self
-        if not isinstance(mask, Tensor) or mask.is_cpu:
-            # How many they are is known here: nobody need ask the device.
-            rows = upload(np.flatnonzero(np.asarray(mask)), values.device)
-            return _Measured(self.name, values.index_select(0, rows), mask)
-        mask = moved(mask, values.device)
-        return _Measured(self.name, values.masked_fill(~mask, 0), mask, mask.sum())
 
 
 @final
@@ -131,6 +99,9 @@ class LossNode(AbstractNode):
         metrics: Name to ``Metric``, averaged over a pass.
         weight: A column or function that scales the rows' losses; None is 1.
 
+    Attributes:
+        sums: What is averaged over a pass; ``loss`` is the criterion's.
+
     Raises:
         NonFiniteError: A loss is NaN or infinite.
     """
@@ -148,18 +119,16 @@ class LossNode(AbstractNode):
         self._target, self._weight = target, weight
         self._metrics = dict(metrics)
         self._check_classes = isinstance(self._criterion, CrossEntropy)
-        self._sums: dict[str, list[float]] = {}
-        self._there: dict[tuple[str, int], Tensor] = {}  # what a device adds to [sum, rows]
-        self._verdicts = Verdicts()
+        self.sums = Sums(place.name, place.arena)
         self.collected: list[Collected] | None = None
         self.judge = True
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         state, origin = join_states(batches), join_origins(batches)
         lengths = join_lengths(batches)
-        came = join_payload(batches)
+        device = self.place.device_for(batches)
+        came = join_payload(batches, device)
         prediction = tuple(map(widened, came))
-        device = prediction[0].device
         if self.collected is not None:
             self.collected.append(collect(self.place, state, lengths, prediction))
         if not self.judge:
@@ -168,15 +137,15 @@ class LossNode(AbstractNode):
         target = column_of(self._target, view)
         if self._check_classes and target is not None:
             self._refuse_classes(prediction[0], target, state, lengths)
-        if target is not None:
+        if target is not None and device is not None:
             target = moved(target, device)
         losses, gradient = self._losses(prediction, target, train)
         weight = column_of(self._weight, view)
         if weight is not None:
-            weight = moved(weight, device)
+            weight = weight if device is None else moved(weight, device)
             losses = losses * weight
-        there: list[_Measured] = []
-        self._count(_Measured("loss", losses, None), state, lengths, there)
+        sums, slots = self.sums, state[INSTANCE]
+        sums.add("loss", losses, None, slots, lengths)
         args = prediction if target is None else (*prediction, target)
         measured: dict[int, Tensor] = {}  # once, however many metrics have the function
         for name, metric in self._metrics.items():
@@ -184,9 +153,9 @@ class LossNode(AbstractNode):
             if key not in measured:
                 measured[key] = metric.function(*args)
             mask = None if metric.where is None else metric.where(view)
-            self._count(_Measured(name, measured[key], mask), state, lengths, there)
-        if there:
-            self._count_there(there, state, lengths)
+            sums.add(name, measured[key], mask, slots, lengths)
+        if device is not None:
+            sums.ask(slots, lengths)
         if gradient is None:
             return Emission(backward=[Backward(origin, None)])
         if weight is not None:
@@ -208,26 +177,7 @@ class LossNode(AbstractNode):
         Raises:
             NonFiniteError: A loss was NaN or infinite.
         """
-        self._verdicts.look(wait=True)
-
-    def take_sums(self) -> dict[str, tuple[float, float]]:
-        """Name to (sum, rows) since the last call; ``loss`` is the criterion's."""
-        sums = self.peek_sums()
-        self._sums, self._there = {}, {}
-        return sums
-
-    def peek_sums(self) -> dict[str, tuple[float, float]]:
-        """The same, and nothing is taken; waits for the device where they are added up."""
-        sums = {name: [s, n] for name, (s, n) in list(self._sums.items())}
-        there = dict(self._there)
-        for (name, k), value in zip(there, read(list(there.values())), strict=True):
-            sums[name][k] += value
-        return {name: (s, n) for name, (s, n) in sums.items()}
-
-    def forget(self) -> None:
-        """A pass begins: nothing has been added up, and no answer is awaited."""
-        self._sums, self._there = {}, {}
-        self._verdicts.forget()
+        self.sums.check_finite()
 
     def _losses(
         self, prediction: Payload, target: Tensor | None, train: bool
@@ -260,83 +210,6 @@ class LossNode(AbstractNode):
             )
         return losses
 
-    def _count(
-        self,
-        measured: _Measured,
-        state: IntArray,
-        lengths: IntArray | None,
-        there: list[_Measured],
-    ) -> None:
-        """Add to the sums of a name; what lies on a device is put by, for ``_count_there``."""
-        values, mask = measured.values, measured.mask
-        if not values.is_cpu:
-            there.append(measured.where_it_lies())
-            return
-        if mask is not None:
-            values = values[torch.as_tensor(mask).cpu()]
-        total = float(values.sum())
-        if total - total != 0.0:
-            self._refuse_non_finite(measured, self._names(state, lengths))
-        self._add(measured.name, total, values.shape[0])
-
-    def _count_there(
-        self, there: list[_Measured], state: IntArray, lengths: IntArray | None
-    ) -> None:
-        """The same on a device, which says later whether something was NaN."""
-        totals = [m.values.sum(dtype=torch.float64) for m in there]
-        for measured, total in zip(there, totals, strict=True):
-            rows = measured.values.shape[0] if measured.counted is None else 0
-            self._add(measured.name, 0.0, rows)
-            self._add_there((measured.name, 0), total)
-            if measured.counted is not None:
-                self._add_there((measured.name, 1), measured.counted)
-        names = self._names(state, lengths)
-
-        def tell(bad: list[bool]) -> None:
-            self._refuse_non_finite(there[bad.index(True)], names)
-
-        here = [moved(total, totals[0].device) for total in totals]
-        self._verdicts.ask(~torch.isfinite(torch.stack(here)), tell)
-        self._verdicts.look()
-
-    def _add(self, name: str, total: float, rows: int) -> None:
-        sums = self._sums.setdefault(name, [0.0, 0.0])
-        sums[0] += total
-        sums[1] += rows
-
-    def _add_there(self, key: tuple[str, int], total: Tensor) -> None:
-        found = self._there.get(key)
-        if found is None:
-            self._there[key] = total.to(torch.float64, copy=True)
-        else:
-            found.add_(moved(total, found.device))
-
-    def _names(self, state: IntArray, lengths: IntArray | None) -> Callable[[int], str]:
-        """What gives the instance of a payload row a name, also when the instance has ended."""
-        slots = state[INSTANCE]
-        describe = self.place.arena.describer(slots)
-        return lambda row: describe(row if lengths is None else _message_of(row, lengths))
-
-    def _refuse_non_finite(self, measured: _Measured, names: Callable[[int], str]) -> None:
-        values = measured.values.cpu()
-        broken = ~torch.isfinite(values)
-        if not broken.any():
-            raise NonFiniteError(
-                f"'{self.name}': the sum of {measured.name} over {len(values)} rows, up to "
-                f"{float(values.abs().max()):.3g} each, overflows {values.dtype}; lower the "
-                "learning rate, or clip the gradient"
-            )
-        mask = None if measured.mask is None else torch.as_tensor(measured.mask).cpu()
-        if mask is None or len(mask) == len(broken):
-            bad = row = int(torch.nonzero(broken if mask is None else broken & mask)[0, 0])
-        else:
-            bad = int(torch.nonzero(broken)[0, 0])
-            row = int(torch.nonzero(mask)[bad, 0])
-        raise NonFiniteError(
-            f"'{self.name}': {measured.name} is {float(measured.values[bad])} at a row of "
-            f"{names(row)}; lower the learning rate, clip the gradient, or look at this instance"
-        )
-
     def _refuse_classes(
         self, prediction: Tensor, target: Tensor, state: IntArray, lengths: IntArray | None
     ) -> None:
@@ -364,7 +237,8 @@ class OutputNode(AbstractNode):
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         origin = join_origins(batches)
         if self.collected is not None:
-            payload = tuple(map(widened, join_payload(batches)))
+            came = join_payload(batches, self.place.device_for(batches))
+            payload = tuple(map(widened, came))
             row = collect(self.place, join_states(batches), join_lengths(batches), payload)
             self.collected.append(row)
         return Emission(backward=[Backward(origin, None)])
@@ -427,11 +301,6 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):
         return {}
-
-
-def _message_of(row: int, lengths: IntArray) -> int:
-    """The message that a payload row belongs to."""
-    return int(np.searchsorted(np.cumsum(lengths), row, "right"))
 
 
 def _messages(slots: IntArray, lengths: IntArray | None) -> IntArray:

@@ -228,12 +228,12 @@ def _join_later(
             return first if device is None else moved(first, device)
         if out is None:
             assert index is not None
-            out = first.new_empty((index.size, *first.shape[1:]), device=device)
+            out = _room(first, index.size, device)
         moves.add(out, None, first, index)
         return out
     sizes = [t.shape[0] if rows is None else rows.size for t, rows in parts]
     if out is None:
-        out = first.new_empty((sum(sizes), *first.shape[1:]), device=device)
+        out = _room(first, sum(sizes), device)
     at = 0
     for (tensor, rows), n in zip(parts, sizes, strict=True):
         moves.add(out, None, tensor, rows, at)
@@ -241,11 +241,21 @@ def _join_later(
     return out
 
 
-def join_payload(batches: Sequence[Forward]) -> Payload:
-    """The payload of several batches, rows side by side, all of it on one device."""
+def _room(like: Tensor, rows: int, device: torch.device | None) -> Tensor:
+    shape = (rows, *like.shape[1:])
+    return like.new_empty(shape) if device is None else like.new_empty(shape, device=device)
+
+
+def join_payload(batches: Sequence[Forward], device: torch.device | None = None) -> Payload:
+    """The payload of several batches, rows side by side.
+
+    Args:
+        batches: Equally wide.
+        device: Where it is to be; None: each column where its first part is.
+    """
     width = len(batches[0].payload)
     columns = [[(b.payload[j], b.index) for b in batches] for j in range(width)]
-    return join_columns(columns, [None] * width, device_of(batches))
+    return join_columns(columns, [None] * width, device)
 
 
 def join_gradient(batches: Sequence[Backward], device: torch.device | None = None) -> Gradient:

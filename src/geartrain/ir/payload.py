@@ -156,13 +156,14 @@ class RowNode(AbstractNode):
         self._rows = RowStore(place.name, ("origin", "version", "start", "length", "instance"))
         self._cells: RowStore | None = None
         self._width = 1
-        self._device = torch.device("cpu")
+        self._device: torch.device | None = None  # None: the host, and so is everything
         self._kept_input: dict[int, int] = {}  # residual j is input i itself: joined in place
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         state, origin = join_states(batches), join_origins(batches)
         lengths = join_lengths(batches)
-        self._device = _where(self._call, self._weights, batches)
+        if self.place.spread:
+            self._device = _where(self._call, self._weights, batches)
         inside = self._inside(state[INSTANCE], lengths) if self._call.inside else None
         if not train:
             inputs = self._inputs(batches, state, origin, lengths, {})
@@ -362,14 +363,16 @@ class GraphNode(AbstractNode):
         self.part_name = None if weights is None else weights.name
         self._rows = RowStore(place.name, ("origin", "version"))
         self._graphs: dict[int, _Kept] = {}
-        self._device = torch.device("cpu")
+        self._device: torch.device | None = None
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         return Emission([(0, self._forward_one(one, train)) for one in _one_by_one(batches)])
 
     def _forward_one(self, one: Forward, train: bool) -> Forward:
         width = len(one.payload)
-        device = self._device = _where(self._call, self._weights, [one])
+        if self.place.spread:
+            self._device = _where(self._call, self._weights, [one])
+        device = self._device
         columns = [[(one.payload[j], one.index)] for j in self._call.taken(width)]
         inputs = [join_column(column, None, device) for column in columns]
         inputs += _read(self._call, self.place, one.state, one.lengths, device)
@@ -477,7 +480,7 @@ def _where(call: Call, weights: AbstractWeights | None, batches: Sequence[Forwar
 
 
 def look_inside(
-    place: Place, slots: IntArray, lengths: IntArray | None, device: torch.device
+    place: Place, slots: IntArray, lengths: IntArray | None, device: torch.device | None
 ) -> Inside:
     """Lengths, segments and edges of bundles, as tensors."""
     if lengths is None:
@@ -499,7 +502,7 @@ def _read(
     place: Place,
     state: IntArray,
     lengths: IntArray | None,
-    device: torch.device,
+    device: torch.device | None,
 ) -> list[Tensor]:
     """The columns that a module reads, one entry a payload row."""
     if not call.read:

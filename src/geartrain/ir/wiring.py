@@ -75,6 +75,7 @@ def wire(
     owners: Callable[[Through], Sequence[Owner]],
     copies_of_all: int = 1,
     precision: Precision = "full",
+    spread: bool = False,
 ) -> Wiring:
     """Make fresh nodes.
 
@@ -86,6 +87,7 @@ def wire(
         owners: What the copies of a ``through`` run with; one where it is not replicated.
         copies_of_all: Least copies of every node.
         precision: Of the rows.
+        spread: Whether rows may lie elsewhere than on the host.
     """
     operators = graph.copy_with_broadcasts()
     schema = graph.schema()
@@ -103,7 +105,7 @@ def wire(
         for k in range(how_many[operator.id]):
             number = operator.id if k == 0 else next_number
             next_number += k > 0
-            place = Place(number, copy_name(operator.name, k), arena, schema)
+            place = Place(number, copy_name(operator.name, k), arena, schema, spread)
             made: AbstractNode | AbstractStep | None
             if isinstance(operator, Through):
                 owner = owned[operator.id][k]

@@ -140,10 +140,10 @@ class Verdicts:
         self._open.clear()
 
 
-def upload(values: NDArray[Any], device: torch.device) -> Tensor:
-    """An array as a tensor of a device; on the host it is the same memory."""
+def upload(values: NDArray[Any], device: torch.device | None) -> Tensor:
+    """An array as a tensor of a device; on the host, or with None, it is the same memory."""
     host = torch.from_numpy(np.ascontiguousarray(values))
-    return host if device.type == "cpu" else moved(host, device)
+    return host if device is None or device.type == "cpu" else moved(host, device)
 
 
 def moved(x: Tensor, device: torch.device) -> Tensor:
@@ -226,8 +226,8 @@ def _remedy(count: int) -> str:
     if count:
         return "give one of these, and look at CUDA_VISIBLE_DEVICES"
     if torch.version.cuda is None and torch.version.hip is None:
-        return "leave device out, or install a build of torch with CUDA"
-    return "leave device out, or look at the driver (nvidia-smi) and CUDA_VISIBLE_DEVICES"
+        return "give 'cpu', or install a build of torch with CUDA"
+    return "give 'cpu', or look at the driver (nvidia-smi) and CUDA_VISIBLE_DEVICES"
 
 
 _stagings: dict[torch.device, Staging] = {}

@@ -263,6 +263,11 @@ class PartState(AbstractWeights):
         return _CPU if self._first is None else self._first.device
 
     @property
+    def _elsewhere(self) -> bool:
+        """Whether the weights are on another device than the host."""
+        return self._first is not None and not self._first.is_cpu
+
+    @property
     def scheduler(self) -> LRScheduler | None:
         return self._scheduler
 
@@ -486,7 +491,7 @@ class PartState(AbstractWeights):
             parameter.grad = gradient
             gradients.append(dense)
             owners.append(parameter)
-        if self.device.type != "cpu":
+        if self._elsewhere:
             self._check_later(owners, gradients)
             return gradients
         total = sum((float(g.sum()) for g in gradients), 0.0)
@@ -526,7 +531,7 @@ class PartState(AbstractWeights):
                 torch.stack([torch.linalg.vector_norm(g) for g in gradients])
             )
             scale = clip.norm / (norm + 1e-6)
-            if self.device.type != "cpu":  # a look at the norm would wait for the device
+            if self._elsewhere:  # a look at the norm would wait for the device
                 for g in gradients:
                     g.mul_(scale.clamp(max=1))
             elif (factor := float(scale)) < 1:

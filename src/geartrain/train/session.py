@@ -85,7 +85,8 @@ class Session:
             and losses float32. Modules without a kernel for it run in float32 between casts, as
             does ``Part(full_precision=True)``. What leaves the graph is float32.
         device: Where parts live that name no device of their own, and where the rows of instances
-            are fed: ``cpu``, ``cuda``, ``cuda:1``. None leaves modules and rows where they are.
+            are fed: ``cpu``, ``cuda``, ``cuda:1``. None leaves modules where they are; rows
+            are then fed where they are, or on the host if all modules are there.
         placement: Part or node name to worker; what is not named is placed automatically, after a
             short measurement where there are several workers.
         convert: Makes an ``Instance`` of an item of the data.
