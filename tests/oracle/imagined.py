@@ -3,7 +3,7 @@
 torch's fake tensors have shapes and devices and no numbers. An operation on tensors of two devices
 raises as on real ones, and so does a look at a number, which would wait for the device. All that
 routes is numpy and real, so that graphs run to their end. It is a program of its own, as the
-imagined kind of device stays registered.
+imagined kind of device stays registered. Its arguments are the names of cases.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import cycle
+from typing import NamedTuple
 
 import models
 import torch
@@ -24,6 +25,7 @@ from geartrain.engine.engine import Engine, Settings, make_parts
 from geartrain.ir import packed, sums
 from geartrain.ir.graph import Graph
 from geartrain.ir.loss import LossNode, Metric, accuracy, cross_entropy
+from geartrain.ir.precision import Precision
 from geartrain.ir.sums import Sums
 from geartrain.native import transfer
 from geartrain.nn import GatedGraphCell, GatedSum, TreeLSTMBranch
@@ -160,6 +162,17 @@ WAYS = (
 )
 
 
+class How(NamedTuple):
+    """What else a session may ask for."""
+
+    name: str
+    precision: Precision = "full"
+    lanes: bool = False
+
+
+HOWS = (How("as it comes"), How("bf16 in lanes", "bf16", True))
+
+
 def put(module: nn.Module, device: torch.device) -> None:
     for inner in module.modules():
         for name, parameter in inner._parameters.items():
@@ -170,18 +183,23 @@ def put(module: nn.Module, device: torch.device) -> None:
                 )
 
 
-def run(model: models.Model, devices: Sequence[torch.device], fed: torch.device | None) -> None:
+def run(
+    model: models.Model, devices: Sequence[torch.device], fed: torch.device | None, how: How
+) -> None:
     """Train and evaluate a pass."""
     there: Iterator[torch.device] = cycle(devices)
     for module in model.modules.values():
-        put(module, next(there))
+        put(module if how.precision == "full" else module.float(), next(there))
     rules = Rules(
         optimizer=partial(torch.optim.SGD, lr=0.1, foreach=False),
         update_every=Flush() if HOST in devices else 7,  # a step on the host looks at numbers
         clip=Clip(1.0, 2.0),
     )
     parts = make_parts(model.graph, rules)
-    engine = Engine(model.graph, parts, Settings(max_active=5, ramp=AT_ONCE, device=fed), workers=2)
+    settings = Settings(
+        max_active=5, ramp=AT_ONCE, lanes=how.lanes, precision=how.precision, device=fed
+    )
+    engine = Engine(model.graph, parts, settings, workers=2)
     for train in (True, False):
         engine.begin(train=train)
         Simulated(2, seed=1).run(engine, Feeder(iter(model.data)), Quiet())
@@ -195,15 +213,17 @@ BY_AUTOGRAD = ("lists, inputs", "lists, graph", "trees")
 """Autograd has one queue for imagined devices, so these are not spread over two."""
 
 imagined = FakeTensorMode(allow_non_fake_inputs=True)
-for case, build in CASES.items():
+for case in sys.argv[1:]:
+    build = CASES[case]
     for way, devices, fed, nobody_waits in WAYS:
         if TWO in devices and case in BY_AUTOGRAD:
             continue
-        fetched.clear()
-        made = build()
-        with imagined:
-            run(made, devices, fed)
         # Zeros like rows of the host are the host's, and so is their gradient.
         nobody_waits = nobody_waits and (case != "flat" or fed is not None)
-        assert bool(fetched) != nobody_waits, f"{case}, {way}: fetched {fetched[:5]}"
-        sys.stdout.write(f"{case}, {way}\n")
+        for how in HOWS if fed is None else HOWS[:1]:
+            fetched.clear()
+            made = build()
+            with imagined:
+                run(made, devices, fed, how)
+            assert bool(fetched) != nobody_waits, f"{case}, {way}, {how}: fetched {fetched[:5]}"
+            sys.stdout.write(f"{case}, {way}, {how.name}\n")

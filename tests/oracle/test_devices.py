@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,9 +18,12 @@ from torch.testing import assert_close
 from geartrain.engine.engine import Engine, Settings, make_parts
 from geartrain.engine.worker import Firing, WorkerState
 from geartrain.errors import NonFiniteError
+from geartrain.ir.gradient import GradientSum
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import cross_entropy
+from geartrain.native import transfer
+from geartrain.nn.derived import DerivedKernel
 from geartrain.optim.part import Flush, Part, PartState, Rules
 from geartrain.runtime.base import Feeder
 from geartrain.runtime.threads import Threads
@@ -32,13 +36,26 @@ cuda = pytest.mark.skipif(
 HOST, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
-def test_no_operation_meets_two_devices_and_no_firing_looks_at_a_number() -> None:
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("cases", "ways"),
+    [
+        (("lists, activations", "lists, inputs"), 11),
+        (("lists, graph", "trees"), 10),
+        (("flat", "cells"), 12),
+        (("gated", "sum"), 12),
+        (("mean", "max"), 12),
+    ],
+)
+def test_no_operation_meets_two_devices_and_no_firing_looks_at_a_number(
+    cases: tuple[str, ...], ways: int
+) -> None:
     environment = os.environ | {
         "GEARTRAIN_NATIVE": "0",
         "PYTHONPATH": os.pathsep.join([str(HERE.parents[1] / "src"), str(HERE)]),
     }
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(HERE / "imagined.py")],
+        [sys.executable, "-W", "ignore", str(HERE / "imagined.py"), *cases],
         env=environment,
         capture_output=True,
         text=True,
@@ -46,7 +63,7 @@ def test_no_operation_meets_two_devices_and_no_firing_looks_at_a_number() -> Non
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert len(done.stdout.splitlines()) == 37
+    assert len(done.stdout.splitlines()) == ways
 
 
 def graph_on(devices: dict[str, str]) -> tuple[Graph, list[Instance]]:
@@ -80,6 +97,41 @@ def test_a_session_on_the_cpu_by_name_trains_as_one_without() -> None:
         assert_close(other, weights[0], rtol=0, atol=0)
 
 
+def test_only_a_graph_with_something_elsewhere_asks_where_rows_are() -> None:
+    def spread(graph: Graph, device: torch.device | None = None) -> bool:
+        parts = make_parts(graph, Rules())
+        engine = Engine(graph, parts, Settings(device=device))
+        found = {node.place.spread for node in engine.wiring.nodes.values()}
+        assert len(found) == 1
+        return found.pop()
+
+    graph, _ = graph_on({})
+    assert not spread(graph)
+    assert not spread(graph, HOST)
+    assert spread(graph, torch.device("meta"))
+    graph, _ = graph_on({})
+    next(iter(graph.modules())).to("meta")
+    assert spread(graph)
+    graph = Graph(value=("label",))
+    weighing = torch.nn.CrossEntropyLoss(torch.ones(2, device="meta"), reduction="none")
+    graph.input("x").through(torch.nn.Linear(3, 2)).loss(weighing, target="label")
+    assert spread(graph)
+
+
+def test_rows_that_lie_elsewhere_come_to_a_graph_that_is_all_on_the_host() -> None:
+    moved = []
+    graph, data = graph_on({})
+    engine = Engine(graph, make_parts(graph, Rules()), Settings())
+    packed = engine.controller.packer.pack(data[:2])
+    there = packed.inputs["x"].payload.to("meta")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transfer, "_fetched", lambda x: moved.append(x.shape) or torch.zeros(x.shape))
+        engine.controller.admit(
+            replace(packed, inputs={"x": replace(packed.inputs["x"], payload=there)})
+        )
+    assert moved == [(4, 3)]
+
+
 def gradients(name: str, devices: list[torch.device], workers: int) -> dict[str, torch.Tensor]:
     model = models.MODELS[name]()
     for k, module in enumerate(model.modules.values()):
@@ -111,6 +163,39 @@ def test_gradients_of_a_gpu_are_those_of_the_cpu(
     assert_close(
         gradients(name, devices, workers), gradients(name, [HOST], 1), rtol=1e-9, atol=1e-11
     )
+
+
+@cuda
+def test_lanes_in_bf16_on_a_gpu_learn_as_on_the_cpu() -> None:
+    losses = []
+    for device in ("cpu", "cuda"):
+        graph, data = graph_on({})
+        rules = Rules(optimizer=partial(torch.optim.SGD, lr=0.1), update_every=Flush())
+        two = Threads(2, kernel_threads=1)
+        session = Session(
+            graph, rules=rules, runtime=two, device=device, lanes=True, precision="bf16"
+        )
+        losses.append([epoch.loss for epoch in session.fit(data, epochs=3).history])
+    assert losses[1] == pytest.approx(losses[0], rel=2e-2)
+
+
+@cuda
+def test_a_derived_kernel_finds_the_same_gradient_on_a_gpu() -> None:
+    found = []
+    for device in (HOST, GPU):
+        torch.manual_seed(0)
+        norm = torch.nn.LayerNorm(3, dtype=torch.float64)
+        kernel = DerivedKernel("norm", norm.to(device))
+        x, dy = torch.randn(7, 3, dtype=torch.float64), torch.randn(7, 3, dtype=torch.float64)
+        _, residuals = kernel.forward(x.to(device))
+        assert kernel.refused is None
+        into = GradientSum(norm.parameters())
+        (dx,) = kernel.backward((dy.to(device),), residuals, into)
+        assert dx is not None and dx.device == device
+        weight = into.take(norm.weight)
+        assert weight is not None
+        found.append((dx.cpu(), weight.cpu()))
+    assert_close(found[1], found[0])
 
 
 @cuda

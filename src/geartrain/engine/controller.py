@@ -157,8 +157,6 @@ class ControllerState:
     def _batch(self, operator: Input, payload: Tensor, rows: Rows, slots: IntArray) -> Forward:
         """The rows of some instances for one input."""
         columns, base = self._wiring.schema.state, self._arena.base[slots]
-        if self._device is not None:
-            payload = moved(payload, self._device)
         if operator.bundle:
             some = np.flatnonzero(rows.lengths)
             instance, vertex, lengths = slots[some], base[some], rows.lengths[some]
@@ -171,6 +169,8 @@ class ControllerState:
             state[columns[field]] = value
         if self._wiring.precision == "bf16":
             payload = narrowed(payload)
+        if self._device is not None:
+            payload = moved(payload, self._device)
         return Forward((payload,), state, instance, lengths)
 
     def settle(self, out: Outbox) -> int:
