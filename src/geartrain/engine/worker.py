@@ -131,8 +131,8 @@ class WorkerState:
             queue = self._policy.choose(list(self._ready))
             node = self._nodes[queue.node]
             limit = min(self._policy.limit(queue, self._max_rows), queue.rows)
-            if queue.port == BACKWARD:
-                limit = min(limit, self._most_back(node))
+            if self._adds_gradients(node, queue.port):
+                limit = min(limit, self._most_adding(node))
             if limit > 2 * node.grain:
                 limit -= limit % node.grain
             batches = queue.take(limit)
@@ -165,7 +165,7 @@ class WorkerState:
                 with part.guard:
                     emission = self._compute(node, port, batches)
             self._router.emit(node.id, emission, out)
-            if port == BACKWARD and part is not None:
+            if part is not None and self._adds_gradients(node, port):
                 step = part.step_if_due(self.progress)
                 if step is not None:
                     firing.steps.append(step)
@@ -187,8 +187,11 @@ class WorkerState:
                 firing.elsewhere.append((home, delivery))
         out.deliveries.clear()
 
-    def _most_back(self, node: AbstractNode) -> int:
-        """Most answers of one firing, so that updates have about the size that was asked for.
+    def _adds_gradients(self, node: AbstractNode, port: int) -> bool:
+        return port == BACKWARD or (node.learns_forward and self.train)
+
+    def _most_adding(self, node: AbstractNode) -> int:
+        """Most rows of one firing that adds gradients, so that updates have about the right size.
 
         Instances that move in lockstep would else come back together, and one update would take
         them all, however few it was asked for. A bundle stands for an instance; halves, because an

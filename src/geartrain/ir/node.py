@@ -77,6 +77,9 @@ class AbstractNode(ABC):
     alone = False
     """Whether every message is fired by itself: it is a batch already, or keeps its graph."""
 
+    learns_forward = False
+    """Whether a loss is inside, so that in training a forward firing adds gradients to the part."""
+
     @property
     def bundled(self) -> bool:
         """Whether the messages that it waits for are bundles, seen so far."""
