@@ -36,6 +36,7 @@ class Firing:
         elsewhere: Deliveries for other workers, by worker.
         outbox: What concerns the controller (its deliveries are done).
         steps: Optimiser steps taken.
+        both: Whether a forward firing was the backward of its rows too: a loss is inside.
         held: Parts that have begun or ceased to hold a step back: name to whether it holds.
     """
 
@@ -43,6 +44,7 @@ class Firing:
     part: str | None
     forward: bool
     rows: int
+    both: bool = False
     elsewhere: list[tuple[int, Delivery]] = field(default_factory=list)
     outbox: Outbox = field(default_factory=Outbox)
     steps: list[StepTaken] = field(default_factory=list)
@@ -138,7 +140,9 @@ class WorkerState:
             batches = queue.take(limit)
             if not queue.rows:
                 del self._ready[queue]
-            firing = Firing(node.name, node.part_name, queue.port >= 0, sum(map(len, batches)))
+            forward, rows = queue.port >= 0, sum(map(len, batches))
+            both = forward and self._adds_gradients(node, queue.port)
+            firing = Firing(node.name, node.part_name, forward, rows, both)
             self._run(node, queue.port, batches, firing)
         else:
             node = self._nodes[self._eager[0].node]
