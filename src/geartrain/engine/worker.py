@@ -192,7 +192,7 @@ class WorkerState:
         out.deliveries.clear()
 
     def _adds_gradients(self, node: AbstractNode, port: int) -> bool:
-        return port == BACKWARD or (node.learns_forward and self.train)
+        return port == BACKWARD or (node.loss_name is not None and self.train)
 
     def _most_adding(self, node: AbstractNode) -> int:
         """Most rows of one firing that adds gradients, so that updates have about the right size.
@@ -233,7 +233,8 @@ def _story(node: AbstractNode, port: int, batches: Sequence[Forward | Backward])
         f"{str(c.dtype).removeprefix('torch.')} {tuple(c.shape)}" for c in columns if c is not None
     ]
     rows = sum(map(len, batches))
-    told = f"'{node.name}'{part}, {way}, {rows} rows, payload {', '.join(shapes) or 'zero'}"
+    loss = f" with loss '{node.loss_name}'" if node.loss_name is not None else ""
+    told = f"'{node.name}'{loss}{part}, {way}, {rows} rows, payload {', '.join(shapes) or 'zero'}"
     if isinstance(first, Forward):
         slots = np.concatenate([b.state[INSTANCE] for b in batches if isinstance(b, Forward)])
         told += f", {node.place.arena.describe_several(slots)}"

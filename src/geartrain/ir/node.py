@@ -77,8 +77,8 @@ class AbstractNode(ABC):
     alone = False
     """Whether every message is fired by itself: it is a batch already, or keeps its graph."""
 
-    learns_forward = False
-    """Whether a loss is inside, so that in training a forward firing adds gradients to the part."""
+    loss_name: str | None = None
+    """The loss that is computed in this node: in training a forward firing then adds gradients."""
 
     @property
     def bundled(self) -> bool:

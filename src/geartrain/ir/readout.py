@@ -44,8 +44,6 @@ class ReadoutNode(AbstractNode):
         weights: The part, or None where there are no parameters.
     """
 
-    learns_forward = True
-
     def __init__(
         self,
         place: Place,
@@ -56,7 +54,7 @@ class ReadoutNode(AbstractNode):
     ) -> None:
         super().__init__(place)
         self._call, self._kernel, self._weights = call, kernel, weights
-        self.objective = objective
+        self.objective, self.loss_name = objective, objective.name
         self.alone = call.alone
         self.part_name = None if weights is None else weights.name
         self._bundled = False
