@@ -131,6 +131,7 @@ class Objective:
             The gradient of each tensor of ``came``, in its dtype; None: zero.
 
         Raises:
+            DataError: A target is none of the classes of the prediction.
             NonFiniteError: A loss is NaN or infinite.
         """
         prediction = tuple(map(widened, came))
@@ -140,9 +141,10 @@ class Objective:
             return None
         view = self.place.row_view(state, lengths)
         target = column_of(self._target, view)
-        if self._check_classes and target is not None:
+        found = self._by_native_kernel(prediction, target) if train else None
+        if found is None and self._check_classes and target is not None:
             self._refuse_classes(prediction[0], target, state, lengths)
-        losses, gradient = self._losses(prediction, target, train)
+        losses, gradient = found or self._losses(prediction, target, train)
         weight = column_of(self._weight, view)
         if weight is not None:
             losses = losses * weight
@@ -178,6 +180,17 @@ class Objective:
             if metric.where is not None:
                 mask = torch.as_tensor(metric.where(view))
             self._count(name, measured[key], mask, state, lengths)
+
+    def _by_native_kernel(
+        self, prediction: Payload, target: Tensor | None
+    ) -> tuple[Tensor, Gradient] | None:
+        """Cross entropy and its gradient, if all targets are classes and a kernel takes them."""
+        if not self._check_classes or target is None:
+            return None
+        found = native_cross_entropy(prediction[0], target)
+        if found is None:
+            return None
+        return found[0], (found[1], *[None] * (len(prediction) - 1))
 
     def _losses(
         self, prediction: Payload, target: Tensor | None, train: bool
