@@ -290,7 +290,7 @@ def test_what_runs_again_or_keeps_a_graph_stays_two_nodes(keep):
 
 
 def test_a_stream_with_another_reader_or_another_source_stays_two_nodes():
-    for end in ("output", "merge", "function"):
+    for end in ("output", "merge", "merge of one", "function"):
         graph = Graph(vertex=("label", "share"))
         x = graph.input("x")
         y = x.through(nn.Linear(D, 2).double(), name="last")
@@ -298,6 +298,8 @@ def test_a_stream_with_another_reader_or_another_source_stays_two_nodes():
             y.output()
         elif end == "merge":
             y = graph.merge(y, x.through(nn.Linear(D, 2).double()))
+        elif end == "merge of one":
+            y = graph.merge(y)
         else:
             y = y.through(torch.tanh)
         y.loss(squares)
