@@ -24,7 +24,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from geartrain.engine.engine import Engine, Settings, make_parts
 from geartrain.ir import packed, sums
 from geartrain.ir.graph import Graph
-from geartrain.ir.loss import LossNode, Metric, accuracy, cross_entropy
+from geartrain.ir.loss import Metric, Objective, accuracy, cross_entropy
 from geartrain.ir.precision import Precision
 from geartrain.ir.sums import Sums
 from geartrain.native import transfer
@@ -62,7 +62,7 @@ transfer.Verdicts.look = lambda self, wait=False: None  # type: ignore[method-as
 add = Sums.add
 Sums.add = lambda s, name, values, *rest: None if values.is_cpu else add(s, name, values, *rest)  # type: ignore[method-assign, misc]
 # These look at numbers on the host, and tensors of the host are fake here too.
-LossNode._refuse_classes = lambda *args: None  # type: ignore[method-assign, misc]
+Objective._refuse_classes = lambda *args: None  # type: ignore[method-assign, misc]
 packed._check_finite = lambda *args: None  # type: ignore[assignment]
 
 

@@ -16,7 +16,7 @@ Source: PPT and NPT of Gaunt et al. 2017, arXiv:1705.09786.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
@@ -163,10 +163,10 @@ class RowNode(AbstractNode):
         state, origin = join_states(batches), join_origins(batches)
         lengths = join_lengths(batches)
         if self.place.spread:
-            self._device = _where(self._call, self._weights, batches)
+            self._device = where_it_computes(self._call, self._weights, batches)
         inside = self._inside(state[INSTANCE], lengths) if self._call.inside else None
         if not train:
-            inputs = self._inputs(batches, state, origin, lengths, {})
+            inputs = self._inputs(batches, state, lengths, {})
             outputs, _ = self._run(inputs, inside)
             return self._emit(outputs, state, origin, lengths)
         n = origin.size
@@ -192,7 +192,7 @@ class RowNode(AbstractNode):
             if (kept := buffers.existing(j)) is not None
             and (i >= len(taken) or _fits(kept, batches, taken[i]))
         }
-        inputs = self._inputs(batches, state, origin, lengths, in_place)
+        inputs = self._inputs(batches, state, lengths, in_place)
         room = self._room(buffers, first, total)
         outputs, residuals = self._run(inputs, inside, room)
         if in_place:  # a function may return its very input: rows of the store are for this node
@@ -261,24 +261,13 @@ class RowNode(AbstractNode):
         self,
         batches: Sequence[Forward],
         state: IntArray,
-        origin: IntArray,
         lengths: IntArray | None,
-        in_place: dict[int, Tensor],
+        in_place: Mapping[int, Tensor],
     ) -> Payload:
         self._width = len(batches[0].payload)
-        taken = self._call.taken(self._width)
-        inputs = list(
-            join_columns(
-                [[(b.payload[j], b.index) for b in batches] for j in taken],
-                [in_place.get(i) for i in range(len(taken))],
-                self._device,
-            )
+        return gather_inputs(
+            self._call, self.place, batches, state, lengths, in_place, self._device
         )
-        read = _read(self._call, self.place, state, lengths, self._device)
-        for j, column in enumerate(read, len(inputs)):
-            out = in_place.get(j)
-            inputs.append(column if out is None else out.copy_(column))
-        return tuple(inputs)
 
     def _run(
         self, inputs: Payload, inside: Inside | None, room: Tensor | None = None
@@ -317,13 +306,7 @@ class RowNode(AbstractNode):
     ) -> Emission:
         if self._call.pool:
             lengths = None
-        n = origin.size if lengths is None else int(lengths.sum())
-        for j, y in enumerate(outputs):
-            if y.shape[:1] != (n,):
-                raise GraphError(
-                    f"'{self.name}': output {j} has shape {tuple(y.shape)} for {n} rows; a module "
-                    "maps rows to rows, leading dimension first"
-                )
+        require_rows(self.name, outputs, origin.size if lengths is None else int(lengths.sum()))
         return Emission([(0, Forward(outputs, state, origin, lengths))])
 
     def _answer_zero(self, rows: IntArray, emission: Emission) -> None:
@@ -371,7 +354,7 @@ class GraphNode(AbstractNode):
     def _forward_one(self, one: Forward, train: bool) -> Forward:
         width = len(one.payload)
         if self.place.spread:
-            self._device = _where(self._call, self._weights, [one])
+            self._device = where_it_computes(self._call, self._weights, [one])
         device = self._device
         columns = [[(one.payload[j], one.index)] for j in self._call.taken(width)]
         inputs = [join_column(column, None, device) for column in columns]
@@ -468,7 +451,9 @@ class _Kept:
     width: int
 
 
-def _where(call: Call, weights: AbstractWeights | None, batches: Sequence[Forward]) -> torch.device:
+def where_it_computes(
+    call: Call, weights: AbstractWeights | None, batches: Sequence[Forward]
+) -> torch.device:
     """The device that a node computes on."""
     if weights is not None:
         return weights.device
@@ -495,6 +480,51 @@ def look_inside(
         {name: upload(column, device) for name, column in edges.items()},
         edges,
     )
+
+
+def gather_inputs(
+    call: Call,
+    place: Place,
+    batches: Sequence[Forward],
+    state: IntArray,
+    lengths: IntArray | None,
+    in_place: Mapping[int, Tensor],
+    device: torch.device | None,
+) -> Payload:
+    """The arguments of a call: payload tensors that it takes, then columns that it reads.
+
+    Args:
+        call: The call.
+        place: Of the node.
+        batches: Whose rows are joined.
+        state, lengths: Theirs, joined.
+        in_place: Memory for the arguments that shall lie there, by number.
+        device: Where they are to be; None: all are on the host.
+    """
+    taken = call.taken(len(batches[0].payload))
+    inputs = list(
+        join_columns(
+            [[(b.payload[j], b.index) for b in batches] for j in taken],
+            [in_place.get(i) for i in range(len(taken))],
+            device,
+        )
+    )
+    for j, column in enumerate(_read(call, place, state, lengths, device), len(inputs)):
+        out = in_place.get(j)
+        inputs.append(column if out is None else out.copy_(column))
+    return tuple(inputs)
+
+
+def require_rows(name: str, outputs: Payload, n: int) -> None:
+    """Raises:
+    GraphError: An output of the node has not n rows.
+    """
+    for j, y in enumerate(outputs):
+        if y.shape[:1] != (n,):
+            raise GraphError(
+                f"'{name}': output {j} has shape {tuple(y.shape)} for {n} rows; a module "
+                "maps rows to rows, leading dimension first"
+            )
 
 
 def _read(

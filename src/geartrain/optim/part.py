@@ -290,6 +290,10 @@ class PartState(AbstractWeights):
         self._histogram[: counts.size] += counts
         self.dropped(versions)
 
+    def answered(self, rows: int) -> None:
+        self.rows += rows
+        self._histogram[0] += rows
+
     def dropped(self, versions: IntArray) -> None:
         self._outstanding -= versions.size
         if self.rules.max_staleness is not None:

@@ -99,6 +99,10 @@ class Share(AbstractWeights):
         with self._counts:
             self._part.received(rows, versions, lengths)
 
+    def answered(self, rows: int) -> None:
+        with self._counts:
+            self._part.answered(rows)
+
     def dropped(self, versions: IntArray) -> None:
         with self._counts:
             self._part.dropped(versions)
