@@ -143,3 +143,10 @@ def test_a_device_that_cannot_be_is_refused_by_name(asked: str, said: str) -> No
 
 def test_the_cpu_is_always_there() -> None:
     assert require_device("cpu:0", "p") == require_device(CPU, "p") == CPU
+
+
+def test_a_dry_run_sends_nothing_however_much_it_is() -> None:
+    meta = torch.device("meta")
+    for _ in range(2 * transfer.SEGMENTS):
+        assert transfer.upload(np.zeros(transfer.SEGMENT_BYTES // 8), meta).is_meta
+    assert meta not in transfer._stagings

@@ -156,7 +156,7 @@ def moved(x: Tensor, device: torch.device) -> Tensor:
     x = x.detach()
     if device.type == "cpu":
         return _fetched(x)
-    if x.is_cpu:
+    if x.is_cpu and device.type != "meta":  # a dry run of a module has nothing to send
         return _staging(device).upload(x)
     return x.to(device, non_blocking=True)
 
