@@ -137,6 +137,7 @@ def _prepare(
         max_active=settings.max_active,
         ramp=task.ramp,
         precision=settings.precision,
+        device=settings.device,
         seed=settings.seed,
         instruments=_instruments(folder, watching),
     )
@@ -204,6 +205,7 @@ def result_of(settings: Settings, history: Sequence[EpochEnded]) -> dict[str, An
         "update_every": settings.update_every,
         "replicas": settings.replicas,
         "precision": settings.precision,
+        "device": settings.device or "cpu",
         "seed": settings.seed,
         "epochs": last.epoch,
         "instances": instances,

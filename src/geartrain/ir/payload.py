@@ -8,12 +8,15 @@ the inputs alone and runs the module again (``keep="inputs"``: exact at the weig
 ``GraphNode`` keeps autograd's own graph of one whole message (``keep="graph"``: exact at the
 weights of then).
 
+A node computes where its weights are: rows and gradients from other devices are copied there. One
+without weights computes where its rows are.
+
 Source: PPT and NPT of Gaunt et al. 2017, arXiv:1705.09786.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, final
 
@@ -36,6 +39,7 @@ from geartrain.ir.message import (
     IntArray,
     Payload,
     address,
+    device_of,
     join_arrays,
     join_column,
     join_columns,
@@ -51,6 +55,7 @@ from geartrain.ir.products import GRAIN
 from geartrain.ir.rows import RowStore
 from geartrain.ir.weights import AbstractWeights
 from geartrain.native.rows import take
+from geartrain.native.transfer import upload
 
 B = TypeVar("B", Forward, Backward)
 
@@ -152,14 +157,17 @@ class RowNode(AbstractNode):
         self._rows = RowStore(place.name, ("origin", "version", "start", "length", "instance"))
         self._cells: RowStore | None = None
         self._width = 1
+        self._device: torch.device | None = None  # None: the host, and so is everything
         self._kept_input: dict[int, int] = {}  # residual j is input i itself: joined in place
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         state, origin = join_states(batches), join_origins(batches)
         lengths = join_lengths(batches)
+        if self.place.spread:
+            self._device = where_it_computes(self._call, self._weights, batches)
         inside = self._inside(state[INSTANCE], lengths) if self._call.inside else None
         if not train:
-            inputs = self._inputs(batches, state, origin, lengths, {})
+            inputs = self._inputs(batches, state, lengths, {})
             outputs, _ = self._run(inputs, inside)
             return self._emit(outputs, state, origin, lengths)
         n = origin.size
@@ -185,7 +193,7 @@ class RowNode(AbstractNode):
             if (kept := buffers.existing(j)) is not None
             and (i >= len(taken) or _fits(kept, batches, taken[i]))
         }
-        inputs = self._inputs(batches, state, origin, lengths, in_place)
+        inputs = self._inputs(batches, state, lengths, in_place)
         room = self._room(buffers, first, total)
         outputs, residuals = self._run(inputs, inside, room)
         if in_place:  # a function may return its very input: rows of the store are for this node
@@ -221,7 +229,7 @@ class RowNode(AbstractNode):
             cells = ranges(store["start"][rows], lengths)
         if self._call.inside:
             inside = self._inside(store["instance"][rows], lengths)
-        gradient = self._back(join_gradient(some), cells, inside)
+        gradient = self._back(join_gradient(some, self._device), cells, inside)
         if self._weights is not None:
             self._weights.received(cells.size, versions, lengths)
         self._release(rows)
@@ -254,22 +262,13 @@ class RowNode(AbstractNode):
         self,
         batches: Sequence[Forward],
         state: IntArray,
-        origin: IntArray,
         lengths: IntArray | None,
-        in_place: dict[int, Tensor],
+        in_place: Mapping[int, Tensor],
     ) -> Payload:
         self._width = len(batches[0].payload)
-        taken = self._call.taken(self._width)
-        inputs = list(
-            join_columns(
-                [[(b.payload[j], b.index) for b in batches] for j in taken],
-                [in_place.get(i) for i in range(len(taken))],
-            )
+        return gather_inputs(
+            self._call, self.place, batches, state, lengths, in_place, self._device
         )
-        for j, column in enumerate(_read(self._call, self.place, state, lengths), len(inputs)):
-            out = in_place.get(j)
-            inputs.append(column if out is None else out.copy_(column))
-        return tuple(inputs)
 
     def _run(
         self, inputs: Payload, inside: Inside | None, room: Tensor | None = None
@@ -308,13 +307,7 @@ class RowNode(AbstractNode):
     ) -> Emission:
         if self._call.pool:
             lengths = None
-        n = origin.size if lengths is None else int(lengths.sum())
-        for j, y in enumerate(outputs):
-            if y.shape[:1] != (n,):
-                raise GraphError(
-                    f"'{self.name}': output {j} has shape {tuple(y.shape)} for {n} rows; a module "
-                    "maps rows to rows, leading dimension first"
-                )
+        require_rows(self.name, outputs, origin.size if lengths is None else int(lengths.sum()))
         return Emission([(0, Forward(outputs, state, origin, lengths))])
 
     def _answer_zero(self, rows: IntArray, emission: Emission) -> None:
@@ -330,7 +323,7 @@ class RowNode(AbstractNode):
             release_ragged(self._cells, starts, lengths)
 
     def _inside(self, slots: IntArray, lengths: IntArray | None) -> Inside:
-        return look_inside(self.place, slots, lengths)
+        return look_inside(self.place, slots, lengths, self._device)
 
 
 @final
@@ -354,6 +347,7 @@ class GraphNode(AbstractNode):
         self.part_name = None if weights is None else weights.name
         self._rows = RowStore(place.name, ("origin", "version"))
         self._graphs: dict[int, _Kept] = {}
+        self._device: torch.device | None = None
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         return Emission([(0, self.forward_one(one, train)) for one in one_by_one(batches)])
@@ -361,11 +355,15 @@ class GraphNode(AbstractNode):
     def forward_one(self, one: Forward, train: bool, *, learn: bool = True) -> Forward:
         """One message; without ``learn`` its gradient will pass through and leave no trace."""
         width = len(one.payload)
-        inputs = [join_column([(one.payload[j], one.index)]) for j in self._call.taken(width)]
-        inputs += _read(self._call, self.place, one.state, one.lengths)
-        inside = (
-            look_inside(self.place, one.state[INSTANCE], one.lengths) if self._call.inside else None
-        )
+        if self.place.spread:
+            self._device = where_it_computes(self._call, self._weights, [one])
+        device = self._device
+        columns = [[(one.payload[j], one.index)] for j in self._call.taken(width)]
+        inputs = [join_column(column, None, device) for column in columns]
+        inputs += _read(self._call, self.place, one.state, one.lengths, device)
+        inside = None
+        if self._call.inside:
+            inside = look_inside(self.place, one.state[INSTANCE], one.lengths, device)
         came = [x._version for x in inputs]
         lengths = None if self._call.pool else one.lengths
         if not train:
@@ -408,9 +406,8 @@ class GraphNode(AbstractNode):
             return Backward(origin, None)
         wanted = [x for x in kept.inputs if x.requires_grad and want != "weights"]
         leaves = [] if want == "inputs" else kept.leaves
-        found = _differentiate(
-            kept.outputs, join_gradient([one]), [*wanted, *leaves], retain=want == "inputs"
-        )
+        gradient = join_gradient([one], self._device)
+        found = _differentiate(kept.outputs, gradient, [*wanted, *leaves], retain=want == "inputs")
         if self._weights is not None and not kept.learn:
             self._weights.dropped(versions)
         elif self._weights is not None and want != "inputs":
@@ -479,7 +476,22 @@ class _Kept:
     learn: bool
 
 
-def look_inside(place: Place, slots: IntArray, lengths: IntArray | None) -> Inside:
+def where_it_computes(
+    call: Call, weights: AbstractWeights | None, batches: Sequence[Forward]
+) -> torch.device:
+    """The device that a node computes on."""
+    if weights is not None:
+        return weights.device
+    if isinstance(call.function, nn.Module):
+        buffer = next(call.function.buffers(), None)
+        if buffer is not None:
+            return buffer.device
+    return device_of(batches)
+
+
+def look_inside(
+    place: Place, slots: IntArray, lengths: IntArray | None, device: torch.device | None
+) -> Inside:
     """Lengths, segments and edges of bundles, as tensors."""
     if lengths is None:
         lengths = np.ones(slots.size, np.int64)
@@ -488,18 +500,70 @@ def look_inside(place: Place, slots: IntArray, lengths: IntArray | None) -> Insi
         edges = edges_inside(place.arena, slots, lengths, place.arena.edge_names)
     segment = np.repeat(np.arange(lengths.size), lengths)
     return Inside(
-        torch.from_numpy(lengths),
-        torch.from_numpy(segment),
-        {name: torch.from_numpy(column) for name, column in edges.items()},
+        upload(lengths, device),
+        upload(segment, device),
+        {name: upload(column, device) for name, column in edges.items()},
+        edges,
     )
 
 
-def _read(call: Call, place: Place, state: IntArray, lengths: IntArray | None) -> list[Tensor]:
+def gather_inputs(
+    call: Call,
+    place: Place,
+    batches: Sequence[Forward],
+    state: IntArray,
+    lengths: IntArray | None,
+    in_place: Mapping[int, Tensor],
+    device: torch.device | None,
+) -> Payload:
+    """The arguments of a call: payload tensors that it takes, then columns that it reads.
+
+    Args:
+        call: The call.
+        place: Of the node.
+        batches: Whose rows are joined.
+        state, lengths: Theirs, joined.
+        in_place: Memory for the arguments that shall lie there, by number.
+        device: Where they are to be; None: all are on the host.
+    """
+    taken = call.taken(len(batches[0].payload))
+    inputs = list(
+        join_columns(
+            [[(b.payload[j], b.index) for b in batches] for j in taken],
+            [in_place.get(i) for i in range(len(taken))],
+            device,
+        )
+    )
+    for j, column in enumerate(_read(call, place, state, lengths, device), len(inputs)):
+        out = in_place.get(j)
+        inputs.append(column if out is None else out.copy_(column))
+    return tuple(inputs)
+
+
+def require_rows(name: str, outputs: Payload, n: int) -> None:
+    """Raises:
+    GraphError: An output of the node has not n rows.
+    """
+    for j, y in enumerate(outputs):
+        if y.shape[:1] != (n,):
+            raise GraphError(
+                f"'{name}': output {j} has shape {tuple(y.shape)} for {n} rows; a module "
+                "maps rows to rows, leading dimension first"
+            )
+
+
+def _read(
+    call: Call,
+    place: Place,
+    state: IntArray,
+    lengths: IntArray | None,
+    device: torch.device | None,
+) -> list[Tensor]:
     """The columns that a module reads, one entry a payload row."""
     if not call.read:
         return []
     view = place.row_view(state, lengths)
-    return [torch.from_numpy(np.ascontiguousarray(getattr(view, name))) for name in call.read]
+    return [upload(getattr(view, name), device) for name in call.read]
 
 
 def one_by_one(batches: Sequence[B]) -> Iterator[B]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 from geartrain.ir.gradient import GradientSum
@@ -20,6 +21,11 @@ class AbstractWeights(ABC):
 
     gradient: GradientSum
 
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the weights are: nodes compute there, and keep rows and gradients there."""
+
     @abstractmethod
     def sent(self, rows: int) -> None:
         """Rows have left a node at the version of now and will be answered."""
@@ -32,6 +38,14 @@ class AbstractWeights(ABC):
             rows: Payload rows that the gradients belong to.
             versions: int64 ``(n,)``, the version at each message's forward.
             lengths: Payload rows of each message where they are bundles.
+        """
+
+    @abstractmethod
+    def answered(self, rows: int) -> None:
+        """Gradients have been added in the firing that made the rows, at the version of now.
+
+        Args:
+            rows: Payload rows that the gradients belong to.
         """
 
     @abstractmethod
