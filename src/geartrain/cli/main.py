@@ -67,6 +67,7 @@ EvaluateOption = Annotated[
         show_default=False,
     ),
 ]
+DEVICE = "cpu|cuda|cuda:N"
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)]
 RecipeArgument = Annotated[str, typer.Argument(help="See 'geartrain recipes'.", show_default=False)]
 
@@ -146,6 +147,14 @@ def train(
             show_default=False,
         ),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar=DEVICE,
+            help="Where the model lives; a run may be resumed on another. Default the CPU.",
+            show_default=False,
+        ),
+    ] = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write scalars for TensorBoard.")
     ] = False,
@@ -156,8 +165,8 @@ def train(
 ) -> None:
     """Train a recipe.
 
-    The JSON has recipe, runtime, workers, max_active, update_every, replicas, precision, seed,
-    epochs (trained), instances, train_seconds, instances_per_second, valid, history, reached,
+    The JSON has recipe, runtime, workers, max_active, update_every, replicas, precision, device,
+    seed, epochs (trained), instances, train_seconds, instances_per_second, valid, history, reached,
     staleness, peak_rss_mib. Seconds are of training alone, since the run began; epochs are
     fractions where the run is evaluated within them.
     """
@@ -175,6 +184,7 @@ def train(
         "evaluate_every": evaluate_every,
         "replicas": replicas,
         "precision": None if precision is None else precision.value,
+        "device": device,
     }
     watching = command.Watching(tensorboard=tensorboard, trace=trace, as_json=as_json)
     command.train(recipe, given, option or [], data, out, resume, watching)
@@ -188,8 +198,8 @@ def compare(
         typer.Option(
             metavar="NAME,...",
             help="Systems, as NAME or NAME:BATCH, and ours with other settings, as "
-            "ours:replicas=2:hidden=64, or another method, as greedy; default: ours-sync and the "
-            "baselines that are not slow.",
+            "ours:replicas=2:hidden=64, ours:precision=bf16 or ours:device=cuda, or another "
+            "method, as greedy; default: ours-sync and the baselines that are not slow.",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... for every system.")] = 3,
@@ -214,6 +224,14 @@ def compare(
     ] = None,
     update_every: Annotated[
         int | None, typer.Option(min=1, help="Of ours; default: the recipe's.")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar=DEVICE,
+            help="Where ours lives; baselines stay on the CPU. Default the CPU.",
+            show_default=False,
+        ),
     ] = None,
     option: Annotated[
         list[str] | None,
@@ -252,6 +270,7 @@ def compare(
         "evaluate_every": evaluate_every,
         "replicas": None,
         "precision": None,
+        "device": device,
     }
     command.compare(recipe, given, option or [], against, seeds, data, out, as_json)
 
@@ -261,12 +280,20 @@ def evaluate(
     run: RunArgument,
     data: DataOption = None,
     split: Annotated[SplitName, typer.Option(help="Which data.")] = SplitName.DEV,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar=DEVICE,
+            help="Where the model lives; default: where it was trained.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Evaluate a run's best checkpoint on a split."""
     from geartrain.cli import evaluate as command
 
-    command.evaluate(run, data, split.value, as_json)
+    command.evaluate(run, data, split.value, as_json, device)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -19,6 +19,7 @@ import torch
 from geartrain.data.points import require_evaluate_every
 from geartrain.errors import DataError
 from geartrain.ir.precision import Precision, require_precision
+from geartrain.native.transfer import require_device
 from geartrain.recipes import Recipe, Setting, Value
 from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.simulated import Simulated
@@ -46,6 +47,8 @@ class Settings:
         evaluate_every: Share of an epoch between evaluations, or None.
         replicas: Copies of the recipe's bottleneck.
         precision: ``full`` or ``bf16``.
+        device: Of all parts, or None: the CPU. It changes nothing but speed and rounding, so a run
+            may be resumed on another.
         options: The recipe's, complete.
     """
 
@@ -61,6 +64,7 @@ class Settings:
     evaluate_every: float | None
     replicas: int
     precision: Precision
+    device: str | None
     options: Mapping[str, Value]
 
     def make_runtime(self) -> AbstractRuntime:
@@ -111,6 +115,7 @@ def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> Settings:
         "evaluate_every": None,
         "replicas": 1,
         "precision": "full",
+        "device": None,
     }
     chosen = {
         name: default if given[name] is None else given[name] for name, default in defaults.items()
@@ -126,10 +131,10 @@ def resumed_settings(
     """The settings of the run, after a look at whether what was given agrees.
 
     Raises:
-        ValueError: An option differs; names all that do.
+        ValueError: An option differs; names all that do. Or the device is not here.
         DataError: The config is not one of ours.
     """
-    settings = settings_from_json(config)
+    settings = on_device(settings_from_json(config), given["device"])
     was = asdict(settings)
     differing = [] if recipe.name == settings.recipe else [f"RECIPE {settings.recipe}"]
     for name, value in given.items():
@@ -148,6 +153,19 @@ def resumed_settings(
     return settings
 
 
+def on_device(settings: Settings, device: str | None) -> Settings:
+    """The settings of a run, on another device if one is given.
+
+    Raises:
+        ValueError: There is no such device here.
+    """
+    found = settings if device is None else replace(settings, device=device)
+    if found.device is not None:
+        whose = "--device" if device is not None else "the run's --device"
+        require_device(found.device, whose)
+    return found
+
+
 def settings_from_json(config: Mapping[str, Any]) -> Settings:
     """What ``config_of`` made.
 
@@ -157,7 +175,8 @@ def settings_from_json(config: Mapping[str, Any]) -> Settings:
     names = [f.name for f in fields(Settings)]
     stored = config.get("settings")
     if isinstance(stored, Mapping):
-        stored = {"precision": "full", **stored}  # of runs from before there was a choice
+        # Of runs from before there was a choice.
+        stored = {"precision": "full", "device": None, **stored}
     if not isinstance(stored, Mapping) or (missing := [n for n in names if n not in stored]):
         what = "settings" if not isinstance(stored, Mapping) else ", ".join(missing)
         raise DataError(
@@ -185,8 +204,8 @@ def require_settings(recipe: Recipe, settings: Settings) -> None:
     """Refuse what cannot be trained.
 
     Raises:
-        ValueError: An unknown runtime, precision or metric, or more copies than workers or than
-            the recipe can have.
+        ValueError: An unknown runtime, precision or metric, a device that is not here, or more
+            copies than workers or than the recipe can have.
     """
     if settings.runtime not in RUNTIMES:
         raise ValueError(f"--runtime {settings.runtime}: expected one of {', '.join(RUNTIMES)}")
@@ -198,6 +217,8 @@ def require_settings(recipe: Recipe, settings: Settings) -> None:
                 f"--until {settings.until}: recipe '{recipe.name}' reports {', '.join(known)}"
             )
     require_precision(settings.precision, "--precision ")
+    if settings.device is not None:
+        require_device(settings.device, "--device")
     recipe.require_replicas(settings.replicas)
     if settings.replicas > settings.workers:
         raise ValueError(

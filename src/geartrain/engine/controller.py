@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from geartrain.engine.router import Outbox, Router
@@ -28,6 +29,7 @@ from geartrain.ir.operator import Input
 from geartrain.ir.packed import Packed, Packer, Rows
 from geartrain.ir.precision import narrowed
 from geartrain.ir.wiring import Wiring
+from geartrain.native.transfer import moved
 
 
 class AbstractRamp(ABC):
@@ -106,6 +108,7 @@ class ControllerState:
         ramp: How training gets there.
         finished: Instances finished in training before (of a resumed run).
         drain: Admit only when nothing is in flight: synchronous minibatches of ``max_active``.
+        device: Where rows are fed; None: where instances have them.
     """
 
     def __init__(
@@ -117,11 +120,13 @@ class ControllerState:
         finished: int = 0,
         *,
         drain: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         if max_active < 1:
             raise ValueError(f"max_active={max_active}: give 1 or more")
         self._wiring, self._arena, self._router = wiring, wiring.arena, router
         self._max_active, self._ramp, self._drain = max_active, ramp, drain
+        self._device = device
         self._pending = np.zeros(64, np.int64)
         self.trained = finished
         self.active = 0
@@ -206,6 +211,8 @@ class ControllerState:
             state[columns[field]] = value
         if self._wiring.precision == "bf16":
             payload = narrowed(payload)
+        if self._device is not None:
+            payload = moved(payload, self._device)
         return Forward((payload,), state, instance, lengths)
 
     def settle(self, out: Outbox) -> int:

@@ -7,26 +7,30 @@ What is kept decides the class: ``RowNode`` keeps a kernel's residuals (``keep="
 the inputs alone and runs the module again (``keep="inputs"``: exact at the weights of now).
 ``GraphNode`` (in ``stage``) keeps autograd's own graph of one whole message (``keep="graph"``).
 
+A node computes where its weights are: rows and gradients from other devices are copied there. One
+without weights computes where its rows are.
+
 Source: PPT and NPT of Gaunt et al. 2017, arXiv:1705.09786.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from geartrain.errors import GraphError
 from geartrain.ir.bundle import AbstractBundleKernel, Inside
 from geartrain.ir.call import (
     Call,
     as_payload,
     differentiate,
+    gather_inputs,
     look_inside,
-    read_columns,
+    require_rows,
     run_module,
+    where_it_computes,
 )
 from geartrain.ir.collector import allocate_ragged, release_ragged
 from geartrain.ir.gradient import GradientSum
@@ -41,7 +45,6 @@ from geartrain.ir.message import (
     Payload,
     address,
     join_arrays,
-    join_columns,
     join_gradient,
     join_lengths,
     join_origins,
@@ -119,14 +122,17 @@ class RowNode(AbstractNode):
         self._rows = RowStore(place.name, ("origin", "version", "start", "length", "instance"))
         self._cells: RowStore | None = None
         self._width = 1
+        self._device: torch.device | None = None  # None: the host, and so is everything
         self._kept_input: dict[int, int] = {}  # residual j is input i itself: joined in place
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         state, origin = join_states(batches), join_origins(batches)
         lengths = join_lengths(batches)
+        if self.place.spread:
+            self._device = where_it_computes(self._call, self._weights, batches)
         inside = self._inside(state[INSTANCE], lengths) if self._call.inside else None
         if not train:
-            inputs = self._inputs(batches, state, origin, lengths, {})
+            inputs = self._inputs(batches, state, lengths, {})
             outputs, _ = self._run(inputs, inside)
             return self._emit(outputs, state, origin, lengths)
         n = origin.size
@@ -152,7 +158,7 @@ class RowNode(AbstractNode):
             if (kept := buffers.existing(j)) is not None
             and (i >= len(taken) or _fits(kept, batches, taken[i]))
         }
-        inputs = self._inputs(batches, state, origin, lengths, in_place)
+        inputs = self._inputs(batches, state, lengths, in_place)
         room = self._room(buffers, first, total)
         outputs, residuals = self._run(inputs, inside, room)
         if in_place:  # a function may return its very input: rows of the store are for this node
@@ -188,7 +194,7 @@ class RowNode(AbstractNode):
             cells = ranges(store["start"][rows], lengths)
         if self._call.inside:
             inside = self._inside(store["instance"][rows], lengths)
-        gradient = self._back(join_gradient(some), cells, inside)
+        gradient = self._back(join_gradient(some, self._device), cells, inside)
         if self._weights is not None:
             self._weights.received(cells.size, versions, lengths)
         self._release(rows)
@@ -225,24 +231,13 @@ class RowNode(AbstractNode):
         self,
         batches: Sequence[Forward],
         state: IntArray,
-        origin: IntArray,
         lengths: IntArray | None,
-        in_place: dict[int, Tensor],
+        in_place: Mapping[int, Tensor],
     ) -> Payload:
         self._width = len(batches[0].payload)
-        taken = self._call.taken(self._width)
-        inputs = list(
-            join_columns(
-                [[(b.payload[j], b.index) for b in batches] for j in taken],
-                [in_place.get(i) for i in range(len(taken))],
-            )
+        return gather_inputs(
+            self._call, self.place, batches, state, lengths, in_place, self._device
         )
-        for j, column in enumerate(
-            read_columns(self._call, self.place, state, lengths), len(inputs)
-        ):
-            out = in_place.get(j)
-            inputs.append(column if out is None else out.copy_(column))
-        return tuple(inputs)
 
     def _run(
         self, inputs: Payload, inside: Inside | None, room: Tensor | None = None
@@ -281,13 +276,7 @@ class RowNode(AbstractNode):
     ) -> Emission:
         if self._call.pool:
             lengths = None
-        n = origin.size if lengths is None else int(lengths.sum())
-        for j, y in enumerate(outputs):
-            if y.shape[:1] != (n,):
-                raise GraphError(
-                    f"'{self.name}': output {j} has shape {tuple(y.shape)} for {n} rows; a module "
-                    "maps rows to rows, leading dimension first"
-                )
+        require_rows(self.name, outputs, origin.size if lengths is None else int(lengths.sum()))
         return Emission([(0, Forward(outputs, state, origin, lengths))])
 
     def _answer_zero(self, rows: IntArray, emission: Emission) -> None:
@@ -303,7 +292,7 @@ class RowNode(AbstractNode):
             release_ragged(self._cells, starts, lengths)
 
     def _inside(self, slots: IntArray, lengths: IntArray | None) -> Inside:
-        return look_inside(self.place, slots, lengths)
+        return look_inside(self.place, slots, lengths, self._device)
 
 
 def _fits(kept: Tensor, batches: Sequence[Forward], j: int) -> bool:

@@ -184,6 +184,9 @@ class Fitting:
                     worker.index, step.part, step.version, step.rows, at.train_seconds
                 )
                 tell(s.instruments, "on_updated", updated)
+        with self._counted():
+            for part in s.parts.values():
+                part.check_finite()
 
     def _stretch(self, instances: Iterator[Instance]) -> bool:
         """Train until the engine is to be drained, or the epoch ends; True at the end."""
