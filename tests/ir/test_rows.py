@@ -111,3 +111,11 @@ def test_rows_of_another_shape_or_dtype_come_only_when_nobody_waits():
     store.release(np.arange(first, first + 3))
     store.allocate(1)
     assert store.buffer(0, torch.zeros(1, 4)).shape == (8, 4)
+
+
+def test_rows_of_a_long_range_that_came_back_make_room_before_the_last_of_it_has():
+    store = RowStore("branch", capacity=1024)
+    first = store.allocate(1024)
+    store.release(np.arange(first + 256, first + 1000))
+    assert store.allocate(512) == first + 256
+    assert store.capacity == 1024

@@ -23,10 +23,11 @@ from geartrain.engine.router import Router
 from geartrain.engine.worker import WorkerState
 from geartrain.errors import GraphError, LeakError
 from geartrain.ir.graph import Graph
-from geartrain.ir.loss import Collected, LossNode, OutputNode
+from geartrain.ir.loss import Collected, LossNode, Objective, OutputNode
 from geartrain.ir.operators import Losing
 from geartrain.ir.precision import Precision
 from geartrain.ir.products import forget_copies
+from geartrain.ir.readout import ReadoutNode
 from geartrain.ir.through import Through
 from geartrain.ir.wiring import Owner, Wiring, copy_name, wire
 from geartrain.optim.part import Part, PartState, Rules
@@ -108,7 +109,8 @@ class Engine:
             inside = _path_inside(parts[name].module, through.function)
             return [Owner(c.module.get_submodule(inside), c) for c in copies]
 
-        self.wiring: Wiring = wire(graph, owners, lanes, settings.precision)
+        placed = {original_name(n) for n in placement or ()}
+        self.wiring: Wiring = wire(graph, owners, lanes, settings.precision, apart=placed)
         self.router = Router(self.wiring, lanes=lanes > 1)
         if lanes > 1:
             self.home = {n: k for ns in self.wiring.copies.values() for k, n in enumerate(ns)}
@@ -142,8 +144,10 @@ class Engine:
         )
 
     @property
-    def losses(self) -> list[LossNode]:
-        return [n for n in self.wiring.nodes.values() if isinstance(n, LossNode)]
+    def losses(self) -> list[Objective]:
+        """Of losses, and of readouts with a loss inside."""
+        nodes = self.wiring.nodes.values()
+        return [n.objective for n in nodes if isinstance(n, (LossNode, ReadoutNode))]
 
     def begin(self, *, train: bool, judge: bool = True, collect: bool = False) -> None:
         """Prepare a pass: training or not, computing losses or not, collecting outputs or not."""
@@ -205,9 +209,11 @@ class Engine:
     def collected(self) -> dict[str, list[Collected]]:
         """What reached the outputs (or, without outputs, the losses) in this pass."""
         found: dict[str, list[Collected]] = {}
-        for node in self.wiring.nodes.values():
-            if isinstance(node, (LossNode, OutputNode)) and node.collected is not None:
-                found.setdefault(original_name(node.name), []).extend(node.collected)
+        outputs = [n for n in self.wiring.nodes.values() if isinstance(n, OutputNode)]
+        ends: list[Objective | OutputNode] = [*self.losses, *outputs]
+        for end in ends:
+            if end.collected is not None:
+                found.setdefault(original_name(end.name), []).extend(end.collected)
         return found
 
     def nodes_by_worker(self) -> dict[str, int]:

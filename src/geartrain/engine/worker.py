@@ -36,6 +36,7 @@ class Firing:
         elsewhere: Deliveries for other workers, by worker.
         outbox: What concerns the controller (its deliveries are done).
         steps: Optimiser steps taken.
+        both: Whether a forward firing was the backward of its rows too: a loss is inside.
         held: Parts that have begun or ceased to hold a step back: name to whether it holds.
     """
 
@@ -43,6 +44,7 @@ class Firing:
     part: str | None
     forward: bool
     rows: int
+    both: bool = False
     elsewhere: list[tuple[int, Delivery]] = field(default_factory=list)
     outbox: Outbox = field(default_factory=Outbox)
     steps: list[StepTaken] = field(default_factory=list)
@@ -143,14 +145,16 @@ class WorkerState:
             queue = self._policy.choose(self._choices())
             node = self._nodes[queue.node]
             limit = min(self._policy.limit(queue, self._max_rows), queue.rows)
-            if queue.port == BACKWARD:
-                limit = min(limit, self._most_back(node))
+            if self._adds_gradients(node, queue.port):
+                limit = min(limit, self._most_adding(node))
             if limit > 2 * node.grain:
                 limit -= limit % node.grain
             batches = queue.take(limit)
             if not queue.rows:
                 del self._ready[queue]
-            firing = Firing(node.name, node.part_name, queue.port >= 0, sum(map(len, batches)))
+            forward, rows = queue.port >= 0, sum(map(len, batches))
+            both = forward and self._adds_gradients(node, queue.port)
+            firing = Firing(node.name, node.part_name, forward, rows, both)
             self._run(node, queue.port, batches, firing)
         else:
             node = self._nodes[self._eager[0].node]
@@ -177,7 +181,7 @@ class WorkerState:
                 with part.guard:
                     emission = self._compute(node, port, batches)
             self._router.emit(node.id, emission, out)
-            if port == BACKWARD and part is not None:
+            if part is not None and self._adds_gradients(node, port):
                 step = part.step_if_due(self.progress)
                 if step is not None:
                     firing.steps.append(step)
@@ -199,8 +203,11 @@ class WorkerState:
                 firing.elsewhere.append((home, delivery))
         out.deliveries.clear()
 
-    def _most_back(self, node: AbstractNode) -> int:
-        """Most answers of one firing, so that updates have about the size that was asked for.
+    def _adds_gradients(self, node: AbstractNode, port: int) -> bool:
+        return port == BACKWARD or (node.loss_name is not None and self.train)
+
+    def _most_adding(self, node: AbstractNode) -> int:
+        """Most rows of one firing that adds gradients, so that updates have about the right size.
 
         Instances that move in lockstep would else come back together, and one update would take
         them all, however few it was asked for. A bundle stands for an instance; halves, because an
@@ -240,7 +247,8 @@ def _story(node: AbstractNode, port: int, batches: Sequence[Forward | Backward])
         f"{str(c.dtype).removeprefix('torch.')} {tuple(c.shape)}" for c in columns if c is not None
     ]
     rows = sum(map(len, batches))
-    told = f"'{node.name}'{part}, {way}, {rows} rows, payload {', '.join(shapes) or 'zero'}"
+    loss = f" with loss '{node.loss_name}'" if node.loss_name is not None else ""
+    told = f"'{node.name}'{loss}{part}, {way}, {rows} rows, payload {', '.join(shapes) or 'zero'}"
     if isinstance(first, Forward):
         slots = np.concatenate([b.state[INSTANCE] for b in batches if isinstance(b, Forward)])
         told += f", {node.place.arena.describe_several(slots)}"

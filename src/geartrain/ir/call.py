@@ -5,7 +5,7 @@ batch ─► payload that it takes, columns that it reads, inside of bundles ─
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from geartrain.errors import GraphError
 from geartrain.ir.bundle import Inside
 from geartrain.ir.frame import edges_inside
-from geartrain.ir.message import Backward, Forward, Gradient, IntArray, Payload
+from geartrain.ir.message import Backward, Forward, Gradient, IntArray, Payload, join_columns
 from geartrain.ir.node import Place
 
 B = TypeVar("B", Forward, Backward)
@@ -78,6 +78,48 @@ def read_columns(
         return []
     view = place.row_view(state, lengths)
     return [torch.from_numpy(np.ascontiguousarray(getattr(view, name))) for name in call.read]
+
+
+def gather_inputs(
+    call: Call,
+    place: Place,
+    batches: Sequence[Forward],
+    state: IntArray,
+    lengths: IntArray | None,
+    in_place: Mapping[int, Tensor],
+) -> Payload:
+    """The arguments of a call: payload tensors that it takes, then columns that it reads.
+
+    Args:
+        call: The call.
+        place: Of the node.
+        batches: Whose rows are joined.
+        state, lengths: Theirs, joined.
+        in_place: Memory for the arguments that shall lie there, by number.
+    """
+    taken = call.taken(len(batches[0].payload))
+    inputs = list(
+        join_columns(
+            [[(b.payload[j], b.index) for b in batches] for j in taken],
+            [in_place.get(i) for i in range(len(taken))],
+        )
+    )
+    for j, column in enumerate(read_columns(call, place, state, lengths), len(inputs)):
+        out = in_place.get(j)
+        inputs.append(column if out is None else out.copy_(column))
+    return tuple(inputs)
+
+
+def require_rows(name: str, outputs: Payload, n: int) -> None:
+    """Raises:
+    GraphError: An output of the node has not n rows.
+    """
+    for j, y in enumerate(outputs):
+        if y.shape[:1] != (n,):
+            raise GraphError(
+                f"'{name}': output {j} has shape {tuple(y.shape)} for {n} rows; a module "
+                "maps rows to rows, leading dimension first"
+            )
 
 
 def one_by_one(batches: Sequence[B]) -> Iterator[B]:

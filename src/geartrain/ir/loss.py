@@ -26,6 +26,7 @@ from geartrain.ir.message import (
     VERTEX,
     Backward,
     Forward,
+    Gradient,
     IntArray,
     Payload,
     join_lengths,
@@ -86,19 +87,16 @@ cross_entropy = CrossEntropy()
 
 
 @final
-class LossNode(AbstractNode):
-    """Compute losses and send their gradients back.
+class Objective:
+    """What a loss computes of predictions, and what it has counted so far.
 
     Args:
-        place: Number, name, frames.
+        place: Number, name, frames; the name is the loss's.
         criterion: ``(*prediction, target) -> (n,)`` losses; ``(*prediction) -> (n,)`` without
             target.
         target: A frame or state column, a function of the ``View``, or None.
         metrics: Name to ``Metric``, averaged over a pass.
         weight: A column or function that scales the rows' losses; None is 1.
-
-    Raises:
-        NonFiniteError: A loss is NaN or infinite.
     """
 
     def __init__(
@@ -109,7 +107,7 @@ class LossNode(AbstractNode):
         metrics: Mapping[str, Metric],
         weight: Target = None,
     ) -> None:
-        super().__init__(place)
+        self.place, self.name = place, place.name
         self._criterion = per_row(criterion, place.name)
         self._target, self._weight = target, weight
         self._metrics = dict(metrics)
@@ -118,25 +116,61 @@ class LossNode(AbstractNode):
         self.collected: list[Collected] | None = None
         self.judge = True
 
-    def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
-        state, origin = join_states(batches), join_origins(batches)
-        lengths = join_lengths(batches)
-        came = join_payload(batches)
+    def measure(
+        self, came: Payload, state: IntArray, lengths: IntArray | None, train: bool
+    ) -> Gradient | None:
+        """Count losses and metrics of rows, and collect the rows if they are asked for.
+
+        Args:
+            came: The prediction; bfloat16 is widened.
+            state: Of its messages.
+            lengths: Rows of each message where they are bundles.
+            train: Whether a gradient is wanted.
+
+        Returns:
+            The gradient of each tensor of ``came``, in its dtype; None: zero.
+
+        Raises:
+            DataError: A target is none of the classes of the prediction.
+            NonFiniteError: A loss is NaN or infinite.
+        """
         prediction = tuple(map(widened, came))
         if self.collected is not None:
             self.collected.append(collect(self.place, state, lengths, prediction))
         if not self.judge:
-            return Emission(backward=[Backward(origin, None)])
+            return None
         view = self.place.row_view(state, lengths)
         target = column_of(self._target, view)
-        if self._check_classes and target is not None:
+        found = self._by_native_kernel(prediction, target) if train else None
+        if found is None and self._check_classes and target is not None:
             self._refuse_classes(prediction[0], target, state, lengths)
-        losses, gradient = self._losses(prediction, target, train)
+        losses, gradient = found or self._losses(prediction, target, train)
         weight = column_of(self._weight, view)
         if weight is not None:
             losses = losses * weight
         self._count("loss", losses, None, state, lengths)
         args = prediction if target is None else (*prediction, target)
+        self._count_metrics(args, view, state, lengths)
+        if gradient is None:
+            return None
+        if weight is not None:
+            gradient = tuple(
+                None if g is None else g * weight.to(g.dtype).view(-1, *[1] * (g.ndim - 1))
+                for g in gradient
+            )
+        return tuple(
+            None if g is None else g.to(p.dtype) for g, p in zip(gradient, came, strict=True)
+        )
+
+    def take_sums(self) -> dict[str, tuple[float, float]]:
+        """Name to (sum, rows) since the last call; ``loss`` is the criterion's."""
+        sums = {name: (s, n) for name, (s, n) in self.sums.items()}
+        self.sums = {}
+        return sums
+
+    def _count_metrics(
+        self, args: Payload, view: View, state: IntArray, lengths: IntArray | None
+    ) -> None:
         measured: dict[int, Tensor] = {}  # once, however many metrics have the function
         for name, metric in self._metrics.items():
             key = id(metric.function)
@@ -146,33 +180,21 @@ class LossNode(AbstractNode):
             if metric.where is not None:
                 mask = torch.as_tensor(metric.where(view))
             self._count(name, measured[key], mask, state, lengths)
-        if gradient is None:
-            return Emission(backward=[Backward(origin, None)])
-        if weight is not None:
-            gradient = tuple(
-                None if g is None else g * weight.to(g.dtype).view(-1, *[1] * (g.ndim - 1))
-                for g in gradient
-            )
-        gradient = tuple(
-            None if g is None else g.to(p.dtype) for g, p in zip(gradient, came, strict=True)
-        )
-        return Emission(backward=[Backward(origin, gradient, lengths)])
 
-    def backward(self, batches: Sequence[Backward]) -> Emission:
-        raise AssertionError(f"'{self.name}' sends nothing, so nothing can come back")
-
-    def check_empty(self) -> None:
-        """A loss answers at once."""
-
-    def take_sums(self) -> dict[str, tuple[float, float]]:
-        """Name to (sum, rows) since the last call; ``loss`` is the criterion's."""
-        sums = {name: (s, n) for name, (s, n) in self.sums.items()}
-        self.sums = {}
-        return sums
+    def _by_native_kernel(
+        self, prediction: Payload, target: Tensor | None
+    ) -> tuple[Tensor, Gradient] | None:
+        """Cross entropy and its gradient, if all targets are classes and a kernel takes them."""
+        if not self._check_classes or target is None:
+            return None
+        found = native_cross_entropy(prediction[0], target)
+        if found is None:
+            return None
+        return found[0], (found[1], *[None] * (len(prediction) - 1))
 
     def _losses(
         self, prediction: Payload, target: Tensor | None, train: bool
-    ) -> tuple[Tensor, tuple[Tensor | None, ...] | None]:
+    ) -> tuple[Tensor, Gradient | None]:
         args = () if target is None else (target,)
         criterion = self._criterion
         if not train:
@@ -254,6 +276,34 @@ class LossNode(AbstractNode):
                 f"'{self.name}': {self.place.arena.describe(slot)} has target {int(target[bad])}, "
                 f"but the prediction has classes 0..{classes - 1}"
             )
+
+
+@final
+class LossNode(AbstractNode):
+    """Compute losses and send their gradients back.
+
+    Args:
+        place: Number, name, frames.
+        objective: What it computes.
+    """
+
+    def __init__(self, place: Place, objective: Objective) -> None:
+        super().__init__(place)
+        self.objective = objective
+
+    def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
+        origin, lengths = join_origins(batches), join_lengths(batches)
+        came, state = join_payload(batches), join_states(batches)
+        gradient = self.objective.measure(came, state, lengths, train)
+        if gradient is None:
+            return Emission(backward=[Backward(origin, None)])
+        return Emission(backward=[Backward(origin, gradient, lengths)])
+
+    def backward(self, batches: Sequence[Backward]) -> Emission:
+        raise AssertionError(f"'{self.name}' sends nothing, so nothing can come back")
+
+    def check_empty(self) -> None:
+        """A loss answers at once."""
 
 
 @final

@@ -77,6 +77,9 @@ class AbstractNode(ABC):
     alone = False
     """Whether every message is fired by itself: it is a batch already, or keeps its graph."""
 
+    loss_name: str | None = None
+    """The loss that is computed in this node: in training a forward firing then adds gradients."""
+
     @property
     def bundled(self) -> bool:
         """Whether the messages that it waits for are bundles, seen so far."""

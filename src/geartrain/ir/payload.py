@@ -12,20 +12,20 @@ Source: PPT and NPT of Gaunt et al. 2017, arXiv:1705.09786.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from geartrain.errors import GraphError
 from geartrain.ir.bundle import AbstractBundleKernel, Inside
 from geartrain.ir.call import (
     Call,
     as_payload,
     differentiate,
+    gather_inputs,
     look_inside,
-    read_columns,
+    require_rows,
     run_module,
 )
 from geartrain.ir.collector import allocate_ragged, release_ragged
@@ -41,7 +41,6 @@ from geartrain.ir.message import (
     Payload,
     address,
     join_arrays,
-    join_columns,
     join_gradient,
     join_lengths,
     join_origins,
@@ -126,7 +125,7 @@ class RowNode(AbstractNode):
         lengths = join_lengths(batches)
         inside = self._inside(state[INSTANCE], lengths) if self._call.inside else None
         if not train:
-            inputs = self._inputs(batches, state, origin, lengths, {})
+            inputs = self._inputs(batches, state, lengths, {})
             outputs, _ = self._run(inputs, inside)
             return self._emit(outputs, state, origin, lengths)
         n = origin.size
@@ -152,7 +151,7 @@ class RowNode(AbstractNode):
             if (kept := buffers.existing(j)) is not None
             and (i >= len(taken) or _fits(kept, batches, taken[i]))
         }
-        inputs = self._inputs(batches, state, origin, lengths, in_place)
+        inputs = self._inputs(batches, state, lengths, in_place)
         room = self._room(buffers, first, total)
         outputs, residuals = self._run(inputs, inside, room)
         if in_place:  # a function may return its very input: rows of the store are for this node
@@ -225,24 +224,11 @@ class RowNode(AbstractNode):
         self,
         batches: Sequence[Forward],
         state: IntArray,
-        origin: IntArray,
         lengths: IntArray | None,
-        in_place: dict[int, Tensor],
+        in_place: Mapping[int, Tensor],
     ) -> Payload:
         self._width = len(batches[0].payload)
-        taken = self._call.taken(self._width)
-        inputs = list(
-            join_columns(
-                [[(b.payload[j], b.index) for b in batches] for j in taken],
-                [in_place.get(i) for i in range(len(taken))],
-            )
-        )
-        for j, column in enumerate(
-            read_columns(self._call, self.place, state, lengths), len(inputs)
-        ):
-            out = in_place.get(j)
-            inputs.append(column if out is None else out.copy_(column))
-        return tuple(inputs)
+        return gather_inputs(self._call, self.place, batches, state, lengths, in_place)
 
     def _run(
         self, inputs: Payload, inside: Inside | None, room: Tensor | None = None
@@ -281,13 +267,7 @@ class RowNode(AbstractNode):
     ) -> Emission:
         if self._call.pool:
             lengths = None
-        n = origin.size if lengths is None else int(lengths.sum())
-        for j, y in enumerate(outputs):
-            if y.shape[:1] != (n,):
-                raise GraphError(
-                    f"'{self.name}': output {j} has shape {tuple(y.shape)} for {n} rows; a module "
-                    "maps rows to rows, leading dimension first"
-                )
+        require_rows(self.name, outputs, origin.size if lengths is None else int(lengths.sum()))
         return Emission([(0, Forward(outputs, state, origin, lengths))])
 
     def _answer_zero(self, rows: IntArray, emission: Emission) -> None:

@@ -3,14 +3,15 @@
     allocate(5) ─► rows 12..16, contiguous, so that a kernel writes straight into the store
     release([13, 16]) ... release([12, 14, 15]) ─► the range is free again: counted, not searched
 
-A store hands out contiguous ranges and takes rows back in any order and mixture. A range is free
-when its last row has come back. When nothing fits, the store doubles; row numbers stay.
+A store hands out contiguous ranges and takes rows back in any order and mixture. Each stretch of
+up to 128 rows of a range is free when its last row has come back. When nothing fits, the store
+grows by a quarter; row numbers stay.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import NoReturn, final
+from typing import Final, NoReturn, final
 
 import numpy as np
 import torch
@@ -19,6 +20,10 @@ from torch import Tensor
 from geartrain.errors import LeakError, ProtocolError
 from geartrain.ir.message import IntArray
 from geartrain.native.ledger import Ledger, longer
+
+_CHUNK: Final = 128
+"""Rows that are freed together. With whole ranges, rows that had come back held 2.3 times as much
+memory as those that were waited for (trees, 256 in flight); so it is 1.8."""
 
 
 @final
@@ -73,7 +78,7 @@ class RowStore:
         name: The node, for messages.
         columns: Names of int64 columns to keep per row, reached as ``store[name]``.
         states: State columns to keep per row, reached as ``store.state``, ``(states, capacity)``.
-        capacity: Rows to begin with; doubles when full.
+        capacity: Rows to begin with; more when full.
     """
 
     def __init__(
@@ -108,11 +113,13 @@ class RowStore:
             self._grow(n)
             start = self._ranges.take(n)
             assert start is not None
-        if not self._spare_chunks:
-            self._more_chunks()
-        chunk = self._spare_chunks.pop()
-        self._chunks[chunk] = (start, n)
-        self._ledger.lend(chunk, start, n)
+        for at in range(start, start + n, _CHUNK):
+            if not self._spare_chunks:
+                self._more_chunks()
+            chunk = self._spare_chunks.pop()
+            length = min(_CHUNK, start + n - at)
+            self._chunks[chunk] = (at, length)
+            self._ledger.lend(chunk, at, length)
         self.waiting += n
         if self.waiting > self.peak:
             self.peak = self.waiting
@@ -187,9 +194,8 @@ class RowStore:
 
     def _grow(self, n: int) -> None:
         old = self._ranges.capacity
-        new = old * 2
-        while new - old < n:
-            new *= 2
+        new = old + max(old // 4, n)
+        new += -new % _CHUNK
         self._ranges.grow(new)
         for name, column in self._columns.items():
             self._columns[name] = longer(column, new)

@@ -61,6 +61,15 @@ class AbstractWeights(ABC):
         """
 
     @abstractmethod
+    def answered(self, rows: int, messages: int) -> None:
+        """Gradients have been added in the firing that made the rows, at the version of now.
+
+        Args:
+            rows: Payload rows that the gradients belong to.
+            messages: How many messages these are.
+        """
+
+    @abstractmethod
     def dropped(self, versions: IntArray) -> None:
         """Rows have come back with a zero gradient."""
 

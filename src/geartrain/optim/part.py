@@ -386,6 +386,14 @@ class PartState(AbstractWeights):
             self._step_ages.add(counts)
         self.dropped(versions)
 
+    def answered(self, rows: int, messages: int) -> None:
+        self.rows += rows
+        self.messages += messages
+        counts = np.array([rows])
+        self._histogram.add(counts)
+        if self._wants_ages:
+            self._step_ages.add(counts)
+
     def dropped(self, versions: IntArray) -> None:
         self.outstanding -= versions.size
         self.messages += versions.size

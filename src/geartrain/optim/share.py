@@ -100,6 +100,10 @@ class Share(AbstractWeights):
         with self._counts:
             self._part.received(rows, versions, lengths)
 
+    def answered(self, rows: int, messages: int) -> None:
+        with self._counts:
+            self._part.answered(rows, messages)
+
     def dropped(self, versions: IntArray) -> None:
         with self._counts:
             self._part.dropped(versions)

@@ -46,7 +46,10 @@ class Costs:
 
     def firing(self, firing: Firing) -> float:
         fixed, per_row = self.nodes.get(firing.node, (self.firing_s, self.row_s))
-        return fixed + per_row * firing.rows * (1.0 if firing.forward else self.backward)
+        passes = (1.0 if firing.forward else 0.0) + (
+            self.backward if firing.both or not firing.forward else 0.0
+        )
+        return fixed + per_row * firing.rows * passes
 
     def travel(self, delivery: Delivery) -> float:
         if self.bytes_per_s is None:
