@@ -476,10 +476,24 @@ def test_what_does_not_go_together_is_refused(make, words):
 
 def test_a_view_is_for_nodes_that_keep_graphs():
     graph = gt.Graph()
-    graph.input("x").through(affine(), name="node").loss(lambda y: y.square().sum(1))
+    stream = graph.input("x").through(affine(), name="node").through(torch.tanh, name="tanh")
+    stream.loss(lambda y: y.square().sum(1))
     ours = gt.Session(graph, rules=gt.Rules(view=gt.Mixed()))
     with pytest.raises(GraphError, match=r"view=Mixed\(\) of part 'node' .* keep='auto'"):
         ours.fit([gt.Instance({"x": torch.zeros(1, 3, dtype=torch.float64)})], epochs=1)
+
+
+def test_a_readout_that_is_never_late_may_have_any_view():
+    graph = gt.Graph(vertex=("y",))
+    stream = graph.input("x", bundle=True)
+    stream = stream.through(gt.Part(affine(), keep="graph"), name="stage")
+    readout = nn.Linear(2, 3).double()
+    stream.ungroup(index="vertex").through(readout, name="readout").loss(error, target="y")
+    assert "fused with" in str(graph)
+    rules = gt.Rules(optimizer=SGD, update_every=EACH, view=gt.Mixed(), delay=gt.AnnealedRate(9))
+    ours = session(graph, rules, active=2)
+    fit = ours.fit(minibatches(4), epochs=1)
+    assert fit.staleness["readout"].max == 0 and ours.parts["readout"].version == 16
 
 
 def test_a_view_is_for_parts_that_lanes_do_not_share():

@@ -157,7 +157,7 @@ class Through(AbstractOperator):
             return self.use.make(place, call, weights)
         if keep == "graph":
             return GraphNode(place, call, weights)
-        if weights is not None and weights.wants_graph is not None:
+        if weights is not None and weights.wants_graph is not None and objective is None:
             raise GraphError(
                 f"'{self.name}': {weights.wants_graph} of part '{weights.name}' is for nodes with "
                 f"keep='graph', and this one has keep='{keep}'; give keep='graph' and whole "
