@@ -1,6 +1,7 @@
 """What waits at a node, and which node goes next.
 
     policy          picks
+    Sweeps          what comes next in the graph; there and back, loops until they are empty
     FullestFirst    the queue with most rows; backward on a tie
     BackwardFirst   any backward before any forward, then the fullest (the paper's)
     OldestFirst     the queue whose first batch has waited longest
@@ -32,12 +33,13 @@ class Queue:
         node: Number of the node.
         port: Input port; ``BACKWARD`` for answers.
         alone: Whether messages are taken one at a time.
+        rank: Its place in the order of the graph, there and back; see ``engine.order``.
     """
 
-    __slots__ = ("_batches", "alone", "node", "port", "rows", "since")
+    __slots__ = ("_batches", "alone", "node", "port", "rank", "rows", "since")
 
-    def __init__(self, node: int, port: int, alone: bool) -> None:
-        self.node, self.port, self.alone = node, port, alone
+    def __init__(self, node: int, port: int, alone: bool, rank: int = 0) -> None:
+        self.node, self.port, self.alone, self.rank = node, port, alone, rank
         self.rows = 0
         self.since = 0
         self._batches: deque[Forward | Backward] = deque()
@@ -81,6 +83,25 @@ class AbstractPolicy(ABC):
     def limit(self, queue: Queue, max_rows: int) -> int:
         """How many rows to take."""
         return max_rows
+
+
+@final
+class Sweeps(AbstractPolicy):
+    """Through the graph and back, again and again; a place is left when nothing waits there.
+
+    What stands further on collects rows meanwhile, and what has been left collects those that
+    enter behind the sweep, so that firings are full even where few instances are in flight. A loop
+    is one place: in it the fullest queue goes first.
+    """
+
+    def __init__(self) -> None:
+        self._at = 0
+
+    def choose(self, queues: Sequence[Queue]) -> Queue:
+        at = self._at
+        chosen = min(queues, key=lambda q: (q.rank < at, q.rank, -q.rows))
+        self._at = chosen.rank
+        return chosen
 
 
 @final
