@@ -98,3 +98,14 @@ def test_a_sweep_stays_where_rows_go_on_coming():
     assert [sweeps.choose([further, here]) for _ in range(3)] == [here] * 3
     assert sweeps.choose([further]) is further
     assert sweeps.choose([further, here]) is further
+
+
+def test_a_queue_with_enough_rows_goes_first_and_the_sweep_then_goes_on_where_it_was():
+    sweeps, here, little, much = Sweeps(enough=8), ranked(3, 2), ranked(4, 7), ranked(6, 8)
+    most = ranked(1, 99)
+    assert sweeps.choose([little, here]) is here
+    assert sweeps.choose([here, most, little, much]) is much
+    assert sweeps.choose([here, most, little]) is most
+    assert sweeps.choose([here, little]) is here
+    with pytest.raises(ValueError, match=r"Sweeps\(enough=0\): give 1 row or more"):
+        Sweeps(enough=0)

@@ -91,13 +91,27 @@ class Sweeps(AbstractPolicy):
 
     What stands further on collects rows meanwhile, and what has been left collects those that
     enter behind the sweep, so that firings are full even where few instances are in flight. A loop
-    is one place: in it the fullest queue goes first.
+    is one place: in it the fullest queue goes first. A queue that has enough does not wait for the
+    sweep, as waiting would make its rows staler and its firing no cheaper; of several, the one
+    nearest to the end.
+
+    Args:
+        enough: Rows from which on a firing gains little by more.
+
+    Raises:
+        ValueError: ``enough`` is not positive.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, enough: int = 512) -> None:
+        if enough < 1:
+            raise ValueError(f"Sweeps(enough={enough}): give 1 row or more")
+        self.enough = enough
         self._at = 0
 
     def choose(self, queues: Sequence[Queue]) -> Queue:
+        full = [q for q in queues if q.rows >= self.enough]
+        if full:
+            return max(full, key=lambda q: (q.rank, q.rows))
         at = self._at
         chosen = min(queues, key=lambda q: (q.rank < at, q.rank, -q.rows))
         self._at = chosen.rank
