@@ -109,3 +109,12 @@ def test_a_queue_with_enough_rows_goes_first_and_the_sweep_then_goes_on_where_it
     assert sweeps.choose([here, little]) is here
     with pytest.raises(ValueError, match=r"Sweeps\(enough=0\): give 1 row or more"):
         Sweeps(enough=0)
+
+
+def test_while_bundles_wait_the_fullest_queue_goes_before_the_sweep():
+    sweeps, here, further = Sweeps(), ranked(2, 1), Queue(5, 0, False, 5)
+    further.put(Backward(np.arange(3), None, np.full(3, 100)), 0)
+    assert sweeps.choose([here, further]) is further
+    further.take(3)
+    further.put(batch(0, 3), 1)
+    assert sweeps.choose([here, further]) is here

@@ -36,18 +36,20 @@ class Queue:
         rank: Its place in the order of the graph, there and back; see ``engine.order``.
     """
 
-    __slots__ = ("_batches", "alone", "node", "port", "rank", "rows", "since")
+    __slots__ = ("_batches", "alone", "bundled", "node", "port", "rank", "rows", "since")
 
     def __init__(self, node: int, port: int, alone: bool, rank: int = 0) -> None:
         self.node, self.port, self.alone, self.rank = node, port, alone, rank
         self.rows = 0
         self.since = 0
+        self.bundled = False
         self._batches: deque[Forward | Backward] = deque()
 
     def put(self, batch: Forward | Backward, now: int) -> None:
         if not self._batches:
             self.since = now
         self._batches.append(batch)
+        self.bundled = batch.lengths is not None
         self.rows += len(batch)
 
     def take(self, max_rows: int) -> list[Forward | Backward]:
@@ -93,7 +95,8 @@ class Sweeps(AbstractPolicy):
     enter behind the sweep, so that firings are full even where few instances are in flight. A loop
     is one place: in it the fullest queue goes first. A queue that has enough does not wait for the
     sweep, as waiting would make its rows staler and its firing no cheaper; of several, the one
-    nearest to the end.
+    nearest to the end. Bundles are batches already, and an update may want one alone: while some
+    wait, the fullest queue goes first, as company would gain little and make them staler.
 
     Args:
         enough: Rows from which on a firing gains little by more.
@@ -109,6 +112,8 @@ class Sweeps(AbstractPolicy):
         self._at = 0
 
     def choose(self, queues: Sequence[Queue]) -> Queue:
+        if any(q.bundled for q in queues):
+            return _fullest(queues)
         full = [q for q in queues if q.rows >= self.enough]
         if full:
             return max(full, key=lambda q: (q.rank, q.rows))
@@ -123,7 +128,11 @@ class FullestFirst(AbstractPolicy):
     """Most rows first; backward first on a tie."""
 
     def choose(self, queues: Sequence[Queue]) -> Queue:
-        return max(queues, key=lambda q: (q.rows, q.port < 0))
+        return _fullest(queues)
+
+
+def _fullest(queues: Sequence[Queue]) -> Queue:
+    return max(queues, key=lambda q: (q.rows, q.port < 0))
 
 
 @final
