@@ -63,6 +63,7 @@ class WorkerState:
         router: Follows the wires.
         policy: What fires next.
         max_rows: Most rows in one firing.
+        ranks: Node number to its places in the graph, as ``order.ranks`` gives them.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class WorkerState:
         router: Router,
         policy: AbstractPolicy,
         max_rows: int,
+        ranks: Mapping[int, tuple[int, int]],
     ) -> None:
         self.index = index
         self.train = True
@@ -81,7 +83,7 @@ class WorkerState:
         self._nodes = {n.id: n for n in nodes}
         self.parts = dict(parts)
         self._home, self._router, self._policy = home, router, policy
-        self._max_rows = max_rows
+        self._max_rows, self._ranks = max_rows, ranks
         self._queues: dict[tuple[int, int], Queue] = {}
         self._ready: dict[Queue, None] = {}
         self._eager: list[Delivery] = []
@@ -97,7 +99,8 @@ class WorkerState:
         queue = self._queues.get(key)
         if queue is None:
             alone = self._nodes[delivery.node].alone
-            queue = self._queues[key] = Queue(*key, alone)
+            rank = self._ranks[delivery.node][delivery.port == BACKWARD]
+            queue = self._queues[key] = Queue(*key, alone, rank)
         queue.put(delivery.batch, self._clock)
         self._ready[queue] = None
 
