@@ -19,7 +19,8 @@ from torch import nn
 
 from geartrain.engine.controller import AbstractRamp, ControllerState, Ramp
 from geartrain.engine.instrument import AbstractMeter
-from geartrain.engine.mailbox import AbstractPolicy, FullestFirst
+from geartrain.engine.mailbox import AbstractPolicy, Sweeps
+from geartrain.engine.order import ranks
 from geartrain.engine.placement import place
 from geartrain.engine.router import Router
 from geartrain.engine.worker import WorkerState
@@ -59,7 +60,7 @@ class Settings:
     max_active: int = 64
     ramp: AbstractRamp = field(default_factory=Ramp)
     max_rows: int = 4096
-    policy: Callable[[int], AbstractPolicy] = lambda worker: FullestFirst()
+    policy: Callable[[int], AbstractPolicy] = lambda worker: Sweeps()
     drain: bool = False
     lanes: bool = False
     precision: Precision = "full"
@@ -128,6 +129,7 @@ class Engine:
             self.home = {n: k for ns in self.wiring.copies.values() for k, n in enumerate(ns)}
         else:
             self.home = place(self.wiring, parts, workers, placement or {}, costs or {})
+        self._ranks = ranks(self.wiring)
         self.workers = [
             self._worker(w, [s[w] for s in shares.values()] or list(parts.values()))
             for w in range(workers)
@@ -154,6 +156,7 @@ class Engine:
             self.router,
             self.settings.policy(w),
             self.settings.max_rows,
+            self._ranks,
             self.settings.meter,
         )
 

@@ -64,6 +64,7 @@ class WorkerState:
         router: Follows the wires.
         policy: What fires next.
         max_rows: Most rows in one firing.
+        ranks: Node number to its places in the graph, as ``order.ranks`` gives them.
         meter: Measures what nodes compute, or None.
     """
 
@@ -76,6 +77,7 @@ class WorkerState:
         router: Router,
         policy: AbstractPolicy,
         max_rows: int,
+        ranks: Mapping[int, tuple[int, int]],
         meter: AbstractMeter | None = None,
     ) -> None:
         self.index = index
@@ -87,7 +89,7 @@ class WorkerState:
         windowed = {name for name, part in parts.items() if part.rules.window is not None}
         self._bounded = {n.id for n in nodes if n.part_name in windowed}
         self._home, self._router, self._policy = home, router, policy
-        self._max_rows = max_rows
+        self._max_rows, self._ranks = max_rows, ranks
         self._queues: dict[tuple[int, int], Queue] = {}
         self._ready: dict[Queue, None] = {}
         self._eager: list[Delivery] = []
@@ -103,7 +105,8 @@ class WorkerState:
         queue = self._queues.get(key)
         if queue is None:
             alone = self._nodes[delivery.node].alone
-            queue = self._queues[key] = Queue(*key, alone)
+            rank = self._ranks[delivery.node][delivery.port == BACKWARD]
+            queue = self._queues[key] = Queue(*key, alone, rank)
         queue.put(delivery.batch, self._clock)
         self._ready[queue] = None
 
