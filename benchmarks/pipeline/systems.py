@@ -130,8 +130,8 @@ def ours(work: Work, in_flight: int) -> dict[str, float]:
     """Two parts on two workers of one process, so many minibatches in flight."""
     batches, tokens = minibatches(work)
     model = network(work, tokens)
-    pipe = gt.Pipeline(model, cuts=work.cuts)
-    workers = len(pipe.parts)
+    workers = len(work.cuts) + 1
+    pipe = gt.Pipeline(model, cuts=work.cuts, slack=max(in_flight - workers, 0))
     session = gt.Session(
         pipe.graph,
         rules=pipe.rules(make_optimizer(work)),

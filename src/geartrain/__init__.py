@@ -40,7 +40,11 @@ from geartrain.ir.loss import cross_entropy as cross_entropy
 from geartrain.nn.credit import AbstractCredit as AbstractCredit
 from geartrain.nn.credit import Backprop as Backprop
 from geartrain.nn.credit import Chunked as Chunked
+from geartrain.nn.credit import Critics as Critics
+from geartrain.nn.credit import DecoupledGreedy as DecoupledGreedy
 from geartrain.nn.credit import Greedy as Greedy
+from geartrain.nn.credit import Overlapping as Overlapping
+from geartrain.nn.credit import Synthetic as Synthetic
 from geartrain.nn.pipeline import Pipeline as Pipeline
 from geartrain.observe.flops import FlopMeter as FlopMeter
 from geartrain.observe.flops import Flops as Flops

@@ -16,7 +16,19 @@ from geartrain.errors import GraphError
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 ADAM = partial(torch.optim.Adam, lr=0.01)
-CREDITS: list[gt.AbstractCredit] = [gt.Backprop(), gt.Greedy(), gt.Chunked(1)]
+CREDITS: list[gt.AbstractCredit] = [
+    gt.Backprop(),
+    gt.Greedy(),
+    gt.Chunked(1),
+    gt.Overlapping(),
+    gt.Overlapping("later"),
+    gt.Critics(),
+    gt.Synthetic(),
+    gt.DecoupledGreedy(buffer=3, times=2),
+]
+
+
+ONE = {"max_active": 1}
 
 
 class Skip(nn.Module):
@@ -174,22 +186,35 @@ def test_greedy_parts_learn_from_their_own_heads_and_equal_a_loop_with_detach() 
     assert fit.history[-1].metrics["loss 0"] > 0
 
 
-@pytest.mark.parametrize("credit", [gt.Greedy(), gt.Chunked(2)], ids=repr)
+POISONED = [
+    gt.Backprop(),
+    gt.Greedy(),
+    gt.Chunked(2),
+    gt.Overlapping(),
+    gt.Critics(),
+    gt.DecoupledGreedy(2),
+]
+
+
+@pytest.mark.parametrize("credit", POISONED, ids=repr)
 def test_a_poisoned_weight_above_a_cut_changes_nothing_below_it(credit: gt.AbstractCredit) -> None:
     x, y = data()
+    if isinstance(credit, gt.Overlapping | gt.Critics):
+        x, y = x[:10], y[:10]  # later on, what is above has learned of the poison, and teaches
     states = []
-    for poison in (1.0, 1e30):
+    for poison in (1.0, 100.0):
         model = network()
         torch.manual_seed(3)
         pipe = gt.Pipeline(model, cuts=[1, 3, 5], credit=credit, sample=x[:4])
         with torch.no_grad():
             model[5].weight.mul_(poison)
-        rules = pipe.rules(partial(torch.optim.SGD, lr=1e-3))
-        gt.Session(pipe.graph, rules=rules, shuffle=False, **pipe.settings()).fit(
+        rules = pipe.rules(partial(torch.optim.SGD, lr=1e-5))
+        gt.Session(pipe.graph, rules=rules, shuffle=False, **(pipe.settings() | ONE)).fit(
             gt.Minibatches(x, y, batch=10), epochs=1
         )
         states.append({k: v.clone() for k, v in model[:3].state_dict().items()})
-    assert all(torch.equal(states[0][k], states[1][k]) for k in states[0])
+    unharmed = all(torch.equal(states[0][k], states[1][k]) for k in states[0])
+    assert unharmed == (credit != gt.Backprop())
 
 
 def test_chunks_hang_heads_on_the_ends_of_about_equally_many_parts() -> None:
@@ -252,7 +277,7 @@ def test_minibatches_of_changing_shape_train_are_judged_and_predicted() -> None:
     pipe = gt.Pipeline(model, parts=2, sample=batches[0], metrics=metrics)
     session(pipe, ADAM, 2).fit(instances, epochs=2)
     assert_equal(wanted, model)
-    for credit in ("backprop", gt.Greedy()):
+    for credit in CREDITS[1:]:
         pipe = gt.Pipeline(
             model, parts=2, sample=batches[0], credit=credit, metrics={"accuracy": gt.accuracy}
         )
@@ -382,6 +407,180 @@ def test_heads_may_be_modules_or_made_from_what_leaves_a_part() -> None:
     before = own[1].weight.detach().clone()
     session(pipe, ADAM).fit(gt.Minibatches(x, y, batch=10), epochs=1)
     assert not torch.equal(own[1].weight, before)
+
+
+@pytest.mark.parametrize("rule", ["sum", "later"])
+def test_overlapping_losses_with_two_parts_are_backpropagation(rule: str) -> None:
+    x, y = data()
+    wanted, model = network(), network()
+    plain(wanted, ADAM, list(zip(x.split(10), y.split(10), strict=True)))
+    pipe = gt.Pipeline(model, parts=2, credit=gt.Overlapping(rule), sample=x[:4])
+    assert not pipe.heads
+    session(pipe, ADAM, 2).fit(gt.Minibatches(x, y, batch=10), epochs=2)
+    assert_equal(wanted, model)
+
+
+def test_an_overlapping_loss_reaches_its_part_and_one_further_down() -> None:
+    x, y = data()
+    wanted, model = network(), network()
+    pipe = gt.Pipeline(model, cuts=[3, 5], credit=gt.Overlapping(), sample=x[:4])
+    head = copy.deepcopy(pipe.heads[1])
+    lower, middle, upper = wanted[:3], wanted[3:5], wanted[5:]
+    modules = (lower, middle, upper, head)
+    optimizers = [ADAM(m.parameters()) for m in modules]
+    for xs, ys in zip(x.split(10), y.split(10), strict=True):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        h = lower(xs)
+        below = h.detach().requires_grad_()
+        between = middle(below)
+        F.cross_entropy(head(between), ys).backward(retain_graph=True)
+        own = below.grad.clone()
+        F.cross_entropy(upper(between), ys).backward()
+        h.backward(own)
+        for optimizer in optimizers:
+            optimizer.step()
+    session(pipe, ADAM, 2).fit(gt.Minibatches(x, y, batch=10), epochs=1)
+    assert_equal(wanted, model)
+    assert_equal(head, pipe.heads[1])
+
+
+def test_critics_train_their_parts_and_learn_the_distance_from_the_loss_above() -> None:
+    x, y = data()
+    wanted, model = network(), network()
+    slow = partial(torch.optim.Adam, lr=1e-4)
+    pipe = gt.Pipeline(model, cuts=[3, 5], credit=gt.Critics(slow), sample=x[:4], judge_heads=True)
+    critics = [copy.deepcopy(pipe.heads[k]) for k in range(2)]
+    parts = [wanted[:3], wanted[3:5], wanted[5:]]
+    optimizers = [SGD(m.parameters()) for m in parts] + [slow(m.parameters()) for m in critics]
+
+    def each(module: nn.Module, h: Tensor, ys: Tensor) -> Tensor:
+        return F.cross_entropy(module(h), ys, reduction="none")
+
+    for xs, ys in zip(x.split(10), y.split(10), strict=True):
+        h = parts[0](xs)
+        between = parts[1](h.detach())
+        values = [each(critics[0], h.detach(), ys), each(critics[1], between.detach(), ys)]
+        last = each(parts[2], between.detach(), ys)
+        grads: list[tuple[nn.Module, Tensor]] = [
+            (parts[0], each(critics[0], h, ys)),
+            (parts[1], each(critics[1], between, ys)),
+            (parts[2], last),
+            (critics[0], (values[1].detach() - values[0]).abs()),
+            (critics[1], (last.detach() - values[1]).abs()),
+        ]
+        found = [
+            torch.autograd.grad(loss.mean(), list(m.parameters()), retain_graph=True)
+            for m, loss in grads
+        ]
+        for (module, _), gradients, optimizer in zip(grads, found, optimizers, strict=True):
+            for parameter, gradient in zip(module.parameters(), gradients, strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+    fit = session(pipe, SGD, 2).fit(gt.Minibatches(x, y, batch=10), epochs=1)
+    assert_equal(wanted, model)
+    for k, critic in enumerate(critics):
+        assert_equal(critic, pipe.heads[k])
+    assert {"loss 0", "loss 1"} <= set(fit.history[-1].metrics)
+
+
+def test_decoupled_greedy_with_a_buffer_of_one_is_greedy_and_a_larger_one_is_not() -> None:
+    x, y = data()
+    states = []
+    for credit in (gt.Greedy(), gt.DecoupledGreedy(), gt.DecoupledGreedy(buffer=3, draw="uniform")):
+        model = network()
+        torch.manual_seed(3)
+        pipe = gt.Pipeline(model, cuts=[3, 5], credit=credit, sample=x[:4])
+        session(pipe, ADAM).fit(gt.Minibatches(x, y, batch=10), epochs=1)
+        states.append({k: v.clone() for k, v in model.state_dict().items()})
+    greedy, one, three = states
+    assert all(torch.equal(greedy[k], one[k]) for k in greedy)
+    assert not torch.equal(greedy["5.weight"], three["5.weight"])
+    assert torch.equal(greedy["0.weight"], three["0.weight"])
+
+
+def test_synthesisers_begin_with_zeros_and_learn_to_guess() -> None:
+    x, y = data()
+    model = network()
+    pipe = gt.Pipeline(model, cuts=[1], credit=gt.Synthetic(), sample=x[:4])
+    first = model[0].weight.detach().clone()
+    trainer = session(pipe, partial(torch.optim.SGD, lr=0.01))
+    trainer.fit(gt.Minibatches(x[:10], y[:10], batch=10), epochs=1)
+    assert torch.equal(model[0].weight, first)
+    trainer.fit(gt.Minibatches(x[:10], y[:10], batch=10), epochs=3)
+    assert not torch.equal(model[0].weight, first)
+    with pytest.raises(GraphError, match="give heads="):
+        gt.Pipeline(network(), cuts=[1], credit=gt.Synthetic(targets=True), sample=x[:4])
+
+
+def test_a_synthesiser_that_sees_the_targets_and_knows_the_gradient_is_backpropagation() -> None:
+    class Knows(nn.Module):
+        def __init__(self, upper: nn.Module) -> None:
+            super().__init__()
+            self.nothing = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+            self._upper = [upper]
+
+        def forward(self, h: Tensor, y: Tensor) -> Tensor:
+            with torch.enable_grad():
+                rows = torch.zeros(h.shape, dtype=h.dtype, device=h.device, requires_grad=True)
+                rows = rows + h.detach()
+                weights = {n: p.detach().to(h.device) for n, p in self._upper[0].named_parameters()}
+                logits = torch.func.functional_call(self._upper[0], weights, (rows,))
+                loss = F.cross_entropy(logits, y.to(h.device), reduction="sum")
+                (gradient,) = torch.autograd.grad(loss, rows)
+            return gradient + 0 * self.nothing
+
+    def simple() -> nn.Sequential:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+
+    x, y = data()
+    wanted, model = simple(), simple()
+    plain(wanted, SGD, list(zip(x.split(10), y.split(10), strict=True)))
+    pipe = gt.Pipeline(model, cuts=[2], credit=gt.Synthetic(targets=True), heads=[Knows(model[2])])
+    session(pipe, SGD).fit(gt.Minibatches(x, y, batch=10), epochs=2)
+    assert_equal(wanted, model)
+
+
+def test_gears_of_one_to_one_are_plain_training_and_slow_ones_skip() -> None:
+    x, y = data()
+    wanted, model = network(), network()
+    plain(wanted, SGD, list(zip(x.split(10), y.split(10), strict=True)))
+    pipe = gt.Pipeline(model, parts=3, gears=gt.Gear())
+    session(pipe, SGD).fit(gt.Minibatches(x, y, batch=10), epochs=2)
+    assert_equal(wanted, model)
+    pipe = gt.Pipeline(network(), parts=3, gears=[gt.Gear(4), gt.Gear(2), None])
+    fit = session(pipe, SGD).fit(gt.Minibatches(x[:40], y[:40], batch=5), epochs=1)
+    assert fit.history[-1].updates == {"part 0": 2, "part 1": 4, "part 2": 8}
+
+
+def test_gears_that_starve_a_part_are_refused_and_a_cut_lets_it_be() -> None:
+    x, _ = data()
+    gears = [gt.Gear(1), gt.Gear(2), None]
+    with pytest.raises(GraphError, match="'part 1' has period 2"):
+        gt.Pipeline(network(), parts=3, gears=gears)
+    pipe = gt.Pipeline(network(), parts=3, gears=gears, credit=gt.Greedy(), sample=x[:4])
+    assert [part.gear for part in pipe.parts] == gears
+    with pytest.raises(GraphError, match=r"gears of .* have no meaning"):
+        gt.Pipeline(network(), parts=3, gears=gears[:1] * 3, credit=gt.Overlapping(), sample=x[:4])
+
+
+@pytest.mark.parametrize("slack", [0, 1])
+def test_a_part_is_as_late_as_one_forward_one_backward_says_and_slack_adds_to_it(
+    slack: int,
+) -> None:
+    x, y = data(200)
+    pipe = gt.Pipeline(network(), cuts=[1, 3, 5], slack=slack)
+    assert pipe.max_active == 4 + slack
+    trainer = gt.Session(
+        pipe.graph,
+        rules=pipe.rules(partial(torch.optim.SGD, lr=0.01)),
+        runtime=gt.Simulated(4, costs=gt.Costs(firing_s=1e-3, row_s=0.0)),
+        **pipe.settings(4),
+    )
+    staleness = trainer.fit(gt.Minibatches(x, y, batch=10), epochs=1).staleness
+    late = [staleness[f"part {k}"].max - slack for k in range(4)]
+    assert late == [3, 2, 1, 0]
 
 
 def test_images_and_sequences_get_pooled_heads() -> None:

@@ -497,12 +497,42 @@ def test_double_buffering_refuses_messages_that_are_too_old_or_too_new():
         one.part.look(8, 1)
 
 
-@pytest.mark.parametrize(("view", "delay"), PAIRS)
-def test_a_run_that_is_resumed_ends_like_one_that_was_not(view, delay, tmp_path):
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_hold_on_threads(view):
+    every = gt.Messages(3) if view == gt.DoubleBuffered() else EACH
+    rules = gt.Rules(optimizer=MOMENTUM, update_every=every, view=view)
+    modules, twins = stages(3), stages(3)
+    threads = gt.Threads(3, kernel_threads=1)
+    at_once = {"runtime": threads, "ramp": gt.Ramp(over=0), "shuffle": False}
+    fit = gt.Session(chain(modules), rules=rules, max_active=3, **at_once).fit(
+        minibatches(12), epochs=1
+    )
+    assert all(w.isfinite().all() for w in weights_of(modules))
+    late = [1, 1, 1] if view == gt.DoubleBuffered() else [2, 1, 0]
+    assert all(fit.staleness[f"stage {i}"].max <= most for i, most in enumerate(late))
+    one = gt.Session(
+        chain(modules := stages(3)), rules=rules_of(view, None, ADAM), max_active=1, **at_once
+    )
+    one.fit(minibatches(6), epochs=1)
+    plain(twins, minibatches(6), ADAM)
+    close(weights_of(modules), weights_of(twins))
+
+
+SPIKE = partial(gt.SpikeCompensatedSGD, lr=0.05)
+AHEAD = partial(gt.LookAheadSGD, lr=0.05)
+RESUMED = [
+    *[(v, d, MOMENTUM, gt.Messages(3) if v == gt.DoubleBuffered() else EACH) for v, d in PAIRS],
+    (gt.Stashed(), None, SPIKE, gt.Messages(3)),  # the ages of two gradients that wait matter
+    (gt.Predicted(), gt.GapAware(), ADAM, gt.Rows(11)),
+    (gt.Stashed(), None, AHEAD, EACH),
+]
+
+
+@pytest.mark.parametrize(("view", "delay", "optimizer", "every"), RESUMED)
+def test_a_run_that_is_resumed_ends_like_one_that_was_not(view, delay, optimizer, every, tmp_path):
     def fresh() -> tuple[list[nn.Module], gt.Session]:
         modules = stages(2)
-        every = gt.Messages(3) if view == gt.DoubleBuffered() else EACH
-        rules = gt.Rules(optimizer=MOMENTUM, update_every=every, view=view, delay=delay)
+        rules = gt.Rules(optimizer=optimizer, update_every=every, view=view, delay=delay)
         return modules, session(chain(modules), rules, active=2, workers=2)
 
     data = minibatches(14)
@@ -518,6 +548,18 @@ def test_a_run_that_is_resumed_ends_like_one_that_was_not(view, delay, tmp_path)
     assert all(
         torch.equal(a, b) for a, b in zip(weights_of(resumed), weights_of(whole), strict=True)
     )
+
+
+def test_weights_of_elsewhere_are_no_update_to_be_predicted_from(tmp_path):
+    rules = gt.Rules(optimizer=SGD, view=gt.Predicted(steps=2, by="difference"))
+    session(chain(stages(1)), rules, active=1).save(tmp_path / "a.safetensors")
+    module = stages(1)[0]
+    for p in module.parameters():
+        p.data.add_(1.0)
+    ours = session(chain([module]), rules, active=1)
+    ours.load(tmp_path / "a.safetensors", weights_only=True)
+    leaves = ours.parts["stage 0"].look(0, 1).leaves
+    assert all(torch.equal(leaf, p) for p, leaf in leaves.items())
 
 
 def test_a_checkpoint_of_another_view_is_refused(tmp_path):

@@ -82,6 +82,8 @@ class WorkerState:
         self.progress = 0
         self._nodes = {n.id: n for n in nodes}
         self.parts = dict(parts)
+        windowed = {name for name, part in parts.items() if part.rules.window is not None}
+        self._bounded = {n.id for n in nodes if n.part_name in windowed}
         self._home, self._router, self._policy = home, router, policy
         self._max_rows = max_rows
         self._queues: dict[tuple[int, int], Queue] = {}
@@ -122,11 +124,17 @@ class WorkerState:
     @property
     def ready(self) -> bool:
         """Whether ``fire`` has something to do."""
-        return bool(self._eager) or any(map(self._may_fire, self._ready))
+        return bool(self._eager or (self._choices() if self._bounded else self._ready))
 
-    def _may_fire(self, queue: Queue) -> bool:
-        """Answers always; rows in training only while their node is open."""
-        return queue.port == BACKWARD or not self.train or self._nodes[queue.node].open
+    def _choices(self) -> list[Queue]:
+        """Queues that may fire: of a node with a window, rows in training only while it is open."""
+        if not self._bounded or not self.train:
+            return list(self._ready)
+        return [
+            q
+            for q in self._ready
+            if q.port == BACKWARD or q.node not in self._bounded or self._nodes[q.node].open
+        ]
 
     def fire(self) -> Firing:
         """Run one node on what waits for it, and the eager nodes behind.
@@ -136,7 +144,7 @@ class WorkerState:
             GeartrainError: The graph or the data are wrong.
         """
         if not self._eager:
-            queue = self._policy.choose([q for q in self._ready if self._may_fire(q)])
+            queue = self._policy.choose(self._choices())
             node = self._nodes[queue.node]
             limit = min(self._policy.limit(queue, self._max_rows), queue.rows)
             if queue.port == BACKWARD:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from geartrain.engine.controller import Ramp
 from geartrain.engine.mailbox import AbstractPolicy, BackwardFirst
 from geartrain.errors import GraphError
+from geartrain.ir.gear import Gear, check_gears
 from geartrain.ir.graph import Graph
 from geartrain.ir.loss import Metric, cross_entropy
 from geartrain.nn.credit import AbstractCredit, Backprop, Local
@@ -36,7 +37,7 @@ from geartrain.nn.cutter import (
     time_costs,
 )
 from geartrain.nn.rowwise import Criterion, RowLoss, row_metric
-from geartrain.nn.stage import Stage, boundaries, linear_head, refuse_shared
+from geartrain.nn.stage import Stage, boundaries, refuse_shared
 from geartrain.optim.delay import AbstractDelay
 from geartrain.optim.part import MakeOptimizer, Messages, Part, Rules
 from geartrain.optim.views import AbstractView
@@ -64,6 +65,9 @@ class Pipeline:
         view: Which weights a part's forward and backward see; one for all parts, or one for each.
             Default: ``Stashed``.
         delay: Rules for late gradients; one for all parts, or one for each.
+        gears: Speeds; one for all parts, or one for each. See ``Gear``.
+        slack: Minibatches in flight beyond one for each part. Parts then wait less for each other
+            where their times vary, and gradients come later, by as many updates at most.
         credit: Where gradients come from: ``"backprop"`` or an object of ``nn.credit``.
         heads: Modules for the local heads, in order; or a function of the part's number and a
             sample of what leaves it. Default: pooling and a linear map, made from ``sample``.
@@ -78,7 +82,7 @@ class Pipeline:
         stages: What each part runs.
         heads: Local heads by part number.
         cuts: The first block of each part but the first.
-        max_active: Minibatches in flight that keep all parts busy: as many as there are parts.
+        max_active: Minibatches in flight that keep all parts busy: one for each part, and slack.
 
     Raises:
         ValueError: Neither parts nor cuts are given, or a part would be empty.
@@ -97,6 +101,8 @@ class Pipeline:
         criterion: Criterion = cross_entropy,
         view: AbstractView | Sequence[AbstractView | None] | None = None,
         delay: AbstractDelay | Sequence[AbstractDelay | None] | None = None,
+        gears: Gear | Sequence[Gear | None] | None = None,
+        slack: int = 0,
         credit: AbstractCredit | Literal["backprop"] = "backprop",
         heads: Heads | None = None,
         metrics: Mapping[str, Criterion | Metric] | None = None,
@@ -112,18 +118,31 @@ class Pipeline:
         self.stages = [Stage(row.between(a, b), first=a == 0) for a, b in itertools.pairwise(ends)]
         self.credit = _credit(credit)
         wanted = self.credit.heads(len(self.stages))
-        self.heads = _make_heads(wanted, heads, self.stages, sample)
-        self.max_active = len(self.stages)
+        self.heads = _make_heads(self.credit, wanted, heads, self.stages, sample)
+        self.max_active = len(self.stages) + slack
         self._criterion = RowLoss(criterion)
         self._metrics = {name: row_metric(metric) for name, metric in (metrics or {}).items()}
+        if slack < 0:
+            raise ValueError(f"slack={slack}: give 0 or more minibatches")
         views, delays = self._each("view", view), self._each("delay", delay)
+        speeds = self._each("gears", gears)
         self.parts = [
-            Part(stage, name=f"part {k}", keep="graph", view=views[k], delay=delays[k])
+            Part(
+                stage,
+                name=f"part {k}",
+                keep="graph",
+                view=views[k],
+                delay=delays[k],
+                gear=speeds[k],
+                window=self._window(k, slack, gears is not None),
+            )
             for k, stage in enumerate(self.stages)
         ]
+        self._check_gears(speeds)
         local = {k: self._local(k, module, judge_heads) for k, module in self.heads.items()}
         refuse_shared(
-            {p.name or "": p.module for p in (*self.parts, *(m.head for m in local.values()))}
+            {f"part {k}": stage for k, stage in enumerate(self.stages)}
+            | {f"head {k}": module for k, module in self.heads.items()}
         )
         self.graph = self._graph(local)
 
@@ -172,9 +191,23 @@ class Pipeline:
             )
         return given
 
+    def _window(self, k: int, slack: int, geared: bool) -> int | None:
+        """Messages of a part in flight in the order one forward, one backward."""
+        if not isinstance(self.credit, Backprop) or geared:
+            return None
+        return len(self.stages) - k + slack
+
+    def _check_gears(self, speeds: Sequence[Gear | None]) -> None:
+        """Raises:
+        GraphError: A part would wait for gradients that never come; names both.
+        """
+        if any(speeds):
+            named = {f"part {k}": gear or Gear() for k, gear in enumerate(speeds)}
+            check_gears(named, [f"part {k}" for k in self.credit.cuts(len(speeds))])
+
     def _local(self, k: int, module: nn.Module, judged: bool) -> Local:
         return Local(
-            Part(Stage([module]), name=f"head {k}", keep="graph"),
+            module,
             self._criterion,
             {f"{name} {k}": metric for name, metric in self._metrics.items()} if judged else {},
             f"loss {k}" if judged else None,
@@ -186,7 +219,7 @@ class Pipeline:
         x = graph.input("x", bundle=True, alone=True)
         y = graph.input("y", bundle=True, alone=True)
         stream = graph.concat(x, y, on="instance", how="tuple", name="minibatch")
-        stream = self.credit.wire(stream, self.parts, local)
+        stream = self.credit.wire(stream, self.parts, local, self._criterion)
         stream.output("prediction", take=0, alone=True)
         stream.loss(self._criterion, metrics=self._metrics, alone=True)
         return graph
@@ -228,6 +261,7 @@ def _cuts(
 
 
 def _make_heads(
+    credit: AbstractCredit,
     wanted: Sequence[int],
     given: Heads | None,
     stages: Sequence[Stage],
@@ -247,4 +281,4 @@ def _make_heads(
     rows = boundaries(stages, sample)
     if given is not None:
         return {k: given(k, rows[k]) for k in wanted}
-    return {k: linear_head(rows[k], rows[-1]) for k in wanted}
+    return {k: credit.make_head(rows[k], rows[-1]) for k in wanted}

@@ -88,6 +88,42 @@ def refuse_shared(modules: Mapping[str, nn.Module]) -> None:
 
 
 @final
+class Channels(nn.Module):
+    """A module of features on dimension 1 of images ``(n, c, height, width)``.
+
+    Args:
+        module: Maps ``(..., c)`` to ``(..., k)``.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, h: Tensor) -> Tensor:
+        """``(n, c, ...)`` to ``(n, k, ...)``."""
+        y: Tensor = self.module(h.movedim(1, -1)).movedim(-1, 1)
+        return y
+
+
+def zero_map(h: Tensor) -> nn.Module:
+    """A synthesiser: two linear maps of the features, the last of which begins with zeros.
+
+    Source: Jaderberg et al. 2016, arXiv:1608.05343; the sizes are ours.
+
+    Args:
+        h: Rows ``(n, c)``, ``(n, t, c)``, or ``(n, c, height, width)``.
+    """
+    at = 1 if h.ndim == 4 else -1
+    width = h.shape[at]
+    last = nn.Linear(width, width, dtype=h.dtype, device=h.device)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    first = nn.Linear(width, width, dtype=h.dtype, device=h.device)
+    maps = nn.Sequential(first, nn.ReLU(), last)
+    return Channels(maps) if at == 1 else maps
+
+
+@final
 class Pooled(nn.Module):
     """The mean over all dimensions between rows and features.
 

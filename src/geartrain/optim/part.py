@@ -31,7 +31,7 @@ from geartrain.ir.weights import AbstractWeights, Sight
 from geartrain.optim.delay import AbstractDelay, mean_age
 from geartrain.optim.mixer import AbstractMixer, Average
 from geartrain.optim.staleness import Ages, bincount
-from geartrain.optim.views import AbstractView, DoubleBuffered, Stashed
+from geartrain.optim.views import AbstractView, Corrected, DoubleBuffered, Stashed
 
 MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
 Averaging: TypeAlias = Literal["rows", "instances", "none"]
@@ -304,6 +304,9 @@ class PartState(AbstractWeights):
         elif self._compensation is not None:
             self.wants_graph = f"delay={self.delay}"
         self._seeing = self.view.start(self)
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        told = any("measured_delay" in group for group in groups)
+        self._wants_ages = told or self.delay is not None or isinstance(self.view, Corrected)
 
     @property
     def scheduler(self) -> LRScheduler | None:
@@ -382,7 +385,8 @@ class PartState(AbstractWeights):
         self.rows += rows
         counts = bincount(self.version - versions, lengths)
         self._histogram.add(counts)
-        self._step_ages.add(counts)
+        if self._wants_ages:
+            self._step_ages.add(counts)
         self.dropped(versions)
 
     def dropped(self, versions: IntArray) -> None:
@@ -446,7 +450,8 @@ class PartState(AbstractWeights):
             self._step_ages.clear()
             return None
         self._clip(gradients)
-        self.step_delay = mean_age(self._step_ages.counts)
+        if self._wants_ages:
+            self.step_delay = mean_age(self._step_ages.counts)
         with self._undisturbed():
             self._seeing.before_step()
             self._optimize(self.optimizer, progress)
@@ -536,6 +541,10 @@ class PartState(AbstractWeights):
         """Sum of ages and rows so far, for a progress line."""
         counts = self._histogram.counts
         return float(counts @ np.arange(counts.size)), int(counts.sum())
+
+    def replaced(self) -> None:
+        """The weights have become others, and not by a step."""
+        self._seeing.replaced()
 
     def view_to_tensors(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What view and delay remember: tensors by name, its own, and JSON."""

@@ -108,6 +108,9 @@ class AbstractSeeing:
     def rest(self) -> None:
         """Nothing is in flight, and no gradient waits."""
 
+    def replaced(self) -> None:
+        """The weights have become others, and not by a step."""
+
     def tensors(self) -> dict[str, Tensor]:
         """What it remembers, by name; its own, not copies."""
         return {}
@@ -393,6 +396,9 @@ class _Predicting(AbstractSeeing):
         _write(self._before)
         if self._working is None and self._part.outstanding:
             self._part.renew()
+
+    def replaced(self) -> None:
+        _write(self._before)
 
     def tensors(self) -> dict[str, Tensor]:
         return _by_name(self._part.module, self._before)

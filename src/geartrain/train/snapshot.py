@@ -72,6 +72,7 @@ def load_parts(
     if weights_only:
         for name, part in parts.items():
             part.module.load_state_dict(_inside(tensors, f"{name}/weights/"))
+            part.replaced()
         return
     own, entries = parts_to_tensors(parts)
     own = {key: tensor.clone() for key, tensor in own.items()}
