@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from geartrain.errors import GraphError
-from geartrain.nn import LocalCritic, RowLoss, teach_critics
+from geartrain.nn import LocalCritic, RowLoss
 
 
 def losses(prediction, y):
@@ -56,8 +55,3 @@ def test_running_statistics_of_a_critic_see_a_message_once(rows):
 def test_a_true_loss_is_one_number_a_row(rows):
     h, y = rows
     assert torch.equal(RowLoss(losses)(h, y), losses(h, y))
-
-
-def test_critics_want_a_loss_to_predict():
-    with pytest.raises(GraphError, match="got no stream"):
-        teach_critics([])

@@ -112,3 +112,29 @@ def test_a_module_that_looks_at_values_is_counted_on_zeros_and_draws_no_number()
     before = torch.get_rng_state()
     cost_of(looks, shapes((ROWS, 3)))
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_gradients_for_data_and_detached_rows_are_not_computed_behind_joins_and_broadcasts():
+    meter = gt.FlopMeter()
+    graph = gt.Graph()
+    x, y = graph.input("x", bundle=True), graph.input("y", bundle=True)
+
+    class First(nn.Module):
+        def __init__(self, linear):
+            super().__init__()
+            self.linear = linear
+
+        def forward(self, h, y):
+            return self.linear(h), y
+
+    stream = graph.concat(x, y, how="tuple").replay(times=0)
+    stream = stream.through(First(nn.Linear(3, 6)), keep="graph", name="low")
+    stream.loss(lambda h, y: h.square().sum(1))
+    stream = stream.detach()
+    for name in ("one", "two"):  # two readers of the same detached rows
+        wide = stream.through(First(nn.Linear(6, 4)), keep="graph", name=name)
+        wide.loss(lambda h, y: h.square().sum(1))
+    session = gt.Session(graph, rules=gt.Rules(update_every=gt.Rows(1)), meter=meter)
+    session.fit([gt.Instance({"x": torch.randn(ROWS, 3), "y": torch.zeros(ROWS)})], epochs=1)
+    assert meter.nodes()["low"] == gt.Flops(SIZES[0], SIZES[0])
+    assert meter.nodes()["one"] == meter.nodes()["two"] == gt.Flops(SIZES[1], SIZES[1])

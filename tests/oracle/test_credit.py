@@ -108,7 +108,7 @@ def plain_overlapping(modules, local_heads, data, rule="sum", optimizer=SGD):
             o.step()
 
 
-def critics(modules, made, top=Stage):
+def critics(modules, made, **replay):
     """A critic beside each part but the last."""
     graph = gt.Graph()
     stream, levels = begin(graph), []
@@ -116,10 +116,11 @@ def critics(modules, made, top=Stage):
         stream = stream.through(Stage(module), keep="graph", name=f"stage {k}")
         if k < len(made):
             critic = LocalCritic(made[k], losses)
-            levels.append(stream.through(critic, keep="graph", name=f"critic {k}"))
+            levels.append(stream.overlap(critic, name=f"critic {k}"))
             stream = stream.detach()
-    levels.append(stream.through(RowLoss(losses), keep="graph", name="true"))
-    teach_critics(levels)
+        if replay and 0 < k < len(modules) - 1:
+            stream = stream.replay(**replay)
+    teach_critics(levels, stream.through(RowLoss(losses), keep="graph", name="true"))
     return graph
 
 
@@ -286,7 +287,8 @@ def test_a_synthesiser_may_be_told_the_targets():
             return self.of_h(h) + self.of_y(y)
 
     torch.manual_seed(0)
-    told, before = Told(), weights([Told()])
+    told = Told()
+    before = weights([told])
     ours = blocks(2)
     graph = gt.Graph()
     stream = begin(graph).through(Stage(ours[0]), keep="graph").synthesize(told)
@@ -417,3 +419,31 @@ def test_with_a_rate_of_zero_no_method_moves_a_weight(optimizer):
         before = weights(modules)
         train(build(modules), batches(3), optimizer)
         assert bits_equal(weights(modules), before)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_critics_learn_from_fresh_rows_where_parts_replay(runtime):
+    modules, made = blocks(), heads()[:3]
+    graph = critics(modules, made, times=1, buffer=2, draw="least_used")
+    versions = train(graph, batches(6), runtime=RUNTIMES[runtime](), max_active=3).parts
+    updates = {name: part.version for name, part in versions.items()}
+    assert [updates[f"stage {k}"] for k in range(4)] == [6, 6, 12, 18]
+    assert updates["critic 0"] == 6
+
+
+def test_replays_may_end_early_at_a_head_of_their_own():
+    graph = gt.Graph()
+    stream = begin(graph).replay(times=2)
+    stream = stream.through(Stage(blocks()[0]), keep="graph", name="low")
+    stream.through(Stage(heads()[0]), keep="graph", name="head").loss(losses)
+    fresh, again = stream.where(lambda m: m.replay == 0)
+    again.stop()
+    top = Stage(nn.Linear(6, 3).double())
+    fresh.detach().through(top, keep="graph", name="high").loss(losses)
+    versions = train(graph, batches(4)).statistics()["versions"]
+    assert versions == {"low": 12, "head": 12, "high": 4}
+
+
+def test_a_part_with_a_gear_does_not_overlap():
+    with pytest.raises(ValueError, match="only through"):
+        begin(gt.Graph()).overlap(gt.Part(nn.Identity(), gear=gt.Gear(2)))

@@ -264,7 +264,7 @@ def test_decoupled_greedy_learning_trains_on_what_its_buffers_hold(optimizer):
 @pytest.mark.parametrize("runtime", ["simulated", "threads"])
 @pytest.mark.parametrize("fresh", [True, False])
 def test_many_minibatches_in_flight_leave_nothing_behind(runtime, fresh):
-    made = {"simulated": gt.Simulated(3, seed=3, jitter=0.5), "threads": gt.Threads(2)}[runtime]
+    made = gt.Threads(2) if runtime != "simulated" else gt.Simulated(3, seed=3, jitter=0.5)
     modules = blocks()
     if fresh:
         gears = [gt.Gear(2), gt.Gear(1, replays=1, buffer=3, draw="uniform"),

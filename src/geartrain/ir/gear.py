@@ -234,8 +234,6 @@ def check_gears(gears: Mapping[str, Gear], cut: Sequence[str] = ()) -> None:
             refuse_idle_replays(upper, gears[upper], lower, gears[lower].replays)
             if lower in cut:
                 break
-        if upper in cut:
-            continue
 
 
 def refuse_starving(upper: str, above: Gear, lower: str, below: Gear) -> None:

@@ -94,7 +94,7 @@ class Stream:
                 gradient. None: all of them.
             alone: Run one message at a time: for bundles that are minibatches already, which would
                 otherwise share a batch, and an update, with whatever waits beside them.
-            gear: The speed at which it learns, for ``keep="graph"``; default: its part's. Replays
+            gear: The speed at which it learns, with ``keep="graph"``; default: its part's. Replays
                 of a part's gear begin at the first node that is written for it.
         """
         function, part = _function_and_part("through", module, part)
@@ -146,6 +146,7 @@ class Stream:
         if rule not in ("sum", "later"):
             raise ValueError(f"overlap(rule={rule!r}): give 'sum' or 'later'")
         function, part = _function_and_part("overlap", module, part)
+        _refuse_gear("overlap", part)
         up = self._run("overlap", function, part, name, "graph", take, use=Overlapped(rule))
         return up, Stream(self._graph, up.operator, 1)
 
@@ -171,6 +172,7 @@ class Stream:
         Source: Jaderberg et al. 2016, arXiv:1608.05343.
         """
         function, part = _function_and_part("synthesize", module, part)
+        _refuse_gear("synthesize", part)
         return self._run("synthesize", function, part, name, "graph", take, use=Synthesizing())
 
     def replay(
@@ -187,8 +189,9 @@ class Stream:
         """Store rows, and send stored ones again when their gradient has been handed down.
 
         Everything behind learns from the replays, nothing before. Another ``replay`` further on
-        passes them. They are told apart by the state column ``replay``: 0 for fresh rows, then 1,
-        2, ...; targets must ride along in the payload.
+        passes them. They are told apart by the state column ``replay``, 0 for fresh rows: so
+        ``where(lambda m: m.replay == 0)`` ends replays early. Targets must ride along in the
+        payload.
 
         Args:
             times: Replays after each fresh message.
@@ -229,6 +232,8 @@ class Stream:
             raise ValueError(f"{verb}() got take={take}; numbers of payload tensors, each once")
         default = part.name if part is not None and part.name else _called(function)
         chosen = keep or (part.keep if part is not None else "auto")
+        if use is not None and chosen == "auto":
+            chosen = "graph"
         columns = (read,) if isinstance(read, str) else tuple(read)
         operator = Through(
             self._graph._name(name, default),
@@ -658,6 +663,11 @@ def _function_and_part(
             f"{verb}() takes a module, a function or a Part, not {type(module).__name__}"
         )
     return module, part
+
+
+def _refuse_gear(verb: str, part: PartLike | None) -> None:
+    if part is not None and part.gear is not None:
+        raise ValueError(f"{verb}() got a part with {part.gear}; only through() has gears")
 
 
 def _called(function: object) -> str:

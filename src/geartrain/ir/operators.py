@@ -34,7 +34,7 @@ from geartrain.ir.gather import Column, Group, How, Join
 from geartrain.ir.loss import LossNode, Metric, OutputNode, Target
 from geartrain.ir.node import Place
 from geartrain.ir.operator import ROWS, AbstractOperator, Made, Spec, describe, imagine, readable
-from geartrain.ir.replay import ReplayNode, Replays
+from geartrain.ir.replay import REPLAY, ReplayNode, Replays
 from geartrain.ir.structure import Broadcast, Flatmap, Split, Ungroup
 from geartrain.ir.weights import AbstractWeights
 
@@ -483,7 +483,8 @@ class Replaying(AbstractOperator):
         return f"{rule.times} times, {rule.draw} of {rule.buffer}{what}"
 
     def specs(self, given: Sequence[Spec], schema: Schema) -> list[Spec]:
-        return [given[0]]
+        spec = given[0]
+        return [Spec(spec.columns | {REPLAY}, spec.payload, spec.bundled)]
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:
         return ReplayNode(place, self.rule)

@@ -7,8 +7,8 @@
 
 The fresh gradient goes down before the replays, so a slow part never waits for a fast one. An
 instance stays open until its replays are done; with one in flight they come before the next one.
-Replayed rows carry the state of the instance that caused them, with column ``replay`` counting from
-1; what belongs to the rows themselves, such as targets, must be in their payload. A buffer outlives
+Replayed rows carry the state of the instance that caused them, with a number in column ``replay``;
+what belongs to the rows themselves, such as targets, must be in their payload. A buffer outlives
 passes and is part of checkpoints.
 
 Source: gears as in ``ir.gear``; the buffers of Belilovsky et al. 2020, arXiv:1901.08164, who draw
@@ -47,7 +47,9 @@ from geartrain.ir.rows import RowStore
 
 Draw: TypeAlias = Literal["newest", "least_used", "uniform"]
 REPLAY: Final = "replay"
-"""State column: 0 for fresh rows, 1, 2, ... for the replays of an instance."""
+"""State column: 0 for fresh rows; another number for each replay of an instance, wherever."""
+
+_NUMBERS: Final = 20  # bits for the replays of one node
 
 
 @final
@@ -256,7 +258,8 @@ class ReplayNode(AbstractNode):
             self._rows.release(np.array([row], np.int64))
             return
         state = opened.state.copy()
-        state[self._column] = opened.drawn + self._rule.fresh
+        again = opened.drawn + self._rule.fresh
+        state[self._column] = again and again + (self.id << _NUMBERS)
         opened.drawn += 1
         emission.spawn(opened.slot)
         origin = address(self.id, row, 1) | QUIET

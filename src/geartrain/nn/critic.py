@@ -14,14 +14,16 @@ Source: Lee and Lee 2018; Lee et al. 2022, arXiv:2102.01963.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from geartrain.errors import GraphError
 from geartrain.ir.graph import Stream
+from geartrain.ir.operator import AbstractOperator
+from geartrain.ir.operators import Replaying
 
 
 @final
@@ -36,7 +38,7 @@ class LocalCritic(nn.Module):
     Called with ``(h, *rest)`` it gives ``(loss, own)``, both ``(n,)`` and of equal value where
     nothing is random: the gradient of ``loss`` reaches h and not the critic's weights, that of
     ``own`` the weights and not h. The critic runs twice; statistics of batch normalisation are
-    updated once. Use it with ``keep="graph"``.
+    updated once. Give it to ``Stream.overlap``, and both streams to ``teach_critics``.
     """
 
     def __init__(self, critic: nn.Module, criterion: Callable[..., Tensor]) -> None:
@@ -67,26 +69,39 @@ class RowLoss(nn.Module):
         return self._criterion(prediction, *rest)
 
 
-def teach_critics(losses: Sequence[Stream]) -> None:
+def teach_critics(critics: Sequence[tuple[Stream, Stream]], true: Stream) -> None:
     """End streams of losses: each critic learns to predict the loss above it.
 
     Args:
-        losses: From the lowest critic up: what ``LocalCritic`` gave, and last the true loss, one
-            number a row, from ``RowLoss``. With the true loss alone this is backpropagation.
+        critics: From the lowest up, what ``stream.overlap(LocalCritic(...))`` gave: the part below
+            has its gradient at once, whenever the loss above comes.
+        true: The true loss, one number a row, from ``RowLoss``.
 
-    Raises:
-        GraphError: There is no stream.
+    Without critics this is backpropagation. Replayed rows train the parts; critics learn from fresh
+    ones, which all levels have.
     """
-    if not losses:
-        raise GraphError("teach_critics() got no stream; the last one is that of the true loss")
-    graph = losses[0].graph
-    for k, stream in enumerate(losses):
-        top = k == len(losses) - 1
-        stream.loss(_first, name=f"{stream.operator.name} loss")
-        if not top:
-            above = losses[k + 1].detach(name=f"{stream.operator.name} target")
-            pairs = graph.concat(stream, above, how="tuple", name=f"{stream.operator.name} pairs")
-            pairs.loss(_distance, name=f"{stream.operator.name} distance")
+    graph = true.graph
+    levels = [*critics, (true, true)]
+    for (value, loss), (above, _) in itertools.pairwise(levels):
+        name = loss.operator.name
+        loss.loss(_first, name=f"{name} loss")
+        target = _fresh(above.detach(name=f"{name} target"))
+        pairs = graph.concat(_fresh(value), target, how="tuple", name=f"{name} pairs")
+        pairs.loss(_distance, name=f"{name} distance")
+    true.loss(_first, name=f"{true.operator.name} loss")
+
+
+def _fresh(stream: Stream) -> Stream:
+    """The rows of a stream that are no replays."""
+    operators: list[AbstractOperator] = [stream.operator]
+    for operator in operators:
+        new = {source for sources in operator.sources for source, _ in sources}
+        operators.extend(new.difference(operators))
+    if not any(isinstance(o, Replaying) for o in operators):
+        return stream
+    fresh, again = stream.where(lambda m: m.replay == 0)
+    again.stop()
+    return fresh
 
 
 def _first(loss: Tensor, *own: Tensor) -> Tensor:

@@ -109,7 +109,8 @@ class Session:
         instruments: Watch. One that raises ends the run with its error.
 
     Raises:
-        ValueError: Two parts have one name, or there is no such precision.
+        ValueError: Two parts have one name, there is no such precision, or ``lanes`` does not go
+            together with ``placement``, replicas or ``keep="graph"``.
         GraphError: ``bf16``, and a module's weights are not float32.
         GraphError: From ``fit``, ``evaluate``, ``predict``: the graph cannot run.
     """
@@ -317,6 +318,13 @@ class Session:
                     f"lanes=True and {name} {value} do not go together: in lanes every worker has "
                     "all nodes and shares all parts; leave one of the two out"
                 )
+        graphs = [t.name for t in self.graph.throughs() if t.keep == "graph" and t.parameters]
+        if graphs:
+            raise ValueError(
+                f"lanes=True and keep='graph' of {graphs} do not go together: a module that keeps "
+                "autograd's graph runs in one thread at a time; leave out lanes, and parts are "
+                "spread over the workers"
+            )
 
     @property
     def _places_by_cost(self) -> bool:
