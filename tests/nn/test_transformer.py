@@ -63,7 +63,7 @@ def test_at_the_start_all_tokens_are_about_as_likely() -> None:
     torch.manual_seed(0)
     net, x = decoder(65, dim=64, blocks=8), torch.randint(65, (4, 32))
     loss = F.cross_entropy(net(x).flatten(0, 1), torch.randint(65, (128,)))
-    assert loss.item() == pytest.approx(math.log(65), abs=0.1)
+    assert loss.item() == pytest.approx(math.log(65), abs=0.3)
 
 
 def test_what_cannot_be_is_refused() -> None:

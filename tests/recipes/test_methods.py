@@ -59,6 +59,19 @@ def test_every_method_trains_every_part_of_every_network(
 
 
 @pytest.mark.parametrize("recipe", SMALL)
+def test_a_gear_slows_the_lower_half(recipe: str, small_data: Path) -> None:
+    task = build(recipe, small_data, method="backprop", gear=3)
+    session = session_of(task, 1)
+    data = task.load("train")
+    session.fit(data, epochs=1)
+    n = len(data)
+    updates = {name: part.version for name, part in session.parts.items()}
+    assert updates == {"part 0": -(-n // 3), "part 1": n, "part 2": n}
+    with pytest.raises(ValueError, match="gear=3: there is no lower half"):
+        build(recipe, small_data, parts=1, gear=3)
+
+
+@pytest.mark.parametrize("recipe", SMALL)
 def test_backpropagation_is_plain_training(recipe: str, small_data: Path) -> None:
     options = {"method": "backprop", "learning_rate": 0.1}
     task = build(recipe, small_data, **options)

@@ -4,7 +4,8 @@
 
     backprop             one minibatch in flight: plain training
     stash, pipemare ...  as many in flight as there are parts; the loss reaches all of them
-    greedy, chunk2 ...   the same, with local losses
+    greedy, dni ...      the same, with local losses or guessed gradients
+    option gear          slows the lower half of the parts, by any of them
 
 A method changes nothing else: network, data, order, batch and rate are the recipe's. Sources are
 those of the views, rules and credits that it is made of.
@@ -13,7 +14,7 @@ those of the views, rules and credits that it is made of.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, final
@@ -23,8 +24,18 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from geartrain.engine.controller import AbstractRamp, Ramp, Synchronous
+from geartrain.ir.gear import Gear
 from geartrain.ir.loss import Metric
-from geartrain.nn.credit import AbstractCredit, Backprop, Chunked, Greedy
+from geartrain.nn.credit import (
+    AbstractCredit,
+    Backprop,
+    Chunked,
+    Critics,
+    DecoupledGreedy,
+    Greedy,
+    Overlapping,
+    Synthetic,
+)
 from geartrain.nn.cutter import balanced_cuts
 from geartrain.nn.pipeline import Pipeline
 from geartrain.optim.delay import (
@@ -74,6 +85,7 @@ class Method:
         rules: Fields of ``Rules`` for a course, such as a weight view.
         ramp: How minibatches in flight grow, for a course.
         leading: Whether gradients are taken where the momentum leads, by ``Network.leading``.
+        heads: Whether its heads are ``Network.head``; else the credit makes what it needs.
     """
 
     what: str
@@ -82,6 +94,7 @@ class Method:
     rules: Callable[[Course], Mapping[str, Any]] = lambda course: {}
     ramp: Callable[[Course], AbstractRamp] = lambda course: Ramp(start=1, over=0)
     leading: bool = False
+    heads: bool = True
 
 
 def _viewed(view: AbstractView) -> Callable[[Course], Mapping[str, Any]]:
@@ -129,6 +142,15 @@ METHODS: Final[Mapping[str, Method]] = {
     "gap": Method(what="stashed, gradients divided by the gap", rules=_late(GapAware())),
     "greedy": Method(what="a local loss for every part", credit=Greedy()),
     "chunk2": Method(what="a local loss for each half of the parts", credit=Chunked(2)),
+    "overlap": Method(what="a local loss reaches its part and the one below", credit=Overlapping()),
+    "critic": Method(what="critics predict the loss above", credit=Critics(), heads=False),
+    "dgl": Method(
+        what="greedy, on a buffer of eight stored minibatches (decoupled greedy learning)",
+        credit=DecoupledGreedy(buffer=8),
+    ),
+    "dni": Method(
+        what="gradients are guessed (synthetic gradients)", credit=Synthetic(), heads=False
+    ),
 }
 
 
@@ -143,6 +165,7 @@ def method_options(default: str = "stash", *, parts: int = PARTS) -> tuple[Optio
     return (
         Choice("method", default, words, "how the parts learn"),
         Option("parts", parts, 1, "parts that the network is cut into"),
+        Option("gear", 1, 1, "the lower half of the parts learns from one minibatch in so many"),
     )
 
 
@@ -196,9 +219,20 @@ def pipeline_of(network: Network, options: Mapping[str, Value]) -> Pipeline:
         cuts=balanced_cuts(flops_of(network.module, network.sample), parts),
         sample=network.sample,
         credit=method.credit,
-        heads=network.head,
+        heads=network.head if method.heads else None,
+        gears=_gears(int(options["gear"]), parts),
         metrics=network.metrics,
     )
+
+
+def _gears(period: int, parts: int) -> Sequence[Gear | None] | None:
+    """The lower half of the parts slow, the others at full speed."""
+    if period == 1:
+        return None
+    if parts < 2:
+        raise ValueError(f"option gear={period}: there is no lower half of {parts} part")
+    lower = parts // 2
+    return [Gear(period=period)] * lower + [None] * (parts - lower)
 
 
 def task_of(
