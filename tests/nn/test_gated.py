@@ -79,12 +79,13 @@ def random(*shape: int) -> Tensor:
 
 @pytest.mark.parametrize("types", [1, TYPES])
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("sizes", [(1,), (3, 1, 6), (40, 70)])
 def test_the_kernel_of_the_cell_gives_what_autograd_gives(
-    types: int, bias: bool, sizes: tuple[int, ...]
+    types: int, bias: bool, steps: int, sizes: tuple[int, ...]
 ) -> None:
     torch.manual_seed(0)
-    cell = GatedGraphCell(H, types, bias=bias).double()
+    cell = GatedGraphCell(H, types, bias=bias, steps=steps).double()
     check_kernel(cell, [random(sum(sizes), H)], inside(sizes, edges_each=2 * max(sizes)))
 
 

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import may_have_kernel, own_kernel
+from geartrain.ir.message import IntArray
+from geartrain.native.rows import take
 
 
 @final
@@ -82,6 +84,25 @@ class AbstractBundleKernel(ABC):
         Returns:
             One gradient per input; None for an integer input and for one that got nothing.
         """
+
+    def backward_rows(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        rows: IntArray,
+        into: GradientSum,
+        inside: Inside,
+    ) -> tuple[Tensor | None, ...]:
+        """The same, with the residuals where they lie; override it to spare the copy.
+
+        Args:
+            gradients: As for ``backward``.
+            kept: Residuals of many bundles, ``(capacity, ...)`` each.
+            rows: int64 ``(rows,)``, the rows of ``kept`` that came back, in the gradients' order.
+            into: As for ``backward``.
+            inside: As for ``backward``.
+        """
+        return self.backward(gradients, take(kept, rows), into, inside)
 
 
 def bundle_kernel_of(module: nn.Module) -> AbstractBundleKernel | None:

@@ -299,7 +299,7 @@ class RowNode(AbstractNode):
         with torch.no_grad():
             if isinstance(self._kernel, AbstractBundleKernel):
                 assert inside is not None
-                return self._kernel.backward(gradient, take(kept, cells), into, inside)
+                return self._kernel.backward_rows(gradient, kept, cells, into, inside)
             return self._kernel.backward_rows(gradient, kept, cells, into)
 
     def _emit(

@@ -39,12 +39,11 @@ from geartrain.ir.loss import accuracy, cross_entropy
 from geartrain.nn import (
     GatedGraphCell,
     GatedSum,
-    MessagePassing,
     VertexChoice,
     choice_accuracy,
     choice_loss,
 )
-from geartrain.optim.part import Clip, Instances, Rules
+from geartrain.optim.part import Clip, Instances, Part, Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
     ONE,
@@ -116,12 +115,12 @@ def make_graph(kind: Kind, size: Size, copies: Copies = ONE) -> Graph:
         copies: Of the cell.
     """
     graph = Graph(edge=("type",), value=("answer",))
-    cell = GatedGraphCell(size.hidden, types=2 * len(kind.relations))
-    passing = MessagePassing(copies.of(cell), steps=size.steps, name="cell")
+    types = 2 * len(kind.relations)
+    cell = copies.of(GatedGraphCell(size.hidden, types, steps=size.steps))
     if kind.answer == "classes":
-        _path(graph, passing, kind, size.hidden)
+        _path(graph, cell, kind, size.hidden)
         return graph
-    states = passing(graph.input("start", bundle=True))
+    states = graph.input("start", bundle=True).through(cell, name="cell", inside=True)
     if kind.answer == "vertex":
         choice = VertexChoice(size.hidden)
         chosen = states.through(choice, name="readout", read="answer", inside=True, pool=True)
@@ -136,11 +135,11 @@ def _sum_up(states: Stream, hidden: int, classes: int) -> Stream:
     return states.through(GatedSum(hidden, out=classes), name="readout", inside=True, pool=True)
 
 
-def _path(graph: Graph, passing: MessagePassing, kind: Kind, hidden: int) -> None:
+def _path(graph: Graph, cell: nn.Module | Part, kind: Kind, hidden: int) -> None:
     """Move after move, each from the marks that the one before left."""
     turns = graph.loop(name="moves")
     turns.join(graph.input("start", bundle=True, move=0))
-    states = passing(turns)
+    states = turns.through(cell, name="cell", inside=True)
     moves = _sum_up(states, hidden, len(kind.classes))
     path = moves.group(by="instance", size=_MOVES, order="move", name="path")
     path.loss(path_loss, "answer", metrics={"accuracy": path_accuracy})

@@ -31,7 +31,7 @@ from geartrain.engine.controller import Ramp
 from geartrain.errors import DataError
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
-from geartrain.nn.shapes import GatedGraphCell, GatedSum, MessagePassing
+from geartrain.nn.shapes import GatedGraphCell, GatedSum
 from geartrain.optim.part import Clip, Instances, Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
@@ -190,8 +190,9 @@ def make_graph(
     graph = Graph(vertex=("element",), edge=columns, value=("mu",))
     elements = graph.input("elements", shape=(), dtype=torch.int64, bundle=True)
     atoms = elements.through(partial(one_hot, hidden=hidden), name="one-hot")
-    cell = GatedGraphCell(hidden, len(BONDS), length="distance" if distances else None)
-    last = MessagePassing(copies.of(cell), steps=steps, name="cell")(atoms)
+    length = "distance" if distances else None
+    cell = GatedGraphCell(hidden, len(BONDS), length=length, steps=steps)
+    last = atoms.through(copies.of(cell), name="cell", inside=True)
     readout = GatedSum(hidden, len(ELEMENTS))
     moment = last.through(readout, name="readout", read="element", inside=True, pool=True)
     metrics = {"mae": units.error, "error_ratio": units.error_ratio}
