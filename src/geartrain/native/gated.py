@@ -184,8 +184,9 @@ def gated_backward(
     rows = contiguous(rows)
     d = dy.clone()
     found = dy.new_empty((types + 6) * width * (width + 1))
-    message, ih, hh, sums = found.split(
-        [types * width * width, 3 * width * width, 3 * width * width, (types + 6) * width]
+    square = width * width
+    message, ih, hh, sums = torch.split_with_sizes(
+        found, [types * square, 3 * square, 3 * square, (types + 6) * width]
     )
     bad = run(
         n,
@@ -211,7 +212,7 @@ def gated_backward(
         raise out_of_range(rows, limit, "read")
     if bad:
         raise edges.refuse(n, types) if bad > 0 else _no_memory(n, steps)
-    of_message, of_x, of_h = sums.split([types * width, 3 * width, 3 * width])
+    of_message, of_x, of_h = torch.split_with_sizes(sums, [types * width, 3 * width, 3 * width])
     return Slopes(
         d if wanted else None,
         message.view(types * width, width),

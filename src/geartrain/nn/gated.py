@@ -22,6 +22,7 @@ from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
 from geartrain.ir.products import affine, outer, outer_suits, times
 from geartrain.native.gated import HEARD, Edges, Weights, gated_backward, gated_forward
+from geartrain.native.readouts import Maps, sum_backward, sum_forward
 from geartrain.native.rows import take
 from geartrain.nn.elementwise import sigmoid_backward_
 from geartrain.nn.recurrent import GruKernel
@@ -339,6 +340,12 @@ class _SumKernel(AbstractBundleKernel):
         self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         h, *given = inputs
+        x = given[0] if given else None
+        if x is None or x.ndim == 1:
+            found = sum_forward(h, x, inside.lengths, self._maps())
+            if found is not None:
+                y, made = found
+                return (y,), (h, *given, made)
         gate, value = self._module.gate, self._module.value
         width = self._module.hidden
         made = affine(h, *self._both()).view(h.shape[0], 2, -1)
@@ -357,9 +364,11 @@ class _SumKernel(AbstractBundleKernel):
         into: GradientSum,
         inside: Inside,
     ) -> tuple[Tensor | None, ...]:
+        found = self._native_backward(gradients, residuals, None, into, inside)
+        if found is not None:
+            return found
         (dy,), (h, *given, made) = gradients, residuals
-        if dy is None:
-            return (None,) * (1 + len(given))
+        assert dy is not None
         # Gate and value change places: the slope of each is the other.
         d = made.flip(1).mul_(dy.index_select(0, inside.segment)[:, None])
         sigmoid_backward_(d[:, 0], made[:, 0])
@@ -377,6 +386,51 @@ class _SumKernel(AbstractBundleKernel):
         _add(module.value.weight, d_weight[out:], into)
         _add(module.value.bias, d_bias[out:], into)
         return (times(flat, self._both()[0]), *dx)
+
+    def backward_rows(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        rows: IntArray,
+        into: GradientSum,
+        inside: Inside,
+    ) -> tuple[Tensor | None, ...]:
+        found = self._native_backward(gradients, kept, rows, into, inside)
+        if found is not None:
+            return found
+        return super().backward_rows(gradients, kept, rows, into, inside)
+
+    def _native_backward(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside,
+    ) -> tuple[Tensor | None, ...] | None:
+        """The gradients, or None where torch is to find them."""
+        (dy,), (h, *given, made) = gradients, kept
+        nothing = (None,) * len(given)
+        if dy is None:
+            return (None, *nothing)
+        x = given[0] if given else None
+        if x is not None and x.ndim > 1:
+            return None
+        maps = self._maps()
+        found = sum_backward(dy.contiguous(), h, x, made, rows, inside.lengths, maps)
+        if found is None:
+            return None
+        dh, slopes = found
+        module = self._module
+        _add(module.gate.weight, slopes.gate, into)
+        _add(module.gate.bias, slopes.gate_bias, into)
+        _add(module.value.weight, slopes.value, into)
+        _add(module.value.bias, slopes.value_bias, into)
+        return (dh, *nothing)
+
+    def _maps(self) -> Maps:
+        gate, value = self._module.gate, self._module.value
+        return Maps(gate.weight, gate.bias, value.weight, value.bias)
 
     def _both(self) -> tuple[Tensor, Tensor]:
         """The maps of h to gate and value, as one."""
