@@ -11,6 +11,7 @@ for row kernels.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -36,7 +37,7 @@ class Inside:
 
     lengths: Tensor
     segment: Tensor
-    edges: dict[str, Tensor]
+    edges: Mapping[str, Tensor]
 
 
 class AbstractBundleKernel(ABC):

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from geartrain.errors import GraphError
 from geartrain.ir.bundle import AbstractBundleKernel, Inside
 from geartrain.ir.collector import allocate_ragged, release_ragged
-from geartrain.ir.frame import edges_inside
 from geartrain.ir.gradient import GradientSum
+from geartrain.ir.inside import look_inside
 from geartrain.ir.kernel import AbstractRowKernel
 from geartrain.ir.message import (
     INSTANCE,
@@ -157,7 +157,7 @@ class RowNode(AbstractNode):
         state, origin = join_states(batches), join_origins(batches)
         lengths = join_lengths(batches)
         inside = self._inside(state[INSTANCE], lengths) if self._call.inside else None
-        if not train:
+        if not train or self._owes_nothing(batches, origin):
             inputs = self._inputs(batches, state, origin, lengths, {})
             outputs, _ = self._run(inputs, inside)
             return self._emit(outputs, state, origin, lengths)
@@ -248,6 +248,17 @@ class RowNode(AbstractNode):
 
     def nbytes(self) -> int:
         return (self._cells or self._rows).nbytes()
+
+    def _owes_nothing(self, batches: Sequence[Forward], origin: IntArray) -> bool:
+        """Whether no gradient is wanted: no weights, and integers that instances brought.
+
+        Then the answers to what is made of them may go straight to the controller.
+        """
+        return (
+            self._weights is None
+            and not any(x.is_floating_point() for b in batches for x in b.payload)
+            and bool((origin <= ROW_MASK).all())
+        )
 
     def _inputs(
         self,
@@ -450,21 +461,6 @@ class _Kept:
     leaves: list[Tensor]
     lengths: IntArray | None
     width: int
-
-
-def look_inside(place: Place, slots: IntArray, lengths: IntArray | None) -> Inside:
-    """Lengths, segments and edges of bundles, as tensors."""
-    if lengths is None:
-        lengths = np.ones(slots.size, np.int64)
-    edges: dict[str, IntArray] = {}
-    if place.arena.has_edges:
-        edges = edges_inside(place.arena, slots, lengths, place.arena.edge_names)
-    segment = np.repeat(np.arange(lengths.size), lengths)
-    return Inside(
-        torch.from_numpy(lengths),
-        torch.from_numpy(segment),
-        {name: torch.from_numpy(column) for name, column in edges.items()},
-    )
 
 
 def _read(call: Call, place: Place, state: IntArray, lengths: IntArray | None) -> list[Tensor]:

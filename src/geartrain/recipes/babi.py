@@ -95,7 +95,7 @@ def build(setting: Setting) -> Task:
     return Task(
         graph=make_graph(kind, size, setting.copies),
         rules=Rules(
-            optimizer=partial(torch.optim.Adam, lr=rate),
+            optimizer=partial(torch.optim.Adam, lr=rate, fused=True),
             update_every=Instances(setting.update_every),
             average="instances",
             clip=Clip(norm=CLIP_NORM),
