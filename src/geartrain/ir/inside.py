@@ -65,8 +65,7 @@ class EdgesInside(Mapping[str, Tensor]):
                 f"instances have {size[:4].tolist()} vertices; one row for every vertex"
             )
         self._arena, self._slots, self._lengths = arena, slots, lengths
-        self._which: IntArray | None = None
-        self._offsets: IntArray | None = None
+        self._where: tuple[IntArray, IntArray] | None = None
         self._found: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -85,9 +84,10 @@ class EdgesInside(Mapping[str, Tensor]):
 
     def _column(self, name: str) -> IntArray:
         arena, slots = self._arena, self._slots
-        if self._which is None:
+        if self._where is None:
             counts, lengths = arena.edge_size[slots], self._lengths
-            self._which = ranges(arena.edge_base[slots], counts)
-            self._offsets = (lengths.cumsum() - lengths).repeat(counts)
-        column: IntArray = arena.edges[name][self._which]
-        return column + self._offsets if name in ("source", "target") else column
+            offsets = (lengths.cumsum() - lengths).repeat(counts)
+            self._where = ranges(arena.edge_base[slots], counts), offsets
+        which, offsets = self._where
+        column: IntArray = arena.edges[name][which]
+        return column + offsets if name in ("source", "target") else column
