@@ -93,6 +93,8 @@ class AbstractBundleKernel(ABC):
         rows: IntArray,
         into: GradientSum,
         inside: Inside,
+        *,
+        wanted: bool = True,
     ) -> tuple[Tensor | None, ...]:
         """The same, with the residuals where they lie; override it to spare the copy.
 
@@ -102,6 +104,7 @@ class AbstractBundleKernel(ABC):
             rows: int64 ``(rows,)``, the rows of ``kept`` that came back, in the gradients' order.
             into: As for ``backward``.
             inside: As for ``backward``.
+            wanted: Whether anybody reads the gradients of the inputs; else they may all be None.
         """
         return self.backward(gradients, take(kept, rows), into, inside)
 

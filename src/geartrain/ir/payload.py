@@ -220,7 +220,8 @@ class RowNode(AbstractNode):
             cells = ranges(store["start"][rows], lengths)
         if self._call.inside:
             inside = self._inside(store["instance"][rows], lengths)
-        gradient = self._back(join_gradient(some), cells, inside)
+        wanted = bool((origin > ROW_MASK).any())  # the controller, at the bottom, reads none
+        gradient = self._back(join_gradient(some), cells, inside, wanted)
         if self._weights is not None:
             self._weights.received(cells.size, versions, lengths)
         self._release(rows)
@@ -301,7 +302,9 @@ class RowNode(AbstractNode):
         buffer = buffers.existing(self._kernel.room_for)
         return None if buffer is None else buffer[first : first + total]
 
-    def _back(self, gradient: Gradient, cells: IntArray, inside: Inside | None) -> Gradient:
+    def _back(
+        self, gradient: Gradient, cells: IntArray, inside: Inside | None, wanted: bool
+    ) -> Gradient:
         into = None if self._weights is None else self._weights.gradient
         kept = (self._cells or self._rows).buffers()
         if isinstance(self._kernel, Recompute):
@@ -310,7 +313,9 @@ class RowNode(AbstractNode):
         with torch.no_grad():
             if isinstance(self._kernel, AbstractBundleKernel):
                 assert inside is not None
-                return self._kernel.backward_rows(gradient, kept, cells, into, inside)
+                return self._kernel.backward_rows(
+                    gradient, kept, cells, into, inside, wanted=wanted
+                )
             return self._kernel.backward_rows(gradient, kept, cells, into)
 
     def _emit(

@@ -136,8 +136,12 @@ class CastBundleKernel(AbstractBundleKernel):
         rows: IntArray,
         into: GradientSum,
         inside: Inside,
+        *,
+        wanted: bool = True,
     ) -> Gradient:
-        return _narrow(self._kernel.backward_rows(_widen(gradients), kept, rows, into, inside))
+        return _narrow(
+            self._kernel.backward_rows(_widen(gradients), kept, rows, into, inside, wanted=wanted)
+        )
 
 
 def _widen(gradients: Gradient) -> Gradient:

@@ -104,6 +104,8 @@ class _ChoiceKernel(AbstractBundleKernel):
         rows: IntArray,
         into: GradientSum,
         inside: Inside,
+        *,
+        wanted: bool = True,
     ) -> tuple[Tensor | None, ...]:
         return self._backward(gradients, kept, rows, into, inside)
 

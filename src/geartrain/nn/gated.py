@@ -220,8 +220,10 @@ class _CellKernel(AbstractBundleKernel):
         rows: IntArray,
         into: GradientSum,
         inside: Inside,
+        *,
+        wanted: bool = True,
     ) -> tuple[Tensor | None, ...]:
-        return self._backward(gradients, kept, rows, into, inside)
+        return self._backward(gradients, kept, rows, into, inside, wanted=wanted)
 
     def _backward(
         self,
@@ -230,6 +232,8 @@ class _CellKernel(AbstractBundleKernel):
         rows: IntArray | None,
         into: GradientSum,
         inside: Inside,
+        *,
+        wanted: bool = True,
     ) -> tuple[Tensor | None, ...]:
         (dy,), (h, kept) = gradients, residuals
         if dy is None:
@@ -394,6 +398,8 @@ class _SumKernel(AbstractBundleKernel):
         rows: IntArray,
         into: GradientSum,
         inside: Inside,
+        *,
+        wanted: bool = True,
     ) -> tuple[Tensor | None, ...]:
         found = self._native_backward(gradients, kept, rows, into, inside)
         if found is not None:
