@@ -1,4 +1,4 @@
-"""Gated graph networks: a step of message passing and a read-out, which look inside bundles.
+"""Gated graph networks: steps of message passing and a read-out, which look inside bundles.
 
     GatedGraphCell   h, Inside     ─► h'     messages along typed edges, summed, then a GRU
     GatedSum         h, x, Inside  ─► y      one row a bundle

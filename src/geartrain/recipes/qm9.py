@@ -1,13 +1,11 @@
 """Molecules: a gated graph network that reads the norm of the dipole moment off bonds and atoms.
 
-    elements ─► one-hot ─► ((steps)) ─► cell: pass along the bonds, GRU ─► enough? ─ yes ─► readout
-                               ▲                                              │ no            │
-                               └──────────────── step + 1 ◄───────────────────┘              loss
+    elements ─► one-hot ─► cell: pass along the bonds, GRU, some steps ─► readout ─► loss
 
-An instance is a molecule, whose atoms travel as one bundle; the bundles of many molecules, at
-whatever step, are one batch. The readout is a gated sum over the atoms. The network learns the norm
-in units of the training set's standard deviation, around its mean; both are kept in the run's
-folder. Every number of the recipe stands at the top.
+An instance is a molecule, whose atoms travel as one bundle; the bundles of many molecules are one
+batch, and take all their steps in one firing. The readout is a gated sum over the atoms. The
+network learns the norm in units of the training set's standard deviation, around its mean; both are
+kept in the run's folder. Every number of the recipe stands at the top.
 
 Source: gated graph networks, Li et al. 2016, arXiv:1511.05493; hidden 100 and four steps as of
 Gaunt et al. 2017, arXiv:1705.09786; the molecules are those of Ramakrishnan et al. 2014.
