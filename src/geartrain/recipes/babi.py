@@ -5,8 +5,9 @@
       │                                                 └─► gated sum ─► a move ─┐         19
       └───────────── marks of the second move (19) ◄────┘                        └► both ─► loss
 
-A graph travels as one bundle, which takes all its steps in one firing. The vertices that a question asks about start
-with a mark, one column for each kind of question and place in it; all other columns start at 0.
+A graph travels as one bundle, which takes all its steps in one firing. The vertices that a question
+asks about start with a mark, one column for each kind of question and place in it; all other
+columns start at 0.
 Tasks 4, 15 and 16 choose a vertex, by a softmax over those of the graph; task 19 goes round twice
 and gets both moves right or neither.
 
