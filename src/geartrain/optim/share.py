@@ -91,6 +91,10 @@ class Share(AbstractWeights):
     def rules(self) -> Rules:
         return self._part.rules
 
+    @property
+    def instances(self) -> int:
+        return self._part.instances
+
     def sent(self, rows: int) -> None:
         with self._counts:
             self._part.sent(rows)
