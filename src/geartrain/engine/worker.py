@@ -217,19 +217,20 @@ class WorkerState:
         """Most rows of one firing that adds gradients, so that updates have about the right size.
 
         Instances that move in lockstep would else come back together, and one update would take
-        them all, however few it was asked for. A bundle stands for an instance; halves, because an
-        update may just fall short by one firing and get the whole next one as well; and not too
-        few, as every firing costs something.
+        them all, however few it was asked for. A bundle stands for an instance: as many as the
+        update still lacks; but half an update at least and not too few, as every firing costs
+        something.
         """
         if not self.train or node.part_name is None:
             return self._max_rows
-        match self.parts[node.part_name].rules.trigger():
+        part = self.parts[node.part_name]
+        match part.rules.trigger():
             case Rows(n) if not node.bundled:
                 return n
             case Messages(n):
                 return n
             case Instances(n) if node.bundled:
-                return max(-(-n // 2), min(n, _FEWEST_BUNDLES))
+                return max(-(-n // 2), min(n, _FEWEST_BUNDLES), n - part.instances)
             case _:
                 return self._max_rows
 

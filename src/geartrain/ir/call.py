@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from geartrain.errors import GraphError
 from geartrain.ir.bundle import Inside
-from geartrain.ir.frame import edges_inside
 from geartrain.ir.message import (
     Backward,
     Forward,
@@ -76,24 +75,6 @@ def where_it_computes(
         if buffer is not None:
             return buffer.device
     return device_of(batches)
-
-
-def look_inside(
-    place: Place, slots: IntArray, lengths: IntArray | None, device: torch.device | None
-) -> Inside:
-    """Lengths, segments and edges of bundles, as tensors."""
-    if lengths is None:
-        lengths = np.ones(slots.size, np.int64)
-    edges: dict[str, IntArray] = {}
-    if place.arena.has_edges:
-        edges = edges_inside(place.arena, slots, lengths, place.arena.edge_names)
-    segment = np.repeat(np.arange(lengths.size), lengths)
-    return Inside(
-        upload(lengths, device),
-        upload(segment, device),
-        {name: upload(column, device) for name, column in edges.items()},
-        edges,
-    )
 
 
 def gather_inputs(

@@ -143,9 +143,10 @@ def ragged_index(lengths: IntArray, rows: IntArray) -> IntArray:
 
 def ranges(starts: IntArray, lengths: IntArray) -> IntArray:
     """``concatenate([arange(s, s + n) for s, n in zip(starts, lengths)])``, vectorised."""
-    ends = np.cumsum(lengths)
+    ends = lengths.cumsum()
     total = int(ends[-1]) if ends.size else 0
-    return np.arange(total, dtype=np.int64) + np.repeat(starts - ends + lengths, lengths)
+    found: IntArray = np.arange(total, dtype=np.int64) + (starts - ends + lengths).repeat(lengths)
+    return found
 
 
 def distinct(values: IntArray) -> IntArray:

@@ -27,13 +27,13 @@ from geartrain.ir.call import (
     as_payload,
     differentiate,
     gather_inputs,
-    look_inside,
     require_rows,
     run_module,
     where_it_computes,
 )
 from geartrain.ir.collector import allocate_ragged, release_ragged
 from geartrain.ir.gradient import GradientSum
+from geartrain.ir.inside import look_inside
 from geartrain.ir.kernel import AbstractRowKernel
 from geartrain.ir.message import (
     INSTANCE,
@@ -131,7 +131,7 @@ class RowNode(AbstractNode):
         if self.place.spread:
             self._device = where_it_computes(self._call, self._weights, batches)
         inside = self._inside(state[INSTANCE], lengths) if self._call.inside else None
-        if not train:
+        if not train or self._owes_nothing(batches, origin):
             inputs = self._inputs(batches, state, lengths, {})
             outputs, _ = self._run(inputs, inside)
             return self._emit(outputs, state, origin, lengths)
@@ -194,7 +194,8 @@ class RowNode(AbstractNode):
             cells = ranges(store["start"][rows], lengths)
         if self._call.inside:
             inside = self._inside(store["instance"][rows], lengths)
-        gradient = self._back(join_gradient(some, self._device), cells, inside)
+        wanted = bool((origin > ROW_MASK).any())  # the controller, at the bottom, reads none
+        gradient = self._back(join_gradient(some, self._device), cells, inside, wanted)
         if self._weights is not None:
             self._weights.received(cells.size, versions, lengths)
         self._release(rows)
@@ -226,6 +227,17 @@ class RowNode(AbstractNode):
 
     def nbytes(self) -> int:
         return (self._cells or self._rows).nbytes()
+
+    def _owes_nothing(self, batches: Sequence[Forward], origin: IntArray) -> bool:
+        """Whether no gradient is wanted: no weights, and integers that instances brought.
+
+        Then the answers to what is made of them may go straight to the controller.
+        """
+        return (
+            self._weights is None
+            and not any(x.is_floating_point() for b in batches for x in b.payload)
+            and bool((origin <= ROW_MASK).all())
+        )
 
     def _inputs(
         self,
@@ -259,7 +271,9 @@ class RowNode(AbstractNode):
         buffer = buffers.existing(self._kernel.room_for)
         return None if buffer is None else buffer[first : first + total]
 
-    def _back(self, gradient: Gradient, cells: IntArray, inside: Inside | None) -> Gradient:
+    def _back(
+        self, gradient: Gradient, cells: IntArray, inside: Inside | None, wanted: bool
+    ) -> Gradient:
         into = None if self._weights is None else self._weights.gradient
         kept = (self._cells or self._rows).buffers()
         if isinstance(self._kernel, Recompute):
@@ -268,7 +282,9 @@ class RowNode(AbstractNode):
         with torch.no_grad():
             if isinstance(self._kernel, AbstractBundleKernel):
                 assert inside is not None
-                return self._kernel.backward(gradient, take(kept, cells), into, inside)
+                return self._kernel.backward_rows(
+                    gradient, kept, cells, into, inside, wanted=wanted
+                )
             return self._kernel.backward_rows(gradient, kept, cells, into)
 
     def _emit(

@@ -481,11 +481,11 @@ class PartState(AbstractWeights):
         if self.optimizer is None or not rows or self.frozen:
             self._step_ages.clear()
             return None
-        gradients = self._gradients(self._divisor(rows, instances, messages))
+        gradients = self._gradients()
         if not gradients:
             self._step_ages.clear()
             return None
-        self._clip(gradients)
+        self._tame(gradients, self._divisor(rows, instances, messages))
         if self._wants_ages:
             self.step_delay = mean_age(self._step_ages.counts)
         with self._undisturbed():
@@ -668,7 +668,7 @@ class PartState(AbstractWeights):
             case _:
                 return 1
 
-    def _gradients(self, divisor: float) -> list[Tensor]:
+    def _gradients(self) -> list[Tensor]:
         gradients, owners = [], []
         for parameter in self.parameters:
             gradient = self.gradient.take(parameter)
@@ -679,17 +679,11 @@ class PartState(AbstractWeights):
             if gradient.is_sparse and self.rules.clip is not None:
                 gradient = gradient.coalesce()  # limits are on the sum, not on what it is made of
             dense = gradient._values() if gradient.is_sparse else gradient
-            if divisor != 1:
-                dense.div_(divisor)
             parameter.grad = gradient
             gradients.append(dense)
             owners.append(parameter)
         if self._elsewhere:
             self._check_later(owners, gradients)
-            return gradients
-        total = sum((float(g.sum()) for g in gradients), 0.0)
-        if total - total != 0.0:
-            self._refuse_non_finite()
         return gradients
 
     @torch.no_grad()
@@ -712,24 +706,37 @@ class PartState(AbstractWeights):
 
         self._verdicts.ask(bad, tell)
 
-    def _clip(self, gradients: list[Tensor]) -> None:
-        clip = self.rules.clip
-        if clip is None:
-            return
+    def _tame(self, gradients: list[Tensor], divisor: float) -> None:
+        """Divide the sums, and clip what comes of it.
+
+        Raises:
+            NonFiniteError: They are NaN or infinite; those on a device have been looked at.
+        """
+        clip = self.rules.clip or Clip()
+        if not self._elsewhere and (clip.norm is None or clip.value is not None):
+            total = sum((float(g.sum()) for g in gradients), 0.0)
+            if total - total != 0.0:
+                self._refuse_non_finite()
         if clip.value is not None:
+            if divisor != 1:
+                torch._foreach_div_(gradients, divisor)
+            divisor = 1
             for g in gradients:
                 g.clamp_(-clip.value, clip.value)
+        factor = 1.0
         if clip.norm is not None:
-            norm = torch.linalg.vector_norm(
-                torch.stack([torch.linalg.vector_norm(g) for g in gradients])
-            )
-            scale = clip.norm / (norm + 1e-6)
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
             if self._elsewhere:  # a look at the norm would wait for the device
+                scale = (clip.norm / (norm / divisor + 1e-6)).clamp(max=1) / divisor
                 for g in gradients:
-                    g.mul_(scale.clamp(max=1))
-            elif (factor := float(scale)) < 1:
-                for g in gradients:
-                    g.mul_(factor)
+                    g.mul_(scale)
+                return
+            total = float(norm)
+            if total - total != 0.0:
+                self._refuse_non_finite()
+            factor = min(1.0, clip.norm / (total / divisor + 1e-6))
+        if factor != divisor:
+            torch._foreach_mul_(gradients, factor / divisor)
 
     def _optimize(self, optimizer: Optimizer, progress: int) -> None:
         """A step at the rate of now, and what the rules want to learn from it."""

@@ -97,6 +97,10 @@ class Share(AbstractWeights):
     def rules(self) -> Rules:
         return self._part.rules
 
+    @property
+    def instances(self) -> int:
+        return self._part.instances
+
     def sent(self, rows: int, version: int | None = None) -> None:
         with self._counts:
             self._part.sent(rows, version)
