@@ -1,11 +1,11 @@
 """What copies of a part say to one another while they train.
 
-    own gradient ─► stepping ─► optimiser step ─► stepped ─► letters ─► links ─► inbox ─► received
-                       │                                                                    │
-                       └ or held, until letters come (synchronous)      a step, a mix, letters ┘
+    own gradient ─► stepping ─► optimiser step ─► stepped ─► letters ─► links ─► inbox
+                       └ or held, until letters come                               │
+                         (synchronous)                 a step, a mix, letters ◄ received
 
-A copy is a ``Member``. An exchange is called with the member whose turn it is, on the worker of that
-member; it changes that member alone, and reaches the others by letters. Nothing here waits: a
+A copy is a ``Member``. An exchange is called with the member whose turn it is, on that member's
+worker; it changes that member alone, and reaches the others by letters. Nothing here waits: a
 synchronous method holds its step and says ``waiting``.
 
 Source: raw gradients to the nearest neighbours, Viviani et al. 2019, "Deep Learning at Scale".
@@ -47,7 +47,7 @@ class Letter:
         weight: A number that goes with the tensors.
         seen: The receiver's version when it was sent.
         nbytes: Bytes on the link.
-        hops: Latencies that it takes: 1, or those of a collective, which is charged to its receiver.
+        hops: Latencies that it takes: 1, or those of a collective, which its receiver is charged.
         collective: Whether it is the result of one.
         count: Letters that were merged into this one, itself included.
     """
@@ -171,14 +171,15 @@ class Member:
         """The weights themselves, without a graph; ``copies`` of them are safe to keep."""
         return [p.detach() for p in self.parameters]
 
-    def apply(self, gradients: Tensors, scale: float = 1.0) -> None:
+    def apply(self, gradients: Tensors, scale: float = 1.0, *, own: bool = False) -> None:
         """Take an optimiser step of its own with these gradients, which stay as they are.
 
         Args:
             gradients: As they would be in ``.grad``.
             scale: They are multiplied by it.
+            own: Whether it is the own step that was held; torch schedulers then step too.
         """
-        step = self.part.step_with([_scaled(g, scale) for g in gradients])
+        step = self.part.step_with([_scaled(g, scale) for g in gradients], own=own)
         if step is not None:
             self.steps.append(step)
 
@@ -282,7 +283,7 @@ class AbstractExchange(ABC):
         ValueError: ``every`` is not positive.
     """
 
-    bounded: ClassVar[frozenset[str]] = frozenset()
+    bounded: frozenset[str] = frozenset()
     """Kinds of letters that inboxes bound: those that may be dropped or merged without harm."""
 
     needs_neighbours: ClassVar[bool] = True
@@ -323,13 +324,16 @@ class AbstractExchange(ABC):
         """
         return gradients
 
-    def stepped(self, me: Member, gradients: Tensors) -> None:
+    def stepped(self, me: Member, gradients: Tensors) -> None:  # noqa: B027 - may do nothing
         """After an own step that was not held; the place to send from."""
 
     @abstractmethod
     def received(self, me: Member, letters: Sequence[Letter]) -> None:
-        """Letters have come, between firings and while no row of this part is in flight (or after a
-        step of its own, where rows are always in flight). It may step, mix and send."""
+        """Letters have come. It may step, mix and send.
+
+        It is called between firings, when no row of this part is in flight; where rows always are,
+        after a step of the part's own; and at once while it is ``waiting``.
+        """
 
     def waiting(self, me: Member) -> bool:
         """Whether the copy computes nothing until letters come: the mark of a synchronous method."""
@@ -344,14 +348,17 @@ class AbstractExchange(ABC):
         """
         return False
 
-    def left(self, me: Member) -> None:
+    def left(self, me: Member) -> None:  # noqa: B027 - may do nothing
         """A copy takes part no more (``me.present`` is False): nobody may wait for it."""
+
+    def joined(self, me: Member) -> None:  # noqa: B027 - may do nothing
+        """A copy takes part (again); it has been given the mean weights of those present."""
 
     def consensus(self, members: Sequence[Member]) -> Sequence[Tensor] | None:
         """The weights that stand for all, by parameter; None: as the user's setting says."""
         return None
 
-    def restarted(self, members: Sequence[Member]) -> None:
+    def restarted(self, members: Sequence[Member]) -> None:  # noqa: B027 - may do nothing
         """All copies have been given equal weights: whatever is kept of the old ones is void."""
 
 
@@ -385,7 +392,7 @@ class NearestNeighbours(AbstractExchange):
     ) -> None:
         super().__init__(every, inbox)
         if lockstep:
-            self.bounded = frozenset()  # type: ignore[misc]  # of this object: none may be lost
+            self.bounded = frozenset()  # none may be lost
         self.lockstep, self.scale = lockstep, scale
         self._early: list[list[Letter]] = []
 
@@ -409,6 +416,7 @@ class NearestNeighbours(AbstractExchange):
     def waiting(self, me: Member) -> bool:
         return (
             self.lockstep
+            and me.present
             and self.due(me)
             and me.rounds > me.numbers.get("applied", 0)
             and any(self.members[s].present for s in me.senders)
@@ -490,6 +498,7 @@ class Collective:
     def left(self, me: Member) -> None:
         """A member is absent now; if the others have all contributed, they go on."""
         with self._lock:
+            self._waiting[me.index] = False
             there = [m for m in self._members if m.present]
             if self._given and all(m.index in self._given for m in there):
                 self._send(there[0] if there else me)
@@ -552,7 +561,7 @@ class AllReduce(AbstractExchange):
     def received(self, me: Member, letters: Sequence[Letter]) -> None:
         for letter in letters:
             self._collective.taken(me)
-            me.apply(letter.tensors)
+            me.apply(letter.tensors, own=True)
 
     def waiting(self, me: Member) -> bool:
         return self._collective.waits(me)
