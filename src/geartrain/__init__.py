@@ -30,6 +30,12 @@ from geartrain.ir.kernel import register_kernel as register_kernel
 from geartrain.ir.loss import Metric as Metric
 from geartrain.ir.loss import accuracy as accuracy
 from geartrain.ir.loss import cross_entropy as cross_entropy
+from geartrain.optim.exchange import AbstractExchange as AbstractExchange
+from geartrain.optim.exchange import AllReduce as AllReduce
+from geartrain.optim.exchange import Inbox as Inbox
+from geartrain.optim.exchange import Letter as Letter
+from geartrain.optim.exchange import Member as Member
+from geartrain.optim.exchange import NearestNeighbours as NearestNeighbours
 from geartrain.optim.mixer import AbstractMixer as AbstractMixer
 from geartrain.optim.mixer import Average as Average
 from geartrain.optim.part import Clip as Clip
@@ -38,7 +44,11 @@ from geartrain.optim.part import Instances as Instances
 from geartrain.optim.part import Part as Part
 from geartrain.optim.part import Rows as Rows
 from geartrain.optim.part import Rules as Rules
+from geartrain.optim.replicas import Neighbours as Neighbours
 from geartrain.runtime.simulated import Costs as Costs
+from geartrain.runtime.simulated import Join as Join
+from geartrain.runtime.simulated import Leave as Leave
+from geartrain.runtime.simulated import Pause as Pause
 from geartrain.runtime.simulated import Simulated as Simulated
 from geartrain.runtime.threads import Threads as Threads
 from geartrain.train.results import Evaluation as Evaluation

@@ -23,6 +23,7 @@ from typing import Any, Final, TextIO, final
 from geartrain.engine.instrument import (
     AbstractInstrument,
     EpochEnded,
+    Exchanged,
     Progress,
     RunEnded,
     RunStarted,
@@ -68,6 +69,10 @@ class JsonLog(AbstractInstrument):
             self._last_progress_s = now
             self._write(event)
 
+    def on_exchanged(self, event: Exchanged) -> None:
+        """Write the line."""
+        self._write(event)
+
     def on_epoch_ended(self, event: EpochEnded) -> None:
         """Write the line."""
         self._write(event)
@@ -83,7 +88,7 @@ class JsonLog(AbstractInstrument):
             self._file.close()
             self._file = None
 
-    def _write(self, event: RunStarted | Progress | EpochEnded | RunEnded) -> None:
+    def _write(self, event: RunStarted | Progress | Exchanged | EpochEnded | RunEnded) -> None:
         if self._file is not None:
             line = {"event": type(event).__name__} | _fields(event)
             self._file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")

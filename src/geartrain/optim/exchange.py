@@ -336,12 +336,13 @@ class AbstractExchange(ABC):
         """
 
     def waiting(self, me: Member) -> bool:
-        """Whether the copy computes nothing until letters come: the mark of a synchronous method."""
+        """Whether the copy computes nothing until letters come, as synchronous methods do."""
         return False
 
     def finish(self, members: Sequence[Member]) -> bool:
-        """Nothing moves any more and no letter is under way, as the stretch ends: release what is
-        held. It may step and send; it is called again when that has come to rest.
+        """Nothing moves any more and no letter is under way: release what is held.
+
+        It may step and send; it is called again when that has come to rest.
 
         Returns:
             Whether there was anything.

@@ -174,7 +174,6 @@ class Replicas:
         }
         self.parts = {d.member.part.name: d.member.part for d in self.all_desks()}
         self._finished = [0] * self.copies
-        self._told: Totals | None = None
 
     def _desks(self, name: str, base: PartState, lock: Callable[[], AbstractLock]) -> list[Desk]:
         n, exchange = self.copies, self.setting.made_exchange()
@@ -348,6 +347,11 @@ class Replicas:
         ]
         return Totals(tuple(ledgers), tuple(rounds), tuple(self._finished))
 
+    @property
+    def exchange_name(self) -> str:
+        """The class of the exchange."""
+        return type(self.setting.made_exchange()).__name__
+
     def to_tensors(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What exchanges keep, and where each copy stands in its shard; not the parts."""
         tensors: dict[str, Tensor] = {}
@@ -364,7 +368,7 @@ class Replicas:
             }
         return tensors, {
             "copies": self.copies,
-            "exchange": _exchange_name(self.setting),
+            "exchange": self.exchange_name,
             "positions": list(self.positions),
             "members": entries,
         }
@@ -375,13 +379,8 @@ class Replicas:
         Raises:
             KeyError, TypeError, ValueError: It is damaged, or of other copies.
         """
-        was, now = (
-            (document["copies"], document["exchange"]),
-            (
-                self.copies,
-                _exchange_name(self.setting),
-            ),
-        )
+        was = (document["copies"], document["exchange"])
+        now = (self.copies, self.exchange_name)
         if was != now:
             raise ValueError(
                 f"it has {was[0]} copies with exchange {was[1]}, the session {now[0]} with "
@@ -408,10 +407,6 @@ class Totals:
     finished: tuple[int, ...]
 
 
-def _exchange_name(setting: Neighbours) -> str:
-    return type(setting.made_exchange()).__name__
-
-
 _FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -432,7 +427,7 @@ def _mean(tensors: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def _average_buffers(parts: Sequence[PartState], into: PartState) -> None:
-    """Buffers of numbers become the mean; counters the first one's. What does not learn is equal."""
+    """Buffers of numbers become the mean, counters the first one's."""
     for target, *given in zip(
         into.module.buffers(), *(p.module.buffers() for p in parts), strict=True
     ):
