@@ -2,6 +2,7 @@
 
     {"event": "RunStarted", "runtime": "threads", "workers": 4, ...}
     {"event": "Progress", "mode": "train", "epoch": 1, "finished": 512, "loss": 1.31, ...}
+    {"event": "Exchanged", "distance": 0.31, "copies": [{"instances": 64, "bytes": 9216, ...}]}
     {"event": "EpochEnded", "epoch": 1, "loss": 1.03, "valid": {"accuracy": 0.789}, ...}
     {"event": "RunEnded", "outcome": "done", ...}
 

@@ -355,6 +355,9 @@ class AbstractExchange(ABC):
     def joined(self, me: Member) -> None:  # noqa: B027 - may do nothing
         """A copy takes part (again); it has been given the mean weights of those present."""
 
+    def abandoned(self, members: Sequence[Member]) -> None:  # noqa: B027 - may do nothing
+        """The run has failed, letters under way are lost: forget what was held or awaited."""
+
     def consensus(self, members: Sequence[Member]) -> Sequence[Tensor] | None:
         """The weights that stand for all, by parameter; None: as the user's setting says."""
         return None
@@ -436,6 +439,11 @@ class NearestNeighbours(AbstractExchange):
         for other in self.members:
             if me.index in other.senders:
                 other.senders = tuple(s for s in other.senders if s != me.index)
+
+    def abandoned(self, members: Sequence[Member]) -> None:
+        self._early = [[] for _ in members]
+        for me in members:
+            me.numbers["applied"] = me.rounds
 
     def _catch_up(self, me: Member) -> None:
         """Apply this round's gradients if all are there; those of later rounds go on waiting."""
@@ -572,6 +580,9 @@ class AllReduce(AbstractExchange):
 
     def left(self, me: Member) -> None:
         self._collective.left(me)
+
+    def abandoned(self, members: Sequence[Member]) -> None:
+        self.prepare(members)
 
 
 def copies(tensors: Tensors) -> tuple[Tensor | None, ...]:

@@ -379,6 +379,11 @@ class PartState(AbstractWeights):
             for parameter, weight in zip(self.parameters, weights, strict=True):
                 parameter.copy_(weight)
 
+    def forget_optimizer(self) -> None:
+        """The optimiser's state becomes that of a new one; learning rates stay."""
+        if self.optimizer is not None:
+            self.optimizer.state = self.rules.optimizer(self.parameters).state
+
     def _offer(self, desk: AbstractDesk) -> bool:
         """Let copies say what to step with; False: the step is held."""
         mine = [p.grad for p in self.parameters]

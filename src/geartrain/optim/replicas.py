@@ -108,13 +108,13 @@ class Desk:
 
     def __init__(self, exchange: AbstractExchange, member: Member) -> None:
         self.exchange, self.member = exchange, member
-        self._fresh = False
+        self._fresh = False  # has stepped while rows are in flight: no better time will come
         member.part.desk = self
 
     def stepping(self, gradients: Tensors) -> Tensors | None:
         self.member.rounds += 1
         self.member.ledger.rounds += 1
-        self._fresh = True
+        self._fresh = not self.member.part.at_rest
         return self.exchange.stepping(self.member, gradients)
 
     def stepped(self, gradients: Tensors) -> None:
@@ -311,15 +311,19 @@ class Replicas:
                 part = desk.member.part
                 part.module.load_state_dict(base.module.state_dict())
                 part.overwrite([p.detach() for p in base.parameters])
-                if part.optimizer is not None:
-                    part.optimizer = part.rules.optimizer(part.parameters)
+                part.forget_optimizer()
             desks[0].exchange.restarted([d.member for d in desks])
 
     def abandon(self) -> None:
-        """Forget what is in flight."""
-        for desk in self.all_desks():
-            desk.member.part.abandon()
-            desk.member.forget_mail()
+        """Forget what is in flight; letters that were under way count as lost by the first copy."""
+        for desks in self.desks.values():
+            total = Ledger()
+            for desk in desks:
+                desk.member.part.abandon()
+                desk.member.forget_mail()
+                total.add(desk.member.ledger)
+            desks[0].member.ledger.lost += total.sent - total.came - total.lost
+            desks[0].exchange.abandoned([d.member for d in desks])
 
     @torch.no_grad()
     def distance(self) -> float:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import heapq
 import random
+import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, final
+from typing import Final, TypeAlias, final
 
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Delivery, Outbox
@@ -24,6 +25,8 @@ from geartrain.optim.exchange import Letter
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch
 from geartrain.runtime.interrupt import Interruptible
 
+_COPY: Final = re.compile(r"#\d+")
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +36,9 @@ class Costs:
     Args:
         firing_s: Every firing.
         row_s: Every row of it.
-        nodes: Node name to its own (seconds a firing, seconds a row).
+        nodes: Node name to its own (seconds a firing, seconds a row); copies of a node have those
+            of the first. ``NAME backward`` is its backward, which else costs ``backward`` forwards;
+            ``PART exchange`` are the letters that a part's copies take, for rows.
         backward: A backward costs so many forwards.
         latency_s: A batch between two workers.
         bytes_per_s: Bandwidth of a link between two workers; None: infinite.
@@ -57,10 +62,16 @@ class Costs:
     letter_byte_s: float = 0.0
 
     def firing(self, firing: Firing) -> float:
+        name = _COPY.sub("", firing.node)
+        own = self.nodes.get(firing.node) or self.nodes.get(name)
         if firing.taken:
+            if own is not None:
+                return own[0] + own[1] * firing.rows
             nbytes = sum(x.nbytes for x in firing.taken)
             return self.letter_s * firing.rows + self.letter_byte_s * nbytes
-        fixed, per_row = self.nodes.get(firing.node, (self.firing_s, self.row_s))
+        if not firing.forward and (back := self.nodes.get(f"{name} backward")) is not None:
+            return back[0] + back[1] * firing.rows
+        fixed, per_row = own or (self.firing_s, self.row_s)
         passes = (1.0 if firing.forward else 0.0) + (
             self.backward if firing.both or not firing.forward else 0.0
         )
