@@ -90,6 +90,10 @@ class AbstractCentre(AbstractExchange):
         for other in self.members:
             other.numbers["asking"] = 0
 
+    def abandoned(self, members: Sequence[Member]) -> None:
+        for me in members:
+            me.numbers["asking"] = 0
+
     def restarted(self, members: Sequence[Member]) -> None:
         for me in members:
             me.numbers["steps"] = 0

@@ -21,8 +21,8 @@ from geartrain.optim.exchange import AbstractExchange, Inbox, Letter, Member, Te
 class StalenessAware(AbstractExchange):
     """A foreign gradient counts the less, the more versions the receiver has passed meanwhile.
 
-    τ, at least 1, is the number of versions (own and foreign steps) that passed while the letter was
-    under way and waiting.
+    τ, at least 1, is the number of versions (own and foreign steps) that passed while the letter
+    was under way and waiting.
 
     Source: Zhang et al. 2016, arXiv:1511.05950, there for a parameter server.
 
@@ -140,6 +140,9 @@ class DelayCompensated(AbstractExchange):
                 correction = correction / (v + self.eps).sqrt()
             corrected.append(dense + correction)
         return corrected
+
+    def abandoned(self, members: Sequence[Member]) -> None:
+        self._before = [() for _ in members]
 
     def restarted(self, members: Sequence[Member]) -> None:
         for me in members:

@@ -101,6 +101,13 @@ class DecentralizedSGD(AbstractExchange):
         last = max(m.numbers["round"] for m in self.members)
         me.numbers |= {"round": last, "mixed": last, "first": last + 1}
 
+    def abandoned(self, members: Sequence[Member]) -> None:
+        self._early = [[] for _ in members]
+        self._held = [None for _ in members]
+        last = max(m.numbers["round"] for m in members)
+        for me in members:
+            me.numbers |= {"round": last, "mixed": last}
+
     def _begin(self, me: Member, gradients: Tensors | None) -> None:
         me.numbers["round"] += 1
         self._held[me.index] = gradients
@@ -193,6 +200,10 @@ class PairAverage(AbstractExchange):
         for other in self.members:
             if other.numbers["partner"] == me.index:
                 other.numbers["partner"] = _NOBODY
+
+    def abandoned(self, members: Sequence[Member]) -> None:
+        for me in members:
+            me.numbers["partner"] = _NOBODY
 
     def _offers(self, me: Member) -> bool:
         return self._sides is None or self._sides[me.index] == 0

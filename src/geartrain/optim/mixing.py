@@ -19,7 +19,7 @@ from geartrain.optim.topology import senders_of
 
 Matrix: TypeAlias = Sequence[Sequence[float]]
 
-_CLOSE: Final = 1e-9
+_CLOSE: Final = 1e-6  # a matrix may have been made in float32
 
 
 def metropolis(neighbours: Sequence[Sequence[int]]) -> Matrix:

@@ -80,6 +80,11 @@ class AbstractPeriodic(AbstractExchange):
     def joined(self, me: Member) -> None:
         me.numbers["steps"] = 0
 
+    def abandoned(self, members: Sequence[Member]) -> None:
+        self._meeting = Collective("mean", members, self.lock)
+        for me in members:
+            me.numbers["steps"] = 0
+
 
 @final
 class PeriodicAverage(AbstractPeriodic):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from geartrain.optim.exchange import AbstractExchange, Inbox, Letter, Member, Tensors
-from geartrain.optim.mixing import Matrix, check_column_stochastic
+from geartrain.optim.mixing import Matrix, check_column_stochastic, shares
 
 
 @final
@@ -61,12 +61,15 @@ class PushSum(AbstractExchange):
         if not 0 < least <= 0.5:
             raise ValueError(f"PushSum(least={least}): give more than 0 and at most 0.5")
         self.rotate, self.matrix, self.least = rotate, matrix, least
+        self._shares: Matrix | None = None
         self._before: list[list[Tensor]] = []
 
     def prepare(self, members: Sequence[Member]) -> None:
         super().prepare(members)
-        if self.matrix is not None:
-            check_column_stochastic(self.matrix, [m.neighbours for m in members])
+        graph = [m.neighbours for m in members]
+        self._shares = self.matrix if self.matrix is not None or self.rotate else shares(graph)
+        if self._shares is not None:
+            check_column_stochastic(self._shares, graph)
         self._before = [[] for _ in members]
         for me in members:
             me.numbers |= {"omega": 1.0, "pushes": 0}
@@ -105,6 +108,9 @@ class PushSum(AbstractExchange):
     def joined(self, me: Member) -> None:
         me.numbers["omega"] = 1.0
 
+    def abandoned(self, members: Sequence[Member]) -> None:
+        self._before = [[] for _ in members]
+
     def restarted(self, members: Sequence[Member]) -> None:
         for me in members:
             me.numbers["omega"] = 1.0
@@ -131,12 +137,12 @@ class PushSum(AbstractExchange):
 
     def _targets(self, me: Member) -> dict[int, float]:
         """To whom which share goes now; nothing to those who are absent."""
-        if self.matrix is not None:
-            column = {k: float(self.matrix[k][me.index]) for k in me.neighbours}
-        elif self.rotate and me.neighbours:
+        if self._shares is not None:
+            column = {k: float(self._shares[k][me.index]) for k in me.neighbours}
+        elif me.neighbours:
             column = {me.neighbours[int(me.numbers["pushes"]) % len(me.neighbours)]: 0.5}
         else:
-            column = {k: 1.0 / (1 + len(me.neighbours)) for k in me.neighbours}
+            column = {}
         found = {k: share for k, share in column.items() if share and self.members[k].present}
         if column and not found:
             me.numbers["pushes"] += 1  # the next in turn

@@ -82,8 +82,8 @@ class Torus:
         rows = next(r for r in range(math.isqrt(copies), 0, -1) if copies % r == 0)
         if rows == 1 and copies > 3:
             raise ValueError(
-                f"Torus(): {copies} copies do not fit; {copies} is prime, and two or more rows were "
-                f"expected: give {copies - 1} or {copies + 1} copies, or topology='ring'"
+                f"Torus(): {copies} copies do not fit; {copies} is prime, and two or more rows "
+                f"were expected: give {copies - 1} or {copies + 1} copies, or topology='ring'"
             )
         return rows, copies // rows
 
@@ -153,13 +153,15 @@ class Edges:
             found[a][b] = None
             if not self.directed:
                 found[b][a] = None
-        return checked([list(f) if self.directed else sorted(f) for f in found])
+        made = checked([list(f) if self.directed else sorted(f) for f in found])
+        check_connected(made)
+        return made
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _Custom:
-    """A topology of the user's own, whose answers are checked."""
+    """A topology of the user's own: its numbers are checked, its reach is its own affair."""
 
     given: AbstractTopology
 
@@ -214,8 +216,7 @@ def checked(neighbours: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         neighbours: For each copy those that it sends to.
 
     Raises:
-        ValueError: A copy is its own neighbour, or has one twice, or a number is none of a copy, or
-            the graph is disconnected: somebody cannot be reached from somebody.
+        ValueError: A copy is its own neighbour, or has one twice, or a number is none of a copy.
     """
     n = len(neighbours)
     for k, mine in enumerate(neighbours):
@@ -225,6 +226,14 @@ def checked(neighbours: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
                 f"neighbours of copy {k}: {list(mine)} has {wrong}, where distinct other copies "
                 f"out of 0 to {n - 1} were expected; leave them out"
             )
+    return neighbours
+
+
+def check_connected(neighbours: Sequence[Sequence[int]]) -> None:
+    """Raises:
+    ValueError: Somebody cannot be reached from somebody.
+    """
+    n = len(neighbours)
     back: list[list[int]] = [[] for _ in range(n)]
     for k, mine in enumerate(neighbours):
         for j in mine:
@@ -236,7 +245,6 @@ def checked(neighbours: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
                 f"topology: disconnected; copy {missing[0]} {what} copy 0 ({len(missing)} of {n} "
                 "are so), and what one learns must come to all: add edges that join them"
             )
-    return neighbours
 
 
 def senders_of(neighbours: Sequence[Sequence[int]]) -> list[list[int]]:
