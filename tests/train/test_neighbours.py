@@ -17,7 +17,14 @@ from geartrain.errors import CheckpointError, StuckError, WorkerError
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import accuracy, cross_entropy
-from geartrain.optim.exchange import AllReduce, Inbox, NearestNeighbours
+from geartrain.optim.exchange import (
+    AbstractExchange,
+    AllReduce,
+    Inbox,
+    Letter,
+    Member,
+    NearestNeighbours,
+)
 from geartrain.optim.part import Instances, Rows, Rules
 from geartrain.optim.replicas import Neighbours
 from geartrain.runtime.base import AbstractRuntime
@@ -42,18 +49,13 @@ def runtime(request: pytest.FixtureRequest) -> AbstractRuntime:
     return made
 
 
-class Nobody:
-    """A topology without links."""
+class Alone(AbstractExchange):
+    """Nobody says anything."""
 
-    def neighbours(self, copies: int) -> Sequence[Sequence[int]]:
-        return [[] for _ in range(copies)]
+    needs_neighbours = False
 
-
-class OneWay:
-    """A directed ring."""
-
-    def neighbours(self, copies: int) -> Sequence[Sequence[int]]:
-        return [[(k + 1) % copies] for k in range(copies)]
+    def received(self, me: Member, letters: Sequence[Letter]) -> None:
+        raise AssertionError("nobody has sent anything")
 
 
 class Seen(AbstractInstrument):
@@ -166,7 +168,7 @@ def test_one_copy_is_plain_training_to_the_bit(runtime, exchange, keep):
 def test_without_neighbours_each_copy_is_plain_training_of_its_shard(runtime, update_every):
     instances = data(9)
     s = session(
-        Neighbours(copies=3, topology=Nobody()), runtime, update_every=update_every, shuffle=False
+        Neighbours(copies=3, exchange=Alone()), runtime, update_every=update_every, shuffle=False
     )
     s.fit(instances, epochs=1)
     assert s._replicas is not None
@@ -459,7 +461,7 @@ def test_workers_pause_leave_and_join(exchange):
 
 
 def test_a_joining_copy_begins_with_the_mean_of_the_others():
-    s = session(Neighbours(copies=3, topology=Nobody()), Simulated(3, events=[Join(2, 1e-9)]))
+    s = session(Neighbours(copies=3, exchange=Alone()), Simulated(3, events=[Join(2, 1e-9)]))
     assert s._replicas is not None
     replicas = s._replicas
     s.fit(data(9), epochs=1)

@@ -218,7 +218,10 @@ class ControllerState:
             done = touched[left == 0]
             if done.size:
                 self._arena.release(done)
-                self.finished_of += np.bincount(self._copy[done], minlength=self.copies)
+                if self.copies == 1:
+                    self.finished_of += done.size
+                else:
+                    self.finished_of += np.bincount(self._copy[done], minlength=self.copies)
                 finished += done.size
         self.active -= finished
         self.active_of -= self.finished_of

@@ -50,6 +50,7 @@ class Letter:
         hops: Latencies that it takes: 1, or those of a collective, which its receiver is charged.
         collective: Whether it is the result of one.
         count: Letters that were merged into this one, itself included.
+        progress: Of a collective: instances trained, which schedules go by, equal for all.
     """
 
     part: str
@@ -65,6 +66,7 @@ class Letter:
     hops: int = 1
     collective: bool = False
     count: int = 1
+    progress: int | None = None
 
 
 @final
@@ -171,14 +173,24 @@ class Member:
         """The weights themselves, without a graph; ``copies`` of them are safe to keep."""
         return [p.detach() for p in self.parameters]
 
-    def apply(self, gradients: Tensors, scale: float = 1.0, *, own: bool = False) -> None:
+    def apply(
+        self,
+        gradients: Tensors,
+        scale: float = 1.0,
+        *,
+        own: bool = False,
+        progress: int | None = None,
+    ) -> None:
         """Take an optimiser step of its own with these gradients, which stay as they are.
 
         Args:
             gradients: As they would be in ``.grad``.
             scale: They are multiplied by it.
             own: Whether it is the own step that was held; torch schedulers then step too.
+            progress: Instances trained, for the schedule; None: as at its last own gradient.
         """
+        if progress is not None:
+            self.part.progress = progress
         step = self.part.step_with([_scaled(g, scale) for g in gradients], own=own)
         if step is not None:
             self.steps.append(step)
@@ -533,6 +545,7 @@ class Collective:
                     nbytes,
                     2 * (n - 1),
                     collective=True,
+                    progress=max(self._members[k].part.progress for k in self._given),
                 )
             )
         self._given.clear()
@@ -570,7 +583,7 @@ class AllReduce(AbstractExchange):
     def received(self, me: Member, letters: Sequence[Letter]) -> None:
         for letter in letters:
             self._collective.taken(me)
-            me.apply(letter.tensors, own=True)
+            me.apply(letter.tensors, own=True, progress=letter.progress)
 
     def waiting(self, me: Member) -> bool:
         return self._collective.waits(me)

@@ -250,7 +250,8 @@ class PartState(AbstractWeights):
         self.shares: Sequence[AbstractShare] = ()
         self.guard: AbstractContextManager[Any] = nullcontext()
         self.desk: AbstractDesk | None = None
-        self._held_rows = self._progress = 0
+        self._held_rows = 0
+        self.progress = 0  # instances trained, at the last step
 
     @property
     def at_rest(self) -> bool:
@@ -335,7 +336,7 @@ class PartState(AbstractWeights):
         if not gradients:
             return None
         self._clip(gradients)
-        self._progress = progress
+        self.progress = progress
         if self.desk is not None and not self._offer(self.desk):
             self._held_rows = rows
             return None
@@ -365,7 +366,7 @@ class PartState(AbstractWeights):
                 gradient = gradient.to_dense()
             parameter.grad = gradient
         with self._moving():
-            self._optimize(self.optimizer, self._progress)
+            self._optimize(self.optimizer, self.progress)
         for parameter in self.parameters:
             parameter.grad = None
         if own and self._scheduler is not None:

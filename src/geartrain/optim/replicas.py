@@ -36,6 +36,13 @@ Consensus: TypeAlias = Literal["mean", "best"]
 Sharing: TypeAlias = Literal["static", "pull"]
 
 
+EXCHANGES: Final[dict[str, Callable[[], AbstractExchange]]] = {
+    "gradients": NearestNeighbours,
+    "all-reduce": AllReduce,
+}
+"""Exchanges that may be asked for by name, with their defaults."""
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbours:
@@ -45,7 +52,8 @@ class Neighbours:
         copies: How many; copy k lives on worker k mod the number of workers.
         topology: Who is whose neighbour: ``ring``, ``torus``, ``full``, edges, a graph of networkx,
             or an object with ``neighbours(copies)``. Exchanges without neighbours ignore it.
-        exchange: ``gradients`` (``NearestNeighbours``), ``all-reduce``, or an exchange.
+        exchange: A name of ``EXCHANGES``, such as ``gradients`` (``NearestNeighbours``) or
+            ``all-reduce``, or an exchange.
         when: For ``gradients`` by name: every so many own gradients.
         inbox: For ``gradients`` by name: how many letters may wait, and what becomes of more.
         consensus: Which model is evaluated, saved and left in the user's modules: the ``mean`` of
@@ -65,7 +73,7 @@ class Neighbours:
 
     copies: int = 2
     topology: Any = "ring"
-    exchange: Literal["gradients", "all-reduce"] | AbstractExchange = "gradients"
+    exchange: str | AbstractExchange = "gradients"
     when: int = 1
     inbox: Inbox | None = None
     consensus: Consensus = "mean"
@@ -88,18 +96,16 @@ class Neighbours:
 
     def made_exchange(self) -> AbstractExchange:
         """A fresh object for one part."""
-        match self.exchange:
-            case AbstractExchange():
-                return copy.deepcopy(self.exchange)
-            case "gradients":
-                return NearestNeighbours(self.when, inbox=self.inbox)
-            case "all-reduce":
-                return AllReduce()
-            case _:
-                raise ValueError(
-                    f"Neighbours(exchange={self.exchange!r}): give 'gradients', 'all-reduce', or "
-                    "an exchange such as geartrain.NearestNeighbours()"
-                )
+        if isinstance(self.exchange, AbstractExchange):
+            return copy.deepcopy(self.exchange)
+        if self.exchange == "gradients":
+            return NearestNeighbours(self.when, inbox=self.inbox)
+        if self.exchange not in EXCHANGES:
+            raise ValueError(
+                f"Neighbours(exchange={self.exchange!r}): give one of {', '.join(EXCHANGES)}, or "
+                "an exchange such as geartrain.NearestNeighbours()"
+            )
+        return EXCHANGES[self.exchange]()
 
 
 @final

@@ -167,6 +167,8 @@ class Recipe:
         epochs: Default number.
         needs: Files of the data folder; none for generated data.
         options: Numbers that may be changed.
+        whole_minibatches: Whether an instance is a minibatch, so that a copy of the model has one
+            in flight.
         bottleneck: The part that most of the work is in, which may have copies, met every so many
             instances as the option ``average_every`` says; None: the work is spread evenly.
         make: Builds the task from a complete setting, torch's generator already seeded.
@@ -187,6 +189,7 @@ class Recipe:
     needs: tuple[str, ...] = ()
     options: tuple[Option, ...] = ()
     bottleneck: str | None = None
+    whole_minibatches: bool = False
 
     def build(self, setting: Setting) -> Task:
         """The task, with weights initialised from the seed.

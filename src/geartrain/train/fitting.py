@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
 from geartrain.data.points import evaluation_points, require_evaluate_every
-from geartrain.engine.engine import Engine
+from geartrain.engine.engine import Engine, original_name
 from geartrain.engine.instrument import (
     EpochEnded,
     RunEnded,
@@ -305,9 +305,20 @@ class Fitting:
             metrics=means,
             valid=valid,
             staleness=staleness,
-            updates=dict(at.updates),
+            updates=self._updates(),
             time_s=at.train_seconds,
         )
+
+    def _updates(self) -> dict[str, int]:
+        """Optimiser steps by part, copies of the model together."""
+        at = self._s._position
+        if self._s._replicas is None:
+            return dict(at.updates)
+        summed: dict[str, int] = {}
+        for part, n in at.updates.items():
+            name = original_name(part)
+            summed[name] = summed.get(name, 0) + n
+        return summed
 
     def _is_best(self, event: EpochEnded) -> bool:
         at = self._s._position
