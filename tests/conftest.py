@@ -6,9 +6,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+
+from geartrain.data.cifar10 import FILE as PHOTOGRAPHS
+from geartrain.data.text import FILE as TEXT
 
 # Same examples on every run and machine; a shared, busy core must not fail a test by its clock.
 settings.register_profile("geartrain", deadline=None, derandomize=True)
@@ -38,4 +42,24 @@ def data_dir() -> Path:
             f"GEARTRAIN_DATA={value!r} is not a folder: set it to the one that holds sst/, mnist/, "
             "... or unset it to skip the tests that need real data"
         )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data of ``cifar`` and ``charlm``: photographs of class k have its colour; a few words."""
+    folder = tmp_path_factory.mktemp("data")
+    arrays: dict[str, np.ndarray] = {"classes": np.array([f"class {k}" for k in range(10)])}
+    draw = np.random.default_rng(0)
+    for name, n in (("train", 23), ("test", 10)):
+        labels = np.arange(n) % 10
+        images = draw.integers(0, 60, (n, 32, 32, 3)).astype(np.uint8)
+        images += (90 * np.stack([labels // 3**c % 3 for c in range(3)], 1)).astype(np.uint8)[
+            :, None, None
+        ]
+        arrays |= {f"x_{name}": images, f"y_{name}": labels}
+    for name in (PHOTOGRAPHS, TEXT):
+        (folder / name).parent.mkdir()
+    np.savez(folder / PHOTOGRAPHS, **arrays)
+    (folder / TEXT).write_text("the cat sat on the mat; the rat ate the hat.\n" * 12)
     return folder

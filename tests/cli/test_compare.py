@@ -14,9 +14,9 @@ import torch
 from typer.testing import CliRunner
 
 from geartrain.baselines import PEERS
-from geartrain.cli.compare import systems_of
 from geartrain.cli.main import app
 from geartrain.cli.settings import Settings, new_settings
+from geartrain.cli.systems import systems_of
 from geartrain.cli.train import peak_rss_mib
 from geartrain.cli.trial import Trial, run
 from geartrain.recipes import RECIPES, find_recipe
@@ -328,3 +328,55 @@ def test_every_system_is_evaluated_at_the_same_fractions(system: str, capsys) ->
     assert seconds == sorted(seconds)
     assert [line["epoch"] for line in lines] == [0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2]
     assert set(end["staleness"]) == (set() if system == "mixed" else {"cell", "readout"})
+
+
+def test_methods_stand_for_ours_with_them() -> None:
+    recipe = find_recipe("cifar")
+    chosen = settings("cifar", options={"parts": 3})
+    ours, plain, greedy, wide, half = systems_of(
+        recipe, chosen, "backprop,greedy,ours:method=chunk2:width=4,stash:max_active=2", None
+    )
+    assert (ours.key, plain.key, greedy.key) == ("ours", "backprop", "greedy")
+    assert [s.name for s in (plain, greedy, wide, half)] == ["ours"] * 4
+    assert dict(plain.changes) == {
+        "options": {**chosen.options, "method": "backprop"}, "max_active": 1
+    }  # fmt: skip
+    assert greedy.changes["max_active"] == 3
+    assert greedy.what.startswith("greedy: 3 in flight")
+    assert wide.changes["options"] == {**chosen.options, "method": "chunk2", "width": 4}
+    assert half.changes["max_active"] == 2
+
+
+def test_a_number_in_flight_that_was_given_is_kept_for_all_methods() -> None:
+    recipe = find_recipe("cifar")
+    _, plain, greedy = systems_of(recipe, settings("cifar", max_active=7), "backprop,greedy", None)
+    assert "max_active" not in plain.changes
+    assert plain.what.startswith("backprop: 7 in flight")
+    assert greedy.what.startswith("greedy: 7 in flight")
+
+
+@pytest.mark.parametrize(
+    ("against", "said"),
+    [
+        ("gredy", "did you mean 'greedy'"),
+        ("ours:method=gredy", "option method=gredy: expected one of"),
+        ("ours:widht=3", "did you mean 'width'"),
+        ("greedy:width=0", "a whole number, 1 or more"),
+    ],
+)
+def test_methods_and_options_that_cannot_be_are_refused(against: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        systems_of(find_recipe("cifar"), settings("cifar"), against, None)
+
+
+def test_methods_are_compared_side_by_side_with_their_staleness(geartrain, small_data) -> None:
+    words = ["compare", "charlm", "--data", small_data, "--seeds", 1, "--epochs", 1, "--json"]
+    for option in ("batch=4", "length=8", "dim=8", "blocks=2", "heads=2", "parts=2"):
+        words += ["--option", option]
+    done = geartrain(*words, "--option", "method=backprop", "--against", "greedy")
+    assert done.status == 0
+    ours, greedy = done.json["rows"]
+    assert (ours["system"], greedy["system"]) == ("ours", "greedy")
+    assert all(part["max"] == 0 for part in ours["staleness"].values())
+    assert set(greedy["staleness"]) == {"part 0", "part 1", "head 0"}
+    assert greedy["valid"]["bits"] > 0

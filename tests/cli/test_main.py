@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from geartrain.cli.settings import told
 from geartrain.cli.version import version
 from geartrain.recipes import RECIPES
 
@@ -26,7 +27,7 @@ def test_recipes_are_listed_with_their_options_for_people_and_for_scripts(geartr
     for recipe in RECIPES:
         assert recipe.name in shown
         for option in recipe.options:
-            assert f"{option.name}={option.default:g}" in shown
+            assert told(option.name, option.default) in shown
 
 
 @pytest.mark.parametrize(

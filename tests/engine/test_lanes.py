@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from rig_pairs import graph_of_pairs, pairs
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 import geartrain as gt
@@ -121,3 +121,11 @@ def test_a_checkpoint_in_mid_epoch_holds_what_the_lanes_had_added(tmp_path) -> N
 def test_lanes_beside_another_way_to_spread_are_refused(graph, given, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         gt.Session(graph, runtime=gt.Threads(2), lanes=True, **given)
+
+
+def test_lanes_beside_modules_that_keep_graphs_are_refused() -> None:
+    """``functional_call`` swaps the weights of the module that all lanes share."""
+    graph = gt.Graph()
+    graph.input("x", bundle=True).through(nn.Linear(2, 2), keep="graph", name="map").output()
+    with pytest.raises(ValueError, match=r"keep='graph' of \['map'\] do not go together"):
+        gt.Session(graph, runtime=gt.Threads(2), lanes=True)

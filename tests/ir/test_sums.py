@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -98,3 +100,18 @@ def test_a_nan_there_names_the_instance_though_it_has_ended() -> None:
 def test_a_sum_that_overflows_is_told_apart_from_a_value_that_does() -> None:
     with pytest.raises(NonFiniteError, match=r"sum of loss over 2 rows, up to 3e\+38 each, over"):
         empty().add("loss", torch.tensor([3e38, 3e38]), None, SLOTS[:2], None)
+
+
+@pytest.mark.parametrize("make", [there, torch.tensor], ids=["there", "here"])
+def test_a_loss_without_a_name_is_not_counted_but_has_to_be_finite(
+    make: Callable[[list[float]], torch.Tensor],
+) -> None:
+    sums = empty()
+    sums.add(None, make([1.0, 2.0, 3.0, 4.0]), None, SLOTS, None)
+    sums.ask(SLOTS, None)
+    sums.check_finite()
+    assert sums.take() == {}
+    with pytest.raises(NonFiniteError, match=r"'loss': loss is nan at .* instance 6 \(the third\)"):
+        sums.add(None, make([1.0, 2.0, torch.nan, 4.0]), None, SLOTS, None)
+        sums.ask(SLOTS, None)
+        sums.check_finite()

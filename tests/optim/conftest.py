@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,9 @@ from torch import Tensor, nn
 from geartrain.optim.exchange import AbstractExchange, Letter, Member
 from geartrain.optim.part import PartState, Rules
 from geartrain.optim.replicas import Desk, Neighbours, Replicas
+
+if (folder := str(Path(__file__).parent)) not in sys.path:
+    sys.path.insert(0, folder)  # for ``rig_pipes``
 
 SIZE = 3
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -67,7 +72,7 @@ class Copies:
         part = self.members[k].part
         (weight,) = part.parameters
         part.gradient.add(weight, gradient.clone().view_as(weight))
-        part.answered(1)
+        part.answered(1, 1)
         part.step(0)
         self._post(k)
 

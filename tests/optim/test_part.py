@@ -280,14 +280,14 @@ def test_a_bound_on_staleness_holds_a_step_until_older_rows_are_back():
 def test_staleness_counts_rows_of_bundles():
     part = linear_part()
     part.version = 3
-    part._outstanding = 2
+    part.outstanding = 2
     part.received(5, np.array([3, 1]), np.array([2, 3]))
     assert part.histogram() == (2, 0, 3)
     assert part.peek_staleness() == (6.0, 5)
     other = linear_part()
     other.load_histogram(part.histogram())
     other.version = 20
-    other._outstanding = 1
+    other.outstanding = 1
     other.received(1, np.array([5]))
     assert other.take_histogram() == (2, 0, 3, *[0] * 12, 1)
 

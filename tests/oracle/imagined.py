@@ -28,7 +28,8 @@ from geartrain.ir.loss import Metric, Objective, accuracy, cross_entropy
 from geartrain.ir.precision import Precision
 from geartrain.ir.sums import Sums
 from geartrain.native import transfer
-from geartrain.nn import GatedGraphCell, GatedSum, TreeLSTMBranch
+from geartrain.nn import GatedGraphCell, GatedSum, TreeLSTMBranch, VertexChoice
+from geartrain.nn.choice import choice_accuracy, choice_loss
 from geartrain.optim.part import Clip, Flush, Rules
 from geartrain.runtime.base import Feeder
 from geartrain.runtime.simulated import Simulated
@@ -121,7 +122,7 @@ def flat() -> models.Model:
 def gated() -> models.Model:
     """``bundles`` by the ready modules."""
     model = models.bundles()
-    cell, readout = GatedGraphCell(H, 3), GatedSum(H, 0, 1)
+    cell, readout = GatedGraphCell(H, 3, steps=2), GatedSum(H, 0, 1)
     cell, readout = cell.double(), readout.double()
     graph = Graph(edge=("type",), value=("aim",))
     state = graph.loop(name="state")
@@ -132,6 +133,18 @@ def gated() -> models.Model:
     pooled = done.through(readout, name="readout", inside=True, pool=True)
     pooled.loss(lambda y, aim: (y[:, 0] - aim) ** 2, target="aim")
     return models.Model(graph, {"c": cell, "r": readout}, model.plain, model.data, {})
+
+
+def choice() -> models.Model:
+    """A vertex of every bundle."""
+    model = models.bundles()
+    first, chooser = nn.Linear(H, H).double(), VertexChoice(H).double()
+    graph = Graph(edge=("type",), value=("aim",))
+    rows = graph.input("h", bundle=True).through(first, name="first")
+    rows.through(chooser, name="choice", read="vertex", inside=True, pool=True).loss(
+        choice_loss, "aim", metrics={"accuracy": choice_accuracy}
+    )
+    return models.Model(graph, {"c": chooser, "f": first}, model.plain, model.data, {})
 
 
 def reduced(how: str) -> models.Model:
@@ -152,6 +165,7 @@ CASES: Mapping[str, partial[models.Model]] = {
     "flat": partial(flat),
     "cells": partial(cells),
     "gated": partial(gated),
+    "choice": partial(choice),
     **{how: partial(reduced, how) for how in ("sum", "mean", "max")},
 }
 WAYS = (
@@ -209,7 +223,7 @@ def run(
     assert {part.device for part in parts.values()} == set(devices)
 
 
-BY_AUTOGRAD = ("lists, inputs", "lists, graph", "trees")
+BY_AUTOGRAD = ("lists, inputs", "lists, graph", "trees", "choice")
 """Autograd has one queue for imagined devices, so these are not spread over two."""
 
 imagined = FakeTensorMode(allow_non_fake_inputs=True)

@@ -45,6 +45,7 @@ HOST, GPU = torch.device("cpu"), torch.device("cuda", 0)
         (("flat", "cells"), 12),
         (("gated", "sum"), 12),
         (("mean", "max"), 12),
+        (("choice",), 5),
     ],
 )
 def test_no_operation_meets_two_devices_and_no_firing_looks_at_a_number(

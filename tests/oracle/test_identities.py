@@ -15,7 +15,7 @@ import geartrain.nn  # noqa: F401 - registers the kernels
 from geartrain.engine.engine import Engine, Settings, make_parts
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
-from geartrain.ir.message import Backward, Forward
+from geartrain.ir.message import Backward, Forward, address
 from geartrain.ir.wiring import Owner, wire
 from geartrain.optim.part import Clip, Flush, Instances, PartState, Rows, Rules
 
@@ -280,7 +280,7 @@ def stale(keep: str, module: nn.Module) -> tuple[list[Tensor], list[Tensor], lis
 
 def _send(node, x: Tensor) -> np.ndarray:
     state = np.zeros((2, 1), np.int64)
-    emission = node.forward(0, [Forward((x,), state, np.zeros(1, np.int64))], True)
+    emission = node.forward(0, [Forward((x,), state, address(77, 0, 1))], True)
     ((_, batch),) = emission.forward
     return batch.origin
 

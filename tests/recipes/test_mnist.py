@@ -120,6 +120,24 @@ def test_digits_are_learnt_with_several_minibatches_in_flight(data: Path) -> Non
     assert fit.staleness["linear 1"].max > 0
 
 
+@pytest.mark.parametrize("method", ["backprop", "greedy"])
+def test_digits_are_learnt_by_other_methods_too(data: Path, method: str) -> None:
+    options = {"batch": 10, "hidden": 20, "method": method}
+    recipe = find_recipe("mnist")
+    assert recipe.in_flight(options) == (1 if method == "backprop" else 3)
+    assert recipe.in_flight({}) == 3
+    task = recipe.build(Setting(seed=0, epochs=8, update_every=1, data=data, options=options))
+    session = Session(
+        task.graph, rules=task.rules, runtime=Simulated(3, seed=0),
+        max_active=recipe.in_flight(options), **task.settings(3),
+    )  # fmt: skip
+    fit = session.fit(task.load("train"), epochs=8, valid=task.load("valid"))
+    assert fit.valid["accuracy"] > 0.9
+    assert [name for name in session.parts if name.startswith("part")] == [
+        "part 0", "part 1", "part 2"
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "place"),
     [("train-images-idx3", "train-images"), ("t10k-labels-idx1", "t10k-labels")],

@@ -13,8 +13,9 @@ import torch
 from geartrain.data.listreduce import generate
 from geartrain.errors import DataError
 from geartrain.recipes import RECIPES, Recipe, Setting, find_recipe
-from geartrain.recipes.listreduce import instances_of, up_and_down
+from geartrain.recipes.listreduce import WARM_UP, instances_of
 from geartrain.recipes.recipe import Copies
+from geartrain.recipes.schedules import up_and_down
 from geartrain.runtime.simulated import Simulated
 from geartrain.train.results import Target
 from geartrain.train.session import Session
@@ -82,7 +83,7 @@ def test_a_list_enters_at_its_operation_and_brings_its_tokens_alone() -> None:
 
 
 def test_the_rate_rises_for_a_tenth_and_falls_to_nothing() -> None:
-    factor = up_and_down(1000)
+    factor = up_and_down(1000, WARM_UP)
     values = [factor(n) for n in range(1000)]
     top = int(np.argmax(values))
     assert 95 < top < 105
@@ -91,6 +92,7 @@ def test_the_rate_rises_for_a_tenth_and_falls_to_nothing() -> None:
     assert np.all(np.diff(values[top:]) < 0)
     assert 0 < values[0] < 0.02
     assert 0 < values[-1] < 0.002
+    assert factor(5000) == values[-1]
 
 
 def test_the_splits_of_generated_lists_differ() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
-from geartrain.baselines import babi, listreduce, mnist, qm9, sentiment
+from geartrain.baselines import babi, charlm, cifar, listreduce, mnist, qm9, sentiment
 from geartrain.baselines.baseline import Baseline, Epoch, Terms
 
 
@@ -36,6 +36,8 @@ class Peers:
 
 PEERS: Final[Mapping[str, Peers]] = {
     "babi": Peers(babi.BASELINES, drained=10),
+    "charlm": Peers(charlm.BASELINES, drained=1),
+    "cifar": Peers(cifar.BASELINES, drained=1),
     "listreduce": Peers(listreduce.BASELINES, drained=100),
     "mnist": Peers(mnist.BASELINES, drained=1),
     "qm9": Peers(qm9.BASELINES, drained=20),

@@ -41,7 +41,7 @@ class Terms:
     epochs: int
     batch: int
     data: Path | None
-    options: Mapping[str, int | float]
+    options: Mapping[str, int | float | str]
     evaluate_every: float | None = None
 
 

@@ -12,7 +12,6 @@ threads: those of our workers together.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -29,9 +28,8 @@ import torch
 import typer
 from rich.console import Console
 
-from geartrain.baselines import PEERS, Baseline
 from geartrain.cli.exits import FAILED, INTERRUPTED, WRONG_USE, fail, preparing
-from geartrain.cli.settings import Settings, cores, new_settings, require_settings
+from geartrain.cli.settings import Settings, cores, new_settings, told
 from geartrain.cli.standings import (
     EpochOf,
     Outcome,
@@ -41,20 +39,17 @@ from geartrain.cli.standings import (
     staleness_lines,
     table_of,
 )
-from geartrain.cli.trial import OURS, SYNCHRONOUS, Trial
-from geartrain.ir.precision import require_precision
+from geartrain.cli.systems import systems_of
+from geartrain.cli.trial import Trial
 from geartrain.observe.curves import Curve, draw_curves, require_matplotlib
 from geartrain.observe.figures import duration, epochs, measure
 from geartrain.recipes import Recipe, find_recipe
-from geartrain.recipes.recipe import meant
 from geartrain.train.results import Target
 
 _ROOT: Final = Path(__file__).parents[2]  # where this geartrain is imported from
-_DRAINED: Final = 25  # instances, where neither the recipe nor its peers say
 
 RUNS: Final = "runs.jsonl"
 TABLE: Final = "compare.md"
-CHANGES: Final = ("max_active", "update_every", "replicas")  # of ours, as NAME=VALUE
 _BUSY: Final = 0.4  # load per core from which figures are doubtful
 _WIDE: Final = 120  # columns of a table that goes to a file
 
@@ -120,126 +115,6 @@ def compare(
     else:
         _show(plan, rows)
     _end(plan, rows)
-
-
-def systems_of(
-    recipe: Recipe, settings: Settings, against: str | None, epochs: int | None
-) -> list[System]:
-    """Ours, and what it is compared with.
-
-    Args:
-        recipe: The task.
-        settings: Of ours.
-        against: ``NAME`` or ``NAME:BATCH``, or ours with other settings, as ``ours:replicas=2``,
-            with commas between them; None takes ours-sync and all baselines that are neither slow
-            nor in need of a package that is not there.
-        epochs: Of every system; None: what suits each.
-
-    Raises:
-        ValueError: There is no such system or setting, or its batch is no positive number.
-    """
-    peers = PEERS.get(recipe.name)
-    baselines = {} if peers is None else {b.name: b for b in peers.baselines}
-    if recipe.unit == "instances":
-        drained = settings.update_every
-    else:
-        drained = _DRAINED if peers is None else peers.drained
-    found = [System(OURS, OURS, _what(recipe, settings), None, settings.epochs)]
-    for text in _default(baselines) if against is None else against.split(","):
-        name, colon, batch_text = text.strip().partition(":")
-        if name == OURS:
-            changes = _changes(text, batch_text) if colon else {}
-            changed = replace(settings, **changes)
-            require_settings(recipe, changed)
-            what = _what(recipe, changed)
-            system = System(text.strip(), OURS, what, None, settings.epochs, changes)
-        elif name == SYNCHRONOUS:
-            batch = _batch(text, batch_text) if colon else drained
-            what = f"our graph, drained after every {batch} instances{_where(settings)}"
-            system = System(text.strip(), name, what, batch, settings.epochs)
-        else:
-            baseline = _find(recipe, baselines, name)
-            batch = _batch(text, batch_text) if colon else baseline.batch
-            of_baseline = epochs or baseline.epochs or recipe.epochs
-            system = System(text.strip(), name, baseline.what, batch, of_baseline)
-        if system.key not in [s.key for s in found]:
-            found.append(system)
-    return found
-
-
-def _what(recipe: Recipe, settings: Settings) -> str:
-    copies = f", {settings.replicas} copies of {recipe.bottleneck}" if settings.replicas > 1 else ""
-    rows = "" if settings.precision == "full" else f", rows in {settings.precision}"
-    return (
-        f"{settings.max_active} in flight, an update every {settings.update_every} "
-        f"{recipe.unit}{copies}{rows}{_where(settings)}"
-    )
-
-
-def _where(settings: Settings) -> str:
-    return "" if settings.device in (None, "cpu") else f", on {settings.device}"
-
-
-def _changes(text: str, settings: str) -> dict[str, Any]:
-    """Settings of ours from ``replicas=2:max_active=16``."""
-    changes: dict[str, Any] = {}
-    for each in settings.split(":"):
-        name, _, value = each.partition("=")
-        if name == "precision":
-            changes[name] = require_precision(value, f"--against {text.strip()}: precision=")
-            continue
-        if name == "device" and value in ("cpu", "cuda"):
-            changes[name] = value
-            continue
-        if name not in CHANGES or not value.isdecimal() or int(value) < 1:
-            raise ValueError(
-                f"--against {text.strip()}: write {OURS}:NAME=VALUE with a value of 1 or more and "
-                f"one of {', '.join(CHANGES)}, or precision=bf16, or device=cuda"
-                + meant(name, (*CHANGES, "precision", "device"))
-            )
-        changes[name] = int(value)
-    return changes
-
-
-def _default(baselines: Mapping[str, Baseline]) -> list[str]:
-    names = [SYNCHRONOUS]
-    for baseline in baselines.values():
-        if baseline.slow:
-            continue
-        if _missing(baseline):
-            print(f"left out: {_how_to_install(baseline)}", file=sys.stderr)
-        else:
-            names.append(baseline.name)
-    return names
-
-
-def _find(recipe: Recipe, baselines: Mapping[str, Baseline], name: str) -> Baseline:
-    if name not in baselines:
-        known = [SYNCHRONOUS, *baselines]
-        raise ValueError(
-            f"no system '{name}': '{recipe.name}' can be compared with {', '.join(known)}"
-            + meant(name, known)
-        )
-    if _missing(baselines[name]):
-        raise ValueError(_how_to_install(baselines[name]))
-    return baselines[name]
-
-
-def _missing(baseline: Baseline) -> bool:
-    return baseline.needs is not None and importlib.util.find_spec(baseline.needs) is None
-
-
-def _how_to_install(baseline: Baseline) -> str:
-    return (
-        f"system '{baseline.name}' needs {baseline.needs}, which is not installed: "
-        "pip install 'geartrain[peers]'"
-    )
-
-
-def _batch(text: str, number: str) -> int:
-    if not number.isdecimal() or int(number) < 1:
-        raise ValueError(f"--against {text.strip()}: write NAME:BATCH with a batch of 1 or more")
-    return int(number)
 
 
 def _prepare(
@@ -424,7 +299,7 @@ def _page(plan: _Plan, result: Mapping[str, Any], figure: Path) -> Iterator[str]
     yield ""
     yield from (f"- {line}" for line in _described(result["rows"]))
     options = {o.name: o.default for o in plan.recipe.options}
-    changed = [f"{k}={v:g}" for k, v in settings.options.items() if v != options[k]]
+    changed = [told(k, v) for k, v in settings.options.items() if v != options[k]]
     yield (
         f"- {plan.threads} kernel threads for every system, {settings.workers} workers for ours"
         + (f"; options {', '.join(changed)}" if changed else "")

@@ -48,6 +48,7 @@ def evaluate(
             precision=settings.precision,
             device=settings.device,
             seed=settings.seed,
+            **task.settings(settings.workers),
         )
         session.load(checkpoint, weights_only=True)
     with logging_to(folder.log), running(folder.log):

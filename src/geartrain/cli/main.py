@@ -135,7 +135,7 @@ def train(
     seed: Annotated[int | None, typer.Option(min=0, help="Default 0.")] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A number of the recipe; may be repeated."),
+        typer.Option(metavar="NAME=VALUE", help="An option of the recipe; may be repeated."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -287,8 +287,8 @@ def compare(
         typer.Option(
             metavar="NAME,...",
             help="Systems, as NAME or NAME:BATCH, and ours with other settings, as "
-            "ours:replicas=2:max_active=16, ours:precision=bf16 or ours:device=cuda; default: "
-            "ours-sync and the baselines that are not slow.",
+            "ours:replicas=2:hidden=64, ours:precision=bf16 or ours:device=cuda, or another "
+            "method, as greedy; default: ours-sync and the baselines that are not slow.",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... for every system.")] = 3,
@@ -326,7 +326,7 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="A number of the recipe; baselines keep their learning rates. May be repeated.",
+            help="An option of the recipe; baselines keep their learning rates. May be repeated.",
         ),
     ] = None,
     out: Annotated[

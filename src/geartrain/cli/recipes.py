@@ -8,7 +8,8 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from geartrain.recipes import RECIPES, Recipe
+from geartrain.cli.settings import told
+from geartrain.recipes import RECIPES, Choice, Option, Recipe
 
 
 def recipes(as_json: bool) -> None:
@@ -26,14 +27,20 @@ def recipes(as_json: bool) -> None:
         table.add_row("  metrics", f"{', '.join(recipe.metrics)}; aims at {recipe.target}")
         table.add_row(
             "  defaults",
-            f"{recipe.epochs} epochs, {recipe.max_active} in flight, an update every "
+            f"{recipe.epochs} epochs, {recipe.in_flight({})} in flight, an update every "
             f"{recipe.update_every} {recipe.unit}",
         )
         table.add_row("  bottleneck", recipe.bottleneck or "none")
         for option in recipe.options:
-            table.add_row("  option", f"{option.name}={option.default:g}: {option.what}")
+            table.add_row("  option", f"{told(option.name, option.default)}: {_explained(option)}")
         console.print(f"[bold]{recipe.name}[/bold]  {recipe.summary}")
         console.print(table)
+
+
+def _explained(option: Option | Choice) -> str:
+    if isinstance(option, Option):
+        return option.what
+    return f"{option.what}; one of {', '.join(option.words)}"
 
 
 def described(recipe: Recipe) -> dict[str, object]:
@@ -44,7 +51,7 @@ def described(recipe: Recipe) -> dict[str, object]:
         "paper": recipe.paper,
         "metrics": recipe.metrics,
         "target": recipe.target,
-        "max_active": recipe.max_active,
+        "max_active": recipe.in_flight({}),
         "update_every": recipe.update_every,
         "unit": recipe.unit,
         "epochs": recipe.epochs,

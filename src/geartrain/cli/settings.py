@@ -23,7 +23,7 @@ from geartrain.ir.precision import Precision, require_precision
 from geartrain.native.transfer import require_device
 from geartrain.optim.replicas import Neighbours
 from geartrain.optim.topology import topology_of
-from geartrain.recipes import Recipe, Setting
+from geartrain.recipes import Recipe, Setting, Value
 from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.simulated import Costs, Simulated
 from geartrain.runtime.threads import Threads
@@ -72,7 +72,7 @@ class Settings:
     replicas: int
     precision: Precision
     device: str | None
-    options: Mapping[str, int | float]
+    options: Mapping[str, Value]
     topology: str | None = None
     mixer: str | None = None
     speeds: str | None = None
@@ -139,6 +139,7 @@ def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> Settings:
     Raises:
         ValueError: A value that cannot be.
     """
+    options = recipe.complete(given["options"] or {})
     copies_model = given.get("topology") is not None or given.get("mixer") is not None
     workers = min(2, cores())
     if not copies_model or given["runtime"] == "simulated":
@@ -146,7 +147,7 @@ def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> Settings:
     defaults: dict[str, Any] = {
         "runtime": "threads",
         "workers": workers,
-        "max_active": 1 if copies_model and recipe.whole_minibatches else recipe.max_active,
+        "max_active": 1 if copies_model and recipe.whole_minibatches else recipe.in_flight(options),
         "update_every": recipe.update_every,
         "epochs": recipe.epochs,
         "seed": 0,
@@ -166,7 +167,6 @@ def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> Settings:
         name: default if given.get(name) is None else given[name]
         for name, default in defaults.items()
     }
-    options = {o.name: o.default for o in recipe.options} | (given["options"] or {})
     settings = Settings(recipe=recipe.name, options=options, **chosen)
     require_settings(recipe, settings)
     return settings
@@ -282,6 +282,11 @@ def require_settings(recipe: Recipe, settings: Settings) -> None:
             f"worker of its own; give --workers {settings.replicas} or more"
         )
     require_evaluate_every(settings.evaluate_every)
+
+
+def told(name: str, value: Value) -> str:
+    """An option as one would give it."""
+    return f"{name}={value}" if isinstance(value, str) else f"{name}={value:g}"
 
 
 def _require_copies(settings: Settings) -> None:

@@ -73,11 +73,11 @@ def measured(
             rules=task.rules,
             runtime=Threads(1, kernel_threads=1),
             max_active=settings.max_active,
-            ramp=task.ramp,
             replicas=settings.neighbours(copies=2),
             precision=settings.precision,
             seed=settings.seed,
             instruments=[stopwatch],
+            **task.settings(1, copies=True),
         )
         session.fit(instances, epochs=2)
     finally:

@@ -138,12 +138,12 @@ def _prepare(
         rules=task.rules,
         runtime=settings.make_runtime(),
         max_active=settings.max_active,
-        ramp=task.ramp,
         replicas=settings.neighbours(),
         precision=settings.precision,
         device=settings.device,
         seed=settings.seed,
         instruments=[*_instruments(folder, watching), seen],
+        **task.settings(settings.workers, copies=settings.copies_model),
     )
     history: Sequence[EpochEnded] = ()
     if resume:

@@ -84,21 +84,21 @@ def run_ours(trial: Trial) -> Mapping[str, Any]:
         task = find_recipe(settings.recipe).build(settings.setting(data, {}))
         train, valid = task.load("train"), task.load("valid")
     drain = trial.system == SYNCHRONOUS
-    rules, ramp, max_active = task.rules, task.ramp, settings.max_active
+    rules, max_active, told = task.rules, settings.max_active, task.settings(settings.workers)
     if drain:
         rules = replace(rules, update_every=Instances(trial.batch))
-        ramp, max_active = Ramp(over=0), trial.batch
+        told, max_active = {**told, "ramp": Ramp(over=0)}, trial.batch
     session = Session(
         task.graph,
         rules=rules,
         runtime=settings.make_runtime(),
         max_active=max_active,
-        ramp=ramp,
         drain=drain,
         precision=settings.precision,
         device=settings.device,
         seed=settings.seed,
         instruments=[_Epochs()],
+        **told,
     )
     if drain:
         with preparing():

@@ -4,6 +4,8 @@
     DATA/mnist/*-ubyte.gz            digits
     DATA/babi/en/qa*_train.txt       question tasks
     DATA/qm9/qm9_3d_dipole.npz       molecules
+    DATA/cifar10/*.npz               photographs
+    DATA/text/tinyshakespeare.txt    a text
 
 Nothing is ever downloaded; a missing file is refused with what to put where.
 """
@@ -27,6 +29,11 @@ WHAT_TO_PUT = {
     "qm9": "one npz of arrays id, n_atoms, Z, R (Angstrom) and mu (Debye), made from the files of "
     "Ramakrishnan et al. 2014, https://doi.org/10.6084/m9.figshare.c.978904; the arrays' shapes "
     "are in the docstring of geartrain.data.qm9",
+    "cifar10": "one npz of arrays x_train, y_train, x_test, y_test and classes, from CIFAR-10, "
+    "https://www.cs.toronto.edu/~kriz/cifar.html, or a part of it; the arrays' shapes are in the "
+    "docstring of geartrain.data.cifar10",
+    "text": "a million characters of Shakespeare as one UTF-8 file, input.txt of "
+    "https://github.com/karpathy/char-rnn, data/tinyshakespeare",
 }
 
 

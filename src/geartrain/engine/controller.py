@@ -12,6 +12,7 @@ Source: max_active_keys of Gaunt et al. 2017, arXiv:1705.09786; it counts instan
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -31,9 +32,17 @@ from geartrain.ir.wiring import Wiring
 from geartrain.native.transfer import moved
 
 
+class AbstractRamp(ABC):
+    """How many instances may be in flight while training begins."""
+
+    @abstractmethod
+    def limit(self, max_active: int, finished: int) -> int:
+        """At most so many, 1 or more, when so many have finished in training."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
-class Ramp:
+class Ramp(AbstractRamp):
     """How many instances may be in flight while training begins.
 
     Args:
@@ -54,6 +63,33 @@ class Ramp:
         if finished >= self.over or max_active <= self.start:
             return max_active
         return int(self.start * (max_active / self.start) ** (finished / self.over))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Synchronous(AbstractRamp):
+    """One instance at a time until so many have finished, then all at once or by another ramp.
+
+    With minibatches as instances that is a synchronous first phase (T3 of PipeMare).
+
+    Args:
+        instances: Finished in training when the first phase ends.
+        then: Begins there.
+
+    Source: Yang et al. 2021, arXiv:1910.05124.
+    """
+
+    instances: int
+    then: AbstractRamp = Ramp(over=0)
+
+    def __post_init__(self) -> None:
+        if self.instances < 0:
+            raise ValueError(f"Synchronous(instances={self.instances}): give 0 or more")
+
+    def limit(self, max_active: int, finished: int) -> int:
+        if finished < self.instances:
+            return 1
+        return self.then.limit(max_active, finished - self.instances)
 
 
 _SHARE = 16
@@ -82,7 +118,7 @@ class ControllerState:
         wiring: Wiring,
         router: Router,
         max_active: int,
-        ramp: Ramp,
+        ramp: AbstractRamp,
         finished: int = 0,
         *,
         drain: bool = False,
@@ -108,11 +144,17 @@ class ControllerState:
         self.finished_of = np.zeros(copies, np.int64)  # by the last call of settle
         self.open = np.ones(copies, np.bool_)  # copies that instances may be admitted to
         self._copy = np.zeros(64, np.int64)  # slot -> copy
+        self.one_by_one = any(o.alone for o in wiring.inputs.values())
 
     def begin(self, *, training: bool) -> None:
-        """A new pass: counts and serial numbers start from 0."""
+        """A new pass: counts start from 0.
+
+        Numbers of instances start from 0 as well, but in training they go on: an instance is
+        number ``trained`` of the run, so that every part knows the same number for it.
+        """
         self.training = training
-        self.finished = self._serial = 0
+        self.finished = 0
+        self._serial = self.trained if training else 0
         self.fed_rows = self.answered_rows = 0
 
     @property

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from geartrain.engine.controller import ControllerState, Ramp
+from geartrain.engine.controller import AbstractRamp, ControllerState, Ramp
+from geartrain.engine.instrument import AbstractMeter
 from geartrain.engine.mailbox import AbstractPolicy, Sweeps
 from geartrain.engine.order import ranks
 from geartrain.engine.placement import place
@@ -27,6 +28,7 @@ from geartrain.engine.worker import Finished, WorkerState
 from geartrain.errors import GraphError, LeakError
 from geartrain.ir.graph import Graph
 from geartrain.ir.loss import Collected, LossNode, Objective, OutputNode
+from geartrain.ir.node import Memory
 from geartrain.ir.operators import Losing
 from geartrain.ir.precision import Precision
 from geartrain.ir.products import forget_copies
@@ -52,17 +54,19 @@ class Settings:
         drain: Admit only when nothing is in flight: synchronous minibatches.
         lanes: Every worker runs the whole graph for its own instances, all with the same weights.
         precision: Of rows and products.
+        meter: Measures what nodes compute in training, or None.
         device: Where the rows of instances are fed; None: where they are, or on the host if all
             modules are there.
     """
 
     max_active: int = 64
-    ramp: Ramp = field(default_factory=Ramp)
+    ramp: AbstractRamp = field(default_factory=Ramp)
     max_rows: int = 4096
     policy: Callable[[int], AbstractPolicy] = lambda worker: Sweeps()
     drain: bool = False
     lanes: bool = False
     precision: Precision = "full"
+    meter: AbstractMeter | None = None
     device: torch.device | None = None
 
     def __post_init__(self) -> None:
@@ -105,6 +109,8 @@ class Engine:
         self.began_s = 0.0
         """Seconds of training before this engine's, for what happens at a certain time."""
         names = part_names(graph)
+        for part in self.parts.values():
+            part.in_flight(settings.max_active)
 
         lanes = workers if settings.lanes else 1 if replicas is None else replicas.copies
         shares = (
@@ -199,6 +205,7 @@ class Engine:
             self.settings.policy(w),
             self.settings.max_rows,
             self._ranks,
+            self.settings.meter,
             self.replicas,
         )
 
@@ -279,6 +286,17 @@ class Engine:
             if end.collected is not None:
                 found.setdefault(original_name(end.name), []).extend(end.collected)
         return found
+
+    def memories(self) -> dict[str, Memory]:
+        """What nodes remember from pass to pass, by node name."""
+        nodes = self.wiring.nodes.values()
+        return {n.name: memory for n in nodes if (memory := n.memory()) is not None}
+
+    def recall(self, memories: Mapping[str, Memory]) -> None:
+        """Give nodes what those of the same names remembered."""
+        for node in self.wiring.nodes.values():
+            if node.name in memories:
+                node.recall(memories[node.name])
 
     def nodes_by_worker(self) -> dict[str, int]:
         return {n.name: self.home[i] for i, n in self.wiring.nodes.items()}

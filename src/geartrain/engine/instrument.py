@@ -6,9 +6,13 @@ seconds in ``simulated``). Every method may be called from any worker thread, on
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+from geartrain.ir.node import Spared
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,18 @@ class RunEnded:
     train_seconds: float
     message: str = ""
     time_s: float = 0.0
+
+
+class AbstractMeter(ABC):
+    """Measures the work of nodes from inside their firings; see ``geartrain.observe.flops``."""
+
+    @abstractmethod
+    def firing(self, node: str, *, forward: bool) -> AbstractContextManager[Any]:
+        """Entered around every firing of a node, by the thread that fires it."""
+
+    @abstractmethod
+    def spared(self, node: str, work: Sequence[Spared]) -> None:
+        """A slow gear has left this out."""
 
 
 class AbstractInstrument:

@@ -77,6 +77,8 @@ class Router:
 
     def emit(self, node: int, emission: Emission, out: Outbox) -> None:
         """Route what a node has sent."""
+        if emission.spawned is not None:
+            out.spawned.append(emission.spawned)
         for batch in emission.backward:
             self.answer(batch, out)
         operator = self._operator_of[node]

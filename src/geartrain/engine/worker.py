@@ -14,13 +14,14 @@ from typing import Final, cast, final
 
 import numpy as np
 
+from geartrain.engine.instrument import AbstractMeter
 from geartrain.engine.mailbox import AbstractPolicy, Queue
 from geartrain.engine.router import BACKWARD, Delivery, Outbox, Router
 from geartrain.errors import GeartrainError, WorkerError
 from geartrain.ir.message import INSTANCE, Backward, Forward
 from geartrain.ir.node import AbstractNode, Emission
 from geartrain.optim.exchange import Letter
-from geartrain.optim.part import Instances, PartState, Rows, StepTaken
+from geartrain.optim.part import Instances, Messages, PartState, Rows, StepTaken
 from geartrain.optim.replicas import Desk, Replicas
 from geartrain.optim.share import Share
 
@@ -83,6 +84,7 @@ class WorkerState:
         policy: What fires next.
         max_rows: Most rows in one firing.
         ranks: Node number to its places in the graph, as ``order.ranks`` gives them.
+        meter: Measures what nodes compute, or None.
         replicas: Copies of the model, some of which live here.
     """
 
@@ -96,13 +98,17 @@ class WorkerState:
         policy: AbstractPolicy,
         max_rows: int,
         ranks: Mapping[int, tuple[int, int]],
+        meter: AbstractMeter | None = None,
         replicas: Replicas | None = None,
     ) -> None:
         self.index = index
+        self._meter = meter
         self.train = True
         self.progress = 0
         self._nodes = {n.id: n for n in nodes}
         self.parts = dict(parts)
+        windowed = {name for name, part in parts.items() if part.rules.window is not None}
+        self._bounded = {n.id for n in nodes if n.part_name in windowed}
         self._home, self._router, self._policy = home, router, policy
         self._max_rows, self._ranks = max_rows, ranks
         self._queues: dict[tuple[int, int], Queue] = {}
@@ -164,15 +170,26 @@ class WorkerState:
     @property
     def ready(self) -> bool:
         """Whether ``fire`` has something to do."""
-        if self._replicas is None:
-            return bool(self._ready or self._eager)
-        return bool(self._eager or self._open() or self._mail_that_may_be_taken())
+        if self._replicas is not None:
+            return bool(self._eager or self._choices() or self._mail_that_may_be_taken())
+        return bool(self._eager or (self._choices() if self._bounded else self._ready))
 
-    def _open(self) -> list[Queue]:
-        """Queues of nodes whose part does not wait for letters."""
-        if self._replicas is None:
-            return list(self._ready)
-        return [q for q in self._ready if not self._waits(self._nodes[q.node].part_name)]
+    def _choices(self) -> list[Queue]:
+        """Queues that may fire.
+
+        Of a node with a window, rows in training only while it is open; of a part whose copies wait
+        for letters, nothing.
+        """
+        queues = list(self._ready)
+        if self._replicas is not None:
+            queues = [q for q in queues if not self._waits(self._nodes[q.node].part_name)]
+        if not self._bounded or not self.train:
+            return queues
+        return [
+            q
+            for q in queues
+            if q.port == BACKWARD or q.node not in self._bounded or self._nodes[q.node].open
+        ]
 
     def _waits(self, part: str | None) -> bool:
         return part is not None and part in self._desks and self._desks[part].waiting
@@ -212,7 +229,7 @@ class WorkerState:
         if not self._eager:
             if self._mail and (desk := self._mail_that_may_be_taken()) is not None:
                 return self._take_mail(desk)
-            queue = self._policy.choose(self._open())
+            queue = self._policy.choose(self._choices())
             node = self._nodes[queue.node]
             limit = min(self._policy.limit(queue, self._max_rows), queue.rows)
             if self._adds_gradients(node, queue.port):
@@ -282,26 +299,48 @@ class WorkerState:
         """Most rows of one firing that adds gradients, so that updates have about the right size.
 
         Instances that move in lockstep would else come back together, and one update would take
-        them all, however few it was asked for. A bundle stands for an instance; halves, because an
-        update may just fall short by one firing and get the whole next one as well; and not too
-        few, as every firing costs something.
+        them all, however few it was asked for. A bundle stands for an instance: as many as the
+        update still lacks; but half an update at least and not too few, as every firing costs
+        something.
         """
         if not self.train or node.part_name is None:
             return self._max_rows
-        match self.parts[node.part_name].rules.trigger():
+        part = self.parts[node.part_name]
+        match part.rules.trigger():
             case Rows(n) if not node.bundled:
                 return n
+            case Messages(n):
+                return n
             case Instances(n) if node.bundled:
-                return max(-(-n // 2), min(n, _FEWEST_BUNDLES))
+                return max(-(-n // 2), min(n, _FEWEST_BUNDLES), n - part.instances)
             case _:
                 return self._max_rows
 
     def _compute(
         self, node: AbstractNode, port: int, batches: Sequence[Forward | Backward]
     ) -> Emission:
+        if self._meter is not None:
+            return self._metered(self._meter, node, port, batches)
         if port == BACKWARD:
             return node.backward(cast("Sequence[Backward]", batches))
         return node.forward(port, cast("Sequence[Forward]", batches), self.train)
+
+    def _metered(
+        self,
+        meter: AbstractMeter,
+        node: AbstractNode,
+        port: int,
+        batches: Sequence[Forward | Backward],
+    ) -> Emission:
+        if not self.train:
+            return node.forward(port, cast("Sequence[Forward]", batches), False)
+        with meter.firing(node.name, forward=port != BACKWARD):
+            if port == BACKWARD:
+                return node.backward(cast("Sequence[Backward]", batches))
+            emission = node.forward(port, cast("Sequence[Forward]", batches), True)
+        if emission.spared is not None:
+            meter.spared(node.name, emission.spared)
+        return emission
 
 
 _FEWEST_BUNDLES: Final = 8

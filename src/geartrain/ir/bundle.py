@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import may_have_kernel, own_kernel
+from geartrain.ir.message import IntArray
+from geartrain.native.rows import take
 
 
 @final
@@ -40,7 +42,7 @@ class Inside:
 
     lengths: Tensor
     segment: Tensor
-    edges: dict[str, Tensor]
+    edges: Mapping[str, Tensor]
     host: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def on_host(self, column: str) -> NDArray[Any]:
@@ -94,6 +96,28 @@ class AbstractBundleKernel(ABC):
         Returns:
             One gradient per input; None for an integer input and for one that got nothing.
         """
+
+    def backward_rows(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        rows: IntArray,
+        into: GradientSum,
+        inside: Inside,
+        *,
+        wanted: bool = True,
+    ) -> tuple[Tensor | None, ...]:
+        """The same, with the residuals where they lie; override it to spare the copy.
+
+        Args:
+            gradients: As for ``backward``.
+            kept: Residuals of many bundles, ``(capacity, ...)`` each.
+            rows: int64 ``(rows,)``, the rows of ``kept`` that came back, in the gradients' order.
+            into: As for ``backward``.
+            inside: As for ``backward``.
+            wanted: Whether anybody reads the gradients of the inputs; else they may all be None.
+        """
+        return self.backward(gradients, take(kept, rows), into, inside)
 
 
 def bundle_kernel_of(module: nn.Module) -> AbstractBundleKernel | None:

@@ -26,6 +26,7 @@ from geartrain.ir.message import (
     join_arrays,
     join_gradient,
     join_lengths,
+    marks,
     ranges,
 )
 from geartrain.ir.rows import RowStore
@@ -64,6 +65,7 @@ class Collector:
                 self._cells = RowStore(f"{self._name} payload", ())
             store["start"][start:end] = allocate_ragged(self._cells, lengths)
             store["length"][start:end] = lengths
+            return address(self._node, start, n) | marks(origin)
         return address(self._node, start, n)
 
     def collect(self, batches: Sequence[Backward]) -> list[Backward]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.errors import DataError, GraphError
-from geartrain.ir.message import INSTANCE, VERTEX, Forward, IntArray, ranges
+from geartrain.ir.message import INSTANCE, VERTEX, Forward, IntArray
 from geartrain.ir.precision import widened
 from geartrain.ir.rows import Ranges
 from geartrain.native.transfer import upload
@@ -353,24 +353,3 @@ class View:
     def lengths(self) -> IntArray | None:
         """Lengths of the bundles, or None where every message is one row."""
         return self._batch.lengths
-
-
-def edges_inside(
-    arena: Arena, slots: IntArray, lengths: IntArray, names: Sequence[str]
-) -> dict[str, IntArray]:
-    """The edges of bundles of all vertices of their instances, offset to the batch.
-
-    Raises:
-        GraphError: A bundle does not hold exactly the vertices of its instance.
-    """
-    if not np.array_equal(arena.size[slots], lengths):
-        raise GraphError(
-            f"bundles of {lengths[:4].tolist()} rows came where edges are asked for, but their "
-            f"instances have {arena.size[slots][:4].tolist()} vertices; one row for every vertex"
-        )
-    which = ranges(arena.edge_base[slots], arena.edge_size[slots])
-    offsets = np.repeat(np.cumsum(lengths) - lengths, arena.edge_size[slots])
-    found = {name: arena.edges[name][which] for name in names}
-    found["source"] = found["source"] + offsets
-    found["target"] = found["target"] + offsets
-    return found

@@ -5,7 +5,7 @@
 
 A loss is fused with a ``through`` that has a row kernel and no other reader, and whose rows all go
 there. A module that runs again from its inputs, or keeps autograd's graph, stays a node of its own,
-as does one that looks inside bundles.
+as does one that looks inside bundles, and a loss that judges messages one at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def fused(operators: Sequence[AbstractOperator], apart: Collection[str] = ()) ->
     """
     found: dict[int, Losing] = {}
     for operator in operators:
-        if not isinstance(operator, Losing) or operator.name in apart:
+        if not isinstance(operator, Losing) or operator.alone or operator.name in apart:
             continue
         (sources,) = operator.sources
         before = sources[0][0]

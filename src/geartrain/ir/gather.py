@@ -39,6 +39,7 @@ from geartrain.ir.message import (
     join_origins,
     join_payload,
     join_states,
+    marks,
     ranges,
     together,
 )
@@ -393,7 +394,8 @@ class Join(AbstractNode):
     def _result(self, done: IntArray, states: IntArray) -> Forward:
         origin = done + (self.id << 40)
         if self._bundled:
-            return self._bundle_result(done, states, origin)
+            ports = [marks(self._rows[f"origin {p}"][done]) for p in range(self._ports)]
+            return self._bundle_result(done, states, origin | np.bitwise_and.reduce(ports))
         if self._how == "tuple":
             payload = tuple(
                 self._buffer(p, j) for p in range(self._ports) for j in range(len(self._widths[p]))
@@ -421,6 +423,8 @@ class Join(AbstractNode):
         return Forward(payload, states, origin, lengths)
 
     def _cat(self, columns: Sequence[Tensor], dim: int) -> Tensor:
+        if len(columns) == 1:
+            return columns[0]
         if self.place.spread:
             columns = together(columns)
         return torch.cat(tuple(columns), dim)

@@ -27,6 +27,7 @@ from geartrain.errors import GraphError
 from geartrain.ir import drawing, wiring
 from geartrain.ir.frame import Schema, View
 from geartrain.ir.gather import Column, How
+from geartrain.ir.gear import Gear, Geared
 from geartrain.ir.loss import Metric, Target
 from geartrain.ir.operator import AbstractOperator, Input, Keep, PartLike
 from geartrain.ir.operators import (
@@ -38,12 +39,16 @@ from geartrain.ir.operators import (
     Merging,
     Moving,
     Outputting,
+    Replaying,
     Routing,
     Splitting,
     Stopping,
     Ungrouping,
 )
-from geartrain.ir.through import Through
+from geartrain.ir.overlap import Overlapped, OverlapRule
+from geartrain.ir.replay import REPLAY, Draw, Replays
+from geartrain.ir.synthetic import Synthesizing
+from geartrain.ir.through import AbstractUse, Through
 
 
 @final
@@ -67,6 +72,7 @@ class Stream:
         pool: bool = False,
         take: int | Sequence[int] | None = None,
         alone: bool = False,
+        gear: Gear | None = None,
     ) -> Stream:
         """Run a module, or any function of rows (PPT, NPT).
 
@@ -88,23 +94,146 @@ class Stream:
                 gradient. None: all of them.
             alone: Run one message at a time: for bundles that are minibatches already, which would
                 otherwise share a batch, and an update, with whatever waits beside them.
+            gear: The speed at which it learns, with ``keep="graph"``; default: its part's. Replays
+                of a part's gear begin at the first node that is written for it.
         """
+        function, part = _function_and_part("through", module, part)
+        gear = gear if gear is not None else part.gear if part is not None else None
+        stream = self
+        if gear is not None and gear.replays and self._graph._first_of(part):
+            stream = self._replay(gear.replay_rule(), None)
+        use = Geared(gear) if gear is not None else None
+        return stream._run(
+            "through",
+            function,
+            part,
+            name,
+            keep,
+            take,
+            read=read,
+            inside=inside,
+            pool=pool,
+            alone=alone,
+            use=use,
+        )
+
+    def overlap(
+        self,
+        module: Callable[..., Any] | PartLike,
+        *,
+        rule: OverlapRule = "sum",
+        name: str | None = None,
+        part: PartLike | None = None,
+        take: int | Sequence[int] | None = None,
+    ) -> tuple[Stream, Stream]:
+        """Run a module that learns from its own head and from the loss of the part above.
+
+        For minibatches as bundles; autograd's graph is kept. The first and the last part of a stack
+        are ordinary: ``through``.
+
+        Args:
+            module: As for ``through``.
+            rule: Whose gradient the weights get: the ``sum``, or that of the ``later`` loss, from
+                above (the own one where none comes).
+            name, part, take: As for ``through``.
+
+        Returns:
+            The stream for the part above, whose gradient trains this part and goes no further, and
+            the stream for the own head, whose gradient goes on to the part below.
+
+        Source: Laskin et al. 2020, arXiv:2012.03837.
+        """
+        if rule not in ("sum", "later"):
+            raise ValueError(f"overlap(rule={rule!r}): give 'sum' or 'later'")
+        function, part = _function_and_part("overlap", module, part)
+        _refuse_gear("overlap", part)
+        up = self._run("overlap", function, part, name, "graph", take, use=Overlapped(rule))
+        return up, Stream(self._graph, up.operator, 1)
+
+    def synthesize(
+        self,
+        module: Callable[..., Any] | PartLike,
+        *,
+        name: str | None = None,
+        part: PartLike | None = None,
+        take: int | Sequence[int] | None = None,
+    ) -> Stream:
+        """Answer with a guessed gradient at once, and pass the rows on.
+
+        The true gradient, when it comes, trains the module on the squared distance and goes no
+        further. Begin with a last layer of zeros: the first guesses then move nothing.
+
+        Args:
+            module: Gets the payload, gives the gradient of its first tensor (or a tuple: of the
+                first few), in its shape.
+            name, part: As for ``through``.
+            take: Which payload tensors the module gets: ``(0, 1)`` with targets, ``0`` without.
+
+        Source: Jaderberg et al. 2016, arXiv:1608.05343.
+        """
+        function, part = _function_and_part("synthesize", module, part)
+        _refuse_gear("synthesize", part)
+        return self._run("synthesize", function, part, name, "graph", take, use=Synthesizing())
+
+    def replay(
+        self,
+        *,
+        times: int = 1,
+        buffer: int = 1,
+        draw: Draw = "newest",
+        max_age: int | None = None,
+        fresh: bool = True,
+        seed: int = 0,
+        name: str | None = None,
+    ) -> Stream:
+        """Store rows, and send stored ones again when their gradient has been handed down.
+
+        Everything behind learns from the replays, nothing before. Another ``replay`` further on
+        passes them. They are told apart by the state column ``replay``, 0 for fresh rows: so
+        ``where(lambda m: m.replay == 0)`` ends replays early. Targets must ride along in the
+        payload.
+
+        Args:
+            times: Replays after each fresh message.
+            buffer: Messages that are stored.
+            draw: ``newest``; ``least_used`` (the freshest of them, and being sent fresh is a use:
+                with one minibatch in flight that is the newest, too); ``uniform``.
+            max_age: Drop those that came more than so many minibatches ago.
+            fresh: Whether fresh rows are sent themselves. False: they are answered zero at once,
+                and ``times`` drawn ones are sent, the first of which counts as fresh further on
+                (decoupled greedy learning).
+            seed: Of ``uniform``.
+
+        Source: buffers as in Belilovsky et al. 2020, arXiv:1901.08164.
+        """
+        return self._replay(Replays(times, buffer, draw, max_age, fresh, seed), name)
+
+    def _replay(self, rule: Replays, name: str | None) -> Stream:
+        self._graph._declare(REPLAY)
+        return self._graph._add(Replaying(self._graph._name(name, "replay"), self._source, rule))
+
+    def _run(
+        self,
+        verb: str,
+        function: Callable[..., Any],
+        part: PartLike | None,
+        name: str | None,
+        keep: Keep | None,
+        take: int | Sequence[int] | None,
+        *,
+        read: str | Sequence[str] = (),
+        inside: bool = False,
+        pool: bool = False,
+        alone: bool = True,
+        use: AbstractUse | None = None,
+    ) -> Stream:
         taken = (take,) if isinstance(take, int) else None if take is None else tuple(take)
         if taken is not None and (not taken or min(taken) < 0 or len(set(taken)) < len(taken)):
-            raise ValueError(f"through() got take={take}; numbers of payload tensors, each once")
-        function: Callable[..., Any]
-        if not isinstance(module, nn.Module) and isinstance(
-            inner := getattr(module, "module", None), nn.Module
-        ):
-            part, function = module, inner  # type: ignore[assignment]
-        elif callable(module):
-            function = module
-        else:
-            raise TypeError(
-                f"through() takes a module, a function or a Part, not {type(module).__name__}"
-            )
+            raise ValueError(f"{verb}() got take={take}; numbers of payload tensors, each once")
         default = part.name if part is not None and part.name else _called(function)
         chosen = keep or (part.keep if part is not None else "auto")
+        if use is not None and chosen == "auto":
+            chosen = "graph"
         columns = (read,) if isinstance(read, str) else tuple(read)
         operator = Through(
             self._graph._name(name, default),
@@ -117,6 +246,7 @@ class Stream:
             pool,
             taken,
             alone,
+            use,
         )
         return self._graph._add(operator)
 
@@ -250,6 +380,8 @@ class Stream:
         metrics: Mapping[str, Callable[..., Any] | Metric] | None = None,
         weight: Target = None,
         name: str | None = None,
+        label: str | None = "loss",
+        alone: bool = False,
     ) -> None:
         """End the stream in a loss, whose gradient starts the way back at once.
 
@@ -260,12 +392,22 @@ class Stream:
                 the prediction alone.
             metrics: Name to ``Metric`` or ``(prediction, target) -> (n,)``.
             weight: Scales the rows' losses: a column or a function.
+            label: What its mean is called in reports; losses of one label are averaged together.
+                None: it trains, and is not reported.
+            alone: Judge one message at a time: for bundles that are minibatches.
         """
         named = {
             key: m if isinstance(m, Metric) else Metric(m) for key, m in (metrics or {}).items()
         }
         operator = Losing(
-            self._graph._name(name, "loss"), self._source, criterion, target, named, weight
+            self._graph._name(name, "loss"),
+            self._source,
+            criterion,
+            target,
+            named,
+            weight,
+            label,
+            alone,
         )
         self._graph._add(operator)
 
@@ -287,9 +429,18 @@ class Stream:
         self.through(module, name=name, keep=keep).loss(criterion, target, metrics=metrics)
         return self
 
-    def output(self, name: str | None = None) -> None:
-        """End the stream in rows that ``Session.predict`` returns."""
-        self._graph._add(Outputting(self._graph._name(name, "output"), [[self._source]]))
+    def output(
+        self, name: str | None = None, *, take: int | None = None, alone: bool = False
+    ) -> None:
+        """End the stream in rows that ``Session.predict`` returns.
+
+        Args:
+            name: The key of its rows where there are several outputs.
+            take: The payload tensor that is collected; None: all of them.
+            alone: Collect one message at a time: for bundles that are minibatches.
+        """
+        operator = Outputting(self._graph._name(name, "output"), self._source, take, alone)
+        self._graph._add(operator)
 
     def stop(self, *, name: str | None = None) -> None:
         """Swallow the rows; their gradient is zero."""
@@ -362,6 +513,7 @@ class Graph:
         shape: Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
         bundle: bool = False,
+        alone: bool = False,
         **fields: int,
     ) -> Stream:
         """Where rows enter: instances bring them under this name.
@@ -370,6 +522,8 @@ class Graph:
             name: The key in ``Instance.inputs``.
             shape, dtype: Of one row; learned from the first instance when not given.
             bundle: All rows of an instance travel as one message.
+            alone: For bundles that are minibatches: instances are admitted one at a time, so that
+                theirs may differ in shape from one to the next.
             fields: User columns and the constant that rows start with: ``step=0``.
         """
         if any(isinstance(o, Input) and o.name == name for o in self._operators):
@@ -377,7 +531,7 @@ class Graph:
         for column in fields:
             self._declare(column)
         inner = None if shape is None else tuple(shape)
-        return self._add(Input(self._name(name, name), inner, dtype, bundle, fields))
+        return self._add(Input(self._name(name, name), inner, dtype, bundle, fields, alone))
 
     def loop(self, *, name: str | None = None) -> Stream:
         """A stream whose sources come later, by ``join`` (Phi)."""
@@ -486,10 +640,34 @@ class Graph:
         if column not in self._columns:
             self._columns.append(column)
 
+    def _first_of(self, part: PartLike | None) -> bool:
+        """Whether no node of this part was written yet."""
+        return part is None or all(t.part is not part for t in self.throughs())
+
     def _own(self, streams: Sequence[Stream]) -> None:
         for stream in streams:
             if stream._graph is not self:
                 raise GraphError(f"{stream} belongs to another graph")
+
+
+def _function_and_part(
+    verb: str, module: Callable[..., Any] | PartLike, part: PartLike | None
+) -> tuple[Callable[..., Any], PartLike | None]:
+    """What a verb runs, and whose weights they are; a ``Part`` stands for its module."""
+    if not isinstance(module, nn.Module) and isinstance(
+        inner := getattr(module, "module", None), nn.Module
+    ):
+        return inner, module  # type: ignore[return-value]
+    if not callable(module):
+        raise TypeError(
+            f"{verb}() takes a module, a function or a Part, not {type(module).__name__}"
+        )
+    return module, part
+
+
+def _refuse_gear(verb: str, part: PartLike | None) -> None:
+    if part is not None and part.gear is not None:
+        raise ValueError(f"{verb}() got a part with {part.gear}; only through() has gears")
 
 
 def _called(function: object) -> str:

@@ -99,9 +99,10 @@ class Objective:
         target: A frame or state column, a function of the ``View``, or None.
         metrics: Name to ``Metric``, averaged over a pass.
         weight: A column or function that scales the rows' losses; None is 1.
+        label: What the criterion's sum is called; None: it is not reported.
 
     Attributes:
-        sums: What is averaged over a pass; ``loss`` is the criterion's.
+        sums: What is averaged over a pass; the criterion's is under the label.
     """
 
     def __init__(
@@ -111,8 +112,9 @@ class Objective:
         target: Target,
         metrics: Mapping[str, Metric],
         weight: Target = None,
+        label: str | None = "loss",
     ) -> None:
-        self.place, self.name = place, place.name
+        self.place, self.name, self._label = place, place.name, label
         self._criterion = per_row(criterion, place.name)
         self._target, self._weight = target, weight
         self._metrics = dict(metrics)
@@ -157,7 +159,7 @@ class Objective:
         if weight is not None:
             weight = weight if device is None else moved(weight, device)
             losses = losses * weight
-        self.sums.add("loss", losses, None, state[INSTANCE], lengths)
+        self.sums.add(self._label, losses, None, state[INSTANCE], lengths)
         args = prediction if target is None else (*prediction, target)
         self._count_metrics(args, view, state, lengths)
         if device is not None:
@@ -249,11 +251,12 @@ class LossNode(AbstractNode):
     Args:
         place: Number, name, frames.
         objective: What it computes.
+        alone: Whether messages are judged one at a time.
     """
 
-    def __init__(self, place: Place, objective: Objective) -> None:
+    def __init__(self, place: Place, objective: Objective, alone: bool = False) -> None:
         super().__init__(place)
-        self.objective = objective
+        self.objective, self.alone = objective, alone
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         origin, lengths = join_origins(batches), join_lengths(batches)
@@ -277,10 +280,17 @@ class LossNode(AbstractNode):
 
 @final
 class OutputNode(AbstractNode):
-    """Collect rows when a prediction asks for them; answer zero."""
+    """Collect rows when a prediction asks for them; answer zero.
 
-    def __init__(self, place: Place) -> None:
+    Args:
+        place: Number, name, frames.
+        take: The payload tensor that is collected; None: all.
+        alone: Whether messages are collected one at a time.
+    """
+
+    def __init__(self, place: Place, take: int | None = None, alone: bool = False) -> None:
         super().__init__(place)
+        self.alone, self._take = alone, take
         self.collected: list[Collected] | None = None
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
@@ -288,6 +298,8 @@ class OutputNode(AbstractNode):
         if self.collected is not None:
             came = join_payload(batches, self.place.device_for(batches))
             payload = tuple(map(widened, came))
+            if self._take is not None:
+                payload = (payload[self._take],)
             row = collect(self.place, join_states(batches), join_lengths(batches), payload)
             self.collected.append(row)
         return Emission(backward=[Backward(origin, None)])

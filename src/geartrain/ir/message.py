@@ -6,7 +6,8 @@
     origin   int64 (n,)         return address
 
 A **return address** packs the node that keeps a row and the row's place in that node's store into
-one int64. Address 0 << 40 | slot belongs to the controller: the instance itself.
+one int64, with two marks between. Address 0 << 40 | slot belongs to the controller: the instance
+itself.
 
 A **bundle** is a message that owns several payload rows which travel together; ``lengths`` then
 says how many. ``index`` delays copying: the payload of row i is ``payload[index[i]]``, so a chain
@@ -36,7 +37,11 @@ Payload: TypeAlias = tuple[Tensor, ...]
 Gradient: TypeAlias = tuple[Tensor | None, ...]
 
 ROW_BITS = 40
-ROW_MASK = (1 << ROW_BITS) - 1
+QUIET = 1 << 38
+"""Mark in an address: an answer is awaited there, but no gradient is of use."""
+SKIPPED = 1 << 39
+"""Mark in an address of the controller: a slow gear below has left this turn out."""
+ROW_MASK = QUIET - 1
 CONTROLLER = 0
 INSTANCE, VERTEX = 0, 1
 """The state columns that every graph has: the instance's slot and the absolute vertex."""
@@ -46,6 +51,18 @@ def address(node: int, start: int, n: int) -> IntArray:
     """The addresses of n consecutive rows of a node's store."""
     base = (node << ROW_BITS) + start
     return np.arange(base, base + n, dtype=np.int64)
+
+
+def marks(origin: IntArray) -> IntArray:
+    """What whoever passes rows on under addresses of its own should mark these with."""
+    found = origin & (QUIET | SKIPPED)
+    found[origin >> ROW_BITS == CONTROLLER] |= QUIET
+    return found
+
+
+def wants_gradient(origin: IntArray) -> bool:
+    """Whether the gradient of one message is of use where it goes."""
+    return not int(marks(origin)[0]) & QUIET
 
 
 @final
@@ -126,9 +143,10 @@ def ragged_index(lengths: IntArray, rows: IntArray) -> IntArray:
 
 def ranges(starts: IntArray, lengths: IntArray) -> IntArray:
     """``concatenate([arange(s, s + n) for s, n in zip(starts, lengths)])``, vectorised."""
-    ends = np.cumsum(lengths)
+    ends = lengths.cumsum()
     total = int(ends[-1]) if ends.size else 0
-    return np.arange(total, dtype=np.int64) + np.repeat(starts - ends + lengths, lengths)
+    found: IntArray = np.arange(total, dtype=np.int64) + (starts - ends + lengths).repeat(lengths)
+    return found
 
 
 def distinct(values: IntArray) -> IntArray:

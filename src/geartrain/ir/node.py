@@ -10,9 +10,9 @@ that arrived separately; joining them is the node's business, so that it can joi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, Literal, TypeAlias, final
 
 import numpy as np
 import torch
@@ -30,12 +30,48 @@ from geartrain.ir.message import (
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Spared:
+    """A message whose way back slow gears have made shorter, for whoever counts.
+
+    Args:
+        function: The module that ran.
+        inputs: Shape and dtype of its arguments.
+        done: Of which gradients are computed all the same.
+        input_wanted: Whether that of the input would be, without gears.
+    """
+
+    function: Callable[..., Any]
+    inputs: tuple[tuple[torch.Size, torch.dtype], ...]
+    done: Literal["nothing", "input", "weights"]
+    input_wanted: bool
+
+
+@final
 @dataclass(slots=True)
 class Emission:
-    """What a firing sends: forward batches by output port, and answers to return addresses."""
+    """What a firing sends.
+
+    Args:
+        forward: Batches by output port.
+        backward: Answers to return addresses.
+        spawned: Slots of the instances for which the controller must await one answer more, one
+            entry a row; it learns of them before the answers travel. None: of none.
+        spared: Work that was left out.
+    """
 
     forward: list[tuple[int, Forward]] = field(default_factory=list)
     backward: list[Backward] = field(default_factory=list)
+    spawned: IntArray | None = None
+    spared: list[Spared] | None = None
+
+    def spawn(self, slots: IntArray) -> None:
+        """The controller must await one answer more of each of these."""
+        self.spawned = slots if self.spawned is None else np.concatenate([self.spawned, slots])
+
+
+Memory: TypeAlias = tuple[dict[str, torch.Tensor], dict[str, Any]]
+"""What a node remembers from pass to pass: tensors by name, and JSON."""
 
 
 @final
@@ -107,6 +143,11 @@ class AbstractNode(ABC):
         """Rows of a firing are best a multiple of this; the rest may wait for company."""
         return 1
 
+    @property
+    def open(self) -> bool:
+        """Whether it may be given rows in training now; answers always."""
+        return True
+
     part_name: str | None = None
     """The part whose weights this node uses."""
 
@@ -135,3 +176,11 @@ class AbstractNode(ABC):
     def nbytes(self) -> int:
         """Bytes of tensors held for rows that wait."""
         return 0
+
+    def memory(self) -> Memory | None:
+        """What outlives a pass and belongs into a checkpoint; None for nearly all nodes."""
+        return None
+
+    def recall(self, memory: Memory) -> None:
+        """Take up what ``memory`` of an earlier node of this name gave."""
+        raise AssertionError(f"'{self.name}' remembers nothing")

@@ -40,6 +40,8 @@ class PartLike(Protocol):
     def keep(self) -> Keep: ...
     @property
     def full_precision(self) -> bool: ...
+    @property
+    def gear(self) -> Any: ...
 
 
 @final
@@ -107,6 +109,7 @@ class Input(AbstractOperator):
         dtype: Its dtype.
         bundle: Whether each instance brings one message of many rows.
         fields: Constants for user columns that rows start with.
+        alone: Whether instances are admitted one at a time: their bundles may differ in shape.
     """
 
     kind = "input"
@@ -118,9 +121,11 @@ class Input(AbstractOperator):
         dtype: torch.dtype | None,
         bundle: bool,
         fields: Mapping[str, int],
+        alone: bool = False,
     ) -> None:
         super().__init__(name, [])
         self.shape, self.dtype, self.bundle, self.fields = shape, dtype, bundle, dict(fields)
+        self.alone = alone
 
     def detail(self) -> str:
         return "one bundle an instance" if self.bundle else ""

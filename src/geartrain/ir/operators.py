@@ -34,6 +34,7 @@ from geartrain.ir.gather import Column, Group, How, Join
 from geartrain.ir.loss import LossNode, Metric, Objective, OutputNode, Target
 from geartrain.ir.node import Place
 from geartrain.ir.operator import ROWS, AbstractOperator, Made, Spec, describe, imagine, readable
+from geartrain.ir.replay import REPLAY, ReplayNode, Replays
 from geartrain.ir.structure import Broadcast, Flatmap, Split, Ungroup
 from geartrain.ir.weights import AbstractWeights
 
@@ -373,10 +374,13 @@ class Losing(AbstractOperator):
         target: Target,
         metrics: Mapping[str, Metric],
         weight: Target,
+        label: str | None = "loss",
+        alone: bool = False,
     ) -> None:
         super().__init__(name, [[source]])
         self.criterion, self.target = criterion, target
         self.metrics, self.weight = dict(metrics), weight
+        self.label, self.alone = label, alone
 
     def detail(self) -> str:
         called = getattr(self.criterion, "__name__", None) or repr(self.criterion)
@@ -395,11 +399,11 @@ class Losing(AbstractOperator):
         return []
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:
-        return LossNode(place, self.objective(place))
+        return LossNode(place, self.objective(place), self.alone)
 
     def objective(self, place: Place) -> Objective:
         """What it computes, counted anew."""
-        return Objective(place, self.criterion, self.target, self.metrics, self.weight)
+        return Objective(place, self.criterion, self.target, self.metrics, self.weight, self.label)
 
 
 @final
@@ -409,11 +413,27 @@ class Outputting(AbstractOperator):
     kind = "output"
     ways = 0
 
+    def __init__(
+        self,
+        name: str,
+        source: tuple[AbstractOperator, int],
+        take: int | None = None,
+        alone: bool = False,
+    ) -> None:
+        super().__init__(name, [[source]])
+        self.take, self.alone = take, alone
+
     def specs(self, given: Sequence[Spec], schema: Schema) -> list[Spec]:
+        payload = given[0].payload
+        if self.take is not None and payload is not None and self.take >= len(payload):
+            raise GraphError(
+                f"'{self.name}': takes payload {self.take}, but rows of {describe(payload)} come, "
+                f"payload 0..{len(payload) - 1}"
+            )
         return []
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:
-        return OutputNode(place)
+        return OutputNode(place, self.take, self.alone)
 
 
 @final
@@ -441,3 +461,26 @@ class Detaching(AbstractOperator):
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:
         return Detach(place)
+
+
+@final
+class Replaying(AbstractOperator):
+    """Rows go on, and stored ones again behind them."""
+
+    kind = "replay"
+
+    def __init__(self, name: str, source: tuple[AbstractOperator, int], rule: Replays) -> None:
+        super().__init__(name, [[source]])
+        self.rule = rule
+
+    def detail(self) -> str:
+        rule = self.rule
+        what = "" if rule.fresh else ", stored rows alone"
+        return f"{rule.times} times, {rule.draw} of {rule.buffer}{what}"
+
+    def specs(self, given: Sequence[Spec], schema: Schema) -> list[Spec]:
+        spec = given[0]
+        return [Spec(spec.columns | {REPLAY}, spec.payload, spec.bundled)]
+
+    def make(self, place: Place, weights: AbstractWeights | None) -> Made:
+        return ReplayNode(place, self.rule)

@@ -5,8 +5,7 @@
 
 What is kept decides the class: ``RowNode`` keeps a kernel's residuals (``keep="activations"``), or
 the inputs alone and runs the module again (``keep="inputs"``: exact at the weights of now).
-``GraphNode`` keeps autograd's own graph of one whole message (``keep="graph"``: exact at the
-weights of then).
+``GraphNode`` (in ``stage``) keeps autograd's own graph of one whole message (``keep="graph"``).
 
 A node computes where its weights are: rows and gradients from other devices are copied there. One
 without weights computes where its rows are.
@@ -16,19 +15,25 @@ Source: PPT and NPT of Gaunt et al. 2017, arXiv:1705.09786.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from geartrain.errors import GraphError
 from geartrain.ir.bundle import AbstractBundleKernel, Inside
+from geartrain.ir.call import (
+    Call,
+    as_payload,
+    differentiate,
+    gather_inputs,
+    require_rows,
+    run_module,
+    where_it_computes,
+)
 from geartrain.ir.collector import allocate_ragged, release_ragged
-from geartrain.ir.frame import edges_inside
 from geartrain.ir.gradient import GradientSum
+from geartrain.ir.inside import look_inside
 from geartrain.ir.kernel import AbstractRowKernel
 from geartrain.ir.message import (
     INSTANCE,
@@ -39,10 +44,7 @@ from geartrain.ir.message import (
     IntArray,
     Payload,
     address,
-    device_of,
     join_arrays,
-    join_column,
-    join_columns,
     join_gradient,
     join_lengths,
     join_origins,
@@ -54,42 +56,6 @@ from geartrain.ir.products import GRAIN
 from geartrain.ir.rows import RowStore
 from geartrain.ir.weights import AbstractWeights
 from geartrain.native.rows import take
-from geartrain.native.transfer import upload
-
-B = TypeVar("B", Forward, Backward)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Call:
-    """How a node calls its module.
-
-    Args:
-        function: The module, or any function of rows.
-        read: Frame or state columns given to it after the payload, as tensors.
-        inside: Whether it gets an ``Inside`` as its last argument.
-        pool: Whether it makes one row of every bundle.
-        take: The payload tensors that it gets; None: all.
-        alone: Whether it gets one message at a time.
-    """
-
-    function: Callable[..., Any]
-    read: tuple[str, ...] = ()
-    inside: bool = False
-    pool: bool = False
-    take: tuple[int, ...] | None = None
-    alone: bool = False
-
-    def taken(self, width: int) -> tuple[int, ...] | range:
-        """Of so many payload tensors, those that the module gets."""
-        return range(width) if self.take is None else self.take
-
-    def answer(self, gradient: Gradient, width: int) -> Gradient:
-        """Gradients of the module's arguments as those of so many payload tensors."""
-        if self.take is None:
-            return gradient[:width]
-        found = dict(zip(self.take, gradient, strict=False))
-        return tuple(found.get(j) for j in range(width))
 
 
 @final
@@ -106,7 +72,7 @@ class Recompute:
 
     def forward(self, *inputs: Tensor, inside: Inside | None = None) -> tuple[Payload, Payload]:
         with torch.no_grad():
-            return as_payload(_call(self._function, inputs, inside)), inputs
+            return as_payload(run_module(self._function, inputs, inside)), inputs
 
     def backward(
         self,
@@ -119,9 +85,9 @@ class Recompute:
         # graph raise, and one through ``.data`` would silently mix old activations with the new θ.
         inputs = [x.detach().requires_grad_() if x.is_floating_point() else x for x in residuals]
         with torch.enable_grad():
-            outputs = as_payload(_call(self._function, inputs, inside))
+            outputs = as_payload(run_module(self._function, inputs, inside))
         wanted = [x for x in inputs if x.requires_grad]
-        found = _differentiate(outputs, gradients, [*wanted, *self._parameters])
+        found = differentiate(outputs, gradients, [*wanted, *self._parameters])
         if into is not None:
             for parameter, d in zip(self._parameters, found[len(wanted) :], strict=True):
                 if d is not None:
@@ -165,7 +131,7 @@ class RowNode(AbstractNode):
         if self.place.spread:
             self._device = where_it_computes(self._call, self._weights, batches)
         inside = self._inside(state[INSTANCE], lengths) if self._call.inside else None
-        if not train:
+        if not train or self._owes_nothing(batches, origin):
             inputs = self._inputs(batches, state, lengths, {})
             outputs, _ = self._run(inputs, inside)
             return self._emit(outputs, state, origin, lengths)
@@ -228,7 +194,8 @@ class RowNode(AbstractNode):
             cells = ranges(store["start"][rows], lengths)
         if self._call.inside:
             inside = self._inside(store["instance"][rows], lengths)
-        gradient = self._back(join_gradient(some, self._device), cells, inside)
+        wanted = bool((origin > ROW_MASK).any())  # the controller, at the bottom, reads none
+        gradient = self._back(join_gradient(some, self._device), cells, inside, wanted)
         if self._weights is not None:
             self._weights.received(cells.size, versions, lengths)
         self._release(rows)
@@ -247,6 +214,10 @@ class RowNode(AbstractNode):
     def grain(self) -> int:
         return 1 if self._weights is None or self._cells is not None else GRAIN
 
+    @property
+    def open(self) -> bool:
+        return self._weights is None or self._weights.open
+
     def check_empty(self) -> None:
         self._rows.check_empty()
 
@@ -256,6 +227,17 @@ class RowNode(AbstractNode):
 
     def nbytes(self) -> int:
         return (self._cells or self._rows).nbytes()
+
+    def _owes_nothing(self, batches: Sequence[Forward], origin: IntArray) -> bool:
+        """Whether no gradient is wanted: no weights, and integers that instances brought.
+
+        Then the answers to what is made of them may go straight to the controller.
+        """
+        return (
+            self._weights is None
+            and not any(x.is_floating_point() for b in batches for x in b.payload)
+            and bool((origin <= ROW_MASK).all())
+        )
 
     def _inputs(
         self,
@@ -289,7 +271,9 @@ class RowNode(AbstractNode):
         buffer = buffers.existing(self._kernel.room_for)
         return None if buffer is None else buffer[first : first + total]
 
-    def _back(self, gradient: Gradient, cells: IntArray, inside: Inside | None) -> Gradient:
+    def _back(
+        self, gradient: Gradient, cells: IntArray, inside: Inside | None, wanted: bool
+    ) -> Gradient:
         into = None if self._weights is None else self._weights.gradient
         kept = (self._cells or self._rows).buffers()
         if isinstance(self._kernel, Recompute):
@@ -298,7 +282,9 @@ class RowNode(AbstractNode):
         with torch.no_grad():
             if isinstance(self._kernel, AbstractBundleKernel):
                 assert inside is not None
-                return self._kernel.backward(gradient, take(kept, cells), into, inside)
+                return self._kernel.backward_rows(
+                    gradient, kept, cells, into, inside, wanted=wanted
+                )
             return self._kernel.backward_rows(gradient, kept, cells, into)
 
     def _emit(
@@ -325,267 +311,9 @@ class RowNode(AbstractNode):
         return look_inside(self.place, slots, lengths, self._device)
 
 
-@final
-class GraphNode(AbstractNode):
-    """Run a module on one whole message at a time and keep autograd's graph of it.
-
-    For bundles that stay together (minibatches): no forward runs twice, batch normalisation and
-    dropout work, and the gradient is that of the weights that made the output.
-
-    Args:
-        place: Number, name, frames.
-        call: The module and how it is called; must be an ``nn.Module`` if it has parameters.
-        weights: The part, or None where there are no parameters.
-    """
-
-    alone = True
-
-    def __init__(self, place: Place, call: Call, weights: AbstractWeights | None) -> None:
-        super().__init__(place)
-        self._call, self._weights = call, weights
-        self.part_name = None if weights is None else weights.name
-        self._rows = RowStore(place.name, ("origin", "version"))
-        self._graphs: dict[int, _Kept] = {}
-        self._device: torch.device | None = None
-
-    def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
-        return Emission([(0, self._forward_one(one, train)) for one in _one_by_one(batches)])
-
-    def _forward_one(self, one: Forward, train: bool) -> Forward:
-        width = len(one.payload)
-        if self.place.spread:
-            self._device = where_it_computes(self._call, self._weights, [one])
-        device = self._device
-        columns = [[(one.payload[j], one.index)] for j in self._call.taken(width)]
-        inputs = [join_column(column, None, device) for column in columns]
-        inputs += _read(self._call, self.place, one.state, one.lengths, device)
-        inside = None
-        if self._call.inside:
-            inside = look_inside(self.place, one.state[INSTANCE], one.lengths, device)
-        lengths = None if self._call.pool else one.lengths
-        if not train:
-            with torch.no_grad():
-                outputs = as_payload(_call(self._call.function, inputs, inside))
-            return Forward(outputs, one.state, one.origin, lengths)
-        inputs = [x.detach().requires_grad_() if x.is_floating_point() else x for x in inputs]
-        function, parameters, leaves = self._stashed()
-        with torch.enable_grad():
-            outputs = as_payload(_call(function, inputs, inside))
-        row = self._rows.allocate(1)
-        self._rows["origin"][row] = one.origin[0]
-        if self._weights is not None:
-            self._rows["version"][row] = self._weights.version
-            self._weights.sent(1)
-        self._graphs[row] = _Kept(inputs, outputs, parameters, leaves, one.lengths, width)
-        sent = tuple(y.detach() for y in outputs)
-        return Forward(sent, one.state, address(self.id, row, 1), lengths)
-
-    def backward(self, batches: Sequence[Backward]) -> Emission:
-        return Emission(backward=[self._backward_one(one) for one in _one_by_one(batches)])
-
-    def _backward_one(self, one: Backward) -> Backward:
-        row = int(one.rows[0] & ROW_MASK)
-        rows = np.array([row], np.int64)
-        origin, versions = self._rows["origin"][rows], self._rows["version"][rows]
-        self._rows.release(rows)
-        kept = self._graphs.pop(row)
-        if one.gradient is None:
-            if self._weights is not None:
-                self._weights.dropped(versions)
-            return Backward(origin, None)
-        wanted = [x for x in kept.inputs if x.requires_grad]
-        gradient = join_gradient([one], self._device)
-        found = _differentiate(kept.outputs, gradient, [*wanted, *kept.leaves])
-        if self._weights is not None:
-            for parameter, d in zip(kept.parameters, found[len(wanted) :], strict=True):
-                if d is not None:
-                    self._weights.gradient.add(parameter, d)
-            self._weights.received(kept.inputs[0].shape[0], versions, kept.lengths)
-        answers = iter(found[: len(wanted)])
-        gradient = tuple(next(answers) if x.requires_grad else None for x in kept.inputs)
-        gradient = self._call.answer(gradient, kept.width)
-        if all(g is None for g in gradient):
-            return Backward(origin, None)
-        return Backward(origin, gradient, kept.lengths)
-
-    def check_empty(self) -> None:
-        self._rows.check_empty()
-
-    def story(self) -> list[str]:
-        n = self._rows.waiting
-        return [f"'{self.name}' waits for the gradients of {n} messages"] if n else []
-
-    def nbytes(self) -> int:
-        return sum(
-            x.nelement() * x.element_size()
-            for kept in self._graphs.values()
-            for x in (*kept.inputs, *kept.outputs)
-        )
-
-    def _stashed(self) -> tuple[Callable[..., Any], list[nn.Parameter], list[Tensor]]:
-        """The module at the weights of now, whatever steps follow before its backward."""
-        module = self._call.function
-        if self._weights is None or not isinstance(module, nn.Module):
-            return module, [], []
-        aliases = self._weights.aliases()
-        named = dict(module.named_parameters(remove_duplicate=False))
-        stash = {name: aliases[p] for name, p in named.items()}
-
-        def function(*args: object) -> object:
-            return torch.func.functional_call(module, stash, args)
-
-        wanted = [p for p in dict.fromkeys(named.values()) if p.requires_grad]
-        return function, wanted, [aliases[p] for p in wanted]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """Autograd's graph of one message."""
-
-    inputs: list[Tensor]
-    outputs: Payload
-    parameters: list[nn.Parameter]
-    leaves: list[Tensor]
-    lengths: IntArray | None
-    width: int
-
-
-def where_it_computes(
-    call: Call, weights: AbstractWeights | None, batches: Sequence[Forward]
-) -> torch.device:
-    """The device that a node computes on."""
-    if weights is not None:
-        return weights.device
-    if isinstance(call.function, nn.Module):
-        buffer = next(call.function.buffers(), None)
-        if buffer is not None:
-            return buffer.device
-    return device_of(batches)
-
-
-def look_inside(
-    place: Place, slots: IntArray, lengths: IntArray | None, device: torch.device | None
-) -> Inside:
-    """Lengths, segments and edges of bundles, as tensors."""
-    if lengths is None:
-        lengths = np.ones(slots.size, np.int64)
-    edges: dict[str, IntArray] = {}
-    if place.arena.has_edges:
-        edges = edges_inside(place.arena, slots, lengths, place.arena.edge_names)
-    segment = np.repeat(np.arange(lengths.size), lengths)
-    return Inside(
-        upload(lengths, device),
-        upload(segment, device),
-        {name: upload(column, device) for name, column in edges.items()},
-        edges,
-    )
-
-
-def gather_inputs(
-    call: Call,
-    place: Place,
-    batches: Sequence[Forward],
-    state: IntArray,
-    lengths: IntArray | None,
-    in_place: Mapping[int, Tensor],
-    device: torch.device | None,
-) -> Payload:
-    """The arguments of a call: payload tensors that it takes, then columns that it reads.
-
-    Args:
-        call: The call.
-        place: Of the node.
-        batches: Whose rows are joined.
-        state, lengths: Theirs, joined.
-        in_place: Memory for the arguments that shall lie there, by number.
-        device: Where they are to be; None: all are on the host.
-    """
-    taken = call.taken(len(batches[0].payload))
-    inputs = list(
-        join_columns(
-            [[(b.payload[j], b.index) for b in batches] for j in taken],
-            [in_place.get(i) for i in range(len(taken))],
-            device,
-        )
-    )
-    for j, column in enumerate(_read(call, place, state, lengths, device), len(inputs)):
-        out = in_place.get(j)
-        inputs.append(column if out is None else out.copy_(column))
-    return tuple(inputs)
-
-
-def require_rows(name: str, outputs: Payload, n: int) -> None:
-    """Raises:
-    GraphError: An output of the node has not n rows.
-    """
-    for j, y in enumerate(outputs):
-        if y.shape[:1] != (n,):
-            raise GraphError(
-                f"'{name}': output {j} has shape {tuple(y.shape)} for {n} rows; a module "
-                "maps rows to rows, leading dimension first"
-            )
-
-
-def _read(
-    call: Call,
-    place: Place,
-    state: IntArray,
-    lengths: IntArray | None,
-    device: torch.device | None,
-) -> list[Tensor]:
-    """The columns that a module reads, one entry a payload row."""
-    if not call.read:
-        return []
-    view = place.row_view(state, lengths)
-    return [upload(getattr(view, name), device) for name in call.read]
-
-
-def _one_by_one(batches: Sequence[B]) -> Iterator[B]:
-    """Every message as a batch of its own."""
-    for batch in batches:
-        if len(batch) == 1:
-            yield batch
-        else:
-            yield from (batch.take(np.array([i], np.int64)) for i in range(len(batch)))
-
-
 def _fits(kept: Tensor, batches: Sequence[Forward], j: int) -> bool:
     """Whether payload j can be written where it is kept (``out=`` would cast and broadcast)."""
     return all(
         b.payload[j].shape[1:] == kept.shape[1:] and b.payload[j].dtype == kept.dtype
         for b in batches
     )
-
-
-def as_payload(outputs: object) -> Payload:
-    """What a module returned, as a tuple of tensors.
-
-    Raises:
-        GraphError: It returned something else.
-    """
-    if isinstance(outputs, Tensor):
-        return (outputs,)
-    if isinstance(outputs, (tuple, list)) and all(isinstance(y, Tensor) for y in outputs):
-        return tuple(outputs)
-    raise GraphError(
-        f"a module returned {type(outputs).__name__}; it must return a tensor or a tuple of "
-        "tensors, each with one row for every row that came in"
-    )
-
-
-def _call(function: Callable[..., Any], inputs: Sequence[Tensor], inside: Inside | None) -> object:
-    return function(*inputs) if inside is None else function(*inputs, inside)
-
-
-def _differentiate(
-    outputs: Payload, gradients: Gradient, wanted: Sequence[Tensor]
-) -> tuple[Tensor | None, ...]:
-    """Vector-Jacobian product; None for what the outputs do not depend on."""
-    pairs = [
-        (y, g) for y, g in zip(outputs, gradients, strict=True) if g is not None and y.requires_grad
-    ]
-    if not pairs or not wanted:
-        return (None,) * len(wanted)
-    ys, gs = zip(*pairs, strict=True)
-    return torch.autograd.grad(ys, wanted, gs, allow_unused=True)

@@ -15,6 +15,7 @@ from typing import final
 
 import torch
 
+from geartrain.ir.call import Call, gather_inputs, require_rows, where_it_computes
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel
 from geartrain.ir.loss import Objective
@@ -27,7 +28,6 @@ from geartrain.ir.message import (
     join_states,
 )
 from geartrain.ir.node import AbstractNode, Emission, Place
-from geartrain.ir.payload import Call, gather_inputs, require_rows, where_it_computes
 from geartrain.ir.products import GRAIN
 from geartrain.ir.weights import AbstractWeights
 
@@ -74,7 +74,7 @@ class ReadoutNode(AbstractNode):
         dy = self.objective.measure(outputs, state, lengths, train)
         if dy is None:
             return Emission(backward=[Backward(origin, None)])
-        dx = self._call.answer(self._back(dy, residuals, n), len(batches[0].payload))
+        dx = self._call.answer(self._back(dy, residuals, n, origin.size), len(batches[0].payload))
         quiet = all(d is None for d in dx)
         return Emission(
             backward=[Backward(origin, None) if quiet else Backward(origin, dx, lengths)]
@@ -99,10 +99,12 @@ class ReadoutNode(AbstractNode):
         """
         self.objective.sums.check_finite()
 
-    def _back(self, dy: Gradient, residuals: tuple[torch.Tensor, ...], n: int) -> Gradient:
+    def _back(
+        self, dy: Gradient, residuals: tuple[torch.Tensor, ...], n: int, messages: int
+    ) -> Gradient:
         into = GradientSum(()) if self._weights is None else self._weights.gradient
         with torch.no_grad():
             dx = self._kernel.backward(dy, residuals, into)
         if self._weights is not None:
-            self._weights.answered(n)
+            self._weights.answered(n, messages)
         return dx

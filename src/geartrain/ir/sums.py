@@ -27,13 +27,13 @@ class Measured:
     """What is averaged under a name.
 
     Args:
-        name: ``loss``, or a metric's.
+        name: ``loss``, another label, or a metric's; None: it is looked at, but not averaged.
         values: One a row.
         mask: Rows that count, booleans in an array or a tensor; None: all.
         counted: How many those are, where only the device knows.
     """
 
-    name: str
+    name: str | None
     values: Tensor
     mask: Any
     counted: Tensor | None = None
@@ -68,12 +68,17 @@ class Sums:
         self._verdicts = Verdicts()
 
     def add(
-        self, name: str, values: Tensor, mask: Any, slots: IntArray, lengths: IntArray | None
+        self,
+        name: str | None,
+        values: Tensor,
+        mask: Any,
+        slots: IntArray,
+        lengths: IntArray | None,
     ) -> None:
         """Add a value a row; what lies on a device is put by, for ``ask``.
 
         Args:
-            name: Under which they are averaged.
+            name: Under which they are averaged; None: they only have to be finite.
             values: ``(n,)``, of any dtype.
             mask: Rows that count, booleans in an array or a tensor ``(n,)``; None: all.
             slots: int64, the instance of each message.
@@ -91,7 +96,8 @@ class Sums:
         total = float(values.sum())
         if total - total != 0.0:
             self._refuse(Measured(name, values, mask), self._names(slots, lengths))
-        self._count(name, total, values.shape[0])
+        if name is not None:
+            self._count(name, total, values.shape[0])
 
     def ask(self, slots: IntArray, lengths: IntArray | None) -> None:
         """End a firing: add up what was put by, and have the device say later if it is finite.
@@ -104,10 +110,8 @@ class Sums:
             return
         totals = [m.values.sum(dtype=torch.float64) for m in there]
         for measured, total in zip(there, totals, strict=True):
-            self._count(measured.name, 0.0, measured.values.shape[0] * (measured.counted is None))
-            self._count_there((measured.name, 0), total)
-            if measured.counted is not None:
-                self._count_there((measured.name, 1), measured.counted)
+            if measured.name is not None:
+                self._count_later(measured.name, measured, total)
         names = self._names(slots, lengths)
 
         def tell(bad: list[bool]) -> None:
@@ -149,6 +153,12 @@ class Sums:
         sums[0] += total
         sums[1] += rows
 
+    def _count_later(self, name: str, measured: Measured, total: Tensor) -> None:
+        self._count(name, 0.0, measured.values.shape[0] * (measured.counted is None))
+        self._count_there((name, 0), total)
+        if measured.counted is not None:
+            self._count_there((name, 1), measured.counted)
+
     def _count_there(self, key: tuple[str, int], total: Tensor) -> None:
         found = self._there.get(key)
         if found is None:
@@ -162,11 +172,11 @@ class Sums:
         return lambda row: describe(row if lengths is None else _message_of(row, lengths))
 
     def _refuse(self, measured: Measured, names: Callable[[int], str]) -> None:
-        values = measured.values.cpu()
+        values, name = measured.values.cpu(), measured.name or "loss"
         broken = ~torch.isfinite(values)
         if not broken.any():
             raise NonFiniteError(
-                f"'{self._node}': the sum of {measured.name} over {len(values)} rows, up to "
+                f"'{self._node}': the sum of {name} over {len(values)} rows, up to "
                 f"{float(values.abs().max()):.3g} each, overflows {values.dtype}; lower the "
                 "learning rate, or clip the gradient"
             )
@@ -175,7 +185,7 @@ class Sums:
         if mask is not None and measured.counted is None:  # those that do not count are not there
             row = int(torch.nonzero(mask)[bad, 0])
         raise NonFiniteError(
-            f"'{self._node}': {measured.name} is {float(values[bad])} at a row of {names(row)}; "
+            f"'{self._node}': {name} is {float(values[bad])} at a row of {names(row)}; "
             "lower the learning rate, clip the gradient, or look at this instance"
         )
 

@@ -7,19 +7,21 @@ keep ─► RowNode with a kernel, RowNode that runs again, GraphNode; ReadoutNo
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
 
 from geartrain.errors import GraphError
 from geartrain.ir.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
+from geartrain.ir.call import Call, as_payload
 from geartrain.ir.frame import Schema
 from geartrain.ir.kernel import AbstractRowKernel, derived_kernel, kernel_of
 from geartrain.ir.loss import Objective
-from geartrain.ir.node import Place
+from geartrain.ir.node import AbstractNode, Place
 from geartrain.ir.operator import (
     ROWS,
     AbstractOperator,
@@ -30,10 +32,34 @@ from geartrain.ir.operator import (
     describe,
     readable,
 )
-from geartrain.ir.payload import Call, GraphNode, Recompute, RowNode, as_payload
+from geartrain.ir.payload import Recompute, RowNode
 from geartrain.ir.precision import Cast, CastBundleKernel, CastKernel, Precision, in_bf16
 from geartrain.ir.readout import ReadoutNode
+from geartrain.ir.stage import GraphNode
 from geartrain.ir.weights import AbstractWeights
+
+
+class AbstractUse(ABC):
+    """How a node with ``keep="graph"`` uses its module, where it is not the plain way."""
+
+    ways: ClassVar[int] = 1
+    ports: ClassVar[tuple[str, ...]] = ("",)
+
+    @abstractmethod
+    def specs(self, name: str, given: Spec, sent: Spec) -> list[Spec]:
+        """What leaves, by port, where the plain way would send ``sent``.
+
+        Raises:
+            GraphError: The module does not fit this use.
+        """
+
+    @abstractmethod
+    def make(self, place: Place, call: Call, weights: AbstractWeights | None) -> AbstractNode:
+        """A fresh node."""
+
+    @abstractmethod
+    def detail(self) -> str:
+        """What the printed graph says of it."""
 
 
 @final
@@ -54,9 +80,17 @@ class Through(AbstractOperator):
         pool: bool,
         take: tuple[int, ...] | None = None,
         alone: bool = False,
+        use: AbstractUse | None = None,
     ) -> None:
         super().__init__(name, [[source]])
-        self.function, self.part, self.keep = function, part, keep
+        self.function, self.part, self.keep, self.use = function, part, keep, use
+        if use is not None:
+            self.ways = use.ways
+            if keep != "graph":
+                raise GraphError(
+                    f"'{name}': {use.detail()} wants autograd's graph of whole messages, but keep "
+                    f"is {keep!r}; use keep='graph', with minibatches as bundles"
+                )
         self.call = Call(function, tuple(read), inside, pool, take, alone)
 
     def with_function(self, function: Callable[..., Any]) -> Through:
@@ -79,7 +113,11 @@ class Through(AbstractOperator):
             else getattr(function, "__name__", type(function).__name__)
         )
         reads = f", reads {', '.join(self.call.read)}" if self.call.read else ""
-        return f"{called}{reads}"
+        uses = f", {self.use.detail()}" if self.use is not None else ""
+        return f"{called}{reads}{uses}"
+
+    def port_name(self, port: int) -> str:
+        return "" if self.use is None else self.use.ports[port]
 
     def specs(self, given: Sequence[Spec], schema: Schema) -> list[Spec]:
         spec = given[0]
@@ -93,7 +131,8 @@ class Through(AbstractOperator):
             )
         self._refuse_row_mixers()
         payload = None if spec.payload is None else self._dry_run(spec.payload, schema)
-        return [Spec(spec.columns, payload, bundled)]
+        sent = Spec(spec.columns, payload, bundled)
+        return [sent] if self.use is None else self.use.specs(self.name, spec, sent)
 
     def make(
         self,
@@ -114,8 +153,16 @@ class Through(AbstractOperator):
         if precision == "bf16":
             function = Cast(function)
             call = replace(call, function=function)
+        if self.use is not None:
+            return self.use.make(place, call, weights)
         if keep == "graph":
             return GraphNode(place, call, weights)
+        if weights is not None and weights.wants_graph is not None and objective is None:
+            raise GraphError(
+                f"'{self.name}': {weights.wants_graph} of part '{weights.name}' is for nodes with "
+                f"keep='graph', and this one has keep='{keep}'; give keep='graph' and whole "
+                "minibatches as bundles, or leave the part's view and delay alone"
+            )
         kernel = None if keep == "inputs" else self._kernel()
         if kernel is None and keep == "activations":
             if self.call.inside:
@@ -218,7 +265,8 @@ def _on_meta(function: Callable[..., Any], args: Sequence[object]) -> object:
             return function(*args)
         tensors = dict(function.named_parameters(remove_duplicate=False))
         tensors.update(function.named_buffers(remove_duplicate=False))  # type: ignore[arg-type]
-        meta = {name: t.detach().to("meta") for name, t in tensors.items()}
+        made = {id(t): t.detach().to("meta") for t in tensors.values()}  # one for tied ones
+        meta = {name: made[id(t)] for name, t in tensors.items()}
         modes = {inner: inner.training for inner in function.modules()}
         function.eval()  # shapes are the same, and nothing random is drawn or refused
         try:

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Sight:
+    """The weights that one message's forward saw, until its gradient has come.
+
+    Args:
+        leaves: A leaf for each parameter: gradients are those of the leaves.
+        version: That of the weights it came from; staleness counts from it.
+        again: Whether the module runs again in the backward, so that no graph is kept.
+    """
+
+    leaves: Mapping[nn.Parameter, Tensor]
+    version: int
+    again: bool = False
 
 
 class AbstractWeights(ABC):
@@ -21,14 +39,22 @@ class AbstractWeights(ABC):
 
     gradient: GradientSum
 
+    wants_graph: str | None = None
+    """The setting of the part, if any, that only nodes with ``keep="graph"`` can follow."""
+
     @property
     @abstractmethod
     def device(self) -> torch.device:
         """Where the weights are: nodes compute there, and keep rows and gradients there."""
 
     @abstractmethod
-    def sent(self, rows: int) -> None:
-        """Rows have left a node at the version of now and will be answered."""
+    def sent(self, rows: int, version: int | None = None) -> None:
+        """Rows have left a node and will be answered.
+
+        Args:
+            rows: Messages.
+            version: Of the weights that they saw; None: that of now.
+        """
 
     @abstractmethod
     def received(self, rows: int, versions: IntArray, lengths: IntArray | None = None) -> None:
@@ -41,11 +67,12 @@ class AbstractWeights(ABC):
         """
 
     @abstractmethod
-    def answered(self, rows: int) -> None:
+    def answered(self, rows: int, messages: int) -> None:
         """Gradients have been added in the firing that made the rows, at the version of now.
 
         Args:
             rows: Payload rows that the gradients belong to.
+            messages: How many messages these are.
         """
 
     @abstractmethod
@@ -54,7 +81,35 @@ class AbstractWeights(ABC):
 
     @abstractmethod
     def aliases(self) -> Mapping[nn.Parameter, Tensor]:
-        """Leaves that keep the values of this version, whatever steps follow (a stash).
+        """Leaves that share the parameters' storage, but not their version counters.
 
         Nothing is copied until a step would overwrite values that a kept graph still needs.
         """
+
+    @property
+    def open(self) -> bool:
+        """Whether one more message may begin its forward now."""
+        return True
+
+    def look(self, number: int, rows: int) -> Sight:
+        """The weights for the forward of one message.
+
+        Args:
+            number: Of the message's instance, counted through the run.
+            rows: Its payload rows.
+        """
+        return Sight(self.aliases(), self.version)
+
+    def look_back(self, sight: Sight) -> Mapping[nn.Parameter, Tensor]:
+        """The leaves for the backward of the message, right before it; they are kept no longer."""
+        return sight.leaves
+
+    def compensated(
+        self,
+        sight: Sight,
+        parameters: Sequence[nn.Parameter],
+        gradients: Sequence[Tensor | None],
+        rows: int,
+    ) -> Sequence[Tensor | None]:
+        """What is added of a message's gradients, sums over so many payload rows."""
+        return gradients

@@ -13,10 +13,13 @@ from geartrain.errors import GraphError
 from geartrain.ir.control import AbstractStep
 from geartrain.ir.frame import Arena, Schema
 from geartrain.ir.fusion import fused
+from geartrain.ir.gear import Gear, Geared, refuse_idle_replays, refuse_starving
 from geartrain.ir.node import AbstractNode, Place
 from geartrain.ir.operator import AbstractOperator, Input, Spec
-from geartrain.ir.operators import Copying, Merging
+from geartrain.ir.operators import Copying, Detaching, Losing, Merging, Replaying
+from geartrain.ir.overlap import Overlapped
 from geartrain.ir.precision import Precision
+from geartrain.ir.synthetic import Synthesizing
 from geartrain.ir.through import Through
 from geartrain.ir.weights import AbstractWeights
 
@@ -216,6 +219,8 @@ def check(graph: Graph, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]
         raise GraphError("the graph has no input; rows enter by graph.input(name)")
     _refuse_shared_parameters(graph)
     _refuse_endless_loops(operators)
+    _refuse_frames_behind_replays(operators)
+    _refuse_gears_that_starve(operators)
     schema = graph.schema()
     for operator in operators:
         if isinstance(operator, Input) and operator.shape is None and operator.name in shapes:
@@ -283,18 +288,14 @@ def _readers(operators: Sequence[AbstractOperator]) -> dict[Port, Port]:
 
 
 _PASSING = frozenset(
-    ("through", "move", "merge", "detach", "broadcast", "ungroup", "split", "join")
+    ("through", "move", "merge", "detach", "replay", "broadcast", "ungroup", "split", "join")
 )
 """Kinds whose every row comes out again; a flatmap ends rows that have no edges."""
 
 
 def _refuse_endless_loops(operators: Sequence[AbstractOperator]) -> None:
     """A cycle that no row can leave and that uses none up would turn for ever."""
-    ahead: dict[int, list[AbstractOperator]] = {o.id: [] for o in operators}
-    for operator in operators:
-        for sources in operator.sources:
-            for source, _ in sources:
-                ahead[source.id].append(operator)
+    ahead = _readers_of(operators)
     passing = {o.id for o in operators if o.kind in _PASSING}
     for start in operators:
         if start.id not in passing or not isinstance(start, Merging):
@@ -312,6 +313,105 @@ def _refuse_endless_loops(operators: Sequence[AbstractOperator]) -> None:
                 if reader.id in passing and reader.id not in seen:
                     seen.add(reader.id)
                     stack.append((reader, [*path, reader.name]))
+
+
+def _refuse_frames_behind_replays(operators: Sequence[AbstractOperator]) -> None:
+    """Replayed rows carry another instance's frame: what they need is in their payload."""
+    ahead = _readers_of(operators)
+    for start in operators:
+        if not isinstance(start, Replaying) or not start.rule.times:
+            continue
+        for operator in _reachable(start, ahead):
+            reads: object = None
+            if isinstance(operator, Losing):
+                reads = operator.target if operator.target is not None else operator.weight
+            elif isinstance(operator, Through):
+                reads = operator.call.read or ("edges" if operator.call.inside else None)
+            if reads is not None and reads != ():
+                raise GraphError(
+                    f"'{operator.name}' reads {reads!r} of the instance, but rows that "
+                    f"'{start.name}' replays come from other instances; let it ride along in the "
+                    "payload: concat(stream, targets, how='tuple')"
+                )
+
+
+def _refuse_gears_that_starve(operators: Sequence[AbstractOperator]) -> None:
+    """See ``gear.check_gears``; here wherever gradients alone of one part feed another."""
+    ahead = _readers_of(operators)
+    for upper in operators:
+        above = gear_of(upper)
+        if above is None or not above.slow:
+            continue
+        for lower in _fed_by(upper):
+            if isinstance(lower, Through) and lower.parameters:
+                refuse_starving(upper.name, above, lower.name, gear_of(lower) or Gear())
+    for start in operators:
+        if isinstance(start, Replaying):
+            for upper in _only_ahead(start, ahead):
+                if (above := gear_of(upper)) is not None:
+                    refuse_idle_replays(upper.name, above, start.name, start.rule.times)
+
+
+def gear_of(operator: AbstractOperator) -> Gear | None:
+    """The gear of a ``through``, or None."""
+    use = operator.use if isinstance(operator, Through) else None
+    return use.gear if isinstance(use, Geared) else None
+
+
+def _fed_by(start: AbstractOperator) -> list[AbstractOperator]:
+    """Whoever has gradients from this operator and nowhere else."""
+    found: list[AbstractOperator] = []
+    queue = [start]
+    while queue:
+        for sources in queue.pop().sources:
+            for source, _ in sources:
+                if _has_other_teachers(source) or source in found:
+                    continue
+                found.append(source)
+                queue.append(source)
+    return found
+
+
+def _has_other_teachers(operator: AbstractOperator) -> bool:
+    if isinstance(operator, Copying | Detaching):
+        return True
+    if isinstance(operator, Replaying):
+        return not operator.rule.fresh
+    return isinstance(operator, Through) and isinstance(operator.use, Overlapped | Synthesizing)
+
+
+def _only_ahead(
+    start: AbstractOperator, ahead: Mapping[int, Sequence[AbstractOperator]]
+) -> list[AbstractOperator]:
+    """Operators that follow one another behind this one, up to the first with several readers."""
+    found: list[AbstractOperator] = []
+    while len(ahead[start.id]) == 1 and ahead[start.id][0] not in found:
+        start = ahead[start.id][0]
+        found.append(start)
+    return found
+
+
+def _readers_of(operators: Sequence[AbstractOperator]) -> dict[int, list[AbstractOperator]]:
+    ahead: dict[int, list[AbstractOperator]] = {o.id: [] for o in operators}
+    for operator in operators:
+        for sources in operator.sources:
+            for source, _ in sources:
+                ahead[source.id].append(operator)
+    return ahead
+
+
+def _reachable(
+    start: AbstractOperator, ahead: Mapping[int, Sequence[AbstractOperator]]
+) -> list[AbstractOperator]:
+    """All operators behind this one."""
+    found: list[AbstractOperator] = []
+    queue = [start]
+    while queue:
+        for reader in ahead[queue.pop().id]:
+            if reader not in found:
+                found.append(reader)
+                queue.append(reader)
+    return found
 
 
 def _refuse_shared_parameters(graph: Graph) -> None:

@@ -1,10 +1,12 @@
-"""Cells, row kernels, row dropout; importing it registers the kernels of torch's modules."""
+"""Cells, row kernels, dropout, networks of blocks; importing it registers torch's kernels."""
 
 from geartrain.ir.kernel import register_derivation
 from geartrain.nn.cells import TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
+from geartrain.nn.critic import LocalCritic, RowLoss, teach_critics
 from geartrain.nn.derived import DerivedKernel
 from geartrain.nn.dropout import RowDropout
 from geartrain.nn.kernels import register_torch_kernels
+from geartrain.nn.residual import PooledHead, ResidualBlock, residual_network
 from geartrain.nn.shapes import (
     GatedGraphCell,
     GatedSum,
@@ -16,23 +18,34 @@ from geartrain.nn.shapes import (
     choice_loss,
     first_states,
 )
+from geartrain.nn.transformer import DecoderBlock, TokenEmbedding, TokenReadout, decoder
 
 register_torch_kernels()
 register_derivation(DerivedKernel)
 
 __all__ = [
+    "DecoderBlock",
     "DerivedKernel",
     "GatedGraphCell",
     "GatedSum",
+    "LocalCritic",
     "MessagePassing",
+    "PooledHead",
     "Recurrent",
+    "ResidualBlock",
     "RowDropout",
+    "RowLoss",
+    "TokenEmbedding",
     "TokenRNN",
+    "TokenReadout",
     "Tree",
     "TreeLSTMBranch",
     "TreeLSTMLeaf",
     "VertexChoice",
     "choice_accuracy",
     "choice_loss",
+    "decoder",
     "first_states",
+    "residual_network",
+    "teach_critics",
 ]

@@ -22,13 +22,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from geartrain.errors import NonFiniteError
+from geartrain.errors import CheckpointError, NonFiniteError
+from geartrain.ir.gear import Gear
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
 from geartrain.ir.operator import Keep
-from geartrain.ir.weights import AbstractWeights
+from geartrain.ir.weights import AbstractWeights, Sight
 from geartrain.native.transfer import Verdicts
+from geartrain.optim.delay import AbstractDelay, mean_age
 from geartrain.optim.mixer import AbstractMixer, Average
+from geartrain.optim.staleness import Ages, bincount
+from geartrain.optim.views import AbstractView, Corrected, DoubleBuffered, Stashed
 
 MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
 Averaging: TypeAlias = Literal["rows", "instances", "none"]
@@ -58,11 +62,22 @@ class Instances:
 
 @final
 @dataclass(frozen=True, slots=True)
+class Messages:
+    """Step when so many messages have been answered; a minibatch that travels whole is one."""
+
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        _positive("Messages", self.n)
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Flush:
     """Step only when the session flushes: at the end of an epoch, or when it is told to."""
 
 
-Trigger: TypeAlias = Rows | Instances | Flush
+Trigger: TypeAlias = Rows | Instances | Messages | Flush
 
 
 @final
@@ -94,7 +109,7 @@ class Rules:
 
     Args:
         optimizer: Makes the optimiser from parameters: ``partial(torch.optim.Adam, lr=1e-3)``.
-        update_every: A number of gradient rows, ``Rows``, ``Instances`` or ``Flush``.
+        update_every: A number of gradient rows, ``Rows``, ``Instances``, ``Messages`` or ``Flush``.
         average: What the summed gradient is divided by: the ``rows`` that it has, the ``instances``
             that finished, or nothing. An update at the end of an epoch that has fewer rows (or
             instances) than ``update_every`` is divided by ``update_every``.
@@ -104,6 +119,12 @@ class Rules:
             ``schedule`` as well, the two multiply.
         max_staleness: A step waits while it would make a row older than so many versions; admission
             pauses meanwhile. None: no bound.
+        view: Which weights forward and backward see, for nodes with ``keep="graph"``; see
+            ``geartrain.optim.views``. None: ``Stashed()``.
+        delay: What is done about the age of gradients; see ``geartrain.optim.delay``.
+        window: Most messages between their forward and their backward; others wait at the part. For
+            chains of nodes that run one message at a time, where P - s for part s of P makes one
+            forward one backward; elsewhere it may block for ever. None: no bound.
 
     Raises:
         ValueError: A number is out of range, or ``average`` is none of the three.
@@ -117,18 +138,23 @@ class Rules:
     schedule: Callable[[int], float] | None = None
     scheduler: Callable[[Optimizer], LRScheduler] | None = None
     max_staleness: int | None = None
+    view: AbstractView | None = None
+    delay: AbstractDelay | None = None
+    window: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.update_every, int | Rows | Instances | Flush):
+        if not isinstance(self.update_every, int | Rows | Instances | Messages | Flush):
             raise TypeError(
                 f"update_every={self.update_every!r}: give a number of gradient rows, Rows(n), "
-                "Instances(n) or Flush()"
+                "Instances(n), Messages(n) or Flush()"
             )
         self.trigger()
         if self.average not in ("rows", "instances", "none"):
             raise ValueError(f"average={self.average!r}: give 'rows', 'instances' or 'none'")
         if self.max_staleness is not None and self.max_staleness < 0:
             raise ValueError(f"max_staleness={self.max_staleness}: give 0 or more, or None")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window={self.window}: give 1 or more messages, or None")
 
     def trigger(self) -> Trigger:
         return Rows(self.update_every) if isinstance(self.update_every, int) else self.update_every
@@ -142,14 +168,16 @@ class Part:
     Args:
         module: Its parameters belong to this part alone.
         name: In logs and traces; default: the name of the first node that uses it.
-        optimizer, update_every, average, clip, schedule, scheduler, max_staleness: As in ``Rules``;
-            None takes the session's.
-        keep: What nodes keep for the way back; see ``Stream.through``.
+        optimizer, update_every, average, clip, schedule, scheduler, max_staleness, view, delay,
+            window: As in ``Rules``; None takes the session's.
+        keep: What nodes keep for the way back; see ``Stream.through``. With a ``view`` it is
+            ``graph``.
         replicas: Copies of the part on different workers, each with its own optimiser; rows are
             spread over them by instance. ``module`` is the first copy.
         mixer: When and how the copies meet.
         full_precision: Whether its nodes compute in float32 also where the session's precision is
             ``bf16``; rows come and go in bfloat16 all the same.
+        gear: Its speed, for all its nodes; wants ``keep="graph"``.
         device: Where the module is moved to, and where its rows are computed and kept: ``cpu``,
             ``cuda``, ``cuda:1``. None takes the session's.
     """
@@ -163,14 +191,31 @@ class Part:
     schedule: Callable[[int], float] | None = None
     scheduler: Callable[[Optimizer], LRScheduler] | None = None
     max_staleness: int | None = None
+    view: AbstractView | None = None
+    delay: AbstractDelay | None = None
+    window: int | None = None
     keep: Keep = "auto"
     replicas: int = 1
     mixer: AbstractMixer = field(default_factory=Average)
     full_precision: bool = False
+    gear: Gear | None = None
     device: str | torch.device | None = None
 
     def __post_init__(self) -> None:
         _positive("Part(replicas=...)", self.replicas)
+        if self.view is None:
+            return
+        if self.keep not in ("auto", "graph"):
+            raise ValueError(
+                f"Part(view={self.view}, keep='{self.keep}'): a view is for keep='graph'; leave "
+                "one of the two out"
+            )
+        object.__setattr__(self, "keep", "graph")
+        if self.replicas > 1 and isinstance(self.view, DoubleBuffered):
+            raise ValueError(
+                f"Part(view={self.view}, replicas={self.replicas}): a copy does not see every "
+                "instance, so it cannot tell an update's; use another view, or one copy"
+            )
 
     def rules(self, defaults: Rules) -> Rules:
         """The session's rules with this part's own in front."""
@@ -241,6 +286,7 @@ class PartState(AbstractWeights):
         self.version = 0
         self.rows = 0
         self.instances = 0
+        self.messages = 0
         self.frozen = False
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.gradient = GradientSum(module.parameters())
@@ -256,8 +302,12 @@ class PartState(AbstractWeights):
                 f"part '{name}': ReduceLROnPlateau wants a metric, and a part steps without one; "
                 "use another scheduler, or schedule="
             )
-        self._histogram = np.zeros(8, np.int64)
-        self._outstanding = 0
+        self._histogram = Ages()
+        self._step_ages = Ages()
+        self.outstanding = 0
+        self.step_delay = 0.0
+        self.rate_factor = 1.0
+        self._rows_each = 0
         self._ages: dict[int, int] = {}
         self._aliases: dict[nn.Parameter, Tensor] | None = None
         self._told_holding = False
@@ -268,11 +318,27 @@ class PartState(AbstractWeights):
         self.desk: AbstractDesk | None = None
         self._held_rows = 0
         self.progress = 0  # instances trained, at the last step
+        self.view = rules.view or Stashed()
+        self.delay = rules.delay
+        self._compensation = None if self.delay is None else self.delay.start(self.parameters)
+        if self._compensation is not None and not self.view.keeps_then:
+            raise ValueError(
+                f"part '{name}': delay={self.delay} compares the weights of now with those that a "
+                f"gradient is of, which view={self.view} does not keep; use view=Stashed()"
+            )
+        if not isinstance(self.view, Stashed):
+            self.wants_graph = f"view={self.view}"
+        elif self._compensation is not None:
+            self.wants_graph = f"delay={self.delay}"
+        self._seeing = self.view.start(self)
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        told = any("measured_delay" in group for group in groups)
+        self._wants_ages = told or self.delay is not None or isinstance(self.view, Corrected)
 
     @property
     def at_rest(self) -> bool:
         """Whether no row of it is in flight."""
-        return not self._outstanding
+        return not self.outstanding
 
     @property
     def device(self) -> torch.device:
@@ -292,26 +358,89 @@ class PartState(AbstractWeights):
         """Whether a step that is due waits for older rows to come back."""
         return self._enough() and not self._young_enough()
 
-    def sent(self, rows: int) -> None:
-        self._outstanding += rows
+    @property
+    def period(self) -> int | None:
+        """Messages to an update, where they are what is counted."""
+        return self._trigger.n if isinstance(self._trigger, Messages) else None
+
+    def in_flight(self, most: int) -> None:
+        """So many instances may be in flight.
+
+        Raises:
+            ValueError: They are too many for the part's view.
+        """
+        self._seeing.in_flight(most)
+
+    @property
+    def open(self) -> bool:
+        return self.rules.window is None or self.outstanding < self.rules.window
+
+    def look(self, number: int, rows: int) -> Sight:
+        self._rows_each = rows
+        return self._seeing.look(number)
+
+    def look_back(self, sight: Sight) -> Mapping[nn.Parameter, Tensor]:
+        return self._seeing.look_back(sight)
+
+    def compensated(
+        self,
+        sight: Sight,
+        parameters: Sequence[nn.Parameter],
+        gradients: Sequence[Tensor | None],
+        rows: int,
+    ) -> Sequence[Tensor | None]:
+        if self._compensation is None:
+            return gradients
+        divisor = rows if self.rules.average == "rows" else 1
+        return [
+            None
+            if g is None
+            else self._compensation.apply(
+                p, g.to_dense() if g.is_sparse else g, sight.leaves[p].data, divisor
+            )
+            for p, g in zip(parameters, gradients, strict=True)
+        ]
+
+    def expected_delay(self) -> int:
+        """Updates until the message that leaves now is answered, if answers come in order."""
+        match self._trigger:
+            case Messages(n):
+                return (self.messages + self.outstanding) // n
+            case Instances(n):
+                return (self.instances + self.outstanding) // n
+            case Rows(n):
+                each = self._rows_each or n
+                first = -(-max(n - self.rows, 1) // each)
+                more = self.outstanding - first
+                return 0 if more < 0 else 1 + more // -(-n // each)
+            case _:
+                return 0
+
+    def sent(self, rows: int, version: int | None = None) -> None:
+        self.outstanding += rows
         if self.rules.max_staleness is not None:
-            self._ages[self.version] = self._ages.get(self.version, 0) + rows
+            version = self.version if version is None else version
+            self._ages[version] = self._ages.get(version, 0) + rows
 
     def received(self, rows: int, versions: IntArray, lengths: IntArray | None = None) -> None:
         self.rows += rows
-        old = self.version - versions
-        counts = np.bincount(old, lengths).astype(np.int64)
-        if counts.size > self._histogram.size:
-            self._histogram = np.concatenate([self._histogram, np.zeros(2 * counts.size, np.int64)])
-        self._histogram[: counts.size] += counts
+        counts = bincount(self.version - versions, lengths)
+        self._histogram.add(counts)
+        if self._wants_ages:
+            self._step_ages.add(counts)
         self.dropped(versions)
 
-    def answered(self, rows: int) -> None:
+    def answered(self, rows: int, messages: int) -> None:
         self.rows += rows
-        self._histogram[0] += rows
+        self.messages += messages
+        counts = np.array([rows])
+        self._histogram.add(counts)
+        if self._wants_ages:
+            self._step_ages.add(counts)
 
     def dropped(self, versions: IntArray) -> None:
-        self._outstanding -= versions.size
+        self.outstanding -= versions.size
+        self.messages += versions.size
         if self.rules.max_staleness is not None:
             values, counts = np.unique(versions, return_counts=True)
             for version, count in zip(values.tolist(), counts.tolist(), strict=True):
@@ -337,8 +466,8 @@ class PartState(AbstractWeights):
         return self._told_holding
 
     def step_if_due(self, progress: int) -> StepTaken | None:
-        """``step`` if one is due."""
-        return self.step(progress) if self.due() else None
+        """Take a step if one is due."""
+        return self._step(progress) if self.due() else None
 
     def step(self, progress: int) -> StepTaken | None:
         """Take an optimiser step with the gradient so far; None if there is none.
@@ -351,27 +480,40 @@ class PartState(AbstractWeights):
                 device other than the CPU this is found some steps later, without a wait: a step
                 with such a gradient is then taken with zeros in its place.
         """
+        taken = self._step(progress)
+        if not self.outstanding:
+            self._seeing.rest()
+        return taken
+
+    def _step(self, progress: int) -> StepTaken | None:
         self._verdicts.look()
         with self._undisturbed():
             self.absorb_shares()
-            rows, instances = self.rows, self.instances
-            self.rows = self.instances = 0
+            rows, instances, messages = self.rows, self.instances, self.messages
+            self.rows = self.instances = self.messages = 0
+        self._seeing.turn()
         if self.frozen:
             self._discard_gradient()
         if self.optimizer is None or not rows or self.frozen:
+            self._step_ages.clear()
             return None
-        gradients = self._gradients(self._divisor(rows, instances))
+        gradients = self._gradients()
         if not gradients:
+            self._step_ages.clear()
             return None
-        self._clip(gradients)
+        self._tame(gradients, self._divisor(rows, instances, messages))
+        if self._wants_ages:
+            self.step_delay = mean_age(self._step_ages.counts)
         self.progress = progress
         if self.desk is not None and not self._offer(self.desk):
             self._held_rows = rows
+            self._step_ages.clear()
             return None
         with self._moving():
             self._optimize(self.optimizer, progress)
         if self.desk is not None:
             self.desk.stepped([p.grad for p in self.parameters])
+        self._step_ages.clear()
         for parameter in self.parameters:
             parameter.grad = None
         if self._scheduler is not None:
@@ -407,6 +549,8 @@ class PartState(AbstractWeights):
         with self._moving():
             for parameter, weight in zip(self.parameters, weights, strict=True):
                 parameter.copy_(weight)
+        if self.at_rest:
+            self.replaced()
 
     def forget_optimizer(self) -> None:
         """The optimiser's state becomes that of a new one; learning rates stay."""
@@ -425,9 +569,10 @@ class PartState(AbstractWeights):
     def _moving(self) -> Iterator[None]:
         """The weights become those of the next version."""
         with self._undisturbed():
-            self._protect_kept_graphs()
+            self._seeing.before_step()
             yield
             self.version += 1
+            self._seeing.after_step()
 
     def check_finite(self) -> None:
         """Wait for what the device has to say of the last steps.
@@ -454,9 +599,11 @@ class PartState(AbstractWeights):
         """Forget the rows in flight and the gradient that waits: nothing of them comes any more."""
         self.absorb_shares()
         self._discard_gradient()
-        self.rows = self.instances = self._outstanding = 0
+        self.rows = self.instances = self.messages = self.outstanding = 0
         self._ages.clear()
+        self._step_ages.clear()
         self._aliases = None
+        self._seeing.rest()
         self._verdicts.forget()
 
     def aliases(self) -> Mapping[nn.Parameter, Tensor]:
@@ -500,22 +647,63 @@ class PartState(AbstractWeights):
     def take_histogram(self) -> tuple[int, ...]:
         """Gradient rows by staleness since the last call."""
         counts = self.histogram()
-        self._histogram[:] = 0
+        self._histogram.clear()
         return counts
 
     def histogram(self) -> tuple[int, ...]:
         """The same, and it stays."""
-        return tuple(np.trim_zeros(self._histogram, "b").tolist())
+        return self._histogram.to_tuple()
 
     def load_histogram(self, counts: Iterable[int]) -> None:
         """Put back what ``histogram`` gave."""
-        given = np.fromiter(counts, np.int64)
-        self._histogram = np.concatenate([given, np.zeros(8, np.int64)])
+        self._histogram.load(counts)
 
     def peek_staleness(self) -> tuple[float, int]:
         """Sum of ages and rows so far, for a progress line."""
-        ages = np.arange(self._histogram.size)
-        return float(self._histogram @ ages), int(self._histogram.sum())
+        counts = self._histogram.counts
+        return float(counts @ np.arange(counts.size)), int(counts.sum())
+
+    def replaced(self) -> None:
+        """The weights have become others, and not by a step."""
+        self._seeing.replaced()
+
+    def view_to_tensors(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What view and delay remember: tensors by name, its own, and JSON."""
+        tensors = {f"view/{name}": t for name, t in self._seeing.tensors().items()}
+        if self._compensation is not None:
+            held = self._compensation.tensors()
+            names = {p: n for n, p in self.module.named_parameters()}
+            tensors.update({f"delay/{names[p]}": t for p, t in held.items()})
+        return tensors, {
+            "view": self._seeing.document(),
+            "of": [type(self.view).__name__, type(self.delay).__name__],
+            "messages": self.messages,
+            "rows_each": self._rows_each,
+            "rate_factor": self.rate_factor,
+            "step_delay": self.step_delay,
+            "step_ages": list(self._step_ages.to_tuple()),
+        }
+
+    def load_view(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
+        """Put back what ``view_to_tensors`` gave, after the weights.
+
+        Raises:
+            CheckpointError: It was that of another view or another delay rule.
+        """
+        own = [type(self.view).__name__, type(self.delay).__name__]
+        if list(document["of"]) != own:
+            raise CheckpointError(
+                f"its view and delay are {document['of']}, those of the session {own}; use the "
+                "same, or load with weights_only=True"
+            )
+        self.messages, self._rows_each = document["messages"], document["rows_each"]
+        self.rate_factor, self.step_delay = document["rate_factor"], document["step_delay"]
+        self._step_ages.load(document["step_ages"])
+        self._seeing.load(_inside(tensors, "view/"), document["view"])
+        if self._compensation is not None:
+            found = _inside(tensors, "delay/")
+            named = dict(self.module.named_parameters())
+            self._compensation.load({named[name]: t for name, t in found.items()})
 
     def _enough(self) -> bool:
         match self._trigger:
@@ -523,6 +711,8 @@ class PartState(AbstractWeights):
                 return self.rows >= n
             case Instances(n):
                 return self.instances >= n
+            case Messages(n):
+                return self.messages >= n
             case _:
                 return False
 
@@ -530,7 +720,7 @@ class PartState(AbstractWeights):
         bound = self.rules.max_staleness
         return bound is None or not self._ages or self.version + 1 - min(self._ages) <= bound
 
-    def _divisor(self, rows: int, instances: int) -> float:
+    def _divisor(self, rows: int, instances: int, messages: int) -> float:
         """What the sum is divided by.
 
         The last update of an epoch has fewer rows than it takes to fall due. It counts for what it
@@ -541,6 +731,8 @@ class PartState(AbstractWeights):
                 return max(rows, n)
             case "rows", Instances(n):
                 return rows * max(1.0, n / max(instances, 1))
+            case "rows", Messages(n):
+                return rows * max(1.0, n / max(messages, 1))
             case "rows", _:
                 return rows
             case "instances", Instances(n):
@@ -550,7 +742,7 @@ class PartState(AbstractWeights):
             case _:
                 return 1
 
-    def _gradients(self, divisor: float) -> list[Tensor]:
+    def _gradients(self) -> list[Tensor]:
         gradients, owners = [], []
         for parameter in self.parameters:
             gradient = self.gradient.take(parameter)
@@ -561,17 +753,11 @@ class PartState(AbstractWeights):
             if gradient.is_sparse and self.rules.clip is not None:
                 gradient = gradient.coalesce()  # limits are on the sum, not on what it is made of
             dense = gradient._values() if gradient.is_sparse else gradient
-            if divisor != 1:
-                dense.div_(divisor)
             parameter.grad = gradient
             gradients.append(dense)
             owners.append(parameter)
         if self._elsewhere:
             self._check_later(owners, gradients)
-            return gradients
-        total = sum((float(g.sum()) for g in gradients), 0.0)
-        if total - total != 0.0:
-            self._refuse_non_finite()
         return gradients
 
     @torch.no_grad()
@@ -594,32 +780,62 @@ class PartState(AbstractWeights):
 
         self._verdicts.ask(bad, tell)
 
-    def _clip(self, gradients: list[Tensor]) -> None:
-        clip = self.rules.clip
-        if clip is None:
-            return
+    def _tame(self, gradients: list[Tensor], divisor: float) -> None:
+        """Divide the sums, and clip what comes of it.
+
+        Raises:
+            NonFiniteError: They are NaN or infinite; those on a device have been looked at.
+        """
+        clip = self.rules.clip or Clip()
+        if not self._elsewhere and (clip.norm is None or clip.value is not None):
+            total = sum((float(g.sum()) for g in gradients), 0.0)
+            if total - total != 0.0:
+                self._refuse_non_finite()
         if clip.value is not None:
+            if divisor != 1:
+                torch._foreach_div_(gradients, divisor)
+            divisor = 1
             for g in gradients:
                 g.clamp_(-clip.value, clip.value)
+        factor = 1.0
         if clip.norm is not None:
-            norm = torch.linalg.vector_norm(
-                torch.stack([torch.linalg.vector_norm(g) for g in gradients])
-            )
-            scale = clip.norm / (norm + 1e-6)
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
             if self._elsewhere:  # a look at the norm would wait for the device
+                scale = (clip.norm / (norm / divisor + 1e-6)).clamp(max=1) / divisor
                 for g in gradients:
-                    g.mul_(scale.clamp(max=1))
-            elif (factor := float(scale)) < 1:
-                for g in gradients:
-                    g.mul_(factor)
+                    g.mul_(scale)
+                return
+            total = float(norm)
+            if total - total != 0.0:
+                self._refuse_non_finite()
+            factor = min(1.0, clip.norm / (total / divisor + 1e-6))
+        if factor != divisor:
+            torch._foreach_mul_(gradients, factor / divisor)
 
     def _optimize(self, optimizer: Optimizer, progress: int) -> None:
-        if self.rules.schedule is None:
+        """A step at the rate of now, and what the rules want to learn from it."""
+        factor = 1.0
+        if self.rules.schedule is not None:
+            factor *= self.rules.schedule(progress)
+        if self.delay is not None:
+            factor *= self.delay.rate(self._step_ages.counts, self.version)
+        self.rate_factor = factor
+        for group in optimizer.param_groups:
+            if "measured_delay" in group:
+                group["measured_delay"] = self.step_delay
+        before = {}
+        if self._compensation is not None and self._compensation.wants_steps:
+            before = {p: p.data.clone() for p in self.parameters}
+        self._step_at(optimizer, factor)
+        if before and self._compensation is not None:
+            self._compensation.stepped(before)
+
+    def _step_at(self, optimizer: Optimizer, factor: float) -> None:
+        if factor == 1.0:
             optimizer.step()
             return
         # Set for this step alone, so that a torch scheduler goes on from its own numbers.
         rates = [group["lr"] for group in optimizer.param_groups]
-        factor = self.rules.schedule(progress)
         try:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
@@ -632,9 +848,9 @@ class PartState(AbstractWeights):
         for parameter in self.module.parameters():
             self.gradient.take(parameter)
 
-    def _protect_kept_graphs(self) -> None:
-        """A step overwrites weights in place; graphs that are still kept hold the old storage."""
-        if self._aliases is not None and self._outstanding:
+    def renew(self) -> None:
+        """Move the weights to fresh storage: graphs that are kept hold the old one."""
+        if self._aliases is not None:
             for parameter in self.module.parameters():
                 parameter.data = parameter.data.clone()
             self._aliases = None
@@ -668,6 +884,10 @@ def _on_one_device(name: str, module: nn.Module) -> None:
             f"part '{name}': its parameters lie on {', '.join(found)}, and a part lives on one "
             "device; move its module there, or say where: Part(module, device=...)"
         )
+
+
+def _inside(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def _takes_sparse(optimizer: Optimizer | None) -> bool:

@@ -13,7 +13,7 @@ with the steps of a part one after the other and never in the middle of somebody
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, final
 
 import torch
@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
-from geartrain.ir.weights import AbstractWeights
+from geartrain.ir.weights import AbstractWeights, Sight
 from geartrain.optim.part import PartState, Rules, StepTaken
+from geartrain.optim.views import Stashed
 
 
 class AbstractLock(Protocol):
@@ -78,10 +79,15 @@ class Share(AbstractWeights):
         self.name, self._part, self._first = part.name, part, first
         self._counts, self._stepping, self.guard = counts, stepping, guard
         self.gradient = GradientSum(part.module.parameters())
+        self.wants_graph = part.wants_graph
 
     @property
     def version(self) -> int:  # type: ignore[override]
         return self._part.version
+
+    @property
+    def open(self) -> bool:
+        return self._part.open
 
     @property
     def device(self) -> torch.device:
@@ -91,17 +97,21 @@ class Share(AbstractWeights):
     def rules(self) -> Rules:
         return self._part.rules
 
-    def sent(self, rows: int) -> None:
+    @property
+    def instances(self) -> int:
+        return self._part.instances
+
+    def sent(self, rows: int, version: int | None = None) -> None:
         with self._counts:
-            self._part.sent(rows)
+            self._part.sent(rows, version)
 
     def received(self, rows: int, versions: IntArray, lengths: IntArray | None = None) -> None:
         with self._counts:
             self._part.received(rows, versions, lengths)
 
-    def answered(self, rows: int) -> None:
+    def answered(self, rows: int, messages: int) -> None:
         with self._counts:
-            self._part.answered(rows)
+            self._part.answered(rows, messages)
 
     def dropped(self, versions: IntArray) -> None:
         with self._counts:
@@ -110,6 +120,16 @@ class Share(AbstractWeights):
     def aliases(self) -> Mapping[nn.Parameter, Tensor]:
         with self._counts:
             return self._part.aliases()
+
+    def compensated(
+        self,
+        sight: Sight,
+        parameters: Sequence[nn.Parameter],
+        gradients: Sequence[Tensor | None],
+        rows: int,
+    ) -> Sequence[Tensor | None]:
+        with self._counts:
+            return self._part.compensated(sight, parameters, gradients, rows)
 
     def finished(self, instances: int) -> None:
         if self._first:
@@ -137,7 +157,16 @@ class Share(AbstractWeights):
 
 
 def share(part: PartState, lanes: int, lock: Callable[[], AbstractLock]) -> list[Share]:
-    """So many views of a part, in place of those that it had; what those had added stays."""
+    """So many views of a part, in place of those that it had; what those had added stays.
+
+    Raises:
+        ValueError: The part's view writes leaves that lanes would read at the same time.
+    """
+    if not isinstance(part.view, Stashed):
+        raise ValueError(
+            f"part '{part.name}': lanes=True and view={part.view} do not go together: lanes see "
+            "the weights of a part at the same time; use view=Stashed(), or no lanes"
+        )
     part.absorb_shares()
     counts, stepping = lock(), lock()
     shares = [Share(part, counts, stepping, lock(), first=k == 0) for k in range(lanes)]

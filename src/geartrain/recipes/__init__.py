@@ -1,13 +1,23 @@
 """Tasks by name, each in a file of its own: loader, graph, rules, target."""
 
 from geartrain.recipes.babi import BABI
+from geartrain.recipes.charlm import CHARLM
+from geartrain.recipes.cifar import CIFAR
 from geartrain.recipes.listreduce import LISTREDUCE
 from geartrain.recipes.mnist import MNIST
 from geartrain.recipes.qm9 import QM9
-from geartrain.recipes.recipe import Option, Recipe, Setting, Task, meant
+from geartrain.recipes.recipe import Choice, Option, Recipe, Setting, Task, Value, meant
 from geartrain.recipes.sentiment import SENTIMENT
 
-RECIPES: tuple[Recipe, ...] = (MNIST, LISTREDUCE, SENTIMENT, BABI, QM9)
+RECIPES: tuple[Recipe, ...] = (
+    MNIST,
+    LISTREDUCE,
+    SENTIMENT,
+    BABI,
+    QM9,
+    CIFAR,
+    CHARLM,
+)
 
 
 def find_recipe(name: str) -> Recipe:
@@ -23,4 +33,4 @@ def find_recipe(name: str) -> Recipe:
     raise ValueError(f"no recipe '{name}': there is {', '.join(known)}{meant(name, known)}")
 
 
-__all__ = ["RECIPES", "Option", "Recipe", "Setting", "Task", "find_recipe"]
+__all__ = ["RECIPES", "Choice", "Option", "Recipe", "Setting", "Task", "Value", "find_recipe"]

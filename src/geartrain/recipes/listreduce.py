@@ -11,7 +11,6 @@ Source: the task and the loop are those of Gaunt et al. 2017, arXiv:1705.09786.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Final, Literal
 
@@ -36,6 +35,7 @@ from geartrain.recipes.recipe import (
     Setting,
     Task,
 )
+from geartrain.recipes.schedules import up_and_down
 
 PEAK_RATE: Final = 4e-3  # Adam's, after the warm-up
 WARM_UP: Final = 0.1  # share of all instances over which the rate rises; then it falls to 0
@@ -62,7 +62,7 @@ def build(setting: Setting) -> Task:
             update_every=Instances(setting.update_every),
             average="instances",
             clip=Clip(norm=CLIP_NORM),
-            schedule=up_and_down(train_size * setting.epochs),
+            schedule=up_and_down(train_size * setting.epochs, WARM_UP),
         ),
         splits={
             "train": draw(train_size, setting.seed, "train"),
@@ -105,20 +105,6 @@ def instances_of(lists: ListReduction, hidden: int) -> list[Instance]:
         Instance(start, vertex={"token": tokens[:length]}, value={"label": label}, key=f"list {i}")
         for i, (tokens, length, label) in enumerate(columns)
     ]
-
-
-def up_and_down(instances: int) -> Callable[[int], float]:
-    """A factor on the rate: up in a line from 0 to 1 over the warm-up, then down to 0.
-
-    Args:
-        instances: In all epochs.
-    """
-
-    def factor(finished: int) -> float:
-        done = (finished + 1) / (instances + 1)
-        return min(done / WARM_UP, (1 - done) / (1 - WARM_UP))
-
-    return factor
 
 
 LISTREDUCE: Final = Recipe(

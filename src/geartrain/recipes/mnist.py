@@ -4,8 +4,11 @@
 
 An instance is a minibatch: its images travel as one bundle and its labels are a vertex column. Each
 map runs one minibatch at a time, so that several in flight, on separate workers, form a pipeline
-without bubbles. Which images share a minibatch is
-drawn anew for every epoch from (seed, epoch). Every number of the recipe stands at the top.
+without bubbles. Which images share a minibatch is drawn anew for every epoch from (seed, epoch).
+Every number of the recipe stands at the top.
+
+The method ``rows`` is that: row kernels, whose gradients mix the activations of then with the
+weights of now. By any other method of ``recipes.methods`` the maps are the parts of a ``Pipeline``.
 
 Source: the task is that of Gaunt et al. 2017, arXiv:1705.09786; the digits are those of LeCun,
 Bottou, Bengio, Haffner 1998.
@@ -13,76 +16,113 @@ Bottou, Bengio, Haffner 1998.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final, Literal, final, overload
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from geartrain.data import minibatches
 from geartrain.data.mnist import CLASSES, SIDE, Digits, load_mnist
 from geartrain.engine.controller import Ramp
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import accuracy, cross_entropy
+from geartrain.optim.optimizers import LookAheadSGD
 from geartrain.optim.part import Rows, Rules
-from geartrain.recipes.recipe import LoadSplit, Option, Recipe, Setting, Task
+from geartrain.recipes import methods
+from geartrain.recipes.methods import Network, method_options, task_of
+from geartrain.recipes.recipe import LoadSplit, Option, Recipe, Setting, Task, Value
 
 RATE: Final = 0.03  # SGD's, on the mean over the images of an update
 MOMENTUM: Final = 0.9
+LEAD: Final = 0.99  # momentum of the method that leads
 PIXELS: Final = SIDE * SIDE
+MAPS: Final = 3
+TRAIN: Final = 60_000  # images
+ROWS: Final = "rows"  # the method that is no pipeline
 RAMP: Final = Ramp(start=1, over=0)  # SGD has no sums of squares that early steps could swell
 MEAN, SPREAD = 0.1307 * 255, 0.3081 * 255  # of the pixels of the training images
 
 
 def build(setting: Setting) -> Task:
     """The task; reads no data before a split is asked for; see ``Recipe.build``."""
-    batch = int(setting.options["batch"])
-    most = int(setting.options["train_size"]) or None
+    options = setting.options
+    batch, most = int(options["batch"]), int(options["train_size"]) or None
+    rows = options["method"] == ROWS
 
     def split(name: Literal["train", "test"]) -> LoadSplit:
-        def load() -> Minibatches:
+        def load() -> Sequence[Instance]:
             digits = load_mnist(setting.data, name)
-            if name == "test":
-                return Minibatches(digits, batch, key="test images")
-            return Minibatches(digits, batch, most=most, seed=setting.seed, key="train images")
+            first, seed = (most, setting.seed) if name == "train" else (None, None)
+            if rows:
+                return Minibatches(digits, batch, most=first, seed=seed, key=f"{name} images")
+            labels = torch.from_numpy(digits.labels[:first])
+            return minibatches.Minibatches(pixels(digits, first), labels, batch=batch, seed=seed)
 
         return load
 
+    splits = {"train": split("train"), "test": split("test")}
+    network = make_network(options, setting.epochs * -(-(most or TRAIN) // batch))
+    if not rows:
+        return task_of(network, setting, splits, validation="test")
     return Task(
-        graph=make_graph(int(setting.options["hidden"])),
+        graph=make_graph(int(options["hidden"])),
         rules=Rules(
-            optimizer=partial(
-                torch.optim.SGD,
-                lr=float(setting.options["learning_rate"]),
-                momentum=float(setting.options["momentum"]),
-            ),
+            optimizer=partial(network.optimizer, lr=network.rate),
             # Rows, not instances: a map steps when its minibatch is back, not when those below
             # it have had it too.
             update_every=Rows(batch * setting.update_every),
         ),
-        splits={"train": split("train"), "test": split("test")},
+        splits=splits,
         validation="test",
         ramp=RAMP,
     )
 
 
+def make_blocks(hidden: int) -> nn.Sequential:
+    """Three linear maps in a row, ReLU behind all but the last.
+
+    Args:
+        hidden: Width between them.
+    """
+    first = nn.Sequential(nn.Linear(PIXELS, hidden), nn.ReLU())
+    second = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU())
+    return nn.Sequential(first, second, nn.Linear(hidden, CLASSES))
+
+
 def make_graph(hidden: int) -> Graph:
-    """Three linear maps in a row.
+    """The maps as nodes of their own.
 
     Args:
         hidden: Width between them.
     """
     graph = Graph(vertex=("label",))
     images = graph.input("images", shape=(PIXELS,), dtype=torch.float32, bundle=True)
-    first = nn.Sequential(nn.Linear(PIXELS, hidden), nn.ReLU())
-    second = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU())
-    once = images.through(first, name="linear 1", alone=True)
-    twice = once.through(second, name="linear 2", alone=True)
-    scores = twice.through(nn.Linear(hidden, CLASSES), name="linear 3", alone=True)
-    scores.loss(cross_entropy, "label", metrics={"accuracy": accuracy})
+    for number, block in enumerate(make_blocks(hidden), 1):
+        images = images.through(block, name=f"linear {number}", alone=True)
+    images.loss(cross_entropy, "label", metrics={"accuracy": accuracy})
     return graph
+
+
+def make_network(options: Mapping[str, Value], updates: int) -> Network:
+    """The maps as blocks of a pipeline, and how they learn.
+
+    Args:
+        options: Of the recipe, complete.
+        updates: Minibatches of all epochs.
+    """
+    return Network(
+        module=make_blocks(int(options["hidden"])),
+        sample=torch.zeros(int(options["batch"]), PIXELS),
+        metrics={"accuracy": accuracy},
+        optimizer=partial(torch.optim.SGD, momentum=float(options["momentum"])),
+        rate=float(options["learning_rate"]),
+        minibatches=updates,
+        leading=partial(LookAheadSGD, momentum=LEAD),
+    )
 
 
 @final
@@ -106,8 +146,7 @@ class Minibatches(Sequence[Instance]):
         seed: int | None = None,
         key: str = "images",
     ) -> None:
-        images = torch.from_numpy(digits.images[:most])
-        self._pixels = images.flatten(1).to(torch.float32).sub_(MEAN).div_(SPREAD)
+        self._pixels = pixels(digits, most)
         self._labels = digits.labels[:most]
         self._batch, self._seed, self._key = batch, seed, key
         self._order = np.arange(len(self._labels))
@@ -138,13 +177,24 @@ class Minibatches(Sequence[Instance]):
         )
 
 
+def pixels(digits: Digits, most: int | None) -> Tensor:
+    """The first so many images, float32 ``(N, 784)`` of mean 0 and spread 1."""
+    images = torch.from_numpy(digits.images[:most])
+    return images.flatten(1).to(torch.float32).sub_(MEAN).div_(SPREAD)
+
+
+def in_flight(options: Mapping[str, Value]) -> int:
+    """Minibatches in flight by the method's default."""
+    return MAPS if options["method"] == ROWS else methods.in_flight(options)
+
+
 MNIST: Final = Recipe(
     name="mnist",
     summary="tell handwritten digits apart; whole minibatches go through a pipeline",
     paper="Gaunt et al. 2017, arXiv:1705.09786; LeCun et al. 1998",
     metrics=("accuracy",),
     target="accuracy>=0.97",
-    max_active=3,
+    max_active=in_flight,
     update_every=1,
     unit="instances",
     epochs=3,
@@ -158,10 +208,11 @@ MNIST: Final = Recipe(
         "mnist/t10k-labels-idx1-ubyte.gz",
     ),
     options=(
+        *method_options(ROWS, parts=MAPS),
         Option("batch", 100, 1, "images of a minibatch, which is one instance"),
         Option("hidden", PIXELS, 1, "width between the linear maps"),
         Option("train_size", 0, 0, "train on the first so many images; 0 takes all"),
-        Option("learning_rate", RATE, 0.0, "SGD's rate"),
+        Option("learning_rate", RATE, 0.0, "SGD's rate; a method may scale it"),
         Option("momentum", MOMENTUM, 0.0, "SGD's momentum"),
     ),
 )

@@ -14,18 +14,21 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, TypeAlias, final
+from typing import Any, Final, Literal, TypeAlias, final
 
 import torch
 from torch import nn
 
-from geartrain.engine.controller import Ramp
+from geartrain.engine.controller import AbstractRamp
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
+from geartrain.nn.pipeline import Pipeline
 from geartrain.optim.mixer import Average
 from geartrain.optim.part import Part, Rules
 
 Number: TypeAlias = int | float
+Value: TypeAlias = Number | str
+"""Of an option."""
 LoadSplit: TypeAlias = Callable[[], Sequence[Instance]]
 
 
@@ -61,6 +64,37 @@ class Option:
         if not self.least <= value < math.inf:
             raise ValueError(f"option {self.name}={text}: expected {words}, {self.least:g} or more")
         return value
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A word of a recipe that may be changed with ``--option NAME=WORD``.
+
+    Args:
+        name: Lower case.
+        default: One of the words.
+        words: Those there are.
+        what: Half a sentence.
+    """
+
+    name: str
+    default: str
+    words: tuple[str, ...]
+    what: str
+
+    def parse(self, text: str) -> str:
+        """The word.
+
+        Raises:
+            ValueError: It is none of those there are.
+        """
+        if text not in self.words:
+            raise ValueError(
+                f"option {self.name}={text}: expected one of {', '.join(self.words)}"
+                + meant(text, self.words)
+            )
+        return text
 
 
 @final
@@ -106,7 +140,7 @@ class Setting:
     epochs: int
     update_every: int
     data: Path | None = None
-    options: Mapping[str, Number] = field(default_factory=dict)
+    options: Mapping[str, Value] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     replicas: int = 1
 
@@ -128,14 +162,31 @@ class Task:
         validation: The split to validate on.
         ramp: How instances in flight grow.
         files: Name to text, kept in the run's folder for ``Setting.files``.
+        pipeline: That the graph is of, if it is one; its parts are placed in their order.
     """
 
     graph: Graph
     rules: Rules
     splits: Mapping[str, LoadSplit]
     validation: str
-    ramp: Ramp
+    ramp: AbstractRamp
     files: Mapping[str, str] = field(default_factory=dict)
+    pipeline: Pipeline | None = None
+
+    def settings(self, workers: int, *, copies: bool = False) -> dict[str, Any]:
+        """What ``Session`` is told besides graph, rules, runtime and what a user chooses.
+
+        Args:
+            workers: Of the runtime.
+            copies: Whether there are copies of the whole model, each on one worker.
+        """
+        found: dict[str, Any] = {}
+        if self.pipeline is not None:
+            found = self.pipeline.settings(min(workers, len(self.pipeline.parts)))
+            del found["max_active"]
+            if copies:
+                del found["placement"]
+        return {**found, "ramp": self.ramp}
 
     def load(self, split: str) -> Sequence[Instance]:
         """The instances of a split; ``dev`` and ``valid`` are two words for the validation.
@@ -161,12 +212,13 @@ class Recipe:
         paper: Where the task or the model comes from.
         metrics: Of validation, the most telling first; ``loss`` comes with every task.
         target: A value worth reaching, as ``Target.parse`` reads it.
-        max_active: Default number of instances in flight.
+        max_active: Default number of instances in flight, or a function of all options that gives
+            it.
         update_every: Default, in ``unit``.
         unit: What updates are counted in.
         epochs: Default number.
         needs: Files of the data folder; none for generated data.
-        options: Numbers that may be changed.
+        options: Numbers and words that may be changed.
         whole_minibatches: Whether an instance is a minibatch, so that a copy of the model has one
             in flight.
         bottleneck: The part that most of the work is in, which may have copies, met every so many
@@ -180,14 +232,14 @@ class Recipe:
     paper: str
     metrics: tuple[str, ...]
     target: str
-    max_active: int
+    max_active: int | Callable[[Mapping[str, Value]], int]
     update_every: int
     unit: Literal["rows", "instances"]
     epochs: int
     make: Callable[[Setting], Task]
     draw: Callable[[], Graph]
     needs: tuple[str, ...] = ()
-    options: tuple[Option, ...] = ()
+    options: tuple[Option | Choice, ...] = ()
     bottleneck: str | None = None
     whole_minibatches: bool = False
 
@@ -202,9 +254,8 @@ class Recipe:
         if setting.seed < 0:
             raise ValueError(f"seed {setting.seed}: expected 0 or more")
         self.require_replicas(setting.replicas)
-        options = {o.name: o.default for o in self.options}
         for name in setting.options:
-            self._option(name)
+            self.option(name)
         torch.manual_seed(setting.seed)
         return self.make(
             Setting(
@@ -212,7 +263,7 @@ class Recipe:
                 epochs=setting.epochs,
                 update_every=setting.update_every,
                 data=setting.data,
-                options=options | dict(setting.options),
+                options=self.complete(setting.options),
                 files=setting.files,
                 replicas=setting.replicas,
             )
@@ -232,21 +283,36 @@ class Recipe:
                 "is spread evenly over its parts; leave replicas out, and give it more workers"
             )
 
-    def parse_options(self, texts: Sequence[str]) -> dict[str, Number]:
+    def complete(self, options: Mapping[str, Value]) -> dict[str, Value]:
+        """These options, and the defaults of the others."""
+        return {o.name: o.default for o in self.options} | dict(options)
+
+    def in_flight(self, options: Mapping[str, Value]) -> int:
+        """The default number of instances in flight under these options."""
+        if isinstance(self.max_active, int):
+            return self.max_active
+        return self.max_active(self.complete(options))
+
+    def parse_options(self, texts: Sequence[str]) -> dict[str, Value]:
         """``["hidden=32"]`` as values by name.
 
         Raises:
             ValueError: Not of that form, an unknown name, or a value that does not fit.
         """
-        values: dict[str, Number] = {}
+        values: dict[str, Value] = {}
         for text in texts:
             name, equals, value = text.partition("=")
             if not equals:
                 raise ValueError(f"option {text!r}: write NAME=VALUE, such as hidden=64")
-            values[name.strip()] = self._option(name.strip()).parse(value.strip())
+            values[name.strip()] = self.option(name.strip()).parse(value.strip())
         return values
 
-    def _option(self, name: str) -> Option:
+    def option(self, name: str) -> Option | Choice:
+        """The option of a name.
+
+        Raises:
+            ValueError: There is none.
+        """
         for option in self.options:
             if option.name == name:
                 return option

@@ -53,6 +53,7 @@ class AbstractDoor(Protocol):
     """Where instances are admitted: the controller, or one copy of the model."""
 
     packer: Packer
+    one_by_one: bool
 
     def want(self) -> int: ...
 
@@ -117,9 +118,12 @@ class Feeder(AbstractFeeder):
             DataError: An instance is refused and the policy is to raise.
         """
         while not self.exhausted and (n := door.want()):
-            packed = self._take_packed(n, door.packer)
-            if packed is not None:
-                return door.admit(packed)
+            if door.one_by_one:
+                n = 1
+            else:
+                packed = self._take_packed(n, door.packer)
+                if packed is not None:
+                    return door.admit(packed)
             batch = self._take(n)
             if not batch:
                 continue  # the source has ended, or all of them were skipped

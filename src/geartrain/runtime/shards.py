@@ -31,6 +31,7 @@ class CopyDoor:
     def __init__(self, controller: ControllerState, copy: int, left: int | None) -> None:
         self._controller, self._copy, self._left = controller, copy, left
         self.packer: Packer = controller.packer
+        self.one_by_one = controller.one_by_one
 
     def want(self) -> int:
         n = self._controller.want_of(self._copy)

@@ -21,10 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from geartrain.engine.controller import Ramp
+from geartrain.engine.controller import AbstractRamp
 from geartrain.engine.engine import Engine, Settings, copies_of, make_parts, original_name
 from geartrain.engine.instrument import (
     AbstractInstrument,
+    AbstractMeter,
     PartStaleness,
 )
 from geartrain.engine.mailbox import AbstractPolicy
@@ -32,14 +33,21 @@ from geartrain.errors import CheckpointError, DataError
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import Collected
-from geartrain.ir.operators import Losing
+from geartrain.ir.node import Memory
+from geartrain.ir.operators import Losing, Replaying
 from geartrain.ir.precision import Precision, require_float32, require_precision
 from geartrain.native.transfer import require_device
 from geartrain.optim.part import PartState, Rules
 from geartrain.optim.replicas import Neighbours, Replicas
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Feeder, OnBadInstance
 from geartrain.runtime.threads import Threads
-from geartrain.train.checkpoint import Json, Retention, read_checkpoint, write_checkpoint
+from geartrain.train.checkpoint import (
+    Checkpoint,
+    Json,
+    Retention,
+    read_checkpoint,
+    write_checkpoint,
+)
 from geartrain.train.copies import load_replicas, replicas_to_tensors
 from geartrain.train.fitting import Fitting, require_fit_arguments
 from geartrain.train.observer import Observer, means_of
@@ -57,7 +65,12 @@ from geartrain.train.results import (
     position_from_json,
     staleness_of,
 )
-from geartrain.train.snapshot import load_parts, parts_to_tensors
+from geartrain.train.snapshot import (
+    load_parts,
+    memories_to_tensors,
+    parts_to_tensors,
+    tensors_to_memories,
+)
 from geartrain.train.source import Convert, Data, Source
 
 log = logging.getLogger("geartrain.train")
@@ -75,7 +88,8 @@ class Session:
         rules: Defaults of the parts.
         runtime: ``Threads(1)`` unless given.
         max_active: Most instances in flight.
-        ramp: How training gets there; ``Ramp(over=0)`` starts at once.
+        ramp: How training gets there; ``Ramp(over=0)`` starts at once, ``Synchronous(n)`` after n
+            instances, one at a time.
         max_rows: Most rows in one firing.
         policy: Makes the firing policy of a worker, from its index.
         drain: Admit only when nothing is in flight: minibatches of ``max_active``, the synchronous
@@ -90,6 +104,7 @@ class Session:
             is kept of them and matrix products are bfloat16; weights, optimisers, sums of gradients
             and losses float32. Modules without a kernel for it run in float32 between casts, as
             does ``Part(full_precision=True)``. What leaves the graph is float32.
+        meter: Counts what training computes: ``geartrain.FlopMeter()``.
         device: Where parts live that name no device of their own, and where the rows of instances
             are fed: ``cpu``, ``cuda``, ``cuda:1``. None leaves modules where they are; rows
             are then fed where they are, or on the host if all modules are there.
@@ -105,6 +120,7 @@ class Session:
 
     Raises:
         ValueError: Two parts have one name, there is no such precision, a device does not exist, or
+            ``lanes`` does not go together with ``placement``, replicas or ``keep="graph"``, or
             copies cannot exchange as ``replicas`` says.
         GraphError: ``bf16``, and a module's weights are not float32.
         GraphError: From ``fit``, ``evaluate``, ``predict``: the graph cannot run.
@@ -117,13 +133,14 @@ class Session:
         rules: Rules | None = None,
         runtime: AbstractRuntime | None = None,
         max_active: int = 64,
-        ramp: Ramp | None = None,
+        ramp: AbstractRamp | None = None,
         max_rows: int = 4096,
         policy: Callable[[int], AbstractPolicy] | None = None,
         drain: bool = False,
         lanes: bool = False,
         replicas: Neighbours | None = None,
         precision: Precision = "full",
+        meter: AbstractMeter | None = None,
         device: str | torch.device | None = None,
         placement: Mapping[str, int] | None = None,
         convert: Convert | None = None,
@@ -145,6 +162,7 @@ class Session:
             drain=drain,
             lanes=lanes,
             precision=require_precision(precision, "precision="),
+            meter=meter,
             device=found,
         )
         self.placement = dict(placement or {})
@@ -158,11 +176,14 @@ class Session:
             None if replicas is None else Replicas(self.parts, replicas, self.runtime.lock)
         )
         self._plain: Engine | None = None  # evaluates the consensus where there are replicas
+        for part in self.trained_parts.values():
+            part.in_flight(max_active)
         if precision == "bf16":
             for name, part in self.parts.items():
                 require_float32(name, dict(part.module.named_parameters()))
         self._position = Position()
         self._engine: Engine | None = None
+        self._memories: dict[str, Memory] = {}  # of nodes, when the engine was last at rest
         self._costs: dict[str, float] = {}
         self._met = 0  # instances trained at the last meeting of copies
         self._checked = False
@@ -293,12 +314,13 @@ class Session:
                 "precision, or weights_only=True"
             )
         position = None if weights_only else position_from_json(document["position"], path)
+        memories = {} if weights_only else self._memories_of(checkpoint, str(path))
         load_parts(self.parts, checkpoint.tensors, document["parts"], weights_only, str(path))
         if self._replicas is not None:
             load_replicas(self._replicas, checkpoint.tensors, document, weights_only, str(path))
         if position is not None:
             self._position = position
-            self._engine = self._plain = None
+            self._engine, self._plain, self._memories = None, None, memories
             load_random_state(document["random"])
 
     def statistics(self) -> dict[str, Any]:
@@ -330,6 +352,13 @@ class Session:
                     f"lanes=True and {name} {value} do not go together: in lanes every worker has "
                     "all nodes and shares all parts; leave one of the two out"
                 )
+        graphs = [t.name for t in self.graph.throughs() if t.keep == "graph" and t.parameters]
+        if graphs:
+            raise ValueError(
+                f"lanes=True and keep='graph' of {graphs} do not go together: a module that keeps "
+                "autograd's graph runs in one thread at a time; leave out lanes, and parts are "
+                "spread over the workers"
+            )
 
     def _refuse_replicas_beside_others(self, replicas: Neighbours | None) -> None:
         if replicas is None:
@@ -364,9 +393,13 @@ class Session:
 
     def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Json]]:
         tensors, parts = parts_to_tensors(self.parts)
+        self._remember()
+        remembered, memories = memories_to_tensors(self._memories)
+        tensors.update(remembered)
         at = self._position
         document: dict[str, Any] = {
             "parts": parts,
+            "memories": memories,
             "seed": self.seed,
             "precision": self.settings.precision,
             "position": {
@@ -404,6 +437,7 @@ class Session:
                 self._plain = Engine(self.graph, self.parts, self.settings, self.runtime.workers)
             return self._plain
         if self._engine is None or fresh:
+            self._remember()
             self._engine = Engine(
                 self.graph,
                 self.parts,
@@ -415,8 +449,19 @@ class Session:
                 self.runtime.lock,
                 self._replicas,
             )
+            self._engine.recall(self._memories)
             self._engine.began_s = self._position.train_seconds
         return self._engine
+
+    def _memories_of(self, checkpoint: Checkpoint, path: str) -> dict[str, Memory]:
+        names = [o.name for o in self.graph.operators if isinstance(o, Replaying)]
+        document: Any = checkpoint.document.get("memories", {})
+        return tensors_to_memories(checkpoint.tensors, document, names, path)
+
+    def _remember(self) -> None:
+        """Take what nodes remember from an engine at rest."""
+        if self._engine is not None:
+            self._memories = self._engine.memories()
 
     def _first_shapes(self, source: Source) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shapes of the rows of the first instance that can be made."""
@@ -449,6 +494,8 @@ class Session:
         return seconds
 
     def _abandon(self, training: bool) -> None:
+        if not training:
+            self._remember()  # an evaluation has left them as they were
         self._engine = self._plain = None
         if training:
             for part in self.parts.values():
@@ -469,7 +516,7 @@ class Session:
 
     def _require_metric(self, until: Target | None) -> None:
         losses = [o for o in self.graph.operators if isinstance(o, Losing)]
-        known = {"loss", *(name for o in losses for name in o.metrics)}
+        known = {o.label for o in losses if o.label} | {name for o in losses for name in o.metrics}
         if until is not None and until.metric not in known:
             raise ValueError(f"until={until}: the graph's losses have {sorted(known)}")
 
@@ -529,6 +576,8 @@ def _by_instance(collected: Sequence[Collected], n: int) -> list[Any]:
     """Rows of an output, cut by instance and sorted by vertex."""
     if not collected:
         return [torch.empty(0) for _ in range(n)]
+    if len({tuple(x.shape[1:] for x in c[3]) for c in collected}) > 1:
+        return _by_message(collected, n)
     repeat = [
         (s, v) if lengths is None else (np.repeat(s, lengths), np.repeat(v, lengths))
         for s, v, lengths, _ in collected
@@ -546,3 +595,15 @@ def _by_instance(collected: Sequence[Collected], n: int) -> list[Any]:
     if width == 1:
         return list(columns[0])
     return list(zip(*columns, strict=True))
+
+
+def _by_message(collected: Sequence[Collected], n: int) -> list[Any]:
+    """The same for bundles whose rows differ in shape from one to the next."""
+    found: list[Any] = [torch.empty(0) for _ in range(n)]
+    for serials, _, lengths, payload in collected:
+        counts = np.ones_like(serials) if lengths is None else lengths
+        pieces = [x.split(counts.tolist()) for x in payload]  # type: ignore[no-untyped-call]
+        for i, serial in enumerate(serials.tolist()):
+            rows = tuple(p[i] for p in pieces)
+            found[serial] = rows[0] if len(rows) == 1 else rows
+    return found

@@ -1,13 +1,15 @@
-"""Parts as named tensors and JSON, for a checkpoint, and back."""
+"""Parts, and what nodes remember, as named tensors and JSON, for a checkpoint, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from geartrain.engine.engine import original_name
 from geartrain.errors import CheckpointError
+from geartrain.ir.node import Memory
 from geartrain.optim.part import PartState
 from geartrain.optim.state import (
     load_optimizer_state,
@@ -42,6 +44,8 @@ def parts_to_tensors(parts: Mapping[str, PartState]) -> tuple[dict[str, Tensor],
             entry["scheduler"] = scheduler_state_to_json(part.scheduler)
         for key, gradient in part.pending_gradients().items():
             tensors[f"{name}/gradient/{key}"] = gradient
+        held, entry["view"] = part.view_to_tensors()
+        tensors.update({f"{name}/{key}": value for key, value in held.items()})
         document[name] = entry
     return tensors, document
 
@@ -68,6 +72,7 @@ def load_parts(
     if weights_only:
         for name, part in parts.items():
             part.module.load_state_dict(_inside(tensors, f"{name}/weights/"))
+            part.replaced()
         return
     own, entries = parts_to_tensors(parts)
     own = {key: tensor.clone() for key, tensor in own.items()}
@@ -76,6 +81,37 @@ def load_parts(
     except BaseException:
         _put(parts, own, entries, path)
         raise
+
+
+def memories_to_tensors(
+    memories: Mapping[str, Memory],
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What nodes remember (buffers of replays), by node name."""
+    tensors = {
+        f"{name}/memory/{key}": tensor
+        for name, (found, _) in memories.items()
+        for key, tensor in found.items()
+    }
+    return tensors, {name: document for name, (_, document) in memories.items()}
+
+
+def tensors_to_memories(
+    tensors: Mapping[str, Tensor],
+    document: Mapping[str, Any],
+    names: Sequence[str],
+    path: str,
+) -> dict[str, Memory]:
+    """The reverse.
+
+    Raises:
+        CheckpointError: The graph has no such nodes.
+    """
+    if foreign := sorted(n for n in document if original_name(n) not in names):
+        raise CheckpointError(
+            f"{path}: holds buffers of {foreign}, the graph replays at {sorted(names)}; build the "
+            "graph as it was when the checkpoint was written"
+        )
+    return {n: (_inside(tensors, f"{n}/memory/"), dict(d)) for n, d in document.items()}
 
 
 def _put(
@@ -109,6 +145,11 @@ def _put_one(
     if part.scheduler is not None and entry["scheduler"] is not None:
         load_scheduler_state(part.scheduler, entry["scheduler"])
     part.load_pending_gradients(_inside(tensors, f"{name}/gradient/"))
+    if (view := entry.get("view")) is not None:
+        held = {
+            k: v for k, v in tensors.items() if k.startswith((f"{name}/view/", f"{name}/delay/"))
+        }
+        part.load_view(_inside(held, f"{name}/"), view)
 
 
 def _inside(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -3,20 +3,20 @@
 list, map-style Dataset   shuffled by (seed, epoch); an epoch can be resumed anywhere; if it has a
                           ``set_epoch``, it is told the epoch first, to draw its items anew
 DataLoader                what it gives, batches taken apart; its shuffling follows (seed, epoch)
-any other iterable        its own order; resuming skips what was seen
+any other iterable        its own order, after ``set_epoch`` if it has one; resuming skips what was
+                          seen
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager
 from typing import Any, TypeAlias, final
 
 import numpy as np
-import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from geartrain.data.loader import seeded
 from geartrain.ir.instance import InOrder, Instance
 from geartrain.train.random_state import random_state_kept
 
@@ -135,9 +135,9 @@ class Source:
 
     def _items(self, number: int, start: int) -> Iterator[Any]:
         data: Any = self._data
+        if (set_epoch := getattr(data, "set_epoch", None)) is not None:
+            set_epoch(number)
         if self._map_style:
-            if (set_epoch := getattr(data, "set_epoch", None)) is not None:
-                set_epoch(number)
             order = self._order(number)[start:]
             if type(data) in (list, tuple):
                 return InOrder(data, order)
@@ -153,7 +153,7 @@ class Source:
         set_epoch = getattr(loader.sampler, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(number)
-        with _seeded(loader, self._seed, number):
+        with seeded(loader, self._seed, number):
             batches = iter(loader)
             items = _apart(batches) if _batched(loader) else iter(batches)
             _skip(items, start)
@@ -187,20 +187,3 @@ def _apart(batches: Iterator[Any]) -> Iterator[Any]:
                 "items: build it with collate_fn=list"
             )
         yield from batch
-
-
-@contextmanager
-def _seeded(loader: DataLoader[Any], seed: int, number: int) -> Iterator[None]:
-    """While this is entered, what the loader draws follows from the seed and the epoch."""
-    found = (loader.generator, getattr(loader.sampler, "generator", None))
-    own = list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
-    states = [g.get_state() for g in own]
-    for generator in (torch.default_generator, *own):
-        salt = generator.initial_seed() if generator is not torch.default_generator else 0
-        drawn = np.random.SeedSequence((seed, number, salt)).generate_state(1, np.uint64)
-        generator.manual_seed(int(drawn[0] >> np.uint64(1)))
-    try:
-        yield
-    finally:
-        for generator, state in zip(own, states, strict=True):
-            generator.set_state(state)

@@ -1,0 +1,139 @@
+"""Random numbers of a forward, to be used again when the module runs again.
+
+    with Remembered() as chance: y = f(x; θ then)       what is drawn is kept
+    with chance.repeated():      y = f(x; θ now)        and comes again, in the same order
+
+A generator that is set back would serve one thread only: workers draw from the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from geartrain.errors import GraphError
+
+_ATEN: Final = torch.ops.aten
+_DROPOUT: Final = _ATEN.native_dropout.default
+_FILLING: Final = frozenset(
+    (
+        "bernoulli_",
+        "cauchy_",
+        "exponential_",
+        "geometric_",
+        "log_normal_",
+        "normal_",
+        "random_",
+        "uniform_",
+    )
+)
+_MAKING: Final = frozenset(
+    ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like")
+)
+"""Operators of whose tensors only the shapes matter."""
+
+
+@final
+class Remembered(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps what operators with a seed draw while it is entered; a mode is of one thread.
+
+    Raises:
+        GraphError: An operator draws in a way that cannot be repeated for other values.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.drawn: list[Tensor] = []
+
+    def repeated(self) -> _Repeated:
+        """A mode in which the same numbers come again."""
+        return _Repeated(self.drawn)
+
+    def nbytes(self) -> int:
+        """Bytes of what is kept."""
+        return sum(x.nelement() * x.element_size() for x in self.drawn)
+
+    def __torch_dispatch__(
+        self,
+        function: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if _draws(function, args, kwargs or {}):
+            self.drawn.append(result[1] if function is _DROPOUT else result.clone())
+        return result
+
+
+@final
+class _Repeated(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives what was drawn, in order."""
+
+    def __init__(self, drawn: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._drawn: Iterator[Tensor] = iter(drawn)
+
+    def __torch_dispatch__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if not _draws(function, args, kwargs or {}):
+            return function(*args, **(kwargs or {}))
+        drawn = next(self._drawn, None)
+        if drawn is None:
+            raise GraphError(
+                f"{function} draws random numbers in the second run of a module that it did not "
+                "draw in the first; a module under the view Recomputed() draws the same each time: "
+                "use another view"
+            )
+        if function is _DROPOUT:
+            x, p = args[0], args[1]
+            return x * drawn * (1 / (1 - p) if p < 1 else 0.0), drawn
+        return args[0].copy_(drawn) if _fills(function) else drawn.clone()
+
+
+def _draws(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call draws random numbers.
+
+    Raises:
+        GraphError: It does, and they depend on the values of its arguments.
+    """
+    if torch.Tag.nondeterministic_seeded not in function.tags:
+        return False
+    if function is _DROPOUT:
+        return args[2] is not False
+    if _fills(function) or _base(function) in _MAKING or function is _ATEN.bernoulli.p:
+        return True
+    if function is _ATEN._fused_sdp_choice.default or _without_dropout(function, args, kwargs):
+        return False
+    raise GraphError(
+        f"{function} draws random numbers that depend on its input, so they cannot be drawn again "
+        "for other weights; use another view than Recomputed(), such as Stashed()"
+    )
+
+
+def _fills(function: Any) -> bool:
+    """Whether it fills its first argument, whatever was in it."""
+    return _base(function) in _FILLING and function is not _ATEN.bernoulli_.Tensor
+
+
+def _base(function: Any) -> str:
+    name: str = function.name()
+    return name.removeprefix("aten::").partition(".")[0]
+
+
+def _without_dropout(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether its share of dropout is zero, as in attention without dropout."""
+    for i, argument in enumerate(function._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[i] if i < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return bool(given == 0)
+    return False

@@ -1,0 +1,156 @@
+"""Optimisers for gradients that come late.
+
+    SpikeCompensatedSGD   a late gradient moves the weights at once as far as it would have by now
+    LookAheadSGD          gradients are taken where the momentum leads
+
+Both are torch optimisers, for ``Rules(optimizer=partial(...))``, and go without geartrain too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+@final
+class SpikeCompensatedSGD(Optimizer):
+    """SGD with momentum whose response to a gradient is, from its arrival on, that of no delay.
+
+    v' = m v + g and w' = w - η (a v' + b g), with a = m^D and b = (1 - m^D) / (1 - m). At D = 0 it
+    is SGD with momentum.
+
+    Args:
+        params: Parameters or groups of them.
+        lr: η.
+        momentum: m.
+        weight_decay: Added to the gradient, times the weight.
+        delay: D, in updates; None: the mean staleness of each step's gradients, which a geartrain
+            part writes into its groups as ``measured_delay``; 0 elsewhere.
+
+    Raises:
+        ValueError: A number is out of range.
+
+    Source: Kosson et al. 2021, arXiv:2003.11666.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        delay: float | None = None,
+    ) -> None:
+        _require(lr, momentum, weight_decay)
+        if delay is not None and delay < 0:
+            raise ValueError(f"SpikeCompensatedSGD(delay={delay}): give 0 or more, or None")
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "momentum": momentum,
+                "weight_decay": weight_decay,
+                "delay": delay,
+                "measured_delay": 0.0,
+            },
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update."""
+        loss = _evaluated(closure)
+        for group in self.param_groups:
+            m = group["momentum"]
+            delay = group["measured_delay"] if group["delay"] is None else group["delay"]
+            a = m**delay
+            b = (1 - a) / (1 - m)
+            for p in group["params"]:
+                g = _gradient(p, group["weight_decay"])
+                if g is None:
+                    continue
+                state = self.state[p]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(p)
+                v = state["momentum_buffer"].mul_(m).add_(g)
+                p.add_(v, alpha=-group["lr"] * a)
+                if b:
+                    p.add_(g, alpha=-group["lr"] * b)
+        return loss
+
+
+@final
+class LookAheadSGD(Optimizer):
+    """Nesterov's accelerated gradient, weighted for asynchronous pipelines.
+
+    With d = γ (w - w before), w' = w + d - η (1 - γ) ∇f(w + d), the gradient as old as it comes.
+    The parameters hold w + d, the point that forwards look from; w is in the state. At γ = 0 it is
+    SGD.
+
+    Args:
+        params: Parameters or groups of them.
+        lr: η.
+        momentum: γ; 0.99 for delays of several updates.
+        weight_decay: Decoupled: w' loses η λ of the parameters.
+
+    Raises:
+        ValueError: A number is out of range.
+
+    Source: Nesterov's method for asynchronous pipelines, arXiv:2505.01099. The same in Adam:
+    ``torch.optim.NAdam`` with ``betas=(0.99, 0.999), decoupled_weight_decay=True``.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        momentum: float = 0.99,
+        weight_decay: float = 0.0,
+    ) -> None:
+        _require(lr, momentum, weight_decay)
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update."""
+        loss = _evaluated(closure)
+        for group in self.param_groups:
+            lr, m = group["lr"], group["momentum"]
+            for p in group["params"]:
+                g = _gradient(p, 0.0)
+                if g is None:
+                    continue
+                state = self.state[p]
+                if "weights" not in state:
+                    state["weights"] = p.detach().clone()
+                old = state["weights"]
+                new = p - lr * (1 - m) * g - lr * group["weight_decay"] * p
+                p.copy_(new + m * (new - old))
+                old.copy_(new)
+        return loss
+
+
+def _require(lr: float, momentum: float, weight_decay: float) -> None:
+    if lr < 0 or not 0 <= momentum < 1 or weight_decay < 0:
+        raise ValueError(
+            f"lr={lr}, momentum={momentum}, weight_decay={weight_decay}: give lr and weight_decay "
+            "of 0 or more, and 0 <= momentum < 1"
+        )
+
+
+def _evaluated(closure: Callable[[], float] | None) -> float | None:
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def _gradient(p: Tensor, weight_decay: float) -> Tensor | None:
+    """Dense, with decay; None where none came."""
+    if p.grad is None:
+        return None
+    g = p.grad.to_dense() if p.grad.is_sparse else p.grad
+    return g.add(p, alpha=weight_decay) if weight_decay else g
