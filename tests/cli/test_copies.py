@@ -41,7 +41,7 @@ def test_speeds_that_are_none_are_refused(text):
 def test_train_with_a_topology_copies_the_whole_model(geartrain, tmp_path):
     found = geartrain(
         "train", "listreduce", *FEW, "--runtime", "simulated", "--replicas", "3", "--topology",
-        "ring", "--device", "1,0.5", "--link", "1ms,1MB", "--out", tmp_path / "run", "--json",
+        "ring", "--speeds", "1,0.5", "--link", "1ms,1MB", "--out", tmp_path / "run", "--json",
     )  # fmt: skip
     assert found.status == 0, found.err
     told = found.json

@@ -155,7 +155,7 @@ def systems_of(
             system = System(text.strip(), OURS, what, None, settings.epochs, changes)
         elif name == SYNCHRONOUS:
             batch = _batch(text, batch_text) if colon else drained
-            what = f"our graph, drained after every {batch} instances"
+            what = f"our graph, drained after every {batch} instances{_where(settings)}"
             system = System(text.strip(), name, what, batch, settings.epochs)
         else:
             baseline = _find(recipe, baselines, name)
@@ -172,8 +172,12 @@ def _what(recipe: Recipe, settings: Settings) -> str:
     rows = "" if settings.precision == "full" else f", rows in {settings.precision}"
     return (
         f"{settings.max_active} in flight, an update every {settings.update_every} "
-        f"{recipe.unit}{copies}{rows}"
+        f"{recipe.unit}{copies}{rows}{_where(settings)}"
     )
+
+
+def _where(settings: Settings) -> str:
+    return "" if settings.device in (None, "cpu") else f", on {settings.device}"
 
 
 def _changes(text: str, settings: str) -> dict[str, Any]:
@@ -184,10 +188,14 @@ def _changes(text: str, settings: str) -> dict[str, Any]:
         if name == "precision":
             changes[name] = require_precision(value, f"--against {text.strip()}: precision=")
             continue
+        if name == "device" and value in ("cpu", "cuda"):
+            changes[name] = value
+            continue
         if name not in CHANGES or not value.isdecimal() or int(value) < 1:
             raise ValueError(
                 f"--against {text.strip()}: write {OURS}:NAME=VALUE with a value of 1 or more and "
-                f"one of {', '.join(CHANGES)}, or precision=bf16" + meant(name, CHANGES)
+                f"one of {', '.join(CHANGES)}, or precision=bf16, or device=cuda"
+                + meant(name, (*CHANGES, "precision", "device"))
             )
         changes[name] = int(value)
     return changes
@@ -361,6 +369,7 @@ def _header(plan: _Plan, load: float | None) -> dict[str, Any]:
         "max_active": settings.max_active,
         "update_every": settings.update_every,
         "precision": settings.precision,
+        "device": settings.device or "cpu",
         "evaluate_every": settings.evaluate_every,
         "options": dict(settings.options),
         "machine": {

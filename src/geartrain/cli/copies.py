@@ -1,6 +1,6 @@
 """Copies of the model on the command line: who talks to whom, how, over what links, how fast.
 
---replicas 16 --topology torus --mixer gradients --device 1,1,0.25 --link 50us,1.25GB
+--replicas 16 --topology torus --mixer gradients --speeds 1,1,0.25 --link 50us,1.25GB
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def parse_speeds(text: str | None, workers: int) -> tuple[float, ...]:
     except ValueError:
         speeds = []
     if not speeds or min(speeds) <= 0:
-        raise ValueError(f"--device {text}: write SPEED[,SPEED...] with positive numbers")
+        raise ValueError(f"speeds {text}: write SPEED[,SPEED...] with positive numbers")
     return tuple(speeds[k % len(speeds)] for k in range(workers))
 
 

@@ -76,7 +76,7 @@ MixerOption = Annotated[
     str | None,
     typer.Option(help="How copies exchange: gradients, all-reduce, ...", show_default=False),
 ]
-DeviceOption = Annotated[
+SpeedsOption = Annotated[
     str | None,
     typer.Option(metavar="SPEED,...", help="Speeds of simulated workers, repeated in turn."),
 ]
@@ -84,6 +84,7 @@ LinkOption = Annotated[
     str | None,
     typer.Option(metavar="LATENCY,BANDWIDTH", help="Simulated links, such as 50us,1.25GB."),
 ]
+DEVICE = "cpu|cuda|cuda:N"
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)]
 RecipeArgument = Annotated[str, typer.Argument(help="See 'geartrain recipes'.", show_default=False)]
 
@@ -159,12 +160,20 @@ def train(
     ] = None,
     topology: TopologyOption = None,
     mixer: MixerOption = None,
-    device: DeviceOption = None,
+    speeds: SpeedsOption = None,
     link: LinkOption = None,
     precision: Annotated[
         PrecisionName | None,
         typer.Option(
             help="bf16: rows and products in bfloat16, weights in float32. Default full.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar=DEVICE,
+            help="Where the model lives; a run may be resumed on another. Default the CPU.",
             show_default=False,
         ),
     ] = None,
@@ -179,8 +188,8 @@ def train(
     """Train a recipe.
 
     The JSON has recipe, runtime, workers, max_active, update_every, replicas, topology, mixer,
-    precision, seed, epochs (trained), instances, train_seconds, instances_per_second, valid,
-    history, reached, staleness, peak_rss_mib, and with copies of the model copies: distance,
+    precision, device, seed, epochs (trained), instances, train_seconds, instances_per_second,
+    valid, history, reached, staleness, peak_rss_mib, and with copies of the model copies: distance,
     bytes_per_gradient, letters, letter_staleness, instances of each. Seconds are of training alone,
     since the run began; epochs are fractions where the run is evaluated within them.
     """
@@ -199,9 +208,10 @@ def train(
         "replicas": replicas,
         "topology": topology,
         "mixer": mixer,
-        "device": device,
+        "speeds": speeds,
         "link": link,
         "precision": None if precision is None else precision.value,
+        "device": device,
     }
     watching = command.Watching(tensorboard=tensorboard, trace=trace, as_json=as_json)
     command.train(recipe, given, option or [], data, out, resume, watching)
@@ -215,7 +225,10 @@ def simulate(
     ] = 4,
     topology: TopologyOption = None,
     mixer: MixerOption = None,
-    device: DeviceOption = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="SPEED,...", help="Speeds of the devices, repeated in turn."),
+    ] = None,
     link: LinkOption = None,
     data: DataOption = None,
     max_active: Annotated[
@@ -257,7 +270,8 @@ def simulate(
         "replicas": replicas,
         "topology": topology,
         "mixer": mixer or "gradients",
-        "device": device,
+        "speeds": device,
+        "device": None,
         "link": link,
         "precision": None,
     }
@@ -273,8 +287,8 @@ def compare(
         typer.Option(
             metavar="NAME,...",
             help="Systems, as NAME or NAME:BATCH, and ours with other settings, as "
-            "ours:replicas=2:max_active=16 or ours:precision=bf16; default: ours-sync and the "
-            "baselines that are not slow.",
+            "ours:replicas=2:max_active=16, ours:precision=bf16 or ours:device=cuda; default: "
+            "ours-sync and the baselines that are not slow.",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... for every system.")] = 3,
@@ -299,6 +313,14 @@ def compare(
     ] = None,
     update_every: Annotated[
         int | None, typer.Option(min=1, help="Of ours; default: the recipe's.")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar=DEVICE,
+            help="Where ours lives; baselines stay on the CPU. Default the CPU.",
+            show_default=False,
+        ),
     ] = None,
     option: Annotated[
         list[str] | None,
@@ -337,6 +359,7 @@ def compare(
         "evaluate_every": evaluate_every,
         "replicas": None,
         "precision": None,
+        "device": device,
     }
     command.compare(recipe, given, option or [], against, seeds, data, out, as_json)
 
@@ -346,12 +369,20 @@ def evaluate(
     run: RunArgument,
     data: DataOption = None,
     split: Annotated[SplitName, typer.Option(help="Which data.")] = SplitName.DEV,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar=DEVICE,
+            help="Where the model lives; default: where it was trained.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Evaluate a run's best checkpoint on a split."""
     from geartrain.cli import evaluate as command
 
-    command.evaluate(run, data, split.value, as_json)
+    command.evaluate(run, data, split.value, as_json, device)
 
 
 @app.command()

@@ -20,6 +20,7 @@ from geartrain.cli.copies import parse_link, parse_speeds, require_mixer
 from geartrain.data.points import require_evaluate_every
 from geartrain.errors import DataError
 from geartrain.ir.precision import Precision, require_precision
+from geartrain.native.transfer import require_device
 from geartrain.optim.replicas import Neighbours
 from geartrain.optim.topology import topology_of
 from geartrain.recipes import Recipe, Setting
@@ -50,9 +51,11 @@ class Settings:
         replicas: Copies of the recipe's bottleneck; with ``topology`` or ``mixer`` of the whole
             model.
         topology, mixer: Who talks to whom, and how; None and None: no copies of the model.
-        device, link: Speeds, latency and bandwidth as text, for ``simulated``.
+        speeds, link: Speeds, latency and bandwidth as text, for ``simulated``.
         costs: Seconds a firing and a row by node, measured, for ``simulated``.
         precision: ``full`` or ``bf16``.
+        device: Of all parts, or None: the CPU. It changes nothing but speed and rounding, so a run
+            may be resumed on another.
         options: The recipe's, complete.
     """
 
@@ -68,10 +71,11 @@ class Settings:
     evaluate_every: float | None
     replicas: int
     precision: Precision
+    device: str | None
     options: Mapping[str, int | float]
     topology: str | None = None
     mixer: str | None = None
-    device: str | None = None
+    speeds: str | None = None
     link: str | None = None
     costs: Mapping[str, Sequence[float]] | None = None
 
@@ -85,7 +89,7 @@ class Settings:
             if self.costs is not None:
                 nodes = {name: (float(a), float(b)) for name, (a, b) in self.costs.items()}
                 costs = replace(costs, nodes=nodes, backward=0.0)
-            speeds = parse_speeds(self.device, self.workers)
+            speeds = parse_speeds(self.speeds, self.workers)
             return Simulated(self.workers, seed=self.seed, costs=costs, speeds=speeds)
         return Threads(self.workers)
 
@@ -154,6 +158,7 @@ def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> Settings:
         "topology": None,
         "mixer": None,
         "device": None,
+        "speeds": None,
         "link": None,
         "costs": None,
     }
@@ -173,10 +178,10 @@ def resumed_settings(
     """The settings of the run, after a look at whether what was given agrees.
 
     Raises:
-        ValueError: An option differs; names all that do.
+        ValueError: An option differs; names all that do. Or the device is not here.
         DataError: The config is not one of ours.
     """
-    settings = settings_from_json(config)
+    settings = on_device(settings_from_json(config), given["device"])
     was = asdict(settings)
     differing = [] if recipe.name == settings.recipe else [f"RECIPE {settings.recipe}"]
     for name, value in given.items():
@@ -195,6 +200,19 @@ def resumed_settings(
     return settings
 
 
+def on_device(settings: Settings, device: str | None) -> Settings:
+    """The settings of a run, on another device if one is given.
+
+    Raises:
+        ValueError: There is no such device here.
+    """
+    found = settings if device is None else replace(settings, device=device)
+    if found.device is not None:
+        whose = "--device" if device is not None else "the run's --device"
+        require_device(found.device, whose)
+    return found
+
+
 def settings_from_json(config: Mapping[str, Any]) -> Settings:
     """What ``config_of`` made.
 
@@ -205,7 +223,7 @@ def settings_from_json(config: Mapping[str, Any]) -> Settings:
     stored = config.get("settings")
     if isinstance(stored, Mapping):
         # Of runs from before there was a choice.
-        later = dict.fromkeys(("topology", "mixer", "device", "link", "costs"))
+        later = dict.fromkeys(("device", "topology", "mixer", "speeds", "link", "costs"))
         stored = {"precision": "full", **later, **stored}
     if not isinstance(stored, Mapping) or (missing := [n for n in names if n not in stored]):
         what = "settings" if not isinstance(stored, Mapping) else ", ".join(missing)
@@ -234,8 +252,8 @@ def require_settings(recipe: Recipe, settings: Settings) -> None:
     """Refuse what cannot be trained.
 
     Raises:
-        ValueError: An unknown runtime, precision or metric, or more copies than workers or than
-            the recipe can have.
+        ValueError: An unknown runtime, precision or metric, a device that is not here, or more
+            copies than workers or than the recipe can have.
     """
     if settings.runtime not in RUNTIMES:
         raise ValueError(f"--runtime {settings.runtime}: expected one of {', '.join(RUNTIMES)}")
@@ -247,13 +265,15 @@ def require_settings(recipe: Recipe, settings: Settings) -> None:
                 f"--until {settings.until}: recipe '{recipe.name}' reports {', '.join(known)}"
             )
     require_precision(settings.precision, "--precision ")
+    if settings.device is not None:
+        require_device(settings.device, "--device")
     if settings.copies_model:
         _require_copies(settings)
     else:
         recipe.require_replicas(settings.replicas)
-    if settings.runtime != "simulated" and (settings.device or settings.link):
+    if settings.runtime != "simulated" and (settings.speeds or settings.link):
         raise ValueError(
-            "--device and --link imagine machines: they go with --runtime simulated, or with "
+            "--speeds and --link imagine machines: they go with --runtime simulated, or with "
             "geartrain simulate"
         )
     if not settings.copies_model and settings.replicas > settings.workers:
@@ -270,7 +290,7 @@ def _require_copies(settings: Settings) -> None:
     if settings.replicas > 1 and setting.made_exchange().needs_neighbours:
         topology_of(setting.topology).neighbours(settings.replicas)
     parse_link(settings.link)
-    parse_speeds(settings.device, settings.workers)
+    parse_speeds(settings.speeds, settings.workers)
 
 
 def cores() -> int:

@@ -141,6 +141,7 @@ def _prepare(
         ramp=task.ramp,
         replicas=settings.neighbours(),
         precision=settings.precision,
+        device=settings.device,
         seed=settings.seed,
         instruments=[*_instruments(folder, watching), seen],
     )
@@ -215,6 +216,7 @@ def result_of(settings: Settings, history: Sequence[EpochEnded]) -> dict[str, An
         "topology": settings.topology,
         "mixer": settings.mixer,
         "precision": settings.precision,
+        "device": settings.device or "cpu",
         "seed": settings.seed,
         "epochs": last.epoch,
         "instances": instances,

@@ -96,6 +96,7 @@ def run_ours(trial: Trial) -> Mapping[str, Any]:
         ramp=ramp,
         drain=drain,
         precision=settings.precision,
+        device=settings.device,
         seed=settings.seed,
         instruments=[_Epochs()],
     )

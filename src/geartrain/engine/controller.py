@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from geartrain.engine.router import Outbox, Router
@@ -27,6 +28,7 @@ from geartrain.ir.operator import Input
 from geartrain.ir.packed import Packed, Packer, Rows
 from geartrain.ir.precision import narrowed
 from geartrain.ir.wiring import Wiring
+from geartrain.native.transfer import moved
 
 
 @final
@@ -72,6 +74,7 @@ class ControllerState:
         drain: Admit only when nothing is in flight: synchronous minibatches of ``max_active``.
         copies: Copies of the whole model, to each of which ``max_active`` and ``drain`` apply by
             itself; instances are admitted to one of them.
+        device: Where rows are fed; None: where instances have them.
     """
 
     def __init__(
@@ -84,11 +87,13 @@ class ControllerState:
         *,
         drain: bool = False,
         copies: int = 1,
+        device: torch.device | None = None,
     ) -> None:
         if max_active < 1:
             raise ValueError(f"max_active={max_active}: give 1 or more")
         self._wiring, self._arena, self._router = wiring, wiring.arena, router
         self._max_active, self._ramp, self._drain = max_active, ramp, drain
+        self._device = device
         self._pending = np.zeros(64, np.int64)
         self.trained = finished
         self.active = 0
@@ -190,6 +195,8 @@ class ControllerState:
             state[columns[field]] = value
         if self._wiring.precision == "bf16":
             payload = narrowed(payload)
+        if self._device is not None:
+            payload = moved(payload, self._device)
         return Forward((payload,), state, instance, lengths)
 
     def settle(self, out: Outbox) -> int:

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from typing import final
 
 import numpy as np
+import torch
 from torch import nn
 
 from geartrain.engine.controller import ControllerState, Ramp
-from geartrain.engine.mailbox import AbstractPolicy, FullestFirst
+from geartrain.engine.mailbox import AbstractPolicy, Sweeps
+from geartrain.engine.order import ranks
 from geartrain.engine.placement import place
 from geartrain.engine.router import Outbox, Router
 from geartrain.engine.worker import Finished, WorkerState
@@ -31,6 +33,7 @@ from geartrain.ir.products import forget_copies
 from geartrain.ir.readout import ReadoutNode
 from geartrain.ir.through import Through
 from geartrain.ir.wiring import Owner, Wiring, copy_name, wire
+from geartrain.native.transfer import require_device
 from geartrain.optim.part import Part, PartState, Rules
 from geartrain.optim.replicas import Replicas
 from geartrain.optim.share import AbstractLock, NoLock, Share, share
@@ -49,15 +52,18 @@ class Settings:
         drain: Admit only when nothing is in flight: synchronous minibatches.
         lanes: Every worker runs the whole graph for its own instances, all with the same weights.
         precision: Of rows and products.
+        device: Where the rows of instances are fed; None: where they are, or on the host if all
+            modules are there.
     """
 
     max_active: int = 64
     ramp: Ramp = field(default_factory=Ramp)
     max_rows: int = 4096
-    policy: Callable[[int], AbstractPolicy] = lambda worker: FullestFirst()
+    policy: Callable[[int], AbstractPolicy] = lambda worker: Sweeps()
     drain: bool = False
     lanes: bool = False
     precision: Precision = "full"
+    device: torch.device | None = None
 
     def __post_init__(self) -> None:
         if self.max_active < 1 or self.max_rows < 1:
@@ -120,8 +126,11 @@ class Engine:
             inside = _path_inside(parts[name].module, through.function)
             return [Owner(c.module.get_submodule(inside), c) for c in copies]
 
+        spread = _is_spread(graph, parts, settings.device)
         placed = {original_name(n) for n in placement or ()}
-        self.wiring: Wiring = wire(graph, owners, lanes, settings.precision, apart=placed)
+        self.wiring: Wiring = wire(
+            graph, owners, lanes, settings.precision, apart=placed, spread=spread
+        )
         self.router = Router(self.wiring, lanes=lanes > 1)
         if lanes > 1 or replicas is not None:
             self.home = {
@@ -129,6 +138,7 @@ class Engine:
             }
         else:
             self.home = place(self.wiring, parts, workers, placement or {}, costs or {})
+        self._ranks = ranks(self.wiring)
         self.workers = [
             self._worker(w, [s[w] for s in shares.values()] or list(self.parts.values()))
             for w in range(workers)
@@ -141,6 +151,7 @@ class Engine:
             trained,
             drain=settings.drain,
             copies=1 if replicas is None else replicas.copies,
+            device=settings.device if spread else _HOST,
         )
 
     def settle(self, out: Outbox) -> int:
@@ -187,6 +198,7 @@ class Engine:
             self.router,
             self.settings.policy(w),
             self.settings.max_rows,
+            self._ranks,
             self.replicas,
         )
 
@@ -209,7 +221,7 @@ class Engine:
         for loss in self.losses:
             loss.judge = judge
             loss.collected = [] if collect and not outputs else None
-            loss.take_sums()
+            loss.sums.forget()
         for worker in self.workers:
             worker.train = train
             worker.progress = self.controller.trained
@@ -220,12 +232,15 @@ class Engine:
         Raises:
             LeakError: Rows wait in a store; names node and rows.
             ProtocolError: Answers and rows fed differ.
+            NonFiniteError: A device has found a NaN in one of the last losses or gradients.
         """
         self.controller.check_empty()
         if self.replicas is not None:
             self.replicas.check_settled()
         for node in self.wiring.nodes.values():
             node.check_empty()
+        for part in self.parts.values():
+            part.check_finite()
         if self.wiring.arena.active:
             raise LeakError(f"{self.wiring.arena.active} frames are still in the arena")
 
@@ -241,7 +256,7 @@ class Engine:
         """Loss and metrics since the last call: name to (sum, rows), added over the losses."""
         total: dict[str, tuple[float, float]] = {}
         for loss in self.losses:
-            for name, (s, n) in loss.take_sums().items():
+            for name, (s, n) in loss.sums.take().items():
                 old = total.get(name, (0.0, 0.0))
                 total[name] = (old[0] + s, old[1] + n)
         return total
@@ -250,7 +265,7 @@ class Engine:
         """The same, for a progress line: nothing is taken, and a firing may be half counted."""
         total: dict[str, tuple[float, float]] = {}
         for loss in self.losses:
-            for name, (s, n) in list(loss.sums.items()):
+            for name, (s, n) in loss.sums.peek().items():
                 old = total.get(name, (0.0, 0.0))
                 total[name] = (old[0] + s, old[1] + n)
         return total
@@ -284,11 +299,31 @@ def part_names(graph: Graph) -> dict[str, str]:
     return found
 
 
-def make_parts(graph: Graph, defaults: Rules) -> dict[str, PartState]:
+def _is_spread(graph: Graph, parts: Mapping[str, PartState], device: torch.device | None) -> bool:
+    """Whether rows may lie elsewhere than on the host: fed there, or meeting a tensor there."""
+    criteria = [o.criterion for o in graph.operators if isinstance(o, Losing)]
+    modules = [*(p.module for p in parts.values()), *graph.modules()]
+    modules += [c for c in criteria if isinstance(c, nn.Module)]
+    tensors = (x for m in modules for x in (*m.parameters(), *m.buffers()))
+    return (device is not None and device.type != "cpu") or not all(x.is_cpu for x in tensors)
+
+
+_HOST = torch.device("cpu")
+
+
+def make_parts(
+    graph: Graph, defaults: Rules, device: torch.device | None = None
+) -> dict[str, PartState]:
     """The parts of a graph at work, by name; copies of a replicated part are ``name#1`` and so on.
 
+    Args:
+        graph: Holds the modules, which are moved to their devices.
+        defaults: Of the parts' rules.
+        device: Of parts that name none; None leaves them where they are.
+
     Raises:
-        ValueError: Two parts have the same name.
+        ValueError: Two parts have the same name, a device does not exist, or a part's weights lie
+            on several.
     """
     names = part_names(graph)
     parts: dict[str, PartState] = {}
@@ -306,13 +341,17 @@ def make_parts(graph: Graph, defaults: Rules) -> dict[str, PartState]:
             continue
         if not isinstance(through.part, Part):
             assert isinstance(through.function, nn.Module)
-            parts[name] = PartState(name, through.function, defaults)
+            parts[name] = PartState(name, through.function, defaults, device=device)
             continue
         part, rules = through.part, through.part.rules(defaults)
-        parts[name] = PartState(name, part.module, rules, part.mixer)
+        where = device
+        if part.device is not None:
+            where = require_device(part.device, f"part '{name}'")
+        parts[name] = PartState(name, part.module, rules, part.mixer, where)
         for k in range(1, part.replicas):
             copied = copy_name(name, k)
-            parts[copied] = PartState(copied, copy.deepcopy(part.module), rules, part.mixer)
+            copied_module = copy.deepcopy(part.module)
+            parts[copied] = PartState(copied, copied_module, rules, part.mixer, where)
     return parts
 
 

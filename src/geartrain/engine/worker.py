@@ -82,6 +82,7 @@ class WorkerState:
         router: Follows the wires.
         policy: What fires next.
         max_rows: Most rows in one firing.
+        ranks: Node number to its places in the graph, as ``order.ranks`` gives them.
         replicas: Copies of the model, some of which live here.
     """
 
@@ -94,6 +95,7 @@ class WorkerState:
         router: Router,
         policy: AbstractPolicy,
         max_rows: int,
+        ranks: Mapping[int, tuple[int, int]],
         replicas: Replicas | None = None,
     ) -> None:
         self.index = index
@@ -102,7 +104,7 @@ class WorkerState:
         self._nodes = {n.id: n for n in nodes}
         self.parts = dict(parts)
         self._home, self._router, self._policy = home, router, policy
-        self._max_rows = max_rows
+        self._max_rows, self._ranks = max_rows, ranks
         self._queues: dict[tuple[int, int], Queue] = {}
         self._ready: dict[Queue, None] = {}
         self._eager: list[Delivery] = []
@@ -122,7 +124,8 @@ class WorkerState:
         queue = self._queues.get(key)
         if queue is None:
             alone = self._nodes[delivery.node].alone
-            queue = self._queues[key] = Queue(*key, alone)
+            rank = self._ranks[delivery.node][delivery.port == BACKWARD]
+            queue = self._queues[key] = Queue(*key, alone, rank)
         queue.put(delivery.batch, self._clock)
         self._ready[queue] = None
 

@@ -11,9 +11,12 @@ for row kernels.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar, final
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, final
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from geartrain.ir.gradient import GradientSum
@@ -30,11 +33,20 @@ class Inside:
         segment: int64 ``(rows,)``, the bundle of each row.
         edges: Edge columns ``(E,)``, int64 or float; ``source`` and ``target`` number the rows of
             this batch. Empty where instances have no edges.
+        host: Edge columns as arrays, where they are at hand.
+
+    Tensors are on the device where the module computes.
     """
 
     lengths: Tensor
     segment: Tensor
     edges: dict[str, Tensor]
+    host: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    def on_host(self, column: str) -> NDArray[Any]:
+        """An edge column for numpy; waits for a device only where the engine did not make this."""
+        found = self.host.get(column)
+        return np.asarray(self.edges[column].cpu()) if found is None else found
 
 
 class AbstractBundleKernel(ABC):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from geartrain.errors import DataError, GraphError, NonFiniteError
+from geartrain.errors import DataError, GraphError
 from geartrain.ir.frame import View
 from geartrain.ir.message import (
     INSTANCE,
@@ -36,7 +36,9 @@ from geartrain.ir.message import (
 )
 from geartrain.ir.node import AbstractNode, Emission, Place
 from geartrain.ir.precision import widened
+from geartrain.ir.sums import Sums
 from geartrain.native.losses import cross_entropy as native_cross_entropy
+from geartrain.native.transfer import moved
 
 Target: TypeAlias = str | Callable[[View], Any] | None
 Collected: TypeAlias = tuple[IntArray, IntArray, IntArray | None, Payload]
@@ -97,6 +99,9 @@ class Objective:
         target: A frame or state column, a function of the ``View``, or None.
         metrics: Name to ``Metric``, averaged over a pass.
         weight: A column or function that scales the rows' losses; None is 1.
+
+    Attributes:
+        sums: What is averaged over a pass; ``loss`` is the criterion's.
     """
 
     def __init__(
@@ -112,7 +117,7 @@ class Objective:
         self._target, self._weight = target, weight
         self._metrics = dict(metrics)
         self._check_classes = isinstance(self._criterion, CrossEntropy)
-        self.sums: dict[str, list[float]] = {}
+        self.sums = Sums(place.name, place.arena)
         self.collected: list[Collected] | None = None
         self.judge = True
 
@@ -144,13 +149,19 @@ class Objective:
         found = self._by_native_kernel(prediction, target) if train else None
         if found is None and self._check_classes and target is not None:
             self._refuse_classes(prediction[0], target, state, lengths)
+        device = came[0].device if self.place.spread else None
+        if target is not None and device is not None:
+            target = moved(target, device)
         losses, gradient = found or self._losses(prediction, target, train)
         weight = column_of(self._weight, view)
         if weight is not None:
+            weight = weight if device is None else moved(weight, device)
             losses = losses * weight
-        self._count("loss", losses, None, state, lengths)
+        self.sums.add("loss", losses, None, state[INSTANCE], lengths)
         args = prediction if target is None else (*prediction, target)
         self._count_metrics(args, view, state, lengths)
+        if device is not None:
+            self.sums.ask(state[INSTANCE], lengths)
         if gradient is None:
             return None
         if weight is not None:
@@ -162,12 +173,6 @@ class Objective:
             None if g is None else g.to(p.dtype) for g, p in zip(gradient, came, strict=True)
         )
 
-    def take_sums(self) -> dict[str, tuple[float, float]]:
-        """Name to (sum, rows) since the last call; ``loss`` is the criterion's."""
-        sums = {name: (s, n) for name, (s, n) in self.sums.items()}
-        self.sums = {}
-        return sums
-
     def _count_metrics(
         self, args: Payload, view: View, state: IntArray, lengths: IntArray | None
     ) -> None:
@@ -176,10 +181,8 @@ class Objective:
             key = id(metric.function)
             if key not in measured:
                 measured[key] = metric.function(*args)
-            mask = None
-            if metric.where is not None:
-                mask = torch.as_tensor(metric.where(view))
-            self._count(name, measured[key], mask, state, lengths)
+            mask = None if metric.where is None else metric.where(view)
+            self.sums.add(name, measured[key], mask, state[INSTANCE], lengths)
 
     def _by_native_kernel(
         self, prediction: Payload, target: Tensor | None
@@ -223,51 +226,12 @@ class Objective:
             )
         return losses
 
-    def _count(
-        self,
-        name: str,
-        values: Tensor,
-        mask: Tensor | None,
-        state: IntArray,
-        lengths: IntArray | None,
-    ) -> None:
-        if mask is not None:
-            values = values[mask]
-        total = float(values.sum())
-        if total - total != 0.0:
-            self._refuse_non_finite(name, values, mask, state, lengths)
-        sums = self.sums.setdefault(name, [0.0, 0.0])
-        sums[0] += total
-        sums[1] += values.shape[0]
-
-    def _refuse_non_finite(
-        self,
-        name: str,
-        values: Tensor,
-        mask: Tensor | None,
-        state: IntArray,
-        lengths: IntArray | None,
-    ) -> None:
-        wrong = torch.nonzero(~torch.isfinite(values))
-        if not len(wrong):
-            raise NonFiniteError(
-                f"'{self.name}': the sum of {name} over {len(values)} rows, up to "
-                f"{float(values.abs().max()):.3g} each, overflows {values.dtype}; lower the "
-                "learning rate, or clip the gradient"
-            )
-        bad = int(wrong[0, 0])
-        row = bad if mask is None else int(torch.nonzero(mask)[bad, 0])
-        slot = int(_messages(state[INSTANCE], lengths)[row])
-        raise NonFiniteError(
-            f"'{self.name}': {name} is {float(values[bad])} at a row of "
-            f"{self.place.arena.describe(slot)}; lower the learning rate, clip the gradient, or "
-            "look at this instance"
-        )
-
     def _refuse_classes(
         self, prediction: Tensor, target: Tensor, state: IntArray, lengths: IntArray | None
     ) -> None:
         classes = prediction.shape[1]
+        if not target.is_cpu:
+            target = target.cpu()  # computed on a device by the user: out of range, it would fault
         low, high = torch.aminmax(target)
         if int(low) < 0 or int(high) >= classes:
             bad = int(torch.nonzero((target < 0) | (target >= classes))[0, 0])
@@ -293,7 +257,7 @@ class LossNode(AbstractNode):
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         origin, lengths = join_origins(batches), join_lengths(batches)
-        came, state = join_payload(batches), join_states(batches)
+        came, state = join_payload(batches, self.place.device_for(batches)), join_states(batches)
         gradient = self.objective.measure(came, state, lengths, train)
         if gradient is None:
             return Emission(backward=[Backward(origin, None)])
@@ -303,7 +267,12 @@ class LossNode(AbstractNode):
         raise AssertionError(f"'{self.name}' sends nothing, so nothing can come back")
 
     def check_empty(self) -> None:
-        """A loss answers at once."""
+        """A loss answers at once, but a device may still have to say of what value.
+
+        Raises:
+            NonFiniteError: A loss was NaN or infinite.
+        """
+        self.objective.sums.check_finite()
 
 
 @final
@@ -317,7 +286,8 @@ class OutputNode(AbstractNode):
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         origin = join_origins(batches)
         if self.collected is not None:
-            payload = tuple(map(widened, join_payload(batches)))
+            came = join_payload(batches, self.place.device_for(batches))
+            payload = tuple(map(widened, came))
             row = collect(self.place, join_states(batches), join_lengths(batches), payload)
             self.collected.append(row)
         return Emission(backward=[Backward(origin, None)])

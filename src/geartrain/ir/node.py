@@ -15,9 +15,18 @@ from dataclasses import dataclass, field
 from typing import final
 
 import numpy as np
+import torch
 
 from geartrain.ir.frame import Arena, Schema, View
-from geartrain.ir.message import INSTANCE, VERTEX, Backward, Forward, IntArray, ranges
+from geartrain.ir.message import (
+    INSTANCE,
+    VERTEX,
+    Backward,
+    Forward,
+    IntArray,
+    device_of,
+    ranges,
+)
 
 
 @final
@@ -32,12 +41,20 @@ class Emission:
 @final
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a node stands: its number, its name, and the frames that its rows refer to."""
+    """Where a node stands: its number, its name, and the frames that its rows refer to.
+
+    ``spread`` says whether rows may lie elsewhere than on the host; where not, nobody asks.
+    """
 
     id: int
     name: str
     arena: Arena
     schema: Schema
+    spread: bool = False
+
+    def device_for(self, batches: Sequence[Forward]) -> torch.device | None:
+        """Where a node without weights joins these; None: they are all on the host."""
+        return device_of(batches) if self.spread else None
 
     def view(self, batch: Forward) -> View:
         return View(batch, self.arena, self.schema)

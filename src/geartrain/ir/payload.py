@@ -8,6 +8,9 @@ the inputs alone and runs the module again (``keep="inputs"``: exact at the weig
 ``GraphNode`` keeps autograd's own graph of one whole message (``keep="graph"``: exact at the
 weights of then).
 
+A node computes where its weights are: rows and gradients from other devices are copied there. One
+without weights computes where its rows are.
+
 Source: PPT and NPT of Gaunt et al. 2017, arXiv:1705.09786.
 """
 
@@ -36,6 +39,7 @@ from geartrain.ir.message import (
     IntArray,
     Payload,
     address,
+    device_of,
     join_arrays,
     join_column,
     join_columns,
@@ -50,6 +54,7 @@ from geartrain.ir.products import GRAIN
 from geartrain.ir.rows import RowStore
 from geartrain.ir.weights import AbstractWeights
 from geartrain.native.rows import take
+from geartrain.native.transfer import upload
 
 B = TypeVar("B", Forward, Backward)
 
@@ -151,11 +156,14 @@ class RowNode(AbstractNode):
         self._rows = RowStore(place.name, ("origin", "version", "start", "length", "instance"))
         self._cells: RowStore | None = None
         self._width = 1
+        self._device: torch.device | None = None  # None: the host, and so is everything
         self._kept_input: dict[int, int] = {}  # residual j is input i itself: joined in place
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         state, origin = join_states(batches), join_origins(batches)
         lengths = join_lengths(batches)
+        if self.place.spread:
+            self._device = where_it_computes(self._call, self._weights, batches)
         inside = self._inside(state[INSTANCE], lengths) if self._call.inside else None
         if not train:
             inputs = self._inputs(batches, state, lengths, {})
@@ -220,7 +228,7 @@ class RowNode(AbstractNode):
             cells = ranges(store["start"][rows], lengths)
         if self._call.inside:
             inside = self._inside(store["instance"][rows], lengths)
-        gradient = self._back(join_gradient(some), cells, inside)
+        gradient = self._back(join_gradient(some, self._device), cells, inside)
         if self._weights is not None:
             self._weights.received(cells.size, versions, lengths)
         self._release(rows)
@@ -257,7 +265,9 @@ class RowNode(AbstractNode):
         in_place: Mapping[int, Tensor],
     ) -> Payload:
         self._width = len(batches[0].payload)
-        return gather_inputs(self._call, self.place, batches, state, lengths, in_place)
+        return gather_inputs(
+            self._call, self.place, batches, state, lengths, in_place, self._device
+        )
 
     def _run(
         self, inputs: Payload, inside: Inside | None, room: Tensor | None = None
@@ -312,7 +322,7 @@ class RowNode(AbstractNode):
             release_ragged(self._cells, starts, lengths)
 
     def _inside(self, slots: IntArray, lengths: IntArray | None) -> Inside:
-        return look_inside(self.place, slots, lengths)
+        return look_inside(self.place, slots, lengths, self._device)
 
 
 @final
@@ -336,17 +346,22 @@ class GraphNode(AbstractNode):
         self.part_name = None if weights is None else weights.name
         self._rows = RowStore(place.name, ("origin", "version"))
         self._graphs: dict[int, _Kept] = {}
+        self._device: torch.device | None = None
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         return Emission([(0, self._forward_one(one, train)) for one in _one_by_one(batches)])
 
     def _forward_one(self, one: Forward, train: bool) -> Forward:
         width = len(one.payload)
-        inputs = [join_column([(one.payload[j], one.index)]) for j in self._call.taken(width)]
-        inputs += _read(self._call, self.place, one.state, one.lengths)
-        inside = (
-            look_inside(self.place, one.state[INSTANCE], one.lengths) if self._call.inside else None
-        )
+        if self.place.spread:
+            self._device = where_it_computes(self._call, self._weights, [one])
+        device = self._device
+        columns = [[(one.payload[j], one.index)] for j in self._call.taken(width)]
+        inputs = [join_column(column, None, device) for column in columns]
+        inputs += _read(self._call, self.place, one.state, one.lengths, device)
+        inside = None
+        if self._call.inside:
+            inside = look_inside(self.place, one.state[INSTANCE], one.lengths, device)
         lengths = None if self._call.pool else one.lengths
         if not train:
             with torch.no_grad():
@@ -379,7 +394,8 @@ class GraphNode(AbstractNode):
                 self._weights.dropped(versions)
             return Backward(origin, None)
         wanted = [x for x in kept.inputs if x.requires_grad]
-        found = _differentiate(kept.outputs, join_gradient([one]), [*wanted, *kept.leaves])
+        gradient = join_gradient([one], self._device)
+        found = _differentiate(kept.outputs, gradient, [*wanted, *kept.leaves])
         if self._weights is not None:
             for parameter, d in zip(kept.parameters, found[len(wanted) :], strict=True):
                 if d is not None:
@@ -435,7 +451,22 @@ class _Kept:
     width: int
 
 
-def look_inside(place: Place, slots: IntArray, lengths: IntArray | None) -> Inside:
+def where_it_computes(
+    call: Call, weights: AbstractWeights | None, batches: Sequence[Forward]
+) -> torch.device:
+    """The device that a node computes on."""
+    if weights is not None:
+        return weights.device
+    if isinstance(call.function, nn.Module):
+        buffer = next(call.function.buffers(), None)
+        if buffer is not None:
+            return buffer.device
+    return device_of(batches)
+
+
+def look_inside(
+    place: Place, slots: IntArray, lengths: IntArray | None, device: torch.device | None
+) -> Inside:
     """Lengths, segments and edges of bundles, as tensors."""
     if lengths is None:
         lengths = np.ones(slots.size, np.int64)
@@ -444,9 +475,10 @@ def look_inside(place: Place, slots: IntArray, lengths: IntArray | None) -> Insi
         edges = edges_inside(place.arena, slots, lengths, place.arena.edge_names)
     segment = np.repeat(np.arange(lengths.size), lengths)
     return Inside(
-        torch.from_numpy(lengths),
-        torch.from_numpy(segment),
-        {name: torch.from_numpy(column) for name, column in edges.items()},
+        upload(lengths, device),
+        upload(segment, device),
+        {name: upload(column, device) for name, column in edges.items()},
+        edges,
     )
 
 
@@ -457,6 +489,7 @@ def gather_inputs(
     state: IntArray,
     lengths: IntArray | None,
     in_place: Mapping[int, Tensor],
+    device: torch.device | None,
 ) -> Payload:
     """The arguments of a call: payload tensors that it takes, then columns that it reads.
 
@@ -466,15 +499,17 @@ def gather_inputs(
         batches: Whose rows are joined.
         state, lengths: Theirs, joined.
         in_place: Memory for the arguments that shall lie there, by number.
+        device: Where they are to be; None: all are on the host.
     """
     taken = call.taken(len(batches[0].payload))
     inputs = list(
         join_columns(
             [[(b.payload[j], b.index) for b in batches] for j in taken],
             [in_place.get(i) for i in range(len(taken))],
+            device,
         )
     )
-    for j, column in enumerate(_read(call, place, state, lengths), len(inputs)):
+    for j, column in enumerate(_read(call, place, state, lengths, device), len(inputs)):
         out = in_place.get(j)
         inputs.append(column if out is None else out.copy_(column))
     return tuple(inputs)
@@ -492,12 +527,18 @@ def require_rows(name: str, outputs: Payload, n: int) -> None:
             )
 
 
-def _read(call: Call, place: Place, state: IntArray, lengths: IntArray | None) -> list[Tensor]:
+def _read(
+    call: Call,
+    place: Place,
+    state: IntArray,
+    lengths: IntArray | None,
+    device: torch.device | None,
+) -> list[Tensor]:
     """The columns that a module reads, one entry a payload row."""
     if not call.read:
         return []
     view = place.row_view(state, lengths)
-    return [torch.from_numpy(np.ascontiguousarray(getattr(view, name))) for name in call.read]
+    return [upload(getattr(view, name), device) for name in call.read]
 
 
 def _one_by_one(batches: Sequence[B]) -> Iterator[B]:

@@ -27,7 +27,7 @@ from geartrain.ir.message import (
     join_states,
 )
 from geartrain.ir.node import AbstractNode, Emission, Place
-from geartrain.ir.payload import Call, gather_inputs, require_rows
+from geartrain.ir.payload import Call, gather_inputs, require_rows, where_it_computes
 from geartrain.ir.products import GRAIN
 from geartrain.ir.weights import AbstractWeights
 
@@ -63,7 +63,10 @@ class ReadoutNode(AbstractNode):
         state, origin = join_states(batches), join_origins(batches)
         lengths = join_lengths(batches)
         self._bundled = lengths is not None
-        inputs = gather_inputs(self._call, self.place, batches, state, lengths, {})
+        device = None
+        if self.place.spread:
+            device = where_it_computes(self._call, self._weights, batches)
+        inputs = gather_inputs(self._call, self.place, batches, state, lengths, {}, device)
         with torch.no_grad():
             outputs, residuals = self._kernel.forward(*inputs)
         n = origin.size if lengths is None else int(lengths.sum())
@@ -89,7 +92,12 @@ class ReadoutNode(AbstractNode):
         return 1 if self._weights is None or self._bundled else GRAIN
 
     def check_empty(self) -> None:
-        """Every row is answered at once."""
+        """Every row is answered at once, but a device may still have to say of what loss.
+
+        Raises:
+            NonFiniteError: A loss was NaN or infinite.
+        """
+        self.objective.sums.check_finite()
 
     def _back(self, dy: Gradient, residuals: tuple[torch.Tensor, ...], n: int) -> Gradient:
         into = GradientSum(()) if self._weights is None else self._weights.gradient

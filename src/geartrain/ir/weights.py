@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 from geartrain.ir.gradient import GradientSum
@@ -19,6 +20,11 @@ class AbstractWeights(ABC):
     """Optimiser steps so far; nodes stamp it on the rows that they send."""
 
     gradient: GradientSum
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the weights are: nodes compute there, and keep rows and gradients there."""
 
     @abstractmethod
     def sent(self, rows: int) -> None:

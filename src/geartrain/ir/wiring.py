@@ -78,6 +78,7 @@ def wire(
     copies_of_all: int = 1,
     precision: Precision = "full",
     apart: Collection[str] = (),
+    spread: bool = False,
 ) -> Wiring:
     """Make fresh nodes.
 
@@ -91,6 +92,7 @@ def wire(
         precision: Of the rows.
         apart: Names of losses that get a node of their own; others may be fused with what is
             before them.
+        spread: Whether rows may lie elsewhere than on the host.
     """
     operators = graph.copy_with_broadcasts()
     schema = graph.schema()
@@ -113,7 +115,7 @@ def wire(
         for k in range(how_many[operator.id]):
             number = operator.id if k == 0 else next_number
             next_number += k > 0
-            place = Place(number, copy_name(operator.name, k), arena, schema)
+            place = Place(number, copy_name(operator.name, k), arena, schema, spread)
             made: AbstractNode | AbstractStep | None
             if isinstance(operator, Through):
                 owner = owned[operator.id][k]

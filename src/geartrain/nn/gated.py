@@ -21,6 +21,7 @@ from geartrain.ir.bundle import AbstractBundleKernel, Inside
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
 from geartrain.ir.products import affine, outer, outer_suits, times
+from geartrain.native.transfer import upload
 from geartrain.nn.elementwise import sigmoid_backward_
 from geartrain.nn.recurrent import GruKernel
 
@@ -86,7 +87,7 @@ class GatedGraphCell(nn.Module):
         return None if self.scale is not None else _CellKernel(self)
 
     def _scales(self, length: Tensor, scale: nn.Linear) -> Tensor:
-        centres = torch.as_tensor(self._centres, dtype=length.dtype, device=length.device)
+        centres = upload(self._centres, length.device).to(length.dtype)
         width = centres[1] - centres[0]
         factors: Tensor = scale(torch.exp(-(((length[:, None] - centres) / width) ** 2)))
         return 2 * factors.sigmoid()
@@ -146,14 +147,16 @@ class _Senders:
     of_edge: Tensor
 
 
-def _senders(rows: int, types: int, source: IntArray, kind: IntArray) -> _Senders:
+def _senders(
+    rows: int, types: int, source: IntArray, kind: IntArray, device: torch.device
+) -> _Senders:
     pair = kind * rows + source
     occurs = np.zeros(types * rows, np.bool_)
     occurs[pair] = True
     number = np.cumsum(occurs)
     bounds = [0, *number[rows - 1 :: rows].tolist()] if rows else [0] * (types + 1)
     vertex = np.flatnonzero(occurs) % max(rows, 1)
-    return _Senders(torch.from_numpy(vertex), bounds, torch.from_numpy(number[pair] - 1))
+    return _Senders(upload(vertex, device), bounds, upload(number[pair] - 1, device))
 
 
 @final
@@ -217,10 +220,10 @@ class _CellKernel(AbstractBundleKernel):
         return (dh,)
 
     def _senders(self, h: Tensor, inside: Inside) -> _Senders:
-        source = inside.edges["source"].numpy()
+        source = inside.on_host("source")
         types = self._module.types
-        kind = inside.edges[self._module.column].numpy() if types > 1 else np.zeros_like(source)
-        return _senders(h.shape[0], types, source, kind)
+        kind = inside.on_host(self._module.column) if types > 1 else np.zeros_like(source)
+        return _senders(h.shape[0], types, source, kind, h.device)
 
     def _by_type(self, senders: _Senders) -> list[tuple[Tensor, Tensor, Tensor | None]]:
         """For each type: who sends, weight, bias."""

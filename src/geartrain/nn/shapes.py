@@ -194,7 +194,7 @@ class VertexChoice(nn.Module):
         hidden: Width of h.
 
     Raises:
-        DataError: An answer is no vertex of its graph.
+        DataError: An answer is no vertex of its graph; on a device its loss becomes NaN instead.
 
     Source: the node selection of Li et al. 2016, arXiv:1511.05493.
     """
@@ -207,12 +207,18 @@ class VertexChoice(nn.Module):
         scores, lengths, segment = self.score(h)[:, 0], inside.lengths, inside.segment
         starts = lengths.cumsum(0) - lengths
         answer = answers.index_select(0, starts)
-        _refuse_answers(answer, lengths)
+        wrong = (answer < 0) | (answer >= lengths)
+        if wrong.is_cpu:
+            _refuse_answers(wrong, answer, lengths)
+        else:  # looking would wait for the device: a NaN is found by the loss without that
+            answer = answer.masked_fill(wrong, 0)
         top = scores.new_full(lengths.shape, -torch.inf)
         top = top.scatter_reduce(0, segment, scores.detach(), "amax").index_select(0, segment)
         total = scores.new_zeros(lengths.shape).index_add(0, segment, torch.exp(scores - top))
         at = starts + answer
         losses = total.log() + (top - scores).index_select(0, at)
+        if not wrong.is_cpu:
+            losses = losses.masked_fill(wrong, torch.nan)
         best = torch.where(scores == top, torch.arange(len(scores), device=scores.device), len(top))
         first = torch.full_like(lengths, len(top)).scatter_reduce(0, segment, best, "amin")
         return losses, first - starts
@@ -237,8 +243,7 @@ def first_states(hidden: int, *, dtype: torch.dtype = torch.float32) -> Callable
     return zeros
 
 
-def _refuse_answers(answer: Tensor, lengths: Tensor) -> None:
-    wrong = (answer < 0) | (answer >= lengths)
+def _refuse_answers(wrong: Tensor, answer: Tensor, lengths: Tensor) -> None:
     if bool(wrong.any()):
         at = int(wrong.nonzero()[0, 0])
         raise DataError(

@@ -27,6 +27,7 @@ from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
 from geartrain.ir.operator import Keep
 from geartrain.ir.weights import AbstractWeights
+from geartrain.native.transfer import Verdicts
 from geartrain.optim.mixer import AbstractMixer, Average
 
 MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -149,6 +150,8 @@ class Part:
         mixer: When and how the copies meet.
         full_precision: Whether its nodes compute in float32 also where the session's precision is
             ``bf16``; rows come and go in bfloat16 all the same.
+        device: Where the module is moved to, and where its rows are computed and kept: ``cpu``,
+            ``cuda``, ``cuda:1``. None takes the session's.
     """
 
     module: nn.Module
@@ -164,6 +167,7 @@ class Part:
     replicas: int = 1
     mixer: AbstractMixer = field(default_factory=Average)
     full_precision: bool = False
+    device: str | torch.device | None = None
 
     def __post_init__(self) -> None:
         _positive("Part(replicas=...)", self.replicas)
@@ -211,17 +215,27 @@ class PartState(AbstractWeights):
         module: Its parameters are changed in place.
         rules: When and how.
         mixer: How it meets its copies.
+        device: Where the module is moved to; None: it stays where it is.
 
     While ``frozen`` is True, gradients pass through the part and its weights stay. Parameters that
     do not require a gradient when the part is made stay for good.
 
     Raises:
-        ValueError: The scheduler wants a metric at every step.
+        ValueError: The scheduler wants a metric at every step, or the weights lie on several
+            devices.
     """
 
     def __init__(
-        self, name: str, module: nn.Module, rules: Rules, mixer: AbstractMixer | None = None
+        self,
+        name: str,
+        module: nn.Module,
+        rules: Rules,
+        mixer: AbstractMixer | None = None,
+        device: torch.device | None = None,
     ) -> None:
+        if device is not None:
+            module.to(device)
+        _on_one_device(name, module)
         self.name, self.module, self.rules = name, module, rules
         self.mixer = mixer or Average()
         self.version = 0
@@ -247,6 +261,8 @@ class PartState(AbstractWeights):
         self._ages: dict[int, int] = {}
         self._aliases: dict[nn.Parameter, Tensor] | None = None
         self._told_holding = False
+        self._verdicts = Verdicts()
+        self._first = next(module.parameters(), None)
         self.shares: Sequence[AbstractShare] = ()
         self.guard: AbstractContextManager[Any] = nullcontext()
         self.desk: AbstractDesk | None = None
@@ -257,6 +273,15 @@ class PartState(AbstractWeights):
     def at_rest(self) -> bool:
         """Whether no row of it is in flight."""
         return not self._outstanding
+
+    @property
+    def device(self) -> torch.device:
+        return _CPU if self._first is None else self._first.device
+
+    @property
+    def _elsewhere(self) -> bool:
+        """Whether the weights are on another device than the host."""
+        return self._first is not None and not self._first.is_cpu
 
     @property
     def scheduler(self) -> LRScheduler | None:
@@ -322,8 +347,11 @@ class PartState(AbstractWeights):
             progress: Instances finished in training, for the schedule.
 
         Raises:
-            NonFiniteError: The gradient is NaN or infinite; the weights are as they were.
+            NonFiniteError: The gradient is NaN or infinite; the weights are as they were. On a
+                device other than the CPU this is found some steps later, without a wait: a step
+                with such a gradient is then taken with zeros in its place.
         """
+        self._verdicts.look()
         with self._undisturbed():
             self.absorb_shares()
             rows, instances = self.rows, self.instances
@@ -401,6 +429,14 @@ class PartState(AbstractWeights):
             yield
             self.version += 1
 
+    def check_finite(self) -> None:
+        """Wait for what the device has to say of the last steps.
+
+        Raises:
+            NonFiniteError: A gradient was NaN or infinite.
+        """
+        self._verdicts.look(wait=True)
+
     def absorb_shares(self) -> None:
         """Take over what lanes have added up; none of them may be computing."""
         for share in self.shares:
@@ -421,6 +457,7 @@ class PartState(AbstractWeights):
         self.rows = self.instances = self._outstanding = 0
         self._ages.clear()
         self._aliases = None
+        self._verdicts.forget()
 
     def aliases(self) -> Mapping[nn.Parameter, Tensor]:
         if self._aliases is None:
@@ -456,7 +493,9 @@ class PartState(AbstractWeights):
             if name in found:
                 self.gradient.add(parameter, found[name])
             elif f"{name}/indices" in found:
-                self.gradient.add_rows(parameter, found[f"{name}/indices"], found[f"{name}/values"])
+                indices, values = found[f"{name}/indices"], found[f"{name}/values"]
+                device = parameter.device
+                self.gradient.add_rows(parameter, indices.to(device), values.to(device))
 
     def take_histogram(self) -> tuple[int, ...]:
         """Gradient rows by staleness since the last call."""
@@ -512,7 +551,7 @@ class PartState(AbstractWeights):
                 return 1
 
     def _gradients(self, divisor: float) -> list[Tensor]:
-        gradients = []
+        gradients, owners = [], []
         for parameter in self.parameters:
             gradient = self.gradient.take(parameter)
             if gradient is None or not parameter.requires_grad:
@@ -526,10 +565,34 @@ class PartState(AbstractWeights):
                 dense.div_(divisor)
             parameter.grad = gradient
             gradients.append(dense)
+            owners.append(parameter)
+        if self._elsewhere:
+            self._check_later(owners, gradients)
+            return gradients
         total = sum((float(g.sum()) for g in gradients), 0.0)
         if total - total != 0.0:
             self._refuse_non_finite()
         return gradients
+
+    @torch.no_grad()
+    def _check_later(self, owners: list[nn.Parameter], gradients: list[Tensor]) -> None:
+        """Zero a gradient that is not finite, and have the device say so when it comes to it.
+
+        A look at it now would wait for all that the device has still to do.
+        """
+        if not gradients:
+            return
+        bad = ~torch.isfinite(torch.stack([g.sum() for g in gradients]))
+        for g in gradients:
+            g.masked_fill_(bad.any(), 0)
+        names = {p: n for n, p in self.module.named_parameters()}
+        version = self.version
+
+        def tell(found: list[bool]) -> None:
+            told = [names[p] for p, is_bad in zip(owners, found, strict=True) if is_bad]
+            raise self._non_finite(told, version)
+
+        self._verdicts.ask(bad, tell)
 
     def _clip(self, gradients: list[Tensor]) -> None:
         clip = self.rules.clip
@@ -542,8 +605,11 @@ class PartState(AbstractWeights):
             norm = torch.linalg.vector_norm(
                 torch.stack([torch.linalg.vector_norm(g) for g in gradients])
             )
-            factor = float(clip.norm / (norm + 1e-6))
-            if factor < 1:
+            scale = clip.norm / (norm + 1e-6)
+            if self._elsewhere:  # a look at the norm would wait for the device
+                for g in gradients:
+                    g.mul_(scale.clamp(max=1))
+            elif (factor := float(scale)) < 1:
                 for g in gradients:
                     g.mul_(factor)
 
@@ -583,10 +649,24 @@ class PartState(AbstractWeights):
                 if not torch.isfinite(dense).all():
                     bad.append(names[parameter])
             parameter.grad = None
-        raise NonFiniteError(
-            f"part '{self.name}': the gradient of {bad or 'its parameters (their sum overflows)'} "
-            f"is NaN or infinite after {self.version} updates; clip it, lower the learning rate, "
-            "or look at the instances of this batch"
+        raise self._non_finite(bad or "its parameters (their sum overflows)", self.version)
+
+    def _non_finite(self, what: Sequence[str] | str, version: int) -> NonFiniteError:
+        return NonFiniteError(
+            f"part '{self.name}': the gradient of {what} is NaN or infinite after {version} "
+            "updates; clip it, lower the learning rate, or look at the instances of this batch"
+        )
+
+
+_CPU = torch.device("cpu")
+
+
+def _on_one_device(name: str, module: nn.Module) -> None:
+    found = sorted({str(p.device) for p in module.parameters()})
+    if len(found) > 1:
+        raise ValueError(
+            f"part '{name}': its parameters lie on {', '.join(found)}, and a part lives on one "
+            "device; move its module there, or say where: Part(module, device=...)"
         )
 
 

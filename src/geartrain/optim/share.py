@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, final
 
+import torch
 from torch import Tensor, nn
 
 from geartrain.ir.gradient import GradientSum
@@ -81,6 +82,10 @@ class Share(AbstractWeights):
     @property
     def version(self) -> int:  # type: ignore[override]
         return self._part.version
+
+    @property
+    def device(self) -> torch.device:
+        return self._part.device
 
     @property
     def rules(self) -> Rules:

@@ -227,6 +227,9 @@ class Fitting:
                 steps = s._replicas.settle()
             self._tell_steps(0, steps)
             s._replicas.check_settled()
+        with self._counted():
+            for part in s.trained_parts.values():
+                part.check_finite()
 
     def _tell_steps(self, worker: int, steps: Sequence[StepTaken]) -> None:
         s, at = self._s, self._s._position

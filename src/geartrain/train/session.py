@@ -34,6 +34,7 @@ from geartrain.ir.instance import Instance
 from geartrain.ir.loss import Collected
 from geartrain.ir.operators import Losing
 from geartrain.ir.precision import Precision, require_float32, require_precision
+from geartrain.native.transfer import require_device
 from geartrain.optim.part import PartState, Rules
 from geartrain.optim.replicas import Neighbours, Replicas
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Feeder, OnBadInstance
@@ -89,6 +90,9 @@ class Session:
             is kept of them and matrix products are bfloat16; weights, optimisers, sums of gradients
             and losses float32. Modules without a kernel for it run in float32 between casts, as
             does ``Part(full_precision=True)``. What leaves the graph is float32.
+        device: Where parts live that name no device of their own, and where the rows of instances
+            are fed: ``cpu``, ``cuda``, ``cuda:1``. None leaves modules where they are; rows
+            are then fed where they are, or on the host if all modules are there.
         placement: Part or node name to worker; what is not named is placed automatically, after a
             short measurement where there are several workers.
         convert: Makes an ``Instance`` of an item of the data.
@@ -100,8 +104,8 @@ class Session:
         instruments: Watch. One that raises ends the run with its error.
 
     Raises:
-        ValueError: Two parts have one name, or there is no such precision; or copies cannot
-            exchange as ``replicas`` says.
+        ValueError: Two parts have one name, there is no such precision, a device does not exist, or
+            copies cannot exchange as ``replicas`` says.
         GraphError: ``bf16``, and a module's weights are not float32.
         GraphError: From ``fit``, ``evaluate``, ``predict``: the graph cannot run.
     """
@@ -120,6 +124,7 @@ class Session:
         lanes: bool = False,
         replicas: Neighbours | None = None,
         precision: Precision = "full",
+        device: str | torch.device | None = None,
         placement: Mapping[str, int] | None = None,
         convert: Convert | None = None,
         shuffle: bool = True,
@@ -130,6 +135,7 @@ class Session:
         self.graph = graph
         self.rules = rules or Rules()
         self.runtime = runtime or Threads(1)
+        found = None if device is None else require_device(device, "Session")
         defaults = Settings()
         self.settings = Settings(
             max_active=max_active,
@@ -139,11 +145,13 @@ class Session:
             drain=drain,
             lanes=lanes,
             precision=require_precision(precision, "precision="),
+            device=found,
         )
         self.placement = dict(placement or {})
         self.convert, self.shuffle, self.seed, self.on_bad = convert, shuffle, seed, on_bad
         self.instruments = list(instruments)
-        self.parts: dict[str, PartState] = make_parts(graph, self.rules)
+        self.parts: dict[str, PartState] = make_parts(graph, self.rules, found)
+        self._move_modules_without_weights(found)
         self._refuse_lanes_beside_others()
         self._refuse_replicas_beside_others(replicas)
         self._replicas = (
@@ -227,8 +235,9 @@ class Session:
         then be missing from the instances.
 
         Returns:
-            For each instance a tensor ``(rows, ...)``, rows sorted by vertex; a tuple where the
-            payload has several tensors; a dict by name where the graph has several outputs.
+            For each instance a tensor ``(rows, ...)`` on the host, rows sorted by vertex; a tuple
+            where the payload has several tensors; a dict by name where the graph has several
+            outputs.
         """
         source = self._source(data, shuffle=False)
         engine = self._ready(source)
@@ -300,6 +309,16 @@ class Session:
             "trained": self._position.trained,
             "store_bytes": sum(n.nbytes() for n in engine.wiring.nodes.values()) if engine else 0,
         }
+
+    def _move_modules_without_weights(self, device: torch.device | None) -> None:
+        """Those of nodes and losses may have buffers, such as the weights of classes."""
+        if device is None:
+            return
+        owned = {id(inner) for part in self.parts.values() for inner in part.module.modules()}
+        losses = [o.criterion for o in self.graph.operators if isinstance(o, Losing)]
+        for module in (*self.graph.modules(), *losses):
+            if isinstance(module, torch.nn.Module) and id(module) not in owned:
+                module.to(device)
 
     def _refuse_lanes_beside_others(self) -> None:
         if not self.settings.lanes:
@@ -521,7 +540,7 @@ def _by_instance(collected: Sequence[Collected], n: int) -> list[Any]:
     width = len(collected[0][3])
     rows = torch.from_numpy(order)
     columns = [
-        torch.cat([c[3][j] for c in collected]).index_select(0, rows).split(counts)  # type: ignore[no-untyped-call]
+        torch.cat([c[3][j].cpu() for c in collected]).index_select(0, rows).split(counts)  # type: ignore[no-untyped-call]
         for j in range(width)
     ]
     if width == 1:
