@@ -271,7 +271,10 @@ class Replicas:
         if member.present:
             member.put(letter)
             return True
-        member.peers[letter.sender].ledger.lost += letter.count
+        sender = member.peers[letter.sender].ledger
+        if letter.collective:  # counted where it comes, as sent too
+            sender.sent += letter.count
+        sender.lost += letter.count
         return False
 
     def release(self) -> bool:
