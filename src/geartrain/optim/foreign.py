@@ -92,8 +92,8 @@ class CompensatedNeighbours(AbstractExchange):
             raise ValueError(f"CompensatedNeighbours(strength={strength}): give 0 or more")
         if not (0 <= decay < 1 and eps > 0):
             raise ValueError(
-                f"CompensatedNeighbours(decay={decay}, eps={eps}): give a decay from 0 to below 1 and a "
-                "positive eps"
+                f"CompensatedNeighbours(decay={decay}, eps={eps}): give a decay from 0 to below 1 "
+                "and a positive eps"
             )
         self.strength, self.adaptive, self.decay, self.eps = strength, adaptive, decay, eps
         self._before: list[Tensors] = []
