@@ -54,6 +54,12 @@ from geartrain.optim.delay import AnnealedRate as AnnealedRate
 from geartrain.optim.delay import DelayCompensated as DelayCompensated
 from geartrain.optim.delay import GapAware as GapAware
 from geartrain.optim.delay import ScaledByStaleness as ScaledByStaleness
+from geartrain.optim.exchange import AbstractExchange as AbstractExchange
+from geartrain.optim.exchange import AllReduce as AllReduce
+from geartrain.optim.exchange import Inbox as Inbox
+from geartrain.optim.exchange import Letter as Letter
+from geartrain.optim.exchange import Member as Member
+from geartrain.optim.exchange import NearestNeighbours as NearestNeighbours
 from geartrain.optim.mixer import AbstractMixer as AbstractMixer
 from geartrain.optim.mixer import Average as Average
 from geartrain.optim.optimizers import LookAheadSGD as LookAheadSGD
@@ -65,6 +71,7 @@ from geartrain.optim.part import Messages as Messages
 from geartrain.optim.part import Part as Part
 from geartrain.optim.part import Rows as Rows
 from geartrain.optim.part import Rules as Rules
+from geartrain.optim.replicas import Neighbours as Neighbours
 from geartrain.optim.views import AbstractView as AbstractView
 from geartrain.optim.views import Corrected as Corrected
 from geartrain.optim.views import DoubleBuffered as DoubleBuffered
@@ -73,6 +80,9 @@ from geartrain.optim.views import Predicted as Predicted
 from geartrain.optim.views import Recomputed as Recomputed
 from geartrain.optim.views import Stashed as Stashed
 from geartrain.runtime.simulated import Costs as Costs
+from geartrain.runtime.simulated import Join as Join
+from geartrain.runtime.simulated import Leave as Leave
+from geartrain.runtime.simulated import Pause as Pause
 from geartrain.runtime.simulated import Simulated as Simulated
 from geartrain.runtime.threads import Threads as Threads
 from geartrain.train.results import Evaluation as Evaluation

@@ -108,6 +108,8 @@ class ControllerState:
         ramp: How training gets there.
         finished: Instances finished in training before (of a resumed run).
         drain: Admit only when nothing is in flight: synchronous minibatches of ``max_active``.
+        copies: Copies of the whole model, to each of which ``max_active`` and ``drain`` apply by
+            itself; instances are admitted to one of them.
         device: Where rows are fed; None: where instances have them.
     """
 
@@ -120,6 +122,7 @@ class ControllerState:
         finished: int = 0,
         *,
         drain: bool = False,
+        copies: int = 1,
         device: torch.device | None = None,
     ) -> None:
         if max_active < 1:
@@ -133,20 +136,27 @@ class ControllerState:
         self.finished = 0
         self.fed_rows = self.answered_rows = 0
         self.training = True
-        self._serial = 0
         self._holding: set[str] = set()
         self.packer = Packer(wiring.arena, wiring.inputs)
         self.one_by_one = any(o.alone for o in wiring.inputs.values())
+        self.copies = copies
+        self.active_of = np.zeros(copies, np.int64)
+        self.finished_of = np.zeros(copies, np.int64)  # by the last call of settle
+        self.trained_of = np.full(copies, finished, np.int64)
+        self.open = np.ones(copies, np.bool_)  # copies that instances may be admitted to
+        self._copy = np.zeros(64, np.int64)  # slot -> copy
+        self._serials = np.zeros(copies, np.int64)
 
     def begin(self, *, training: bool) -> None:
         """A new pass: counts start from 0.
 
         Numbers of instances start from 0 as well, but in training they go on: an instance is
-        number ``trained`` of the run, so that every part knows the same number for it.
+        number ``trained`` of the run, so that every part knows the same number for it. A copy of
+        the model has numbers of its own, as it sees no instance of another.
         """
         self.training = training
         self.finished = 0
-        self._serial = self.trained if training else 0
+        self._serials[:] = self.trained_of if training else 0
         self.fed_rows = self.answered_rows = 0
 
     @property
@@ -166,26 +176,44 @@ class ControllerState:
         room = limit - self.active
         return room if room >= max(1, limit // _SHARE) else 0
 
+    def want_of(self, copy: int) -> int:
+        """``want`` of one copy."""
+        active = int(self.active_of[copy])
+        if not self.open[copy] or (active and (self._drain or self._holds(copy))):
+            return 0
+        limit = self.limit
+        room = limit - active
+        return room if room >= max(1, limit // _SHARE) else 0
+
+    def _holds(self, copy: int) -> bool:
+        return any(name.endswith(f"#{copy}") for name in self._holding)
+
     def hold(self, part: str, holds: bool) -> None:
         """A part holds a step back until older rows have returned, or has ceased to."""
         (self._holding.add if holds else self._holding.discard)(part)
 
-    def admit(self, instances: Sequence[Instance] | Packed) -> Outbox:
+    def admit(self, instances: Sequence[Instance] | Packed, copy: int | None = None) -> Outbox:
         """Feed the rows of instances.
+
+        Args:
+            instances: Some.
+            copy: The copy of the model that all of them go to; None: by their numbers.
 
         Raises:
             DataError: An instance is refused; nothing of any of these has entered the graph.
         """
         packed = instances if isinstance(instances, Packed) else self.packer.pack(instances)
-        slots = self._arena.admit(packed, self._serial)
-        n = len(packed)
-        self._serial += n
+        at, n = copy or 0, len(packed)
+        slots = self._arena.admit(packed, int(self._serials[at]))
+        self._serials[at] += n
         top = int(slots.max())
         if top >= self._pending.size:
-            self._pending = np.concatenate(
-                [self._pending, np.zeros(max(top + 1, self._pending.size), np.int64)]
-            )
+            more = np.zeros(max(top + 1, self._pending.size), np.int64)
+            self._pending = np.concatenate([self._pending, more])
+            self._copy = np.concatenate([self._copy, more])
         self._pending[slots] = packed.counts
+        self._copy[slots] = at
+        self.active_of[at] += n
         self.active += n
         self.fed_rows += int(packed.counts.sum())
         out = Outbox()
@@ -193,7 +221,7 @@ class ControllerState:
             if rows.payload is not None:
                 operator = self._wiring.inputs[name]
                 batch = self._batch(operator, rows.payload, rows, slots)
-                self._router.send(operator.id, 0, batch, out)
+                self._router.send(operator.id, 0, batch, out, copy)
         return out
 
     def _batch(self, operator: Input, payload: Tensor, rows: Rows, slots: IntArray) -> Forward:
@@ -222,6 +250,7 @@ class ControllerState:
             ProtocolError: An instance got more answers than rows were fed for it.
         """
         finished = 0
+        self.finished_of[:] = 0
         for slots in out.spawned:
             np.add.at(self._pending, slots, 1)
             self.fed_rows += slots.size
@@ -240,11 +269,17 @@ class ControllerState:
             done = touched[left == 0]
             if done.size:
                 self._arena.release(done)
+                if self.copies == 1:
+                    self.finished_of += done.size
+                else:
+                    self.finished_of += np.bincount(self._copy[done], minlength=self.copies)
                 finished += done.size
         self.active -= finished
+        self.active_of -= self.finished_of
         self.finished += finished
         if self.training:
             self.trained += finished
+            self.trained_of += self.finished_of
         return finished
 
     def check_empty(self) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -22,8 +23,8 @@ from geartrain.engine.instrument import AbstractMeter
 from geartrain.engine.mailbox import AbstractPolicy, Sweeps
 from geartrain.engine.order import ranks
 from geartrain.engine.placement import place
-from geartrain.engine.router import Router
-from geartrain.engine.worker import WorkerState
+from geartrain.engine.router import Outbox, Router
+from geartrain.engine.worker import Finished, WorkerState
 from geartrain.errors import GraphError, LeakError
 from geartrain.ir.graph import Graph
 from geartrain.ir.loss import Collected, LossNode, Objective, OutputNode
@@ -36,6 +37,7 @@ from geartrain.ir.through import Through
 from geartrain.ir.wiring import Owner, Wiring, copy_name, wire
 from geartrain.native.transfer import require_device
 from geartrain.optim.part import Part, PartState, Rules
+from geartrain.optim.replicas import Replicas
 from geartrain.optim.share import AbstractLock, NoLock, Share, share
 
 
@@ -87,6 +89,7 @@ class Engine:
         costs: Seconds by node name, measured; empty: by numbers of parameters.
         trained: Instances finished in training so far.
         lock: The runtime's, for what lanes share.
+        replicas: Copies of all parts, each for its own instances; ``parts`` are then not used.
     """
 
     def __init__(
@@ -99,15 +102,22 @@ class Engine:
         costs: Mapping[str, float] | None = None,
         trained: int = 0,
         lock: Callable[[], AbstractLock] = NoLock,
+        replicas: Replicas | None = None,
     ) -> None:
-        self.parts = parts
-        self.settings = settings
+        self.parts = parts if replicas is None else replicas.parts
+        self.settings, self.replicas = settings, replicas
+        self.began_s = 0.0
+        """Seconds of training before this engine's, for what happens at a certain time."""
         names = part_names(graph)
-        for part in parts.values():
+        for part in self.parts.values():
             part.in_flight(settings.max_active)
 
-        lanes = workers if settings.lanes else 1
-        shares = {n: share(p, lanes, lock) for n, p in parts.items()} if lanes > 1 else {}
+        lanes = workers if settings.lanes else 1 if replicas is None else replicas.copies
+        shares = (
+            {n: share(p, lanes, lock) for n, p in parts.items()}
+            if settings.lanes and lanes > 1
+            else {}
+        )
 
         def owners(through: Through) -> list[Owner]:
             name = names.get(through.name)
@@ -115,7 +125,10 @@ class Engine:
                 return [Owner(through.function, None)] * lanes
             if shares:
                 return [Owner(through.function, s) for s in shares[name]]
-            copies = copies_of(name, parts)
+            if replicas is not None:
+                copies = [d.member.part for d in replicas.desks[name]]
+            else:
+                copies = copies_of(name, parts)
             inside = _path_inside(parts[name].module, through.function)
             return [Owner(c.module.get_submodule(inside), c) for c in copies]
 
@@ -125,13 +138,15 @@ class Engine:
             graph, owners, lanes, settings.precision, apart=placed, spread=spread
         )
         self.router = Router(self.wiring, lanes=lanes > 1)
-        if lanes > 1:
-            self.home = {n: k for ns in self.wiring.copies.values() for k, n in enumerate(ns)}
+        if lanes > 1 or replicas is not None:
+            self.home = {
+                n: k % workers for ns in self.wiring.copies.values() for k, n in enumerate(ns)
+            }
         else:
             self.home = place(self.wiring, parts, workers, placement or {}, costs or {})
         self._ranks = ranks(self.wiring)
         self.workers = [
-            self._worker(w, [s[w] for s in shares.values()] or list(parts.values()))
+            self._worker(w, [s[w] for s in shares.values()] or list(self.parts.values()))
             for w in range(workers)
         ]
         self.controller = ControllerState(
@@ -141,8 +156,43 @@ class Engine:
             settings.ramp,
             trained,
             drain=settings.drain,
+            copies=1 if replicas is None else replicas.copies,
             device=settings.device if spread else _HOST,
         )
+        if replicas is not None:
+            self.controller.trained_of[:] = replicas.trained
+
+    def settle(self, out: Outbox) -> int:
+        """Let the controller count, and the copies what each of them has finished."""
+        finished = self.controller.settle(out)
+        if finished and self.replicas is not None and self.controller.training:
+            for k in np.flatnonzero(self.controller.finished_of).tolist():
+                self.replicas.finished(k, int(self.controller.finished_of[k]))
+        return finished
+
+    def tell_finished(self, finished: int) -> list[tuple[int, Finished]]:
+        """Whom to tell of instances that have just finished, and what."""
+        trained = self.controller.trained
+        if self.replicas is None:
+            return [(w, Finished(finished, trained)) for w in range(len(self.workers))]
+        of = self.controller.finished_of
+        return [
+            (k % len(self.workers), Finished(int(of[k]), trained, k))
+            for k in np.flatnonzero(of).tolist()
+        ]
+
+    def home_of(self, copy: int) -> int:
+        """The worker of a copy of the model."""
+        return copy % len(self.workers)
+
+    def set_present(self, worker: int, present: bool) -> None:
+        """The copies of a worker take part, or do so no more."""
+        if self.replicas is None:
+            return
+        for k in range(worker, self.replicas.copies, len(self.workers)):
+            self.controller.open[k] = present
+            if self.replicas.present()[k] != present:
+                (self.replicas.join if present else self.replicas.leave)(k)
 
     def _worker(self, w: int, parts: Sequence[PartState | Share]) -> WorkerState:
         """A worker with the nodes that live there, and of the parts those that they use."""
@@ -157,6 +207,7 @@ class Engine:
             self.settings.policy(w),
             self.settings.max_rows,
             self._ranks,
+            self.replicas,
             self.settings.meter,
         )
 
@@ -193,6 +244,8 @@ class Engine:
             NonFiniteError: A device has found a NaN in one of the last losses or gradients.
         """
         self.controller.check_empty()
+        if self.replicas is not None:
+            self.replicas.check_settled()
         for node in self.wiring.nodes.values():
             node.check_empty()
         for part in self.parts.values():

@@ -20,7 +20,9 @@ from geartrain.engine.router import BACKWARD, Delivery, Outbox, Router
 from geartrain.errors import GeartrainError, WorkerError
 from geartrain.ir.message import INSTANCE, Backward, Forward
 from geartrain.ir.node import AbstractNode, Emission
+from geartrain.optim.exchange import Letter
 from geartrain.optim.part import Instances, Messages, PartState, Rows, StepTaken
+from geartrain.optim.replicas import Desk, Replicas
 from geartrain.optim.share import Share
 
 
@@ -39,6 +41,8 @@ class Firing:
         steps: Optimiser steps taken.
         both: Whether a forward firing was the backward of its rows too: a loss is inside.
         held: Parts that have begun or ceased to hold a step back: name to whether it holds.
+        letters: For other copies of the model.
+        taken: Letters that were taken, where that is what it did; its rows are their number.
     """
 
     node: str
@@ -50,6 +54,21 @@ class Firing:
     outbox: Outbox = field(default_factory=Outbox)
     steps: list[StepTaken] = field(default_factory=list)
     held: dict[str, bool] = field(default_factory=dict)
+    letters: list[Letter] = field(default_factory=list)
+    taken: list[Letter] = field(default_factory=list)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Instances that have finished, all that have so far, and the copy of the model they were of.
+
+    Without copies of the model ``copy`` is None.
+    """
+
+    instances: int
+    trained: int
+    copy: int | None = None
 
 
 @final
@@ -65,6 +84,7 @@ class WorkerState:
         policy: What fires next.
         max_rows: Most rows in one firing.
         ranks: Node number to its places in the graph, as ``order.ranks`` gives them.
+        replicas: Copies of the model, some of which live here.
         meter: Measures what nodes compute, or None.
     """
 
@@ -78,6 +98,7 @@ class WorkerState:
         policy: AbstractPolicy,
         max_rows: int,
         ranks: Mapping[int, tuple[int, int]],
+        replicas: Replicas | None = None,
         meter: AbstractMeter | None = None,
     ) -> None:
         self.index = index
@@ -94,6 +115,10 @@ class WorkerState:
         self._ready: dict[Queue, None] = {}
         self._eager: list[Delivery] = []
         self._clock = 0
+        self._replicas = replicas
+        mine = [] if replicas is None else [*replicas.all_desks()]
+        self._desks = {d.member.part.name: d for d in mine if d.member.part.name in self.parts}
+        self._mail: dict[Desk, None] = {}
 
     def deliver(self, delivery: Delivery) -> None:
         """A batch has come for a node that lives here."""
@@ -110,14 +135,30 @@ class WorkerState:
         queue.put(delivery.batch, self._clock)
         self._ready[queue] = None
 
-    def finished(self, instances: int, progress: int) -> list[StepTaken]:
+    def receive(self, letter: Letter) -> None:
+        """A letter has come for a copy that lives here."""
+        assert self._replicas is not None
+        if self._replicas.put(letter):
+            self._mail[self._replicas.desks[letter.part][letter.receiver]] = None
+
+    def take_letters(self) -> list[Letter]:
+        """What copies that live here have sent outside of a firing."""
+        return [x for desk in self._desks.values() for x in desk.take_letters()]
+
+    def take_steps(self) -> list[StepTaken]:
+        """Steps that exchanges have taken outside of a firing."""
+        return [x for desk in self._desks.values() for x in desk.take_steps()]
+
+    def finished(self, told: Finished) -> list[StepTaken]:
         """Instances have finished; in training, steps that count them fall due."""
-        self.progress = progress
+        self.progress = told.trained
         if not self.train:
             return []
         steps: list[StepTaken | None] = []
-        for part in self.parts.values():
-            part.finished(instances)
+        for name, part in self.parts.items():
+            if told.copy is not None and self._desks[name].member.index != told.copy:
+                continue
+            part.finished(told.instances)
             steps.append(part.step_if_due(self.progress))
         return [step for step in steps if step is not None]
 
@@ -129,17 +170,51 @@ class WorkerState:
     @property
     def ready(self) -> bool:
         """Whether ``fire`` has something to do."""
-        return bool(self._eager or (self._choices() if self._bounded else self._ready))
+        if not self._bounded and self._replicas is None:
+            return bool(self._eager or self._ready)
+        return bool(self._eager or self._choices() or self._mail_that_may_be_taken())
 
     def _choices(self) -> list[Queue]:
-        """Queues that may fire: of a node with a window, rows in training only while it is open."""
-        if not self._bounded or not self.train:
+        """Queues that may fire now."""
+        if not self._bounded and self._replicas is None:
             return list(self._ready)
-        return [
-            q
-            for q in self._ready
-            if q.port == BACKWARD or q.node not in self._bounded or self._nodes[q.node].open
-        ]
+        return [q for q in self._ready if self._is_open(q)]
+
+    def _is_open(self, queue: Queue) -> bool:
+        """Whether its part waits for no letters, and in training its window has room for rows."""
+        node = self._nodes[queue.node]
+        if self._waits(node.part_name):
+            return False
+        bounded = self.train and queue.port != BACKWARD and queue.node in self._bounded
+        return not bounded or node.open
+
+    def _waits(self, part: str | None) -> bool:
+        return part is not None and part in self._desks and self._desks[part].waiting
+
+    def _mail_that_may_be_taken(self) -> Desk | None:
+        return next((desk for desk in self._mail if desk.ready), None)
+
+    def _take_mail(self, desk: Desk) -> Firing:
+        """Let an exchange have the letters that wait; that is a firing of its own."""
+        part = desk.member.part
+        try:
+            letters = desk.receive()
+        except GeartrainError:
+            raise
+        except Exception as error:
+            raise WorkerError(
+                f"{type(error).__name__} in {type(desk.exchange).__name__} of part '{part.name}', "
+                f"as it received letters: {error}"
+            ) from error
+        del self._mail[desk]
+        rows = sum(x.count for x in letters)
+        firing = Firing(f"{part.name} exchange", part.name, True, rows, taken=letters)
+        self._collect(desk, firing)
+        return firing
+
+    def _collect(self, desk: Desk, firing: Firing) -> None:
+        firing.letters += desk.take_letters()
+        firing.steps += desk.take_steps()
 
     def fire(self) -> Firing:
         """Run one node on what waits for it, and the eager nodes behind.
@@ -149,6 +224,8 @@ class WorkerState:
             GeartrainError: The graph or the data are wrong.
         """
         if not self._eager:
+            if self._mail and (desk := self._mail_that_may_be_taken()) is not None:
+                return self._take_mail(desk)
             queue = self._policy.choose(self._choices())
             node = self._nodes[queue.node]
             limit = min(self._policy.limit(queue, self._max_rows), queue.rows)
@@ -192,6 +269,8 @@ class WorkerState:
                 step = part.step_if_due(self.progress)
                 if step is not None:
                     firing.steps.append(step)
+                if part.name in self._desks:
+                    self._collect(self._desks[part.name], firing)
                 holds = part.note_holding()
                 if holds is not None:
                     firing.held[part.name] = holds

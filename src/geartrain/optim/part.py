@@ -243,6 +243,14 @@ class AbstractShare(Protocol):
     def guard(self) -> AbstractContextManager[Any]: ...
 
 
+class AbstractDesk(Protocol):
+    """What a part tells of its steps where it has copies; see ``geartrain.optim.replicas``."""
+
+    def stepping(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None] | None: ...
+
+    def stepped(self, gradients: Sequence[Tensor | None]) -> None: ...
+
+
 @final
 class PartState(AbstractWeights):
     """A part at work. One worker owns it; nothing here is locked.
@@ -323,6 +331,14 @@ class PartState(AbstractWeights):
         groups = [] if self.optimizer is None else self.optimizer.param_groups
         told = any("measured_delay" in group for group in groups)
         self._wants_ages = told or self.delay is not None or isinstance(self.view, Corrected)
+        self.desk: AbstractDesk | None = None
+        self._held_rows = 0
+        self.progress = 0  # instances trained, at the last step
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no row of it is in flight."""
+        return not self.outstanding
 
     @property
     def device(self) -> torch.device:
@@ -488,17 +504,75 @@ class PartState(AbstractWeights):
         self._tame(gradients, self._divisor(rows, instances, messages))
         if self._wants_ages:
             self.step_delay = mean_age(self._step_ages.counts)
-        with self._undisturbed():
-            self._seeing.before_step()
+        self.progress = progress
+        if self.desk is not None and not self._offer(self.desk):
+            self._held_rows = rows
+            return None
+        with self._moving():
             self._optimize(self.optimizer, progress)
-            self.version += 1
-            self._seeing.after_step()
         self._step_ages.clear()
+        if self.desk is not None:
+            self.desk.stepped([p.grad for p in self.parameters])
         for parameter in self.parameters:
             parameter.grad = None
         if self._scheduler is not None:
             self._scheduler.step()
         return StepTaken(self.name, self.version, rows)
+
+    def step_with(self, gradients: Sequence[Tensor | None], *, own: bool) -> StepTaken | None:
+        """Take a step with gradients from elsewhere; what is waiting here goes on waiting.
+
+        Args:
+            gradients: One a parameter that learns; None: no gradient. They may be written to.
+            own: Whether it stands for a step that was held.
+        """
+        rows = self._held_rows if own else 0
+        if self.optimizer is None or self.frozen:
+            return None
+        sparse = _takes_sparse(self.optimizer)
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            if gradient is not None and gradient.is_sparse and not sparse:
+                gradient = gradient.to_dense()
+            parameter.grad = gradient
+        with self._moving():
+            self._optimize(self.optimizer, self.progress)
+        for parameter in self.parameters:
+            parameter.grad = None
+        if own:
+            self._step_ages.clear()
+            if self._scheduler is not None:
+                self._scheduler.step()
+        return StepTaken(self.name, self.version, rows)
+
+    @torch.no_grad()
+    def overwrite(self, weights: Sequence[Tensor]) -> None:
+        """Copy these into the parameters that learn; a version of its own."""
+        with self._moving():
+            for parameter, weight in zip(self.parameters, weights, strict=True):
+                parameter.copy_(weight)
+        self.replaced()
+
+    def forget_optimizer(self) -> None:
+        """The optimiser's state becomes that of a new one; learning rates stay."""
+        if self.optimizer is not None:
+            self.optimizer.state = self.rules.optimizer(self.parameters).state
+
+    def _offer(self, desk: AbstractDesk) -> bool:
+        """Let copies say what to step with; False: the step is held."""
+        mine = [p.grad for p in self.parameters]
+        chosen = desk.stepping(mine)
+        for parameter, gradient in zip(self.parameters, chosen or [None] * len(mine), strict=True):
+            parameter.grad = gradient
+        return chosen is not None
+
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
+        """The weights become those of the next version."""
+        with self._undisturbed():
+            self._seeing.before_step()
+            yield
+            self.version += 1
+            self._seeing.after_step()
 
     def check_finite(self) -> None:
         """Wait for what the device has to say of the last steps.

@@ -174,6 +174,7 @@ CHARLM: Final = Recipe(
     make=build,
     draw=_draw,
     needs=(FILE,),
+    whole_minibatches=True,
     options=(
         *method_options(),
         Choice("tokens", "characters", ("characters", "pairs"), "what is predicted"),

@@ -132,6 +132,7 @@ CIFAR: Final = Recipe(
     make=build,
     draw=_draw,
     needs=(FILE,),
+    whole_minibatches=True,
     options=(
         *method_options(),
         Option("batch", BATCH, 1, "images of a minibatch, which is one instance"),
