@@ -20,7 +20,7 @@ SMALL_LISTS += ("--option", "hidden=8", "--runtime", "simulated", "--epochs", "2
 FIELDS = {
     "recipe", "runtime", "workers", "max_active", "update_every", "replicas", "seed", "epochs",
     "instances", "train_seconds", "instances_per_second", "valid", "history", "reached",
-    "staleness", "peak_rss_mib", "precision", "device",
+    "staleness", "peak_rss_mib", "precision", "device", "topology", "mixer",
 }  # fmt: skip
 
 

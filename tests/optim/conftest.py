@@ -1,7 +1,4 @@
-"""Copies whose letters are delivered by hand: in lock-step, or in an order drawn from a seed.
-
-Tests of this folder may import ``rig_pipes``, which lies beside this file.
-"""
+"""Copies whose letters are delivered by hand: in lock-step, or in an order drawn from a seed."""
 
 from __future__ import annotations
 
@@ -21,10 +18,8 @@ from geartrain.optim.exchange import AbstractExchange, Letter, Member
 from geartrain.optim.part import PartState, Rules
 from geartrain.optim.replicas import Desk, Neighbours, Replicas
 
-HERE = str(Path(__file__).parent)
-
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
+if (folder := str(Path(__file__).parent)) not in sys.path:
+    sys.path.insert(0, folder)  # for ``rig_pipes``
 
 SIZE = 3
 SGD = partial(torch.optim.SGD, lr=0.1)

@@ -534,3 +534,43 @@ def test_what_goes_wrong_in_a_copy_stops_the_run_and_a_second_fit_works(runtime,
     with pytest.raises(WorkerError, match="no more ink"):
         s.fit(data(24), epochs=1)
     assert s.fit(data(24), epochs=1).instances == 24
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("exchange", ["gradients", "all-reduce", "lockstep"])
+def test_copies_come_and_go_at_any_moment_and_nothing_is_left_behind(exchange, seed):
+    rng = np.random.default_rng(seed)
+    events: list[Any] = [Pause(0, float(rng.uniform(0, 0.01)), 0.01)]
+    for worker in (1, 2):
+        at = float(rng.uniform(0, 0.01))
+        events += [Leave(worker, at), Join(worker, at + float(rng.uniform(0, 0.01)))]
+    runtime = Simulated(
+        4, seed=seed, jitter=0.5, speeds=[1, 2, 0.25, 1], costs=Costs(latency_s=1e-3), events=events
+    )
+    chosen = NearestNeighbours(lockstep=True) if exchange == "lockstep" else exchange
+    seen = Seen()
+    s = session(Neighbours(copies=4, exchange=chosen), runtime, max_active=2, instruments=[seen])
+    s.fit(data(30), epochs=2)
+    assert seen.total("instances") == 60
+    assert seen.total("sent") == sum(seen.total(n) for n in ("applied", "dropped", "lost"))
+
+
+@pytest.mark.parametrize("exchange", ["gradients", "all-reduce"])
+def test_evaluations_within_an_epoch_leave_the_shards_where_they_are(exchange):
+    seen = Seen()
+    s = session(Neighbours(copies=3, exchange=exchange), Simulated(3), instruments=[seen])
+    fit = s.fit(data(24), epochs=2, valid=data(3), evaluate_every=0.25)
+    assert [e.instances for e in fit.history] == [6] * 8
+    assert len(seen.events) == 8
+    assert s._replicas is not None and s._replicas.positions == [8, 8, 8]
+
+
+def test_a_session_with_copies_predicts_with_their_consensus():
+    s = session(Neighbours(copies=3), Simulated(3))
+    s.fit(data(9), epochs=1)
+    rows = data(2)
+    model = nn.Sequential(*[p.module for p in s.parts.values()])
+    for found, instance in zip(s.predict(rows), rows, strict=True):
+        given = instance.inputs["x"]
+        assert isinstance(given, Tensor)
+        torch.testing.assert_close(found.flatten(), model(given).flatten(), rtol=1e-9, atol=1e-12)

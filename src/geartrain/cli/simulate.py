@@ -77,7 +77,7 @@ def measured(
             precision=settings.precision,
             seed=settings.seed,
             instruments=[stopwatch],
-            **task.settings(1, copied=settings.copies_model),
+            **task.settings(1, copies=settings.copies_model),
         )
         session.fit(instances, epochs=2)
     finally:

@@ -143,7 +143,7 @@ def _prepare(
         device=settings.device,
         seed=settings.seed,
         instruments=[*_instruments(folder, watching), seen],
-        **task.settings(settings.workers, copied=settings.copies_model),
+        **task.settings(settings.workers, copies=settings.copies_model),
     )
     history: Sequence[EpochEnded] = ()
     if resume:

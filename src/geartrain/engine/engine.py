@@ -207,8 +207,8 @@ class Engine:
             self.settings.policy(w),
             self.settings.max_rows,
             self._ranks,
-            self.replicas,
             self.settings.meter,
+            self.replicas,
         )
 
     @property

@@ -84,8 +84,8 @@ class WorkerState:
         policy: What fires next.
         max_rows: Most rows in one firing.
         ranks: Node number to its places in the graph, as ``order.ranks`` gives them.
-        replicas: Copies of the model, some of which live here.
         meter: Measures what nodes compute, or None.
+        replicas: Copies of the model, some of which live here.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class WorkerState:
         policy: AbstractPolicy,
         max_rows: int,
         ranks: Mapping[int, tuple[int, int]],
-        replicas: Replicas | None = None,
         meter: AbstractMeter | None = None,
+        replicas: Replicas | None = None,
     ) -> None:
         self.index = index
         self._meter = meter

@@ -98,8 +98,8 @@ class GraphNode(AbstractNode):
                 outputs = as_payload(run_module(self._call.function, inputs, inside))
             self._refuse_writing(inputs, came)
             return Forward(outputs, one.state, one.origin, lengths)
-        wanted, slots = wants_gradient(one.origin), one.state[INSTANCE].copy()
-        kept = self._run(_Kept(inputs, inside, slots, one.lengths, width, learn, wanted))
+        kept = _Kept(inputs, inside, one.lengths, width, learn, wants_gradient(one.origin))
+        kept = self._run(kept, int(one.state[INSTANCE, 0]))
         self._refuse_writing(inputs, came)
         row = self._rows.allocate(1)
         self._rows["origin"][row] = one.origin[0]
@@ -112,10 +112,10 @@ class GraphNode(AbstractNode):
             kept.outputs = ()
         return Forward(sent, one.state, address(self.id, row, 1), lengths)
 
-    def _run(self, kept: _Kept) -> _Kept:
+    def _run(self, kept: _Kept, slot: int) -> _Kept:
         """The forward of a message in training, for the way back."""
         if self._weights is not None:
-            number, rows = int(self.place.arena.serial[kept.slots[0]]), kept.inputs[0].shape[0]
+            number, rows = int(self.place.arena.serial[slot]), kept.inputs[0].shape[0]
             kept.sight = self._weights.look(number, rows)
             if kept.sight.again:
                 with torch.no_grad(), Remembered() as kept.chance:
@@ -186,8 +186,6 @@ class GraphNode(AbstractNode):
             return []
         leaves = self._weights.look_back(kept.sight)
         if kept.chance is not None:
-            if kept.inside is not None:  # edges may have moved in the frames
-                kept.inside = look_inside(self.place, kept.slots, kept.lengths, self._device)
             with kept.chance.repeated():
                 self._trace(kept, self._at(leaves, learn=kept.learn, again=True))
         if not kept.learn:
@@ -249,7 +247,6 @@ class _Kept:
 
     inputs: list[Tensor]
     inside: Inside | None
-    slots: IntArray
     lengths: IntArray | None
     width: int
     learn: bool

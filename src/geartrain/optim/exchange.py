@@ -231,8 +231,7 @@ class Member:
         """A letter has come; it waits, is merged, or drives the oldest of its sender out."""
         self.ledger.came += letter.count
         if letter.collective:
-            self.ledger.sent += 1
-            self.ledger.bytes += letter.nbytes
+            self.count_collective(letter)
         if letter.kind in self._bounded:
             same = [x for x in self._waiting if (x.sender, x.kind) == (letter.sender, letter.kind)]
             if len(same) >= self._inbox.limit:
@@ -243,6 +242,11 @@ class Member:
                 self._waiting.remove(same[0])
                 self.ledger.dropped += same[0].count
         self._waiting.append(letter)
+
+    def count_collective(self, letter: Letter) -> None:
+        """On a ring each sends as much as it gets."""
+        self.ledger.sent += 1
+        self.ledger.bytes += letter.nbytes
 
     def take(self) -> list[Letter]:
         """All that wait, in the order in which they came; they count as applied."""
@@ -362,7 +366,10 @@ class AbstractExchange(ABC):
         return False
 
     def left(self, me: Member) -> None:  # noqa: B027 - may do nothing
-        """A copy takes part no more (``me.present`` is False): nobody may wait for it."""
+        """A copy takes part no more (``me.present`` is False): nobody may wait for it.
+
+        Copies come and go in the simulator alone, between firings: others may be changed here.
+        """
 
     def joined(self, me: Member) -> None:  # noqa: B027 - may do nothing
         """A copy takes part (again); it has been given the mean weights of those present."""
@@ -435,8 +442,13 @@ class NearestNeighbours(AbstractExchange):
             and me.present
             and self.due(me)
             and me.rounds > me.numbers.get("applied", 0)
-            and any(self.members[s].present for s in me.senders)
+            and bool(self._expected(me))
         )
+
+    def _expected(self, me: Member) -> set[int]:
+        """Who sends to it in this round."""
+        peers = [self.members[s] for s in me.senders]
+        return {p.index for p in peers if p.present and p.numbers.get("since", 0) <= me.rounds}
 
     def finish(self, members: Sequence[Member]) -> bool:
         """Rounds that some copies had no data for end without their gradients."""
@@ -448,9 +460,15 @@ class NearestNeighbours(AbstractExchange):
         return found
 
     def left(self, me: Member) -> None:
+        """Those that wait for it alone go on. In the simulator, where nobody else is at work."""
         for other in self.members:
-            if me.index in other.senders:
-                other.senders = tuple(s for s in other.senders if s != me.index)
+            self._catch_up(other)
+
+    def joined(self, me: Member) -> None:
+        """It goes on with the round of the others."""
+        me.rounds = max(m.rounds for m in self.members if m.present)
+        me.numbers |= {"applied": me.rounds, "since": me.rounds + 1}
+        self._early[me.index].clear()
 
     def abandoned(self, members: Sequence[Member]) -> None:
         self._early = [[] for _ in members]
@@ -462,7 +480,7 @@ class NearestNeighbours(AbstractExchange):
         if not self.waiting(me):
             return
         here = {x.sender for x in self._early[me.index] if x.round == me.rounds}
-        if here >= set(me.senders):
+        if here >= self._expected(me):
             self._apply_rounds(me, me.rounds)
 
     def _apply_rounds(self, me: Member, last: int) -> None:
@@ -555,7 +573,8 @@ class Collective:
 class AllReduce(AbstractExchange):
     """The synchronous baseline: every step is taken with the mean gradient of all copies.
 
-    Copies that are equal stay equal. At the end of a stretch, those that have no partner for their
+    Copies that are equal stay equal; one that joins has their weights of then, and not what is just
+    under way to them. At the end of a stretch, those that have no partner for their
     last gradients step, with all others, with the mean of what there is.
     """
 

@@ -315,6 +315,9 @@ class PartState(AbstractWeights):
         self._first = next(module.parameters(), None)
         self.shares: Sequence[AbstractShare] = ()
         self.guard: AbstractContextManager[Any] = nullcontext()
+        self.desk: AbstractDesk | None = None
+        self._held_rows = 0
+        self.progress = 0  # instances trained, at the last step
         self.view = rules.view or Stashed()
         self.delay = rules.delay
         self._compensation = None if self.delay is None else self.delay.start(self.parameters)
@@ -331,9 +334,6 @@ class PartState(AbstractWeights):
         groups = [] if self.optimizer is None else self.optimizer.param_groups
         told = any("measured_delay" in group for group in groups)
         self._wants_ages = told or self.delay is not None or isinstance(self.view, Corrected)
-        self.desk: AbstractDesk | None = None
-        self._held_rows = 0
-        self.progress = 0  # instances trained, at the last step
 
     @property
     def at_rest(self) -> bool:
@@ -507,6 +507,7 @@ class PartState(AbstractWeights):
         self.progress = progress
         if self.desk is not None and not self._offer(self.desk):
             self._held_rows = rows
+            self._step_ages.clear()
             return None
         with self._moving():
             self._optimize(self.optimizer, progress)

@@ -121,15 +121,18 @@ class Desk:
         self.member.rounds += 1
         self.member.ledger.rounds += 1
         self._fresh = not self.member.part.at_rest
+        if not self.member.present:  # what was in flight when it left: steps of its own
+            return gradients
         return self.exchange.stepping(self.member, gradients)
 
     def stepped(self, gradients: Tensors) -> None:
-        self.exchange.stepped(self.member, gradients)
+        if self.member.present:
+            self.exchange.stepped(self.member, gradients)
 
     @property
     def waiting(self) -> bool:
         """Whether the copy may not compute with this part now."""
-        return self.exchange.waiting(self.member)
+        return self.member.present and self.exchange.waiting(self.member)
 
     @property
     def ready(self) -> bool:
@@ -238,6 +241,8 @@ class Replicas:
         if member.present:
             member.put(letter)
             return True
+        if letter.collective:
+            member.count_collective(letter)
         member.peers[letter.sender].ledger.lost += letter.count
         return False
 
@@ -428,11 +433,13 @@ def _mean_weights(members: Sequence[Member]) -> list[Tensor]:
 
 
 def _mean(tensors: Sequence[Tensor]) -> Tensor:
-    if len(tensors) == 1:
-        return tensors[0].clone()
-    total = tensors[0].clone()
-    for t in tensors[1:]:
-        total.add_(t)
+    """Of equal ones, that one to the bit."""
+    first, *others = tensors
+    if all(torch.equal(first, other) for other in others):
+        return first.clone()
+    total = first.clone()
+    for other in others:
+        total.add_(other)
     return total.div_(len(tensors))
 
 

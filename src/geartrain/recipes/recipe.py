@@ -173,18 +173,18 @@ class Task:
     files: Mapping[str, str] = field(default_factory=dict)
     pipeline: Pipeline | None = None
 
-    def settings(self, workers: int, *, copied: bool = False) -> dict[str, Any]:
+    def settings(self, workers: int, *, copies: bool = False) -> dict[str, Any]:
         """What ``Session`` is told besides graph, rules, runtime and what a user chooses.
 
         Args:
             workers: Of the runtime.
-            copied: Whether there are copies of the model, each of which is whole on a worker.
+            copies: Whether there are copies of the whole model, each on one worker.
         """
         found: dict[str, Any] = {}
         if self.pipeline is not None:
             found = self.pipeline.settings(min(workers, len(self.pipeline.parts)))
             del found["max_active"]
-            if copied:
+            if copies:
                 del found["placement"]
         return {**found, "ramp": self.ramp}
 
