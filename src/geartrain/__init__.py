@@ -49,6 +49,8 @@ from geartrain.nn.credit import Synthetic as Synthetic
 from geartrain.nn.pipeline import Pipeline as Pipeline
 from geartrain.observe.flops import FlopMeter as FlopMeter
 from geartrain.observe.flops import Flops as Flops
+from geartrain.optim.centre import DelayedNesterov as DelayedNesterov
+from geartrain.optim.centre import ElasticAverage as ElasticAverage
 from geartrain.optim.delay import AbstractDelay as AbstractDelay
 from geartrain.optim.delay import AnnealedRate as AnnealedRate
 from geartrain.optim.delay import DelayCompensated as DelayCompensated
@@ -60,6 +62,10 @@ from geartrain.optim.exchange import Inbox as Inbox
 from geartrain.optim.exchange import Letter as Letter
 from geartrain.optim.exchange import Member as Member
 from geartrain.optim.exchange import NearestNeighbours as NearestNeighbours
+from geartrain.optim.foreign import CompensatedGradients as CompensatedGradients
+from geartrain.optim.foreign import StalenessAware as StalenessAware
+from geartrain.optim.gossip import DecentralizedSGD as DecentralizedSGD
+from geartrain.optim.gossip import PairAverage as PairAverage
 from geartrain.optim.mixer import AbstractMixer as AbstractMixer
 from geartrain.optim.mixer import Average as Average
 from geartrain.optim.optimizers import LookAheadSGD as LookAheadSGD
@@ -71,7 +77,12 @@ from geartrain.optim.part import Messages as Messages
 from geartrain.optim.part import Part as Part
 from geartrain.optim.part import Rows as Rows
 from geartrain.optim.part import Rules as Rules
+from geartrain.optim.periodic import DiLoCo as DiLoCo
+from geartrain.optim.periodic import PeriodicAverage as PeriodicAverage
+from geartrain.optim.pushsum import PushSum as PushSum
 from geartrain.optim.replicas import Neighbours as Neighbours
+from geartrain.optim.topology import Exponential as Exponential
+from geartrain.optim.topology import Torus as Torus
 from geartrain.optim.views import AbstractView as AbstractView
 from geartrain.optim.views import Corrected as Corrected
 from geartrain.optim.views import DoubleBuffered as DoubleBuffered

@@ -53,7 +53,7 @@ class AbstractCentre(AbstractExchange):
 
     def stepped(self, me: Member, gradients: Tensors) -> None:
         me.numbers["steps"] += 1
-        if me.numbers["steps"] < self.steps(me) or me.numbers["asking"]:
+        if me.numbers["steps"] < self.steps(me) or me.numbers["asking"] or not me.present:
             return
         me.numbers["steps"] = 0
         keeper = self.keeper

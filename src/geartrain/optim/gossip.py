@@ -69,7 +69,7 @@ class DecentralizedSGD(AbstractExchange):
             me.numbers |= {"round": 0, "mixed": 0, "first": 1}
 
     def stepping(self, me: Member, gradients: Tensors) -> Tensors | None:
-        if not me.senders or not self.due(me):
+        if not me.senders or not me.present or not self.due(me):
             return gradients
         self._begin(me, copies(gradients))
         return None
@@ -178,7 +178,8 @@ class PairAverage(AbstractExchange):
         self._sides = sides_of(graph)
 
     def stepped(self, me: Member, gradients: Tensors) -> None:
-        if self.due(me) and self._offers(me) and me.numbers["partner"] == _NOBODY:
+        free = me.present and me.numbers["partner"] == _NOBODY
+        if free and self.due(me) and self._offers(me):
             present = [k for k in me.neighbours if self.members[k].present]
             if present:
                 partner = random.Random(f"{self.seed}/{me.index}/{me.rounds}").choice(present)

@@ -54,7 +54,7 @@ class AbstractPeriodic(AbstractExchange):
 
     def stepped(self, me: Member, gradients: Tensors) -> None:
         me.numbers["steps"] += 1
-        if me.numbers["steps"] >= self.every and not self.waiting(me):
+        if me.numbers["steps"] >= self.every and me.present and not self.waiting(me):
             self._collective.contribute(me, self.brought(me))
 
     def received(self, me: Member, letters: Sequence[Letter]) -> None:
@@ -67,10 +67,11 @@ class AbstractPeriodic(AbstractExchange):
         return self._collective.waits(me)
 
     def finish(self, members: Sequence[Member]) -> bool:
-        if not any(self.waiting(m) for m in members):
+        there = [m for m in members if m.present]
+        if not any(self.waiting(m) for m in there):
             return False
-        for me in members:
-            if me.present and not self.waiting(me):
+        for me in there:
+            if not self.waiting(me):
                 self._collective.contribute(me, self.brought(me))
         return True
 

@@ -81,7 +81,7 @@ class PushSum(AbstractExchange):
 
     def stepped(self, me: Member, gradients: Tensors) -> None:
         self._stretch(me)
-        if self.due(me):
+        if me.present and self.due(me):
             self._push(me)
 
     @torch.no_grad()

@@ -12,12 +12,14 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Final, Literal, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 
 from geartrain.errors import LeakError
+from geartrain.optim.centre import DelayedNesterov, ElasticAverage
 from geartrain.optim.exchange import (
     AbstractExchange,
     AllReduce,
@@ -28,7 +30,11 @@ from geartrain.optim.exchange import (
     NearestNeighbours,
     Tensors,
 )
+from geartrain.optim.foreign import CompensatedGradients, StalenessAware
+from geartrain.optim.gossip import DecentralizedSGD, PairAverage
 from geartrain.optim.part import PartState, StepTaken
+from geartrain.optim.periodic import DiLoCo, PeriodicAverage
+from geartrain.optim.pushsum import PushSum
 from geartrain.optim.share import AbstractLock, NoLock
 from geartrain.optim.topology import topology_of
 
@@ -36,9 +42,19 @@ Consensus: TypeAlias = Literal["mean", "best"]
 Sharing: TypeAlias = Literal["static", "pull"]
 
 
-EXCHANGES: Final[dict[str, Callable[[], AbstractExchange]]] = {
+EXCHANGES: Final[dict[str, Callable[..., AbstractExchange]]] = {
     "gradients": NearestNeighbours,
+    "weights": PairAverage,
     "all-reduce": AllReduce,
+    "average": PeriodicAverage,
+    "d-psgd": DecentralizedSGD,
+    "ad-psgd": PairAverage,
+    "push-sum": PushSum,
+    "elastic": ElasticAverage,
+    "diloco": DiLoCo,
+    "async-local-sgd": DelayedNesterov,
+    "staleness-aware": StalenessAware,
+    "delay-compensated": CompensatedGradients,
 }
 """Exchanges that may be asked for by name, with their defaults."""
 
@@ -52,10 +68,10 @@ class Neighbours:
         copies: How many; copy k lives on worker k mod the number of workers.
         topology: Who is whose neighbour: ``ring``, ``torus``, ``full``, edges, a graph of networkx,
             or an object with ``neighbours(copies)``. Exchanges without neighbours ignore it.
-        exchange: A name of ``EXCHANGES``, such as ``gradients`` (``NearestNeighbours``) or
-            ``all-reduce``, or an exchange.
-        when: For ``gradients`` by name: every so many own gradients.
-        inbox: For ``gradients`` by name: how many letters may wait, and what becomes of more.
+        exchange: A name of ``EXCHANGES``, such as ``gradients`` (``NearestNeighbours``),
+            ``weights`` (``PairAverage``) or ``all-reduce``, or an exchange.
+        when: For an exchange by name: every so many own gradients. None: its default.
+        inbox: For one by name: how many letters may wait, and what becomes of more.
         consensus: Which model is evaluated, saved and left in the user's modules: the ``mean`` of
             the copies, or the ``best`` by validation, which evaluates every one of them (without
             validation data: the mean). An exchange may have one of its own.
@@ -74,7 +90,7 @@ class Neighbours:
     copies: int = 2
     topology: Any = "ring"
     exchange: str | AbstractExchange = "gradients"
-    when: int = 1
+    when: int | None = None
     inbox: Inbox | None = None
     consensus: Consensus = "mean"
     restart_every: int | None = None
@@ -96,16 +112,33 @@ class Neighbours:
 
     def made_exchange(self) -> AbstractExchange:
         """A fresh object for one part."""
+        given = {"every": self.when, "inbox": self.inbox}
+        given = {key: value for key, value in given.items() if value is not None}
         if isinstance(self.exchange, AbstractExchange):
+            if given:
+                raise ValueError(
+                    f"Neighbours: {self._worded(given)} beside an exchange that is an object; give "
+                    f"it to {type(self.exchange).__name__}"
+                )
             return copy.deepcopy(self.exchange)
-        if self.exchange == "gradients":
-            return NearestNeighbours(self.when, inbox=self.inbox)
         if self.exchange not in EXCHANGES:
             raise ValueError(
                 f"Neighbours(exchange={self.exchange!r}): give one of {', '.join(EXCHANGES)}, or "
                 "an exchange such as geartrain.NearestNeighbours()"
             )
-        return EXCHANGES[self.exchange]()
+        make = EXCHANGES[self.exchange]
+        given_in_vain = {k: v for k, v in given.items() if k not in signature(make).parameters}
+        if given_in_vain:
+            raise ValueError(
+                f"Neighbours: exchange {self.exchange!r} knows no {self._worded(given_in_vain)}; "
+                "leave it out"
+            )
+        return make(**given)
+
+    @staticmethod
+    def _worded(given: Mapping[str, object]) -> str:
+        names = {"every": "when"}
+        return ", ".join(f"{names.get(key, key)}={value}" for key, value in given.items())
 
 
 @final
