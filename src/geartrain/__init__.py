@@ -62,7 +62,7 @@ from geartrain.optim.exchange import Inbox as Inbox
 from geartrain.optim.exchange import Letter as Letter
 from geartrain.optim.exchange import Member as Member
 from geartrain.optim.exchange import NearestNeighbours as NearestNeighbours
-from geartrain.optim.foreign import CompensatedGradients as CompensatedGradients
+from geartrain.optim.foreign import CompensatedNeighbours as CompensatedNeighbours
 from geartrain.optim.foreign import StalenessAware as StalenessAware
 from geartrain.optim.gossip import DecentralizedSGD as DecentralizedSGD
 from geartrain.optim.gossip import PairAverage as PairAverage

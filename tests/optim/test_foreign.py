@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from geartrain.optim.exchange import Inbox, NearestNeighbours
-from geartrain.optim.foreign import CompensatedGradients, StalenessAware
+from geartrain.optim.foreign import CompensatedNeighbours, StalenessAware
 
 RATE = 0.1  # of the copies' optimisers
 
 
-@pytest.mark.parametrize("exchange", [StalenessAware(power=0), CompensatedGradients(0.0)])
+@pytest.mark.parametrize("exchange", [StalenessAware(power=0), CompensatedNeighbours(0.0)])
 @pytest.mark.parametrize("seed", range(3))
 def test_without_scale_or_strength_it_is_the_published_exchange(copies, exchange, seed):
     found = []
@@ -26,7 +26,7 @@ def test_without_scale_or_strength_it_is_the_published_exchange(copies, exchange
 
 def test_where_nothing_has_moved_compensation_changes_nothing(copies):
     found = []
-    for each in (CompensatedGradients(3.0), NearestNeighbours()):
+    for each in (CompensatedNeighbours(3.0), NearestNeighbours()):
         hand = copies(each, n=2, equal=True, optimizer=lambda p: torch.optim.SGD(p, lr=1e-12))
         for k in (0, 1):
             hand.step(k, torch.ones(3, dtype=torch.float64))
@@ -48,7 +48,7 @@ def test_a_gradient_counts_by_one_over_the_versions_passed(copies):
 @pytest.mark.parametrize("merged", [False, True])
 def test_compensation_by_hand(copies, merged):
     inbox = Inbox(limit=1, full="merge") if merged else None
-    hand = copies(CompensatedGradients(0.5, inbox=inbox), n=2)
+    hand = copies(CompensatedNeighbours(0.5, inbox=inbox), n=2)
     there, here = hand.x
     g = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
     hand.step(0, g)
@@ -64,7 +64,7 @@ def test_compensation_by_hand(copies, merged):
 
 
 def test_adaptive_compensation_by_hand(copies):
-    hand = copies(CompensatedGradients(2.0, adaptive=True, decay=0.9, eps=1e-3), n=2)
+    hand = copies(CompensatedNeighbours(2.0, adaptive=True, decay=0.9, eps=1e-3), n=2)
     there, here = hand.x
     g = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
     hand.step(0, g)
@@ -75,7 +75,7 @@ def test_adaptive_compensation_by_hand(copies):
 
 def test_letters_are_twice_as_large_with_compensation(copies):
     sizes = []
-    for each in (StalenessAware(), CompensatedGradients()):
+    for each in (StalenessAware(), CompensatedNeighbours()):
         hand = copies(each, n=2)
         hand.step(0, torch.ones(3, dtype=torch.float64))
         sizes.append(hand.members[0].ledger.bytes)
@@ -86,9 +86,9 @@ def test_letters_are_twice_as_large_with_compensation(copies):
     ("make", "reason"),
     [
         (lambda: StalenessAware(power=-1), "power=-1"),
-        (lambda: CompensatedGradients(-1.0), "strength=-1.0"),
-        (lambda: CompensatedGradients(decay=1.0), "decay=1.0"),
-        (lambda: CompensatedGradients(eps=0.0), "eps=0.0"),
+        (lambda: CompensatedNeighbours(-1.0), "strength=-1.0"),
+        (lambda: CompensatedNeighbours(decay=1.0), "decay=1.0"),
+        (lambda: CompensatedNeighbours(eps=0.0), "eps=0.0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(make, reason):

@@ -18,7 +18,7 @@ from geartrain.ir.instance import Instance
 from geartrain.ir.loss import cross_entropy
 from geartrain.optim.centre import DelayedNesterov, ElasticAverage
 from geartrain.optim.exchange import AbstractExchange
-from geartrain.optim.foreign import CompensatedGradients, StalenessAware
+from geartrain.optim.foreign import CompensatedNeighbours, StalenessAware
 from geartrain.optim.gossip import DecentralizedSGD, PairAverage
 from geartrain.optim.mixing import metropolis
 from geartrain.optim.part import Rules
@@ -41,7 +41,7 @@ MIXERS: dict[str, Callable[[], AbstractExchange]] = {
     "diloco": lambda: DiLoCo(3),
     "async local sgd": lambda: DelayedNesterov(3),
     "staleness-aware": StalenessAware,
-    "delay-compensated": lambda: CompensatedGradients(adaptive=True),
+    "delay-compensated": lambda: CompensatedNeighbours(adaptive=True),
 }
 RUNTIMES: dict[str, Callable[[], AbstractRuntime]] = {
     "simulated": lambda: Simulated(3, seed=3, jitter=0.3, speeds=[1, 0.25, 2]),

@@ -1,7 +1,7 @@
 """Foreign gradients that are taken with care: they were computed some steps ago, somewhere else.
 
-    own gradient ─► neighbours ─► StalenessAware:       a step with g / τ
-                                  CompensatedGradients: a step with g + λ · g ⊙ g ⊙ (w - w')
+    own gradient ─► neighbours ─► StalenessAware:   a step with g / τ
+                                  CompensatedNeighbours: a step with g + λ · g ⊙ g ⊙ (w - w')
 
 Like ``NearestNeighbours`` otherwise: each gradient that comes is a step of its own.
 """
@@ -55,7 +55,7 @@ class StalenessAware(AbstractExchange):
 
 
 @final
-class CompensatedGradients(AbstractExchange):
+class CompensatedNeighbours(AbstractExchange):
     """A foreign gradient is corrected for the distance from where it was computed.
 
     DC-ASGD: g + λ · g ⊙ g ⊙ (w - w'), w the receiver's weights and w' the sender's just before its
@@ -89,10 +89,10 @@ class CompensatedGradients(AbstractExchange):
     ) -> None:
         super().__init__(every, inbox)
         if not strength >= 0:
-            raise ValueError(f"CompensatedGradients(strength={strength}): give 0 or more")
+            raise ValueError(f"CompensatedNeighbours(strength={strength}): give 0 or more")
         if not (0 <= decay < 1 and eps > 0):
             raise ValueError(
-                f"CompensatedGradients(decay={decay}, eps={eps}): give a decay from 0 to below 1 "
+                f"CompensatedNeighbours(decay={decay}, eps={eps}): give a decay from 0 to below 1 "
                 "and a positive eps"
             )
         self.strength, self.adaptive, self.decay, self.eps = strength, adaptive, decay, eps

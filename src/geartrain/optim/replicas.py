@@ -30,7 +30,7 @@ from geartrain.optim.exchange import (
     NearestNeighbours,
     Tensors,
 )
-from geartrain.optim.foreign import CompensatedGradients, StalenessAware
+from geartrain.optim.foreign import CompensatedNeighbours, StalenessAware
 from geartrain.optim.gossip import DecentralizedSGD, PairAverage
 from geartrain.optim.part import PartState, StepTaken
 from geartrain.optim.periodic import DiLoCo, PeriodicAverage
@@ -54,7 +54,7 @@ EXCHANGES: Final[dict[str, Callable[..., AbstractExchange]]] = {
     "diloco": DiLoCo,
     "async-local-sgd": DelayedNesterov,
     "staleness-aware": StalenessAware,
-    "delay-compensated": CompensatedGradients,
+    "delay-compensated": CompensatedNeighbours,
 }
 """Exchanges that may be asked for by name, with their defaults."""
 
