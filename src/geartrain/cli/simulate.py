@@ -77,7 +77,7 @@ def measured(
             precision=settings.precision,
             seed=settings.seed,
             instruments=[stopwatch],
-            **task.settings(1, copies=True),
+            **task.settings(1, copies=settings.copies_model),
         )
         session.fit(instances, epochs=2)
     finally:

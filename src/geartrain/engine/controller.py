@@ -136,25 +136,27 @@ class ControllerState:
         self.finished = 0
         self.fed_rows = self.answered_rows = 0
         self.training = True
-        self._serial = 0
         self._holding: set[str] = set()
         self.packer = Packer(wiring.arena, wiring.inputs)
+        self.one_by_one = any(o.alone for o in wiring.inputs.values())
         self.copies = copies
         self.active_of = np.zeros(copies, np.int64)
         self.finished_of = np.zeros(copies, np.int64)  # by the last call of settle
+        self.trained_of = np.full(copies, finished, np.int64)
         self.open = np.ones(copies, np.bool_)  # copies that instances may be admitted to
         self._copy = np.zeros(64, np.int64)  # slot -> copy
-        self.one_by_one = any(o.alone for o in wiring.inputs.values())
+        self._serials = np.zeros(copies, np.int64)
 
     def begin(self, *, training: bool) -> None:
         """A new pass: counts start from 0.
 
         Numbers of instances start from 0 as well, but in training they go on: an instance is
-        number ``trained`` of the run, so that every part knows the same number for it.
+        number ``trained`` of the run, so that every part knows the same number for it. A copy of
+        the model has numbers of its own, as it sees no instance of another.
         """
         self.training = training
         self.finished = 0
-        self._serial = self.trained if training else 0
+        self._serials[:] = self.trained_of if training else 0
         self.fed_rows = self.answered_rows = 0
 
     @property
@@ -201,17 +203,17 @@ class ControllerState:
             DataError: An instance is refused; nothing of any of these has entered the graph.
         """
         packed = instances if isinstance(instances, Packed) else self.packer.pack(instances)
-        slots = self._arena.admit(packed, self._serial)
-        n = len(packed)
-        self._serial += n
+        at, n = copy or 0, len(packed)
+        slots = self._arena.admit(packed, int(self._serials[at]))
+        self._serials[at] += n
         top = int(slots.max())
         if top >= self._pending.size:
             more = np.zeros(max(top + 1, self._pending.size), np.int64)
             self._pending = np.concatenate([self._pending, more])
             self._copy = np.concatenate([self._copy, more])
         self._pending[slots] = packed.counts
-        self._copy[slots] = copy or 0
-        self.active_of[copy or 0] += n
+        self._copy[slots] = at
+        self.active_of[at] += n
         self.active += n
         self.fed_rows += int(packed.counts.sum())
         out = Outbox()
@@ -277,6 +279,7 @@ class ControllerState:
         self.finished += finished
         if self.training:
             self.trained += finished
+            self.trained_of += self.finished_of
         return finished
 
     def check_empty(self) -> None:

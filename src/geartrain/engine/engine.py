@@ -159,6 +159,8 @@ class Engine:
             copies=1 if replicas is None else replicas.copies,
             device=settings.device if spread else _HOST,
         )
+        if replicas is not None:
+            self.controller.trained_of[:] = replicas.trained
 
     def settle(self, out: Outbox) -> int:
         """Let the controller count, and the copies what each of them has finished."""

@@ -170,26 +170,23 @@ class WorkerState:
     @property
     def ready(self) -> bool:
         """Whether ``fire`` has something to do."""
-        if self._replicas is not None:
-            return bool(self._eager or self._choices() or self._mail_that_may_be_taken())
-        return bool(self._eager or (self._choices() if self._bounded else self._ready))
+        if not self._bounded and self._replicas is None:
+            return bool(self._eager or self._ready)
+        return bool(self._eager or self._choices() or self._mail_that_may_be_taken())
 
     def _choices(self) -> list[Queue]:
-        """Queues that may fire.
+        """Queues that may fire now."""
+        if not self._bounded and self._replicas is None:
+            return list(self._ready)
+        return [q for q in self._ready if self._is_open(q)]
 
-        Of a node with a window, rows in training only while it is open; of a part whose copies wait
-        for letters, nothing.
-        """
-        queues = list(self._ready)
-        if self._replicas is not None:
-            queues = [q for q in queues if not self._waits(self._nodes[q.node].part_name)]
-        if not self._bounded or not self.train:
-            return queues
-        return [
-            q
-            for q in queues
-            if q.port == BACKWARD or q.node not in self._bounded or self._nodes[q.node].open
-        ]
+    def _is_open(self, queue: Queue) -> bool:
+        """Whether its part waits for no letters, and in training its window has room for rows."""
+        node = self._nodes[queue.node]
+        if self._waits(node.part_name):
+            return False
+        bounded = self.train and queue.port != BACKWARD and queue.node in self._bounded
+        return not bounded or node.open
 
     def _waits(self, part: str | None) -> bool:
         return part is not None and part in self._desks and self._desks[part].waiting

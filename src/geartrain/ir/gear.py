@@ -8,6 +8,7 @@
 Off-turn, ``skip="backward"`` keeps no graph, answers zero at once and passes the rows on detached;
 ``skip="weights"`` hands the gradient of the input down and leaves the weights alone. Minibatch t is
 on-turn where t is a multiple of the period; minibatches are numbered through the whole training.
+A copy of the model numbers its own.
 Replayed rows (see ``replay``) are on-turn for all that are not ``never``.
 
 Only the abstract of Gear Training says what it is: a model is split and its parts are trained

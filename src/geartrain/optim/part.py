@@ -511,9 +511,9 @@ class PartState(AbstractWeights):
             return None
         with self._moving():
             self._optimize(self.optimizer, progress)
+        self._step_ages.clear()
         if self.desk is not None:
             self.desk.stepped([p.grad for p in self.parameters])
-        self._step_ages.clear()
         for parameter in self.parameters:
             parameter.grad = None
         if self._scheduler is not None:
@@ -539,8 +539,10 @@ class PartState(AbstractWeights):
             self._optimize(self.optimizer, self.progress)
         for parameter in self.parameters:
             parameter.grad = None
-        if own and self._scheduler is not None:
-            self._scheduler.step()
+        if own:
+            self._step_ages.clear()
+            if self._scheduler is not None:
+                self._scheduler.step()
         return StepTaken(self.name, self.version, rows)
 
     @torch.no_grad()
@@ -549,8 +551,7 @@ class PartState(AbstractWeights):
         with self._moving():
             for parameter, weight in zip(self.parameters, weights, strict=True):
                 parameter.copy_(weight)
-        if self.at_rest:
-            self.replaced()
+        self.replaced()
 
     def forget_optimizer(self) -> None:
         """The optimiser's state becomes that of a new one; learning rates stay."""

@@ -215,7 +215,7 @@ class Replicas:
             name: self._desks(name, part, lock) for name, part in parts.items()
         }
         self.parts = {d.member.part.name: d.member.part for d in self.all_desks()}
-        self._finished = [0] * self.copies
+        self.trained = [0] * self.copies  # instances that each copy has finished in training
 
     def _desks(self, name: str, base: PartState, lock: Callable[[], AbstractLock]) -> list[Desk]:
         n, exchange = self.copies, self.setting.made_exchange()
@@ -327,7 +327,7 @@ class Replicas:
 
     def finished(self, k: int, instances: int) -> None:
         """A copy has finished instances."""
-        self._finished[k] += instances
+        self.trained[k] += instances
 
     @torch.no_grad()
     def agree(self, best: int | None = None) -> None:
@@ -393,7 +393,7 @@ class Replicas:
         rounds = [
             max((d.member.rounds for d in self.of_copy(k)), default=0) for k in range(self.copies)
         ]
-        return Totals(tuple(ledgers), tuple(rounds), tuple(self._finished))
+        return Totals(tuple(ledgers), tuple(rounds), tuple(self.trained))
 
     @property
     def exchange_name(self) -> str:
@@ -418,6 +418,7 @@ class Replicas:
             "copies": self.copies,
             "exchange": self.exchange_name,
             "positions": list(self.positions),
+            "trained": list(self.trained),
             "members": entries,
         }
 
@@ -442,7 +443,7 @@ class Replicas:
                 key: [tensors[f"{me.part.name}/exchange/{key}/{i}"].clone() for i in range(n)]
                 for key, n in entry["tensors"].items()
             }
-        self.positions = list(document["positions"])
+        self.positions, self.trained = list(document["positions"]), list(document["trained"])
 
 
 @final

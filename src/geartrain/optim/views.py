@@ -340,7 +340,7 @@ class _Buffering(AbstractSeeing):
             self._part.renew()
 
     def before_step(self) -> None:
-        if self._plain and self._part.outstanding:
+        if self._part.outstanding:
             self._part.renew()
 
     def rest(self) -> None:

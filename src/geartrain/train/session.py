@@ -119,9 +119,9 @@ class Session:
         instruments: Watch. One that raises ends the run with its error.
 
     Raises:
-        ValueError: Two parts have one name, there is no such precision, a device does not exist, or
-            ``lanes`` does not go together with ``placement``, replicas or ``keep="graph"``, or
-            copies cannot exchange as ``replicas`` says.
+        ValueError: Two parts have one name, there is no such precision, a device does not exist,
+            copies cannot exchange as ``replicas`` says, or ``lanes`` or ``replicas`` do not go
+            together with something else that is given.
         GraphError: ``bf16``, and a module's weights are not float32.
         GraphError: From ``fit``, ``evaluate``, ``predict``: the graph cannot run.
     """
