@@ -14,6 +14,7 @@ from typing import Any, Final, final
 
 from geartrain.engine.controller import Synchronous
 from geartrain.ir.loss import accuracy
+from geartrain.nn.credit import AbstractCredit, DecoupledGreedy
 from geartrain.nn.pipeline import Pipeline
 from geartrain.optim.delay import AnnealedRate, ScaledByStaleness
 from geartrain.recipes import find_recipe
@@ -35,9 +36,11 @@ class Way:
         gear: Period of the lower half of the parts.
         parts: Of the pipeline.
         slack: Minibatches in flight beyond one for each part.
+        credit: Instead of the method's, with the same heads.
         rules: Fields of ``Rules`` instead of the method's.
         annealed: Rate divided by the delay over this share of the training; None: it is not.
         warm: Share of the training that is synchronous.
+        share: Of the minibatches that others train on.
         window: Most messages of a part between forward and backward; None: the pipeline's own.
     """
 
@@ -46,9 +49,11 @@ class Way:
     gear: int = 1
     parts: int = PARTS
     slack: int = 0
+    credit: AbstractCredit | None = None
     rules: Mapping[str, Any] = field(default_factory=dict)
     annealed: float | None = None
     warm: float = 0.0
+    share: float = 1.0
     window: int | None = None
 
     @property
@@ -59,6 +64,9 @@ class Way:
     def task(self, recipe: str, seed: int, epochs: int, options: Mapping[str, Value]) -> Task:
         """The recipe's task, freshly initialised."""
         chosen = {**options, "method": self.method, "gear": self.gear, "parts": self.parts}
+        if self.share < 1:
+            batch = int(options["batch"])
+            chosen["train_size"] = int(self.share * int(options["train_size"])) // batch * batch
         setting = Setting(seed=seed, epochs=epochs, update_every=1, options=chosen)
         task = find_recipe(recipe).build(setting)
         minibatches = epochs * len(task.load("train"))
@@ -71,16 +79,16 @@ class Way:
             task = replace(task, rules=replace(task.rules, **changed))
         if self.warm:
             task = replace(task, ramp=Synchronous(int(self.warm * minibatches)))
-        return self._slackened(task) if self.slack else task
+        return self._rewired(task) if self.slack or self.credit else task
 
-    def _slackened(self, task: Task) -> Task:
-        """The same pipeline with more minibatches in flight."""
+    def _rewired(self, task: Task) -> Task:
+        """The same parts with more minibatches in flight, or another credit."""
         old = task.pipeline
         assert old is not None
         pipeline = Pipeline(
             old.module,
             cuts=old.cuts,
-            credit=old.credit,
+            credit=self.credit or old.credit,
             heads=list(old.heads.values()),
             slack=self.slack,
             metrics={"accuracy": accuracy},
@@ -96,7 +104,14 @@ def _local(**windows: int) -> dict[str, Way]:
     return {name: replace(way, window=windows[name]) for name, way in _named(*windows).items()}
 
 
-LOCAL: Final = _local(greedy=1, overlap=2, chunk2=2, critic=2, dgl=1, dni=2)
+LOCAL: Final = _local(greedy=1, overlap=2, chunk2=2, critic=2, dgl=1, dni=2) | {
+    "dgl uniform": Way(
+        what="greedy, on any one of the last eight minibatches",
+        method="dgl",
+        window=1,
+        credit=DecoupledGreedy(buffer=8, draw="uniform"),
+    ),
+}
 
 PIPED: Final = {
     **_named("stash", "mixed", "spectrain", "2bw"),
@@ -112,6 +127,14 @@ GEARS: Final = {
         what=f"lower half learns from one minibatch in {period}", method="backprop", gear=period
     )
     for period in (2, 4, 8)
+}
+
+
+SHORT: Final = {
+    f"short {period}": Way(
+        what=f"as many minibatches as cost what gear {period} does", method="backprop", share=share
+    )
+    for period, share in ((2, 0.833), (4, 0.750), (8, 0.708))
 }
 
 
@@ -147,6 +170,7 @@ DEEP_WAYS: Final = {
     ),
 }
 
+
 def _pair(what: str, method: str, **others: Any) -> Way:
     return Way(what=f"two parts, {what}", method=method, parts=2, **others)
 
@@ -168,6 +192,7 @@ WAYS: Final[Mapping[str, Way]] = {
     **LOCAL,
     **PIPED,
     **GEARS,
+    **SHORT,
     **DEEP_WAYS,
     **PAIRS,
 }

@@ -15,14 +15,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, cast, final
 
 import torch
 from benchmarks.local.methods import Way
 from torch import Tensor
 
-from geartrain.engine.engine import Engine
 from geartrain.engine.instrument import AbstractInstrument, AbstractMeter, Fired, RunStarted
 from geartrain.engine.router import Delivery
 from geartrain.engine.worker import Firing
