@@ -164,15 +164,14 @@ def recovered(standing: Standing, broken: Standing, base: Standing) -> float:
 
 
 def pareto(found: Mapping[str, Reached]) -> set[str]:
-    """The ways that no other beats in both operations and ideal time."""
+    """The ways that no other beats in operations or ideal time without losing in the other."""
+    costs = {way: (one.operations, one.virtual_s) for way, one in found.items()}
     return {
         way
-        for way, one in found.items()
+        for way, (operations, time) in costs.items()
         if not any(
-            other is not one
-            and other.operations <= one.operations
-            and other.virtual_s <= one.virtual_s
-            for other in found.values()
+            o <= operations and t <= time and (o, t) != (operations, time)
+            for o, t in costs.values()
         )
     }
 
