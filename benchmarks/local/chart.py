@@ -27,7 +27,7 @@ LINES: Final = {
     "spectrain": "tab:red",
     "deep stash": "0.6",
 }
-SHOWN: Final = ("deep", "pair")  # not among the points: other pipelines than the rest
+LEFT_OUT: Final = ("deep", "pair", "short")  # of the points: other pipelines than the rest
 
 
 def draw(
@@ -73,7 +73,7 @@ def _curves(panel: Axes, recipe: str, ways: Mapping[str, Standing]) -> None:
 def _points(panel: Axes, recipe: str, ways: Mapping[str, Standing], target: float) -> None:
     found: dict[str, Reached] = {}
     for way, standing in ways.items():
-        if standing.lines and not way.startswith(SHOWN):
+        if standing.lines and not way.startswith(LEFT_OUT):
             reached = standing.reached(target)
             if reached is not None:
                 found[way] = reached

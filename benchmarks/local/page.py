@@ -50,7 +50,8 @@ they compare methods, and are far from what the networks can reach.
   back.
 - **delay**: mean staleness of each part in the last stretch, in updates.
 - **here**: processor seconds and wall-clock of training in one thread, on a machine with two cores
-  that other work used as well. They include the simulator, and say little of speed.
+  that other work used as well; trials were halted now and then, which wall-clock has in it. Both
+  include the simulator, and say little of speed.
 """
 
 _AGAIN: Final = """\
@@ -69,7 +70,8 @@ the same again; seconds are not.
 _HOW: Final = (
     "What it took to a validation loss, as means over seeds, interpolated between evaluations; a "
     "dash where a seed did not get there. **Bold** ways are beaten by no other in both operations "
-    "and ideal time."
+    "and ideal time. Ways of two parts and shorter trainings are left out; *here* is processor "
+    "time."
 )
 
 
@@ -103,7 +105,8 @@ def page_of(found: Mapping[str, Mapping[str, Standing]]) -> Iterator[str]:
     yield _HOW
     for recipe, ways in found.items():
         yield from ("", f"### {recipe}", "")
-        yield from _pareto(ways, TARGETS[recipe])
+        alike = {way: s for way, s in ways.items() if not way.startswith(("pair", "short"))}
+        yield from _pareto(alike, TARGETS[recipe])
     for recipe, ways in found.items():
         yield from ("", f"## {recipe}: all ways", "", _terms(recipe, ways))
         for title, names in SECTIONS.items():
