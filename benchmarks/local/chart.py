@@ -26,8 +26,9 @@ LINES: Final = {
     "stash": "tab:orange",
     "spectrain": "tab:red",
     "deep stash": "0.6",
+    "deep spectrain scaled": "tab:brown",
 }
-LEFT_OUT: Final = ("deep", "pair", "short")  # of the points: other pipelines than the rest
+LEFT_OUT: Final = "deep"  # of the points, which are many
 
 
 def draw(

@@ -106,7 +106,8 @@ def greedy(found: Found) -> Iterator[str]:
     """Greedy local losses: time, memory, loss."""
     yield _GREEDY
     for recipe, ways in _with(found, BASE, "greedy"):
-        base, own = ways[BASE], ways["greedy"]
+        own = ways["greedy"]
+        base = ways[BASE].only(own.seeds)
         speed = base.virtual_s / own.virtual_s
         share = own.memory / base.whole
         yield (
@@ -128,10 +129,12 @@ def deep(found: Found) -> Iterator[str]:
     yield ""
     for recipe, ways in _with(found, BASE, BROKEN[0], DEEP):
         share = recovered(ways[DEEP], ways[BROKEN[0]], ways[BASE])
-        points = 100 * (ways[BASE].accuracy - ways[BROKEN[0]].accuracy)
-        back = 100 * (ways[DEEP].accuracy - ways[BROKEN[0]].accuracy)
+        seeds = ways[BASE].seeds & ways[BROKEN[0]].seeds & ways[DEEP].seeds
+        base, broken, ours = (ways[way].only(seeds).accuracy for way in (BASE, BROKEN[0], DEEP))
+        points, back = 100 * (base - broken), 100 * (ours - broken)
         yield (
-            f"- {recipe}: stashing alone costs {points:.1f} points of accuracy, of which "
+            f"- {recipe}, {len(seeds)} seeds: stashing alone costs {points:.1f} points of "
+            f"accuracy, of which "
             f"`{DEEP[5:]}` gives {back:.1f} back; of the loss it recovers {100 * share:.0f} %: "
             f"{_enough(share)}."
         )

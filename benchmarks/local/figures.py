@@ -6,7 +6,7 @@ lines ─► Standing of a way: what a minibatch costs, where it ended, what a t
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -111,6 +111,19 @@ class Standing:
         """Of the parts, in their order."""
         parts = [name for name in self.lines[0]["staleness"] if name.startswith("part")]
         return [mean([line["staleness"][name] for line in self.lines]) for name in parts]
+
+    @property
+    def seeds(self) -> set[int]:
+        """Of the trials that did not fail."""
+        return {line["seed"] for line in self.lines}
+
+    def only(self, seeds: Collection[int]) -> Standing:
+        """The trials with these seeds."""
+        return Standing(
+            self.way,
+            [line for line in self.lines if line["seed"] in seeds],
+            {seed: why for seed, why in self.failures.items() if seed in seeds},
+        )
 
     def reached(self, target: float) -> Reached | None:
         """What it took to a target loss; None unless every trial got there."""
