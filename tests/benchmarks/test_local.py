@@ -121,11 +121,11 @@ def test_the_front_holds_those_that_none_beats_in_both(tmp_path: Path) -> None:
 def test_claims_are_judged_by_the_numbers(tmp_path: Path) -> None:
     good = "\n".join(claims.told({"charlm": standings(lines_of(tmp_path / "a", ENDS))}))
     assert "| charlm | 1 | 3.50 | met | 30 % | met |" in good
-    assert "recovers 75 %: met" in good
+    assert "75 %, met." in good
     assert "+2.0 % | met |" in good
     worse = {**ENDS, claims.DEEP: 1.75, claims.PAIR: 1.2}
     bad = "\n".join(claims.told({"charlm": standings(lines_of(tmp_path / "b", worse))}))
-    assert "recovers 25 %: not half here" in bad
+    assert "25 %, not half here." in bad
     assert "+20.0 % | **missed** |" in bad
 
 
