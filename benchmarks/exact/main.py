@@ -90,7 +90,7 @@ def gradients(dtype: torch.dtype, keep: str) -> float:
     worst = 0.0
     runtimes = [gt.Simulated(3, seed=1, jitter=0.5), gt.Threads(1), gt.Threads(2), gt.Threads(4)]
     for runtime in runtimes:
-        for policy in (gt.FullestFirst, gt.BackwardFirst, gt.OldestFirst):
+        for policy in (gt.Sweeps, gt.FullestFirst, gt.BackwardFirst, gt.OldestFirst):
             mine = modules(dtype)
             still = partial(torch.optim.SGD, lr=0.0)
             session = gt.Session(

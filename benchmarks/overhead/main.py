@@ -109,7 +109,7 @@ def graph_of(shape: Shape, nodes: int, keeps: bool) -> gt.Graph:
     else:
         for k in range(nodes):
             rows = rows.through(Pass(keeps), name=f"pass {k}")
-    rows.loss(total, "weight")
+    graph.merge(rows).loss(total, "weight")  # behind a merge, else the last node computes it
     return graph
 
 

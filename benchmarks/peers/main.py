@@ -65,6 +65,7 @@ def _measure(given: argparse.Namespace) -> Document:
         "threads": given.threads,
         "repeats": given.repeats,
         "seed": given.seed,
+        "update_every": given.update_every,
     }
     texts = Trees(given.data, sizes.of(1.0, given.size)) if pythons else None
     if texts is not None:
@@ -95,6 +96,7 @@ def _new_document(given: argparse.Namespace, systems: Sequence[System]) -> Docum
             "seed": given.seed,
             sizes.option: given.size or sizes.size,
             **dict(given.option),
+            **({"update_every": given.update_every} if given.update_every else {}),
             "unit": sizes.unit,
         },
         "machine": machine(),
@@ -268,6 +270,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--size", type=int, help="instances to draw on, instead of the task's own")
     parser.add_argument("--option", action="append", default=[], type=option_of,
                         metavar="NAME=NUMBER", help="of the recipe, for all systems")  # fmt: skip
+    parser.add_argument("--update-every", type=int, help="of ours, instead of the recipe's")
     parser.add_argument("--session", action="append", default=[], type=session_of,
                         metavar="NAME=VALUE,...", help="ours also with this argument of Session, "
                         "such as precision=bf16")  # fmt: skip

@@ -197,8 +197,9 @@ PEERS: Final[Mapping[str, Sequence[System]]] = {
     ],
     "qm9": [
         *_sizes("PyTorch, molecule by molecule", "baseline", "single", [20], "molecules", 0.1),
-        *_sizes("PyTorch, block-diagonal", "baseline", "block", [20, 50, 100, 200], "molecules"),
-        *_sizes("PyTorch Geometric, our collation", "baseline", "pyg", [20, 50, 100], "molecules"),
-        *_sizes("PyTorch Geometric", "baseline", "pyg-batch", [20, 50, 100], "molecules"),
+        *_sizes("PyTorch, block-diagonal", "baseline", "block", [4, 20, 50, 100, 200], "molecules"),
+        *_sizes("PyTorch Geometric, our collation", "baseline", "pyg", [4, 20, 50, 100],
+                "molecules"),
+        *_sizes("PyTorch Geometric", "baseline", "pyg-batch", [4, 20, 50, 100], "molecules"),
     ],
 }  # fmt: skip

@@ -28,6 +28,8 @@ RESULTS: Final = Path(__file__).parent / "results"
 MAX_ACTIVE: Final = (1, 4, 16, 64, 256)
 UPDATE_EVERY: Final = {
     "babi": (5, 10, 20, 40),
+    "charlm": (1, 2, 4),
+    "cifar": (1, 2, 4),
     "listreduce": (25, 50, 100, 200, 400),
     "mnist": (1, 2, 4),
     "qm9": (10, 20, 40, 80),

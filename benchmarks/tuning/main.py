@@ -25,7 +25,7 @@ from typing import Final
 
 import torch
 
-from geartrain.baselines import Epoch, Terms, babi, listreduce, mnist, qm9, sentiment
+from geartrain.baselines import Epoch, Terms, babi, charlm, cifar, listreduce, mnist, qm9, sentiment
 from geartrain.baselines.graphs import PYG, Form
 from geartrain.recipes import find_recipe
 from geartrain.train.results import Target
@@ -138,6 +138,15 @@ def _of_digits(terms: Terms, way: Way) -> Iterator[Epoch]:
     return mnist.train(terms, plan)
 
 
+def _of_photographs(terms: Terms, way: Way) -> Iterator[Epoch]:
+    learning = {"learning_rate": way.rate, "momentum": way.momentum}
+    return cifar.train(replace(terms, options={**terms.options, **learning}))
+
+
+def _of_text(terms: Terms, way: Way) -> Iterator[Epoch]:
+    return charlm.train(replace(terms, options={**terms.options, "learning_rate": way.rate}))
+
+
 def _graph_systems(train: Callable[..., Iterator[Epoch]], forms: Mapping[str, Form]) -> Systems:
     names = ["block", "pyg"] if importlib.util.find_spec(PYG) else ["block"]
     return {name: partial(train, form=forms[name]) for name in names}
@@ -197,6 +206,34 @@ def _mnist() -> list[Sweep]:
     ]
 
 
+def _cifar() -> list[Sweep]:
+    return [
+        Sweep(
+            task="cifar",
+            systems={"minibatch": _of_photographs},
+            batches=(25, 50, 100),
+            ways=[Way(rate, "sgd", momentum=0.9) for rate in (0.025, 0.05, 0.1, 0.2)],
+            epochs=(10,),
+            evaluate_every=0.25,
+            target=_target("cifar"),
+        )
+    ]
+
+
+def _charlm() -> list[Sweep]:
+    return [
+        Sweep(
+            task="charlm",
+            systems={"minibatch": _of_text},
+            batches=(8, 16, 32),
+            ways=[Way(rate, "adamw") for rate in (1e-3, 2e-3, 4e-3, 8e-3)],
+            epochs=(4,),
+            evaluate_every=0.25,
+            target=_target("charlm"),
+        )
+    ]
+
+
 def _babi() -> list[Sweep]:
     return [
         Sweep(
@@ -229,6 +266,8 @@ def _qm9() -> list[Sweep]:
 
 SWEEPS: Final[Mapping[str, Callable[[], list[Sweep]]]] = {
     "babi": _babi,
+    "charlm": _charlm,
+    "cifar": _cifar,
     "listreduce": _listreduce,
     "mnist": _mnist,
     "qm9": _qm9,

@@ -6,9 +6,11 @@ import importlib.util
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from geartrain.baselines import PEERS
@@ -31,7 +33,7 @@ TIMED |= {"staleness"}
 
 def settings(recipe: str = "listreduce", **given: object) -> Settings:
     names = "runtime", "workers", "max_active", "update_every", "epochs", "seed", "until"
-    names += "checkpoint_every", "evaluate_every", "replicas", "precision", "options"
+    names += "checkpoint_every", "evaluate_every", "replicas", "precision", "device", "options"
     nothing = dict.fromkeys(names)
     return new_settings(find_recipe(recipe), nothing | given)
 
@@ -297,6 +299,21 @@ def test_ours_may_be_compared_with_itself_in_bf16() -> None:
     assert "rows in bf16" in other.what
     with pytest.raises(ValueError, match="precision='fp8': expected one of full, bf16"):
         systems_of(find_recipe("listreduce"), settings(), "ours:precision=fp8", None)
+
+
+def test_ours_may_be_compared_with_itself_on_another_device() -> None:
+    there, against = replace(settings(), device="cuda:1"), "ours-sync,ours:device=cpu"
+    _, sync, other = systems_of(find_recipe("listreduce"), there, against, None)
+    assert dict(other.changes) == {"device": "cpu"}
+    assert (sync.what.endswith(", on cuda:1"), "on c" in other.what) == (True, False)
+    with pytest.raises(ValueError, match="or device=cuda"):
+        systems_of(find_recipe("listreduce"), settings(), "ours:device=tpu", None)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="only where there is no GPU")
+def test_ours_on_a_device_that_is_not_here_is_refused_before_anything_runs() -> None:
+    with pytest.raises(ValueError, match=r"device='cuda' does not exist; torch .* sees cpu"):
+        systems_of(find_recipe("listreduce"), settings(), "ours:device=cuda", None)
 
 
 @pytest.mark.parametrize("system", ["ours", "ours-sync", "mixed"])

@@ -20,7 +20,7 @@ SMALL_LISTS += ("--option", "hidden=8", "--runtime", "simulated", "--epochs", "2
 FIELDS = {
     "recipe", "runtime", "workers", "max_active", "update_every", "replicas", "seed", "epochs",
     "instances", "train_seconds", "instances_per_second", "valid", "history", "reached",
-    "staleness", "peak_rss_mib", "precision",
+    "staleness", "peak_rss_mib", "precision", "device", "topology", "mixer",
 }  # fmt: skip
 
 
@@ -158,6 +158,10 @@ def test_malformed_trees_are_wrong_use_told_by_file_and_line(
         (("train", "listreduce", "--workers", "0"), "--workers"),
         (("train", "listreduce", "--runtime", "cloud"), "simulated"),
         (("train", "listreduce", "--precision", "fp16"), "bf16"),
+        (("train", "listreduce", "--device", "cuda:97"), "device='cuda:97' does not exist"),
+        (("train", "listreduce", "--device", "gpu"), "none that torch knows"),
+        (("train", "listreduce", "--device", "meta"), "of a kind that parts cannot live on"),
+        (("compare", "listreduce", "--device", "cuda:97"), "device='cuda:97' does not exist"),
         (("train", "listreduce", "--resume"), "--out"),
         (("train", "listreduce", "--resume", "--out", "none"), "not the folder of a run"),
         (("train", "listreduce", "--sed", "1"), "--seed"),
@@ -382,6 +386,36 @@ def test_a_run_in_bf16_says_so_and_resumes_in_it(geartrain, tmp_path: Path) -> N
     assert geartrain("evaluate", folder, "--json").status == 0
     refused = geartrain("train", "listreduce", "--out", folder, "--resume", "--precision", "full")
     assert (refused.status, "--precision bf16" in refused.err) == (2, True)
+
+
+def test_a_run_may_go_on_and_be_evaluated_on_another_device(geartrain, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    done = geartrain("train", *SMALL_LISTS, "--until", "loss<=99", "--out", folder, "--json")
+    assert (done.status, done.json["device"]) == (0, "cpu")
+    (folder / "result.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    config["settings"] |= {"until": None, "device": "cuda:97"}  # a run of a machine with GPUs
+    (folder / "config.json").write_text(json.dumps(config))
+    again = ("train", "listreduce", "--out", folder, "--resume", "--json")
+    for words in (again, ("evaluate", folder)):
+        refused = geartrain(*words)
+        assert (refused.status, "the run's --device: device='cuda:97'" in refused.err) == (2, True)
+        assert "give 'cpu'" in refused.err or "give one of these" in refused.err
+    resumed = geartrain(*again, "--device", "cpu")
+    assert (resumed.status, resumed.json["epochs"], resumed.json["device"]) == (0, 2, "cpu")
+    found = geartrain("evaluate", folder, "--device", "cpu", "--json")
+    best = min(e["valid"]["loss"] for e in resumed.json["history"])
+    assert found.json["metrics"]["loss"] == pytest.approx(best)
+    refused = geartrain("evaluate", folder, "--device", "cuda:98")
+    assert (refused.status, "--device: device='cuda:98'" in refused.err) == (2, True)
+
+
+def test_a_run_from_before_there_were_devices_is_of_the_cpu(geartrain, tmp_path: Path) -> None:
+    geartrain("train", *SMALL_LISTS, "--out", tmp_path / "run")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    del config["settings"]["device"]
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    assert geartrain("evaluate", tmp_path / "run", "--json").status == 0
 
 
 @pytest.mark.parametrize(

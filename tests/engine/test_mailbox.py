@@ -8,7 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geartrain.engine.mailbox import BackwardFirst, FullestFirst, OldestFirst, Queue, RandomOrder
+from geartrain.engine.mailbox import (
+    BackwardFirst,
+    FullestFirst,
+    OldestFirst,
+    Queue,
+    RandomOrder,
+    Sweeps,
+)
 from geartrain.ir.message import Backward, Forward, join_payload
 
 
@@ -66,3 +73,48 @@ def test_random_order_is_that_of_its_seed_whatever_order_queues_come_in(queues):
     assert picks(1, queues) == picks(1, queues[::-1]) != picks(2, queues)
     assert {p[:2] for p in picks(1, queues)} == {(1, 0), (2, 0), (2, -1)}
     assert {p[2] for p in picks(1, queues)} == {1, 2, 3}
+
+
+def ranked(rank: int, rows: int) -> Queue:
+    queue = Queue(rank, 0, False, rank)
+    queue.put(batch(0, rows), 0)
+    return queue
+
+
+def test_a_sweep_goes_on_along_the_ranks_and_begins_again_behind_the_last():
+    sweeps, first, loop, fuller, last = Sweeps(), *map(ranked, (1, 3, 3, 7), (9, 2, 4, 1))
+    waiting = [last, loop, first, fuller]
+    seen = []
+    while waiting:
+        seen.append(sweeps.choose(waiting))
+        waiting.remove(seen[-1])
+        if seen[-1] is fuller:
+            waiting.append(again := ranked(1, 50))  # comes in behind the sweep
+    assert seen == [first, fuller, loop, last, again]
+
+
+def test_a_sweep_stays_where_rows_go_on_coming():
+    sweeps, here, further = Sweeps(), ranked(2, 1), ranked(5, 100)
+    assert [sweeps.choose([further, here]) for _ in range(3)] == [here] * 3
+    assert sweeps.choose([further]) is further
+    assert sweeps.choose([further, here]) is further
+
+
+def test_a_queue_with_enough_rows_goes_first_and_the_sweep_then_goes_on_where_it_was():
+    sweeps, here, little, much = Sweeps(enough=8), ranked(3, 2), ranked(4, 7), ranked(6, 8)
+    most = ranked(1, 99)
+    assert sweeps.choose([little, here]) is here
+    assert sweeps.choose([here, most, little, much]) is much
+    assert sweeps.choose([here, most, little]) is most
+    assert sweeps.choose([here, little]) is here
+    with pytest.raises(ValueError, match=r"Sweeps\(enough=0\): give 1 row or more"):
+        Sweeps(enough=0)
+
+
+def test_while_bundles_wait_the_fullest_queue_goes_before_the_sweep():
+    sweeps, here, further = Sweeps(), ranked(2, 1), Queue(5, 0, False, 5)
+    further.put(Backward(np.arange(3), None, np.full(3, 100)), 0)
+    assert sweeps.choose([here, further]) is further
+    further.take(3)
+    further.put(batch(0, 3), 1)
+    assert sweeps.choose([here, further]) is here

@@ -73,6 +73,30 @@ def test_replays_that_teach_nobody_are_refused():
     gt.check_gears(gears)
 
 
+def test_the_least_used_is_drawn_and_of_those_the_freshest():
+    buffer = ReplayBuffer(Replays(buffer=3, draw="least_used"), "a")
+    for t, uses in enumerate((1, 1, 2)):
+        buffer.put(Entry(t, (), None, uses))
+    drawn = [buffer.draw(2, k).minibatch for k in range(7)]
+    assert drawn == [1, 0, 2, 1, 0, 2, 1]
+
+
+def test_entries_that_are_too_old_are_dropped_when_something_is_drawn():
+    buffer = ReplayBuffer(Replays(buffer=9, max_age=2), "a")
+    for t in (3, 4, 5):
+        buffer.put(Entry(t, (), None, 1))
+    assert buffer.draw(6, 0).minibatch == 5
+    assert [e.minibatch for e in buffer.entries] == [4, 5]
+    assert buffer.draw(9, 0) is None and not buffer.entries
+
+
+def test_uniform_draws_reach_every_entry():
+    buffer = ReplayBuffer(Replays(buffer=5, draw="uniform"), "a")
+    for t in range(5):
+        buffer.put(Entry(t, (), None, 1))
+    assert {buffer.draw(t, 0).minibatch for t in range(60)} == set(range(5))
+
+
 def test_a_buffer_of_a_smaller_capacity_recalls_the_newest():
     old, new = ReplayBuffer(Replays(buffer=4), "a"), ReplayBuffer(Replays(buffer=2), "a")
     for t in range(4):

@@ -103,6 +103,13 @@ def modules() -> dict[str, tuple[nn.Module, list[Tensor]]]:
         "embedding": (nn.Embedding(9, width), [ids]),
         "sparse embedding": (nn.Embedding(9, width, sparse=True), [ids]),
         "sequence": (words, [ids]),
+        "curves": (
+            nn.Sequential(
+                *(nn.Linear(width, 9), nn.GELU(), nn.Linear(9, 8), nn.SiLU(), nn.Linear(8, 8)),
+                *(nn.ELU(), nn.Linear(8, 7), nn.LeakyReLU(), nn.Linear(7, 7), nn.Softplus()),
+            ),
+            [x],
+        ),
         "dropout in it": (nn.Sequential(nn.Linear(width, 4), gtn.RowDropout(0.0)), [x]),
         "lstm": (nn.LSTMCell(width, width), [x, h, c]),
         "gru": (nn.GRUCell(width, width), [x, h]),

@@ -13,6 +13,8 @@ from torch.testing import assert_close
 import geartrain as gt
 from geartrain.ir.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
 from geartrain.ir.gradient import GradientSum
+from geartrain.native import library
+from geartrain.nn.choice import VertexChoice
 from geartrain.nn.gated import GatedGraphCell, GatedSum
 
 H, TYPES = 5, 3
@@ -79,13 +81,56 @@ def random(*shape: int) -> Tensor:
 
 @pytest.mark.parametrize("types", [1, TYPES])
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("sizes", [(1,), (3, 1, 6), (40, 70)])
 def test_the_kernel_of_the_cell_gives_what_autograd_gives(
-    types: int, bias: bool, sizes: tuple[int, ...]
+    types: int, bias: bool, steps: int, sizes: tuple[int, ...]
 ) -> None:
     torch.manual_seed(0)
-    cell = GatedGraphCell(H, types, bias=bias).double()
+    cell = GatedGraphCell(H, types, bias=bias, steps=steps).double()
     check_kernel(cell, [random(sum(sizes), H)], inside(sizes, edges_each=2 * max(sizes)))
+
+
+def test_steps_of_one_call_are_that_many_calls() -> None:
+    torch.manual_seed(0)
+    one, three = GatedGraphCell(H, TYPES).double(), GatedGraphCell(H, TYPES, steps=3).double()
+    three.load_state_dict(one.state_dict())
+    h, within = random(9, H), inside((4, 5))
+    want = one(one(one(h, within), within), within)
+    assert_close(three(h, within), want)
+    with pytest.raises(ValueError, match=r"steps=0.*1 or more"):
+        GatedGraphCell(H, steps=0)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_without_anybody_below_the_cell_its_weights_learn_the_same(
+    native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native:
+        monkeypatch.setattr(library, "current", lambda: None)
+    torch.manual_seed(0)
+    cell, h, within = GatedGraphCell(H, TYPES, steps=2).double(), random(9, H), inside((4, 5))
+    own, rows = kernel(cell), np.arange(9)
+    found = []
+    with torch.no_grad():
+        (y,), kept = own.forward(h, inside=within)
+        for wanted in (True, False):
+            into = GradientSum(list(cell.parameters()))
+            (dh,) = own.backward_rows((y,), kept, rows, into, within, wanted=wanted)
+            assert dh is not None or not wanted
+            found.append([into.take(p) for p in cell.parameters()])
+    for with_h, without in zip(*found, strict=True):
+        assert with_h is not None and without is not None
+        assert_close(with_h, without)
+
+
+def test_steps_with_lengths_scale_every_message() -> None:
+    torch.manual_seed(0)
+    one = GatedGraphCell(H, TYPES, length="distance").double()
+    two = GatedGraphCell(H, TYPES, length="distance", steps=2).double()
+    two.load_state_dict(one.state_dict())
+    h, within = random(9, H), inside((4, 5))
+    assert_close(two(h, within), one(one(h, within), within))
 
 
 def test_a_batch_without_edges_still_passes_through_the_gates() -> None:
@@ -111,6 +156,26 @@ def test_the_kernel_of_the_read_out_gives_what_autograd_gives(what: str, out: in
     }[what]
     module = GatedSum(H, 4 if given else 0, out).double()
     check_kernel(module, [random(10, H), *given], inside((3, 1, 6)))
+
+
+@pytest.mark.parametrize("sizes", [(1,), (3, 1, 6)])
+def test_the_kernel_of_a_choice_gives_what_autograd_gives(sizes: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    within = inside(sizes)
+    choice, h = VertexChoice(H).double(), random(sum(sizes), H)
+    answers = (within.lengths - 1)[within.segment]
+    leaf = h.clone().requires_grad_()
+    losses, choices = choice(leaf, answers, within)
+    dy = torch.linspace(1, 2, len(sizes), dtype=torch.float64)
+    want = torch.autograd.grad(losses, [leaf, choice.score.weight], dy)
+    own, into = kernel(choice), GradientSum(choice.parameters())
+    with torch.no_grad():
+        outputs, residuals = own.forward(h, answers, inside=within)
+        answered = own.backward((dy, None), residuals, into, within)
+        nothing = own.backward((None, None), residuals, into, within)
+    assert_close(outputs, (losses.detach(), choices))
+    assert answered[1] is None and nothing == (None, None)
+    assert_close((answered[0], into.take(choice.score.weight)), want)
 
 
 def test_classes_are_a_one_among_zeros() -> None:
@@ -186,6 +251,28 @@ def test_training_with_kernels_is_training_that_runs_modules_again(max_active: i
         session.fit(molecules(20), epochs=2)
         weights.append(torch.cat([p.detach().flatten() for m in modules for p in m.parameters()]))
     assert_close(weights[1], weights[0], rtol=1e-9, atol=1e-12)
+
+
+def test_updates_of_graphs_in_lockstep_have_the_size_that_was_asked_for() -> None:
+    torch.manual_seed(0)
+    graph = gt.Graph(vertex=("kind",), edge=("type",), value=("y",))
+    kinds = graph.input("kinds", shape=(), dtype=torch.int64, bundle=True)
+    rows = kinds.through(lambda k: torch.eye(4).repeat(1, 2)[k][:, :H], name="one-hot")
+    rows = rows.through(GatedGraphCell(H, TYPES, steps=2), name="cell", inside=True)
+    total = rows.through(GatedSum(H), name="sum", inside=True, pool=True)
+    total.loss(lambda p, t: (p[:, 0] - t.to(p.dtype)) ** 2, "y")
+    rules = gt.Rules(
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.01),
+        update_every=gt.Instances(4),
+        average="instances",
+    )
+    session = gt.Session(graph, rules=rules, runtime=gt.Threads(1), max_active=32)
+    kinds_too = [
+        gt.Instance({"kinds": torch.from_numpy(m.vertex["kind"])}, m.vertex, m.edge, m.value)
+        for m in molecules(64)
+    ]
+    session.fit(kinds_too, epochs=1)
+    assert 14 <= session.parts["cell"].version <= 16
 
 
 def test_a_module_whose_forward_is_overridden_runs_again() -> None:

@@ -61,6 +61,10 @@ def _perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(D, H), nn.ReLU(), inner, nn.Tanh(), nn.Linear(H, 2), nn.ReLU())
 
 
+def _pairs(act: type[nn.Module], width: int = D) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, H), act(), nn.Linear(H, H), act())
+
+
 def _tied() -> nn.Module:
     layer = nn.Linear(D, D)
     return nn.Sequential(layer, nn.Tanh(), layer)
@@ -80,8 +84,31 @@ CASES = {
     "relu in place": Case(lambda: nn.ReLU(inplace=True), (_floats(D),), lambda m, xs: m(1 * xs[0])),
     "tanh": Case(nn.Tanh, (_floats(2, D),)),
     "sigmoid": Case(nn.Sigmoid, (_floats(D),)),
+    "elu": Case(nn.ELU, (_floats(D),)),
+    "elu of negative alpha": Case(lambda: nn.ELU(-0.5), (_floats(D),)),
+    "elu in place": Case(
+        lambda: nn.ELU(0.3, inplace=True), (_floats(D),), lambda m, xs: m(1 * xs[0])
+    ),
+    "leaky relu": Case(nn.LeakyReLU, (_floats(2, D),)),
+    "leaky relu of negative slope": Case(lambda: nn.LeakyReLU(-0.4), (_floats(D),)),
+    "leaky relu of slope zero": Case(lambda: nn.LeakyReLU(0.0), (_floats(D),)),
+    "gelu": Case(nn.GELU, (_floats(D),)),
+    "gelu by tanh": Case(lambda: nn.GELU("tanh"), (_floats(D),)),
+    "silu": Case(nn.SiLU, (_floats(D),)),
+    "softplus": Case(nn.Softplus, (_floats(D),)),
+    "softplus, mostly linear": Case(lambda: nn.Softplus(3.0, 0.2), (_floats(D),)),
     "identity": Case(nn.Identity, (_floats(D),)),
     "perceptron": Case(_perceptron, (_floats(D),)),
+    **{
+        f"linear, {act.__name__.lower()}, twice": Case(lambda act=act: _pairs(act), (_floats(D),))
+        for act in (nn.Tanh, nn.Sigmoid, nn.Identity, nn.ELU, nn.LeakyReLU, nn.GELU, nn.SiLU)
+    },
+    "pairs of all kinds": Case(
+        lambda: nn.Sequential(
+            *_pairs(nn.GELU), nn.ELU(), *_pairs(nn.Tanh, H), nn.SiLU(), nn.SiLU()
+        ),
+        (_floats(D),),
+    ),
     "one linear map twice": Case(_tied, (_floats(D),)),
     "embedding in a sequence": Case(
         lambda: nn.Sequential(nn.Embedding(V, D), nn.Tanh(), nn.Linear(D, H)), (_ids(),)

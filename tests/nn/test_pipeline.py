@@ -186,6 +186,21 @@ def test_greedy_parts_learn_from_their_own_heads_and_equal_a_loop_with_detach() 
     assert fit.history[-1].metrics["loss 0"] > 0
 
 
+@pytest.mark.parametrize("judged", [False, True], ids=["heads unheard", "heads judged"])
+@pytest.mark.parametrize("credit", CREDITS, ids=repr)
+def test_the_loss_that_is_reported_is_that_of_the_last_part_alone(
+    credit: gt.AbstractCredit, judged: bool
+) -> None:
+    x, y = data()
+    model = network()
+    pipe = gt.Pipeline(model, cuts=[3, 5], credit=credit, sample=x[:4], judge_heads=judged)
+    ours = gt.Session(pipe.graph, rules=pipe.rules(SGD), **pipe.settings())
+    found = ours.evaluate(gt.Minibatches(x, y, batch=10)).metrics
+    with torch.no_grad():
+        assert found["loss"] == pytest.approx(float(F.cross_entropy(model.eval()(x), y)))
+    assert judged or set(found) == {"loss"}
+
+
 POISONED = [
     gt.Backprop(),
     gt.Greedy(),

@@ -1,11 +1,151 @@
-"""Lets the tests of this folder import ``rig_pipes``."""
+"""Copies whose letters are delivered by hand: in lock-step, or in an order drawn from a seed."""
 
 from __future__ import annotations
 
+import random
 import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-HERE = str(Path(__file__).parent)
+import pytest
+import torch
+from torch import Tensor, nn
 
-if HERE not in sys.path:
-    sys.path.insert(0, HERE)
+from geartrain.optim.exchange import AbstractExchange, Letter, Member
+from geartrain.optim.part import PartState, Rules
+from geartrain.optim.replicas import Desk, Neighbours, Replicas
+
+if (folder := str(Path(__file__).parent)) not in sys.path:
+    sys.path.insert(0, folder)  # for ``rig_pipes``
+
+SIZE = 3
+SGD = partial(torch.optim.SGD, lr=0.1)
+
+
+class Copies:
+    """Copies of one part with the weight vector ``x``, and the links between them.
+
+    Args:
+        exchange: Theirs.
+        n: How many.
+        topology: As for ``Neighbours``.
+        equal: Whether all begin with equal weights.
+        optimizer: Of each.
+    """
+
+    def __init__(
+        self,
+        exchange: AbstractExchange,
+        n: int = 4,
+        topology: Any = "ring",
+        *,
+        equal: bool = False,
+        optimizer: Callable[..., Any] = SGD,
+    ) -> None:
+        def begin(module: nn.Module, k: int) -> None:
+            torch.manual_seed(0 if equal else k)
+            with torch.no_grad():
+                module.weight.copy_(torch.randn(1, SIZE))
+
+        part = PartState(
+            "p",
+            nn.Linear(SIZE, 1, bias=False).double(),
+            Rules(optimizer=optimizer, update_every=1, average="none"),
+        )
+        setting = Neighbours(copies=n, topology=topology, exchange=exchange, start=begin)
+        self.replicas = Replicas({"p": part}, setting)
+        self.desks: Sequence[Desk] = self.replicas.desks["p"]
+        self.members: Sequence[Member] = [d.member for d in self.desks]
+        self.exchange = self.desks[0].exchange
+        self.links: dict[tuple[int, int], deque[Letter]] = {}
+
+    @property
+    def x(self) -> Tensor:
+        """The weights, (n, SIZE)."""
+        return torch.stack([m.weights()[0].clone().flatten() for m in self.members])
+
+    def step(self, k: int, gradient: Tensor) -> None:
+        """An own gradient of copy k."""
+        part = self.members[k].part
+        (weight,) = part.parameters
+        part.gradient.add(weight, gradient.clone().view_as(weight))
+        part.answered(1, 1)
+        part.step(0)
+        self._post(k)
+
+    def deliver(self, link: tuple[int, int]) -> None:
+        """The next letter of a link comes and is taken."""
+        letter = self.links[link].popleft()
+        if not self.links[link]:
+            del self.links[link]
+        if self.replicas.put(letter):
+            self.desks[letter.receiver].receive()
+            self._post(letter.receiver)
+
+    def deliver_all(self) -> None:
+        """Until none is under way."""
+        while self.links:
+            self.deliver(min(self.links))
+
+    def settle(self) -> None:
+        """The agreed end of a stretch; every letter must be accounted for."""
+        self.deliver_all()
+        while self.replicas.release():
+            for k in range(len(self.members)):
+                self._post(k)
+            self.deliver_all()
+        assert not any(d.waiting for d in self.desks)
+        self.replicas.check_settled()
+
+    def rounds(self, gradients: Tensor) -> None:
+        """Lock-step: each copy one gradient a round, (rounds, n, SIZE), then all letters."""
+        for row in gradients:
+            for k, gradient in enumerate(row):
+                self.step(k, gradient)
+            self.deliver_all()
+
+    def shuffle(
+        self, seed: int, moves: int, gradient: Callable[[int], Tensor], after: Any = None
+    ) -> Tensor:
+        """Steps and deliveries in random order; the sum of the gradients that were given."""
+        draw, total = random.Random(seed), torch.zeros(SIZE, dtype=torch.float64)
+        for _ in range(moves):
+            free = [k for k, d in enumerate(self.desks) if not d.waiting and d.member.present]
+            links = sorted(self.links)
+            chosen = draw.choice([*free, *links])
+            if isinstance(chosen, tuple):
+                self.deliver(chosen)
+            else:
+                given = gradient(chosen)
+                total += given
+                self.step(chosen, given)
+            if after is not None:
+                after()
+        return total
+
+    def _post(self, k: int) -> None:
+        for letter in self.desks[k].take_letters():
+            self.links.setdefault((letter.sender, letter.receiver), deque()).append(letter)
+        self.desks[k].take_steps()
+
+
+@pytest.fixture
+def copies() -> type[Copies]:
+    """Makes copies whose letters are delivered by hand."""
+    return Copies
+
+
+@pytest.fixture
+def noise() -> Callable[[int], Tensor]:
+    """A fresh random gradient at each call."""
+    generator = torch.Generator().manual_seed(1)
+    return lambda _: torch.randn(SIZE, dtype=torch.float64, generator=generator)
+
+
+@pytest.fixture
+def still() -> Callable[[int], Tensor]:
+    """A gradient of zeros."""
+    return lambda _: torch.zeros(SIZE, dtype=torch.float64)

@@ -27,6 +27,7 @@ from torch import nn
 
 import geartrain as gt
 from geartrain.errors import GraphError, ProtocolError
+from geartrain.ir.bundle import Inside
 from geartrain.optim.part import PartState
 
 VIEWS = [
@@ -476,10 +477,24 @@ def test_what_does_not_go_together_is_refused(make, words):
 
 def test_a_view_is_for_nodes_that_keep_graphs():
     graph = gt.Graph()
-    graph.input("x").through(affine(), name="node").loss(lambda y: y.square().sum(1))
+    stream = graph.input("x").through(affine(), name="node").through(torch.tanh, name="tanh")
+    stream.loss(lambda y: y.square().sum(1))
     ours = gt.Session(graph, rules=gt.Rules(view=gt.Mixed()))
     with pytest.raises(GraphError, match=r"view=Mixed\(\) of part 'node' .* keep='auto'"):
         ours.fit([gt.Instance({"x": torch.zeros(1, 3, dtype=torch.float64)})], epochs=1)
+
+
+def test_a_readout_that_is_never_late_may_have_any_view():
+    graph = gt.Graph(vertex=("y",))
+    stream = graph.input("x", bundle=True)
+    stream = stream.through(gt.Part(affine(), keep="graph"), name="stage")
+    readout = nn.Linear(2, 3).double()
+    stream.ungroup(index="vertex").through(readout, name="readout").loss(error, target="y")
+    assert "fused with" in str(graph)
+    rules = gt.Rules(optimizer=SGD, update_every=EACH, view=gt.Mixed(), delay=gt.AnnealedRate(9))
+    ours = session(graph, rules, active=2)
+    fit = ours.fit(minibatches(4), epochs=1)
+    assert fit.staleness["readout"].max == 0 and ours.parts["readout"].version == 16
 
 
 def test_a_view_is_for_parts_that_lanes_do_not_share():
@@ -571,3 +586,40 @@ def test_a_checkpoint_of_another_view_is_refused(tmp_path):
     with pytest.raises(gt.CheckpointError, match=r"'Corrected'.*'Mixed'.*weights_only=True"):
         other.load(tmp_path / "a.safetensors")
     other.load(tmp_path / "a.safetensors", weights_only=True)
+
+
+class Summed(nn.Module):
+    """Adds what comes over the edges; the second run looks them up in another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.linear = nn.Linear(3, 2).double()
+
+    def forward(self, x: torch.Tensor, inside: Inside) -> torch.Tensor:
+        y = self.linear(x)
+        first = not torch.is_grad_enabled()
+        source = inside.edges["source"] if first else torch.from_numpy(inside.on_host("source"))
+        return y.index_add(0, inside.edges["target"], y.index_select(0, source)).tanh()
+
+
+def test_a_module_that_runs_again_sees_the_edges_of_its_own_instance():
+    found = []
+    for view in (gt.Stashed(), gt.Recomputed()):
+        torch.manual_seed(5)
+        graph, module = gt.Graph(vertex=("number",), edge=()), Summed()
+        graph.input("x", bundle=True).through(
+            gt.Part(module, "summed", keep="graph"), inside=True
+        ).loss(lambda y: y.square().sum(1))
+        data = [
+            gt.Instance(
+                {"x": torch.randn(n, 3, dtype=torch.float64)},
+                vertex={"number": np.arange(n)},
+                edge={"source": np.arange(n), "target": np.roll(np.arange(n), k)},
+            )
+            for k, n in enumerate([2, 5, 3, 7, 1, 4, 6, 2])
+        ]
+        rules = gt.Rules(optimizer=SGD, update_every=gt.Flush(), view=view)
+        gt.Session(graph, rules=rules, max_active=4, shuffle=False).fit(data, epochs=2)
+        found.append([p.detach().clone() for p in module.parameters()])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)

@@ -23,6 +23,7 @@ from geartrain.engine.mailbox import (
     FullestFirst,
     OldestFirst,
     RandomOrder,
+    Sweeps,
 )
 from geartrain.engine.worker import Firing
 from geartrain.ir.graph import Graph
@@ -32,7 +33,7 @@ from geartrain.runtime.base import AbstractRuntime, Feeder
 from geartrain.runtime.simulated import Simulated
 from geartrain.runtime.threads import Threads
 
-POLICIES = ("fullest", "backward", "oldest", "random")
+POLICIES = ("sweeps", "fullest", "backward", "oldest", "random")
 AT_ONCE = Ramp(over=0)
 
 
@@ -55,7 +56,7 @@ class Order:
 
     runtime: str = "simulated"
     workers: int = 1
-    policy: str = "fullest"
+    policy: str = "sweeps"
     seed: int = 0
     jitter: float = 0.0
     max_active: int = 16
@@ -69,9 +70,13 @@ class Order:
     def make_policy(self, worker: int) -> AbstractPolicy:
         if self.policy == "random":
             return RandomOrder(97 * self.seed + worker)
-        return {"fullest": FullestFirst, "backward": BackwardFirst, "oldest": OldestFirst}[
-            self.policy
-        ]()
+        known = {
+            "sweeps": lambda: Sweeps(enough=20),
+            "fullest": FullestFirst,
+            "backward": BackwardFirst,
+            "oldest": OldestFirst,
+        }
+        return known[self.policy]()
 
     def settings(self) -> Settings:
         return Settings(
@@ -84,6 +89,7 @@ class Order:
 
 ORDERS = (
     Order(),
+    Order(policy="fullest"),
     Order(max_active=1),
     Order(policy="random", seed=1, max_active=50),
     Order(policy="backward", max_rows=1, max_active=7),

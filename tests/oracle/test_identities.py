@@ -228,7 +228,7 @@ def through(keep: str, module: nn.Module):
     graph.input("x").through(module, name="map", keep=keep).loss(lambda y: y.sum(1))
     rules = Rules(optimizer=partial(torch.optim.SGD, lr=0.3), average="none")
     part = make_parts(graph, rules)["map"]
-    wiring = wire(graph, lambda t: [Owner(t.function, part)])
+    wiring = wire(graph, lambda t: [Owner(t.function, part)], apart=["loss"])
     (node,) = [n for n in wiring.nodes.values() if n.name == "map"]
     return node, part
 

@@ -157,9 +157,13 @@ def plain_loss(kind: Kind, modules: list[torch.nn.Module], given: Instance) -> T
         edges={name: torch.from_numpy(column) for name, column in given.edge.items()},
     )
 
+    source, target, types = (inside.edges[name] for name in ("source", "target", "type"))
+
     def passed(h: Tensor) -> Tensor:
         for _ in range(SIZE.steps):
-            h = cell(h, inside)
+            made = cell.message(h).view(v, cell.types, -1)
+            heard = torch.zeros_like(h).index_add(0, target, made[source, types])
+            h = cell.update(heard, h)
         return h
 
     h, answer = passed(given.inputs["start"]), torch.as_tensor(given.value["answer"])

@@ -130,9 +130,10 @@ def test_it_returns_when_all_have_finished(runtime):
 def test_the_watch_hears_of_every_row_and_step(runtime):
     log, engine = Log(), engine_of(chain(), runtime.workers)
     one_pass(chain(), rows(40), engine=engine, runtime=runtime, watch=log)
-    for node in ("map 0", "map 1", "map 2"):
+    for node in ("map 0", "map 1"):
         assert log.fired_rows[node, True] == log.fired_rows[node, False] == 160
-    assert log.fired_rows["loss", True] == 160
+    assert log.fired_rows["map 2", True] == 160  # the loss is inside
+    assert log.fired_rows["map 2", False] == log.fired_rows["loss", True] == 0
     assert log.steps == {name: part.version for name, part in engine.parts.items()}
     assert min(log.steps.values()) > 5
     assert log.times == sorted(log.times)
@@ -425,7 +426,7 @@ def test_a_watch_that_raises_stops_the_run(runtime):
 def test_an_instance_answered_too_often_is_a_protocol_error(runtime):
     engine = engine_of(chain(), runtime.workers)
     engine.begin(train=True)
-    node = next(n for n in engine.wiring.nodes.values() if n.name == "loss")
+    node = next(n for n in engine.wiring.nodes.values() if n.name == "map 2")
     original = node.forward
 
     def twice(*args):
@@ -434,7 +435,7 @@ def test_an_instance_answered_too_often_is_a_protocol_error(runtime):
         return emission
 
     node.forward = twice
-    with pytest.raises(ProtocolError, match=r"'map 2': rows \[.*\] came back but do not wait here"):
+    with pytest.raises(ProtocolError, match=r"'map 1': rows \[.*\] came back but do not wait here"):
         runtime.run(engine, Feeder(iter(rows(3))), Quiet())
 
 
@@ -468,14 +469,15 @@ def test_the_virtual_clock_counts_firings_rows_and_links():
         engine = Engine(graph, parts, Settings(ramp=AT_ONCE), runtime.workers, placed)
         return one_pass(graph, data, engine=engine, runtime=runtime).seconds
 
-    costs = Costs(firing_s=1.0, row_s=0.5, backward=2.0)  # 5 firings, 3 of them forward
-    assert seconds(Simulated(1, costs=costs)) == pytest.approx(5 + 0.5 * 4 * (3 + 2 * 2))
-    assert seconds(Simulated(1, costs=costs, speeds=(2.0,))) == pytest.approx(19 / 2)
+    costs = Costs(firing_s=1.0, row_s=0.5, backward=2.0)  # 3 firings, one of them both ways
+    assert seconds(Simulated(1, costs=costs)) == pytest.approx(3 + 0.5 * 4 * (2 + 2 * 2))
+    assert seconds(Simulated(1, costs=costs), loss=0) == pytest.approx(5 + 0.5 * 4 * (3 + 2 * 2))
+    assert seconds(Simulated(1, costs=costs, speeds=(2.0,))) == pytest.approx(15 / 2)
     linked = Costs(firing_s=1.0, row_s=0.5, latency_s=10.0, bytes_per_s=None)
     apart = seconds(Simulated(2, costs=linked), a=0, b=1)
-    assert apart == pytest.approx(19 + 2 * 10)
+    assert apart == pytest.approx(15 + 2 * 10)
     own = Costs(firing_s=1.0, row_s=0.5, nodes={"a": (3.0, 0.0)})
-    assert seconds(Simulated(1, costs=own)) == pytest.approx(19 + 2 * 2 - 0.5 * 4 * 3)
+    assert seconds(Simulated(1, costs=own)) == pytest.approx(15 + 2 * 2 - 0.5 * 4 * 3)
 
 
 def test_a_narrow_link_takes_its_time():

@@ -244,6 +244,7 @@ def _header(plan: _Plan, load: float | None) -> dict[str, Any]:
         "max_active": settings.max_active,
         "update_every": settings.update_every,
         "precision": settings.precision,
+        "device": settings.device or "cpu",
         "evaluate_every": settings.evaluate_every,
         "options": dict(settings.options),
         "machine": {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from geartrain.cli.exits import preparing, running
 from geartrain.cli.logs import logging_to
-from geartrain.cli.settings import settings_from_json
+from geartrain.cli.settings import on_device, settings_from_json
 from geartrain.cli.train import finite
 from geartrain.observe.figures import measure
 from geartrain.recipes import find_recipe
@@ -16,7 +16,9 @@ from geartrain.train.run import RunFolder
 from geartrain.train.session import Session
 
 
-def evaluate(run: Path, data: Path | None, split: str, as_json: bool) -> None:
+def evaluate(
+    run: Path, data: Path | None, split: str, as_json: bool, device: str | None = None
+) -> None:
     """Evaluate the best checkpoint, or the latest where no validation chose a best.
 
     Args:
@@ -24,11 +26,12 @@ def evaluate(run: Path, data: Path | None, split: str, as_json: bool) -> None:
         data: The data folder; None takes that of the training.
         split: ``dev`` or ``valid``, ``test``, ``train``.
         as_json: Print one JSON object.
+        device: Where the model is to live; None takes that of the training.
     """
     with preparing():
         folder = RunFolder(run)
         config = folder.read_config()
-        settings = settings_from_json(config)
+        settings = on_device(settings_from_json(config), device)
         recipe = find_recipe(settings.recipe)
         kept = config.get("data")
         where = data or (Path(kept) if isinstance(kept, str) else None)
@@ -43,6 +46,7 @@ def evaluate(run: Path, data: Path | None, split: str, as_json: bool) -> None:
             runtime=settings.make_runtime(),
             max_active=settings.max_active,
             precision=settings.precision,
+            device=settings.device,
             seed=settings.seed,
             **task.settings(settings.workers),
         )

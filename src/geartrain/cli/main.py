@@ -1,6 +1,7 @@
 """The command line: options here, work in a file for each command.
 
-    geartrain train RECIPE | compare RECIPE | evaluate RUN | recipes | graph RECIPE | report RUN
+    geartrain train RECIPE | simulate RECIPE | compare RECIPE | evaluate RUN | recipes
+              graph RECIPE | report RUN
 
 Commands are imported when they are called, so that help comes at once.
 """
@@ -67,6 +68,23 @@ EvaluateOption = Annotated[
         show_default=False,
     ),
 ]
+TopologyOption = Annotated[
+    str | None,
+    typer.Option(help="Who talks to whom: ring, full, ...; default ring.", show_default=False),
+]
+MixerOption = Annotated[
+    str | None,
+    typer.Option(help="How copies exchange: gradients, all-reduce, ...", show_default=False),
+]
+SpeedsOption = Annotated[
+    str | None,
+    typer.Option(metavar="SPEED,...", help="Speeds of simulated workers, repeated in turn."),
+]
+LinkOption = Annotated[
+    str | None,
+    typer.Option(metavar="LATENCY,BANDWIDTH", help="Simulated links, such as 50us,1.25GB."),
+]
+DEVICE = "cpu|cuda|cuda:N"
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)]
 RecipeArgument = Annotated[str, typer.Argument(help="See 'geartrain recipes'.", show_default=False)]
 
@@ -135,14 +153,27 @@ def train(
         int | None,
         typer.Option(
             min=1,
-            help="Copies of the recipe's bottleneck, each on a worker of its own; default 1.",
+            help="Copies of the recipe's bottleneck, each on a worker of its own; with --topology "
+            "or --mixer of the whole model. Default 1.",
             show_default=False,
         ),
     ] = None,
+    topology: TopologyOption = None,
+    mixer: MixerOption = None,
+    speeds: SpeedsOption = None,
+    link: LinkOption = None,
     precision: Annotated[
         PrecisionName | None,
         typer.Option(
             help="bf16: rows and products in bfloat16, weights in float32. Default full.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar=DEVICE,
+            help="Where the model lives; a run may be resumed on another. Default the CPU.",
             show_default=False,
         ),
     ] = None,
@@ -156,10 +187,11 @@ def train(
 ) -> None:
     """Train a recipe.
 
-    The JSON has recipe, runtime, workers, max_active, update_every, replicas, precision, seed,
-    epochs (trained), instances, train_seconds, instances_per_second, valid, history, reached,
-    staleness, peak_rss_mib. Seconds are of training alone, since the run began; epochs are
-    fractions where the run is evaluated within them.
+    The JSON has recipe, runtime, workers, max_active, update_every, replicas, topology, mixer,
+    precision, device, seed, epochs (trained), instances, train_seconds, instances_per_second,
+    valid, history, reached, staleness, peak_rss_mib, and with copies of the model copies: distance,
+    bytes_per_gradient, letters, letter_staleness, instances of each. Seconds are of training alone,
+    since the run began; epochs are fractions where the run is evaluated within them.
     """
     from geartrain.cli import train as command
 
@@ -174,10 +206,77 @@ def train(
         "checkpoint_every": checkpoint_every,
         "evaluate_every": evaluate_every,
         "replicas": replicas,
+        "topology": topology,
+        "mixer": mixer,
+        "speeds": speeds,
+        "link": link,
         "precision": None if precision is None else precision.value,
+        "device": device,
     }
     watching = command.Watching(tensorboard=tensorboard, trace=trace, as_json=as_json)
     command.train(recipe, given, option or [], data, out, resume, watching)
+
+
+@app.command()
+def simulate(
+    recipe: RecipeArgument,
+    replicas: Annotated[
+        int, typer.Option(min=1, help="Copies of the model, each on a device of its own.")
+    ] = 4,
+    topology: TopologyOption = None,
+    mixer: MixerOption = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="SPEED,...", help="Speeds of the devices, repeated in turn."),
+    ] = None,
+    link: LinkOption = None,
+    data: DataOption = None,
+    max_active: Annotated[
+        int | None, typer.Option(min=1, help="Most instances in flight in each copy.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Default: the recipe's.")] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="METRIC>=X", help="Stop there; exit 1 if missed.")
+    ] = None,
+    evaluate_every: EvaluateOption = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Default 0.")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A number of the recipe; may be repeated."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The run's folder; default runs/RECIPE-SEED-DATE-TIME."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train copies of a recipe's model on imagined devices: real numbers, a virtual clock.
+
+    What firings take is measured first, in one thread of this machine; --device multiplies its
+    speed. Seconds in the JSON, which is that of 'geartrain train', are virtual.
+    """
+    from geartrain.cli import simulate as command
+    from geartrain.cli.train import Watching
+
+    given = {
+        "workers": replicas,
+        "max_active": max_active,
+        "update_every": None,
+        "epochs": epochs,
+        "seed": seed,
+        "until": until,
+        "checkpoint_every": None,
+        "evaluate_every": evaluate_every,
+        "replicas": replicas,
+        "topology": topology,
+        "mixer": mixer or "gradients",
+        "speeds": device,
+        "device": None,
+        "link": link,
+        "precision": None,
+    }
+    watching = Watching(tensorboard=False, trace=False, as_json=as_json)
+    command.simulate(recipe, given, option or [], data, out, watching)
 
 
 @app.command()
@@ -188,8 +287,8 @@ def compare(
         typer.Option(
             metavar="NAME,...",
             help="Systems, as NAME or NAME:BATCH, and ours with other settings, as "
-            "ours:replicas=2:hidden=64, or another method, as greedy; default: ours-sync and the "
-            "baselines that are not slow.",
+            "ours:replicas=2:hidden=64, ours:precision=bf16 or ours:device=cuda, or another "
+            "method, as greedy; default: ours-sync and the baselines that are not slow.",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... for every system.")] = 3,
@@ -214,6 +313,14 @@ def compare(
     ] = None,
     update_every: Annotated[
         int | None, typer.Option(min=1, help="Of ours; default: the recipe's.")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar=DEVICE,
+            help="Where ours lives; baselines stay on the CPU. Default the CPU.",
+            show_default=False,
+        ),
     ] = None,
     option: Annotated[
         list[str] | None,
@@ -252,6 +359,7 @@ def compare(
         "evaluate_every": evaluate_every,
         "replicas": None,
         "precision": None,
+        "device": device,
     }
     command.compare(recipe, given, option or [], against, seeds, data, out, as_json)
 
@@ -261,12 +369,20 @@ def evaluate(
     run: RunArgument,
     data: DataOption = None,
     split: Annotated[SplitName, typer.Option(help="Which data.")] = SplitName.DEV,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar=DEVICE,
+            help="Where the model lives; default: where it was trained.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Evaluate a run's best checkpoint on a split."""
     from geartrain.cli import evaluate as command
 
-    command.evaluate(run, data, split.value, as_json)
+    command.evaluate(run, data, split.value, as_json, device)
 
 
 @app.command()

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 import torch
 
+from geartrain.cli.copies import parse_link, parse_speeds, require_mixer
 from geartrain.data.points import require_evaluate_every
 from geartrain.errors import DataError
 from geartrain.ir.precision import Precision, require_precision
+from geartrain.native.transfer import require_device
+from geartrain.optim.replicas import Neighbours
+from geartrain.optim.topology import topology_of
 from geartrain.recipes import Recipe, Setting, Value
 from geartrain.runtime.base import AbstractRuntime
-from geartrain.runtime.simulated import Simulated
+from geartrain.runtime.simulated import Costs, Simulated
 from geartrain.runtime.threads import Threads
 from geartrain.train.results import Target
 
@@ -44,8 +48,14 @@ class Settings:
         until: A target as text, or None.
         checkpoint_every: Instances between checkpoints within an epoch, or None.
         evaluate_every: Share of an epoch between evaluations, or None.
-        replicas: Copies of the recipe's bottleneck.
+        replicas: Copies of the recipe's bottleneck; with ``topology`` or ``mixer`` of the whole
+            model.
+        topology, mixer: Who talks to whom, and how; None and None: no copies of the model.
+        speeds, link: Speeds, latency and bandwidth as text, for ``simulated``.
+        costs: Seconds a firing and a row by node, measured, for ``simulated``.
         precision: ``full`` or ``bf16``.
+        device: Of all parts, or None: the CPU. It changes nothing but speed and rounding, so a run
+            may be resumed on another.
         options: The recipe's, complete.
     """
 
@@ -61,15 +71,46 @@ class Settings:
     evaluate_every: float | None
     replicas: int
     precision: Precision
+    device: str | None
     options: Mapping[str, Value]
+    topology: str | None = None
+    mixer: str | None = None
+    speeds: str | None = None
+    link: str | None = None
+    costs: Mapping[str, Sequence[float]] | None = None
 
     def make_runtime(self) -> AbstractRuntime:
         """The runtime of this name and size."""
         if self.runtime == "simulated":
             # One kernel thread: sums are then added in the same order on every machine.
             torch.set_num_threads(1)
-            return Simulated(self.workers, seed=self.seed)
+            latency_s, bytes_per_s = parse_link(self.link)
+            costs = Costs(latency_s=latency_s, bytes_per_s=bytes_per_s)
+            if self.costs is not None:
+                nodes = {name: (float(a), float(b)) for name, (a, b) in self.costs.items()}
+                costs = replace(costs, nodes=nodes, backward=0.0)
+            speeds = parse_speeds(self.speeds, self.workers)
+            return Simulated(self.workers, seed=self.seed, costs=costs, speeds=speeds)
         return Threads(self.workers)
+
+    @property
+    def copies_model(self) -> bool:
+        """Whether ``replicas`` are copies of the whole model."""
+        return self.topology is not None or self.mixer is not None
+
+    def neighbours(self, copies: int | None = None) -> Neighbours | None:
+        """Copies of the model, if there are any; or so many in a ring.
+
+        Raises:
+            ValueError: No such mixer.
+        """
+        if not self.copies_model:
+            return None
+        return Neighbours(
+            copies=copies or self.replicas,
+            topology="ring" if copies else self.topology or "ring",
+            exchange=require_mixer(self.mixer or "gradients"),
+        )
 
     def target(self) -> Target | None:
         """The target, if there is one."""
@@ -84,7 +125,7 @@ class Settings:
             data=data,
             options=self.options,
             files=files,
-            replicas=self.replicas,
+            replicas=1 if self.copies_model else self.replicas,
         )
 
 
@@ -99,10 +140,14 @@ def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> Settings:
         ValueError: A value that cannot be.
     """
     options = recipe.complete(given["options"] or {})
+    copies_model = given.get("topology") is not None or given.get("mixer") is not None
+    workers = min(2, cores())
+    if not copies_model or given["runtime"] == "simulated":
+        workers = max(workers, given["replicas"] or 1)
     defaults: dict[str, Any] = {
         "runtime": "threads",
-        "workers": max(min(2, cores()), given["replicas"] or 1),
-        "max_active": recipe.in_flight(options),
+        "workers": workers,
+        "max_active": 1 if copies_model and recipe.whole_minibatches else recipe.in_flight(options),
         "update_every": recipe.update_every,
         "epochs": recipe.epochs,
         "seed": 0,
@@ -111,9 +156,16 @@ def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> Settings:
         "evaluate_every": None,
         "replicas": 1,
         "precision": "full",
+        "topology": None,
+        "mixer": None,
+        "device": None,
+        "speeds": None,
+        "link": None,
+        "costs": None,
     }
     chosen = {
-        name: default if given[name] is None else given[name] for name, default in defaults.items()
+        name: default if given.get(name) is None else given[name]
+        for name, default in defaults.items()
     }
     settings = Settings(recipe=recipe.name, options=options, **chosen)
     require_settings(recipe, settings)
@@ -126,10 +178,10 @@ def resumed_settings(
     """The settings of the run, after a look at whether what was given agrees.
 
     Raises:
-        ValueError: An option differs; names all that do.
+        ValueError: An option differs; names all that do. Or the device is not here.
         DataError: The config is not one of ours.
     """
-    settings = settings_from_json(config)
+    settings = on_device(settings_from_json(config), given["device"])
     was = asdict(settings)
     differing = [] if recipe.name == settings.recipe else [f"RECIPE {settings.recipe}"]
     for name, value in given.items():
@@ -148,6 +200,19 @@ def resumed_settings(
     return settings
 
 
+def on_device(settings: Settings, device: str | None) -> Settings:
+    """The settings of a run, on another device if one is given.
+
+    Raises:
+        ValueError: There is no such device here.
+    """
+    found = settings if device is None else replace(settings, device=device)
+    if found.device is not None:
+        whose = "--device" if device is not None else "the run's --device"
+        require_device(found.device, whose)
+    return found
+
+
 def settings_from_json(config: Mapping[str, Any]) -> Settings:
     """What ``config_of`` made.
 
@@ -157,7 +222,9 @@ def settings_from_json(config: Mapping[str, Any]) -> Settings:
     names = [f.name for f in fields(Settings)]
     stored = config.get("settings")
     if isinstance(stored, Mapping):
-        stored = {"precision": "full", **stored}  # of runs from before there was a choice
+        # Of runs from before there was a choice.
+        later = dict.fromkeys(("device", "topology", "mixer", "speeds", "link", "costs"))
+        stored = {"precision": "full", **later, **stored}
     if not isinstance(stored, Mapping) or (missing := [n for n in names if n not in stored]):
         what = "settings" if not isinstance(stored, Mapping) else ", ".join(missing)
         raise DataError(
@@ -185,8 +252,8 @@ def require_settings(recipe: Recipe, settings: Settings) -> None:
     """Refuse what cannot be trained.
 
     Raises:
-        ValueError: An unknown runtime, precision or metric, or more copies than workers or than
-            the recipe can have.
+        ValueError: An unknown runtime, precision or metric, a device that is not here, or more
+            copies than workers or than the recipe can have.
     """
     if settings.runtime not in RUNTIMES:
         raise ValueError(f"--runtime {settings.runtime}: expected one of {', '.join(RUNTIMES)}")
@@ -198,8 +265,18 @@ def require_settings(recipe: Recipe, settings: Settings) -> None:
                 f"--until {settings.until}: recipe '{recipe.name}' reports {', '.join(known)}"
             )
     require_precision(settings.precision, "--precision ")
-    recipe.require_replicas(settings.replicas)
-    if settings.replicas > settings.workers:
+    if settings.device is not None:
+        require_device(settings.device, "--device")
+    if settings.copies_model:
+        _require_copies(settings)
+    else:
+        recipe.require_replicas(settings.replicas)
+    if settings.runtime != "simulated" and (settings.speeds or settings.link):
+        raise ValueError(
+            "--speeds and --link imagine machines: they go with --runtime simulated, or with "
+            "geartrain simulate"
+        )
+    if not settings.copies_model and settings.replicas > settings.workers:
         raise ValueError(
             f"replicas={settings.replicas} with workers={settings.workers}: every copy has a "
             f"worker of its own; give --workers {settings.replicas} or more"
@@ -210,6 +287,15 @@ def require_settings(recipe: Recipe, settings: Settings) -> None:
 def told(name: str, value: Value) -> str:
     """An option as one would give it."""
     return f"{name}={value}" if isinstance(value, str) else f"{name}={value:g}"
+
+
+def _require_copies(settings: Settings) -> None:
+    setting = settings.neighbours()
+    assert setting is not None
+    if settings.replicas > 1 and setting.made_exchange().needs_neighbours:
+        topology_of(setting.topology).neighbours(settings.replicas)
+    parse_link(settings.link)
+    parse_speeds(settings.speeds, settings.workers)
 
 
 def cores() -> int:

@@ -66,7 +66,7 @@ def systems_of(
             system = System(text.strip(), OURS, what, None, settings.epochs, changes)
         elif name == SYNCHRONOUS:
             batch = _batch(text, batch_text) if colon else drained
-            what = f"our graph, drained after every {batch} instances"
+            what = f"our graph, drained after every {batch} instances{_where(settings)}"
             system = System(text.strip(), name, what, batch, settings.epochs)
         else:
             baseline = _find(recipe, baselines, name, methods)
@@ -88,8 +88,12 @@ def _what(recipe: Recipe, settings: Settings) -> str:
     method = f"{settings.options[METHOD]}: " if _methods(recipe) else ""
     return (
         f"{method}{settings.max_active} in flight, an update every {settings.update_every} "
-        f"{recipe.unit}{copies}{rows}"
+        f"{recipe.unit}{copies}{rows}{_where(settings)}"
     )
+
+
+def _where(settings: Settings) -> str:
+    return "" if settings.device in (None, "cpu") else f", on {settings.device}"
 
 
 def _changes(recipe: Recipe, settings: Settings, text: str, given: str) -> dict[str, Any]:
@@ -100,16 +104,18 @@ def _changes(recipe: Recipe, settings: Settings, text: str, given: str) -> dict[
         name, _, value = each.partition("=")
         if name == "precision":
             changes[name] = require_precision(value, f"--against {text.strip()}: precision=")
+        elif name == "device" and value in ("cpu", "cuda"):
+            changes[name] = value
         elif name in options:
             options[name] = recipe.option(name).parse(value)
         elif name in CHANGES and value.isdecimal() and int(value) >= 1:
             changes[name] = int(value)
         else:
-            known = (*CHANGES, *options)
+            known = (*CHANGES, "precision", "device", *options)
             raise ValueError(
                 f"--against {text.strip()}: write {OURS}:NAME=VALUE with a value of 1 or more and "
-                f"one of {', '.join(CHANGES)}, or precision=bf16, or one of the recipe's options "
-                f"{', '.join(options)}" + meant(name, known)
+                f"one of {', '.join(CHANGES)}, or precision=bf16, or device=cuda, or one of the "
+                f"recipe's options {', '.join(options)}" + meant(name, known)
             )
     if options == settings.options:
         return changes

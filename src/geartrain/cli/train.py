@@ -15,6 +15,7 @@ from typing import Any, NoReturn, final
 
 import typer
 
+from geartrain.cli.copies import CopiesSeen
 from geartrain.cli.exits import FAILED, INTERRUPTED, fail, preparing, running
 from geartrain.cli.logs import logging_to
 from geartrain.cli.settings import Settings, config_of, new_settings, resumed_settings
@@ -50,6 +51,7 @@ class _Prepared:
     train: Sequence[Instance]
     valid: Sequence[Instance]
     history: Sequence[EpochEnded]  # before a resumed checkpoint
+    seen: CopiesSeen
 
 
 def train(
@@ -129,16 +131,19 @@ def _prepare(
         kept = folder.read_config().get("data")
         data = data or (Path(kept) if isinstance(kept, str) else None)
     task = recipe.build(settings.setting(data, files))
+    seen = CopiesSeen()
     train, valid = task.load("train"), task.load("valid")
     session = Session(
         task.graph,
         rules=task.rules,
         runtime=settings.make_runtime(),
         max_active=settings.max_active,
+        replicas=settings.neighbours(),
         precision=settings.precision,
+        device=settings.device,
         seed=settings.seed,
-        instruments=_instruments(folder, watching),
-        **task.settings(settings.workers),
+        instruments=[*_instruments(folder, watching), seen],
+        **task.settings(settings.workers, copies=settings.copies_model),
     )
     history: Sequence[EpochEnded] = ()
     if resume:
@@ -149,7 +154,9 @@ def _prepare(
         config = config_of(settings, data, version())
         folder.create(config, task.graph.mermaid(), task.files)
     print(f"run folder {folder.path}", file=sys.stderr)
-    return _Prepared(settings=settings, session=session, train=train, valid=valid, history=history)
+    return _Prepared(
+        settings=settings, session=session, train=train, valid=valid, history=history, seen=seen
+    )
 
 
 def _instruments(folder: RunFolder, watching: Watching) -> list[AbstractInstrument]:
@@ -179,7 +186,10 @@ def _run(prepared: _Prepared, folder: RunFolder) -> dict[str, Any]:
         except KeyboardInterrupt as interrupt:
             raise fail(_how_to_resume(settings, folder, str(interrupt)), INTERRUPTED) from interrupt
         history = fit.history
-    return result_of(settings, history)
+    result = result_of(settings, history)
+    if (copies := prepared.seen.summary()) is not None:
+        result["copies"] = copies
+    return result
 
 
 def result_of(settings: Settings, history: Sequence[EpochEnded]) -> dict[str, Any]:
@@ -203,7 +213,10 @@ def result_of(settings: Settings, history: Sequence[EpochEnded]) -> dict[str, An
         "max_active": settings.max_active,
         "update_every": settings.update_every,
         "replicas": settings.replicas,
+        "topology": settings.topology,
+        "mixer": settings.mixer,
         "precision": settings.precision,
+        "device": settings.device or "cpu",
         "seed": settings.seed,
         "epochs": last.epoch,
         "instances": instances,

@@ -95,6 +95,7 @@ def run_ours(trial: Trial) -> Mapping[str, Any]:
         max_active=max_active,
         drain=drain,
         precision=settings.precision,
+        device=settings.device,
         seed=settings.seed,
         instruments=[_Epochs()],
         **told,

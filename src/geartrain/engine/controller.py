@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from geartrain.engine.router import Outbox, Router
@@ -28,6 +29,7 @@ from geartrain.ir.operator import Input
 from geartrain.ir.packed import Packed, Packer, Rows
 from geartrain.ir.precision import narrowed
 from geartrain.ir.wiring import Wiring
+from geartrain.native.transfer import moved
 
 
 class AbstractRamp(ABC):
@@ -106,6 +108,9 @@ class ControllerState:
         ramp: How training gets there.
         finished: Instances finished in training before (of a resumed run).
         drain: Admit only when nothing is in flight: synchronous minibatches of ``max_active``.
+        copies: Copies of the whole model, to each of which ``max_active`` and ``drain`` apply by
+            itself; instances are admitted to one of them.
+        device: Where rows are fed; None: where instances have them.
     """
 
     def __init__(
@@ -117,11 +122,14 @@ class ControllerState:
         finished: int = 0,
         *,
         drain: bool = False,
+        copies: int = 1,
+        device: torch.device | None = None,
     ) -> None:
         if max_active < 1:
             raise ValueError(f"max_active={max_active}: give 1 or more")
         self._wiring, self._arena, self._router = wiring, wiring.arena, router
         self._max_active, self._ramp, self._drain = max_active, ramp, drain
+        self._device = device
         self._pending = np.zeros(64, np.int64)
         self.trained = finished
         self.active = 0
@@ -131,6 +139,11 @@ class ControllerState:
         self._serial = 0
         self._holding: set[str] = set()
         self.packer = Packer(wiring.arena, wiring.inputs)
+        self.copies = copies
+        self.active_of = np.zeros(copies, np.int64)
+        self.finished_of = np.zeros(copies, np.int64)  # by the last call of settle
+        self.open = np.ones(copies, np.bool_)  # copies that instances may be admitted to
+        self._copy = np.zeros(64, np.int64)  # slot -> copy
         self.one_by_one = any(o.alone for o in wiring.inputs.values())
 
     def begin(self, *, training: bool) -> None:
@@ -161,12 +174,28 @@ class ControllerState:
         room = limit - self.active
         return room if room >= max(1, limit // _SHARE) else 0
 
+    def want_of(self, copy: int) -> int:
+        """``want`` of one copy."""
+        active = int(self.active_of[copy])
+        if not self.open[copy] or (active and (self._drain or self._holds(copy))):
+            return 0
+        limit = self.limit
+        room = limit - active
+        return room if room >= max(1, limit // _SHARE) else 0
+
+    def _holds(self, copy: int) -> bool:
+        return any(name.endswith(f"#{copy}") for name in self._holding)
+
     def hold(self, part: str, holds: bool) -> None:
         """A part holds a step back until older rows have returned, or has ceased to."""
         (self._holding.add if holds else self._holding.discard)(part)
 
-    def admit(self, instances: Sequence[Instance] | Packed) -> Outbox:
+    def admit(self, instances: Sequence[Instance] | Packed, copy: int | None = None) -> Outbox:
         """Feed the rows of instances.
+
+        Args:
+            instances: Some.
+            copy: The copy of the model that all of them go to; None: by their numbers.
 
         Raises:
             DataError: An instance is refused; nothing of any of these has entered the graph.
@@ -177,10 +206,12 @@ class ControllerState:
         self._serial += n
         top = int(slots.max())
         if top >= self._pending.size:
-            self._pending = np.concatenate(
-                [self._pending, np.zeros(max(top + 1, self._pending.size), np.int64)]
-            )
+            more = np.zeros(max(top + 1, self._pending.size), np.int64)
+            self._pending = np.concatenate([self._pending, more])
+            self._copy = np.concatenate([self._copy, more])
         self._pending[slots] = packed.counts
+        self._copy[slots] = copy or 0
+        self.active_of[copy or 0] += n
         self.active += n
         self.fed_rows += int(packed.counts.sum())
         out = Outbox()
@@ -188,7 +219,7 @@ class ControllerState:
             if rows.payload is not None:
                 operator = self._wiring.inputs[name]
                 batch = self._batch(operator, rows.payload, rows, slots)
-                self._router.send(operator.id, 0, batch, out)
+                self._router.send(operator.id, 0, batch, out, copy)
         return out
 
     def _batch(self, operator: Input, payload: Tensor, rows: Rows, slots: IntArray) -> Forward:
@@ -206,6 +237,8 @@ class ControllerState:
             state[columns[field]] = value
         if self._wiring.precision == "bf16":
             payload = narrowed(payload)
+        if self._device is not None:
+            payload = moved(payload, self._device)
         return Forward((payload,), state, instance, lengths)
 
     def settle(self, out: Outbox) -> int:
@@ -215,6 +248,7 @@ class ControllerState:
             ProtocolError: An instance got more answers than rows were fed for it.
         """
         finished = 0
+        self.finished_of[:] = 0
         for slots in out.spawned:
             np.add.at(self._pending, slots, 1)
             self.fed_rows += slots.size
@@ -233,8 +267,13 @@ class ControllerState:
             done = touched[left == 0]
             if done.size:
                 self._arena.release(done)
+                if self.copies == 1:
+                    self.finished_of += done.size
+                else:
+                    self.finished_of += np.bincount(self._copy[done], minlength=self.copies)
                 finished += done.size
         self.active -= finished
+        self.active_of -= self.finished_of
         self.finished += finished
         if self.training:
             self.trained += finished

@@ -14,24 +14,30 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+import numpy as np
+import torch
 from torch import nn
 
 from geartrain.engine.controller import AbstractRamp, ControllerState, Ramp
 from geartrain.engine.instrument import AbstractMeter
-from geartrain.engine.mailbox import AbstractPolicy, FullestFirst
+from geartrain.engine.mailbox import AbstractPolicy, Sweeps
+from geartrain.engine.order import ranks
 from geartrain.engine.placement import place
-from geartrain.engine.router import Router
-from geartrain.engine.worker import WorkerState
+from geartrain.engine.router import Outbox, Router
+from geartrain.engine.worker import Finished, WorkerState
 from geartrain.errors import GraphError, LeakError
 from geartrain.ir.graph import Graph
-from geartrain.ir.loss import Collected, LossNode, OutputNode
+from geartrain.ir.loss import Collected, LossNode, Objective, OutputNode
 from geartrain.ir.node import Memory
 from geartrain.ir.operators import Losing
 from geartrain.ir.precision import Precision
 from geartrain.ir.products import forget_copies
+from geartrain.ir.readout import ReadoutNode
 from geartrain.ir.through import Through
 from geartrain.ir.wiring import Owner, Wiring, copy_name, wire
+from geartrain.native.transfer import require_device
 from geartrain.optim.part import Part, PartState, Rules
+from geartrain.optim.replicas import Replicas
 from geartrain.optim.share import AbstractLock, NoLock, Share, share
 
 
@@ -49,16 +55,19 @@ class Settings:
         lanes: Every worker runs the whole graph for its own instances, all with the same weights.
         precision: Of rows and products.
         meter: Measures what nodes compute in training, or None.
+        device: Where the rows of instances are fed; None: where they are, or on the host if all
+            modules are there.
     """
 
     max_active: int = 64
     ramp: AbstractRamp = field(default_factory=Ramp)
     max_rows: int = 4096
-    policy: Callable[[int], AbstractPolicy] = lambda worker: FullestFirst()
+    policy: Callable[[int], AbstractPolicy] = lambda worker: Sweeps()
     drain: bool = False
     lanes: bool = False
     precision: Precision = "full"
     meter: AbstractMeter | None = None
+    device: torch.device | None = None
 
     def __post_init__(self) -> None:
         if self.max_active < 1 or self.max_rows < 1:
@@ -80,6 +89,7 @@ class Engine:
         costs: Seconds by node name, measured; empty: by numbers of parameters.
         trained: Instances finished in training so far.
         lock: The runtime's, for what lanes share.
+        replicas: Copies of all parts, each for its own instances; ``parts`` are then not used.
     """
 
     def __init__(
@@ -92,15 +102,22 @@ class Engine:
         costs: Mapping[str, float] | None = None,
         trained: int = 0,
         lock: Callable[[], AbstractLock] = NoLock,
+        replicas: Replicas | None = None,
     ) -> None:
-        self.parts = parts
-        self.settings = settings
+        self.parts = parts if replicas is None else replicas.parts
+        self.settings, self.replicas = settings, replicas
+        self.began_s = 0.0
+        """Seconds of training before this engine's, for what happens at a certain time."""
         names = part_names(graph)
-        for part in parts.values():
+        for part in self.parts.values():
             part.in_flight(settings.max_active)
 
-        lanes = workers if settings.lanes else 1
-        shares = {n: share(p, lanes, lock) for n, p in parts.items()} if lanes > 1 else {}
+        lanes = workers if settings.lanes else 1 if replicas is None else replicas.copies
+        shares = (
+            {n: share(p, lanes, lock) for n, p in parts.items()}
+            if settings.lanes and lanes > 1
+            else {}
+        )
 
         def owners(through: Through) -> list[Owner]:
             name = names.get(through.name)
@@ -108,18 +125,28 @@ class Engine:
                 return [Owner(through.function, None)] * lanes
             if shares:
                 return [Owner(through.function, s) for s in shares[name]]
-            copies = copies_of(name, parts)
+            if replicas is not None:
+                copies = [d.member.part for d in replicas.desks[name]]
+            else:
+                copies = copies_of(name, parts)
             inside = _path_inside(parts[name].module, through.function)
             return [Owner(c.module.get_submodule(inside), c) for c in copies]
 
-        self.wiring: Wiring = wire(graph, owners, lanes, settings.precision)
+        spread = _is_spread(graph, parts, settings.device)
+        placed = {original_name(n) for n in placement or ()}
+        self.wiring: Wiring = wire(
+            graph, owners, lanes, settings.precision, apart=placed, spread=spread
+        )
         self.router = Router(self.wiring, lanes=lanes > 1)
-        if lanes > 1:
-            self.home = {n: k for ns in self.wiring.copies.values() for k, n in enumerate(ns)}
+        if lanes > 1 or replicas is not None:
+            self.home = {
+                n: k % workers for ns in self.wiring.copies.values() for k, n in enumerate(ns)
+            }
         else:
             self.home = place(self.wiring, parts, workers, placement or {}, costs or {})
+        self._ranks = ranks(self.wiring)
         self.workers = [
-            self._worker(w, [s[w] for s in shares.values()] or list(parts.values()))
+            self._worker(w, [s[w] for s in shares.values()] or list(self.parts.values()))
             for w in range(workers)
         ]
         self.controller = ControllerState(
@@ -129,7 +156,41 @@ class Engine:
             settings.ramp,
             trained,
             drain=settings.drain,
+            copies=1 if replicas is None else replicas.copies,
+            device=settings.device if spread else _HOST,
         )
+
+    def settle(self, out: Outbox) -> int:
+        """Let the controller count, and the copies what each of them has finished."""
+        finished = self.controller.settle(out)
+        if finished and self.replicas is not None and self.controller.training:
+            for k in np.flatnonzero(self.controller.finished_of).tolist():
+                self.replicas.finished(k, int(self.controller.finished_of[k]))
+        return finished
+
+    def tell_finished(self, finished: int) -> list[tuple[int, Finished]]:
+        """Whom to tell of instances that have just finished, and what."""
+        trained = self.controller.trained
+        if self.replicas is None:
+            return [(w, Finished(finished, trained)) for w in range(len(self.workers))]
+        of = self.controller.finished_of
+        return [
+            (k % len(self.workers), Finished(int(of[k]), trained, k))
+            for k in np.flatnonzero(of).tolist()
+        ]
+
+    def home_of(self, copy: int) -> int:
+        """The worker of a copy of the model."""
+        return copy % len(self.workers)
+
+    def set_present(self, worker: int, present: bool) -> None:
+        """The copies of a worker take part, or do so no more."""
+        if self.replicas is None:
+            return
+        for k in range(worker, self.replicas.copies, len(self.workers)):
+            self.controller.open[k] = present
+            if self.replicas.present()[k] != present:
+                (self.replicas.join if present else self.replicas.leave)(k)
 
     def _worker(self, w: int, parts: Sequence[PartState | Share]) -> WorkerState:
         """A worker with the nodes that live there, and of the parts those that they use."""
@@ -143,12 +204,16 @@ class Engine:
             self.router,
             self.settings.policy(w),
             self.settings.max_rows,
+            self._ranks,
             self.settings.meter,
+            self.replicas,
         )
 
     @property
-    def losses(self) -> list[LossNode]:
-        return [n for n in self.wiring.nodes.values() if isinstance(n, LossNode)]
+    def losses(self) -> list[Objective]:
+        """Of losses, and of readouts with a loss inside."""
+        nodes = self.wiring.nodes.values()
+        return [n.objective for n in nodes if isinstance(n, (LossNode, ReadoutNode))]
 
     def begin(self, *, train: bool, judge: bool = True, collect: bool = False) -> None:
         """Prepare a pass: training or not, computing losses or not, collecting outputs or not."""
@@ -163,7 +228,7 @@ class Engine:
         for loss in self.losses:
             loss.judge = judge
             loss.collected = [] if collect and not outputs else None
-            loss.take_sums()
+            loss.sums.forget()
         for worker in self.workers:
             worker.train = train
             worker.progress = self.controller.trained
@@ -174,10 +239,15 @@ class Engine:
         Raises:
             LeakError: Rows wait in a store; names node and rows.
             ProtocolError: Answers and rows fed differ.
+            NonFiniteError: A device has found a NaN in one of the last losses or gradients.
         """
         self.controller.check_empty()
+        if self.replicas is not None:
+            self.replicas.check_settled()
         for node in self.wiring.nodes.values():
             node.check_empty()
+        for part in self.parts.values():
+            part.check_finite()
         if self.wiring.arena.active:
             raise LeakError(f"{self.wiring.arena.active} frames are still in the arena")
 
@@ -193,7 +263,7 @@ class Engine:
         """Loss and metrics since the last call: name to (sum, rows), added over the losses."""
         total: dict[str, tuple[float, float]] = {}
         for loss in self.losses:
-            for name, (s, n) in loss.take_sums().items():
+            for name, (s, n) in loss.sums.take().items():
                 old = total.get(name, (0.0, 0.0))
                 total[name] = (old[0] + s, old[1] + n)
         return total
@@ -202,7 +272,7 @@ class Engine:
         """The same, for a progress line: nothing is taken, and a firing may be half counted."""
         total: dict[str, tuple[float, float]] = {}
         for loss in self.losses:
-            for name, (s, n) in list(loss.sums.items()):
+            for name, (s, n) in loss.sums.peek().items():
                 old = total.get(name, (0.0, 0.0))
                 total[name] = (old[0] + s, old[1] + n)
         return total
@@ -210,9 +280,11 @@ class Engine:
     def collected(self) -> dict[str, list[Collected]]:
         """What reached the outputs (or, without outputs, the losses) in this pass."""
         found: dict[str, list[Collected]] = {}
-        for node in self.wiring.nodes.values():
-            if isinstance(node, (LossNode, OutputNode)) and node.collected is not None:
-                found.setdefault(original_name(node.name), []).extend(node.collected)
+        outputs = [n for n in self.wiring.nodes.values() if isinstance(n, OutputNode)]
+        ends: list[Objective | OutputNode] = [*self.losses, *outputs]
+        for end in ends:
+            if end.collected is not None:
+                found.setdefault(original_name(end.name), []).extend(end.collected)
         return found
 
     def memories(self) -> dict[str, Memory]:
@@ -245,11 +317,31 @@ def part_names(graph: Graph) -> dict[str, str]:
     return found
 
 
-def make_parts(graph: Graph, defaults: Rules) -> dict[str, PartState]:
+def _is_spread(graph: Graph, parts: Mapping[str, PartState], device: torch.device | None) -> bool:
+    """Whether rows may lie elsewhere than on the host: fed there, or meeting a tensor there."""
+    criteria = [o.criterion for o in graph.operators if isinstance(o, Losing)]
+    modules = [*(p.module for p in parts.values()), *graph.modules()]
+    modules += [c for c in criteria if isinstance(c, nn.Module)]
+    tensors = (x for m in modules for x in (*m.parameters(), *m.buffers()))
+    return (device is not None and device.type != "cpu") or not all(x.is_cpu for x in tensors)
+
+
+_HOST = torch.device("cpu")
+
+
+def make_parts(
+    graph: Graph, defaults: Rules, device: torch.device | None = None
+) -> dict[str, PartState]:
     """The parts of a graph at work, by name; copies of a replicated part are ``name#1`` and so on.
 
+    Args:
+        graph: Holds the modules, which are moved to their devices.
+        defaults: Of the parts' rules.
+        device: Of parts that name none; None leaves them where they are.
+
     Raises:
-        ValueError: Two parts have the same name.
+        ValueError: Two parts have the same name, a device does not exist, or a part's weights lie
+            on several.
     """
     names = part_names(graph)
     parts: dict[str, PartState] = {}
@@ -267,13 +359,17 @@ def make_parts(graph: Graph, defaults: Rules) -> dict[str, PartState]:
             continue
         if not isinstance(through.part, Part):
             assert isinstance(through.function, nn.Module)
-            parts[name] = PartState(name, through.function, defaults)
+            parts[name] = PartState(name, through.function, defaults, device=device)
             continue
         part, rules = through.part, through.part.rules(defaults)
-        parts[name] = PartState(name, part.module, rules, part.mixer)
+        where = device
+        if part.device is not None:
+            where = require_device(part.device, f"part '{name}'")
+        parts[name] = PartState(name, part.module, rules, part.mixer, where)
         for k in range(1, part.replicas):
             copied = copy_name(name, k)
-            parts[copied] = PartState(copied, copy.deepcopy(part.module), rules, part.mixer)
+            copied_module = copy.deepcopy(part.module)
+            parts[copied] = PartState(copied, copied_module, rules, part.mixer, where)
     return parts
 
 

@@ -98,6 +98,35 @@ class EpochEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyExchanged:
+    """One copy of the model, since the event before; letters of all its parts together."""
+
+    instances: int
+    rounds: int  # own gradients
+    instances_per_second: float
+    sent: int
+    applied: int
+    merged: int
+    dropped: int
+    lost: int  # of those sent: the receiver was absent
+    bytes: int  # sent
+    bytes_per_round: float
+    staleness: PartStaleness  # receiver's versions while a letter was under way
+    present: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """What copies of the model have said to one another; before each ``EpochEnded``."""
+
+    epoch: float
+    time_s: float
+    exchange: str
+    distance: float  # root mean square distance of the copies from their mean
+    copies: Sequence[CopyExchanged]
+
+
+@dataclass(frozen=True, slots=True)
 class RunEnded:
     """Once per ``fit``, also after a failure or an interrupt."""
 
@@ -136,6 +165,9 @@ class AbstractInstrument:
 
     def on_progress(self, event: Progress) -> None:
         """The pass has moved on."""
+
+    def on_exchanged(self, event: Exchanged) -> None:
+        """Copies of the model have trained up to an evaluation."""
 
     def on_epoch_ended(self, event: EpochEnded) -> None:
         """An epoch, or the part of one up to an evaluation, is over, with its validation."""

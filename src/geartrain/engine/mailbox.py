@@ -1,6 +1,7 @@
 """What waits at a node, and which node goes next.
 
     policy          picks
+    Sweeps          what comes next in the graph; there and back, loops until they are empty
     FullestFirst    the queue with most rows; backward on a tie
     BackwardFirst   any backward before any forward, then the fullest (the paper's)
     OldestFirst     the queue whose first batch has waited longest
@@ -32,20 +33,23 @@ class Queue:
         node: Number of the node.
         port: Input port; ``BACKWARD`` for answers.
         alone: Whether messages are taken one at a time.
+        rank: Its place in the order of the graph, there and back; see ``engine.order``.
     """
 
-    __slots__ = ("_batches", "alone", "node", "port", "rows", "since")
+    __slots__ = ("_batches", "alone", "bundled", "node", "port", "rank", "rows", "since")
 
-    def __init__(self, node: int, port: int, alone: bool) -> None:
-        self.node, self.port, self.alone = node, port, alone
+    def __init__(self, node: int, port: int, alone: bool, rank: int = 0) -> None:
+        self.node, self.port, self.alone, self.rank = node, port, alone, rank
         self.rows = 0
         self.since = 0
+        self.bundled = False
         self._batches: deque[Forward | Backward] = deque()
 
     def put(self, batch: Forward | Backward, now: int) -> None:
         if not self._batches:
             self.since = now
         self._batches.append(batch)
+        self.bundled = batch.lengths is not None
         self.rows += len(batch)
 
     def take(self, max_rows: int) -> list[Forward | Backward]:
@@ -84,11 +88,51 @@ class AbstractPolicy(ABC):
 
 
 @final
+class Sweeps(AbstractPolicy):
+    """Through the graph and back, again and again; a place is left when nothing waits there.
+
+    What stands further on collects rows meanwhile, and what has been left collects those that
+    enter behind the sweep, so that firings are full even where few instances are in flight. A loop
+    is one place: in it the fullest queue goes first. A queue that has enough does not wait for the
+    sweep, as waiting would make its rows staler and its firing no cheaper; of several, the one
+    nearest to the end. Bundles are batches already, and an update may want one alone: while some
+    wait, the fullest queue goes first, as company would gain little and make them staler.
+
+    Args:
+        enough: Rows from which on a firing gains little by more.
+
+    Raises:
+        ValueError: ``enough`` is not positive.
+    """
+
+    def __init__(self, enough: int = 512) -> None:
+        if enough < 1:
+            raise ValueError(f"Sweeps(enough={enough}): give 1 row or more")
+        self.enough = enough
+        self._at = 0
+
+    def choose(self, queues: Sequence[Queue]) -> Queue:
+        if any(q.bundled for q in queues):
+            return _fullest(queues)
+        full = [q for q in queues if q.rows >= self.enough]
+        if full:
+            return max(full, key=lambda q: (q.rank, q.rows))
+        at = self._at
+        chosen = min(queues, key=lambda q: (q.rank < at, q.rank, -q.rows))
+        self._at = chosen.rank
+        return chosen
+
+
+@final
 class FullestFirst(AbstractPolicy):
     """Most rows first; backward first on a tie."""
 
     def choose(self, queues: Sequence[Queue]) -> Queue:
-        return max(queues, key=lambda q: (q.rows, q.port < 0))
+        return _fullest(queues)
+
+
+def _fullest(queues: Sequence[Queue]) -> Queue:
+    return max(queues, key=lambda q: (q.rows, q.port < 0))
 
 
 @final

@@ -20,7 +20,9 @@ from geartrain.engine.router import BACKWARD, Delivery, Outbox, Router
 from geartrain.errors import GeartrainError, WorkerError
 from geartrain.ir.message import INSTANCE, Backward, Forward
 from geartrain.ir.node import AbstractNode, Emission
+from geartrain.optim.exchange import Letter
 from geartrain.optim.part import Instances, Messages, PartState, Rows, StepTaken
+from geartrain.optim.replicas import Desk, Replicas
 from geartrain.optim.share import Share
 
 
@@ -37,17 +39,36 @@ class Firing:
         elsewhere: Deliveries for other workers, by worker.
         outbox: What concerns the controller (its deliveries are done).
         steps: Optimiser steps taken.
+        both: Whether a forward firing was the backward of its rows too: a loss is inside.
         held: Parts that have begun or ceased to hold a step back: name to whether it holds.
+        letters: For other copies of the model.
+        taken: Letters that were taken, where that is what it did; its rows are their number.
     """
 
     node: str
     part: str | None
     forward: bool
     rows: int
+    both: bool = False
     elsewhere: list[tuple[int, Delivery]] = field(default_factory=list)
     outbox: Outbox = field(default_factory=Outbox)
     steps: list[StepTaken] = field(default_factory=list)
     held: dict[str, bool] = field(default_factory=dict)
+    letters: list[Letter] = field(default_factory=list)
+    taken: list[Letter] = field(default_factory=list)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Instances that have finished, all that have so far, and the copy of the model they were of.
+
+    Without copies of the model ``copy`` is None.
+    """
+
+    instances: int
+    trained: int
+    copy: int | None = None
 
 
 @final
@@ -62,7 +83,9 @@ class WorkerState:
         router: Follows the wires.
         policy: What fires next.
         max_rows: Most rows in one firing.
+        ranks: Node number to its places in the graph, as ``order.ranks`` gives them.
         meter: Measures what nodes compute, or None.
+        replicas: Copies of the model, some of which live here.
     """
 
     def __init__(
@@ -74,7 +97,9 @@ class WorkerState:
         router: Router,
         policy: AbstractPolicy,
         max_rows: int,
+        ranks: Mapping[int, tuple[int, int]],
         meter: AbstractMeter | None = None,
+        replicas: Replicas | None = None,
     ) -> None:
         self.index = index
         self._meter = meter
@@ -85,11 +110,15 @@ class WorkerState:
         windowed = {name for name, part in parts.items() if part.rules.window is not None}
         self._bounded = {n.id for n in nodes if n.part_name in windowed}
         self._home, self._router, self._policy = home, router, policy
-        self._max_rows = max_rows
+        self._max_rows, self._ranks = max_rows, ranks
         self._queues: dict[tuple[int, int], Queue] = {}
         self._ready: dict[Queue, None] = {}
         self._eager: list[Delivery] = []
         self._clock = 0
+        self._replicas = replicas
+        mine = [] if replicas is None else [*replicas.all_desks()]
+        self._desks = {d.member.part.name: d for d in mine if d.member.part.name in self.parts}
+        self._mail: dict[Desk, None] = {}
 
     def deliver(self, delivery: Delivery) -> None:
         """A batch has come for a node that lives here."""
@@ -101,18 +130,35 @@ class WorkerState:
         queue = self._queues.get(key)
         if queue is None:
             alone = self._nodes[delivery.node].alone
-            queue = self._queues[key] = Queue(*key, alone)
+            rank = self._ranks[delivery.node][delivery.port == BACKWARD]
+            queue = self._queues[key] = Queue(*key, alone, rank)
         queue.put(delivery.batch, self._clock)
         self._ready[queue] = None
 
-    def finished(self, instances: int, progress: int) -> list[StepTaken]:
+    def receive(self, letter: Letter) -> None:
+        """A letter has come for a copy that lives here."""
+        assert self._replicas is not None
+        if self._replicas.put(letter):
+            self._mail[self._replicas.desks[letter.part][letter.receiver]] = None
+
+    def take_letters(self) -> list[Letter]:
+        """What copies that live here have sent outside of a firing."""
+        return [x for desk in self._desks.values() for x in desk.take_letters()]
+
+    def take_steps(self) -> list[StepTaken]:
+        """Steps that exchanges have taken outside of a firing."""
+        return [x for desk in self._desks.values() for x in desk.take_steps()]
+
+    def finished(self, told: Finished) -> list[StepTaken]:
         """Instances have finished; in training, steps that count them fall due."""
-        self.progress = progress
+        self.progress = told.trained
         if not self.train:
             return []
         steps: list[StepTaken | None] = []
-        for part in self.parts.values():
-            part.finished(instances)
+        for name, part in self.parts.items():
+            if told.copy is not None and self._desks[name].member.index != told.copy:
+                continue
+            part.finished(told.instances)
             steps.append(part.step_if_due(self.progress))
         return [step for step in steps if step is not None]
 
@@ -124,17 +170,54 @@ class WorkerState:
     @property
     def ready(self) -> bool:
         """Whether ``fire`` has something to do."""
+        if self._replicas is not None:
+            return bool(self._eager or self._choices() or self._mail_that_may_be_taken())
         return bool(self._eager or (self._choices() if self._bounded else self._ready))
 
     def _choices(self) -> list[Queue]:
-        """Queues that may fire: of a node with a window, rows in training only while it is open."""
+        """Queues that may fire.
+
+        Of a node with a window, rows in training only while it is open; of a part whose copies wait
+        for letters, nothing.
+        """
+        queues = list(self._ready)
+        if self._replicas is not None:
+            queues = [q for q in queues if not self._waits(self._nodes[q.node].part_name)]
         if not self._bounded or not self.train:
-            return list(self._ready)
+            return queues
         return [
             q
-            for q in self._ready
+            for q in queues
             if q.port == BACKWARD or q.node not in self._bounded or self._nodes[q.node].open
         ]
+
+    def _waits(self, part: str | None) -> bool:
+        return part is not None and part in self._desks and self._desks[part].waiting
+
+    def _mail_that_may_be_taken(self) -> Desk | None:
+        return next((desk for desk in self._mail if desk.ready), None)
+
+    def _take_mail(self, desk: Desk) -> Firing:
+        """Let an exchange have the letters that wait; that is a firing of its own."""
+        part = desk.member.part
+        try:
+            letters = desk.receive()
+        except GeartrainError:
+            raise
+        except Exception as error:
+            raise WorkerError(
+                f"{type(error).__name__} in {type(desk.exchange).__name__} of part '{part.name}', "
+                f"as it received letters: {error}"
+            ) from error
+        del self._mail[desk]
+        rows = sum(x.count for x in letters)
+        firing = Firing(f"{part.name} exchange", part.name, True, rows, taken=letters)
+        self._collect(desk, firing)
+        return firing
+
+    def _collect(self, desk: Desk, firing: Firing) -> None:
+        firing.letters += desk.take_letters()
+        firing.steps += desk.take_steps()
 
     def fire(self) -> Firing:
         """Run one node on what waits for it, and the eager nodes behind.
@@ -144,17 +227,21 @@ class WorkerState:
             GeartrainError: The graph or the data are wrong.
         """
         if not self._eager:
+            if self._mail and (desk := self._mail_that_may_be_taken()) is not None:
+                return self._take_mail(desk)
             queue = self._policy.choose(self._choices())
             node = self._nodes[queue.node]
             limit = min(self._policy.limit(queue, self._max_rows), queue.rows)
-            if queue.port == BACKWARD:
-                limit = min(limit, self._most_back(node))
+            if self._adds_gradients(node, queue.port):
+                limit = min(limit, self._most_adding(node))
             if limit > 2 * node.grain:
                 limit -= limit % node.grain
             batches = queue.take(limit)
             if not queue.rows:
                 del self._ready[queue]
-            firing = Firing(node.name, node.part_name, queue.port >= 0, sum(map(len, batches)))
+            forward, rows = queue.port >= 0, sum(map(len, batches))
+            both = forward and self._adds_gradients(node, queue.port)
+            firing = Firing(node.name, node.part_name, forward, rows, both)
             self._run(node, queue.port, batches, firing)
         else:
             node = self._nodes[self._eager[0].node]
@@ -181,10 +268,12 @@ class WorkerState:
                 with part.guard:
                     emission = self._compute(node, port, batches)
             self._router.emit(node.id, emission, out)
-            if port == BACKWARD and part is not None:
+            if part is not None and self._adds_gradients(node, port):
                 step = part.step_if_due(self.progress)
                 if step is not None:
                     firing.steps.append(step)
+                if part.name in self._desks:
+                    self._collect(self._desks[part.name], firing)
                 holds = part.note_holding()
                 if holds is not None:
                     firing.held[part.name] = holds
@@ -203,23 +292,27 @@ class WorkerState:
                 firing.elsewhere.append((home, delivery))
         out.deliveries.clear()
 
-    def _most_back(self, node: AbstractNode) -> int:
-        """Most answers of one firing, so that updates have about the size that was asked for.
+    def _adds_gradients(self, node: AbstractNode, port: int) -> bool:
+        return port == BACKWARD or (node.loss_name is not None and self.train)
+
+    def _most_adding(self, node: AbstractNode) -> int:
+        """Most rows of one firing that adds gradients, so that updates have about the right size.
 
         Instances that move in lockstep would else come back together, and one update would take
-        them all, however few it was asked for. A bundle stands for an instance; halves, because an
-        update may just fall short by one firing and get the whole next one as well; and not too
-        few, as every firing costs something.
+        them all, however few it was asked for. A bundle stands for an instance: as many as the
+        update still lacks; but half an update at least and not too few, as every firing costs
+        something.
         """
         if not self.train or node.part_name is None:
             return self._max_rows
-        match self.parts[node.part_name].rules.trigger():
+        part = self.parts[node.part_name]
+        match part.rules.trigger():
             case Rows(n) if not node.bundled:
                 return n
             case Messages(n):
                 return n
             case Instances(n) if node.bundled:
-                return max(-(-n // 2), min(n, _FEWEST_BUNDLES))
+                return max(-(-n // 2), min(n, _FEWEST_BUNDLES), n - part.instances)
             case _:
                 return self._max_rows
 
@@ -263,7 +356,8 @@ def _story(node: AbstractNode, port: int, batches: Sequence[Forward | Backward])
         f"{str(c.dtype).removeprefix('torch.')} {tuple(c.shape)}" for c in columns if c is not None
     ]
     rows = sum(map(len, batches))
-    told = f"'{node.name}'{part}, {way}, {rows} rows, payload {', '.join(shapes) or 'zero'}"
+    loss = f" with loss '{node.loss_name}'" if node.loss_name is not None else ""
+    told = f"'{node.name}'{loss}{part}, {way}, {rows} rows, payload {', '.join(shapes) or 'zero'}"
     if isinstance(first, Forward):
         slots = np.concatenate([b.state[INSTANCE] for b in batches if isinstance(b, Forward)])
         told += f", {node.place.arena.describe_several(slots)}"

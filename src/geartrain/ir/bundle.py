@@ -11,13 +11,18 @@ for row kernels.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar, final
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, final
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import may_have_kernel, own_kernel
+from geartrain.ir.message import IntArray
+from geartrain.native.rows import take
 
 
 @final
@@ -30,11 +35,20 @@ class Inside:
         segment: int64 ``(rows,)``, the bundle of each row.
         edges: Edge columns ``(E,)``, int64 or float; ``source`` and ``target`` number the rows of
             this batch. Empty where instances have no edges.
+        host: Edge columns as arrays, where they are at hand.
+
+    Tensors are on the device where the module computes.
     """
 
     lengths: Tensor
     segment: Tensor
-    edges: dict[str, Tensor]
+    edges: Mapping[str, Tensor]
+    host: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    def on_host(self, column: str) -> NDArray[Any]:
+        """An edge column for numpy; waits for a device only where the engine did not make this."""
+        found = self.host.get(column)
+        return np.asarray(self.edges[column].cpu()) if found is None else found
 
 
 class AbstractBundleKernel(ABC):
@@ -82,6 +96,28 @@ class AbstractBundleKernel(ABC):
         Returns:
             One gradient per input; None for an integer input and for one that got nothing.
         """
+
+    def backward_rows(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        rows: IntArray,
+        into: GradientSum,
+        inside: Inside,
+        *,
+        wanted: bool = True,
+    ) -> tuple[Tensor | None, ...]:
+        """The same, with the residuals where they lie; override it to spare the copy.
+
+        Args:
+            gradients: As for ``backward``.
+            kept: Residuals of many bundles, ``(capacity, ...)`` each.
+            rows: int64 ``(rows,)``, the rows of ``kept`` that came back, in the gradients' order.
+            into: As for ``backward``.
+            inside: As for ``backward``.
+            wanted: Whether anybody reads the gradients of the inputs; else they may all be None.
+        """
+        return self.backward(gradients, take(kept, rows), into, inside)
 
 
 def bundle_kernel_of(module: nn.Module) -> AbstractBundleKernel | None:

@@ -5,19 +5,28 @@ batch ─► payload that it takes, columns that it reads, inside of bundles ─
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from geartrain.errors import GraphError
 from geartrain.ir.bundle import Inside
-from geartrain.ir.frame import edges_inside
-from geartrain.ir.message import Backward, Forward, Gradient, IntArray, Payload
+from geartrain.ir.message import (
+    Backward,
+    Forward,
+    Gradient,
+    IntArray,
+    Payload,
+    device_of,
+    join_columns,
+)
 from geartrain.ir.node import Place
+from geartrain.ir.weights import AbstractWeights
+from geartrain.native.transfer import upload
 
 B = TypeVar("B", Forward, Backward)
 
@@ -55,29 +64,76 @@ class Call:
         return tuple(found.get(j) for j in range(width))
 
 
-def look_inside(place: Place, slots: IntArray, lengths: IntArray | None) -> Inside:
-    """Lengths, segments and edges of bundles, as tensors."""
-    if lengths is None:
-        lengths = np.ones(slots.size, np.int64)
-    edges: dict[str, IntArray] = {}
-    if place.arena.has_edges:
-        edges = edges_inside(place.arena, slots, lengths, place.arena.edge_names)
-    segment = np.repeat(np.arange(lengths.size), lengths)
-    return Inside(
-        torch.from_numpy(lengths),
-        torch.from_numpy(segment),
-        {name: torch.from_numpy(column) for name, column in edges.items()},
+def where_it_computes(
+    call: Call, weights: AbstractWeights | None, batches: Sequence[Forward]
+) -> torch.device:
+    """The device that a node computes on."""
+    if weights is not None:
+        return weights.device
+    if isinstance(call.function, nn.Module):
+        buffer = next(call.function.buffers(), None)
+        if buffer is not None:
+            return buffer.device
+    return device_of(batches)
+
+
+def gather_inputs(
+    call: Call,
+    place: Place,
+    batches: Sequence[Forward],
+    state: IntArray,
+    lengths: IntArray | None,
+    in_place: Mapping[int, Tensor],
+    device: torch.device | None,
+) -> Payload:
+    """The arguments of a call: payload tensors that it takes, then columns that it reads.
+
+    Args:
+        call: The call.
+        place: Of the node.
+        batches: Whose rows are joined.
+        state, lengths: Theirs, joined.
+        in_place: Memory for the arguments that shall lie there, by number.
+        device: Where they are to be; None: all are on the host.
+    """
+    taken = call.taken(len(batches[0].payload))
+    inputs = list(
+        join_columns(
+            [[(b.payload[j], b.index) for b in batches] for j in taken],
+            [in_place.get(i) for i in range(len(taken))],
+            device,
+        )
     )
+    for j, column in enumerate(read_columns(call, place, state, lengths, device), len(inputs)):
+        out = in_place.get(j)
+        inputs.append(column if out is None else out.copy_(column))
+    return tuple(inputs)
+
+
+def require_rows(name: str, outputs: Payload, n: int) -> None:
+    """Raises:
+    GraphError: An output of the node has not n rows.
+    """
+    for j, y in enumerate(outputs):
+        if y.shape[:1] != (n,):
+            raise GraphError(
+                f"'{name}': output {j} has shape {tuple(y.shape)} for {n} rows; a module "
+                "maps rows to rows, leading dimension first"
+            )
 
 
 def read_columns(
-    call: Call, place: Place, state: IntArray, lengths: IntArray | None
+    call: Call,
+    place: Place,
+    state: IntArray,
+    lengths: IntArray | None,
+    device: torch.device | None,
 ) -> list[Tensor]:
     """The columns that a module reads, one entry a payload row."""
     if not call.read:
         return []
     view = place.row_view(state, lengths)
-    return [torch.from_numpy(np.ascontiguousarray(getattr(view, name))) for name in call.read]
+    return [upload(getattr(view, name), device) for name in call.read]
 
 
 def one_by_one(batches: Sequence[B]) -> Iterator[B]:

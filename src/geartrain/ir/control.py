@@ -25,6 +25,7 @@ from geartrain.errors import GraphError
 from geartrain.ir.frame import View
 from geartrain.ir.message import CONTROLLER, INSTANCE, ROW_BITS, Backward, Forward, IntArray
 from geartrain.ir.node import Place
+from geartrain.native.transfer import upload
 
 assert CONTROLLER == 0  # a slot is its own address at the controller
 
@@ -176,7 +177,7 @@ class Detach(AbstractStep):
     def apply(self, batch: Forward) -> Passage:
         slots = batch.state[INSTANCE].copy()
         copied = tuple(
-            x if batch.index is None else x.index_select(0, torch.from_numpy(batch.index))
+            x if batch.index is None else x.index_select(0, upload(batch.index, x.device))
             for x in batch.payload
         )
         origin = slots | (CONTROLLER << ROW_BITS)

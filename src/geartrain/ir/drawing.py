@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from geartrain.ir.fusion import fused
 from geartrain.ir.operator import AbstractOperator
 from geartrain.ir.through import Through
 
@@ -26,11 +27,13 @@ def text(graph: Graph) -> str:
     """One line an operator: number, name, what it does, where its rows go."""
     operators = graph.copy_with_broadcasts()
     targets = _targets(operators)
+    endings = fused(operators)
     rows = []
     for operator in operators:
         does = operator.kind if not operator.detail() else f"{operator.kind} {operator.detail()}"
         if isinstance(operator, Through):
-            does += f" [{operator.keeps()}]"
+            loss = endings.get(operator.id)
+            does += f" [{operator.keeps()}{'' if loss is None else f', fused with {loss.name}'}]"
         to = ", ".join(
             (f"{label}: " if label else "") + reader.name for label, reader in targets[operator.id]
         )

@@ -10,19 +10,19 @@ State columns hold absolute indices; users see and return local ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.errors import DataError, GraphError
-from geartrain.ir.message import INSTANCE, VERTEX, Forward, IntArray, ranges
+from geartrain.ir.message import INSTANCE, VERTEX, Forward, IntArray
 from geartrain.ir.precision import widened
 from geartrain.ir.rows import Ranges
+from geartrain.native.transfer import upload
 
 if TYPE_CHECKING:
     from geartrain.ir.packed import Packed
@@ -215,9 +215,12 @@ class Arena:
 
     def describe(self, slot: int) -> str:
         """What errors call the instance in a slot."""
-        key = self.keys[slot]
-        name = f"instance {int(self.serial[slot])}"
-        return name if key is None else f"{name} ({key})"
+        return _called(int(self.serial[slot]), self.keys[slot])
+
+    def describer(self, slots: IntArray) -> Callable[[int], str]:
+        """``describe`` for one of these slots, by its place among them, whatever comes of it."""
+        serial, keys = self.serial[slots], self.keys[slots]
+        return lambda i: _called(int(serial[i]), keys[i])
 
     def describe_several(self, slots: IntArray) -> str:
         """The first instances of these slots by name, and how many more there are."""
@@ -256,6 +259,11 @@ class Arena:
         if cohort.edges:
             self.edges.ranges.give(cohort.edge_start, cohort.edges)
         self._spare_cohorts.append(number)
+
+
+def _called(serial: int, key: object) -> str:
+    name = f"instance {serial}"
+    return name if key is None else f"{name} ({key})"
 
 
 @final
@@ -338,31 +346,10 @@ class View:
         batch = self._batch
         if batch.index is None:
             return tuple(map(widened, batch.payload))
-        rows = torch.from_numpy(batch.index)
-        return tuple(widened(p.index_select(0, rows)) for p in batch.payload)
+        index = batch.index
+        return tuple(widened(p.index_select(0, upload(index, p.device))) for p in batch.payload)
 
     @property
     def lengths(self) -> IntArray | None:
         """Lengths of the bundles, or None where every message is one row."""
         return self._batch.lengths
-
-
-def edges_inside(
-    arena: Arena, slots: IntArray, lengths: IntArray, names: Sequence[str]
-) -> dict[str, IntArray]:
-    """The edges of bundles of all vertices of their instances, offset to the batch.
-
-    Raises:
-        GraphError: A bundle does not hold exactly the vertices of its instance.
-    """
-    if not np.array_equal(arena.size[slots], lengths):
-        raise GraphError(
-            f"bundles of {lengths[:4].tolist()} rows came where edges are asked for, but their "
-            f"instances have {arena.size[slots][:4].tolist()} vertices; one row for every vertex"
-        )
-    which = ranges(arena.edge_base[slots], arena.edge_size[slots])
-    offsets = np.repeat(np.cumsum(lengths) - lengths, arena.edge_size[slots])
-    found = {name: arena.edges[name][which] for name in names}
-    found["source"] = found["source"] + offsets
-    found["target"] = found["target"] + offsets
-    return found

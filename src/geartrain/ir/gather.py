@@ -41,11 +41,13 @@ from geartrain.ir.message import (
     join_states,
     marks,
     ranges,
+    together,
 )
 from geartrain.ir.node import AbstractNode, Emission, Place
 from geartrain.ir.precision import widened
 from geartrain.ir.rows import RowStore
 from geartrain.native.rows import Moves, add, take
+from geartrain.native.transfer import moved, upload
 
 How: TypeAlias = Literal["stack", "sum", "mean", "max", "bundle"]
 Column: TypeAlias = str | Callable[[View], Any]
@@ -229,7 +231,7 @@ class Group(AbstractNode):
             return x.sum(1) if self._how == "sum" else x.mean(1)
         owner = np.repeat(np.arange(sizes.size), sizes)
         if self._how == "max":
-            return _segment_max(x, torch.from_numpy(owner), sizes.size)
+            return _segment_max(x, upload(owner, x.device), sizes.size)
         wide = widened(x)
         total = add(wide.new_zeros((sizes.size, *x.shape[1:])), owner, wide, None)
         if self._how == "mean":
@@ -263,12 +265,11 @@ class Group(AbstractNode):
             return Backward(origin, tuple(None if g is None else g.flatten(0, 1) for g in gradient))
         owner = np.repeat(np.arange(sizes.size), sizes)
         if self._how == "max":
-            segment = torch.from_numpy(owner)
             members = take(self._cells.buffers(), cells)
             return Backward(
                 origin,
                 tuple(
-                    None if g is None else _share_of_max(members[j], segment, sizes.size, g)
+                    None if g is None else _share_of_max(members[j], owner, sizes.size, g)
                     for j, g in enumerate(gradient)
                 ),
             )
@@ -401,7 +402,7 @@ class Join(AbstractNode):
             )
             return Forward(payload, states, origin, None, done)
         side_by_side = take([self._buffer(p, 0) for p in range(self._ports)], done)
-        return Forward((torch.cat(side_by_side, -1),), states, origin)
+        return Forward((self._cat(side_by_side, -1),), states, origin)
 
     def _bundle_result(self, done: IntArray, states: IntArray, origin: IntArray) -> Forward:
         messages = []
@@ -416,11 +417,17 @@ class Join(AbstractNode):
             if self._how == "tuple":
                 messages.append(tuple(x for p in ports for x in p))
             else:
-                messages.append((torch.cat([p[0] for p in ports], -1),))
+                messages.append((self._cat([p[0] for p in ports], -1),))
         lengths = np.array([m[0].shape[0] for m in messages], np.int64)
-        columns = zip(*messages, strict=True)
-        payload = tuple(torch.cat(c) if len(c) > 1 else c[0] for c in columns)
+        payload = tuple(self._cat(column, 0) for column in zip(*messages, strict=True))
         return Forward(payload, states, origin, lengths)
+
+    def _cat(self, columns: Sequence[Tensor], dim: int) -> Tensor:
+        if len(columns) == 1:
+            return columns[0]
+        if self.place.spread:
+            columns = together(columns)
+        return torch.cat(tuple(columns), dim)
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
         emission = Emission()
@@ -513,7 +520,7 @@ def _repeated(values: IntArray) -> NDArray[np.bool_]:
 
 
 def _column(sizes: IntArray, like: Tensor) -> Tensor:
-    return torch.from_numpy(sizes).to(like.dtype).view(-1, *[1] * (like.ndim - 1))
+    return upload(sizes, like.device).to(like.dtype).view(-1, *[1] * (like.ndim - 1))
 
 
 def _segment_max(x: Tensor, segment: Tensor, n: int) -> Tensor:
@@ -522,8 +529,9 @@ def _segment_max(x: Tensor, segment: Tensor, n: int) -> Tensor:
     return empty.scatter_reduce_(0, index, x, "amax")
 
 
-def _share_of_max(x: Tensor, segment: Tensor, n: int, gradient: Tensor) -> Tensor:
+def _share_of_max(x: Tensor, owner: IntArray, n: int, gradient: Tensor) -> Tensor:
     """The gradient to the members that hold the maximum; equal ones share it."""
+    segment, gradient = upload(owner, x.device), moved(gradient, x.device)
     holds = (x == _segment_max(x, segment, n).index_select(0, segment)).to(gradient.dtype)
     shares = holds.new_zeros((n, *x.shape[1:])).index_add_(0, segment, holds)
     return gradient.index_select(0, segment) * holds / shares.index_select(0, segment)

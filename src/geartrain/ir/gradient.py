@@ -192,7 +192,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
     if any(x.dtype is not parts[0].dtype for x in parts):
         parts = [x.float() for x in parts]
     n = sum(x.shape[0] for x in parts)
-    rows = whole_rows(n)
+    rows = whole_rows(n) if parts[0].is_cpu else n
     if rows == n:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
     whole = parts[0].new_empty((rows, *parts[0].shape[1:]))

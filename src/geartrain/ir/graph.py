@@ -196,8 +196,8 @@ class Stream:
         Args:
             times: Replays after each fresh message.
             buffer: Messages that are stored.
-            draw: ``newest``; ``least_used`` (the freshest of them, and being sent fresh is a use);
-                ``uniform``.
+            draw: ``newest``; ``least_used`` (the freshest of them, and being sent fresh is a use:
+                with one minibatch in flight that is the newest, too); ``uniform``.
             max_age: Drop those that came more than so many minibatches ago.
             fresh: Whether fresh rows are sent themselves. False: they are answered zero at once,
                 and ``times`` drawn ones are sent, the first of which counts as fresh further on

@@ -19,13 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from geartrain.errors import DataError, GraphError, NonFiniteError
+from geartrain.errors import DataError, GraphError
 from geartrain.ir.frame import View
 from geartrain.ir.message import (
     INSTANCE,
     VERTEX,
     Backward,
     Forward,
+    Gradient,
     IntArray,
     Payload,
     join_lengths,
@@ -35,7 +36,9 @@ from geartrain.ir.message import (
 )
 from geartrain.ir.node import AbstractNode, Emission, Place
 from geartrain.ir.precision import widened
+from geartrain.ir.sums import Sums
 from geartrain.native.losses import cross_entropy as native_cross_entropy
+from geartrain.native.transfer import moved
 
 Target: TypeAlias = str | Callable[[View], Any] | None
 Collected: TypeAlias = tuple[IntArray, IntArray, IntArray | None, Payload]
@@ -86,21 +89,20 @@ cross_entropy = CrossEntropy()
 
 
 @final
-class LossNode(AbstractNode):
-    """Compute losses and send their gradients back.
+class Objective:
+    """What a loss computes of predictions, and what it has counted so far.
 
     Args:
-        place: Number, name, frames.
+        place: Number, name, frames; the name is the loss's.
         criterion: ``(*prediction, target) -> (n,)`` losses; ``(*prediction) -> (n,)`` without
             target.
         target: A frame or state column, a function of the ``View``, or None.
         metrics: Name to ``Metric``, averaged over a pass.
         weight: A column or function that scales the rows' losses; None is 1.
-        label: What its sum is called; None: it is not reported.
-        alone: Whether messages are judged one at a time.
+        label: What the criterion's sum is called; None: it is not reported.
 
-    Raises:
-        NonFiniteError: A loss is NaN or infinite.
+    Attributes:
+        sums: What is averaged over a pass; the criterion's is under the label.
     """
 
     def __init__(
@@ -111,73 +113,93 @@ class LossNode(AbstractNode):
         metrics: Mapping[str, Metric],
         weight: Target = None,
         label: str | None = "loss",
-        alone: bool = False,
     ) -> None:
-        super().__init__(place)
-        self.alone, self._label = alone, label
+        self.place, self.name, self._label = place, place.name, label
         self._criterion = per_row(criterion, place.name)
         self._target, self._weight = target, weight
         self._metrics = dict(metrics)
         self._check_classes = isinstance(self._criterion, CrossEntropy)
-        self.sums: dict[str, list[float]] = {}
+        self.sums = Sums(place.name, place.arena)
         self.collected: list[Collected] | None = None
         self.judge = True
 
-    def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
-        state, origin = join_states(batches), join_origins(batches)
-        lengths = join_lengths(batches)
-        came = join_payload(batches)
+    def measure(
+        self, came: Payload, state: IntArray, lengths: IntArray | None, train: bool
+    ) -> Gradient | None:
+        """Count losses and metrics of rows, and collect the rows if they are asked for.
+
+        Args:
+            came: The prediction; bfloat16 is widened.
+            state: Of its messages.
+            lengths: Rows of each message where they are bundles.
+            train: Whether a gradient is wanted.
+
+        Returns:
+            The gradient of each tensor of ``came``, in its dtype; None: zero.
+
+        Raises:
+            DataError: A target is none of the classes of the prediction.
+            NonFiniteError: A loss is NaN or infinite.
+        """
         prediction = tuple(map(widened, came))
         if self.collected is not None:
             self.collected.append(collect(self.place, state, lengths, prediction))
         if not self.judge:
-            return Emission(backward=[Backward(origin, None)])
+            return None
         view = self.place.row_view(state, lengths)
         target = column_of(self._target, view)
-        if self._check_classes and target is not None:
+        found = self._by_native_kernel(prediction, target) if train else None
+        if found is None and self._check_classes and target is not None:
             self._refuse_classes(prediction[0], target, state, lengths)
-        losses, gradient = self._losses(prediction, target, train)
+        device = came[0].device if self.place.spread else None
+        if target is not None and device is not None:
+            target = moved(target, device)
+        losses, gradient = found or self._losses(prediction, target, train)
         weight = column_of(self._weight, view)
         if weight is not None:
+            weight = weight if device is None else moved(weight, device)
             losses = losses * weight
-        self._count(self._label, losses, None, state, lengths)
+        self.sums.add(self._label, losses, None, state[INSTANCE], lengths)
         args = prediction if target is None else (*prediction, target)
-        measured: dict[int, Tensor] = {}  # once, however many metrics have the function
-        for name, metric in self._metrics.items():
-            key = id(metric.function)
-            if key not in measured:
-                measured[key] = metric.function(*args)
-            mask = None
-            if metric.where is not None:
-                mask = torch.as_tensor(metric.where(view))
-            self._count(name, measured[key], mask, state, lengths)
+        self._count_metrics(args, view, state, lengths)
+        if device is not None:
+            self.sums.ask(state[INSTANCE], lengths)
         if gradient is None:
-            return Emission(backward=[Backward(origin, None)])
+            return None
         if weight is not None:
             gradient = tuple(
                 None if g is None else g * weight.to(g.dtype).view(-1, *[1] * (g.ndim - 1))
                 for g in gradient
             )
-        gradient = tuple(
+        return tuple(
             None if g is None else g.to(p.dtype) for g, p in zip(gradient, came, strict=True)
         )
-        return Emission(backward=[Backward(origin, gradient, lengths)])
 
-    def backward(self, batches: Sequence[Backward]) -> Emission:
-        raise AssertionError(f"'{self.name}' sends nothing, so nothing can come back")
+    def _count_metrics(
+        self, args: Payload, view: View, state: IntArray, lengths: IntArray | None
+    ) -> None:
+        measured: dict[int, Tensor] = {}  # once, however many metrics have the function
+        for name, metric in self._metrics.items():
+            key = id(metric.function)
+            if key not in measured:
+                measured[key] = metric.function(*args)
+            mask = None if metric.where is None else metric.where(view)
+            self.sums.add(name, measured[key], mask, state[INSTANCE], lengths)
 
-    def check_empty(self) -> None:
-        """A loss answers at once."""
-
-    def take_sums(self) -> dict[str, tuple[float, float]]:
-        """Name to (sum, rows) since the last call; the criterion's is under the label."""
-        sums = {name: (s, n) for name, (s, n) in self.sums.items()}
-        self.sums = {}
-        return sums
+    def _by_native_kernel(
+        self, prediction: Payload, target: Tensor | None
+    ) -> tuple[Tensor, Gradient] | None:
+        """Cross entropy and its gradient, if all targets are classes and a kernel takes them."""
+        if not self._check_classes or target is None:
+            return None
+        found = native_cross_entropy(prediction[0], target)
+        if found is None:
+            return None
+        return found[0], (found[1], *[None] * (len(prediction) - 1))
 
     def _losses(
         self, prediction: Payload, target: Tensor | None, train: bool
-    ) -> tuple[Tensor, tuple[Tensor | None, ...] | None]:
+    ) -> tuple[Tensor, Gradient | None]:
         args = () if target is None else (target,)
         criterion = self._criterion
         if not train:
@@ -206,53 +228,12 @@ class LossNode(AbstractNode):
             )
         return losses
 
-    def _count(
-        self,
-        name: str | None,
-        values: Tensor,
-        mask: Tensor | None,
-        state: IntArray,
-        lengths: IntArray | None,
-    ) -> None:
-        if mask is not None:
-            values = values[mask]
-        total = float(values.sum())
-        if total - total != 0.0:
-            self._refuse_non_finite(name or "loss", values, mask, state, lengths)
-        if name is None:
-            return
-        sums = self.sums.setdefault(name, [0.0, 0.0])
-        sums[0] += total
-        sums[1] += values.shape[0]
-
-    def _refuse_non_finite(
-        self,
-        name: str,
-        values: Tensor,
-        mask: Tensor | None,
-        state: IntArray,
-        lengths: IntArray | None,
-    ) -> None:
-        wrong = torch.nonzero(~torch.isfinite(values))
-        if not len(wrong):
-            raise NonFiniteError(
-                f"'{self.name}': the sum of {name} over {len(values)} rows, up to "
-                f"{float(values.abs().max()):.3g} each, overflows {values.dtype}; lower the "
-                "learning rate, or clip the gradient"
-            )
-        bad = int(wrong[0, 0])
-        row = bad if mask is None else int(torch.nonzero(mask)[bad, 0])
-        slot = int(_messages(state[INSTANCE], lengths)[row])
-        raise NonFiniteError(
-            f"'{self.name}': {name} is {float(values[bad])} at a row of "
-            f"{self.place.arena.describe(slot)}; lower the learning rate, clip the gradient, or "
-            "look at this instance"
-        )
-
     def _refuse_classes(
         self, prediction: Tensor, target: Tensor, state: IntArray, lengths: IntArray | None
     ) -> None:
         classes = prediction.shape[1]
+        if not target.is_cpu:
+            target = target.cpu()  # computed on a device by the user: out of range, it would fault
         low, high = torch.aminmax(target)
         if int(low) < 0 or int(high) >= classes:
             bad = int(torch.nonzero((target < 0) | (target >= classes))[0, 0])
@@ -261,6 +242,40 @@ class LossNode(AbstractNode):
                 f"'{self.name}': {self.place.arena.describe(slot)} has target {int(target[bad])}, "
                 f"but the prediction has classes 0..{classes - 1}"
             )
+
+
+@final
+class LossNode(AbstractNode):
+    """Compute losses and send their gradients back.
+
+    Args:
+        place: Number, name, frames.
+        objective: What it computes.
+        alone: Whether messages are judged one at a time.
+    """
+
+    def __init__(self, place: Place, objective: Objective, alone: bool = False) -> None:
+        super().__init__(place)
+        self.objective, self.alone = objective, alone
+
+    def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
+        origin, lengths = join_origins(batches), join_lengths(batches)
+        came, state = join_payload(batches, self.place.device_for(batches)), join_states(batches)
+        gradient = self.objective.measure(came, state, lengths, train)
+        if gradient is None:
+            return Emission(backward=[Backward(origin, None)])
+        return Emission(backward=[Backward(origin, gradient, lengths)])
+
+    def backward(self, batches: Sequence[Backward]) -> Emission:
+        raise AssertionError(f"'{self.name}' sends nothing, so nothing can come back")
+
+    def check_empty(self) -> None:
+        """A loss answers at once, but a device may still have to say of what value.
+
+        Raises:
+            NonFiniteError: A loss was NaN or infinite.
+        """
+        self.objective.sums.check_finite()
 
 
 @final
@@ -281,7 +296,8 @@ class OutputNode(AbstractNode):
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         origin = join_origins(batches)
         if self.collected is not None:
-            payload = tuple(map(widened, join_payload(batches)))
+            came = join_payload(batches, self.place.device_for(batches))
+            payload = tuple(map(widened, came))
             if self._take is not None:
                 payload = (payload[self._take],)
             row = collect(self.place, join_states(batches), join_lengths(batches), payload)

@@ -13,6 +13,8 @@ A **bundle** is a message that owns several payload rows which travel together; 
 says how many. ``index`` delays copying: the payload of row i is ``payload[index[i]]``, so a chain
 of routes costs integer arithmetic until a node that computes takes the rows.
 
+Payloads and gradients may lie on any device; all that routes stays with the host.
+
 Source: the message with state of Gaunt et al. 2017, arXiv:1705.09786, here many to a batch.
 """
 
@@ -23,10 +25,12 @@ from dataclasses import dataclass
 from typing import TypeAlias, final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.native.rows import Moves
+from geartrain.native.transfer import moved
 
 IntArray: TypeAlias = NDArray[np.int64]
 Payload: TypeAlias = tuple[Tensor, ...]
@@ -139,9 +143,10 @@ def ragged_index(lengths: IntArray, rows: IntArray) -> IntArray:
 
 def ranges(starts: IntArray, lengths: IntArray) -> IntArray:
     """``concatenate([arange(s, s + n) for s, n in zip(starts, lengths)])``, vectorised."""
-    ends = np.cumsum(lengths)
+    ends = lengths.cumsum()
     total = int(ends[-1]) if ends.size else 0
-    return np.arange(total, dtype=np.int64) + np.repeat(starts - ends + lengths, lengths)
+    found: IntArray = np.arange(total, dtype=np.int64) + (starts - ends + lengths).repeat(lengths)
+    return found
 
 
 def distinct(values: IntArray) -> IntArray:
@@ -176,16 +181,41 @@ def join_lengths(batches: Sequence[Forward] | Sequence[Backward]) -> IntArray | 
     return np.concatenate([b.lengths for b in batches if b.lengths is not None])
 
 
+def device_of(batches: Sequence[Forward]) -> torch.device:
+    """Where nodes without weights compute: where the rows are, the host being the last choice."""
+    for batch in batches:
+        for x in batch.payload:
+            if not x.is_cpu:
+                return x.device
+    return _HOST
+
+
+def together(columns: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The tensors on one device, that of the first which is not on the host."""
+    elsewhere = next((x for x in columns if not x.is_cpu), None)
+    return columns if elsewhere is None else [moved(x, elsewhere.device) for x in columns]
+
+
+_HOST = torch.device("cpu")
+
+
 def join_column(
-    parts: Sequence[tuple[Tensor, IntArray | None]], out: Tensor | None = None
+    parts: Sequence[tuple[Tensor, IntArray | None]],
+    out: Tensor | None = None,
+    device: torch.device | None = None,
 ) -> Tensor:
     """Concatenate (tensor, index) parts along the rows, into ``out`` if given.
+
+    Args:
+        parts: Of one inner shape.
+        out: Room for all rows.
+        device: Where the result is to be; None: where the first part is.
 
     Raises:
         ProtocolError: An index names a row that its tensor has not.
     """
     moves = Moves()
-    joined = _join_later(moves, parts, out)
+    joined = _join_later(moves, parts, out, device)
     moves.run()
     return joined
 
@@ -193,29 +223,35 @@ def join_column(
 def join_columns(
     columns: Sequence[Sequence[tuple[Tensor, IntArray | None]]],
     outs: Sequence[Tensor | None],
+    device: torch.device | None = None,
 ) -> Payload:
     """``join_column`` of several columns, all copies in one call."""
     moves = Moves()
-    joined = tuple(_join_later(moves, parts, o) for parts, o in zip(columns, outs, strict=True))
+    joined = tuple(
+        _join_later(moves, parts, o, device) for parts, o in zip(columns, outs, strict=True)
+    )
     moves.run()
     return joined
 
 
 def _join_later(
-    moves: Moves, parts: Sequence[tuple[Tensor, IntArray | None]], out: Tensor | None
+    moves: Moves,
+    parts: Sequence[tuple[Tensor, IntArray | None]],
+    out: Tensor | None,
+    device: torch.device | None,
 ) -> Tensor:
     first, index = parts[0]
     if len(parts) == 1:
         if index is None and out is None:
-            return first
+            return first if device is None else moved(first, device)
         if out is None:
             assert index is not None
-            out = first.new_empty((index.size, *first.shape[1:]))
+            out = _room(first, index.size, device)
         moves.add(out, None, first, index)
         return out
     sizes = [t.shape[0] if rows is None else rows.size for t, rows in parts]
     if out is None:
-        out = first.new_empty((sum(sizes), *first.shape[1:]))
+        out = _room(first, sum(sizes), device)
     at = 0
     for (tensor, rows), n in zip(parts, sizes, strict=True):
         moves.add(out, None, tensor, rows, at)
@@ -223,18 +259,36 @@ def _join_later(
     return out
 
 
-def join_payload(batches: Sequence[Forward]) -> Payload:
-    """The payload of several batches, rows side by side."""
+def _room(like: Tensor, rows: int, device: torch.device | None) -> Tensor:
+    shape = (rows, *like.shape[1:])
+    return like.new_empty(shape) if device is None else like.new_empty(shape, device=device)
+
+
+def join_payload(batches: Sequence[Forward], device: torch.device | None = None) -> Payload:
+    """The payload of several batches, rows side by side.
+
+    Args:
+        batches: Equally wide.
+        device: Where it is to be; None: each column where its first part is.
+    """
     width = len(batches[0].payload)
     columns = [[(b.payload[j], b.index) for b in batches] for j in range(width)]
-    return join_columns(columns, [None] * width)
+    return join_columns(columns, [None] * width, device)
 
 
-def join_gradient(batches: Sequence[Backward]) -> Gradient:
-    """The gradients of several batches (none of them zero), rows side by side."""
+def join_gradient(batches: Sequence[Backward], device: torch.device | None = None) -> Gradient:
+    """The gradients of several batches (none of them zero), rows side by side.
+
+    Args:
+        batches: Each with a gradient.
+        device: Where the gradients are to be; None: each column where its first part is.
+    """
     first = batches[0]
     if len(batches) == 1 and first.index is None:
-        return first.gradient or ()
+        found = first.gradient or ()
+        if device is None:
+            return found
+        return tuple(None if g is None else moved(g, device) for g in found)
     moves = Moves()
     columns: list[Tensor | None] = []
     width = len(first.gradient or ())
@@ -245,7 +299,7 @@ def join_gradient(batches: Sequence[Backward]) -> Gradient:
             continue
         like = next(c for c in column if c is not None)
         parts = [_part(b, c, like) for b, c in zip(batches, column, strict=True)]
-        columns.append(_join_later(moves, parts, None))
+        columns.append(_join_later(moves, parts, None, device))
     moves.run()
     return tuple(columns)
 

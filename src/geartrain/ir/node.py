@@ -18,7 +18,15 @@ import numpy as np
 import torch
 
 from geartrain.ir.frame import Arena, Schema, View
-from geartrain.ir.message import INSTANCE, VERTEX, Backward, Forward, IntArray, ranges
+from geartrain.ir.message import (
+    INSTANCE,
+    VERTEX,
+    Backward,
+    Forward,
+    IntArray,
+    device_of,
+    ranges,
+)
 
 
 @final
@@ -69,12 +77,20 @@ Memory: TypeAlias = tuple[dict[str, torch.Tensor], dict[str, Any]]
 @final
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a node stands: its number, its name, and the frames that its rows refer to."""
+    """Where a node stands: its number, its name, and the frames that its rows refer to.
+
+    ``spread`` says whether rows may lie elsewhere than on the host; where not, nobody asks.
+    """
 
     id: int
     name: str
     arena: Arena
     schema: Schema
+    spread: bool = False
+
+    def device_for(self, batches: Sequence[Forward]) -> torch.device | None:
+        """Where a node without weights joins these; None: they are all on the host."""
+        return device_of(batches) if self.spread else None
 
     def view(self, batch: Forward) -> View:
         return View(batch, self.arena, self.schema)
@@ -113,6 +129,9 @@ class AbstractNode(ABC):
 
     alone = False
     """Whether every message is fired by itself: it is a batch already, or keeps its graph."""
+
+    loss_name: str | None = None
+    """The loss that is computed in this node: in training a forward firing then adds gradients."""
 
     @property
     def bundled(self) -> bool:

@@ -12,7 +12,7 @@
     group           Grouping    Group
     ungroup         Ungrouping  Ungroup
     flatmap         Flatmapping Flatmap
-    loss            Losing      LossNode
+    loss            Losing      LossNode, or a ReadoutNode with the operator before it
     output          Outputting  OutputNode
     stop, detach    Stopping, Detaching   steps
 
@@ -31,7 +31,7 @@ from geartrain.errors import GraphError
 from geartrain.ir.control import Detach, Move, Route, Stop
 from geartrain.ir.frame import Schema, View
 from geartrain.ir.gather import Column, Group, How, Join
-from geartrain.ir.loss import LossNode, Metric, OutputNode, Target
+from geartrain.ir.loss import LossNode, Metric, Objective, OutputNode, Target
 from geartrain.ir.node import Place
 from geartrain.ir.operator import ROWS, AbstractOperator, Made, Spec, describe, imagine, readable
 from geartrain.ir.replay import REPLAY, ReplayNode, Replays
@@ -399,15 +399,11 @@ class Losing(AbstractOperator):
         return []
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:
-        return LossNode(
-            place,
-            self.criterion,
-            self.target,
-            self.metrics,
-            self.weight,
-            self.label,
-            self.alone,
-        )
+        return LossNode(place, self.objective(place), self.alone)
+
+    def objective(self, place: Place) -> Objective:
+        """What it computes, counted anew."""
+        return Objective(place, self.criterion, self.target, self.metrics, self.weight, self.label)
 
 
 @final

@@ -123,7 +123,9 @@ class OverlapNode(AbstractNode):
             taught = up
         else:
             both = zip(join_gradient([up]), join_gradient([own]), strict=True)
-            total = tuple(b if a is None else a if b is None else a + b for a, b in both)
+            total = tuple(
+                b if a is None else a if b is None else a + b.to(a.device) for a, b in both
+            )
             taught = Backward(pair.inner, total, up.lengths)
         self._inner.backward_one(_at(pair.inner, taught), "weights")
 

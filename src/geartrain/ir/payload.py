@@ -7,29 +7,33 @@ What is kept decides the class: ``RowNode`` keeps a kernel's residuals (``keep="
 the inputs alone and runs the module again (``keep="inputs"``: exact at the weights of now).
 ``GraphNode`` (in ``stage``) keeps autograd's own graph of one whole message (``keep="graph"``).
 
+A node computes where its weights are: rows and gradients from other devices are copied there. One
+without weights computes where its rows are.
+
 Source: PPT and NPT of Gaunt et al. 2017, arXiv:1705.09786.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from geartrain.errors import GraphError
 from geartrain.ir.bundle import AbstractBundleKernel, Inside
 from geartrain.ir.call import (
     Call,
     as_payload,
     differentiate,
-    look_inside,
-    read_columns,
+    gather_inputs,
+    require_rows,
     run_module,
+    where_it_computes,
 )
 from geartrain.ir.collector import allocate_ragged, release_ragged
 from geartrain.ir.gradient import GradientSum
+from geartrain.ir.inside import look_inside
 from geartrain.ir.kernel import AbstractRowKernel
 from geartrain.ir.message import (
     INSTANCE,
@@ -41,7 +45,6 @@ from geartrain.ir.message import (
     Payload,
     address,
     join_arrays,
-    join_columns,
     join_gradient,
     join_lengths,
     join_origins,
@@ -119,14 +122,17 @@ class RowNode(AbstractNode):
         self._rows = RowStore(place.name, ("origin", "version", "start", "length", "instance"))
         self._cells: RowStore | None = None
         self._width = 1
+        self._device: torch.device | None = None  # None: the host, and so is everything
         self._kept_input: dict[int, int] = {}  # residual j is input i itself: joined in place
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         state, origin = join_states(batches), join_origins(batches)
         lengths = join_lengths(batches)
+        if self.place.spread:
+            self._device = where_it_computes(self._call, self._weights, batches)
         inside = self._inside(state[INSTANCE], lengths) if self._call.inside else None
-        if not train:
-            inputs = self._inputs(batches, state, origin, lengths, {})
+        if not train or self._owes_nothing(batches, origin):
+            inputs = self._inputs(batches, state, lengths, {})
             outputs, _ = self._run(inputs, inside)
             return self._emit(outputs, state, origin, lengths)
         n = origin.size
@@ -152,7 +158,7 @@ class RowNode(AbstractNode):
             if (kept := buffers.existing(j)) is not None
             and (i >= len(taken) or _fits(kept, batches, taken[i]))
         }
-        inputs = self._inputs(batches, state, origin, lengths, in_place)
+        inputs = self._inputs(batches, state, lengths, in_place)
         room = self._room(buffers, first, total)
         outputs, residuals = self._run(inputs, inside, room)
         if in_place:  # a function may return its very input: rows of the store are for this node
@@ -188,7 +194,8 @@ class RowNode(AbstractNode):
             cells = ranges(store["start"][rows], lengths)
         if self._call.inside:
             inside = self._inside(store["instance"][rows], lengths)
-        gradient = self._back(join_gradient(some), cells, inside)
+        wanted = bool((origin > ROW_MASK).any())  # the controller, at the bottom, reads none
+        gradient = self._back(join_gradient(some, self._device), cells, inside, wanted)
         if self._weights is not None:
             self._weights.received(cells.size, versions, lengths)
         self._release(rows)
@@ -221,28 +228,28 @@ class RowNode(AbstractNode):
     def nbytes(self) -> int:
         return (self._cells or self._rows).nbytes()
 
+    def _owes_nothing(self, batches: Sequence[Forward], origin: IntArray) -> bool:
+        """Whether no gradient is wanted: no weights, and integers that instances brought.
+
+        Then the answers to what is made of them may go straight to the controller.
+        """
+        return (
+            self._weights is None
+            and not any(x.is_floating_point() for b in batches for x in b.payload)
+            and bool((origin <= ROW_MASK).all())
+        )
+
     def _inputs(
         self,
         batches: Sequence[Forward],
         state: IntArray,
-        origin: IntArray,
         lengths: IntArray | None,
-        in_place: dict[int, Tensor],
+        in_place: Mapping[int, Tensor],
     ) -> Payload:
         self._width = len(batches[0].payload)
-        taken = self._call.taken(self._width)
-        inputs = list(
-            join_columns(
-                [[(b.payload[j], b.index) for b in batches] for j in taken],
-                [in_place.get(i) for i in range(len(taken))],
-            )
+        return gather_inputs(
+            self._call, self.place, batches, state, lengths, in_place, self._device
         )
-        for j, column in enumerate(
-            read_columns(self._call, self.place, state, lengths), len(inputs)
-        ):
-            out = in_place.get(j)
-            inputs.append(column if out is None else out.copy_(column))
-        return tuple(inputs)
 
     def _run(
         self, inputs: Payload, inside: Inside | None, room: Tensor | None = None
@@ -264,7 +271,9 @@ class RowNode(AbstractNode):
         buffer = buffers.existing(self._kernel.room_for)
         return None if buffer is None else buffer[first : first + total]
 
-    def _back(self, gradient: Gradient, cells: IntArray, inside: Inside | None) -> Gradient:
+    def _back(
+        self, gradient: Gradient, cells: IntArray, inside: Inside | None, wanted: bool
+    ) -> Gradient:
         into = None if self._weights is None else self._weights.gradient
         kept = (self._cells or self._rows).buffers()
         if isinstance(self._kernel, Recompute):
@@ -273,7 +282,9 @@ class RowNode(AbstractNode):
         with torch.no_grad():
             if isinstance(self._kernel, AbstractBundleKernel):
                 assert inside is not None
-                return self._kernel.backward(gradient, take(kept, cells), into, inside)
+                return self._kernel.backward_rows(
+                    gradient, kept, cells, into, inside, wanted=wanted
+                )
             return self._kernel.backward_rows(gradient, kept, cells, into)
 
     def _emit(
@@ -281,13 +292,7 @@ class RowNode(AbstractNode):
     ) -> Emission:
         if self._call.pool:
             lengths = None
-        n = origin.size if lengths is None else int(lengths.sum())
-        for j, y in enumerate(outputs):
-            if y.shape[:1] != (n,):
-                raise GraphError(
-                    f"'{self.name}': output {j} has shape {tuple(y.shape)} for {n} rows; a module "
-                    "maps rows to rows, leading dimension first"
-                )
+        require_rows(self.name, outputs, origin.size if lengths is None else int(lengths.sum()))
         return Emission([(0, Forward(outputs, state, origin, lengths))])
 
     def _answer_zero(self, rows: IntArray, emission: Emission) -> None:
@@ -303,7 +308,7 @@ class RowNode(AbstractNode):
             release_ragged(self._cells, starts, lengths)
 
     def _inside(self, slots: IntArray, lengths: IntArray | None) -> Inside:
-        return look_inside(self.place, slots, lengths)
+        return look_inside(self.place, slots, lengths, self._device)
 
 
 def _fits(kept: Tensor, batches: Sequence[Forward], j: int) -> bool:

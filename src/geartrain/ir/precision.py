@@ -129,6 +129,20 @@ class CastBundleKernel(AbstractBundleKernel):
     ) -> Gradient:
         return _narrow(self._kernel.backward(_widen(gradients), residuals, into, inside))
 
+    def backward_rows(
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        rows: IntArray,
+        into: GradientSum,
+        inside: Inside,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
+        return _narrow(
+            self._kernel.backward_rows(_widen(gradients), kept, rows, into, inside, wanted=wanted)
+        )
+
 
 def _widen(gradients: Gradient) -> Gradient:
     return tuple(None if g is None else widened(g) for g in gradients)

@@ -95,9 +95,9 @@ def whole_rows(n: int) -> int:
 
 
 def filled(x: Tensor) -> Tensor:
-    """x ``(n, d)`` with rows of zeros after it, to ``whole_rows(n)``."""
+    """x ``(n, d)`` with rows of zeros after it, to ``whole_rows(n)``; off the host x itself."""
     n = x.shape[0]
-    rows = whole_rows(n)
+    rows = whole_rows(n) if x.is_cpu else n
     if rows == n:
         return x
     whole = x.new_empty((rows, *x.shape[1:]))

@@ -140,7 +140,9 @@ class RowStore:
             self._spare_chunks.append(chunk)
 
     def buffer(self, j: int, like: Tensor, rows: int | None = None) -> Tensor:
-        """Buffer j, ``(capacity, ...)``, of dtype, device, inner shape of ``like``; made when new.
+        """Buffer j, ``(capacity, ...)``, of dtype and inner shape of ``like``; made when new.
+
+        A new one is on the device of ``like``; rows from other devices are then copied there.
 
         Args:
             j: Its number.

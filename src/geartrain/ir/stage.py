@@ -26,12 +26,13 @@ from geartrain.ir.call import (
     Call,
     as_payload,
     differentiate,
-    look_inside,
+    gather_inputs,
     one_by_one,
-    read_columns,
     run_module,
+    where_it_computes,
 )
 from geartrain.ir.chance import Remembered
+from geartrain.ir.inside import look_inside
 from geartrain.ir.message import (
     INSTANCE,
     ROW_MASK,
@@ -40,7 +41,6 @@ from geartrain.ir.message import (
     IntArray,
     Payload,
     address,
-    join_column,
     join_gradient,
     wants_gradient,
 )
@@ -72,6 +72,7 @@ class GraphNode(AbstractNode):
         self._rows = RowStore(place.name, ("origin", "version"))
         self._kept: dict[int, _Kept] = {}
         self._parameters: list[nn.Parameter] = []
+        self._device: torch.device | None = None  # None: the host, and so is everything
         if weights is not None and isinstance(call.function, nn.Module):
             self._parameters = [p for p in call.function.parameters() if p.requires_grad]
 
@@ -81,11 +82,15 @@ class GraphNode(AbstractNode):
     def forward_one(self, one: Forward, train: bool, *, learn: bool = True) -> Forward:
         """One message; without ``learn`` its gradient will pass through and leave no trace."""
         width = len(one.payload)
-        inputs = [join_column([(one.payload[j], one.index)]) for j in self._call.taken(width)]
-        inputs += read_columns(self._call, self.place, one.state, one.lengths)
-        inside = (
-            look_inside(self.place, one.state[INSTANCE], one.lengths) if self._call.inside else None
+        if self.place.spread:
+            self._device = where_it_computes(self._call, self._weights, [one])
+        device = self._device
+        inputs = list(
+            gather_inputs(self._call, self.place, [one], one.state, one.lengths, {}, device)
         )
+        inside = None
+        if self._call.inside:
+            inside = look_inside(self.place, one.state[INSTANCE], one.lengths, device)
         came = [x._version for x in inputs]
         lengths = None if self._call.pool else one.lengths
         if not train:
@@ -153,7 +158,7 @@ class GraphNode(AbstractNode):
         wanted = [x for x in kept.inputs if x.requires_grad and want != "weights"]
         found = differentiate(
             kept.outputs,
-            join_gradient([one]),
+            join_gradient([one], self._device),
             [*wanted, *(leaves if want != "inputs" else ())],
             retain=want == "inputs",
         )

@@ -42,6 +42,7 @@ from geartrain.ir.message import (
 from geartrain.ir.node import AbstractNode, Emission, Place
 from geartrain.ir.rows import RowStore
 from geartrain.native.rows import Moves, take
+from geartrain.native.transfer import upload
 
 
 @final
@@ -223,7 +224,7 @@ class Cells:
                 continue
             (column,) = take([buffer], cells)
             if not bit.all():
-                column[torch.from_numpy(np.flatnonzero(bit == 0))] = 0
+                column.index_fill_(0, upload(np.flatnonzero(bit == 0), column.device), 0)
             columns.append(column)
         return tuple(columns)
 
@@ -255,7 +256,7 @@ class Split(AbstractNode):
         self._cells = Cells(place.id, place.name)
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
-        (x,) = join_payload(batches)
+        (x,) = join_payload(batches, self.place.device_for(batches))
         if x.shape[-1] != sum(self._sizes):
             raise GraphError(
                 f"'{self.name}': a payload of {x.shape[-1]} columns came, but the pieces "
@@ -328,7 +329,8 @@ class Ungroup(AbstractNode):
         self._bundled = False
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
-        payload, state, origin = join_payload(batches), join_states(batches), join_origins(batches)
+        payload = join_payload(batches, self.place.device_for(batches))
+        state, origin = join_states(batches), join_origins(batches)
         lengths = join_lengths(batches)
         self._bundled = lengths is not None
         if lengths is None:

@@ -81,7 +81,8 @@ class SyntheticNode(AbstractNode):
             return self._inner.backward_one(one)
         true = join_gradient([one])
         error = tuple(
-            None if t is None else 2 * (guess - t) for guess, t in zip(guesses, true, strict=False)
+            None if t is None else 2 * (guess - t.to(guess.device))
+            for guess, t in zip(guesses, true, strict=False)
         )
         return self._inner.backward_one(Backward(one.rows, error, one.lengths))
 

@@ -1,7 +1,7 @@
 """The operator that runs a module: its checks, its dry run, and which node keeps what.
 
 payload of meta tensors ─► module on meta ─► payload of meta tensors, or a GraphError
-keep ─► RowNode with a kernel, RowNode that runs again, GraphNode
+keep ─► RowNode with a kernel, RowNode that runs again, GraphNode; ReadoutNode with a loss inside
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from geartrain.ir.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
 from geartrain.ir.call import Call, as_payload
 from geartrain.ir.frame import Schema
 from geartrain.ir.kernel import AbstractRowKernel, derived_kernel, kernel_of
+from geartrain.ir.loss import Objective
 from geartrain.ir.node import AbstractNode, Place
 from geartrain.ir.operator import (
     ROWS,
@@ -33,6 +34,7 @@ from geartrain.ir.operator import (
 )
 from geartrain.ir.payload import Recompute, RowNode
 from geartrain.ir.precision import Cast, CastBundleKernel, CastKernel, Precision, in_bf16
+from geartrain.ir.readout import ReadoutNode
 from geartrain.ir.stage import GraphNode
 from geartrain.ir.weights import AbstractWeights
 
@@ -133,8 +135,20 @@ class Through(AbstractOperator):
         return [sent] if self.use is None else self.use.specs(self.name, spec, sent)
 
     def make(
-        self, place: Place, weights: AbstractWeights | None, precision: Precision = "full"
+        self,
+        place: Place,
+        weights: AbstractWeights | None,
+        precision: Precision = "full",
+        objective: Objective | None = None,
     ) -> Made:
+        """A fresh node.
+
+        Args:
+            place, weights: As for every operator.
+            precision: Of the rows.
+            objective: Of the loss that alone reads this node and is computed in it; only where
+                ``has_row_kernel``.
+        """
         keep, function, call = self.keep, self.function, self.call
         if precision == "bf16":
             function = Cast(function)
@@ -143,7 +157,7 @@ class Through(AbstractOperator):
             return self.use.make(place, call, weights)
         if keep == "graph":
             return GraphNode(place, call, weights)
-        if weights is not None and weights.wants_graph is not None:
+        if weights is not None and weights.wants_graph is not None and objective is None:
             raise GraphError(
                 f"'{self.name}': {weights.wants_graph} of part '{weights.name}' is for nodes with "
                 f"keep='graph', and this one has keep='{keep}'; give keep='graph' and whole "
@@ -162,6 +176,9 @@ class Through(AbstractOperator):
             return RowNode(place, call, Recompute(function, self.parameters), weights)
         if precision == "bf16":
             kernel = self._for_bf16(kernel)
+        if objective is not None:
+            assert isinstance(kernel, AbstractRowKernel)
+            return ReadoutNode(place, call, kernel, objective, weights)
         return RowNode(place, call, kernel, weights)
 
     def _for_bf16(
@@ -171,6 +188,12 @@ class Through(AbstractOperator):
             return CastBundleKernel(kernel)
         full = self.part is not None and self.part.full_precision
         return CastKernel(kernel) if full else in_bf16(kernel)
+
+    def has_row_kernel(self) -> bool:
+        """Whether its node keeps a row kernel's residuals, written by hand or derived."""
+        if self.call.inside or self.keep in ("inputs", "graph"):
+            return False
+        return self.keep == "activations" or self._kernel() is not None
 
     def keeps(self) -> str:
         """``keep``, and whether it means a kernel that is derived."""

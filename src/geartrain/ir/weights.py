@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
+import torch
 from torch import Tensor, nn
 
 from geartrain.ir.gradient import GradientSum
@@ -41,6 +42,11 @@ class AbstractWeights(ABC):
     wants_graph: str | None = None
     """The setting of the part, if any, that only nodes with ``keep="graph"`` can follow."""
 
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the weights are: nodes compute there, and keep rows and gradients there."""
+
     @abstractmethod
     def sent(self, rows: int, version: int | None = None) -> None:
         """Rows have left a node and will be answered.
@@ -58,6 +64,15 @@ class AbstractWeights(ABC):
             rows: Payload rows that the gradients belong to.
             versions: int64 ``(n,)``, the version at each message's forward.
             lengths: Payload rows of each message where they are bundles.
+        """
+
+    @abstractmethod
+    def answered(self, rows: int, messages: int) -> None:
+        """Gradients have been added in the firing that made the rows, at the version of now.
+
+        Args:
+            rows: Payload rows that the gradients belong to.
+            messages: How many messages these are.
         """
 
     @abstractmethod

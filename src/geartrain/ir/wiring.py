@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from geartrain.errors import GraphError
 from geartrain.ir.control import AbstractStep
 from geartrain.ir.frame import Arena, Schema
+from geartrain.ir.fusion import fused
 from geartrain.ir.gear import Gear, Geared, refuse_idle_replays, refuse_starving
 from geartrain.ir.node import AbstractNode, Place
 from geartrain.ir.operator import AbstractOperator, Input, Spec
@@ -42,7 +43,8 @@ class Wiring:
         readers: Output port to the input port that it leads to, merges resolved.
         inputs: Input name to its operator.
         operators: All, by number.
-        copies: Operator number to the numbers of its nodes, one a copy.
+        copies: Operator number to the numbers of its nodes, one a copy; none where the node of
+            another operator does its work.
         operator_of: Node number to operator number.
         precision: Of the rows that enter.
     """
@@ -78,6 +80,8 @@ def wire(
     owners: Callable[[Through], Sequence[Owner]],
     copies_of_all: int = 1,
     precision: Precision = "full",
+    apart: Collection[str] = (),
+    spread: bool = False,
 ) -> Wiring:
     """Make fresh nodes.
 
@@ -89,6 +93,9 @@ def wire(
         owners: What the copies of a ``through`` run with; one where it is not replicated.
         copies_of_all: Least copies of every node.
         precision: Of the rows.
+        apart: Names of losses that get a node of their own; others may be fused with what is
+            before them.
+        spread: Whether rows may lie elsewhere than on the host.
     """
     operators = graph.copy_with_broadcasts()
     schema = graph.schema()
@@ -101,16 +108,27 @@ def wire(
     copies: dict[int, tuple[int, ...]] = {}
     operator_of: dict[int, int] = {}
     next_number = len(operators) + 1
+    endings = fused(operators, apart)
+    inside = {loss.id for loss in endings.values()}
     for operator in operators:
         numbers = []
+        if operator.id in inside:
+            copies[operator.id] = ()
+            continue
         for k in range(how_many[operator.id]):
             number = operator.id if k == 0 else next_number
             next_number += k > 0
-            place = Place(number, copy_name(operator.name, k), arena, schema)
+            place = Place(number, copy_name(operator.name, k), arena, schema, spread)
             made: AbstractNode | AbstractStep | None
             if isinstance(operator, Through):
                 owner = owned[operator.id][k]
-                made = operator.with_function(owner.function).make(place, owner.weights, precision)
+                loss = endings.get(operator.id)
+                objective = None
+                if loss is not None:
+                    objective = loss.objective(replace(place, name=copy_name(loss.name, k)))
+                made = operator.with_function(owner.function).make(
+                    place, owner.weights, precision, objective
+                )
             else:
                 made = operator.make(place, None)
             if isinstance(made, AbstractStep):

@@ -34,7 +34,8 @@ from typing import Final, TypeAlias, final
 import torch
 
 SOURCES: Final = tuple(
-    Path(__file__).with_name(name) for name in ("kernels.c", "kernels.inc", "bf16.inc")
+    Path(__file__).with_name(name)
+    for name in ("kernels.c", "kernels.inc", "gated.inc", "readouts.inc", "bf16.inc")
 )
 FLAGS: Final = (
     *("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math"),
@@ -59,11 +60,19 @@ _TYPED: Final = {
     "lstm_backward": (_N, _N, _N, *[_P] * 5, _N, *[_P] * 4),
     "gru_forward": (_N, _N, *[_P] * 5),
     "gru_backward": (_N, _N, _N, *[_P] * 4, _N, *[_P] * 3),
+    "gated_forward": (*[_N] * 5, *[_P] * 12),
+    "gated_backward": (*[_N] * 5, *[_P] * 6, _N, *[_P] * 3, _N, *[_P] * 5),
+    "choice_forward": (*[_N] * 3, *[_P] * 7),
+    "choice_backward": (*[_N] * 3, *[_P] * 4, _N, *[_P] * 4),
+    "sum_forward": (*[_N] * 5, *[_P] * 9),
+    "sum_backward": (*[_N] * 5, *[_P] * 5, _N, *[_P] * 7),
     "tanh": (_N, _P, _P),
     "cross_entropy": (_N, _N, *[_P] * 4),
 }
 _NAMES: Final = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}
-_NOT_SHORT: Final = {"cross_entropy"}  # losses are float32
+_NOT_SHORT: Final = frozenset(  # losses are float32, and bundle kernels work in it
+    f"{name}_{way}" for name in ("gated", "choice", "sum") for way in ("forward", "backward")
+) | {"cross_entropy"}
 _PRECISE: Final = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2}
 
 

@@ -6,7 +6,8 @@
     moves.run()                         all of them in one call of C
 
 Rows are moved as bytes, so any dtype will do. What C cannot do (no kernels, another device, memory
-that is not contiguous, a cast) torch does at ``add``; a caller sees no difference.
+that is not contiguous, a cast) torch does at ``add``; a caller sees no difference. The source may
+lie on another device than the target, where the result is.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from geartrain.errors import ProtocolError
 from geartrain.native import library
+from geartrain.native.transfer import moved, upload
 
 Rows: TypeAlias = NDArray[np.int64]
 """Row numbers."""
@@ -37,7 +39,7 @@ _PACKS: Final = [Struct(f"{_WORDS * count}q").pack for count in range(17)]
 class Moves:
     """Copies of rows from tensor to tensor, collected and then done at once."""
 
-    __slots__ = ("_address", "_bytes", "_copies", "_held", "_jobs", "_library", "_rows")
+    __slots__ = ("_address", "_bytes", "_copies", "_held", "_jobs", "_library", "_rows", "_sent")
 
     def __init__(self) -> None:
         self._library = library.current()
@@ -46,6 +48,7 @@ class Moves:
         self._rows: Rows | None = None  # the rows of the last job, and where they lie
         self._address = 0
         self._copies: list[Rows] = []
+        self._sent: dict[tuple[int, torch.device], tuple[Rows, Tensor]] = {}
         # Alive until the run, whatever becomes of the caller's names for them.
         self._held: list[tuple[Tensor, Rows | None, Tensor, Rows | None]] = []
 
@@ -84,7 +87,7 @@ class Moves:
             or dtype.is_complex
             or not here[0]
         ):
-            _copy(target, target_rows, source, source_rows, first, n)
+            self._copy(target, target_rows, source, source_rows, first, n)
             return
         width = source.nbytes // here[0]
         self._bytes += n * width
@@ -122,6 +125,45 @@ class Moves:
             self._address = torch.from_numpy(rows).data_ptr()
         return self._address
 
+    def _copy(
+        self,
+        target: Tensor,
+        target_rows: Rows | None,
+        source: Tensor,
+        source_rows: Rows | None,
+        first: int,
+        n: int,
+    ) -> None:
+        """``add`` by torch, at once."""
+        device = target.device
+        if source.device != device:
+            if source_rows is not None:
+                source = source.index_select(0, self._numbers(source_rows, source.device))
+                source_rows = None
+            source = moved(source, device)
+        if target_rows is not None:
+            if source_rows is not None:
+                source = source.index_select(0, self._numbers(source_rows, device))
+            target.index_copy_(0, self._numbers(target_rows, device), source.to(target.dtype))
+            return
+        if n != target.shape[0]:
+            target = target.narrow(0, first, n)
+        if source_rows is None:
+            target.copy_(source)
+        elif target.dtype == source.dtype:
+            torch.index_select(source, 0, self._numbers(source_rows, device), out=target)
+        else:
+            target.copy_(source.index_select(0, self._numbers(source_rows, device)))
+
+    def _numbers(self, rows: Rows, device: torch.device) -> Tensor:
+        """Row numbers on a device; several tensors that share them have them sent once."""
+        if device.type == "cpu":
+            return torch.from_numpy(rows)
+        found = self._sent.get((id(rows), device))
+        if found is None:  # the array is held, or another could come by its id
+            found = self._sent[id(rows), device] = (rows, upload(rows, device))
+        return found[1]
+
     def _refuse(self, job: int) -> None:
         target, target_rows, source, source_rows = self._held[job]
         for x, rows, what in ((source, source_rows, "read"), (target, target_rows, "written")):
@@ -137,29 +179,6 @@ def out_of_range(rows: Rows, limit: int, what: str) -> ProtocolError:
         f"rows {bad[:8].tolist()} are to be {what}, but the tensor has rows 0..{limit - 1}; an "
         "index of a message names rows of its own payload"
     )
-
-
-def _copy(
-    target: Tensor,
-    target_rows: Rows | None,
-    source: Tensor,
-    source_rows: Rows | None,
-    first: int,
-    n: int,
-) -> None:
-    if target_rows is not None:
-        if source_rows is not None:
-            source = source.index_select(0, torch.from_numpy(source_rows))
-        target.index_copy_(0, torch.from_numpy(target_rows), source.to(target.dtype))
-        return
-    if n != target.shape[0]:
-        target = target.narrow(0, first, n)
-    if source_rows is None:
-        target.copy_(source)
-    elif target.dtype == source.dtype:
-        torch.index_select(source, 0, torch.from_numpy(source_rows), out=target)
-    else:
-        target.copy_(source.index_select(0, torch.from_numpy(source_rows)))
 
 
 def take(sources: Sequence[Tensor], rows: Rows) -> tuple[Tensor, ...]:
@@ -210,7 +229,8 @@ def add(
     Args:
         target: ``(a, ...)``, changed.
         target_rows: May name a row several times; None: 0, 1, ...
-        source: ``(b, ...)`` of the target's inner shape and dtype; not the target's memory.
+        source: ``(b, ...)`` of the target's inner shape and dtype, on any device; not the target's
+            memory.
         source_rows: None: 0, 1, ...
 
     Raises:
@@ -242,7 +262,7 @@ def add(
 
 
 def total(a: Tensor, a_rows: Rows | None, b: Tensor, b_rows: Rows | None) -> Tensor:
-    """a[a_rows] + b[b_rows], None being all rows; a new tensor.
+    """a[a_rows] + b[b_rows], None being all rows; a new tensor on the device of a.
 
     Raises:
         ProtocolError: A row number is out of range.
@@ -250,8 +270,7 @@ def total(a: Tensor, a_rows: Rows | None, b: Tensor, b_rows: Rows | None) -> Ten
     n = a.shape[0] if a_rows is None else a_rows.size
     typed = _typed(a, b) if n == (b.shape[0] if b_rows is None else b_rows.size) else None
     if typed is None:
-        x = a if a_rows is None else a.index_select(0, torch.from_numpy(a_rows))
-        return x + (b if b_rows is None else b.index_select(0, torch.from_numpy(b_rows)))
+        return _chosen(a, a_rows) + moved(_chosen(b, b_rows), a.device)
     of_a, of_b = contiguous(a_rows), contiguous(b_rows)
     width = a.numel() // a.shape[0]
     out = a.new_empty((n, *a.shape[1:]))
@@ -303,8 +322,11 @@ def contiguous(rows: Rows | None) -> Rows | None:
 def _add(
     target: Tensor, target_rows: Rows | None, source: Tensor, source_rows: Rows | None
 ) -> Tensor:
-    if source_rows is not None:
-        source = source.index_select(0, torch.from_numpy(source_rows))
+    source = moved(_chosen(source, source_rows), target.device)
     if target_rows is None:
         return target.add_(source)
-    return target.index_add_(0, torch.from_numpy(target_rows), source)
+    return target.index_add_(0, upload(target_rows, target.device), source)
+
+
+def _chosen(x: Tensor, rows: Rows | None) -> Tensor:
+    return x if rows is None else x.index_select(0, upload(rows, x.device))

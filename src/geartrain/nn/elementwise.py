@@ -22,6 +22,11 @@ _sigmoid_backward_out = torch.ops.aten.sigmoid_backward.grad_input
 _tanh_backward = torch.ops.aten.tanh_backward.default
 _tanh_backward_out = torch.ops.aten.tanh_backward.grad_input
 _threshold_backward = torch.ops.aten.threshold_backward.default
+_leaky_relu_backward = torch.ops.aten.leaky_relu_backward.default
+_elu_backward = torch.ops.aten.elu_backward.default
+_gelu_backward = torch.ops.aten.gelu_backward.default
+_silu_backward = torch.ops.aten.silu_backward.default
+_softplus_backward = torch.ops.aten.softplus_backward.default
 
 
 def squash_into(gates: Tensor, sigmoids: int, out: Tensor) -> None:
@@ -79,6 +84,36 @@ def tanh_backward(dy: Tensor, y: Tensor) -> Tensor:
 def relu_backward(dy: Tensor, y: Tensor) -> Tensor:
     """The gradient at x of y = relu(x): dy where y > 0, else zero."""
     dx: Tensor = _threshold_backward(dy, y, 0)
+    return dx
+
+
+def leaky_relu_backward(dy: Tensor, kept: Tensor, slope: float) -> Tensor:
+    """The gradient at x of y = leaky_relu(x); ``kept`` is x, or y where no slope is negative."""
+    dx: Tensor = _leaky_relu_backward(dy, kept, slope, False)
+    return dx
+
+
+def elu_backward(dy: Tensor, kept: Tensor, alpha: float, from_value: bool) -> Tensor:
+    """The gradient at x of y = elu(x); ``kept`` is y (``from_value``, wants alpha > 0) or x."""
+    dx: Tensor = _elu_backward(dy, alpha, 1.0, 1.0, from_value, kept)
+    return dx
+
+
+def gelu_backward(dy: Tensor, x: Tensor, approximate: str) -> Tensor:
+    """The gradient at x of y = gelu(x); ``approximate`` is ``none`` or ``tanh``."""
+    dx: Tensor = _gelu_backward(dy, x, approximate=approximate)
+    return dx
+
+
+def silu_backward(dy: Tensor, x: Tensor) -> Tensor:
+    """The gradient at x of y = x sigmoid(x)."""
+    dx: Tensor = _silu_backward(dy, x)
+    return dx
+
+
+def softplus_backward(dy: Tensor, x: Tensor, beta: float, threshold: float) -> Tensor:
+    """The gradient at x of y = log(1 + exp(beta x)) / beta, linear where beta x > threshold."""
+    dx: Tensor = _softplus_backward(dy, x, beta, threshold)
     return dx
 
 

@@ -1,4 +1,4 @@
-"""Gated graph networks: a step of message passing and a read-out, which look inside bundles.
+"""Gated graph networks: steps of message passing and a read-out, which look inside bundles.
 
     GatedGraphCell   h, Inside     ─► h'     messages along typed edges, summed, then a GRU
     GatedSum         h, x, Inside  ─► y      one row a bundle
@@ -21,6 +21,10 @@ from geartrain.ir.bundle import AbstractBundleKernel, Inside
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
 from geartrain.ir.products import affine, outer, outer_suits, times
+from geartrain.native.gated import HEARD, Edges, Weights, gated_backward, gated_forward
+from geartrain.native.readouts import Maps, sum_backward, sum_forward
+from geartrain.native.rows import take
+from geartrain.native.transfer import upload
 from geartrain.nn.elementwise import sigmoid_backward_
 from geartrain.nn.recurrent import GruKernel
 
@@ -30,7 +34,7 @@ RADIAL: Final = 16
 
 @final
 class GatedGraphCell(nn.Module):
-    """One step of a gated graph network with typed edges.
+    """Steps of a gated graph network with typed edges.
 
         a_v = Σ over edges (u, v) of type t of  s(d) (W_t h_u + b_t)          h'_v = GRU(a_v, h_v)
 
@@ -47,6 +51,11 @@ class GatedGraphCell(nn.Module):
         bias: Whether messages have a bias.
         length: Edge column of floats with the length of each edge, or None.
         reach: Shortest and longest length.
+        steps: How often messages pass in one call. Steps of one call are one firing, so all of them
+            see the same weights; ``MessagePassing`` makes a firing of each step.
+
+    Raises:
+        ValueError: ``steps`` is not positive.
 
     Source: Li et al. 2016, arXiv:1511.05493; bumps as of Schütt et al. 2017, arXiv:1706.08566.
     """
@@ -60,8 +69,12 @@ class GatedGraphCell(nn.Module):
         bias: bool = True,
         length: str | None = None,
         reach: tuple[float, float] = (0.8, 2.0),
+        steps: int = 1,
     ) -> None:
         super().__init__()
+        if steps < 1:
+            raise ValueError(f"GatedGraphCell(steps={steps}): give 1 or more")
+        self.steps = steps
         self.hidden, self.types, self.column, self.length = hidden, types, column, length
         self.message = nn.Linear(hidden, types * hidden, bias=bias)
         self.update = nn.GRUCell(hidden, hidden)
@@ -69,24 +82,27 @@ class GatedGraphCell(nn.Module):
         self._centres = np.linspace(*reach, RADIAL)
 
     def forward(self, h: Tensor, inside: Inside) -> Tensor:
-        rows = h.shape[0]
-        made = self.message(h).view(rows * self.types, self.hidden)
         at = inside.edges["source"] * self.types
         if self.types > 1:
             at = at + inside.edges[self.column]
-        sent = made.index_select(0, at)
+        scales = None
         if self.scale is not None and self.length is not None:
-            sent = sent * self._scales(inside.edges[self.length].to(h.dtype), self.scale)
-        heard = h.new_zeros(rows, self.hidden).index_add(0, inside.edges["target"], sent)
-        updated: Tensor = self.update(heard, h)
-        return updated
+            scales = self._scales(inside.edges[self.length].to(h.dtype), self.scale)
+        for _ in range(self.steps):
+            made = self.message(h).view(-1, self.hidden)
+            sent = made.index_select(0, at)
+            if scales is not None:
+                sent = sent * scales
+            heard = torch.zeros_like(h).index_add(0, inside.edges["target"], sent)
+            h = self.update(heard, h)
+        return h
 
     def bundle_kernel(self) -> AbstractBundleKernel | None:
-        """Keeps h, what was heard, and the GRU's gates; None with lengths."""
+        """Keeps h and, for each step, what was heard and the GRU's gates; None with lengths."""
         return None if self.scale is not None else _CellKernel(self)
 
     def _scales(self, length: Tensor, scale: nn.Linear) -> Tensor:
-        centres = torch.as_tensor(self._centres, dtype=length.dtype, device=length.device)
+        centres = upload(self._centres, length.device).to(length.dtype)
         width = centres[1] - centres[0]
         factors: Tensor = scale(torch.exp(-(((length[:, None] - centres) / width) ** 2)))
         return 2 * factors.sigmoid()
@@ -146,19 +162,21 @@ class _Senders:
     of_edge: Tensor
 
 
-def _senders(rows: int, types: int, source: IntArray, kind: IntArray) -> _Senders:
+def _senders(
+    rows: int, types: int, source: IntArray, kind: IntArray, device: torch.device
+) -> _Senders:
     pair = kind * rows + source
     occurs = np.zeros(types * rows, np.bool_)
     occurs[pair] = True
     number = np.cumsum(occurs)
     bounds = [0, *number[rows - 1 :: rows].tolist()] if rows else [0] * (types + 1)
     vertex = np.flatnonzero(occurs) % max(rows, 1)
-    return _Senders(torch.from_numpy(vertex), bounds, torch.from_numpy(number[pair] - 1))
+    return _Senders(upload(vertex, device), bounds, upload(number[pair] - 1, device))
 
 
 @final
 class _CellKernel(AbstractBundleKernel):
-    room_for = 2
+    room_for = 1
 
     def __init__(self, module: GatedGraphCell) -> None:
         self._module, self._gru = module, GruKernel(module.update)
@@ -167,18 +185,29 @@ class _CellKernel(AbstractBundleKernel):
         self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         (h,) = inputs
+        kept = room
+        if kept is None:
+            kept = h.new_empty((h.shape[0], self._module.steps, HEARD, h.shape[1]))
+        y = None
+        if h.is_cpu:
+            y = gated_forward(h, self._edges(inside), self._weights(), kept)
+        if y is None:
+            y = self._steps(h, inside, kept)
+        return (y,), (h, kept)
+
+    def _steps(self, h: Tensor, inside: Inside, kept: Tensor) -> Tensor:
+        """What ``gated_forward`` does, in torch."""
         senders = self._senders(h, inside)
-        messages = [
-            affine(h.index_select(0, vertices), weight, bias)
-            for vertices, weight, bias in self._by_type(senders)
-        ]
-        sent = torch.cat(messages).index_select(0, senders.of_edge)
-        heard = torch.zeros_like(h).index_add_(0, inside.edges["target"], sent)
-        if room is None:
-            outputs, (_, _, kept) = self._gru.forward(heard, h)
-        else:
-            outputs, (_, _, kept) = self._gru.forward_with_room(room, heard, h)
-        return outputs, (h, heard, kept)
+        for step in range(self._module.steps):
+            messages = [
+                affine(h.index_select(0, vertices), weight, bias)
+                for vertices, weight, bias in self._by_type(senders)
+            ]
+            sent = torch.cat(messages).index_select(0, senders.of_edge)
+            heard = torch.zeros_like(h).index_add_(0, inside.edges["target"], sent)
+            kept[:, step, 0] = heard
+            (h,), (_, _, kept[:, step, 1:]) = self._gru.forward(heard, h)
+        return h
 
     def backward(
         self,
@@ -187,11 +216,81 @@ class _CellKernel(AbstractBundleKernel):
         into: GradientSum,
         inside: Inside,
     ) -> tuple[Tensor | None, ...]:
-        h, heard, kept = residuals
-        d_heard, dh = self._gru.backward(gradients, (heard, h, kept), into)
-        if d_heard is None or dh is None:
+        return self._backward(gradients, residuals, None, into, inside)
+
+    def backward_rows(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        rows: IntArray,
+        into: GradientSum,
+        inside: Inside,
+        *,
+        wanted: bool = True,
+    ) -> tuple[Tensor | None, ...]:
+        return self._backward(gradients, kept, rows, into, inside, wanted=wanted)
+
+    def _backward(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        residuals: tuple[Tensor, ...],
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside,
+        *,
+        wanted: bool = True,
+    ) -> tuple[Tensor | None, ...]:
+        (dy,), (h, kept) = gradients, residuals
+        if dy is None:
             return (None,)
+        found = None
+        if h.is_cpu:
+            edges, weights = self._edges(inside), self._weights()
+            found = gated_backward(dy.contiguous(), h, kept, rows, edges, weights, wanted=wanted)
+        if found is None:
+            if rows is not None:
+                h, kept = take((h, kept), rows)
+            return (self._steps_back(dy, h, kept, into, inside),)
+        module = self._module
+        update = module.update
+        _add(module.message.weight, found.message, into)
+        _add(update.weight_ih, found.ih, into)
+        _add(update.weight_hh, found.hh, into)
+        if module.message.bias is not None:
+            _add(module.message.bias, found.message_bias, into)
+        if update.bias:
+            _add(update.bias_ih, found.ih_bias, into)
+            _add(update.bias_hh, found.hh_bias, into)
+        return (found.h,)
+
+    def _steps_back(
+        self, d: Tensor, h: Tensor, kept: Tensor, into: GradientSum, inside: Inside
+    ) -> Tensor:
+        """What ``gated_backward`` does, in torch."""
+        states = [h]
+        for step in range(self._module.steps - 1):
+            _, _, z, made, _ = kept[:, step].unbind(1)
+            states.append(torch.lerp(made, states[-1], z))
         senders = self._senders(h, inside)
+        for step in reversed(range(self._module.steps)):
+            heard, before = kept[:, step, 0].contiguous(), states[step]
+            gates = kept[:, step, 1:].contiguous()
+            d_heard, dh = self._gru.backward((d,), (heard, before, gates), into)
+            assert d_heard is not None and dh is not None
+            self._messages_back(d_heard, before, senders, inside, dh, into)
+            d = dh
+        return d
+
+    def _messages_back(
+        self,
+        d_heard: Tensor,
+        h: Tensor,
+        senders: _Senders,
+        inside: Inside,
+        dh: Tensor,
+        into: GradientSum,
+    ) -> None:
+        """The gradients of the messages' weights; what reaches h is added to ``dh``."""
         d_sent = d_heard.index_select(0, inside.edges["target"])
         d_made = h.new_zeros((senders.vertex.shape[0], h.shape[1]))
         d_made.index_add_(0, senders.of_edge, d_sent)
@@ -214,13 +313,24 @@ class _CellKernel(AbstractBundleKernel):
         _add(message.weight, d_weight, into)
         if message.bias is not None:
             _add(message.bias, d_bias, into)
-        return (dh,)
+
+    def _weights(self) -> Weights:
+        message, update = self._module.message, self._module.update
+        biases = (update.bias_ih, update.bias_hh) if update.bias else (None, None)
+        return Weights(
+            message.weight, message.bias, update.weight_ih, biases[0], update.weight_hh, biases[1]
+        )
+
+    def _edges(self, inside: Inside) -> Edges:
+        edges, module = inside.edges, self._module
+        kind = edges[module.column] if module.types > 1 else None
+        return Edges(edges["source"], edges["target"], kind)
 
     def _senders(self, h: Tensor, inside: Inside) -> _Senders:
-        source = inside.edges["source"].numpy()
+        source = inside.on_host("source")
         types = self._module.types
-        kind = inside.edges[self._module.column].numpy() if types > 1 else np.zeros_like(source)
-        return _senders(h.shape[0], types, source, kind)
+        kind = inside.on_host(self._module.column) if types > 1 else np.zeros_like(source)
+        return _senders(h.shape[0], types, source, kind, h.device)
 
     def _by_type(self, senders: _Senders) -> list[tuple[Tensor, Tensor, Tensor | None]]:
         """For each type: who sends, weight, bias."""
@@ -242,6 +352,12 @@ class _SumKernel(AbstractBundleKernel):
         self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         h, *given = inputs
+        x = given[0] if given else None
+        if x is None or x.ndim == 1:
+            found = sum_forward(h, x, inside.lengths, self._maps())
+            if found is not None:
+                y, made = found
+                return (y,), (h, *given, made)
         gate, value = self._module.gate, self._module.value
         width = self._module.hidden
         made = affine(h, *self._both()).view(h.shape[0], 2, -1)
@@ -260,9 +376,11 @@ class _SumKernel(AbstractBundleKernel):
         into: GradientSum,
         inside: Inside,
     ) -> tuple[Tensor | None, ...]:
+        found = self._native_backward(gradients, residuals, None, into, inside)
+        if found is not None:
+            return found
         (dy,), (h, *given, made) = gradients, residuals
-        if dy is None:
-            return (None,) * (1 + len(given))
+        assert dy is not None
         # Gate and value change places: the slope of each is the other.
         d = made.flip(1).mul_(dy.index_select(0, inside.segment)[:, None])
         sigmoid_backward_(d[:, 0], made[:, 0])
@@ -280,6 +398,53 @@ class _SumKernel(AbstractBundleKernel):
         _add(module.value.weight, d_weight[out:], into)
         _add(module.value.bias, d_bias[out:], into)
         return (times(flat, self._both()[0]), *dx)
+
+    def backward_rows(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        rows: IntArray,
+        into: GradientSum,
+        inside: Inside,
+        *,
+        wanted: bool = True,
+    ) -> tuple[Tensor | None, ...]:
+        found = self._native_backward(gradients, kept, rows, into, inside)
+        if found is not None:
+            return found
+        return super().backward_rows(gradients, kept, rows, into, inside)
+
+    def _native_backward(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside,
+    ) -> tuple[Tensor | None, ...] | None:
+        """The gradients, or None where torch is to find them."""
+        (dy,), (h, *given, made) = gradients, kept
+        nothing = (None,) * len(given)
+        if dy is None:
+            return (None, *nothing)
+        x = given[0] if given else None
+        if x is not None and x.ndim > 1:
+            return None
+        maps = self._maps()
+        found = sum_backward(dy.contiguous(), h, x, made, rows, inside.lengths, maps)
+        if found is None:
+            return None
+        dh, slopes = found
+        module = self._module
+        _add(module.gate.weight, slopes.gate, into)
+        _add(module.gate.bias, slopes.gate_bias, into)
+        _add(module.value.weight, slopes.value, into)
+        _add(module.value.bias, slopes.value_bias, into)
+        return (dh, *nothing)
+
+    def _maps(self) -> Maps:
+        gate, value = self._module.gate, self._module.value
+        return Maps(gate.weight, gate.bias, value.weight, value.bias)
 
     def _both(self) -> tuple[Tensor, Tensor]:
         """The maps of h to gate and value, as one."""

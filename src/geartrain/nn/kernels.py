@@ -4,6 +4,8 @@
     nn.Linear                      x (n, ..., a)      x
     nn.Embedding                   ids (n, ...)       ids
     nn.ReLU, nn.Tanh, nn.Sigmoid   x (n, ...)         y
+    nn.ELU, nn.LeakyReLU           x (n, ...)         y, or x where y does not tell the slope
+    nn.GELU, nn.SiLU, nn.Softplus  x (n, ...)         x
     nn.Dropout                     x (n, ...)         the factors: 0 or 1/(1-p)
     nn.Identity                    x (n, ...)         none
     nn.LSTMCell                    x, h, c            x, h, c, gates
@@ -30,7 +32,17 @@ from geartrain.ir.kernel import AbstractRowKernel, kernel_of, register_kernel
 from geartrain.ir.precision import in_bf16
 from geartrain.ir.products import affine, matching, times
 from geartrain.nn.dropout import DropoutKernel
-from geartrain.nn.elementwise import relu_backward, sigmoid_backward, tanh_backward, tanh_into
+from geartrain.nn.elementwise import (
+    elu_backward,
+    gelu_backward,
+    leaky_relu_backward,
+    relu_backward,
+    sigmoid_backward,
+    silu_backward,
+    softplus_backward,
+    tanh_backward,
+    tanh_into,
+)
 from geartrain.nn.recurrent import GruKernel, LstmKernel, RnnKernel
 
 
@@ -42,6 +54,11 @@ def register_torch_kernels() -> None:
     register_kernel(nn.ReLU, lambda _: ActivationKernel(torch.relu, relu_backward))
     register_kernel(nn.Tanh, lambda _: ActivationKernel(_tanh, tanh_backward))
     register_kernel(nn.Sigmoid, lambda _: ActivationKernel(torch.sigmoid, sigmoid_backward))
+    register_kernel(nn.ELU, _elu)
+    register_kernel(nn.LeakyReLU, _leaky_relu)
+    register_kernel(nn.GELU, _gelu)
+    register_kernel(nn.SiLU, lambda _: CurveKernel(F.silu, silu_backward))
+    register_kernel(nn.Softplus, _softplus)
     register_kernel(nn.Dropout, DropoutKernel)
     register_kernel(nn.LSTMCell, LstmKernel)
     register_kernel(nn.GRUCell, GruKernel)
@@ -159,6 +176,36 @@ class ActivationKernel(AbstractRowKernel):
 
 
 @final
+class CurveKernel(AbstractRowKernel):
+    """An element-wise function whose slope is told by its argument alone; keeps x.
+
+    Args:
+        function: y of x.
+        vjp: The gradient at x of that at y, and x.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Tensor], Tensor],
+        vjp: Callable[[Tensor, Tensor], Tensor],
+    ) -> None:
+        self._function, self._vjp = function, vjp
+
+    def for_bf16(self) -> AbstractRowKernel:
+        return self
+
+    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        (x,) = inputs
+        return (self._function(x),), (x,)
+
+    def backward(
+        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
+    ) -> tuple[Tensor | None, ...]:
+        (dy,), (x,) = gradients, residuals
+        return (None if dy is None else self._vjp(dy, x),)
+
+
+@final
 class IdentityKernel(AbstractRowKernel):
     """y = x; keeps nothing."""
 
@@ -245,9 +292,39 @@ class SequentialKernel(AbstractRowKernel):
 
 
 def _keeps(kernel: AbstractRowKernel) -> Keeps:
-    if isinstance(kernel, LinearKernel | EmbeddingKernel):
+    if isinstance(kernel, LinearKernel | EmbeddingKernel | CurveKernel):
         return "input"
     return "output" if isinstance(kernel, ActivationKernel) else "own"
+
+
+def _elu(module: nn.ELU) -> AbstractRowKernel:
+    alpha = module.alpha
+    from_value = alpha > 0  # else x below zero may give what x above zero gives
+    return (ActivationKernel if from_value else CurveKernel)(
+        lambda x: F.elu(x, alpha), lambda dy, kept: elu_backward(dy, kept, alpha, from_value)
+    )
+
+
+def _leaky_relu(module: nn.LeakyReLU) -> AbstractRowKernel:
+    slope = module.negative_slope
+    return (ActivationKernel if slope >= 0 else CurveKernel)(
+        lambda x: F.leaky_relu(x, slope), lambda dy, kept: leaky_relu_backward(dy, kept, slope)
+    )
+
+
+def _gelu(module: nn.GELU) -> AbstractRowKernel:
+    how = module.approximate
+    return CurveKernel(
+        lambda x: F.gelu(x, approximate=how), lambda dy, x: gelu_backward(dy, x, how)
+    )
+
+
+def _softplus(module: nn.Softplus) -> AbstractRowKernel:
+    beta, threshold = module.beta, module.threshold
+    return CurveKernel(
+        lambda x: F.softplus(x, beta, threshold),
+        lambda dy, x: softplus_backward(dy, x, beta, threshold),
+    )
 
 
 def _embedding(module: nn.Embedding) -> AbstractRowKernel | None:

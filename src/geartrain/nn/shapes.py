@@ -17,11 +17,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from geartrain.errors import DataError
-from geartrain.ir.bundle import Inside
 from geartrain.ir.gather import How
 from geartrain.ir.graph import Stream
 from geartrain.ir.operator import Keep, PartLike
+from geartrain.nn.choice import VertexChoice, choice_accuracy, choice_loss
 from geartrain.nn.gated import GatedGraphCell, GatedSum
 
 
@@ -173,61 +172,6 @@ class MessagePassing:
         return done
 
 
-@final
-class VertexChoice(nn.Module):
-    """A softmax over the vertices of each graph, and how far it is from the right one.
-
-        score_v = w h_v     loss = log Σ_v exp(score_v) - score_answer     choice = argmax_v score_v
-
-    Inputs: h float ``(rows, hidden)``; answers int64 ``(rows,)``, the right vertex of a graph,
-    repeated over its rows, as ``read="answer"`` hands on a value column; an ``Inside``. Outputs:
-    losses ``(bundles,)`` and choices int64 ``(bundles,)``, vertices of the graph. Use it with
-    ``inside=True, pool=True``, and end the stream in ``choice_loss``:
-
-        vertices.through(VertexChoice(16), read="answer", inside=True, pool=True).loss(
-            choice_loss, "answer", metrics={"accuracy": choice_accuracy}
-        )
-
-    Of equal scores the first vertex is the choice.
-
-    Args:
-        hidden: Width of h.
-
-    Raises:
-        DataError: An answer is no vertex of its graph.
-
-    Source: the node selection of Li et al. 2016, arXiv:1511.05493.
-    """
-
-    def __init__(self, hidden: int) -> None:
-        super().__init__()
-        self.score = nn.Linear(hidden, 1, bias=False)  # a softmax does not see what all have
-
-    def forward(self, h: Tensor, answers: Tensor, inside: Inside) -> tuple[Tensor, Tensor]:
-        scores, lengths, segment = self.score(h)[:, 0], inside.lengths, inside.segment
-        starts = lengths.cumsum(0) - lengths
-        answer = answers.index_select(0, starts)
-        _refuse_answers(answer, lengths)
-        top = scores.new_full(lengths.shape, -torch.inf)
-        top = top.scatter_reduce(0, segment, scores.detach(), "amax").index_select(0, segment)
-        total = scores.new_zeros(lengths.shape).index_add(0, segment, torch.exp(scores - top))
-        at = starts + answer
-        losses = total.log() + (top - scores).index_select(0, at)
-        best = torch.where(scores == top, torch.arange(len(scores), device=scores.device), len(top))
-        first = torch.full_like(lengths, len(top)).scatter_reduce(0, segment, best, "amin")
-        return losses, first - starts
-
-
-def choice_loss(losses: Tensor, choices: Tensor, answers: Tensor) -> Tensor:
-    """The losses of ``VertexChoice``, as a criterion."""
-    return losses
-
-
-def choice_accuracy(losses: Tensor, choices: Tensor, answers: Tensor) -> Tensor:
-    """Whether ``VertexChoice`` chose the answer, as a metric."""
-    return choices == answers
-
-
 def first_states(hidden: int, *, dtype: torch.dtype = torch.float32) -> Callable[[Tensor], Tensor]:
     """A function for ``through`` that makes zero states ``(n, hidden)`` of any rows."""
 
@@ -235,16 +179,6 @@ def first_states(hidden: int, *, dtype: torch.dtype = torch.float32) -> Callable
         return torch.zeros(x.shape[0], hidden, dtype=dtype, device=x.device)
 
     return zeros
-
-
-def _refuse_answers(answer: Tensor, lengths: Tensor) -> None:
-    wrong = (answer < 0) | (answer >= lengths)
-    if bool(wrong.any()):
-        at = int(wrong.nonzero()[0, 0])
-        raise DataError(
-            f"the answer {int(answer[at])} is no vertex of its graph, which has vertices 0.."
-            f"{int(lengths[at]) - 1}; number vertices from 0 inside the instance"
-        )
 
 
 def _beside(name: str | None, what: str) -> str | None:

@@ -2,6 +2,7 @@
 
     {"event": "RunStarted", "runtime": "threads", "workers": 4, ...}
     {"event": "Progress", "mode": "train", "epoch": 1, "finished": 512, "loss": 1.31, ...}
+    {"event": "Exchanged", "distance": 0.31, "copies": [{"instances": 64, "bytes": 9216, ...}]}
     {"event": "EpochEnded", "epoch": 1, "loss": 1.03, "valid": {"accuracy": 0.789}, ...}
     {"event": "RunEnded", "outcome": "done", ...}
 
@@ -23,6 +24,7 @@ from typing import Any, Final, TextIO, final
 from geartrain.engine.instrument import (
     AbstractInstrument,
     EpochEnded,
+    Exchanged,
     Progress,
     RunEnded,
     RunStarted,
@@ -68,6 +70,10 @@ class JsonLog(AbstractInstrument):
             self._last_progress_s = now
             self._write(event)
 
+    def on_exchanged(self, event: Exchanged) -> None:
+        """Write the line."""
+        self._write(event)
+
     def on_epoch_ended(self, event: EpochEnded) -> None:
         """Write the line."""
         self._write(event)
@@ -83,7 +89,7 @@ class JsonLog(AbstractInstrument):
             self._file.close()
             self._file = None
 
-    def _write(self, event: RunStarted | Progress | EpochEnded | RunEnded) -> None:
+    def _write(self, event: RunStarted | Progress | Exchanged | EpochEnded | RunEnded) -> None:
         if self._file is not None:
             line = {"event": type(event).__name__} | _fields(event)
             self._file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")

@@ -18,7 +18,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final, final
 
-from geartrain.engine.instrument import EpochEnded, Progress, RunEnded, RunStarted
+from geartrain.engine.instrument import EpochEnded, Exchanged, Progress, RunEnded, RunStarted
 from geartrain.errors import DataError
 from geartrain.observe.charts import (
     Bars,
@@ -29,6 +29,7 @@ from geartrain.observe.charts import (
     lane_chart,
     line_chart,
 )
+from geartrain.observe.copies import copies_section
 from geartrain.observe.figures import (
     count,
     duration,
@@ -42,7 +43,8 @@ from geartrain.observe.jsonlog import read_json_log
 from geartrain.observe.page import page, section, table, wide
 from geartrain.observe.timeline import Timeline, batch_size_label, read_timeline
 
-_KINDS: Final = {kind.__name__: kind for kind in (RunStarted, Progress, EpochEnded, RunEnded)}
+_EVENTS: Final = (RunStarted, Progress, Exchanged, EpochEnded, RunEnded)
+_KINDS: Final = {kind.__name__: kind for kind in _EVENTS}
 _STALENESS_BARS: Final = 24
 _RUNNING_POINTS: Final = 400
 
@@ -70,6 +72,7 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
         _curves(history),
         _epoch_table(history),
         _staleness(history),
+        copies_section(history.exchanged),
         _timeline(timeline),
         _graph(run_folder, history),
         _config(run_folder / "config.json"),
@@ -88,6 +91,7 @@ class _History:
     start: dict[str, Any] = field(default_factory=dict)
     epochs: list[dict[str, Any]] = field(default_factory=list)
     running: list[dict[str, Any]] = field(default_factory=list)  # Progress of training
+    exchanged: list[dict[str, Any]] = field(default_factory=list)
     end: dict[str, Any] | None = None
 
     def add(self, event: dict[str, Any]) -> None:
@@ -110,6 +114,9 @@ class _History:
                 # A resumed run goes through its last epochs again: what it tells counts.
                 self.epochs = [e for e in self.epochs if e["epoch"] < event["epoch"]]
                 self.epochs.append(event)
+            case "Exchanged":
+                self.exchanged = [e for e in self.exchanged if e["epoch"] < event["epoch"]]
+                self.exchanged.append(event)
             case "RunEnded":
                 self.end = event
 

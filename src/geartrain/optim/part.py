@@ -28,6 +28,7 @@ from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
 from geartrain.ir.operator import Keep
 from geartrain.ir.weights import AbstractWeights, Sight
+from geartrain.native.transfer import Verdicts
 from geartrain.optim.delay import AbstractDelay, mean_age
 from geartrain.optim.mixer import AbstractMixer, Average
 from geartrain.optim.staleness import Ages, bincount
@@ -177,6 +178,8 @@ class Part:
         full_precision: Whether its nodes compute in float32 also where the session's precision is
             ``bf16``; rows come and go in bfloat16 all the same.
         gear: Its speed, for all its nodes; wants ``keep="graph"``.
+        device: Where the module is moved to, and where its rows are computed and kept: ``cpu``,
+            ``cuda``, ``cuda:1``. None takes the session's.
     """
 
     module: nn.Module
@@ -196,6 +199,7 @@ class Part:
     mixer: AbstractMixer = field(default_factory=Average)
     full_precision: bool = False
     gear: Gear | None = None
+    device: str | torch.device | None = None
 
     def __post_init__(self) -> None:
         _positive("Part(replicas=...)", self.replicas)
@@ -239,6 +243,14 @@ class AbstractShare(Protocol):
     def guard(self) -> AbstractContextManager[Any]: ...
 
 
+class AbstractDesk(Protocol):
+    """What a part tells of its steps where it has copies; see ``geartrain.optim.replicas``."""
+
+    def stepping(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None] | None: ...
+
+    def stepped(self, gradients: Sequence[Tensor | None]) -> None: ...
+
+
 @final
 class PartState(AbstractWeights):
     """A part at work. One worker owns it; nothing here is locked.
@@ -248,17 +260,27 @@ class PartState(AbstractWeights):
         module: Its parameters are changed in place.
         rules: When and how.
         mixer: How it meets its copies.
+        device: Where the module is moved to; None: it stays where it is.
 
     While ``frozen`` is True, gradients pass through the part and its weights stay. Parameters that
     do not require a gradient when the part is made stay for good.
 
     Raises:
-        ValueError: The scheduler wants a metric at every step.
+        ValueError: The scheduler wants a metric at every step, or the weights lie on several
+            devices.
     """
 
     def __init__(
-        self, name: str, module: nn.Module, rules: Rules, mixer: AbstractMixer | None = None
+        self,
+        name: str,
+        module: nn.Module,
+        rules: Rules,
+        mixer: AbstractMixer | None = None,
+        device: torch.device | None = None,
     ) -> None:
+        if device is not None:
+            module.to(device)
+        _on_one_device(name, module)
         self.name, self.module, self.rules = name, module, rules
         self.mixer = mixer or Average()
         self.version = 0
@@ -289,8 +311,13 @@ class PartState(AbstractWeights):
         self._ages: dict[int, int] = {}
         self._aliases: dict[nn.Parameter, Tensor] | None = None
         self._told_holding = False
+        self._verdicts = Verdicts()
+        self._first = next(module.parameters(), None)
         self.shares: Sequence[AbstractShare] = ()
         self.guard: AbstractContextManager[Any] = nullcontext()
+        self.desk: AbstractDesk | None = None
+        self._held_rows = 0
+        self.progress = 0  # instances trained, at the last step
         self.view = rules.view or Stashed()
         self.delay = rules.delay
         self._compensation = None if self.delay is None else self.delay.start(self.parameters)
@@ -307,6 +334,20 @@ class PartState(AbstractWeights):
         groups = [] if self.optimizer is None else self.optimizer.param_groups
         told = any("measured_delay" in group for group in groups)
         self._wants_ages = told or self.delay is not None or isinstance(self.view, Corrected)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no row of it is in flight."""
+        return not self.outstanding
+
+    @property
+    def device(self) -> torch.device:
+        return _CPU if self._first is None else self._first.device
+
+    @property
+    def _elsewhere(self) -> bool:
+        """Whether the weights are on another device than the host."""
+        return self._first is not None and not self._first.is_cpu
 
     @property
     def scheduler(self) -> LRScheduler | None:
@@ -389,6 +430,14 @@ class PartState(AbstractWeights):
             self._step_ages.add(counts)
         self.dropped(versions)
 
+    def answered(self, rows: int, messages: int) -> None:
+        self.rows += rows
+        self.messages += messages
+        counts = np.array([rows])
+        self._histogram.add(counts)
+        if self._wants_ages:
+            self._step_ages.add(counts)
+
     def dropped(self, versions: IntArray) -> None:
         self.outstanding -= versions.size
         self.messages += versions.size
@@ -427,7 +476,9 @@ class PartState(AbstractWeights):
             progress: Instances finished in training, for the schedule.
 
         Raises:
-            NonFiniteError: The gradient is NaN or infinite; the weights are as they were.
+            NonFiniteError: The gradient is NaN or infinite; the weights are as they were. On a
+                device other than the CPU this is found some steps later, without a wait: a step
+                with such a gradient is then taken with zeros in its place.
         """
         taken = self._step(progress)
         if not self.outstanding:
@@ -435,6 +486,7 @@ class PartState(AbstractWeights):
         return taken
 
     def _step(self, progress: int) -> StepTaken | None:
+        self._verdicts.look()
         with self._undisturbed():
             self.absorb_shares()
             rows, instances, messages = self.rows, self.instances, self.messages
@@ -445,24 +497,90 @@ class PartState(AbstractWeights):
         if self.optimizer is None or not rows or self.frozen:
             self._step_ages.clear()
             return None
-        gradients = self._gradients(self._divisor(rows, instances, messages))
+        gradients = self._gradients()
         if not gradients:
             self._step_ages.clear()
             return None
-        self._clip(gradients)
+        self._tame(gradients, self._divisor(rows, instances, messages))
         if self._wants_ages:
             self.step_delay = mean_age(self._step_ages.counts)
-        with self._undisturbed():
-            self._seeing.before_step()
+        self.progress = progress
+        if self.desk is not None and not self._offer(self.desk):
+            self._held_rows = rows
+            self._step_ages.clear()
+            return None
+        with self._moving():
             self._optimize(self.optimizer, progress)
-            self.version += 1
-            self._seeing.after_step()
+        if self.desk is not None:
+            self.desk.stepped([p.grad for p in self.parameters])
         self._step_ages.clear()
         for parameter in self.parameters:
             parameter.grad = None
         if self._scheduler is not None:
             self._scheduler.step()
         return StepTaken(self.name, self.version, rows)
+
+    def step_with(self, gradients: Sequence[Tensor | None], *, own: bool) -> StepTaken | None:
+        """Take a step with gradients from elsewhere; what is waiting here goes on waiting.
+
+        Args:
+            gradients: One a parameter that learns; None: no gradient. They may be written to.
+            own: Whether it stands for a step that was held.
+        """
+        rows = self._held_rows if own else 0
+        if self.optimizer is None or self.frozen:
+            return None
+        sparse = _takes_sparse(self.optimizer)
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            if gradient is not None and gradient.is_sparse and not sparse:
+                gradient = gradient.to_dense()
+            parameter.grad = gradient
+        with self._moving():
+            self._optimize(self.optimizer, self.progress)
+        for parameter in self.parameters:
+            parameter.grad = None
+        if own and self._scheduler is not None:
+            self._scheduler.step()
+        return StepTaken(self.name, self.version, rows)
+
+    @torch.no_grad()
+    def overwrite(self, weights: Sequence[Tensor]) -> None:
+        """Copy these into the parameters that learn; a version of its own."""
+        with self._moving():
+            for parameter, weight in zip(self.parameters, weights, strict=True):
+                parameter.copy_(weight)
+        if self.at_rest:
+            self.replaced()
+
+    def forget_optimizer(self) -> None:
+        """The optimiser's state becomes that of a new one; learning rates stay."""
+        if self.optimizer is not None:
+            self.optimizer.state = self.rules.optimizer(self.parameters).state
+
+    def _offer(self, desk: AbstractDesk) -> bool:
+        """Let copies say what to step with; False: the step is held."""
+        mine = [p.grad for p in self.parameters]
+        chosen = desk.stepping(mine)
+        for parameter, gradient in zip(self.parameters, chosen or [None] * len(mine), strict=True):
+            parameter.grad = gradient
+        return chosen is not None
+
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
+        """The weights become those of the next version."""
+        with self._undisturbed():
+            self._seeing.before_step()
+            yield
+            self.version += 1
+            self._seeing.after_step()
+
+    def check_finite(self) -> None:
+        """Wait for what the device has to say of the last steps.
+
+        Raises:
+            NonFiniteError: A gradient was NaN or infinite.
+        """
+        self._verdicts.look(wait=True)
 
     def absorb_shares(self) -> None:
         """Take over what lanes have added up; none of them may be computing."""
@@ -486,6 +604,7 @@ class PartState(AbstractWeights):
         self._step_ages.clear()
         self._aliases = None
         self._seeing.rest()
+        self._verdicts.forget()
 
     def aliases(self) -> Mapping[nn.Parameter, Tensor]:
         if self._aliases is None:
@@ -521,7 +640,9 @@ class PartState(AbstractWeights):
             if name in found:
                 self.gradient.add(parameter, found[name])
             elif f"{name}/indices" in found:
-                self.gradient.add_rows(parameter, found[f"{name}/indices"], found[f"{name}/values"])
+                indices, values = found[f"{name}/indices"], found[f"{name}/values"]
+                device = parameter.device
+                self.gradient.add_rows(parameter, indices.to(device), values.to(device))
 
     def take_histogram(self) -> tuple[int, ...]:
         """Gradient rows by staleness since the last call."""
@@ -621,8 +742,8 @@ class PartState(AbstractWeights):
             case _:
                 return 1
 
-    def _gradients(self, divisor: float) -> list[Tensor]:
-        gradients = []
+    def _gradients(self) -> list[Tensor]:
+        gradients, owners = [], []
         for parameter in self.parameters:
             gradient = self.gradient.take(parameter)
             if gradient is None or not parameter.requires_grad:
@@ -632,30 +753,64 @@ class PartState(AbstractWeights):
             if gradient.is_sparse and self.rules.clip is not None:
                 gradient = gradient.coalesce()  # limits are on the sum, not on what it is made of
             dense = gradient._values() if gradient.is_sparse else gradient
-            if divisor != 1:
-                dense.div_(divisor)
             parameter.grad = gradient
             gradients.append(dense)
-        total = sum((float(g.sum()) for g in gradients), 0.0)
-        if total - total != 0.0:
-            self._refuse_non_finite()
+            owners.append(parameter)
+        if self._elsewhere:
+            self._check_later(owners, gradients)
         return gradients
 
-    def _clip(self, gradients: list[Tensor]) -> None:
-        clip = self.rules.clip
-        if clip is None:
+    @torch.no_grad()
+    def _check_later(self, owners: list[nn.Parameter], gradients: list[Tensor]) -> None:
+        """Zero a gradient that is not finite, and have the device say so when it comes to it.
+
+        A look at it now would wait for all that the device has still to do.
+        """
+        if not gradients:
             return
+        bad = ~torch.isfinite(torch.stack([g.sum() for g in gradients]))
+        for g in gradients:
+            g.masked_fill_(bad.any(), 0)
+        names = {p: n for n, p in self.module.named_parameters()}
+        version = self.version
+
+        def tell(found: list[bool]) -> None:
+            told = [names[p] for p, is_bad in zip(owners, found, strict=True) if is_bad]
+            raise self._non_finite(told, version)
+
+        self._verdicts.ask(bad, tell)
+
+    def _tame(self, gradients: list[Tensor], divisor: float) -> None:
+        """Divide the sums, and clip what comes of it.
+
+        Raises:
+            NonFiniteError: They are NaN or infinite; those on a device have been looked at.
+        """
+        clip = self.rules.clip or Clip()
+        if not self._elsewhere and (clip.norm is None or clip.value is not None):
+            total = sum((float(g.sum()) for g in gradients), 0.0)
+            if total - total != 0.0:
+                self._refuse_non_finite()
         if clip.value is not None:
+            if divisor != 1:
+                torch._foreach_div_(gradients, divisor)
+            divisor = 1
             for g in gradients:
                 g.clamp_(-clip.value, clip.value)
+        factor = 1.0
         if clip.norm is not None:
-            norm = torch.linalg.vector_norm(
-                torch.stack([torch.linalg.vector_norm(g) for g in gradients])
-            )
-            factor = float(clip.norm / (norm + 1e-6))
-            if factor < 1:
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+            if self._elsewhere:  # a look at the norm would wait for the device
+                scale = (clip.norm / (norm / divisor + 1e-6)).clamp(max=1) / divisor
                 for g in gradients:
-                    g.mul_(factor)
+                    g.mul_(scale)
+                return
+            total = float(norm)
+            if total - total != 0.0:
+                self._refuse_non_finite()
+            factor = min(1.0, clip.norm / (total / divisor + 1e-6))
+        if factor != divisor:
+            torch._foreach_mul_(gradients, factor / divisor)
 
     def _optimize(self, optimizer: Optimizer, progress: int) -> None:
         """A step at the rate of now, and what the rules want to learn from it."""
@@ -710,10 +865,24 @@ class PartState(AbstractWeights):
                 if not torch.isfinite(dense).all():
                     bad.append(names[parameter])
             parameter.grad = None
-        raise NonFiniteError(
-            f"part '{self.name}': the gradient of {bad or 'its parameters (their sum overflows)'} "
-            f"is NaN or infinite after {self.version} updates; clip it, lower the learning rate, "
-            "or look at the instances of this batch"
+        raise self._non_finite(bad or "its parameters (their sum overflows)", self.version)
+
+    def _non_finite(self, what: Sequence[str] | str, version: int) -> NonFiniteError:
+        return NonFiniteError(
+            f"part '{self.name}': the gradient of {what} is NaN or infinite after {version} "
+            "updates; clip it, lower the learning rate, or look at the instances of this batch"
+        )
+
+
+_CPU = torch.device("cpu")
+
+
+def _on_one_device(name: str, module: nn.Module) -> None:
+    found = sorted({str(p.device) for p in module.parameters()})
+    if len(found) > 1:
+        raise ValueError(
+            f"part '{name}': its parameters lie on {', '.join(found)}, and a part lives on one "
+            "device; move its module there, or say where: Part(module, device=...)"
         )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, final
 
+import torch
 from torch import Tensor, nn
 
 from geartrain.ir.gradient import GradientSum
@@ -89,8 +90,16 @@ class Share(AbstractWeights):
         return self._part.open
 
     @property
+    def device(self) -> torch.device:
+        return self._part.device
+
+    @property
     def rules(self) -> Rules:
         return self._part.rules
+
+    @property
+    def instances(self) -> int:
+        return self._part.instances
 
     def sent(self, rows: int, version: int | None = None) -> None:
         with self._counts:
@@ -99,6 +108,10 @@ class Share(AbstractWeights):
     def received(self, rows: int, versions: IntArray, lengths: IntArray | None = None) -> None:
         with self._counts:
             self._part.received(rows, versions, lengths)
+
+    def answered(self, rows: int, messages: int) -> None:
+        with self._counts:
+            self._part.answered(rows, messages)
 
     def dropped(self, versions: IntArray) -> None:
         with self._counts:

@@ -5,8 +5,9 @@
       │                                                 └─► gated sum ─► a move ─┐         19
       └───────────── marks of the second move (19) ◄────┘                        └► both ─► loss
 
-A graph travels as one bundle, one message a step. The vertices that a question asks about start
-with a mark, one column for each kind of question and place in it; all other columns start at 0.
+A graph travels as one bundle, which takes all its steps in one firing. The vertices that a question
+asks about start with a mark, one column for each kind of question and place in it; all other
+columns start at 0.
 Tasks 4, 15 and 16 choose a vertex, by a softmax over those of the graph; task 19 goes round twice
 and gets both moves right or neither.
 
@@ -39,12 +40,11 @@ from geartrain.ir.loss import accuracy, cross_entropy
 from geartrain.nn import (
     GatedGraphCell,
     GatedSum,
-    MessagePassing,
     VertexChoice,
     choice_accuracy,
     choice_loss,
 )
-from geartrain.optim.part import Clip, Instances, Rules
+from geartrain.optim.part import Clip, Instances, Part, Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
     ONE,
@@ -96,7 +96,7 @@ def build(setting: Setting) -> Task:
     return Task(
         graph=make_graph(kind, size, setting.copies),
         rules=Rules(
-            optimizer=partial(torch.optim.Adam, lr=rate),
+            optimizer=partial(torch.optim.Adam, lr=rate, fused=True),
             update_every=Instances(setting.update_every),
             average="instances",
             clip=Clip(norm=CLIP_NORM),
@@ -116,12 +116,12 @@ def make_graph(kind: Kind, size: Size, copies: Copies = ONE) -> Graph:
         copies: Of the cell.
     """
     graph = Graph(edge=("type",), value=("answer",))
-    cell = GatedGraphCell(size.hidden, types=2 * len(kind.relations))
-    passing = MessagePassing(copies.of(cell), steps=size.steps, name="cell")
+    types = 2 * len(kind.relations)
+    cell = copies.of(GatedGraphCell(size.hidden, types, steps=size.steps))
     if kind.answer == "classes":
-        _path(graph, passing, kind, size.hidden)
+        _path(graph, cell, kind, size.hidden)
         return graph
-    states = passing(graph.input("start", bundle=True))
+    states = graph.input("start", bundle=True).through(cell, name="cell", inside=True)
     if kind.answer == "vertex":
         choice = VertexChoice(size.hidden)
         chosen = states.through(choice, name="readout", read="answer", inside=True, pool=True)
@@ -136,11 +136,11 @@ def _sum_up(states: Stream, hidden: int, classes: int) -> Stream:
     return states.through(GatedSum(hidden, out=classes), name="readout", inside=True, pool=True)
 
 
-def _path(graph: Graph, passing: MessagePassing, kind: Kind, hidden: int) -> None:
+def _path(graph: Graph, cell: nn.Module | Part, kind: Kind, hidden: int) -> None:
     """Move after move, each from the marks that the one before left."""
     turns = graph.loop(name="moves")
     turns.join(graph.input("start", bundle=True, move=0))
-    states = passing(turns)
+    states = turns.through(cell, name="cell", inside=True)
     moves = _sum_up(states, hidden, len(kind.classes))
     path = moves.group(by="instance", size=_MOVES, order="move", name="path")
     path.loss(path_loss, "answer", metrics={"accuracy": path_accuracy})

@@ -168,6 +168,7 @@ CHARLM: Final = Recipe(
     metrics=("bits", "accuracy"),
     target="bits<=2.6",
     max_active=in_flight,
+    whole_minibatches=True,
     update_every=1,
     unit="instances",
     epochs=4,

@@ -126,6 +126,7 @@ CIFAR: Final = Recipe(
     metrics=("accuracy",),
     target="accuracy>=0.6",
     max_active=in_flight,
+    whole_minibatches=True,
     update_every=1,
     unit="instances",
     epochs=10,

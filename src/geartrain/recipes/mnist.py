@@ -200,6 +200,7 @@ MNIST: Final = Recipe(
     epochs=3,
     make=build,
     draw=lambda: make_graph(hidden=PIXELS),
+    whole_minibatches=True,
     needs=(
         "mnist/train-images-idx3-ubyte.gz",
         "mnist/train-labels-idx1-ubyte.gz",

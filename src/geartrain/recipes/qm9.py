@@ -1,13 +1,11 @@
 """Molecules: a gated graph network that reads the norm of the dipole moment off bonds and atoms.
 
-    elements ─► one-hot ─► ((steps)) ─► cell: pass along the bonds, GRU ─► enough? ─ yes ─► readout
-                               ▲                                              │ no            │
-                               └──────────────── step + 1 ◄───────────────────┘              loss
+    elements ─► one-hot ─► cell: pass along the bonds, GRU, some steps ─► readout ─► loss
 
-An instance is a molecule, whose atoms travel as one bundle; the bundles of many molecules, at
-whatever step, are one batch. The readout is a gated sum over the atoms. The network learns the norm
-in units of the training set's standard deviation, around its mean; both are kept in the run's
-folder. Every number of the recipe stands at the top.
+An instance is a molecule, whose atoms travel as one bundle; the bundles of many molecules are one
+batch, and take all their steps in one firing. The readout is a gated sum over the atoms. The
+network learns the norm in units of the training set's standard deviation, around its mean; both are
+kept in the run's folder. Every number of the recipe stands at the top.
 
 Source: gated graph networks, Li et al. 2016, arXiv:1511.05493; hidden 100 and four steps as of
 Gaunt et al. 2017, arXiv:1705.09786; the molecules are those of Ramakrishnan et al. 2014.
@@ -31,7 +29,7 @@ from geartrain.engine.controller import Ramp
 from geartrain.errors import DataError
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
-from geartrain.nn.shapes import GatedGraphCell, GatedSum, MessagePassing
+from geartrain.nn.shapes import GatedGraphCell, GatedSum
 from geartrain.optim.part import Clip, Instances, Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
@@ -190,8 +188,9 @@ def make_graph(
     graph = Graph(vertex=("element",), edge=columns, value=("mu",))
     elements = graph.input("elements", shape=(), dtype=torch.int64, bundle=True)
     atoms = elements.through(partial(one_hot, hidden=hidden), name="one-hot")
-    cell = GatedGraphCell(hidden, len(BONDS), length="distance" if distances else None)
-    last = MessagePassing(copies.of(cell), steps=steps, name="cell")(atoms)
+    length = "distance" if distances else None
+    cell = GatedGraphCell(hidden, len(BONDS), length=length, steps=steps)
+    last = atoms.through(copies.of(cell), name="cell", inside=True)
     readout = GatedSum(hidden, len(ELEMENTS))
     moment = last.through(readout, name="readout", read="element", inside=True, pool=True)
     metrics = {"mae": units.error, "error_ratio": units.error_ratio}

@@ -173,16 +173,19 @@ class Task:
     files: Mapping[str, str] = field(default_factory=dict)
     pipeline: Pipeline | None = None
 
-    def settings(self, workers: int) -> dict[str, Any]:
+    def settings(self, workers: int, *, copies: bool = False) -> dict[str, Any]:
         """What ``Session`` is told besides graph, rules, runtime and what a user chooses.
 
         Args:
             workers: Of the runtime.
+            copies: Whether there are copies of the whole model, each on one worker.
         """
         found: dict[str, Any] = {}
         if self.pipeline is not None:
             found = self.pipeline.settings(min(workers, len(self.pipeline.parts)))
             del found["max_active"]
+            if copies:
+                del found["placement"]
         return {**found, "ramp": self.ramp}
 
     def load(self, split: str) -> Sequence[Instance]:
@@ -216,6 +219,8 @@ class Recipe:
         epochs: Default number.
         needs: Files of the data folder; none for generated data.
         options: Numbers and words that may be changed.
+        whole_minibatches: Whether an instance is a minibatch, so that a copy of the model has one
+            in flight.
         bottleneck: The part that most of the work is in, which may have copies, met every so many
             instances as the option ``average_every`` says; None: the work is spread evenly.
         make: Builds the task from a complete setting, torch's generator already seeded.
@@ -236,6 +241,7 @@ class Recipe:
     needs: tuple[str, ...] = ()
     options: tuple[Option | Choice, ...] = ()
     bottleneck: str | None = None
+    whole_minibatches: bool = False
 
     def build(self, setting: Setting) -> Task:
         """The task, with weights initialised from the seed.

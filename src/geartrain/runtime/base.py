@@ -8,14 +8,16 @@ The contract, which one test suite checks for every runtime:
    instances reaches every worker before rows that were fed after it.
 3. The first failure stops the run and is raised to the caller, later ones as its notes; nothing is
    left running. No wait is without a bound.
-4. When nothing can move and instances are unfinished, ``StuckError`` tells who waits for what.
+4. Where the engine has copies of the model, letters arrive in order too, and ``run`` returns when
+   all have been taken or lost and nothing that waits for letters is left.
+5. When nothing can move and instances are unfinished, ``StuckError`` tells who waits for what.
 """
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, Protocol, final
 
 from geartrain.engine.engine import Engine
@@ -47,8 +49,47 @@ class Watch(Protocol):
         """Instances have finished."""
 
 
+class AbstractDoor(Protocol):
+    """Where instances are admitted: the controller, or one copy of the model."""
+
+    packer: Packer
+    one_by_one: bool
+
+    def want(self) -> int: ...
+
+    def admit(self, instances: Sequence[Instance] | Packed) -> Outbox: ...
+
+
+class AbstractFeeder(ABC):
+    """Gives instances to an engine when there is room for them.
+
+    Attributes:
+        taken: Instances pulled, skipped ones among them.
+        skipped: Instances that were refused.
+        exhausted: Whether nothing more is admitted.
+        source_ended: Whether that is the end of the data.
+    """
+
+    taken = 0
+    skipped = 0
+    exhausted = False
+    source_ended = False
+
+    def close(self) -> None:
+        """Admit nothing more."""
+        self.exhausted = True
+
+    @abstractmethod
+    def admit(self, engine: Engine) -> Outbox | None:
+        """Admit as many as the controller wants; None when there is nothing to admit now.
+
+        Raises:
+            DataError: An instance is refused and the policy is to raise.
+        """
+
+
 @final
-class Feeder:
+class Feeder(AbstractFeeder):
     """Instances for one pass, pulled when there is room for them.
 
     Args:
@@ -66,37 +107,32 @@ class Feeder:
         self._instances, self._on_bad = instances, on_bad
         self._left = limit
         self._block = Block(instances) if isinstance(instances, InOrder) else None
-        self.taken = 0
-        self.skipped = 0
-        self.exhausted = False
-        self.source_ended = False
-
-    def close(self) -> None:
-        """Admit nothing more."""
-        self.exhausted = True
 
     def admit(self, engine: Engine) -> Outbox | None:
-        """Admit as many as the controller wants; None when there is nothing to admit now.
+        return self.feed(engine.controller)
+
+    def feed(self, door: AbstractDoor) -> Outbox | None:
+        """Admit as many as are wanted at a door; None when there is nothing to admit now.
 
         Raises:
             DataError: An instance is refused and the policy is to raise.
         """
-        while not self.exhausted and (n := engine.controller.want()):
-            if engine.controller.one_by_one:
+        while not self.exhausted and (n := door.want()):
+            if door.one_by_one:
                 n = 1
             else:
-                packed = self._take_packed(n, engine.controller.packer)
+                packed = self._take_packed(n, door.packer)
                 if packed is not None:
-                    return engine.controller.admit(packed)
+                    return door.admit(packed)
             batch = self._take(n)
             if not batch:
                 continue  # the source has ended, or all of them were skipped
             try:
-                return engine.controller.admit(batch)
+                return door.admit(batch)
             except DataError:
                 if self._on_bad == "raise":
                     raise
-                good = self._admit_singly(engine, batch)
+                good = self._admit_singly(door, batch)
                 if good is not None:
                     return good
         return None
@@ -145,11 +181,11 @@ class Feeder:
         self.taken += len(batch)
         return batch
 
-    def _admit_singly(self, engine: Engine, batch: list[Instance]) -> Outbox | None:
+    def _admit_singly(self, door: AbstractDoor, batch: list[Instance]) -> Outbox | None:
         merged: Outbox | None = None
         for instance in batch:
             try:
-                out = engine.controller.admit([instance])
+                out = door.admit([instance])
             except DataError as error:
                 self.skipped += 1
                 log.warning("skipped: %s", error)
@@ -227,7 +263,7 @@ class AbstractRuntime(ABC):
     """Makes a lock between its workers."""
 
     @abstractmethod
-    def run(self, engine: Engine, feeder: Feeder, watch: Watch) -> float:
+    def run(self, engine: Engine, feeder: AbstractFeeder, watch: Watch) -> float:
         """Feed instances until the feeder is exhausted and all have finished.
 
         Returns:

@@ -7,7 +7,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Self, final
 
-from geartrain.runtime.base import Feeder, log
+from geartrain.runtime.base import AbstractFeeder, log
 
 
 @final
@@ -23,7 +23,7 @@ class Interruptible:
         feeder: Closed by the first SIGINT.
     """
 
-    def __init__(self, feeder: Feeder) -> None:
+    def __init__(self, feeder: AbstractFeeder) -> None:
         self._feeder = feeder
         self._before: Any = None
         self.asked = False

@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import heapq
 import random
+import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Final, TypeAlias, final
 
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Delivery, Outbox
 from geartrain.engine.worker import Firing
 from geartrain.errors import StuckError
 from geartrain.ir.message import Backward
-from geartrain.runtime.base import AbstractRuntime, Feeder, Watch
+from geartrain.optim.exchange import Letter
+from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch
 from geartrain.runtime.interrupt import Interruptible
+
+_COPY: Final = re.compile(r"#\d+")
 
 
 @final
@@ -31,10 +36,20 @@ class Costs:
     Args:
         firing_s: Every firing.
         row_s: Every row of it.
-        nodes: Node name to its own (seconds a firing, seconds a row).
+        nodes: Node name to its own (seconds a firing, seconds a row); copies of a node have those
+            of the first. ``NAME backward`` is its backward, which else costs ``backward`` forwards;
+            ``PART exchange`` are the letters that a part's copies take, for rows.
         backward: A backward costs so many forwards.
         latency_s: A batch between two workers.
         bytes_per_s: Bandwidth of a link between two workers; None: infinite.
+        letter_s: Every letter that a copy of the model takes, with the step or mix that it causes.
+        letter_byte_s: Every byte of it.
+
+    A letter waits until those before it have left, occupies its link for bytes / bandwidth and
+    arrives a latency later. Links do not disturb one another: a worker sends to all its neighbours
+    at once. A letter between copies on one worker takes no time. The result of an all-reduce of n
+    copies takes 2 (n - 1) latencies and the time of 2 (n - 1) / n of the bytes, from the last
+    contribution on.
     """
 
     firing_s: float = 100e-6
@@ -43,15 +58,68 @@ class Costs:
     backward: float = 2.0
     latency_s: float = 0.0
     bytes_per_s: float | None = None
+    letter_s: float = 0.0
+    letter_byte_s: float = 0.0
 
     def firing(self, firing: Firing) -> float:
-        fixed, per_row = self.nodes.get(firing.node, (self.firing_s, self.row_s))
-        return fixed + per_row * firing.rows * (1.0 if firing.forward else self.backward)
+        name = _COPY.sub("", firing.node)
+        own = self.nodes.get(firing.node) or self.nodes.get(name)
+        if firing.taken:
+            if own is not None:
+                return own[0] + own[1] * firing.rows
+            nbytes = sum(x.nbytes for x in firing.taken)
+            return self.letter_s * firing.rows + self.letter_byte_s * nbytes
+        if not firing.forward and (back := self.nodes.get(f"{name} backward")) is not None:
+            return back[0] + back[1] * firing.rows
+        fixed, per_row = own or (self.firing_s, self.row_s)
+        passes = (1.0 if firing.forward else 0.0) + (
+            self.backward if firing.both or not firing.forward else 0.0
+        )
+        return fixed + per_row * firing.rows * passes
 
     def travel(self, delivery: Delivery) -> float:
         if self.bytes_per_s is None:
             return self.latency_s
         return self.latency_s + batch_bytes(delivery) / self.bytes_per_s
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A worker stops for a while; what comes for it waits.
+
+    Args:
+        worker: Which.
+        at_s: From then on, in virtual seconds of training.
+        for_s: So long.
+    """
+
+    worker: int
+    at_s: float
+    for_s: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The copies on a worker take part no more: what they have in flight finishes, letters to them
+    are lost and counted."""
+
+    worker: int
+    at_s: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Join:
+    """The copies on a worker take part from then on, with the mean weights of those that do; before
+    it they are absent, unless they have left earlier and come back."""
+
+    worker: int
+    at_s: float
+
+
+Event: TypeAlias = Pause | Leave | Join
 
 
 def batch_bytes(delivery: Delivery) -> int:
@@ -74,6 +142,7 @@ class Simulated(AbstractRuntime):
         costs: What firings and links take.
         speeds: Speed of each worker; costs are divided by it. None: all 1.
         jitter: Costs and latencies are multiplied by a factor drawn from 1 ± jitter.
+        events: Workers that pause, leave and join, where they have copies of the model.
     """
 
     name = "simulated"
@@ -86,6 +155,7 @@ class Simulated(AbstractRuntime):
         costs: Costs | None = None,
         speeds: Sequence[float] | None = None,
         jitter: float = 0.0,
+        events: Sequence[Event] = (),
     ) -> None:
         if workers < 1:
             raise ValueError(f"Simulated(workers={workers}): give 1 or more")
@@ -93,11 +163,18 @@ class Simulated(AbstractRuntime):
             raise ValueError(f"Simulated(jitter={jitter}): give 0 <= jitter < 1")
         if speeds is not None and (len(speeds) != workers or min(speeds) <= 0):
             raise ValueError(f"Simulated(speeds={list(speeds)}): give {workers} positive numbers")
+        for event in events:
+            if not 0 <= event.worker < workers or event.at_s < 0:
+                raise ValueError(
+                    f"Simulated(events=[{event}]): give a worker from 0 to {workers - 1} and at "
+                    "least 0 seconds"
+                )
         self.workers, self.seed, self.jitter = workers, seed, jitter
+        self.events = tuple(sorted(events, key=lambda e: e.at_s))
         self.costs = costs or Costs()
         self.speeds = tuple(speeds or (1.0,) * workers)
 
-    def run(self, engine: Engine, feeder: Feeder, watch: Watch) -> float:
+    def run(self, engine: Engine, feeder: AbstractFeeder, watch: Watch) -> float:
         with Interruptible(feeder) as interrupt:
             return _Clockwork(self, engine, feeder, watch).run(interrupt)
 
@@ -106,23 +183,93 @@ class Simulated(AbstractRuntime):
 class _Clockwork:
     """One pass over the data."""
 
-    def __init__(self, runtime: Simulated, engine: Engine, feeder: Feeder, watch: Watch) -> None:
+    def __init__(
+        self, runtime: Simulated, engine: Engine, feeder: AbstractFeeder, watch: Watch
+    ) -> None:
         self._runtime, self._engine, self._feeder, self._watch = runtime, engine, feeder, watch
         self._random = random.Random(runtime.seed)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
         self._now = 0.0
+        self._last = 0.0  # when something was last done: a pause may end later
         self._busy = [False] * runtime.workers
         self._link_free: dict[tuple[int, int], float] = {}
+        self._letters_free: dict[tuple[int, int], float] = {}
+        self._paused_until = [0.0] * runtime.workers
+        self._coming: deque[Event] = deque()
 
     def run(self, interrupt: Interruptible) -> float:
+        self._plan_events()
         self._admit()
-        while self._heap and not interrupt.abandoned:
-            self._now, _, event = heapq.heappop(self._heap)
-            event()
-        if self._engine.controller.active and not interrupt.abandoned:
-            raise StuckError(self._engine.story())
-        return self._now
+        while not interrupt.abandoned:
+            if self._event_is_next():
+                self._happen(self._coming.popleft())
+            elif self._heap:
+                self._now, _, event = heapq.heappop(self._heap)
+                event()
+            elif not self._release():
+                break
+        if not interrupt.abandoned:
+            if self._engine.controller.active:
+                raise StuckError(self._engine.story())
+            if not self._feeder.exhausted:
+                raise StuckError("no copy of the model takes part any more, and data are left")
+        return self._last
+
+    def _event_is_next(self) -> bool:
+        if not self._coming:
+            return False
+        if not self._heap:
+            return not self._feeder.exhausted
+        return self._coming[0].at_s - self._engine.began_s <= self._heap[0][0]
+
+    def _plan_events(self) -> None:
+        """What has happened in earlier stretches is so; the rest will come."""
+        if self._engine.replicas is None or not self._engine.controller.training:
+            return
+        began, first = self._engine.began_s, set()
+        for event in self._runtime.events:
+            if not isinstance(event, Pause) and event.worker not in first:
+                first.add(event.worker)
+                if isinstance(event, Join) and event.at_s > began:
+                    self._engine.set_present(event.worker, False)
+        for event in self._runtime.events:
+            over = event.at_s + event.for_s if isinstance(event, Pause) else event.at_s
+            if isinstance(event, Pause) and event.at_s <= began < over:
+                self._pause(event.worker, over - began)
+            elif event.at_s <= began and not isinstance(event, Pause):
+                self._engine.set_present(event.worker, isinstance(event, Join))
+            elif event.at_s > began:
+                self._coming.append(event)
+
+    def _happen(self, event: Event) -> None:
+        self._now = max(self._now, event.at_s - self._engine.began_s)
+        if isinstance(event, Pause):
+            self._pause(event.worker, self._now + event.for_s)
+            return
+        self._engine.set_present(event.worker, isinstance(event, Join))
+        self._after_exchange()
+        self._admit()
+
+    def _pause(self, w: int, until: float) -> None:
+        self._paused_until[w] = max(self._paused_until[w], until)
+        self._at(until, lambda: self._turn(w))
+
+    def _release(self) -> bool:
+        """Nothing moves: let exchanges that wait for letters go on without. Whether any did."""
+        replicas = self._engine.replicas
+        if replicas is None or not self._engine.controller.training or not replicas.release():
+            return False
+        self._after_exchange()
+        return True
+
+    def _after_exchange(self) -> None:
+        """Carry what exchanges have sent and done outside of a firing."""
+        for w, worker in enumerate(self._engine.workers):
+            for step in worker.take_steps():
+                self._watch.stepped(w, step, self._now)
+            self._send_letters(w, worker.take_letters())
+            self._turn(w)
 
     def _at(self, time: float, event: Callable[[], None]) -> None:
         self._number += 1
@@ -139,7 +286,7 @@ class _Clockwork:
     def _turn(self, w: int) -> None:
         """Let a worker fire if it is free and has something to do."""
         worker = self._engine.workers[w]
-        if self._busy[w] or not worker.ready:
+        if self._busy[w] or self._now < self._paused_until[w] or not worker.ready:
             return
         start = self._now
         firing = worker.fire()
@@ -148,6 +295,7 @@ class _Clockwork:
         self._at(start + cost, lambda: self._done(w, firing, start))
 
     def _done(self, w: int, firing: Firing, start: float) -> None:
+        self._last = self._now
         self._watch.fired(w, firing, start, self._now)
         for step in firing.steps:
             self._watch.stepped(w, step, self._now)
@@ -156,6 +304,7 @@ class _Clockwork:
         self._settle(firing.outbox)
         for to, delivery in firing.elsewhere:
             self._send(w, to, delivery)
+        self._send_letters(w, firing.letters)
         self._busy[w] = False
         self._turn(w)
 
@@ -167,6 +316,32 @@ class _Clockwork:
         self._link_free[link] = arrives
         self._at(arrives, lambda: self._deliver(to, delivery))
 
+    def _send_letters(self, w: int, letters: Sequence[Letter]) -> None:
+        for letter in letters:
+            to = self._engine.home_of(letter.receiver)
+            self._at(self._arrival(w, to, letter), lambda to=to, x=letter: self._hand(to, x))  # type: ignore[misc]
+
+    def _arrival(self, w: int, to: int, letter: Letter) -> float:
+        """When a letter is there: those of a link leave one after the other."""
+        if w == to and not letter.collective:
+            return self._now
+        costs = self._runtime.costs
+        link = (to, to) if letter.collective else (w, to)
+        begins = max(self._now, self._letters_free.get(link, 0.0))
+        left = begins
+        if costs.bytes_per_s is not None:
+            left += self._vary(letter.nbytes / costs.bytes_per_s)
+        arrives = left + self._vary(letter.hops * costs.latency_s)
+        self._letters_free[link] = left
+        last = self._link_free.get((-1 - link[0], link[1]), 0.0)  # jitter overtakes nobody
+        self._link_free[-1 - link[0], link[1]] = arrives = max(arrives, last)
+        return arrives
+
+    def _hand(self, w: int, letter: Letter) -> None:
+        self._last = self._now
+        self._engine.workers[w].receive(letter)
+        self._turn(w)
+
     def _settle(self, out: Outbox) -> None:
         self._count(out)
         self._admit()
@@ -174,10 +349,15 @@ class _Clockwork:
     def _count(self, out: Outbox) -> None:
         """Let the controller count answers, and tell everybody of instances that have finished."""
         engine = self._engine
-        if finished := engine.controller.settle(out):
-            for worker in engine.workers:
-                for step in worker.finished(finished, engine.controller.trained):
-                    self._watch.stepped(worker.index, step, self._now)
+        if finished := engine.settle(out):
+            for w, told in engine.tell_finished(finished):
+                worker = engine.workers[w]
+                for step in worker.finished(told):
+                    self._watch.stepped(w, step, self._now)
+                if engine.replicas is not None:
+                    for step in worker.take_steps():
+                        self._watch.stepped(w, step, self._now)
+                    self._send_letters(w, worker.take_letters())
             self._watch.finished(engine, self._now)
 
     def _admit(self) -> None:

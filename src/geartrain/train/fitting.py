@@ -13,13 +13,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
 from geartrain.data.points import evaluation_points, require_evaluate_every
-from geartrain.engine.engine import Engine
+from geartrain.engine.engine import Engine, original_name
 from geartrain.engine.instrument import (
     EpochEnded,
     RunEnded,
@@ -27,9 +27,11 @@ from geartrain.engine.instrument import (
     Updated,
 )
 from geartrain.errors import DataError
-from geartrain.ir.instance import Instance
-from geartrain.runtime.base import Feeder
+from geartrain.optim.part import StepTaken
+from geartrain.optim.replicas import Replicas
+from geartrain.runtime.base import AbstractFeeder
 from geartrain.train.checkpoint import Retention
+from geartrain.train.copies import Feed, Tally
 from geartrain.train.observer import Observer, add_sums, means_of, tell
 from geartrain.train.results import Fit, Reached, Target
 from geartrain.train.source import Data, Source
@@ -61,6 +63,7 @@ class Fitting:
         self._instances = self._skipped = 0
         self._seconds = 0.0
         self._reached: Reached | None = None
+        self._tally = None if session._replicas is None else Tally(session._replicas)
 
     def run(self) -> Fit:
         at = self._s._position
@@ -74,6 +77,7 @@ class Fitting:
         except KeyboardInterrupt as error:
             outcome, message, failure = "interrupted", str(error), error
             if self._s._engine is not None:
+                self._agree()
                 self._save(is_best=False)
             raise
         except BaseException as error:
@@ -115,12 +119,13 @@ class Fitting:
     def _epoch(self) -> None:
         """To the end of the epoch, or to the target."""
         at = self._s._position
-        instances = self._source.epoch(at.epoch, at.taken)
+        s = self._s
+        feed = Feed(self._source, s._replicas, at.epoch, at.taken, s.on_bad)
         while self._reached is None:
             if self._is_due():  # here, as a resumed run may have been interrupted in validation
                 self._enter(epoch_ended=False)
                 continue
-            ended = self._stretch(instances)
+            ended = self._stretch(feed)
             self._meet(now=False)
             if ended:
                 if not at.taken:
@@ -129,6 +134,7 @@ class Fitting:
                 self._enter(epoch_ended=True)
                 return
             if self._every is not None and at.taken % self._every == 0 and not self._is_due():
+                self._agree()
                 self._save(is_best=False)
 
     def _is_due(self) -> bool:
@@ -141,10 +147,18 @@ class Fitting:
         s, at = self._s, self._s._position
         # One model is validated and kept, not one for each copy.
         self._meet(now=True)
+        self._agree()
         event = self._ended(epoch_ended=epoch_ended)
+        if self._tally is not None:
+            tell(
+                s.instruments,
+                "on_exchanged",
+                self._tally.event(event.epoch, at.train_seconds, at.epoch_seconds),
+            )
         at.history.append(event)
         at.sums, at.updates, at.epoch_seconds, at.entered = {}, {}, 0.0, at.taken
         if epoch_ended:
+            self._restart(at.epoch)
             at.epoch, at.taken, at.entered = at.epoch + 1, 0, 0
         best = self._is_best(event)
         if self._until is not None and self._until.reached(event.valid):
@@ -152,6 +166,35 @@ class Fitting:
             self._reached = Reached(self._until.metric, value, at.train_seconds, event.epoch)
         self._save(is_best=best)
         tell(s.instruments, "on_epoch_ended", event)
+
+    def _agree(self) -> None:
+        """Write the consensus of the copies of the model into the user's modules."""
+        s = self._s
+        if s._replicas is None:
+            return
+        s._replicas.agree()
+        if s._replicas.setting.consensus == "best" and self._valid is not None:
+            s._replicas.agree(self._best_copy(s._replicas, self._valid))
+
+    def _best_copy(self, replicas: Replicas, valid: Source) -> int:
+        """The copy that validates best; each of them is evaluated."""
+        at, target = self._s._position, self._until or Target("loss", 0.0, at_least=False)
+        best, found = math.nan, 0
+        for k, present in enumerate(replicas.present()):
+            if present:
+                replicas.agree(k)
+                metrics = self._s._evaluate(valid, at.epoch, self._epochs, at.train_seconds).metrics
+                if target.better(metrics[target.metric], best):
+                    best, found = metrics[target.metric], k
+        return found
+
+    def _restart(self, epoch: int) -> None:
+        """Let all copies go on from the consensus, where that is asked for after this epoch."""
+        replicas = self._s._replicas
+        every = None if replicas is None else replicas.setting.restart_every
+        if replicas is not None and every is not None and epoch % every == 0:
+            with self._counted():
+                replicas.restart()
 
     def _meet(self, *, now: bool) -> None:
         with self._counted():
@@ -173,19 +216,29 @@ class Fitting:
 
     def _flush(self) -> None:
         """The steps of an epoch's end, with whatever gradients are left."""
-        s, at = self._s, self._s._position
+        s = self._s
         assert s._engine is not None
         for worker in s._engine.workers:
             with self._counted():
                 steps = worker.flush()
-            for step in steps:
-                at.updates[step.part] = at.updates.get(step.part, 0) + 1
-                updated = Updated(
-                    worker.index, step.part, step.version, step.rows, at.train_seconds
-                )
-                tell(s.instruments, "on_updated", updated)
+            self._tell_steps(worker.index, steps)
+        if s._replicas is not None:
+            with self._counted():
+                steps = s._replicas.settle()
+            self._tell_steps(0, steps)
+            s._replicas.check_settled()
+        with self._counted():
+            for part in s.trained_parts.values():
+                part.check_finite()
 
-    def _stretch(self, instances: Iterator[Instance]) -> bool:
+    def _tell_steps(self, worker: int, steps: Sequence[StepTaken]) -> None:
+        s, at = self._s, self._s._position
+        for step in steps:
+            at.updates[step.part] = at.updates.get(step.part, 0) + 1
+            updated = Updated(worker, step.part, step.version, step.rows, at.train_seconds)
+            tell(s.instruments, "on_updated", updated)
+
+    def _stretch(self, feed: Feed) -> bool:
         """Train until the engine is to be drained, or the epoch ends; True at the end."""
         s, at = self._s, self._s._position
         measure = s._places_by_cost and not s._costs
@@ -201,14 +254,14 @@ class Fitting:
         with self._counted():
             engine = s._ready(self._source, fresh=True)
         engine.begin(train=True)
-        feeder = Feeder(instances, s.on_bad, limit)
+        feeder = feed.stretch(at.taken, limit)
         watch = Observer(
             s.instruments,
             "train",
             at.epoch,
             self._epochs,
             self._source.length,
-            s.parts,
+            s.trained_parts,
             at.train_seconds,
             at.taken,
             lambda: at.sums,
@@ -227,7 +280,7 @@ class Fitting:
         return feeder.source_ended
 
     def _account(
-        self, engine: Engine, feeder: Feeder, watch: Observer, seconds: float, began: int
+        self, engine: Engine, feeder: AbstractFeeder, watch: Observer, seconds: float, began: int
     ) -> None:
         at = self._s._position
         at.taken += feeder.taken
@@ -255,9 +308,20 @@ class Fitting:
             metrics=means,
             valid=valid,
             staleness=staleness,
-            updates=dict(at.updates),
+            updates=self._updates(),
             time_s=at.train_seconds,
         )
+
+    def _updates(self) -> dict[str, int]:
+        """Optimiser steps by part, copies of the model together."""
+        at = self._s._position
+        if self._s._replicas is None:
+            return dict(at.updates)
+        summed: dict[str, int] = {}
+        for part, n in at.updates.items():
+            name = original_name(part)
+            summed[name] = summed.get(name, 0) + n
+        return summed
 
     def _is_best(self, event: EpochEnded) -> bool:
         at = self._s._position

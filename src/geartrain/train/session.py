@@ -36,8 +36,10 @@ from geartrain.ir.loss import Collected
 from geartrain.ir.node import Memory
 from geartrain.ir.operators import Losing, Replaying
 from geartrain.ir.precision import Precision, require_float32, require_precision
+from geartrain.native.transfer import require_device
 from geartrain.optim.part import PartState, Rules
-from geartrain.runtime.base import AbstractRuntime, Feeder, OnBadInstance
+from geartrain.optim.replicas import Neighbours, Replicas
+from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Feeder, OnBadInstance
 from geartrain.runtime.threads import Threads
 from geartrain.train.checkpoint import (
     Checkpoint,
@@ -46,6 +48,7 @@ from geartrain.train.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
+from geartrain.train.copies import load_replicas, replicas_to_tensors
 from geartrain.train.fitting import Fitting, require_fit_arguments
 from geartrain.train.observer import Observer, means_of
 from geartrain.train.random_state import (
@@ -91,6 +94,10 @@ class Session:
         policy: Makes the firing policy of a worker, from its index.
         drain: Admit only when nothing is in flight: minibatches of ``max_active``, the synchronous
             way; with ``update_every=Instances(max_active)`` and no ramp it is minibatch training.
+        replicas: Copies of the whole model, each with weights, optimiser and data of its own, that
+            exchange while they train; ``max_active`` and ``drain`` then apply to each by itself.
+            The modules in the graph hold their consensus after every evaluation, checkpoint and
+            epoch.
         lanes: Every worker runs the whole graph for its own instances, all with the same weights,
             instead of its own parts for all instances.
         precision: ``full``: rows have the dtype of the data and the modules. ``bf16``: rows, what
@@ -98,6 +105,9 @@ class Session:
             and losses float32. Modules without a kernel for it run in float32 between casts, as
             does ``Part(full_precision=True)``. What leaves the graph is float32.
         meter: Counts what training computes: ``geartrain.FlopMeter()``.
+        device: Where parts live that name no device of their own, and where the rows of instances
+            are fed: ``cpu``, ``cuda``, ``cuda:1``. None leaves modules where they are; rows
+            are then fed where they are, or on the host if all modules are there.
         placement: Part or node name to worker; what is not named is placed automatically, after a
             short measurement where there are several workers.
         convert: Makes an ``Instance`` of an item of the data.
@@ -109,8 +119,9 @@ class Session:
         instruments: Watch. One that raises ends the run with its error.
 
     Raises:
-        ValueError: Two parts have one name, there is no such precision, or ``lanes`` does not go
-            together with ``placement``, replicas or ``keep="graph"``.
+        ValueError: Two parts have one name, there is no such precision, a device does not exist, or
+            ``lanes`` does not go together with ``placement``, replicas or ``keep="graph"``, or
+            copies cannot exchange as ``replicas`` says.
         GraphError: ``bf16``, and a module's weights are not float32.
         GraphError: From ``fit``, ``evaluate``, ``predict``: the graph cannot run.
     """
@@ -127,8 +138,10 @@ class Session:
         policy: Callable[[int], AbstractPolicy] | None = None,
         drain: bool = False,
         lanes: bool = False,
+        replicas: Neighbours | None = None,
         precision: Precision = "full",
         meter: AbstractMeter | None = None,
+        device: str | torch.device | None = None,
         placement: Mapping[str, int] | None = None,
         convert: Convert | None = None,
         shuffle: bool = True,
@@ -139,6 +152,7 @@ class Session:
         self.graph = graph
         self.rules = rules or Rules()
         self.runtime = runtime or Threads(1)
+        found = None if device is None else require_device(device, "Session")
         defaults = Settings()
         self.settings = Settings(
             max_active=max_active,
@@ -149,13 +163,20 @@ class Session:
             lanes=lanes,
             precision=require_precision(precision, "precision="),
             meter=meter,
+            device=found,
         )
         self.placement = dict(placement or {})
         self.convert, self.shuffle, self.seed, self.on_bad = convert, shuffle, seed, on_bad
         self.instruments = list(instruments)
-        self.parts: dict[str, PartState] = make_parts(graph, self.rules)
+        self.parts: dict[str, PartState] = make_parts(graph, self.rules, found)
+        self._move_modules_without_weights(found)
         self._refuse_lanes_beside_others()
-        for part in self.parts.values():
+        self._refuse_replicas_beside_others(replicas)
+        self._replicas = (
+            None if replicas is None else Replicas(self.parts, replicas, self.runtime.lock)
+        )
+        self._plain: Engine | None = None  # evaluates the consensus where there are replicas
+        for part in self.trained_parts.values():
             part.in_flight(max_active)
         if precision == "bf16":
             for name, part in self.parts.items():
@@ -235,8 +256,9 @@ class Session:
         then be missing from the instances.
 
         Returns:
-            For each instance a tensor ``(rows, ...)``, rows sorted by vertex; a tuple where the
-            payload has several tensors; a dict by name where the graph has several outputs.
+            For each instance a tensor ``(rows, ...)`` on the host, rows sorted by vertex; a tuple
+            where the payload has several tensors; a dict by name where the graph has several
+            outputs.
         """
         source = self._source(data, shuffle=False)
         engine = self._ready(source)
@@ -294,9 +316,11 @@ class Session:
         position = None if weights_only else position_from_json(document["position"], path)
         memories = {} if weights_only else self._memories_of(checkpoint, str(path))
         load_parts(self.parts, checkpoint.tensors, document["parts"], weights_only, str(path))
+        if self._replicas is not None:
+            load_replicas(self._replicas, checkpoint.tensors, document, weights_only, str(path))
         if position is not None:
             self._position = position
-            self._engine, self._memories = None, memories
+            self._engine, self._plain, self._memories = None, None, memories
             load_random_state(document["random"])
 
     def statistics(self) -> dict[str, Any]:
@@ -307,6 +331,16 @@ class Session:
             "trained": self._position.trained,
             "store_bytes": sum(n.nbytes() for n in engine.wiring.nodes.values()) if engine else 0,
         }
+
+    def _move_modules_without_weights(self, device: torch.device | None) -> None:
+        """Those of nodes and losses may have buffers, such as the weights of classes."""
+        if device is None:
+            return
+        owned = {id(inner) for part in self.parts.values() for inner in part.module.modules()}
+        losses = [o.criterion for o in self.graph.operators if isinstance(o, Losing)]
+        for module in (*self.graph.modules(), *losses):
+            if isinstance(module, torch.nn.Module) and id(module) not in owned:
+                module.to(device)
 
     def _refuse_lanes_beside_others(self) -> None:
         if not self.settings.lanes:
@@ -326,11 +360,33 @@ class Session:
                 "spread over the workers"
             )
 
+    def _refuse_replicas_beside_others(self, replicas: Neighbours | None) -> None:
+        if replicas is None:
+            return
+        copied = sorted({original_name(n) for n in self.parts if n != original_name(n)})
+        for name, value in (
+            ("lanes", self.settings.lanes),
+            ("placement", self.placement),
+            ("Part(replicas=...)", copied),
+        ):
+            if value:
+                raise ValueError(
+                    f"replicas={replicas.copies} copies of the model and {name}={value} do not go "
+                    "together: a copy lives on one worker with all its parts; leave one of the two "
+                    "out"
+                )
+
+    @property
+    def trained_parts(self) -> dict[str, PartState]:
+        """The parts that learn: those of the graph, or of its copies (``name#k``)."""
+        return self.parts if self._replicas is None else self._replicas.parts
+
     @property
     def _places_by_cost(self) -> bool:
         """Whether it matters where nodes live, and time can tell."""
         runtime = self.runtime
-        return runtime.workers > 1 and not runtime.virtual and not self.settings.lanes
+        apart = self.settings.lanes or self._replicas is not None
+        return runtime.workers > 1 and not runtime.virtual and not apart
 
     def _source(self, data: Data, *, shuffle: bool) -> Source:
         return Source(data, self.convert, shuffle=shuffle, seed=self.seed)
@@ -361,6 +417,9 @@ class Session:
             },
             "random": random_state_to_json(),
         }
+        if self._replicas is not None:
+            copied, document["replicas"] = replicas_to_tensors(self._replicas)
+            tensors.update(copied)
         return tensors, document
 
     def _ready(self, source: Source, *, fresh: bool = False) -> Engine:
@@ -373,6 +432,10 @@ class Session:
         if not self._checked:
             self.graph.check(self._first_shapes(source))
             self._checked = True
+        if self._replicas is not None and not fresh:
+            if self._plain is None:
+                self._plain = Engine(self.graph, self.parts, self.settings, self.runtime.workers)
+            return self._plain
         if self._engine is None or fresh:
             self._remember()
             self._engine = Engine(
@@ -384,8 +447,10 @@ class Session:
                 self._costs,
                 self._position.trained,
                 self.runtime.lock,
+                self._replicas,
             )
             self._engine.recall(self._memories)
+            self._engine.began_s = self._position.train_seconds
         return self._engine
 
     def _memories_of(self, checkpoint: Checkpoint, path: str) -> dict[str, Memory]:
@@ -412,11 +477,13 @@ class Session:
                 return _shapes(first) if isinstance(first, Instance) else {}
         return {}
 
-    def _run(self, engine: Engine, feeder: Feeder, watch: Observer) -> float:
+    def _run(self, engine: Engine, feeder: AbstractFeeder, watch: Observer) -> float:
         """One stretch of a pass; an engine that failed in it is not used again."""
         training = engine.controller.training
         try:
-            with _mode([*self.graph.modules(), *(p.module for p in self.parts.values())], training):
+            with _mode(
+                [*self.graph.modules(), *(p.module for p in self.trained_parts.values())], training
+            ):
                 seconds = self.runtime.run(engine, feeder, watch)
             engine.check_empty()
             watch.progress(engine, seconds)
@@ -429,10 +496,12 @@ class Session:
     def _abandon(self, training: bool) -> None:
         if not training:
             self._remember()  # an evaluation has left them as they were
-        self._engine = None
+        self._engine = self._plain = None
         if training:
             for part in self.parts.values():
                 part.abandon()
+            if self._replicas is not None:
+                self._replicas.abandon()
 
     def _evaluate(self, source: Source, epoch: int, epochs: int, began: float) -> Evaluation:
         with random_state_kept():
@@ -460,7 +529,7 @@ class Session:
     def _take_staleness(self) -> dict[str, PartStaleness]:
         """Since the last entry of the history, copies of a part together."""
         histograms: dict[str, list[int]] = {}
-        for name, part in self.parts.items():
+        for name, part in self.trained_parts.items():
             counts = histograms.setdefault(original_name(name), [])
             for age, rows in enumerate(part.take_histogram()):
                 counts.extend([0] * (age + 1 - len(counts)))
@@ -520,7 +589,7 @@ def _by_instance(collected: Sequence[Collected], n: int) -> list[Any]:
     width = len(collected[0][3])
     rows = torch.from_numpy(order)
     columns = [
-        torch.cat([c[3][j] for c in collected]).index_select(0, rows).split(counts)  # type: ignore[no-untyped-call]
+        torch.cat([c[3][j].cpu() for c in collected]).index_select(0, rows).split(counts)  # type: ignore[no-untyped-call]
         for j in range(width)
     ]
     if width == 1:

@@ -88,15 +88,57 @@ class Source:
         items = self._items(number, start)
         return items if self._convert is None else map(self._convert, items)
 
+    def shard(self, number: int, copy: int, copies: int, start: int = 0) -> Iterator[Instance]:
+        """Every so-many-th instance of an epoch's order.
+
+        Args:
+            number: The epoch.
+            copy: The first of them; those that follow are ``copies`` apart.
+            copies: Shards.
+            start: Position within the shard to begin with.
+        """
+        data: Any = self._data
+        order = self._order(number)[copy::copies][start:]
+        items: Iterator[Any] = (
+            InOrder(data, order) if type(data) in (list, tuple) else map(data.__getitem__, order)
+        )
+        return items if self._convert is None else map(self._convert, items)
+
+    def require_shards(self, copies: int) -> None:
+        """Raises:
+        ValueError: The data cannot be cut into so many shards, or one would have no instance.
+        """
+        if not self._map_style:
+            raise ValueError(
+                f"shards='static' wants data with a length and places, not a "
+                f"{type(self._data).__name__}; give a list or a Dataset, or use shards='pull'"
+            )
+        if len(self) < copies:
+            raise ValueError(
+                f"{copies} copies and {len(self)} instances: {copies - len(self)} shards would "
+                "have no data; use fewer copies, more instances (smaller minibatches), or "
+                "shards='pull'"
+            )
+
+    def _order(self, number: int) -> Sequence[int]:
+        """Places in map-style data, in the order of an epoch."""
+        data: Any = self._data
+        if not self._shuffle:
+            return range(len(data))
+        generator = np.random.default_rng((self._seed, number))
+        return generator.permutation(len(data)).tolist()  # type: ignore[no-any-return]
+
+    def begin(self, number: int) -> None:
+        """Tell data with a ``set_epoch`` which epoch its shards will be of."""
+        if (set_epoch := getattr(self._data, "set_epoch", None)) is not None:
+            set_epoch(number)
+
     def _items(self, number: int, start: int) -> Iterator[Any]:
         data: Any = self._data
         if (set_epoch := getattr(data, "set_epoch", None)) is not None:
             set_epoch(number)
         if self._map_style:
-            order: Sequence[int] = range(start, len(data))
-            if self._shuffle:
-                generator = np.random.default_rng((self._seed, number))
-                order = generator.permutation(len(data))[start:].tolist()
+            order = self._order(number)[start:]
             if type(data) in (list, tuple):
                 return InOrder(data, order)
             return map(data.__getitem__, order)

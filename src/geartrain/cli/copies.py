@@ -1,0 +1,99 @@
+"""Copies of the model on the command line: who talks to whom, how, over what links, how fast.
+
+--replicas 16 --topology torus --mixer gradients --speeds 1,1,0.25 --link 50us,1.25GB
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, final
+
+from geartrain.engine.instrument import AbstractInstrument, Exchanged
+from geartrain.optim.replicas import EXCHANGES
+from geartrain.recipes.recipe import meant
+
+_SECONDS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "": 1.0}
+_BYTES: Final = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
+
+
+def require_mixer(name: str) -> str:
+    """A mixer by name.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if name not in EXCHANGES:
+        raise ValueError(
+            f"--mixer {name}: expected one of {', '.join(EXCHANGES)}" + meant(name, [*EXCHANGES])
+        )
+    return name
+
+
+def parse_speeds(text: str | None, workers: int) -> tuple[float, ...]:
+    """A speed for each worker, as multiples of this machine's; fewer are repeated in turn.
+
+    Raises:
+        ValueError: One is not positive, or no number.
+    """
+    try:
+        speeds = [float(each) for each in ("1" if text is None else text).split(",")]
+    except ValueError:
+        speeds = []
+    if not speeds or min(speeds) <= 0:
+        raise ValueError(f"speeds {text}: write SPEED[,SPEED...] with positive numbers")
+    return tuple(speeds[k % len(speeds)] for k in range(workers))
+
+
+def parse_link(text: str | None) -> tuple[float, float | None]:
+    """Latency in seconds and bytes a second from ``50us,1.25GB``; None: no latency, no bound.
+
+    Raises:
+        ValueError: It is not of this form.
+    """
+    if text is None:
+        return 0.0, None
+    found = re.fullmatch(r"([\d.e+-]+)(s|ms|us|ns)?,([\d.e+]+)([kMG])?(?:B(?:/s)?)?", text.strip())
+    try:
+        if found is not None and float(found[3]) > 0 and float(found[1]) >= 0:
+            latency = float(found[1]) * _SECONDS[found[2] or ""]
+            return latency, float(found[3]) * _BYTES[found[4] or ""]
+    except ValueError:
+        pass
+    raise ValueError(
+        f"--link {text}: write LATENCY,BANDWIDTH as seconds and bytes a second, such as "
+        "50us,1.25GB or 0.0001,1e9"
+    )
+
+
+@final
+class CopiesSeen(AbstractInstrument):
+    """Sums up what copies of the model have exchanged."""
+
+    def __init__(self) -> None:
+        self._events: list[Exchanged] = []
+
+    def on_exchanged(self, event: Exchanged) -> None:
+        """Keep it."""
+        self._events.append(event)
+
+    def summary(self) -> dict[str, Any] | None:
+        """For the JSON of a run; None where there were no copies of the model."""
+        if not self._events:
+            return None
+        copies = [c for e in self._events for c in e.copies]
+        rounds = sum(c.rounds for c in copies)
+        letters = sum(sum(c.staleness.histogram) for c in copies)
+        ages = sum(a * n for c in copies for a, n in enumerate(c.staleness.histogram))
+        return {
+            "distance": self._events[-1].distance,
+            "bytes_per_gradient": sum(c.bytes for c in copies) / rounds if rounds else 0.0,
+            "letters": {
+                name: sum(getattr(c, name) for c in copies)
+                for name in ("sent", "applied", "merged", "dropped", "lost")
+            },
+            "letter_staleness": ages / letters if letters else 0.0,
+            "instances": [
+                sum(e.copies[k].instances for e in self._events)
+                for k in range(len(self._events[-1].copies))
+            ],
+        }

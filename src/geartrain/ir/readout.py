@@ -1,0 +1,110 @@
+"""A module with the loss that alone reads it, in one node.
+
+    x ─► y = f(x; θ) ─► one loss a row ─► dy ─► dx = (∂f/∂x)ᵀ dy, at once
+                                           └──► (∂f/∂θ)ᵀ dy is added to the part's gradient
+
+Nobody else wants y, so its gradient is known in the firing that makes it: nothing is stored, no row
+waits, and there is no second firing. Forward and backward are of one version: such rows are never
+stale. ``fusion`` says which nodes are of this kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+
+from geartrain.ir.call import Call, gather_inputs, require_rows, where_it_computes
+from geartrain.ir.gradient import GradientSum
+from geartrain.ir.kernel import AbstractRowKernel
+from geartrain.ir.loss import Objective
+from geartrain.ir.message import (
+    Backward,
+    Forward,
+    Gradient,
+    join_lengths,
+    join_origins,
+    join_states,
+)
+from geartrain.ir.node import AbstractNode, Emission, Place
+from geartrain.ir.products import GRAIN
+from geartrain.ir.weights import AbstractWeights
+
+
+@final
+class ReadoutNode(AbstractNode):
+    """Run a module on rows, compute their losses, and send the gradient of the rows back.
+
+    Args:
+        place: Number, name, frames.
+        call: The module and how it is called; it does not look inside bundles.
+        kernel: Computes it.
+        objective: The loss.
+        weights: The part, or None where there are no parameters.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        call: Call,
+        kernel: AbstractRowKernel,
+        objective: Objective,
+        weights: AbstractWeights | None,
+    ) -> None:
+        super().__init__(place)
+        self._call, self._kernel, self._weights = call, kernel, weights
+        self.objective, self.loss_name = objective, objective.name
+        self.alone = call.alone
+        self.part_name = None if weights is None else weights.name
+        self._bundled = False
+
+    def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
+        state, origin = join_states(batches), join_origins(batches)
+        lengths = join_lengths(batches)
+        self._bundled = lengths is not None
+        device = None
+        if self.place.spread:
+            device = where_it_computes(self._call, self._weights, batches)
+        inputs = gather_inputs(self._call, self.place, batches, state, lengths, {}, device)
+        with torch.no_grad():
+            outputs, residuals = self._kernel.forward(*inputs)
+        n = origin.size if lengths is None else int(lengths.sum())
+        require_rows(self.name, outputs, n)
+        dy = self.objective.measure(outputs, state, lengths, train)
+        if dy is None:
+            return Emission(backward=[Backward(origin, None)])
+        dx = self._call.answer(self._back(dy, residuals, n, origin.size), len(batches[0].payload))
+        quiet = all(d is None for d in dx)
+        return Emission(
+            backward=[Backward(origin, None) if quiet else Backward(origin, dx, lengths)]
+        )
+
+    def backward(self, batches: Sequence[Backward]) -> Emission:
+        raise AssertionError(f"'{self.name}' sends nothing, so nothing can come back")
+
+    @property
+    def bundled(self) -> bool:
+        return self._bundled
+
+    @property
+    def grain(self) -> int:
+        return 1 if self._weights is None or self._bundled else GRAIN
+
+    def check_empty(self) -> None:
+        """Every row is answered at once, but a device may still have to say of what loss.
+
+        Raises:
+            NonFiniteError: A loss was NaN or infinite.
+        """
+        self.objective.sums.check_finite()
+
+    def _back(
+        self, dy: Gradient, residuals: tuple[torch.Tensor, ...], n: int, messages: int
+    ) -> Gradient:
+        into = GradientSum(()) if self._weights is None else self._weights.gradient
+        with torch.no_grad():
+            dx = self._kernel.backward(dy, residuals, into)
+        if self._weights is not None:
+            self._weights.answered(n, messages)
+        return dx

@@ -1,0 +1,258 @@
+"""Copies that average their weights with their neighbours'.
+
+    DecentralizedSGD   x_i ─► all neighbours; x_i' = Σ_j W[i][j] x_j, then the own step; in rounds
+    PairAverage        i ──x_i──► j: x_j += d, d = (x_i - x_j) / 2;  i ◄──d── j: x_i -= d; no rounds
+
+Both keep the sum of all copies: what one side takes, the other gives.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Final, Literal, TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from geartrain.optim.exchange import AbstractExchange, Letter, Member, Tensors, copies
+from geartrain.optim.mixing import Matrix, check_doubly_stochastic, metropolis, uniform
+from geartrain.optim.topology import sides_of
+
+MixingWeights: TypeAlias = Literal["metropolis", "uniform"] | Matrix
+
+
+@final
+class DecentralizedSGD(AbstractExchange):
+    """D-PSGD: x_i' = Σ_j W[i][j] x_j - own step, with the gradient at x_i.
+
+    The step is held until the weights of the same round have come from all neighbours, so copies go
+    in rounds; a slow copy holds up its neighbours, and theirs a round later. At the end of a
+    stretch copies that have no gradient for the last round mix without one, so that all have mixed
+    equally often. The mean of all copies moves by the steps alone.
+
+    Source: Lian et al. 2017, arXiv:1705.09056.
+
+    Args:
+        weights: W: ``metropolis``, ``uniform`` (1 / (1 + neighbours), for regular graphs), or a
+            matrix, n x n. It is checked to be doubly stochastic. While a copy is absent, its share
+            falls to the one who would have taken it.
+        every: Own gradients between two rounds.
+
+    Raises:
+        ValueError: ``every`` is not positive, or ``weights`` is a name of nothing; when training
+            begins, the matrix does not fit the topology.
+    """
+
+    def __init__(self, weights: MixingWeights = "metropolis", *, every: int = 1) -> None:
+        super().__init__(every)
+        if isinstance(weights, str) and weights not in ("metropolis", "uniform"):
+            raise ValueError(
+                f"DecentralizedSGD(weights={weights!r}): give 'metropolis', 'uniform', or a matrix"
+            )
+        self.weights = weights
+        self._matrix: Matrix = ()
+        self._early: list[list[Letter]] = []
+        self._held: list[Tensors | None] = []
+
+    def prepare(self, members: Sequence[Member]) -> None:
+        super().prepare(members)
+        graph = [m.neighbours for m in members]
+        if isinstance(self.weights, str):
+            self._matrix = (metropolis if self.weights == "metropolis" else uniform)(graph)
+        else:
+            self._matrix = [[float(x) for x in row] for row in self.weights]
+        check_doubly_stochastic(self._matrix, graph)
+        self._early = [[] for _ in members]
+        self._held = [None for _ in members]
+        for me in members:
+            me.numbers |= {"round": 0, "mixed": 0, "first": 1}
+
+    def stepping(self, me: Member, gradients: Tensors) -> Tensors | None:
+        if not me.senders or not me.present or not self.due(me):
+            return gradients
+        self._begin(me, copies(gradients))
+        return None
+
+    def received(self, me: Member, letters: Sequence[Letter]) -> None:
+        self._early[me.index] += letters
+        self._catch_up(me)
+
+    def waiting(self, me: Member) -> bool:
+        return me.numbers["round"] > me.numbers["mixed"]
+
+    def finish(self, members: Sequence[Member]) -> bool:
+        there = [m for m in members if m.present]
+        last = max((m.numbers["round"] for m in there), default=0.0)
+        behind = [m for m in there if m.numbers["round"] < last and not self.waiting(m)]
+        for me in behind:
+            self._begin(me, None)
+        return bool(behind)
+
+    def left(self, me: Member) -> None:
+        me.numbers["mixed"] = me.numbers["round"]
+        self._early[me.index].clear()
+        self._held[me.index] = None
+        for other in self.members:
+            if other.present:
+                self._catch_up(other)
+
+    def joined(self, me: Member) -> None:
+        last = max(m.numbers["round"] for m in self.members)
+        me.numbers |= {"round": last, "mixed": last, "first": last + 1}
+
+    def abandoned(self, members: Sequence[Member]) -> None:
+        self._early = [[] for _ in members]
+        self._held = [None for _ in members]
+        last = max(m.numbers["round"] for m in members)
+        for me in members:
+            me.numbers |= {"round": last, "mixed": last}
+
+    def _begin(self, me: Member, gradients: Tensors | None) -> None:
+        me.numbers["round"] += 1
+        self._held[me.index] = gradients
+        me.send_all("weights", me.weights(), me.numbers["round"])
+        self._catch_up(me)
+
+    def _expected(self, me: Member) -> set[int]:
+        """Who sends in this round."""
+        now = me.numbers["round"]
+        return {
+            s
+            for s in me.senders
+            if self.members[s].present and self.members[s].numbers["first"] <= now
+        }
+
+    def _catch_up(self, me: Member) -> None:
+        """Mix if all are there; weights of later rounds go on waiting."""
+        if not self.waiting(me):
+            return
+        now, early = me.numbers["round"], self._early[me.index]
+        here = {x.sender: x.tensors for x in early if x.weight == now}
+        if not here.keys() >= self._expected(me):
+            return
+        self._early[me.index] = [x for x in early if x.weight > now]
+        me.numbers["mixed"] = now
+        me.write(mixed(me.weights(), self._matrix[me.index], me.index, here))
+        gradients, self._held[me.index] = self._held[me.index], None
+        if gradients is not None:
+            me.apply(gradients, own=True)
+
+
+@final
+class PairAverage(AbstractExchange):
+    """AD-PSGD: a copy and one neighbour become their mean, while both go on training.
+
+    A copy offers its weights; the other moves half of the way and answers with how far, and the
+    first goes as far towards it. Steps that it took meanwhile stay in it, as if they had come after
+    the meeting. Nobody waits, so nothing can deadlock. Where the graph has two sides (no odd
+    cycles), one side offers and the other answers, so every meeting is atomic; else all offer, and
+    one whose own offer is open declines those of others.
+
+    Source: Lian et al. 2018, arXiv:1710.06952.
+
+    Args:
+        every: Own steps between two offers; none is made while one is open.
+        seed: For the choice of the neighbour, which is random.
+
+    Raises:
+        ValueError: ``every`` is not positive; when training begins, neighbours are not mutual.
+    """
+
+    def __init__(self, every: int = 1, *, seed: int = 0) -> None:
+        super().__init__(every)
+        self.seed = seed
+        self._sides: list[int] | None = None
+
+    def prepare(self, members: Sequence[Member]) -> None:
+        super().prepare(members)
+        graph = [m.neighbours for m in members]
+        for me in members:
+            one_way = sorted(set(me.neighbours) ^ set(me.senders))
+            if one_way:
+                raise ValueError(
+                    f"PairAverage: between copies {me.index} and {one_way[0]} letters go one way, "
+                    "where an answer was expected; give an undirected topology, or use PushSum"
+                )
+            me.numbers["partner"] = _NOBODY
+        self._sides = sides_of(graph)
+
+    def stepped(self, me: Member, gradients: Tensors) -> None:
+        free = me.present and me.numbers["partner"] == _NOBODY
+        if free and self.due(me) and self._offers(me):
+            present = [k for k in me.neighbours if self.members[k].present]
+            if present:
+                partner = random.Random(f"{self.seed}/{me.index}/{me.rounds}").choice(present)
+                me.numbers["partner"] = partner
+                me.send(partner, "offer", me.weights())
+
+    def received(self, me: Member, letters: Sequence[Letter]) -> None:
+        for letter in letters:
+            if letter.kind == "offer":
+                self._answer(me, letter)
+                continue
+            if letter.kind == "answer":
+                me.write(_less(me.weights(), _dense(letter.tensors)))
+            if letter.sender == me.numbers["partner"]:
+                me.numbers["partner"] = _NOBODY
+
+    def left(self, me: Member) -> None:
+        me.numbers["partner"] = _NOBODY
+        for other in self.members:
+            if other.numbers["partner"] == me.index:
+                other.numbers["partner"] = _NOBODY
+
+    def abandoned(self, members: Sequence[Member]) -> None:
+        for me in members:
+            me.numbers["partner"] = _NOBODY
+
+    def _offers(self, me: Member) -> bool:
+        return self._sides is None or self._sides[me.index] == 0
+
+    @torch.no_grad()
+    def _answer(self, me: Member, letter: Letter) -> None:
+        if me.numbers["partner"] != _NOBODY:
+            me.send(letter.sender, "busy", ())
+            return
+        mine = me.weights()
+        half = [(theirs - x) / 2 for theirs, x in zip(_dense(letter.tensors), mine, strict=True)]
+        me.write([x + d for x, d in zip(mine, half, strict=True)])
+        me.send(letter.sender, "answer", half)
+
+
+_NOBODY: Final = -1
+
+
+@torch.no_grad()
+def mixed(
+    mine: Sequence[Tensor],
+    row: Sequence[float],
+    index: int,
+    others: dict[int, tuple[Tensor | None, ...]],
+) -> list[Tensor]:
+    """One row of W x, in the order of the copies; shares of those that are not there stay here.
+
+    Args:
+        mine: Own weights.
+        row: Of the mixing matrix.
+        index: Which copy this is.
+        others: Weights that have come, by sender.
+    """
+    own = 1.0 - sum(row[k] for k in sorted(others))
+    given = {**{k: _dense(v) for k, v in others.items()}, index: list(mine)}
+    total: list[Tensor] | None = None
+    for k in sorted(given):
+        scaled = [x * (own if k == index else row[k]) for x in given[k]]
+        total = scaled if total is None else [a + b for a, b in zip(total, scaled, strict=True)]
+    assert total is not None
+    return total
+
+
+@torch.no_grad()
+def _less(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Tensor]:
+    return [x - y for x, y in zip(a, b, strict=True)]
+
+
+def _dense(tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    """Weights: none is missing."""
+    return [t for t in tensors if t is not None]

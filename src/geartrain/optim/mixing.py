@@ -1,0 +1,125 @@
+"""Matrices that say how much of each neighbour's weights a copy takes.
+
+    x_i' = Σ_j W[i][j] x_j        rows: who takes; columns: whose
+
+Doubly stochastic: nothing is below zero, rows sum to 1 (equal copies stay equal) and columns sum to
+1 (the mean stays). Column-stochastic: columns alone, for push-sum, which carries a weight along.
+
+Sources: Metropolis weights, Xiao and Boyd 2004, "Fast linear iterations for distributed averaging";
+use in training, Lian et al. 2017, arXiv:1705.09056.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+from geartrain.optim.topology import senders_of
+
+Matrix: TypeAlias = Sequence[Sequence[float]]
+
+_CLOSE: Final = 1e-6  # a matrix may have been made in float32
+
+
+def metropolis(neighbours: Sequence[Sequence[int]]) -> Matrix:
+    """W[i][j] = 1 / (1 + the larger number of neighbours of the two), the rest on the diagonal.
+
+    Symmetric, so doubly stochastic on every graph whose neighbours are mutual; on a ring, 1/3.
+
+    Raises:
+        ValueError: Somebody sends to one who does not send back.
+    """
+    n = len(neighbours)
+    matrix = [[0.0] * n for _ in range(n)]
+    for i, mine in enumerate(neighbours):
+        for j in mine:
+            if i not in neighbours[j]:
+                raise ValueError(
+                    f"Metropolis weights: copy {i} sends to copy {j}, which does not send back; "
+                    "give an undirected topology, weights='uniform', or a matrix"
+                )
+            matrix[i][j] = 1.0 / (1 + max(len(mine), len(neighbours[j])))
+        matrix[i][i] = 1.0 - sum(matrix[i])
+    return matrix
+
+
+def uniform(neighbours: Sequence[Sequence[int]]) -> Matrix:
+    """W[i][j] = 1 / (1 + number of senders of i) for itself and each of them.
+
+    Rows sum to 1; columns too where all copies have equally many neighbours.
+    """
+    n = len(neighbours)
+    matrix = [[0.0] * n for _ in range(n)]
+    for i, senders in enumerate(senders_of(neighbours)):
+        for j in (i, *senders):
+            matrix[i][j] = 1.0 / (1 + len(senders))
+    return matrix
+
+
+def shares(neighbours: Sequence[Sequence[int]]) -> Matrix:
+    """P[i][j] = 1 / (1 + number of neighbours of j): each keeps and sends equal shares.
+
+    Column-stochastic on every graph.
+    """
+    n = len(neighbours)
+    matrix = [[0.0] * n for _ in range(n)]
+    for j, receivers in enumerate(neighbours):
+        for i in (j, *receivers):
+            matrix[i][j] = 1.0 / (1 + len(receivers))
+    return matrix
+
+
+def check_doubly_stochastic(matrix: Matrix, neighbours: Sequence[Sequence[int]]) -> None:
+    """Raises:
+    ValueError: It is not, has another size, or has an entry where nothing is sent.
+    """
+    _check_columns("a doubly stochastic", matrix, neighbours)
+    for i, row in enumerate(matrix):
+        if abs(sum(row) - 1) > _CLOSE:
+            raise ValueError(
+                f"mixing matrix: row {i} sums to {sum(row):.6g}, where 1 was expected (a doubly "
+                "stochastic matrix), as equal copies would not stay equal; Metropolis weights are "
+                "so on every undirected topology"
+            )
+
+
+def check_column_stochastic(matrix: Matrix, neighbours: Sequence[Sequence[int]]) -> None:
+    """Raises:
+    ValueError: It is not, has another size, or has an entry where nothing is sent.
+    """
+    _check_columns("a column-stochastic", matrix, neighbours)
+
+
+def _check_columns(what: str, matrix: Matrix, neighbours: Sequence[Sequence[int]]) -> None:
+    n = len(neighbours)
+    _check_entries(matrix, neighbours)
+    for j in range(n):
+        total = sum(row[j] for row in matrix)
+        if abs(total - 1) > _CLOSE:
+            remedy = "Metropolis weights are so on every undirected topology"
+            if what == "a column-stochastic":
+                remedy = "divide the column by its sum"
+            raise ValueError(
+                f"mixing matrix: column {j} sums to {total:.6g}, where 1 was expected ({what} "
+                f"matrix), as the mean of the copies would drift; {remedy}"
+            )
+
+
+def _check_entries(matrix: Matrix, neighbours: Sequence[Sequence[int]]) -> None:
+    n = len(neighbours)
+    if len(matrix) != n or any(len(row) != n for row in matrix):
+        sizes = sorted({len(row) for row in matrix})
+        raise ValueError(
+            f"mixing matrix: {len(matrix)} rows of {sizes} entries, where {n} rows of {n} were "
+            f"expected, as there are {n} copies; give a matrix of that size"
+        )
+    for i, row in enumerate(matrix):
+        for j, entry in enumerate(row):
+            if not math.isfinite(entry) or entry < 0:
+                raise ValueError(f"mixing matrix: entry [{i}][{j}] is {entry}; give 0 or more")
+            if entry and i != j and i not in neighbours[j]:
+                raise ValueError(
+                    f"mixing matrix: entry [{i}][{j}] is {entry:.6g}, but copy {j} does not send "
+                    f"to copy {i}; make it 0, or add the edge ({j}, {i}) to the topology"
+                )

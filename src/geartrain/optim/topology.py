@@ -1,0 +1,310 @@
+"""Who is whose neighbour.
+
+    ring        0 ─ 1 ─ 2 ─ 3 ─ 0          torus   rows and columns of rings
+    full        everybody with everybody    edges   as given, or of a networkx graph
+    exponential k ─► k + 1, k + 2, k + 4, ...: each in turn reaches everybody in log2 n rounds
+
+A topology is asked for the neighbours of so many copies. They are distinct, none is its own, and
+everybody can be reached from everybody; what is not so is refused.
+
+Sources: ring and torus, Viviani et al. 2019, "Deep Learning at Scale"; exponential graph, Assran et
+al. 2019, arXiv:1811.10792.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+from geartrain.optim.exchange import AbstractTopology
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Each copy with the one before it and the one behind it."""
+
+    def neighbours(self, copies: int) -> Sequence[Sequence[int]]:
+        _positive(self, copies)
+        return [sorted({(k - 1) % copies, (k + 1) % copies} - {k}) for k in range(copies)]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Torus:
+    """Rows and columns that close to rings; copy k is in row k // columns.
+
+    Args:
+        rows, columns: Their numbers. One that is None follows from the other; without both, the
+            grid that is closest to a square. Up to three copies then lie in one row.
+
+    Raises:
+        ValueError: A number is not positive.
+    """
+
+    rows: int | None = None
+    columns: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, n in (("rows", self.rows), ("columns", self.columns)):
+            if n is not None and n < 1:
+                raise ValueError(f"Torus({name}={n}): give 1 or more, or None to have it found")
+
+    def neighbours(self, copies: int) -> Sequence[Sequence[int]]:
+        """Raises:
+        ValueError: The copies do not fill the grid, or make none.
+        """
+        rows, columns = self.grid(copies)
+        return [self._around(k, rows, columns) for k in range(copies)]
+
+    def grid(self, copies: int) -> tuple[int, int]:
+        """Rows and columns of so many copies.
+
+        Raises:
+            ValueError: They do not fill the grid, or make none.
+        """
+        _positive(self, copies)
+        if self.rows is None and self.columns is None:
+            return self._found(copies)
+        rows = self.rows or max(1, copies // (self.columns or 1))
+        columns = self.columns or max(1, copies // rows)
+        if rows * columns != copies:
+            raise ValueError(
+                f"{self}: {copies} copies do not fit; {rows} rows and {columns} columns take "
+                f"{rows * columns}: give numbers whose product is {copies}, or another number of "
+                "copies"
+            )
+        return rows, columns
+
+    def _found(self, copies: int) -> tuple[int, int]:
+        rows = next(r for r in range(math.isqrt(copies), 0, -1) if copies % r == 0)
+        if rows == 1 and copies > 3:
+            raise ValueError(
+                f"Torus(): {copies} copies do not fit; {copies} is prime, and two or more rows "
+                f"were expected: give {copies - 1} or {copies + 1} copies, or topology='ring'"
+            )
+        return rows, copies // rows
+
+    @staticmethod
+    def _around(k: int, rows: int, columns: int) -> list[int]:
+        r, c = divmod(k, columns)
+        around = {
+            (r - 1) % rows * columns + c,
+            (r + 1) % rows * columns + c,
+            r * columns + (c - 1) % columns,
+            r * columns + (c + 1) % columns,
+        }
+        return sorted(around - {k})
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Full:
+    """Everybody with everybody."""
+
+    def neighbours(self, copies: int) -> Sequence[Sequence[int]]:
+        _positive(self, copies)
+        return [[j for j in range(copies) if j != k] for k in range(copies)]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """Copy k sends to k + 1, k + 2, k + 4, ... (mod n), in this order.
+
+    An exchange that takes one neighbour a round in turn, as ``PushSum`` does, makes it the rotating
+    exponential graph: after ceil(log2 n) rounds everybody has heard of everybody.
+    """
+
+    def neighbours(self, copies: int) -> Sequence[Sequence[int]]:
+        _positive(self, copies)
+        hops = [1 << j for j in range((copies - 1).bit_length())]
+        return [[(k + hop) % copies for hop in hops] for k in range(copies)]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Neighbours as given.
+
+    Args:
+        pairs: Of numbers of copies; a pair named twice counts once.
+        directed: Whether a pair means "the first sends to the second" alone.
+    """
+
+    pairs: tuple[tuple[int, int], ...]
+    directed: bool = False
+
+    def neighbours(self, copies: int) -> Sequence[Sequence[int]]:
+        """Raises:
+        ValueError: A number is none of a copy, a copy is its own neighbour, or not everybody can be
+            reached.
+        """
+        _positive("Edges", copies)
+        found: list[dict[int, None]] = [{} for _ in range(copies)]
+        for a, b in self.pairs:
+            if not (0 <= a < copies and 0 <= b < copies):
+                raise ValueError(
+                    f"edge ({a}, {b}): there are {copies} copies, numbered 0 to {copies - 1}; "
+                    "leave it out, or have more copies"
+                )
+            found[a][b] = None
+            if not self.directed:
+                found[b][a] = None
+        made = checked([list(f) if self.directed else sorted(f) for f in found])
+        check_connected(made)
+        return made
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Custom:
+    """A topology of the user's own: its numbers are checked, its reach is its own affair."""
+
+    given: AbstractTopology
+
+    def neighbours(self, copies: int) -> Sequence[Sequence[int]]:
+        found = self.given.neighbours(copies)
+        if len(found) != copies:
+            raise ValueError(
+                f"{self.given!r}.neighbours({copies}) has {len(found)} entries: give one a copy"
+            )
+        return checked(found)
+
+
+NAMED: Final[dict[str, AbstractTopology]] = {
+    "ring": Ring(),
+    "torus": Torus(),
+    "full": Full(),
+    "exponential": Exponential(),
+}
+"""Topologies that have a name."""
+
+
+def topology_of(given: Any) -> AbstractTopology:
+    """What the user wrote, as a topology.
+
+    Args:
+        given: A name of ``NAMED``, an object with ``neighbours(copies)``, a networkx graph whose
+            nodes are 0 to n - 1, or pairs of numbers (undirected).
+
+    Raises:
+        ValueError: It is none.
+    """
+    if isinstance(given, str) and given in NAMED:
+        return NAMED[given]
+    if isinstance(given, Ring | Torus | Full | Exponential | Edges):
+        return given
+    if hasattr(given, "is_directed"):
+        return _of_graph(given)
+    if hasattr(given, "neighbours"):
+        return _Custom(given)
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        return Edges(_pairs(given))
+    raise ValueError(
+        f"topology={given!r}: give one of {', '.join(sorted(NAMED))}, pairs of numbers of copies, "
+        "a networkx graph, or an object with neighbours(copies)"
+    )
+
+
+def checked(neighbours: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+    """The same, if it can serve.
+
+    Args:
+        neighbours: For each copy those that it sends to.
+
+    Raises:
+        ValueError: A copy is its own neighbour, or has one twice, or a number is none of a copy.
+    """
+    n = len(neighbours)
+    for k, mine in enumerate(neighbours):
+        wrong = sorted({j for j in mine if j == k or not 0 <= j < n or list(mine).count(j) > 1})
+        if wrong:
+            raise ValueError(
+                f"neighbours of copy {k}: {list(mine)} has {wrong}, where distinct other copies "
+                f"out of 0 to {n - 1} were expected; leave them out"
+            )
+    return neighbours
+
+
+def check_connected(neighbours: Sequence[Sequence[int]]) -> None:
+    """Raises:
+    ValueError: Somebody cannot be reached from somebody.
+    """
+    n = len(neighbours)
+    back: list[list[int]] = [[] for _ in range(n)]
+    for k, mine in enumerate(neighbours):
+        for j in mine:
+            back[j].append(k)
+    for graph, what in ((neighbours, "is not reached from"), (back, "does not reach")):
+        missing = sorted(set(range(n)) - _reached(graph))
+        if missing:
+            raise ValueError(
+                f"topology: disconnected; copy {missing[0]} {what} copy 0 ({len(missing)} of {n} "
+                "are so), and what one learns must come to all: add edges that join them"
+            )
+
+
+def senders_of(neighbours: Sequence[Sequence[int]]) -> list[list[int]]:
+    """For each copy those that send to it."""
+    return [[j for j, to in enumerate(neighbours) if k in to] for k in range(len(neighbours))]
+
+
+def sides_of(neighbours: Sequence[Sequence[int]]) -> list[int] | None:
+    """0 or 1 for each copy so that no two neighbours have the same; None: there is no such way."""
+    sides: dict[int, int] = {}
+    for start in range(len(neighbours)):
+        if start in sides:
+            continue
+        sides[start] = 0
+        open_ = [start]
+        while open_:
+            k = open_.pop()
+            for j in neighbours[k]:
+                if j not in sides:
+                    sides[j] = 1 - sides[k]
+                    open_.append(j)
+                elif sides[j] == sides[k]:
+                    return None
+    return [sides[k] for k in range(len(neighbours))]
+
+
+def _reached(graph: Sequence[Sequence[int]]) -> set[int]:
+    """From copy 0."""
+    seen, open_ = {0}, [0]
+    while open_:
+        for j in graph[open_.pop()]:
+            if j not in seen:
+                seen.add(j)
+                open_.append(j)
+    return seen
+
+
+def _of_graph(graph: Any) -> Edges:
+    nodes = list(graph.nodes)
+    if set(nodes) != set(range(len(nodes))):
+        raise ValueError(
+            f"topology: the graph's nodes are {nodes[:5]!r}..., where 0 to {len(nodes) - 1} were "
+            "expected; use networkx.convert_node_labels_to_integers"
+        )
+    return Edges(_pairs(graph.edges()), bool(graph.is_directed()))
+
+
+def _pairs(given: Iterable[Any]) -> tuple[tuple[int, int], ...]:
+    pairs = []
+    for pair in given:
+        try:
+            a, b = pair
+            pairs.append((int(a), int(b)))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"edge {pair!r}: give pairs of numbers of copies, such as [(0, 1), (1, 2)]"
+            ) from error
+    return tuple(pairs)
+
+
+def _positive(what: object, copies: int) -> None:
+    if copies < 1:
+        raise ValueError(f"{what}: {copies} copies were asked for; give 1 or more")

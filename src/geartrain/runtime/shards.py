@@ -1,0 +1,141 @@
+"""Instances for copies of a model: each has a shard of its own, or takes the next of all.
+
+    order    0 1 2 3 4 5 6 7
+    static   copy 0: 0 3 6 0 3 6 ...   copy 1: 1 4 7 1 ...   copy 2: 2 5 2 5 ...
+    pull     whoever has room takes the next
+
+A copy never waits for another: one that is through with its shard begins it anew. The pass is over
+when as many instances were taken, by all together, as the data have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias, final
+
+from geartrain.engine.controller import ControllerState
+from geartrain.engine.engine import Engine
+from geartrain.engine.router import Outbox
+from geartrain.ir.instance import Instance
+from geartrain.ir.packed import Packed, Packer
+from geartrain.runtime.base import AbstractFeeder, Feeder, OnBadInstance
+
+Shard: TypeAlias = Callable[[int, int], Iterator[Instance]]
+"""Copy and position in its shard to the instances from there to the shard's end."""
+
+
+@final
+class CopyDoor:
+    """The controller, for one copy; never asks for more than ``left``."""
+
+    def __init__(self, controller: ControllerState, copy: int, left: int | None) -> None:
+        self._controller, self._copy, self._left = controller, copy, left
+        self.packer: Packer = controller.packer
+        self.one_by_one = controller.one_by_one
+
+    def want(self) -> int:
+        n = self._controller.want_of(self._copy)
+        return n if self._left is None else min(n, self._left)
+
+    def admit(self, instances: Sequence[Instance] | Packed) -> Outbox:
+        return self._controller.admit(instances, self._copy)
+
+
+@final
+class ShardFeeder(AbstractFeeder):
+    """Feeds each copy from its own shard.
+
+    Args:
+        shard: Gives a copy its instances.
+        lengths: Instances of each shard, one or more.
+        positions: How many each copy has taken before; counted on here.
+        limit: Instances to take by all together.
+        total: Whether the end of this pass is that of the data.
+        on_bad: As for ``Feeder``.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        lengths: Sequence[int],
+        positions: list[int],
+        limit: int,
+        *,
+        ends: bool,
+        on_bad: OnBadInstance = "raise",
+    ) -> None:
+        self._shard, self._lengths, self._positions = shard, lengths, positions
+        self._left, self._ends, self._on_bad = limit, ends, on_bad
+        self._feeders = [self._lap(k) for k in range(len(lengths))]
+        self._close_if_done()
+
+    def admit(self, engine: Engine) -> Outbox | None:
+        for k in range(len(self._feeders)):
+            if self.exhausted:
+                return None
+            out = self._feed(k, engine.controller)
+            if out is not None:
+                return out
+        return None
+
+    def _feed(self, k: int, controller: ControllerState) -> Outbox | None:
+        """For one copy; goes on to the next lap where a shard ends."""
+        while not self.exhausted and controller.want_of(k):
+            feeder = self._feeders[k]
+            before, skipped = feeder.taken, feeder.skipped
+            out = feeder.feed(CopyDoor(controller, k, self._left))
+            taken = feeder.taken - before
+            self._positions[k] += taken
+            self.taken += taken
+            self.skipped += feeder.skipped - skipped
+            self._left -= taken
+            self._close_if_done()
+            if feeder.exhausted:
+                self._feeders[k] = self._lap(k)
+            if out is not None:
+                return out
+        return None
+
+    def _lap(self, k: int) -> Feeder:
+        return Feeder(self._shard(k, self._positions[k] % self._lengths[k]), self._on_bad)
+
+    def _close_if_done(self) -> None:
+        if self._left <= 0:
+            self.exhausted = True
+            self.source_ended = self._ends
+
+
+@final
+class PullFeeder(AbstractFeeder):
+    """Feeds all copies from one stream.
+
+    Args:
+        instances: In their order.
+        on_bad, limit: As for ``Feeder``.
+        positions: How many each copy has taken before; counted on here.
+    """
+
+    def __init__(
+        self,
+        instances: Iterator[Instance],
+        positions: list[int],
+        on_bad: OnBadInstance = "raise",
+        limit: int | None = None,
+    ) -> None:
+        self._feeder, self._positions = Feeder(instances, on_bad, limit), positions
+
+    def close(self) -> None:
+        super().close()
+        self._feeder.close()
+
+    def admit(self, engine: Engine) -> Outbox | None:
+        controller, feeder = engine.controller, self._feeder
+        for k in range(controller.copies):
+            before = feeder.taken
+            out = feeder.feed(CopyDoor(controller, k, None)) if controller.want_of(k) else None
+            self._positions[k] += feeder.taken - before
+            self.taken, self.skipped = feeder.taken, feeder.skipped
+            self.exhausted, self.source_ended = feeder.exhausted, feeder.source_ended
+            if out is not None:
+                return out
+        return None

@@ -1,0 +1,203 @@
+"""Message passing and read-outs in C are their torch twins, over rows of a store, in any shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from geartrain.errors import DataError, ProtocolError
+from geartrain.ir.bundle import Inside, bundle_kernel_of
+from geartrain.ir.gradient import GradientSum
+from geartrain.native import library
+from geartrain.native.gated import HEARD, Edges, Weights, gated_backward, gated_forward
+from geartrain.native.readouts import choice_backward, choice_forward
+from geartrain.nn import GatedGraphCell, GatedSum, VertexChoice
+
+Use = Callable[[library.Library | None], None]
+few = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+WIDTHS = st.sampled_from([1, 3, 16, 17, 49, 100])
+DTYPES = st.sampled_from([torch.float32, torch.float64])
+SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=4)
+TOLERANCE = {torch.float32: {"rtol": 1e-3, "atol": 1e-4}, torch.float64: {}}
+
+
+def graphs(sizes: Sequence[int], types: int, each: int) -> Inside:
+    """Graphs of these sizes with so many edges each."""
+    draw = np.random.default_rng(len(sizes))
+    starts = np.cumsum(sizes) - sizes
+    ends = [draw.integers(0, n, (2, each)) + s for n, s in zip(sizes, starts, strict=True)]
+    source, target = map(torch.from_numpy, np.concatenate(ends, 1).astype(np.int64))
+    kind = torch.from_numpy(draw.integers(0, types, source.numel()))
+    lengths = torch.tensor(sizes)
+    segment = torch.arange(len(sizes)).repeat_interleave(lengths)
+    return Inside(lengths, segment, {"source": source, "target": target, "type": kind})
+
+
+def passed(
+    module: nn.Module, inputs: Sequence[Tensor], within: Inside, rows: np.ndarray
+) -> list[Tensor | None]:
+    """Outputs, and all gradients, with residuals that lie in rows of a larger store."""
+    kernel = bundle_kernel_of(module)
+    assert kernel is not None
+    into = GradientSum(module.parameters())
+    with torch.no_grad():
+        outputs, residuals = kernel.forward(*inputs, inside=within)
+        kept = []
+        for residual in residuals:
+            store = residual.new_full((2 * len(rows) + 1, *residual.shape[1:]), 0)
+            store[torch.from_numpy(rows)] = residual
+            kept.append(store)
+        gradients = tuple(
+            torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)
+            if y.is_floating_point()
+            else None
+            for y in outputs
+        )
+        answers = kernel.backward_rows(gradients, tuple(kept), rows, into, within)
+    return [*outputs, *answers, *map(into.take, module.parameters())]
+
+
+def agree(
+    use: Use, native: library.Library, module: nn.Module, inputs: Sequence[Tensor], within: Inside
+) -> None:
+    n = inputs[0].shape[0]
+    rows = np.random.default_rng(n).permutation(2 * n + 1)[:n]
+    use(native)
+    have = passed(module, inputs, within, rows)
+    use(None)
+    want = passed(module, inputs, within, rows)
+    for mine, theirs in zip(have, want, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            assert_close(mine, theirs, **TOLERANCE[inputs[0].dtype])
+
+
+def states(rows: int, width: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(rows, width, dtype=dtype, generator=torch.Generator().manual_seed(rows))
+
+
+@few
+@given(WIDTHS, DTYPES, SIZES, st.integers(1, 3), st.integers(1, 4), st.booleans())
+def test_steps_in_c_are_steps_in_torch(
+    native: library.Library,
+    use: Use,
+    width: int,
+    dtype: torch.dtype,
+    sizes: list[int],
+    types: int,
+    steps: int,
+    bias: bool,
+) -> None:
+    torch.manual_seed(0)
+    cell = GatedGraphCell(width, types, bias=bias, steps=steps).to(dtype)
+    within = graphs(sizes, types, each=7)
+    agree(use, native, cell, [states(sum(sizes), width, dtype)], within)
+
+
+def test_weight_gradients_over_more_rows_than_are_packed_at_once(
+    native: library.Library, use: Use
+) -> None:
+    torch.manual_seed(0)
+    cell = GatedGraphCell(20, 2, steps=3).double()
+    within = graphs([90, 110], 2, each=400)
+    agree(use, native, cell, [states(200, 20, torch.float64)], within)
+
+
+@few
+@given(WIDTHS, DTYPES, SIZES, st.integers(0, 4), st.integers(1, 3))
+def test_gated_sums_in_c_are_those_in_torch(
+    native: library.Library,
+    use: Use,
+    width: int,
+    dtype: torch.dtype,
+    sizes: list[int],
+    features: int,
+    out: int,
+) -> None:
+    torch.manual_seed(0)
+    n = sum(sizes)
+    given_too = [torch.arange(n) % features] if features else []
+    module = GatedSum(width, features, out).to(dtype)
+    agree(use, native, module, [states(n, width, dtype), *given_too], graphs(sizes, 1, each=2))
+
+
+@few
+@given(WIDTHS, DTYPES, SIZES)
+def test_choices_in_c_are_those_in_torch(
+    native: library.Library, use: Use, width: int, dtype: torch.dtype, sizes: list[int]
+) -> None:
+    torch.manual_seed(0)
+    within = graphs(sizes, 1, each=2)
+    answers = (within.lengths - 1)[within.segment]
+    h = states(sum(sizes), width, dtype)
+    agree(use, native, VertexChoice(width).to(dtype), [h, answers], within)
+
+
+def ring(n: int, kind: int = 0) -> Edges:
+    at = torch.arange(n)
+    return Edges(at, at.roll(1), torch.full((n,), kind))
+
+
+def weights(width: int, types: int) -> Weights:
+    cell = GatedGraphCell(width, types).requires_grad_(False)
+    to, gru = cell.message, cell.update
+    return Weights(to.weight, to.bias, gru.weight_ih, gru.bias_ih, gru.weight_hh, gru.bias_hh)
+
+
+def test_an_edge_of_a_type_that_there_is_not_is_refused(native: library.Library, use: Use) -> None:
+    use(native)
+    h, kept = torch.zeros(3, 4), torch.zeros(3, 1, HEARD, 4)
+    with pytest.raises(DataError, match=r"type 2; expected 0\.\.1"):
+        gated_forward(h, ring(3, kind=2), weights(4, 2), kept)
+    with pytest.raises(DataError, match=r"no vertex of its graph; expected 0\.\.2"):
+        gated_forward(h, ring(5), weights(4, 2), kept)
+
+
+def test_rows_that_there_are_not_are_refused(native: library.Library, use: Use) -> None:
+    use(native)
+    h, kept = torch.zeros(3, 4), torch.zeros(3, 1, HEARD, 4)
+    rows = np.array([0, 1, 3])
+    with pytest.raises(ProtocolError, match=r"rows \[3\] are to be read"):
+        gated_backward(h, h, kept, rows, ring(3), weights(4, 2))
+    with pytest.raises(ProtocolError, match=r"rows \[3\] are to be read"):
+        d, slopes = torch.zeros(1), torch.zeros(3)
+        choice_backward(d, h, slopes, rows, torch.tensor([3]), torch.zeros(1, 4))
+
+
+def test_what_c_cannot_do_is_left_to_torch(native: library.Library, use: Use) -> None:
+    use(native)
+    h, kept = torch.zeros(3, 4), torch.zeros(3, 1, HEARD, 4)
+    half = torch.bfloat16
+    assert gated_forward(h.to(half), ring(3), weights(4, 2), kept.to(half)) is None
+    assert gated_forward(h.double(), ring(3), weights(4, 2), kept.double()) is None
+    answers, lengths, w = torch.zeros(3, dtype=torch.int64), torch.tensor([2]), torch.zeros(1, 4)
+    assert choice_forward(h, answers, lengths, w) is None  # lengths of other rows
+
+
+def test_a_gradient_that_nobody_wants_is_not_computed(native: library.Library, use: Use) -> None:
+    use(native)
+    h, kept, w = states(3, 4, torch.float32), torch.zeros(3, 2, HEARD, 4), weights(4, 2)
+    gated_forward(h, ring(3), w, kept)
+    whole = gated_backward(h, h, kept, None, ring(3), w)
+    part = gated_backward(h, h, kept, None, ring(3), w, wanted=False)
+    assert whole is not None and part is not None
+    assert part.h is None and whole.h is not None
+    for name in ("message", "message_bias", "ih", "ih_bias", "hh", "hh_bias"):
+        assert_close(getattr(part, name), getattr(whole, name), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("answer", [-1, 3])
+def test_an_answer_that_is_no_vertex_is_refused(
+    native: library.Library, use: Use, answer: int
+) -> None:
+    use(native)
+    answers = torch.tensor([0, 0, answer, answer, answer])
+    with pytest.raises(DataError, match=rf"answer {answer} is no vertex .* 0\.\.2"):
+        choice_forward(torch.zeros(5, 4), answers, torch.tensor([2, 3]), torch.zeros(1, 4))

@@ -1,0 +1,196 @@
+"""Letters, inboxes, members and collectives by themselves."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from geartrain.optim.exchange import (
+    AllReduce,
+    Collective,
+    Inbox,
+    Ledger,
+    Letter,
+    Member,
+    NearestNeighbours,
+    tensor_bytes,
+)
+from geartrain.optim.part import PartState, Rules
+from geartrain.optim.share import NoLock
+
+SGD = partial(torch.optim.SGD, lr=0.5)
+
+
+def members(n: int, *, inbox: Inbox | None = None, **rules: object) -> list[Member]:
+    """Fully connected copies of a map of one weight, which is 1."""
+    made = []
+    for k in range(n):
+        module = nn.Linear(1, 1, bias=False).double()
+        nn.init.ones_(module.weight)
+        part = PartState(f"map#{k}", module, Rules(**({"optimizer": SGD} | rules)))
+        others = [j for j in range(n) if j != k]
+        made.append(Member("map", k, part, others, others, inbox, frozenset({"gradient"})))
+    for member in made:
+        member.peers = made
+    return made
+
+
+def letter(value: float, sender: int = 1, kind: str = "gradient", **more: object) -> Letter:
+    return Letter("map", sender, 0, kind, (torch.tensor([[value]]).double(),), nbytes=8, **more)
+
+
+def values(me: Member) -> list[float]:
+    return [float(x.tensors[0]) for x in me.take() if x.tensors[0] is not None]
+
+
+def test_letters_carry_copies():
+    a, b = members(2)
+    given = torch.ones(1, 1)
+    a.send_all("gradient", [given])
+    given.zero_()
+    assert float(a.outbox[0].tensors[0]) == 1.0
+    assert (a.outbox[0].sender, a.outbox[0].receiver, a.outbox[0].nbytes) == (0, 1, 4)
+    assert (a.ledger.sent, a.ledger.bytes) == (1, 4)
+    assert b.mail == 0
+
+
+def test_a_full_inbox_drops_the_oldest_of_the_same_sender_and_kind():
+    me = members(3, inbox=Inbox(2))[0]
+    for value in (1.0, 2.0, 3.0):
+        me.put(letter(value))
+    me.put(letter(9.0, sender=2))
+    me.put(letter(7.0, kind="weights"))
+    assert values(me) == [2.0, 3.0, 9.0, 7.0]
+    assert (me.ledger.came, me.ledger.applied, me.ledger.dropped) == (5, 4, 1)
+
+
+def test_a_full_inbox_merges_by_adding():
+    me = members(2, inbox=Inbox(2, "merge"))[0]
+    for value in (1.0, 2.0, 3.0, 4.0):
+        me.put(letter(value, weight=0.5))
+    found = me.take()
+    assert [float(x.tensors[0]) for x in found] == [1.0, 9.0]
+    assert [x.count for x in found] == [1, 3]
+    assert found[1].weight == 1.5
+    assert (me.ledger.came, me.ledger.applied, me.ledger.merged) == (4, 4, 2)
+
+
+def test_kinds_that_are_not_bounded_all_stay():
+    me = members(2, inbox=Inbox(1))[0]
+    for value in range(5):
+        me.put(letter(float(value), kind="weights"))
+    assert values(me) == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_staleness_is_the_receivers_versions_since_the_letter_was_sent():
+    me = members(2)[0]
+    me.put(letter(1.0, seen=0))
+    me.apply([torch.ones(1, 1).double()])
+    me.apply([torch.ones(1, 1).double()])
+    me.take()
+    assert me.ledger.staleness == {2: 1}
+
+
+def test_a_step_with_a_foreign_gradient_leaves_the_gradient_that_waits_alone():
+    me = members(2)[0]
+    weight = me.parameters[0]
+    me.part.gradient.add(weight, torch.full((1, 1), 3.0).double())
+    foreign = torch.full((1, 1), 2.0).double()
+    me.apply([foreign], scale=0.5)
+    assert float(me.weights()[0]) == pytest.approx(1 - 0.5 * 0.5 * 2)
+    assert me.part.version == 1 and len(me.steps) == 1
+    assert float(me.part.pending_gradients()["weight"]) == 3.0
+    assert float(foreign) == 2.0
+
+
+def test_a_missing_gradient_moves_nothing():
+    me = members(2)[0]
+    me.apply([None])
+    assert float(me.weights()[0]) == 1.0
+
+
+def test_a_scheduler_steps_with_the_own_step_that_was_held_and_not_with_foreign_ones():
+    schedule = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.1)
+    me = members(2, scheduler=schedule)[0]
+    gradient = [torch.ones(1, 1).double()]
+    me.apply(gradient)
+    assert me.part.optimizer is not None
+    assert me.part.optimizer.param_groups[0]["lr"] == 0.5
+    me.apply(gradient, own=True)
+    assert me.part.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+
+
+def test_weights_that_are_written_are_a_version_of_their_own():
+    me = members(2)[0]
+    me.write([torch.full((1, 1), 5.0)])
+    assert float(me.weights()[0]) == 5.0 and me.part.version == 1
+
+
+def test_a_collective_gives_everybody_the_mean_and_the_cost_of_a_ring():
+    all_of_them = members(4)
+    collective = Collective("mean", all_of_them, NoLock())
+    for me in all_of_them:
+        assert all(not m.outbox for m in all_of_them)
+        collective.contribute(me, [torch.full((1, 1), float(me.index)).double()])
+        assert collective.waits(me)
+    letters = [x for m in all_of_them for x in m.outbox]
+    assert [x.receiver for x in letters] == [0, 1, 2, 3]
+    assert {float(x.tensors[0]) for x in letters} == {1.5}
+    assert {(x.hops, x.nbytes, x.collective) for x in letters} == {(6, 12, True)}
+
+
+def test_a_collective_does_not_wait_for_those_who_have_left():
+    a, b, c = members(3)
+    collective = Collective("mean", [a, b, c], NoLock())
+    collective.contribute(a, [torch.zeros(1, 1)])
+    collective.contribute(b, [torch.ones(1, 1)])
+    c.present = False
+    collective.left(c)
+    assert [float(x.tensors[0]) for x in a.outbox] == [0.5, 0.5]
+
+
+def test_all_reduce_steps_with_what_there_is_when_nothing_more_comes():
+    exchange = AllReduce()
+    exchange.lock = NoLock()
+    a, b = members(2)
+    exchange.prepare([a, b])
+    assert not exchange.finish([a, b])
+    a.rounds += 1
+    assert exchange.stepping(a, [torch.ones(1, 1).double()]) is None
+    assert exchange.waiting(a) and not exchange.waiting(b)
+    assert exchange.finish([a, b])
+    for me in (a, b):
+        exchange.received(me, [x for x in a.outbox if x.receiver == me.index])
+        assert float(me.weights()[0]) == 0.5
+        assert not exchange.waiting(me)
+
+
+def test_every_says_at_which_own_gradients_something_is_sent():
+    exchange = NearestNeighbours(every=3)
+    exchange.lock = NoLock()
+    a, b = members(2)
+    exchange.prepare([a, b])
+    for _ in range(7):
+        a.rounds += 1
+        exchange.stepped(a, [torch.ones(1, 1)])
+    assert [x.round for x in a.outbox] == [3, 6]
+
+
+def test_ledgers_add_up():
+    a, b = Ledger(sent=2, staleness={0: 1}), Ledger(sent=3, staleness={0: 1, 4: 2})
+    a.add(b)
+    assert a == Ledger(sent=5, staleness={0: 2, 4: 2})
+
+
+def test_bytes_of_sparse_gradients_are_those_of_their_rows():
+    sparse = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1, 4), (1000, 4))
+    assert tensor_bytes([sparse, None, torch.ones(2)]) == 8 + 16 + 8
+
+
+@pytest.mark.parametrize("given", [{"limit": 0}, {"full": "burn"}])
+def test_an_inbox_that_makes_no_sense_is_refused(given):
+    with pytest.raises(ValueError, match="Inbox"):
+        Inbox(**given)

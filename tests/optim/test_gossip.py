@@ -1,0 +1,187 @@
+"""D-PSGD and AD-PSGD: what is mixed, what stays, who waits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from geartrain.optim.gossip import DecentralizedSGD, PairAverage
+from geartrain.optim.mixing import metropolis
+from geartrain.optim.topology import Exponential, Ring, topology_of
+
+RATE = 0.1  # of the copies' optimisers
+MIXERS = [DecentralizedSGD, PairAverage]
+STAR = [(0, 1), (0, 2), (0, 3)]
+
+
+def gradients(rounds, n=4):
+    return torch.randn(
+        rounds, n, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5)
+    )
+
+
+@pytest.mark.parametrize("topology", ["ring", "full", STAR])
+def test_rounds_of_d_psgd_are_w_x_minus_the_step(copies, topology):
+    hand, given = copies(DecentralizedSGD(), topology=topology), gradients(5)
+    matrix = torch.tensor(metropolis(topology_of(topology).neighbours(4)), dtype=torch.float64)
+    want = hand.x
+    for g in given:
+        want = matrix @ want - RATE * g
+    hand.rounds(given)
+    torch.testing.assert_close(hand.x, want, rtol=1e-12, atol=1e-12)
+
+
+def test_d_psgd_takes_a_matrix_and_uniform_weights_of_a_directed_graph(copies):
+    lazy = 0.5 * torch.eye(4) + 0.5 * torch.tensor(metropolis(Ring().neighbours(4)))
+    matrix = lazy.double()
+    hand, given = copies(DecentralizedSGD(matrix.tolist())), gradients(1)
+    want = matrix @ hand.x - RATE * given[0]
+    hand.rounds(given)
+    torch.testing.assert_close(hand.x, want, rtol=1e-6, atol=1e-6)
+    spread = copies(DecentralizedSGD("uniform"), topology=Exponential())
+    mean = spread.x.mean(0)
+    spread.rounds(torch.zeros(40, 4, 3, dtype=torch.float64))
+    torch.testing.assert_close(spread.x, mean.expand(4, 3), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_order_gives_the_same_rounds_of_d_psgd(copies, seed):
+    given = gradients(6)
+    steady, hand = copies(DecentralizedSGD()), copies(DecentralizedSGD())
+    steady.rounds(given)
+    taken = [0] * 4
+
+    def next_gradient(k):
+        taken[k] += 1
+        return given[taken[k] - 1, k]
+
+    generator = torch.Generator().manual_seed(seed)
+    while min(taken) < 6:
+        free = [k for k in range(4) if taken[k] < 6 and not hand.desks[k].waiting]
+        links = sorted(hand.links)
+        pick = int(torch.randint(len(free) + len(links), (1,), generator=generator))
+        if pick < len(free):
+            hand.step(free[pick], next_gradient(free[pick]))
+        else:
+            hand.deliver(links[pick - len(free)])
+    hand.settle()
+    assert torch.equal(hand.x, steady.x)
+
+
+@pytest.mark.parametrize("topology", ["ring", "torus", "full", STAR])
+@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("seed", range(4))
+def test_the_sum_of_the_copies_moves_by_the_steps_alone(copies, noise, mixer, topology, seed):
+    hand = copies(mixer(), topology=topology)
+    before = hand.x.sum(0)
+    given = hand.shuffle(seed, 200, noise)
+    hand.settle()
+    torch.testing.assert_close(hand.x.sum(0), before - RATE * given, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("topology", ["ring", [(0, 1), (1, 2), (2, 0), (2, 3)]])
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_without_gradients_copies_tend_to_their_mean(copies, still, mixer, topology):
+    hand = copies(mixer(), topology=topology)
+    mean = hand.x.mean(0)
+    hand.shuffle(0, 1500, still)
+    hand.settle()
+    torch.testing.assert_close(hand.x, mean.expand(4, 3), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_equal_copies_stay_equal(copies, still, mixer):
+    hand = copies(mixer(), n=5, equal=True)
+    before = hand.x
+    hand.shuffle(3, 200, still)
+    hand.settle()
+    torch.testing.assert_close(hand.x, before, rtol=1e-12, atol=1e-12)
+
+
+def test_the_end_of_a_stretch_lets_those_without_data_mix_too(copies):
+    hand = copies(DecentralizedSGD(), n=5)
+    before = hand.x.sum(0)
+    hand.step(0, torch.ones(3))  # nobody else has data
+    assert hand.desks[0].waiting
+    hand.settle()
+    assert {m.numbers["round"] for m in hand.members} == {1}
+    torch.testing.assert_close(hand.x.sum(0), before - RATE)
+
+
+def test_a_pair_becomes_its_mean_and_keeps_what_it_did_meanwhile(copies):
+    hand = copies(PairAverage(every=1), n=2)
+    a, b = hand.x
+    zero, one = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    hand.step(0, zero)
+    hand.step(0, one)  # while its offer is under way
+    assert len(hand.links[0, 1]) == 1  # one offer at a time
+    hand.deliver_all()
+    torch.testing.assert_close(hand.x[1], (a + b) / 2)
+    torch.testing.assert_close(hand.x[0], (a + b) / 2 - RATE)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 7])
+@pytest.mark.parametrize("seed", range(4))
+def test_pairs_neither_wait_nor_deadlock(copies, noise, n, seed):
+    hand = copies(PairAverage(seed=seed), n=n)
+    hand.shuffle(seed, 300, noise, after=lambda: _nobody_waits(hand))
+    hand.settle()
+    assert {m.numbers["partner"] for m in hand.members} == {-1}
+
+
+def _nobody_waits(hand):
+    assert not any(d.waiting for d in hand.desks)
+
+
+def test_one_side_offers_where_there_are_two_and_all_do_where_not(copies, noise):
+    for n, offering in ((4, {0, 2}), (3, {0, 1, 2})):
+        hand = copies(PairAverage(), n=n)
+        for k in range(n):
+            hand.step(k, noise(k))
+        assert {a for a, _ in hand.links} == offering
+
+
+def test_two_open_offers_to_one_another_are_both_declined(copies, noise):
+    made = (copies(PairAverage(seed=seed), n=3) for seed in range(20))
+    hand = next(hand for hand in made if _both_offer(hand, noise))
+    before = hand.x
+    for link in ((0, 1), (1, 0), (0, 1), (1, 0)):
+        hand.deliver(link)
+    assert torch.equal(hand.x, before)
+    assert not hand.links
+
+
+def _both_offer(hand, noise):
+    hand.step(0, noise(0))
+    hand.step(1, noise(1))
+    return set(hand.links) == {(0, 1), (1, 0)}
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("seed", range(4))
+def test_copies_leave_and_join_and_nobody_is_waited_for(copies, noise, mixer, seed):
+    hand = copies(mixer())
+    hand.shuffle(seed, 41, noise)
+    hand.replicas.leave(1)
+    hand.shuffle(seed, 100, noise)
+    there = [m.rounds for m in hand.members]
+    hand.replicas.join(1)
+    hand.shuffle(seed, 200, noise)
+    assert all(m.rounds > was for m, was in zip(hand.members, there, strict=True))
+    hand.settle()
+
+
+@pytest.mark.parametrize(
+    ("make", "topology", "reason"),
+    [
+        (lambda: DecentralizedSGD("best"), "ring", "weights='best'"),
+        (lambda: DecentralizedSGD(every=0), "ring", "every=0"),
+        (DecentralizedSGD, Exponential(), "does not send back"),
+        (lambda: DecentralizedSGD("uniform"), STAR, "column 0 sums to"),
+        (lambda: DecentralizedSGD([[1.0]]), "ring", "4 rows of 4 were expected"),
+        (PairAverage, Exponential(), "PairAverage: between copies 0 and 1 letters go one way"),
+    ],
+)
+def test_what_cannot_work_is_refused(copies, make, topology, reason):
+    with pytest.raises(ValueError, match=reason):
+        copies(make(), topology=topology)

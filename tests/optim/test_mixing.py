@@ -1,0 +1,78 @@
+"""Mixing matrices: which keep the mean, and which are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geartrain.optim.mixing import (
+    check_column_stochastic,
+    check_doubly_stochastic,
+    metropolis,
+    shares,
+    uniform,
+)
+from geartrain.optim.topology import Exponential, Full, Ring, Torus, topology_of
+
+STAR = [[1, 2, 3], [0], [0], [0]]
+
+
+def test_metropolis_weights_on_a_ring_are_a_third():
+    matrix = torch.tensor(metropolis(Ring().neighbours(4)))
+    torch.testing.assert_close(matrix[0], torch.tensor([1 / 3, 1 / 3, 0, 1 / 3]))
+
+
+@settings(deadline=None, derandomize=True, max_examples=30)
+@given(st.integers(2, 9), st.sets(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=12))
+def test_metropolis_weights_are_doubly_stochastic_on_any_undirected_graph(n, extra):
+    edges = [(k, k + 1) for k in range(n - 1)]
+    edges += [(a % n, b % n) for a, b in extra if a % n != b % n]
+    neighbours = topology_of(edges).neighbours(n)
+    matrix = metropolis(neighbours)
+    check_doubly_stochastic(matrix, neighbours)
+    values = torch.linalg.eigvalsh(torch.tensor(matrix, dtype=torch.float64))
+    assert values[:-1].abs().max() < 1 - 1e-6  # so its powers tend to the mean
+
+
+@pytest.mark.parametrize("topology", [Ring(), Torus(), Full(), Exponential()])
+def test_uniform_weights_are_doubly_stochastic_on_regular_graphs(topology):
+    neighbours = topology.neighbours(9)
+    check_doubly_stochastic(uniform(neighbours), neighbours)
+
+
+def test_shares_are_column_stochastic_on_any_graph():
+    check_column_stochastic(shares(STAR), STAR)
+    with pytest.raises(ValueError, match=r"row 0 sums to 1\.75"):
+        check_doubly_stochastic(shares(STAR), STAR)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "reason"),
+    [
+        ([[1.0]], r"1 rows of \[1\] entries, where 2 rows of 2 were expected"),
+        ([[0.5, 0.5], [0.4, 0.6]], "column 0 sums to 0.9, where 1 was expected"),
+        ([[1.5, -0.5], [-0.5, 1.5]], r"entry \[0\]\[1\] is -0.5; give 0 or more"),
+        ([[float("nan"), 1.0], [1.0, 0.0]], r"entry \[0\]\[0\] is nan"),
+        ([[0.9, 0.2], [0.1, 0.8]], "row 0 sums to 1.1, where 1 was expected"),
+    ],
+)
+def test_matrices_that_are_not_doubly_stochastic_are_refused(matrix, reason):
+    with pytest.raises(ValueError, match=reason):
+        check_doubly_stochastic(matrix, [[1], [0]])
+
+
+def test_a_matrix_that_is_not_column_stochastic_is_refused():
+    with pytest.raises(ValueError, match=r"column 0 sums to 0\.8.*divide the column by its sum"):
+        check_column_stochastic([[0.5, 0.5], [0.3, 0.5]], [[1], [0]])
+
+
+def test_an_entry_without_an_edge_is_refused():
+    with pytest.raises(ValueError, match=r"copy 2 does not send to copy 0.*edge \(2, 0\)"):
+        check_doubly_stochastic([[0.5, 0, 0.5], [0, 1, 0], [0.5, 0, 0.5]], [[1], [0, 2], [1]])
+
+
+def test_metropolis_weights_of_a_directed_graph_are_refused():
+    with pytest.raises(ValueError, match="copy 0 sends to copy 1, which does not send back"):
+        metropolis([[1], [2], [0]])

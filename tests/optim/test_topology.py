@@ -1,0 +1,136 @@
+"""Who is whose neighbour, and which graphs are refused."""
+
+from __future__ import annotations
+
+import networkx as nx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geartrain.optim.topology import (
+    NAMED,
+    Edges,
+    Torus,
+    check_connected,
+    checked,
+    senders_of,
+    sides_of,
+    topology_of,
+)
+
+
+def test_a_ring_joins_each_to_the_two_beside_it():
+    assert topology_of("ring").neighbours(5) == [[1, 4], [0, 2], [1, 3], [2, 4], [0, 3]]
+    assert topology_of("ring").neighbours(2) == [[1], [0]]
+    assert topology_of("ring").neighbours(1) == [[]]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(4, 4), (3, 4), (2, 5), (1, 6), (2, 2)])
+def test_a_torus_is_that_of_networkx(rows, columns):
+    grid = nx.grid_2d_graph(rows, columns, periodic=True)
+    want = [
+        sorted({r * columns + c for r, c in grid.neighbors(divmod(k, columns))} - {k})
+        for k in range(rows * columns)
+    ]
+    assert Torus(rows, columns).neighbours(rows * columns) == want
+
+
+@pytest.mark.parametrize(
+    ("copies", "grid"), [(2, (1, 2)), (4, (2, 2)), (6, (2, 3)), (16, (4, 4)), (64, (8, 8))]
+)
+def test_a_torus_finds_the_grid_closest_to_a_square(copies, grid):
+    assert Torus().grid(copies) == grid
+
+
+def test_one_side_of_a_torus_follows_from_the_other():
+    assert Torus(rows=2).grid(10) == (2, 5)
+    assert Torus(columns=2).grid(10) == (5, 2)
+
+
+def test_the_exponential_graph_doubles_its_hops():
+    assert topology_of("exponential").neighbours(6)[3] == [4, 5, 1]
+    assert topology_of("exponential").neighbours(8)[0] == [1, 2, 4]
+    assert topology_of("exponential").neighbours(1) == [[]]
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.sampled_from(sorted(NAMED)), st.integers(1, 40))
+def test_named_topologies_are_connected_and_no_copy_is_its_own_neighbour(name, copies):
+    if name == "torus" and copies > 3 and all(copies % d for d in range(2, copies)):
+        return  # refused; see below
+    found = checked(NAMED[name].neighbours(copies))
+    check_connected(found)
+    assert len(found) == copies
+
+
+@pytest.mark.parametrize("copies", [4, 16, 64])
+def test_neighbours_on_a_torus_do_not_grow_with_the_copies(copies):
+    assert max(len(mine) for mine in Torus().neighbours(copies)) <= 4
+
+
+def test_edges_and_graphs_are_taken_as_they_are():
+    path = [(0, 1), (1, 2), (2, 1)]
+    assert topology_of(path).neighbours(3) == [[1], [0, 2], [1]]
+    assert topology_of(nx.path_graph(3)).neighbours(3) == [[1], [0, 2], [1]]
+    circle = nx.DiGraph([(0, 1), (1, 2), (2, 0)])
+    assert topology_of(circle).neighbours(3) == [[1], [2], [0]]
+    assert senders_of(topology_of(circle).neighbours(3)) == [[2], [0], [1]]
+
+
+def test_sides_are_found_where_no_cycle_is_odd():
+    assert sides_of(topology_of("ring").neighbours(4)) == [0, 1, 0, 1]
+    assert sides_of(topology_of("ring").neighbours(5)) is None
+
+
+class Wrong:
+    """A topology of a user's own."""
+
+    def __init__(self, *rows):
+        self.rows = rows
+
+    def neighbours(self, copies):
+        return self.rows
+
+
+@pytest.mark.parametrize(
+    ("given", "copies", "reason"),
+    [
+        ([(0, 1), (2, 3)], 4, "disconnected; copy 2 is not reached from copy 0"),
+        (nx.DiGraph([(0, 1), (1, 2)]), 3, "disconnected; copy 1 does not reach copy 0"),
+        (nx.path_graph(3), 4, "disconnected; copy 3"),
+        ([(0, 5)], 3, r"edge \(0, 5\): there are 3 copies"),
+        ([(0, 0), (0, 1)], 2, r"neighbours of copy 0: \[0, 1\] has \[0\]"),
+        ("torus", 7, "7 copies do not fit; 7 is prime"),
+        (Torus(3, 3), 8, "8 copies do not fit; 3 rows and 3 columns take 9"),
+        (Torus(rows=3), 8, "8 copies do not fit"),
+        (Wrong([1], [0], [0]), 2, "has 3 entries: give one a copy"),
+        (Wrong([1], [2]), 2, r"neighbours of copy 1: \[2\] has \[2\]"),
+        ("ring", 0, "0 copies were asked for"),
+    ],
+)
+def test_graphs_that_cannot_serve_are_refused_with_the_reason(given, copies, reason):
+    with pytest.raises(ValueError, match=reason):
+        topology_of(given).neighbours(copies)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ("star", "give one of exponential, full, ring, torus"),
+        (3, "topology=3: give one of"),
+        ([(0, 1, 2)], r"edge \(0, 1, 2\): give pairs"),
+        (nx.Graph([("a", "b")]), "convert_node_labels_to_integers"),
+    ],
+)
+def test_what_is_no_topology_is_refused(given, reason):
+    with pytest.raises(ValueError, match=reason):
+        topology_of(given)
+
+
+def test_a_torus_of_nothing_is_refused():
+    with pytest.raises(ValueError, match=r"Torus\(rows=0\): give 1 or more"):
+        Torus(rows=0)
+
+
+def test_edges_may_have_one_direction():
+    assert Edges(((0, 1), (1, 0)), directed=True).neighbours(2) == [[1], [0]]

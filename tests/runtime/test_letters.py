@@ -1,0 +1,65 @@
+"""How letters travel in the simulator, and what its events do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from geartrain.engine.worker import Firing
+from geartrain.optim.exchange import Letter
+from geartrain.runtime.simulated import Costs, Join, Leave, Pause, Simulated, _Clockwork
+
+
+def letter(sender: int, receiver: int, nbytes: int, hops: int = 1, collective: bool = False):
+    return Letter(
+        "map", sender, receiver, "gradient", (torch.zeros(1),), nbytes=nbytes, hops=hops,
+        collective=collective,
+    )  # fmt: skip
+
+
+def clock(**costs: float) -> _Clockwork:
+    return _Clockwork(Simulated(3, costs=Costs(**costs)), None, None, None)  # type: ignore[arg-type]
+
+
+def test_letters_of_a_link_leave_one_after_the_other_and_latencies_overlap():
+    here = clock(latency_s=1.0, bytes_per_s=10.0)
+    assert here._arrival(0, 1, letter(0, 1, 20)) == pytest.approx(3.0)
+    assert here._arrival(0, 1, letter(0, 1, 10)) == pytest.approx(4.0)
+    assert here._arrival(0, 2, letter(0, 2, 10)) == pytest.approx(2.0)  # a link of its own
+
+
+def test_letters_between_copies_on_one_worker_take_no_time():
+    assert clock(latency_s=1.0)._arrival(1, 1, letter(1, 4, 10)) == 0.0
+
+
+def test_an_all_reduce_takes_its_hops_and_its_bytes():
+    here = clock(latency_s=1.0, bytes_per_s=10.0)
+    assert here._arrival(0, 0, letter(0, 0, 15, 4, True)) == pytest.approx(5.5)
+
+
+def test_jitter_overtakes_nobody():
+    runtime = Simulated(2, costs=Costs(latency_s=1.0), jitter=0.9)
+    here = _Clockwork(runtime, None, None, None)  # type: ignore[arg-type]
+    arrivals = [here._arrival(0, 1, letter(0, 1, 0)) for _ in range(50)]
+    assert arrivals == sorted(arrivals) and arrivals[0] < arrivals[-1]
+
+
+def test_costs_of_copies_are_those_of_the_node():
+    costs = Costs(nodes={"map": (1.0, 0.5), "map backward": (3.0, 0.0), "map exchange": (0.0, 2.0)})
+    assert costs.firing(Firing("map#7", "map#7", True, 4)) == 3.0
+    assert costs.firing(Firing("map#7", "map#7", False, 4)) == 3.0
+    assert costs.firing(Firing("map", "map", False, 9)) == 3.0
+    taken = [letter(0, 1, 10), letter(0, 1, 10)]
+    assert costs.firing(Firing("map#1 exchange", "map#1", True, 2, taken=taken)) == 4.0
+
+
+def test_letters_cost_what_the_settings_say():
+    costs = Costs(letter_s=1.0, letter_byte_s=0.1)
+    taken = [letter(0, 1, 10), letter(0, 1, 20)]
+    assert costs.firing(Firing("map exchange", "map", True, 2, taken=taken)) == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("event", [Pause(3, 0.0, 1.0), Leave(0, -1.0), Join(-1, 0.0)])
+def test_events_of_no_worker_or_time_are_refused(event):
+    with pytest.raises(ValueError, match="worker from 0 to 2"):
+        Simulated(3, events=[event])

@@ -1,0 +1,139 @@
+"""Shards: who is fed what, and when the pass ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from geartrain.engine.router import Outbox
+from geartrain.errors import DataError
+from geartrain.ir.instance import Instance
+from geartrain.runtime.shards import PullFeeder, ShardFeeder
+from geartrain.train.source import Source
+
+
+class Desk:
+    """A controller that finishes what it is told to."""
+
+    def __init__(self, copies: int, most: int = 1) -> None:
+        self.copies, self.most = copies, most
+        self.active = Counter()
+        self.got: list[tuple[int, object]] = []
+        self.controller = self
+        self.packer = self
+        self.one_by_one = False
+
+    def pack(self, instances):
+        raise ValueError("one by one")
+
+    def want_of(self, copy: int) -> int:
+        return self.most - self.active[copy]
+
+    def admit(self, instances, copy):
+        for each in instances:
+            if each.key == "bad":
+                raise DataError("a bad one")
+        self.active[copy] += len(instances)
+        self.got += [(copy, each.key) for each in instances]
+        return Outbox()
+
+    def finish(self, *copies: int) -> None:
+        for copy in copies:
+            self.active[copy] -= 1
+
+
+def data(n: int) -> list[Instance]:
+    return [
+        Instance({"x": torch.zeros(1, 1)}, {"slot": np.zeros(1, np.int64)}, key=i) for i in range(n)
+    ]
+
+
+def shards(source: Source, copies: int, limit: int, positions=None, *, ends=True, **more):
+    return ShardFeeder(
+        lambda k, start: source.shard(1, k, copies, start),
+        [len(range(k, len(source), copies)) for k in range(copies)],
+        [0] * copies if positions is None else positions,
+        limit,
+        ends=ends,
+        **more,
+    )
+
+
+def drain(feeder, desk) -> None:
+    while feeder.admit(desk) is not None:
+        pass
+
+
+def test_each_copy_has_every_nth_instance_and_begins_anew():
+    desk, positions = Desk(2), [0, 0]
+    feeder = shards(Source(data(5)), 2, 8, positions)
+    drain(feeder, desk)
+    for _ in range(5):
+        desk.finish(0)
+        drain(feeder, desk)
+    assert [k for c, k in desk.got if c == 0] == [0, 2, 4, 0, 2, 4]
+    assert [k for c, k in desk.got if c == 1] == [1]
+    desk.finish(1)
+    drain(feeder, desk)
+    assert desk.got[-1] == (1, 3)
+    assert positions == [6, 2] and feeder.taken == 8
+    assert feeder.exhausted and feeder.source_ended
+
+
+def test_a_stretch_that_is_cut_short_does_not_end_the_data_and_goes_on_later():
+    source, positions = Source(data(6)), [0, 0]
+    desk = Desk(2)
+    first = shards(source, 2, 3, positions, ends=False)
+    drain(first, desk)
+    desk.finish(0, 1)
+    drain(first, desk)
+    assert first.exhausted and not first.source_ended
+    desk.finish(0)
+    second = shards(source, 2, 3, positions)
+    drain(second, desk)
+    desk.finish(1)
+    drain(second, desk)
+    assert sorted(k for _, k in desk.got) == [0, 1, 2, 3, 4, 5]
+
+
+def test_shuffled_shards_are_disjoint_cover_the_data_and_differ_by_epoch():
+    source = Source(data(11), shuffle=True, seed=4)
+    found = [[i.key for i in source.shard(1, k, 3)] for k in range(3)]
+    assert sorted(key for shard in found for key in shard) == list(range(11))
+    assert found != [[i.key for i in source.shard(2, k, 3)] for k in range(3)]
+    order = [i.key for i in source.epoch(1)]
+    assert found == [order[k::3] for k in range(3)]
+
+
+def test_a_bad_instance_is_skipped_and_counts_as_taken():
+    given = data(4)
+    given[2] = Instance({"x": torch.zeros(1, 1)}, {"slot": np.zeros(1, np.int64)}, key="bad")
+    desk, positions = Desk(1, most=4), [0]
+    feeder = shards(Source(given), 1, 4, positions, on_bad="skip")
+    drain(feeder, desk)
+    assert [k for _, k in desk.got] == [0, 1, 3]
+    assert (feeder.taken, feeder.skipped, positions) == (4, 1, [4])
+    with pytest.raises(DataError):
+        drain(shards(Source(given), 1, 4), Desk(1, most=4))
+
+
+def test_a_closed_feeder_admits_nothing():
+    feeder, desk = shards(Source(data(4)), 2, 4), Desk(2)
+    feeder.close()
+    drain(feeder, desk)
+    assert desk.got == [] and not feeder.source_ended
+
+
+def test_whoever_has_room_pulls_the_next():
+    desk, positions = Desk(2), [0, 0]
+    feeder = PullFeeder(iter(data(5)), positions)
+    drain(feeder, desk)
+    for copy in (1, 1, 0, 1):
+        desk.finish(copy)
+        drain(feeder, desk)
+    assert desk.got == [(0, 0), (1, 1), (1, 2), (1, 3), (0, 4)]
+    assert positions == [2, 3] and feeder.taken == 5
+    assert feeder.exhausted and feeder.source_ended
