@@ -46,8 +46,8 @@ they compare methods, and are far from what the networks can reach.
   storage once), what left a part whose gradient is awaited, weights, their gradients, optimiser,
   views and replay buffers. Temporary tensors inside a firing are not in it. "% whole" is of
   backpropagation's whole network on one device. On charlm the minibatches that are looked at lie in
-  the synchronous part of ways with T3 or `warm`: what stands there is too low, and the same way without it
-  says what they keep later.
+  the synchronous part of ways with T3 or `warm`: what stands there is too low, and the same way
+  without it says what they keep later.
 - **sent**: bytes of payload, targets and gradients across the cuts for a minibatch, forward and
   back.
 - **delay**: mean staleness of each part in the last stretch, in updates.
