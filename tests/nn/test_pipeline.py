@@ -673,3 +673,25 @@ def test_parts_may_have_views_of_their_own() -> None:
     session(pipe, SGD, 2, max_active=3).fit(gt.Minibatches(x, y, batch=10), epochs=2)
     with pytest.raises(ValueError, match="view= has 2 entries for 3 parts"):
         gt.Pipeline(network(), parts=3, view=[gt.Mixed(), None])
+
+
+@pytest.mark.parametrize(
+    ("credit", "windows"),
+    [
+        (gt.Backprop(), [4, 3, 2, 1]),
+        (gt.Greedy(), [1, 1, 1, 1]),
+        (gt.Chunked(2), [2, 1, 2, 1]),
+        (gt.DecoupledGreedy(), [1, 1, 1, 1]),
+        (gt.Overlapping(), [2, 2, 2, 2]),
+    ],
+)
+def test_a_part_runs_ahead_of_its_gradient_no_further_than_its_credit_needs(credit, windows):
+    blocks = nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)))
+    pipeline = gt.Pipeline(
+        blocks,
+        parts=4,
+        criterion=nn.functional.cross_entropy,
+        credit=credit,
+        sample=torch.ones(2, 6),
+    )
+    assert [part.window for part in pipeline.parts] == windows

@@ -93,9 +93,7 @@ def test_backpropagation_is_plain_training(recipe: str, small_data: Path) -> Non
         optimizer.step()
     # Scores, not weights: the biases of keys have no gradient but rounding, which Adam inflates.
     x = batches[0].inputs["x"]
-    torch.testing.assert_close(
-        task.pipeline.module.eval()(x), net.eval()(x), rtol=1e-3, atol=1e-3
-    )
+    torch.testing.assert_close(task.pipeline.module.eval()(x), net.eval()(x), rtol=1e-3, atol=1e-3)
     assert not torch.allclose(net(x), build(recipe, small_data).pipeline.module.eval()(x))
 
 

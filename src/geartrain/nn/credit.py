@@ -83,6 +83,14 @@ class AbstractCredit(ABC):
         """The parts at whose inlet no gradient of the loss passes, by number."""
         return [k + 1 for k in self.heads(parts)]
 
+    def window(self, k: int, parts: int) -> int | None:
+        """Messages of part k between forward and backward; None: as many as are in flight.
+
+        A part whose gradient comes from close by would else run ahead of those above it, and keep
+        the graphs of all that is in flight.
+        """
+        return 2
+
     def make_head(self, h: Tensor, prediction: Tensor) -> nn.Module:
         """A local head where none is given, from samples of what leaves its part and the network.
 
@@ -120,6 +128,9 @@ class Backprop(AbstractCredit):
     def heads(self, parts: int) -> Sequence[int]:
         return ()
 
+    def window(self, k: int, parts: int) -> int | None:
+        return parts - k  # one forward, one backward
+
     def wire(
         self,
         stream: Stream,
@@ -155,6 +166,10 @@ class Chunked(AbstractCredit):
         if chunks > parts:
             raise ValueError(f"{self} of {parts} parts; give at most {parts} chunks, or more parts")
         return tuple(k * parts // chunks - 1 for k in range(1, chunks))
+
+    def window(self, k: int, parts: int) -> int | None:
+        end = next(e for e in (*self.heads(parts), parts - 1) if e >= k)
+        return end - k + 1
 
     def wire(
         self,
@@ -334,6 +349,9 @@ class DecoupledGreedy(AbstractCredit):
 
     def heads(self, parts: int) -> Sequence[int]:
         return range(parts - 1)
+
+    def window(self, k: int, parts: int) -> int | None:
+        return 1
 
     def wire(
         self,

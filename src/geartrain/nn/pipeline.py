@@ -192,10 +192,9 @@ class Pipeline:
         return given
 
     def _window(self, k: int, slack: int, geared: bool) -> int | None:
-        """Messages of a part in flight in the order one forward, one backward."""
-        if not isinstance(self.credit, Backprop) or geared:
-            return None
-        return len(self.stages) - k + slack
+        """Messages of a part between forward and backward, as its credit wants them."""
+        window = None if geared else self.credit.window(k, len(self.stages))
+        return None if window is None else window + slack
 
     def _check_gears(self, speeds: Sequence[Gear | None]) -> None:
         """Raises:
