@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Line: TypeAlias = Mapping[str, Any]
 Lines: TypeAlias = Mapping[str, Sequence[Line]]
 
-TARGET: Final = 0.95
+TARGET: Final = 0.93
 SYNCHRONOUS: Final = "all-reduce"
 _COLOURS: Final = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 

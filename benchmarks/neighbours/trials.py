@@ -31,6 +31,7 @@ Nodes = Mapping[str, Sequence[float]]
 LATENCY_S: Final = 50e-6
 BYTES_PER_S: Final = 1.25e9  # 10 Gbit/s
 ADAM: Final = ("diloco", "async-local-sgd")  # published with AdamW as the inner optimiser
+_DATA: Final = "train_size"  # an option that changes no firing
 _ALONE: Final = "alone"  # no exchange: what one copy does by itself
 _MEASURED: Final = 100  # minibatches
 _TIMES: Final = 3  # the fastest of so many: what else runs on the machine only adds
@@ -96,7 +97,7 @@ def exchange_of(method: str) -> gt.AbstractExchange:
 def costs_key(trial: Trial) -> str:
     """Trials of one key have the same costs: the work of a firing and of a letter."""
     name = re.split(r"[:*]", trial.method)[0]
-    options = ",".join(f"{k}={v}" for k, v in sorted(trial.options.items()))
+    options = ",".join(f"{k}={v}" for k, v in sorted(trial.options.items()) if k != _DATA)
     return f"{trial.recipe} {options} {'gradients' if name == _ALONE else name}"
 
 
