@@ -193,8 +193,8 @@ def _runtime(trial: Trial, nodes: Nodes | None) -> AbstractRuntime:
     costs = gt.Costs(
         nodes={name: (a, b) for name, (a, b) in nodes.items()},
         backward=0.0,
-        latency_s=LATENCY_S,
-        bytes_per_s=BYTES_PER_S,
+        latency_s=0.0 if trial.table == "clock" else LATENCY_S,
+        bytes_per_s=None if trial.table == "clock" else BYTES_PER_S,  # threads have no links
     )
     speeds = [trial.slow] + [1.0] * (trial.copies - 1)
     return gt.Simulated(trial.copies, seed=trial.seed, costs=costs, speeds=speeds)
