@@ -68,7 +68,7 @@ def scale() -> Iterator[Trial]:
                     plain = method in ("alone", "all-reduce")
                     if topology == "torus" and (plain or n < 4 or options is LARGE):
                         continue
-                    if options is LARGE and n not in (1, 8, 64):
+                    if options is LARGE and n not in (1, 64):
                         continue
                     yield Trial(
                         table="scale", method=method, copies=n, options=options,

@@ -19,6 +19,7 @@ import torch
 
 import geartrain as gt
 from geartrain.cli.copies import CopiesSeen
+from geartrain.ir.instance import Instance
 from geartrain.observe.stopwatch import Stopwatch
 from geartrain.optim.replicas import EXCHANGES
 from geartrain.recipes import find_recipe
@@ -113,7 +114,7 @@ def run(trial: Trial, nodes: Nodes | None) -> dict[str, Any]:
     session = _session(trial, task, _runtime(trial, nodes), [seen])
     began = time.process_time()
     fit = session.fit(
-        list(task.load("train")[: trial.minibatches]) if trial.minibatches else task.load("train"),
+        _instances(task, trial.minibatches),
         epochs=trial.epochs,
         valid=task.load("dev") if trial.evaluate_every is not None else None,
         evaluate_every=trial.evaluate_every,
@@ -148,6 +149,12 @@ def _measured(trial: Trial) -> dict[str, tuple[float, float]]:
     return {
         name: (_short(a), _short(b)) for name, (a, b) in sorted(stopwatch.costs().nodes.items())
     }
+
+
+def _instances(task: Task, number: int | None) -> Sequence[Instance]:
+    """So many, the data over and over if they are fewer; or what there is."""
+    data = task.load("train")
+    return data if number is None else [data[i % len(data)] for i in range(number)]
 
 
 def _task(trial: Trial) -> Task:
