@@ -30,6 +30,7 @@ def page_of(lines: Lines) -> Iterator[str]:
     """All tables for which there are lines."""
     for name, table in (
         ("Scale", scale_table(lines["scale"])),
+        ("Rates", accuracy_table(_best(lines["rates"]))),
         ("Accuracy", accuracy_table(lines["accuracy"])),
         ("Stragglers", straggler_table(lines["stragglers"])),
         ("Clock", clock_table(lines["clock"])),
@@ -123,6 +124,20 @@ def clock_table(lines: Sequence[Line]) -> list[str]:
             rows.append([str(copies), method, _seconds(wall), _seconds(virtual), f"{error:+.0%}"])
     head = ["workers", "method", "threads", "virtual", "error"]
     return _markdown(head, rows) if rows else []
+
+
+def _best(lines: Sequence[Line]) -> list[Line]:
+    """Of each method and number of copies, the rate that ended best."""
+    found: dict[tuple[str, int], Line] = {}
+    for line in lines:
+        if line["history"]:
+            key = line["method"], line["copies"]
+            found[key] = max(found.get(key, line), line, key=_end)
+    return list(found.values())
+
+
+def _end(line: Line) -> float:
+    return float(line["history"][-1]["accuracy"])
 
 
 def ends_of(lines: Sequence[Line], method: str, copies: int) -> list[float]:
