@@ -27,7 +27,6 @@ RESULTS: Final = Path(__file__).parent / "results"
 TABLES: Final = ("costs", "clock", "scale", "rates", "accuracy", "stragglers")
 WHOLE: Final = {"hidden": 784, "batch": 100}  # the recipe's
 SMALL: Final = {"hidden": 256, "batch": 25, "train_size": 30_000}
-LARGE: Final = {"hidden": 784, "batch": 400}
 SIZES: Final = (4, 9, 16)
 COPIES: Final = (1, 2, 4, 8, 16, 32, 64)
 METHODS: Final = (
@@ -60,15 +59,13 @@ def clock() -> Iterator[Trial]:
 
 def scale() -> Iterator[Trial]:
     """The same minibatches a copy, ever more copies."""
-    for options in (WHOLE, LARGE):
+    for options in (WHOLE,):
         for n in COPIES:
             methods = ["alone"] if n == 1 else ["gradients", "gradients:4", "all-reduce"]
             for method in methods:
                 for topology in ("ring", "torus"):
                     plain = method in ("alone", "all-reduce")
-                    if topology == "torus" and (plain or n < 4 or options is LARGE):
-                        continue
-                    if options is LARGE and n not in (1, 64):
+                    if topology == "torus" and (plain or n < 4):
                         continue
                     yield Trial(
                         table="scale", method=method, copies=n, options=options,
