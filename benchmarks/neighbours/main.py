@@ -24,9 +24,12 @@ from benchmarks.neighbours.trials import Nodes, Trial, costs_key, measure, run
 from geartrain.errors import GeartrainError
 
 RESULTS: Final = Path(__file__).parent / "results"
-TABLES: Final = ("costs", "clock", "scale", "rates", "accuracy", "stragglers")
+TABLES: Final = (
+    "costs", "clock", "scale", "rates", "accuracy", "stragglers", "cifar-rates", "cifar",
+)  # fmt: skip
 WHOLE: Final = {"hidden": 784, "batch": 100}  # the recipe's
 SMALL: Final = {"hidden": 256, "batch": 25, "train_size": 30_000}
+IMAGES: Final = {"width": 16, "blocks": 1, "parts": 1, "batch": 25, "train_size": 4000}
 SIZES: Final = (4, 9, 16)
 COPIES: Final = (1, 2, 4, 8, 16, 32, 64)
 METHODS: Final = (
@@ -99,6 +102,28 @@ def stragglers(best: Mapping[tuple[str, int], float]) -> Iterator[Trial]:
                     yield _judged("stragglers", method, 9, best[method, 9], seed, slow)
 
 
+def cifar_rates() -> Iterator[Trial]:
+    """Photographs: what was best on digits beside all-reduce, at two rates, one seed."""
+    for n in SIZES:
+        for method in ("all-reduce", "d-psgd"):
+            for rate in (0.05, 0.15):
+                yield _photographs("cifar-rates", method, n, rate, 0)
+
+
+def cifar(best: Mapping[tuple[str, int], float]) -> Iterator[Trial]:
+    """The same at the better rate, other seeds."""
+    for seed in (1, 2, 3):
+        for (method, n), rate in best.items():
+            yield _photographs("cifar", method, n, rate, seed)
+
+
+def _photographs(table: str, method: str, n: int, rate: float, seed: int) -> Trial:
+    return Trial(
+        table=table, method=method, copies=n, recipe="cifar", options=IMAGES, topology="torus",
+        rate=rate, seed=seed, epochs=6, evaluate_every=1.0,
+    )  # fmt: skip
+
+
 def _judged(table: str, method: str, n: int, rate: float, seed: int, slow: float = 1.0) -> Trial:
     every = 0.125 if table == "stragglers" else 0.25 if table == "accuracy" else 1.0
     return Trial(
@@ -133,9 +158,9 @@ def main(words: Sequence[str] | None = None) -> None:
         if table == "costs":
             _measure(given.out)
             continue
-        best = best_rates(read(given.out, "rates"))
-        plans = {"clock": clock, "scale": scale, "rates": rates}
-        later = {"accuracy": accuracy, "stragglers": stragglers}
+        best = best_rates(read(given.out, "cifar-rates" if table == "cifar" else "rates"))
+        plans = {"clock": clock, "scale": scale, "rates": rates, "cifar-rates": cifar_rates}
+        later = {"accuracy": accuracy, "stragglers": stragglers, "cifar": cifar}
         trials = list(plans[table]() if table in plans else later[table](best))
         _run_all(given.out, table, trials, 1 if table == "clock" else given.processes)
     lines = {table: read(given.out, table) for table in TABLES}
@@ -148,7 +173,8 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def _measure(results: Path) -> None:
     """Costs of every kind of trial, in this process, with nothing beside it."""
-    trials = [*clock(), *scale(), *(_judged("rates", m, 4, 0.001, 0) for m in METHODS)]
+    trials = [*clock(), *scale(), *cifar_rates()]
+    trials += [_judged("rates", method, 4, 0.001, 0) for method in METHODS]
     there = {line["key"] for line in read(results, "costs")}
     for key, trial in {costs_key(trial): trial for trial in trials}.items():
         if key not in there:

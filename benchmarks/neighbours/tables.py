@@ -32,6 +32,7 @@ def page_of(lines: Lines) -> Iterator[str]:
         ("Scale", scale_table(lines["scale"])),
         ("Rates", accuracy_table(_best(lines["rates"]))),
         ("Accuracy", accuracy_table(lines["accuracy"])),
+        ("Photographs", accuracy_table(lines.get("cifar", []))),
         ("Stragglers", straggler_table(lines["stragglers"])),
         ("Clock", clock_table(lines["clock"])),
     ):

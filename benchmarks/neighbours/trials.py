@@ -116,7 +116,7 @@ def run(trial: Trial, nodes: Nodes | None) -> dict[str, Any]:
     fit = session.fit(
         _instances(task, trial.minibatches),
         epochs=trial.epochs,
-        valid=task.load("dev") if trial.evaluate_every is not None else None,
+        valid=task.load(task.validation) if trial.evaluate_every is not None else None,
         evaluate_every=trial.evaluate_every,
     )
     seconds, history = 0.0, []
