@@ -36,9 +36,9 @@ three of its devices always wait.
 
 _WINDOWS: Final = """
 Greedy parts have `window=1`, as `gt.Pipeline` sets it: a part gets its next minibatch when the
-gradient of the one before is in. Without it the first part runs ahead as far as minibatches in flight allow, and keeps
-the graphs of several. (Chunks of two parts, overlapping losses, critics and synthetic gradients
-have `window=2`.)
+gradient of the one before is in. Without it the first part runs ahead as far as minibatches in
+flight allow, and keeps the graphs of several. (Chunks of two parts, overlapping losses, critics and
+synthetic gradients have `window=2`.)
 """
 
 _DEEP: Final = """\
