@@ -2,7 +2,8 @@
  *
  *     kernels.c    what knows no type (rows are moved as bytes), and kernels.inc twice
  *     kernels.inc  what computes, once for float and once for double
- *     gated.inc, readouts.inc  gated graph networks and values of graphs; part of the one above
+ *     products.inc  matrix products; part of the one above, as are the next ones
+ *     gated.inc, readouts.inc  gated graph networks and values of graphs
  *     bf16.inc     the same for rows in bfloat16, by way of those for float
  *
  * A function that gets row numbers returns 0, or the number from 1 of what was out of range, in

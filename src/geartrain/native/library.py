@@ -35,7 +35,14 @@ import torch
 
 SOURCES: Final = tuple(
     Path(__file__).with_name(name)
-    for name in ("kernels.c", "kernels.inc", "gated.inc", "readouts.inc", "bf16.inc")
+    for name in (
+        "kernels.c",
+        "kernels.inc",
+        "products.inc",
+        "gated.inc",
+        "readouts.inc",
+        "bf16.inc",
+    )
 )
 FLAGS: Final = (
     *("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math"),
