@@ -82,7 +82,9 @@ _TYPED: Final = {
 }
 _NAMES: Final = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}
 _NOT_SHORT: Final = frozenset(  # losses are float32, and bundle kernels work in it
-    f"{name}_{way}" for name in ("gated", "forest", "choice", "sum") for way in ("forward", "backward")
+    f"{name}_{way}"
+    for name in ("gated", "forest", "choice", "sum")
+    for way in ("forward", "backward")
 ) | {"cross_entropy"}
 _PRECISE: Final = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2}
 

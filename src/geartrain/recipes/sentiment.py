@@ -81,7 +81,9 @@ def build(setting: Setting) -> Task:
 
     rate = float(setting.options["learning_rate"])
     return Task(
-        graph=make_graph(int(setting.options["hidden"]), len(vocabulary), setting.copies, whole=whole),
+        graph=make_graph(
+            int(setting.options["hidden"]), len(vocabulary), setting.copies, whole=whole
+        ),
         rules=Rules(
             optimizer=partial(torch.optim.Adagrad, lr=rate), update_every=setting.update_every
         ),
