@@ -81,7 +81,8 @@ class WholeTree(nn.Module):
         for end in forest.bounds[1:].tolist():
             if begin:
                 pairs = below[begin - leaves : end - leaves].flatten()
-                given = [s.index_select(0, pairs).unflatten(0, (-1, 2)) for s in states]  # type: ignore[no-untyped-call]
+                chosen = [s.index_select(0, pairs) for s in states]
+                given = [s.view(-1, 2, *s.shape[1:]) for s in chosen]
                 made = as_payload(self.branch(*given))
             for state, y in zip(states, made, strict=True):
                 state[begin:end] = y

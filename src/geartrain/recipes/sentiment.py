@@ -156,5 +156,5 @@ SENTIMENT: Final = Recipe(
         Option("learning_rate", RATE, 0.0, "Adagrad's rate"),
         Option(AVERAGE_EVERY, 1000, 0, "instances between meetings of copies; 0: once an epoch"),
     ),
-    bottleneck="branch",
+    bottleneck="tree",
 )
