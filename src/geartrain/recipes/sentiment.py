@@ -35,7 +35,7 @@ from geartrain.ir.instance import Instance
 from geartrain.ir.loss import Metric, accuracy, cross_entropy
 from geartrain.nn import Tree as TreeShape
 from geartrain.nn import TreeLSTMBranch, TreeLSTMLeaf, WholeTree
-from geartrain.optim.part import Rules
+from geartrain.optim.rules import Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
     ONE,
