@@ -91,6 +91,7 @@ def build(setting: Setting) -> Task:
         validation="dev",
         ramp=RAMP,
         files={_VOCABULARY: vocabulary.to_json()},
+        lanes=whole and setting.replicas == 1,
     )
 
 
