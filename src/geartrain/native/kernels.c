@@ -134,6 +134,7 @@ int64_t release_rows(int64_t n, const int64_t *rows, int64_t capacity, uint8_t *
 #define LN2_LOW 0x1.7f7d1cp-20f
 #define LEAST (-87.0f)
 #define LOGARITHM logf
+#define SQUARE_ROOT sqrtf
 #include "kernels.inc"
 #include "bf16.inc"
 
@@ -147,4 +148,5 @@ int64_t release_rows(int64_t n, const int64_t *rows, int64_t capacity, uint8_t *
 #define LN2_LOW 0x1.cf79abc9e3b398p-40
 #define LEAST (-708.0)
 #define LOGARITHM log
+#define SQUARE_ROOT sqrt
 #include "kernels.inc"

@@ -55,7 +55,7 @@ SMALL: Final = 1 << 14
 
 Function: TypeAlias = Callable[..., int]
 
-_N, _P = ctypes.c_int64, ctypes.c_void_p
+_N, _P, _R = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 _MOVE: Final = (ctypes.c_char_p, _N)
 _TRANSPOSE: Final = (_N, _N, _P, _P)
 _RELEASE: Final = (_N, _P, _N, *[_P] * 4)
@@ -77,6 +77,7 @@ _TYPED: Final = {
     "choice_backward": (*[_N] * 3, *[_P] * 4, _N, *[_P] * 4),
     "sum_forward": (*[_N] * 5, *[_P] * 9),
     "sum_backward": (*[_N] * 5, *[_P] * 5, _N, *[_P] * 7),
+    "adagrad_rows": (_N, _N, _P, _N, _P, _R, _R, _P, _P),
     "tanh": (_N, _P, _P),
     "cross_entropy": (_N, _N, *[_P] * 4),
 }
@@ -85,7 +86,7 @@ _NOT_SHORT: Final = frozenset(  # losses are float32, and bundle kernels work in
     f"{name}_{way}"
     for name in ("gated", "forest", "choice", "sum")
     for way in ("forward", "backward")
-) | {"cross_entropy"}
+) | {"cross_entropy", "adagrad_rows"}
 _PRECISE: Final = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2}
 
 

@@ -35,6 +35,7 @@ from geartrain.ir.instance import Instance
 from geartrain.ir.loss import Metric, accuracy, cross_entropy
 from geartrain.nn import Tree as TreeShape
 from geartrain.nn import TreeLSTMBranch, TreeLSTMLeaf, WholeTree
+from geartrain.optim.optimizers import FusedAdagrad
 from geartrain.optim.rules import Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
@@ -84,9 +85,7 @@ def build(setting: Setting) -> Task:
         graph=make_graph(
             int(setting.options["hidden"]), len(vocabulary), setting.copies, whole=whole
         ),
-        rules=Rules(
-            optimizer=partial(torch.optim.Adagrad, lr=rate), update_every=setting.update_every
-        ),
+        rules=Rules(optimizer=partial(FusedAdagrad, lr=rate), update_every=setting.update_every),
         splits={"train": split("train"), "dev": split("dev"), "test": split("test")},
         validation="dev",
         ramp=RAMP,
