@@ -239,6 +239,6 @@ def test_through_the_engine_it_is_the_loop(
         before = session.evaluate(instances)
         session.fit(instances, epochs=2)
         weights = [p.detach().clone() for m in (cell, readout) for p in m.parameters()]
-        found.append((before.loss, weights))
+        found.append((before.metrics["loss"], weights))
     assert_close(found[0][0], found[1][0])
     assert_close(found[0][1], found[1][1])
