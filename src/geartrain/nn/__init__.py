@@ -20,6 +20,7 @@ from geartrain.nn.shapes import (
 )
 from geartrain.nn.transformer import DecoderBlock, TokenEmbedding, TokenReadout, decoder
 from geartrain.nn.wholelist import WholeList
+from geartrain.nn.wholetree import WholeTree
 
 register_torch_kernels()
 register_derivation(DerivedKernel)
@@ -44,6 +45,7 @@ __all__ = [
     "TreeLSTMLeaf",
     "VertexChoice",
     "WholeList",
+    "WholeTree",
     "choice_accuracy",
     "choice_loss",
     "decoder",
