@@ -27,6 +27,7 @@ from geartrain.errors import StuckError as StuckError
 from geartrain.errors import WorkerError as WorkerError
 from geartrain.ir.bundle import AbstractBundleKernel as AbstractBundleKernel
 from geartrain.ir.bundle import Inside as Inside
+from geartrain.ir.columns import Columns as Columns
 from geartrain.ir.frame import View as View
 from geartrain.ir.gear import Gear as Gear
 from geartrain.ir.gear import check_gears as check_gears

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import final
 
 import torch
+from torch import nn
 
 from geartrain.ir.call import Call, gather_inputs, require_rows, where_it_computes
 from geartrain.ir.gradient import GradientSum
@@ -58,6 +59,7 @@ class ReadoutNode(AbstractNode):
         self.alone = call.alone
         self.part_name = None if weights is None else weights.name
         self._bundled = False
+        self._grain = _grain_of(call.function)
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         state, origin = join_states(batches), join_origins(batches)
@@ -89,7 +91,7 @@ class ReadoutNode(AbstractNode):
 
     @property
     def grain(self) -> int:
-        return 1 if self._weights is None or self._bundled else GRAIN
+        return 1 if self._bundled else self._grain
 
     def check_empty(self) -> None:
         """Every row is answered at once, but a device may still have to say of what loss.
@@ -108,3 +110,11 @@ class ReadoutNode(AbstractNode):
         if self._weights is not None:
             self._weights.answered(n, messages)
         return dx
+
+
+def _grain_of(function: object) -> int:
+    """Rows that its products are best a multiple of: narrow maps care for none."""
+    if not isinstance(function, nn.Module):
+        return 1
+    wide = any(p.ndim == 2 and min(p.shape) >= GRAIN for p in function.parameters())
+    return GRAIN if wide else 1

@@ -42,6 +42,7 @@ SOURCES: Final = tuple(
         "gated.inc",
         "trees.inc",
         "readouts.inc",
+        "lists.inc",
         "bf16.inc",
     )
 )
@@ -78,13 +79,15 @@ _TYPED: Final = {
     "sum_forward": (*[_N] * 5, *[_P] * 9),
     "sum_backward": (*[_N] * 5, *[_P] * 5, _N, *[_P] * 7),
     "adagrad_rows": (_N, _N, _P, _N, _P, _R, _R, _P, _P),
+    "lists_forward": (*[_N] * 3, *[_P] * 2, _N, *[_P] * 2, _N, *[_P] * 2),
+    "lists_backward": (*[_N] * 3, *[_P] * 2, _N, *[_P] * 2, _N, _P, *[_N] * 2, *[_P] * 3),
     "tanh": (_N, _P, _P),
     "cross_entropy": (_N, _N, *[_P] * 4),
 }
 _NAMES: Final = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}
 _NOT_SHORT: Final = frozenset(  # losses are float32, and bundle kernels work in it
     f"{name}_{way}"
-    for name in ("gated", "forest", "choice", "sum")
+    for name in ("gated", "forest", "choice", "sum", "lists")
     for way in ("forward", "backward")
 ) | {"cross_entropy", "adagrad_rows"}
 _PRECISE: Final = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2}
