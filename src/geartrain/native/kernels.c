@@ -3,6 +3,7 @@
  *     kernels.c    what knows no type (rows are moved as bytes), and kernels.inc twice
  *     kernels.inc  what computes, once for float and once for double
  *     products.inc  matrix products; part of the one above, as are the next ones
+ *     short.inc    operands of products in bfloat16
  *     gated.inc, readouts.inc  gated graph networks and values of graphs
  *     bf16.inc     the same for rows in bfloat16, by way of those for float
  *
