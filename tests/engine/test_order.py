@@ -15,7 +15,7 @@ from geartrain.engine.order import ranks
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.nn import Tree, TreeLSTMBranch, TreeLSTMLeaf
-from geartrain.optim.part import Flush, Rules
+from geartrain.optim.rules import Flush, Rules
 from geartrain.runtime.simulated import Simulated
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from geartrain.errors import GraphError
 from geartrain.ir.graph import Graph
 from geartrain.ir.wiring import Owner, wire
-from geartrain.optim.part import Part
+from geartrain.optim.rules import Part
 
 FLOATS = {"x": ((4,), torch.float32)}
 

@@ -23,7 +23,7 @@ from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import Metric, accuracy, cross_entropy
 from geartrain.ir.readout import ReadoutNode
-from geartrain.optim.part import Flush, Instances, Part, Rules
+from geartrain.optim.rules import Flush, Instances, Part, Rules
 
 D, CLASSES = 3, 5
 APART = {"loss": 0}

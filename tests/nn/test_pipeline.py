@@ -161,7 +161,10 @@ def test_several_minibatches_in_flight_learn_and_report_their_staleness() -> Non
     assert pipe.max_active == 3
     trainer = session(pipe, ADAM, workers=2, max_active=3)
     fit = trainer.fit(gt.Minibatches(x, y, batch=10), epochs=12)
-    assert fit.history[-1].metrics["accuracy"] > 0.6  # the order of threads has a say
+    assert fit.history[-1].metrics["accuracy"] > fit.history[0].metrics["accuracy"]
+    # Judged when training is over: what is reported of an epoch is of all its weights, of which the
+    # order of threads has a say.
+    assert trainer.evaluate(gt.Minibatches(x, y, batch=10)).metrics["accuracy"] > 0.8
     assert fit.staleness["part 0"].max >= 1
 
 

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.optim.exchange import AbstractExchange, Letter, Member
-from geartrain.optim.part import PartState, Rules
+from geartrain.optim.part import PartState
 from geartrain.optim.replicas import Desk, Neighbours, Replicas
+from geartrain.optim.rules import Rules
 
 if (folder := str(Path(__file__).parent)) not in sys.path:
     sys.path.insert(0, folder)  # for ``rig_pipes``

@@ -18,7 +18,8 @@ from geartrain.optim.exchange import (
     NearestNeighbours,
     tensor_bytes,
 )
-from geartrain.optim.part import PartState, Rules
+from geartrain.optim.part import PartState
+from geartrain.optim.rules import Rules
 from geartrain.optim.share import NoLock
 
 SGD = partial(torch.optim.SGD, lr=0.5)

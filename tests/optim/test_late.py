@@ -8,7 +8,8 @@ from torch import nn
 
 from geartrain.errors import NonFiniteError
 from geartrain.native import transfer
-from geartrain.optim.part import Clip, Flush, PartState, Rules
+from geartrain.optim.part import PartState
+from geartrain.optim.rules import Clip, Flush, Rules
 
 
 class Late:

@@ -30,7 +30,7 @@ from geartrain.ir.sums import Sums
 from geartrain.native import transfer
 from geartrain.nn import GatedGraphCell, GatedSum, TreeLSTMBranch, VertexChoice
 from geartrain.nn.choice import choice_accuracy, choice_loss
-from geartrain.optim.part import Clip, Flush, Rules
+from geartrain.optim.rules import Clip, Flush, Rules
 from geartrain.runtime.base import Feeder
 from geartrain.runtime.simulated import Simulated
 

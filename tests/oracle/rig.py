@@ -28,7 +28,8 @@ from geartrain.engine.mailbox import (
 from geartrain.engine.worker import Firing
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
-from geartrain.optim.part import Flush, PartState, Rules, StepTaken
+from geartrain.optim.part import PartState, StepTaken
+from geartrain.optim.rules import Flush, Rules
 from geartrain.runtime.base import AbstractRuntime, Feeder
 from geartrain.runtime.simulated import Simulated
 from geartrain.runtime.threads import Threads

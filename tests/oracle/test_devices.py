@@ -24,7 +24,8 @@ from geartrain.ir.instance import Instance
 from geartrain.ir.loss import cross_entropy
 from geartrain.native import transfer
 from geartrain.nn.derived import DerivedKernel
-from geartrain.optim.part import Flush, Part, PartState, Rules
+from geartrain.optim.part import PartState
+from geartrain.optim.rules import Flush, Part, Rules
 from geartrain.runtime.base import Feeder
 from geartrain.runtime.threads import Threads
 from geartrain.train.session import Session

@@ -17,7 +17,8 @@ from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.message import Backward, Forward, address
 from geartrain.ir.wiring import Owner, wire
-from geartrain.optim.part import Clip, Flush, Instances, PartState, Rows, Rules
+from geartrain.optim.part import PartState
+from geartrain.optim.rules import Clip, Flush, Instances, Rows, Rules
 
 ONE_BY_ONE = [
     Order(max_active=1),

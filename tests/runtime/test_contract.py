@@ -29,7 +29,7 @@ from geartrain.errors import (
 )
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
-from geartrain.optim.part import Flush, Instances, Rules
+from geartrain.optim.rules import Flush, Instances, Rules
 from geartrain.runtime.base import AbstractRuntime, Feeder
 from geartrain.runtime.simulated import Costs, Simulated
 from geartrain.runtime.threads import Threads

@@ -21,10 +21,10 @@ from geartrain.optim.exchange import AbstractExchange
 from geartrain.optim.foreign import CompensatedNeighbours, StalenessAware
 from geartrain.optim.gossip import DecentralizedSGD, PairAverage
 from geartrain.optim.mixing import metropolis
-from geartrain.optim.part import Rules
 from geartrain.optim.periodic import DiLoCo, PeriodicAverage
 from geartrain.optim.pushsum import PushSum
 from geartrain.optim.replicas import EXCHANGES, Neighbours
+from geartrain.optim.rules import Rules
 from geartrain.optim.topology import Ring
 from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.simulated import Join, Leave, Pause, Simulated

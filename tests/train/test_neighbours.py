@@ -25,8 +25,8 @@ from geartrain.optim.exchange import (
     Member,
     NearestNeighbours,
 )
-from geartrain.optim.part import Instances, Rows, Rules
 from geartrain.optim.replicas import Neighbours
+from geartrain.optim.rules import Instances, Rows, Rules
 from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.simulated import Costs, Join, Leave, Pause, Simulated
 from geartrain.runtime.threads import Threads

@@ -36,8 +36,9 @@ from geartrain.ir.readout import ReadoutNode
 from geartrain.ir.through import Through
 from geartrain.ir.wiring import Owner, Wiring, copy_name, wire
 from geartrain.native.transfer import require_device
-from geartrain.optim.part import Part, PartState, Rules
+from geartrain.optim.part import PartState
 from geartrain.optim.replicas import Replicas
+from geartrain.optim.rules import Part, Rules
 from geartrain.optim.share import AbstractLock, NoLock, Share, share
 
 

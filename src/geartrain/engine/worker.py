@@ -21,8 +21,9 @@ from geartrain.errors import GeartrainError, WorkerError
 from geartrain.ir.message import INSTANCE, Backward, Forward
 from geartrain.ir.node import AbstractNode, Emission
 from geartrain.optim.exchange import Letter
-from geartrain.optim.part import Instances, Messages, PartState, Rows, StepTaken
+from geartrain.optim.part import PartState, StepTaken
 from geartrain.optim.replicas import Desk, Replicas
+from geartrain.optim.rules import Instances, Messages, Rows
 from geartrain.optim.share import Share
 
 

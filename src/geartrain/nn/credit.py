@@ -31,7 +31,7 @@ from geartrain.ir.replay import Draw, Replays
 from geartrain.nn.critic import LocalCritic
 from geartrain.nn.rowwise import RowLoss
 from geartrain.nn.stage import Stage, linear_head, zero_map
-from geartrain.optim.part import MakeOptimizer, Part
+from geartrain.optim.rules import MakeOptimizer, Part
 
 
 @final

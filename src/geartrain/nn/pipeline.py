@@ -39,7 +39,7 @@ from geartrain.nn.cutter import (
 from geartrain.nn.rowwise import Criterion, RowLoss, row_metric
 from geartrain.nn.stage import Stage, boundaries, refuse_shared
 from geartrain.optim.delay import AbstractDelay
-from geartrain.optim.part import MakeOptimizer, Messages, Part, Rules
+from geartrain.optim.rules import MakeOptimizer, Messages, Part, Rules
 from geartrain.optim.views import AbstractView
 
 T = TypeVar("T")

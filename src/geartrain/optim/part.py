@@ -2,8 +2,8 @@
 
     gradients ─► GradientSum ─► due? ─► average, clip, schedule ─► optimiser step ─► version + 1
 
-A part steps by itself when it has seen enough; nothing waits for a global step. ``Part`` is what a
-user writes, ``PartState`` what runs.
+A part steps by itself when it has seen enough; nothing waits for a global step. ``PartState`` is
+what runs; what a user writes, ``Part`` and ``Rules``, is in ``geartrain.optim.rules``.
 
 Source: local updates after min_update_frequency gradients, Gaunt et al. 2017, arXiv:1705.09786;
 ours is called ``update_every``, as it is a count.
@@ -11,10 +11,10 @@ ours is called ``update_every``, as it is a count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Protocol, TypeAlias, final
+from dataclasses import dataclass
+from typing import Any, Protocol, final
 
 import numpy as np
 import torch
@@ -23,204 +23,15 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from geartrain.errors import CheckpointError, NonFiniteError
-from geartrain.ir.gear import Gear
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
-from geartrain.ir.operator import Keep
 from geartrain.ir.weights import AbstractWeights, Sight
 from geartrain.native.transfer import Verdicts
-from geartrain.optim.delay import AbstractDelay, mean_age
+from geartrain.optim.delay import mean_age
 from geartrain.optim.mixer import AbstractMixer, Average
+from geartrain.optim.rules import Clip, Instances, Messages, Rows, Rules
 from geartrain.optim.staleness import Ages, bincount
-from geartrain.optim.views import AbstractView, Corrected, DoubleBuffered, Stashed
-
-MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
-Averaging: TypeAlias = Literal["rows", "instances", "none"]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Step when so many gradient rows have been added (AMPNet's min_update_frequency)."""
-
-    n: int
-
-    def __post_init__(self) -> None:
-        _positive("Rows", self.n)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Instances:
-    """Step when so many instances have finished."""
-
-    n: int = 1
-
-    def __post_init__(self) -> None:
-        _positive("Instances", self.n)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Messages:
-    """Step when so many messages have been answered; a minibatch that travels whole is one."""
-
-    n: int = 1
-
-    def __post_init__(self) -> None:
-        _positive("Messages", self.n)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Flush:
-    """Step only when the session flushes: at the end of an epoch, or when it is told to."""
-
-
-Trigger: TypeAlias = Rows | Instances | Messages | Flush
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Clip:
-    """Limit the gradient before a step.
-
-    Args:
-        norm: Largest 2-norm over all parameters of the part.
-        value: Largest absolute entry; applied before the norm where both are given.
-
-    Raises:
-        ValueError: A limit is not positive.
-    """
-
-    norm: float | None = None
-    value: float | None = None
-
-    def __post_init__(self) -> None:
-        for limit in (self.norm, self.value):
-            if limit is not None and not limit > 0:
-                raise ValueError(f"{self}: a limit is positive, or None for no limit")
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """How parts learn; a ``Part`` overrides what it names.
-
-    Args:
-        optimizer: Makes the optimiser from parameters: ``partial(torch.optim.Adam, lr=1e-3)``.
-        update_every: A number of gradient rows, ``Rows``, ``Instances``, ``Messages`` or ``Flush``.
-        average: What the summed gradient is divided by: the ``rows`` that it has, the ``instances``
-            that finished, or nothing. An update at the end of an epoch that has fewer rows (or
-            instances) than ``update_every`` is divided by ``update_every``.
-        clip: Limits on the averaged gradient.
-        schedule: Factor on the learning rate, from the number of instances finished in training.
-        scheduler: Makes a torch scheduler of the part's optimiser; it steps once an update. With a
-            ``schedule`` as well, the two multiply.
-        max_staleness: A step waits while it would make a row older than so many versions; admission
-            pauses meanwhile. None: no bound.
-        view: Which weights forward and backward see, for nodes with ``keep="graph"``; see
-            ``geartrain.optim.views``. None: ``Stashed()``.
-        delay: What is done about the age of gradients; see ``geartrain.optim.delay``.
-        window: Most messages between their forward and their backward; others wait at the part. For
-            chains of nodes that run one message at a time, where P - s for part s of P makes one
-            forward one backward; elsewhere it may block for ever. None: no bound.
-
-    Raises:
-        ValueError: A number is out of range, or ``average`` is none of the three.
-        TypeError: ``update_every`` is something else.
-    """
-
-    optimizer: MakeOptimizer = torch.optim.Adam
-    update_every: int | Trigger = 100
-    average: Averaging = "rows"
-    clip: Clip | None = None
-    schedule: Callable[[int], float] | None = None
-    scheduler: Callable[[Optimizer], LRScheduler] | None = None
-    max_staleness: int | None = None
-    view: AbstractView | None = None
-    delay: AbstractDelay | None = None
-    window: int | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.update_every, int | Rows | Instances | Messages | Flush):
-            raise TypeError(
-                f"update_every={self.update_every!r}: give a number of gradient rows, Rows(n), "
-                "Instances(n), Messages(n) or Flush()"
-            )
-        self.trigger()
-        if self.average not in ("rows", "instances", "none"):
-            raise ValueError(f"average={self.average!r}: give 'rows', 'instances' or 'none'")
-        if self.max_staleness is not None and self.max_staleness < 0:
-            raise ValueError(f"max_staleness={self.max_staleness}: give 0 or more, or None")
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window={self.window}: give 1 or more messages, or None")
-
-    def trigger(self) -> Trigger:
-        return Rows(self.update_every) if isinstance(self.update_every, int) else self.update_every
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """A module, its optimiser and its rules.
-
-    Args:
-        module: Its parameters belong to this part alone.
-        name: In logs and traces; default: the name of the first node that uses it.
-        optimizer, update_every, average, clip, schedule, scheduler, max_staleness, view, delay,
-            window: As in ``Rules``; None takes the session's.
-        keep: What nodes keep for the way back; see ``Stream.through``. With a ``view`` it is
-            ``graph``.
-        replicas: Copies of the part on different workers, each with its own optimiser; rows are
-            spread over them by instance. ``module`` is the first copy.
-        mixer: When and how the copies meet.
-        full_precision: Whether its nodes compute in float32 also where the session's precision is
-            ``bf16``; rows come and go in bfloat16 all the same.
-        gear: Its speed, for all its nodes; wants ``keep="graph"``.
-        device: Where the module is moved to, and where its rows are computed and kept: ``cpu``,
-            ``cuda``, ``cuda:1``. None takes the session's.
-    """
-
-    module: nn.Module
-    name: str | None = None
-    optimizer: MakeOptimizer | None = None
-    update_every: int | Trigger | None = None
-    average: Averaging | None = None
-    clip: Clip | None = None
-    schedule: Callable[[int], float] | None = None
-    scheduler: Callable[[Optimizer], LRScheduler] | None = None
-    max_staleness: int | None = None
-    view: AbstractView | None = None
-    delay: AbstractDelay | None = None
-    window: int | None = None
-    keep: Keep = "auto"
-    replicas: int = 1
-    mixer: AbstractMixer = field(default_factory=Average)
-    full_precision: bool = False
-    gear: Gear | None = None
-    device: str | torch.device | None = None
-
-    def __post_init__(self) -> None:
-        _positive("Part(replicas=...)", self.replicas)
-        if self.view is None:
-            return
-        if self.keep not in ("auto", "graph"):
-            raise ValueError(
-                f"Part(view={self.view}, keep='{self.keep}'): a view is for keep='graph'; leave "
-                "one of the two out"
-            )
-        object.__setattr__(self, "keep", "graph")
-        if self.replicas > 1 and isinstance(self.view, DoubleBuffered):
-            raise ValueError(
-                f"Part(view={self.view}, replicas={self.replicas}): a copy does not see every "
-                "instance, so it cannot tell an update's; use another view, or one copy"
-            )
-
-    def rules(self, defaults: Rules) -> Rules:
-        """The session's rules with this part's own in front."""
-        own = {f.name: value for f in fields(Rules) if (value := getattr(self, f.name)) is not None}
-        return replace(defaults, **own)
+from geartrain.optim.views import Corrected, Stashed
 
 
 @final
@@ -896,8 +707,3 @@ def _takes_sparse(optimizer: Optimizer | None) -> bool:
     if not isinstance(optimizer, (torch.optim.SparseAdam, torch.optim.SGD, torch.optim.Adagrad)):
         return False
     return not any(g.get("fused") or g.get("foreach") for g in optimizer.param_groups)
-
-
-def _positive(what: str, n: int) -> None:
-    if n < 1:
-        raise ValueError(f"{what}({n}): give 1 or more")

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
 from geartrain.ir.weights import AbstractWeights, Sight
-from geartrain.optim.part import PartState, Rules, StepTaken
+from geartrain.optim.part import PartState, StepTaken
+from geartrain.optim.rules import Rules
 from geartrain.optim.views import Stashed
 
 

@@ -44,7 +44,7 @@ from geartrain.nn import (
     choice_accuracy,
     choice_loss,
 )
-from geartrain.optim.part import Clip, Instances, Part, Rules
+from geartrain.optim.rules import Clip, Instances, Part, Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
     ONE,

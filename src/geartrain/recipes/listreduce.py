@@ -24,7 +24,7 @@ from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import accuracy, cross_entropy
 from geartrain.nn import Recurrent, TokenRNN
-from geartrain.optim.part import Clip, Instances, Rules
+from geartrain.optim.rules import Clip, Instances, Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
     ONE,

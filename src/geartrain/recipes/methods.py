@@ -45,7 +45,7 @@ from geartrain.optim.delay import (
     GapAware,
     ScaledByStaleness,
 )
-from geartrain.optim.part import Clip, MakeOptimizer, Messages
+from geartrain.optim.rules import Clip, MakeOptimizer, Messages
 from geartrain.optim.views import (
     AbstractView,
     Corrected,

@@ -31,7 +31,7 @@ from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import accuracy, cross_entropy
 from geartrain.optim.optimizers import LookAheadSGD
-from geartrain.optim.part import Rows, Rules
+from geartrain.optim.rules import Rows, Rules
 from geartrain.recipes import methods
 from geartrain.recipes.methods import Network, method_options, task_of
 from geartrain.recipes.recipe import LoadSplit, Option, Recipe, Setting, Task, Value

@@ -30,7 +30,7 @@ from geartrain.errors import DataError
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.nn.shapes import GatedGraphCell, GatedSum
-from geartrain.optim.part import Clip, Instances, Rules
+from geartrain.optim.rules import Clip, Instances, Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
     ONE,

@@ -24,7 +24,7 @@ from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.nn.pipeline import Pipeline
 from geartrain.optim.mixer import Average
-from geartrain.optim.part import Part, Rules
+from geartrain.optim.rules import Part, Rules
 
 Number: TypeAlias = int | float
 Value: TypeAlias = Number | str

@@ -37,8 +37,9 @@ from geartrain.ir.node import Memory
 from geartrain.ir.operators import Losing, Replaying
 from geartrain.ir.precision import Precision, require_float32, require_precision
 from geartrain.native.transfer import require_device
-from geartrain.optim.part import PartState, Rules
+from geartrain.optim.part import PartState
 from geartrain.optim.replicas import Neighbours, Replicas
+from geartrain.optim.rules import Rules
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Feeder, OnBadInstance
 from geartrain.runtime.threads import Threads
 from geartrain.train.checkpoint import (
