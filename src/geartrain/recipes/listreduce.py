@@ -98,7 +98,7 @@ def make_graph(hidden: int, copies: Copies = ONE, *, whole: bool = True) -> Grap
     nn.init.normal_(cell.embedding.weight)
     graph = Graph(vertex=() if whole else ("token",), value=("label",))
     if whole:
-        tokens = graph.input("tokens", bundle=True)
+        tokens = graph.input("tokens", shape=(), dtype=torch.int64, bundle=True)
         over_lists = copies.of(WholeList(cell))
         ended = tokens.through(over_lists, name="cell", inside=True, pool=True)
     else:
