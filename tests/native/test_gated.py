@@ -101,6 +101,18 @@ def test_steps_in_c_are_steps_in_torch(
     agree(use, native, cell, [states(sum(sizes), width, dtype)], within)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [8, 24, 32, 40, 56, 64, 72, 96, 112])
+def test_tiles_of_any_number_of_rows_and_columns(
+    native: library.Library, use: Use, width: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    cell = GatedGraphCell(width).to(dtype)
+    for rows in (*range(1, 10), 14, 17):
+        h = states(rows, width, dtype)
+        agree(use, native, cell, [h], graphs([rows], 1, each=rows + 1))
+
+
 def test_weight_gradients_over_more_rows_than_are_packed_at_once(
     native: library.Library, use: Use
 ) -> None:

@@ -4,6 +4,7 @@
  *     kernels.inc  what computes, once for float and once for double
  *     products.inc  matrix products; part of the one above, as are the next ones
  *     gated.inc, readouts.inc  gated graph networks and values of graphs
+ *     trees.inc    Tree-LSTMs over whole trees
  *     bf16.inc     the same for rows in bfloat16, by way of those for float
  *
  * A function that gets row numbers returns 0, or the number from 1 of what was out of range, in

@@ -40,6 +40,7 @@ SOURCES: Final = tuple(
         "kernels.inc",
         "products.inc",
         "gated.inc",
+        "trees.inc",
         "readouts.inc",
         "bf16.inc",
     )
@@ -58,6 +59,7 @@ _N, _P = ctypes.c_int64, ctypes.c_void_p
 _MOVE: Final = (ctypes.c_char_p, _N)
 _TRANSPOSE: Final = (_N, _N, _P, _P)
 _RELEASE: Final = (_N, _P, _N, *[_P] * 4)
+_FOREST: Final = (_N, _P, _N, *[_P] * 6)
 _TYPED: Final = {
     "add_rows": (_P, _P, _N, _P, _P, _N, _N, _N),
     "sum_rows": (_P, _P, _P, _N, _P, _P, _N, _N, _N),
@@ -69,6 +71,8 @@ _TYPED: Final = {
     "gru_backward": (_N, _N, _N, *[_P] * 4, _N, *[_P] * 3),
     "gated_forward": (*[_N] * 5, *[_P] * 12),
     "gated_backward": (*[_N] * 5, *[_P] * 6, _N, *[_P] * 3, _N, *[_P] * 5),
+    "forest_forward": (*[_N] * 3, *[_P] * 8, _N, _P, _P),
+    "forest_backward": (*[_N] * 4, *[_P] * 3, _N, _P, _P, _N, *[_P] * 7),
     "choice_forward": (*[_N] * 3, *[_P] * 7),
     "choice_backward": (*[_N] * 3, *[_P] * 4, _N, *[_P] * 4),
     "sum_forward": (*[_N] * 5, *[_P] * 9),
@@ -78,7 +82,9 @@ _TYPED: Final = {
 }
 _NAMES: Final = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}
 _NOT_SHORT: Final = frozenset(  # losses are float32, and bundle kernels work in it
-    f"{name}_{way}" for name in ("gated", "choice", "sum") for way in ("forward", "backward")
+    f"{name}_{way}"
+    for name in ("gated", "forest", "choice", "sum")
+    for way in ("forward", "backward")
 ) | {"cross_entropy"}
 _PRECISE: Final = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2}
 
@@ -104,6 +110,7 @@ class Library:
             self.move = tuple(_declared(dll, "move_rows", _MOVE) for dll in (kept, free))
             self.transpose = tuple(_declared(dll, "transpose", _TRANSPOSE) for dll in (kept, free))
             self.release = _declared(kept, "release_rows", _RELEASE)
+            self.forest = _declared(kept, "forest", _FOREST)
             self.typed: dict[torch.dtype, dict[str, tuple[Function, ...]]] = {
                 dtype: {
                     name: tuple(_declared(dll, f"{name}_{c}", of) for dll in (kept, free))

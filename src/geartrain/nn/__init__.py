@@ -19,6 +19,7 @@ from geartrain.nn.shapes import (
     first_states,
 )
 from geartrain.nn.transformer import DecoderBlock, TokenEmbedding, TokenReadout, decoder
+from geartrain.nn.wholetree import WholeTree
 
 register_torch_kernels()
 register_derivation(DerivedKernel)
@@ -42,6 +43,7 @@ __all__ = [
     "TreeLSTMBranch",
     "TreeLSTMLeaf",
     "VertexChoice",
+    "WholeTree",
     "choice_accuracy",
     "choice_loss",
     "decoder",

@@ -1,5 +1,11 @@
 """Sentiment trees: a binary Tree-LSTM over the Stanford Sentiment Treebank, every vertex labelled.
 
+By default a whole tree is one message and its Tree-LSTM one firing (``nn.WholeTree``):
+
+    word ─► tree ─► readout ─► cross entropy; accuracy over all and over roots
+
+With ``whole=0`` vertices travel alone, and leaf, branch and readout are parts of their own:
+
     word ─► leaf ─► nodes ─┬─► readout ─► cross entropy; accuracy over all and over roots
                       ▲    └─► has a parent? ─ yes ─► group the two at their parent ─► branch ─┐
                       │                  └─ no ─► stop                                         │
@@ -17,8 +23,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from geartrain.data.sst import CLASSES, Split, Tree, Vocabulary, load_sst
 from geartrain.engine.controller import Ramp
@@ -26,7 +34,7 @@ from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import Metric, accuracy, cross_entropy
 from geartrain.nn import Tree as TreeShape
-from geartrain.nn import TreeLSTMBranch, TreeLSTMLeaf
+from geartrain.nn import TreeLSTMBranch, TreeLSTMLeaf, WholeTree
 from geartrain.optim.rules import Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
@@ -42,6 +50,7 @@ from geartrain.recipes.recipe import (
 RATE: Final = 0.05  # Adagrad's
 WORD_SPREAD: Final = 0.03  # standard deviation of the initial word vectors
 RAMP: Final = Ramp(start=16, over=500)
+NO_WORD: Final = -1  # at inner vertices
 _VOCABULARY: Final = "vocabulary.json"
 
 
@@ -49,7 +58,7 @@ def build(setting: Setting) -> Task:
     """The task; reads the training trees, whose words are the vocabulary; see ``Recipe.build``."""
     # Embeddings give sparse gradients; torch warns unless it is told whether to check them.
     torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
-    most = int(setting.options["trees"]) or None
+    most, whole = int(setting.options["trees"]) or None, bool(setting.options["whole"])
     read: dict[Split, Sequence[Tree]] = {}
     if _VOCABULARY in setting.files:
         vocabulary = Vocabulary.from_json(setting.files[_VOCABULARY])
@@ -63,13 +72,18 @@ def build(setting: Setting) -> Task:
                 sst = load_sst(setting.data, (name,), vocabulary=vocabulary)
                 read[name] = getattr(sst, name)
             trees = read[name][:most] if name == "train" else read[name]
-            return [instance_of(tree, f"{name} tree {i}") for i, tree in enumerate(trees, 1)]
+            return [
+                instance_of(tree, f"{name} tree {i}", whole=whole)
+                for i, tree in enumerate(trees, 1)
+            ]
 
         return load
 
     rate = float(setting.options["learning_rate"])
     return Task(
-        graph=make_graph(int(setting.options["hidden"]), len(vocabulary), setting.copies),
+        graph=make_graph(
+            int(setting.options["hidden"]), len(vocabulary), setting.copies, whole=whole
+        ),
         rules=Rules(
             optimizer=partial(torch.optim.Adagrad, lr=rate), update_every=setting.update_every
         ),
@@ -80,31 +94,43 @@ def build(setting: Setting) -> Task:
     )
 
 
-def make_graph(hidden: int, words: int, copies: Copies = ONE) -> Graph:
-    """The loop from leaves to roots.
+def make_graph(hidden: int, words: int, copies: Copies = ONE, *, whole: bool = True) -> Graph:
+    """Whole trees, or the loop from leaves to roots.
 
     Args:
         hidden: Width of h, c and the word vectors.
         words: In the vocabulary.
-        copies: Of the branch.
+        copies: Of the branch, or of the whole cell.
+        whole: Whether trees are computed whole.
     """
     leaf = TreeLSTMLeaf(hidden, hidden, vocabulary=words)
     assert leaf.embedding is not None
     nn.init.normal_(leaf.embedding.weight, std=WORD_SPREAD)
     readout, branch = nn.Linear(hidden, CLASSES), TreeLSTMBranch(hidden)
     graph = Graph(vertex=("parent", "slot", "label"))
-    leaves = graph.input("word").through(leaf, name="leaf")
-    nodes = TreeShape(copies.of(branch), name="branch")(leaves)
-    scores = nodes.through(readout, name="readout", take=0)  # h, not c
+    if whole:
+        tree = copies.of(WholeTree(leaf, branch))
+        vertices = graph.input("word", shape=(), dtype=torch.int64, bundle=True)
+        h = vertices.through(tree, name="tree", read=("parent", "slot"), inside=True)
+        scores = h.through(readout, name="readout")
+    else:
+        leaves = graph.input("word").through(leaf, name="leaf")
+        nodes = TreeShape(copies.of(branch), name="branch")(leaves)
+        scores = nodes.through(readout, name="readout", take=0)  # h, not c
     at_root = Metric(accuracy, where=lambda m: m.parent < 0)
     scores.loss(cross_entropy, "label", metrics={"all": accuracy, "root": at_root})
     return graph
 
 
-def instance_of(tree: Tree, key: str) -> Instance:
-    """A tree as an instance: word ids enter at the leaves."""
+def instance_of(tree: Tree, key: str, *, whole: bool = True) -> Instance:
+    """A tree as an instance: word ids enter at the leaves; of a whole tree, one at every vertex."""
+    words: Tensor | tuple[Tensor, NDArray[np.int64]] = torch.from_numpy(tree.word), tree.leaf
+    if whole:
+        at_vertices = np.full(tree.vertices, NO_WORD)
+        at_vertices[tree.leaf] = tree.word
+        words = torch.from_numpy(at_vertices)
     return Instance(
-        inputs={"word": (torch.from_numpy(tree.word), tree.leaf)},
+        inputs={"word": words},
         vertex={"parent": tree.parent, "slot": tree.slot, "label": tree.label},
         key=key,
     )
@@ -125,9 +151,10 @@ SENTIMENT: Final = Recipe(
     needs=("sst/train.txt", "sst/dev.txt"),
     options=(
         Option("hidden", 128, 1, "width of the state and of the word vectors"),
+        Option("whole", 1, 0, "1: every tree in one firing; 0: vertex by vertex, as in AMPNet"),
         Option("trees", 0, 0, "train on the first so many trees; 0 takes all"),
         Option("learning_rate", RATE, 0.0, "Adagrad's rate"),
         Option(AVERAGE_EVERY, 1000, 0, "instances between meetings of copies; 0: once an epoch"),
     ),
-    bottleneck="branch",
+    bottleneck="tree",
 )

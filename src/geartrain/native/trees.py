@@ -1,0 +1,328 @@
+"""Tree-LSTMs over whole trees in C: all heights, products included, in one call.
+
+    forest     parent, slot of many trees ─► Forest: vertices by height, children of each branch
+    forward    Forest, x at the leaves    ─► h at every vertex        kept: gates, tanh(c), c, x
+    backward   Forest, dh at every vertex ─► dx at the leaves, and the gradients of all weights
+
+Tensors contiguous on the CPU, float32 or float64; for others the answer of the last two is None,
+and the caller does it in torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from geartrain.errors import DataError
+from geartrain.native import library
+from geartrain.native.library import Function
+from geartrain.native.rows import Rows, contiguous, out_of_range, pointer
+
+SMALL_WORK: Final = 1 << 17
+"""Multiplications up to which the interpreter lock is kept."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """Vertices of many trees by their height, and who is below whom; numbers are rows.
+
+    Args:
+        order: int64 ``(rows,)``: the leaves, then the vertices above them, height by height.
+        child: int64 ``(rows - leaves, 2)``: the children of a branch, left before right, by its
+            place in ``order`` behind the leaves.
+        bounds: Vertices of height k are ``order[bounds[k]:bounds[k + 1]]``.
+    """
+
+    order: NDArray[np.int64]
+    child: NDArray[np.int64]
+    bounds: NDArray[np.int64]
+
+    @property
+    def leaves(self) -> int:
+        """How many leaves there are."""
+        return int(self.bounds[1])
+
+    @property
+    def heights(self) -> int:
+        """How many heights there are, that of the leaves included."""
+        return self.bounds.size - 1
+
+
+def forest_of(parent: NDArray[np.int64], slot: NDArray[np.int64], lengths: Rows) -> Forest:
+    """The heights of all vertices.
+
+    Args:
+        parent: int64 ``(rows,)``, the parent of each vertex, counted from 0 in its tree; -1: none.
+        slot: int64 ``(rows,)``, whether it is the left (0) or the right (1) child.
+        lengths: int64 ``(trees,)``, vertices of each tree.
+
+    Raises:
+        DataError: A parent is no vertex, has two children in one slot, one child alone, or is
+            below itself.
+    """
+    rows = parent.size
+    parent, slot, lengths = (np.ascontiguousarray(x, np.int64) for x in (parent, slot, lengths))
+    native = library.current()
+    if native is None:
+        return _forest(parent, slot, lengths)
+    memory = np.empty(8 * rows + 2, np.int64)
+    order, child, bounds = memory[:rows], memory[rows : 3 * rows], memory[3 * rows : 4 * rows + 2]
+    heights = native.forest(
+        lengths.size,
+        lengths.ctypes.data,
+        rows,
+        parent.ctypes.data,
+        slot.ctypes.data,
+        order.ctypes.data,
+        child.ctypes.data,
+        bounds.ctypes.data,
+        memory[4 * rows + 2 :].ctypes.data,
+    )
+    if heights < 0:
+        raise _fault(parent, slot, lengths, -1 - heights)
+    bounds = bounds[: max(heights, 1) + 1]
+    return Forest(order, child[: 2 * (rows - int(bounds[1]))].reshape(-1, 2), bounds)
+
+
+def _forest(parent: NDArray[np.int64], slot: NDArray[np.int64], lengths: Rows) -> Forest:
+    """What ``forest`` does, in numpy."""
+    rows = parent.size
+    starts = (lengths.cumsum() - lengths).repeat(lengths)
+    has = parent >= 0
+    wrong = has & ((parent >= lengths.repeat(lengths)) | (slot < 0) | (slot > 1))
+    if wrong.any():
+        raise _fault(parent, slot, lengths, int(np.flatnonzero(wrong)[0]))
+    below = np.full((rows, 2), -1, np.int64)
+    children = np.flatnonzero(has)
+    up = parent + starts
+    below[up[children], slot[children]] = children
+    left = (below >= 0).sum(1)
+    twice = children[below[up[children], slot[children]] != children]
+    alone = np.flatnonzero(left == 1)
+    if twice.size or alone.size:
+        raise _fault(parent, slot, lengths, int([*twice, *alone][0]))
+    now = np.flatnonzero(left == 0)
+    order, bounds = [now], [0, now.size]
+    while now.size:
+        above = up[now[has[now]]]
+        left -= np.bincount(above, minlength=rows)
+        now = np.unique(above[left[above] == 0])
+        if now.size:
+            order.append(now)
+            bounds.append(bounds[-1] + now.size)
+    if bounds[-1] < rows:
+        raise _fault(parent, slot, lengths, int(np.flatnonzero(left)[0]))
+    joined = np.concatenate(order)
+    return Forest(joined, below[joined[bounds[1] :]], np.array(bounds))
+
+
+def _fault(
+    parent: NDArray[np.int64], slot: NDArray[np.int64], lengths: Rows, row: int
+) -> DataError:
+    tree = int(np.searchsorted(lengths.cumsum(), row, "right"))
+    start = int(lengths[:tree].sum())
+    above, which, size = int(parent[row]), int(slot[row]), int(lengths[tree])
+    found = f"vertex {row - start} of tree {tree} of this firing"
+    if above >= size:
+        said = f"{found} has parent {above}; expected -1 or 0..{size - 1}"
+    elif above >= 0 and which not in (0, 1):
+        said = f"{found} has slot {which}; expected 0 (left) or 1 (right)"
+    else:
+        mine = slice(start, start + size)
+        below = parent[mine] == row - start
+        beside = (parent[mine] == above) & (slot[mine] == which)
+        if above >= 0 and beside.sum() > 1:
+            said = f"{found} is not the only child of {above} in slot {which}"
+        elif below.sum() == 1:
+            said = f"{found} has one child; expected two, or none"
+        else:
+            said = f"{found} is below itself"
+    return DataError(
+        f"{said}: give binary trees by the columns parent and slot, or use the shape Tree, whose "
+        "vertices may have other numbers of children"
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TreeWeights:
+    """Of a leaf and of a branch.
+
+    Args:
+        leaf: ``(3 H, E)``: i, o, u.
+        leaf_bias: ``(3 H,)``.
+        branch: ``(5 H, 2 H)``: i, f_l, f_r, o, u.
+        branch_bias: ``(5 H,)``.
+    """
+
+    leaf: Tensor
+    leaf_bias: Tensor
+    branch: Tensor
+    branch_bias: Tensor
+
+    @property
+    def hidden(self) -> int:
+        """H."""
+        return self.branch.shape[1] // 2
+
+    @property
+    def depth(self) -> int:
+        """E."""
+        return self.leaf.shape[1]
+
+    def kept(self) -> int:
+        """How many numbers are kept of a vertex."""
+        return 5 * self.hidden + max(2 * self.hidden, self.depth)
+
+    def suit(self) -> bool:
+        """Whether C can read them."""
+        dtype = self.leaf.dtype
+        return all(
+            w.dtype is dtype and w.is_cpu and w.is_contiguous()
+            for w in (self.leaf, self.leaf_bias, self.branch, self.branch_bias)
+        )
+
+
+def takes(weights: TreeWeights) -> bool:
+    """Whether there are kernels for such weights."""
+    native = library.current()
+    typed = None if native is None else native.typed.get(weights.leaf.dtype)
+    return typed is not None and "forest_forward" in typed and weights.suit()
+
+
+def forest_forward(forest: Forest, x: Tensor, weights: TreeWeights, kept: Tensor) -> Tensor | None:
+    """h at every vertex, ``(rows, H)``.
+
+    Args:
+        forest: Of the call.
+        x: ``(leaves, E)``, in the order of the leaves.
+        weights: Of leaf and branch.
+        kept: ``(rows, weights.kept())``, is written.
+    """
+    rows, width, depth = forest.order.size, weights.hidden, weights.depth
+    run = _function("forest_forward", weights, rows)
+    shapes = (x.shape, kept.shape) == ((forest.leaves, depth), (rows, weights.kept()))
+    if run is None or not shapes or not _beside(weights.leaf, x, kept):
+        return None
+    h = kept.new_empty((rows, width))
+    bad = run(
+        width,
+        depth,
+        forest.heights,
+        *_addresses(forest),
+        x.data_ptr(),
+        weights.leaf.data_ptr(),
+        weights.leaf_bias.data_ptr(),
+        weights.branch.data_ptr(),
+        weights.branch_bias.data_ptr(),
+        kept.shape[1],
+        kept.data_ptr(),
+        h.data_ptr(),
+    )
+    if bad:
+        raise _no_memory(rows)
+    return h
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TreeSlopes:
+    """Gradients: of x ``(leaves, E)``, None where nobody wants it, and of the weights."""
+
+    x: Tensor | None
+    leaf: Tensor
+    leaf_bias: Tensor
+    branch: Tensor
+    branch_bias: Tensor
+
+
+def forest_backward(
+    forest: Forest,
+    dh: Tensor,
+    kept: Tensor,
+    rows: Rows | None,
+    weights: TreeWeights,
+    *,
+    wanted: bool = True,
+) -> TreeSlopes | None:
+    """The way back through all heights.
+
+    Args:
+        forest: Of the vertices that come back.
+        dh: ``(n, H)``.
+        kept: ``(m, weights.kept())``, what ``forest_forward`` wrote.
+        rows: int64 ``(n,)``, the rows of ``kept``; None: all.
+        weights: Of now.
+        wanted: Whether the gradient of x is.
+
+    Raises:
+        ProtocolError: A row is out of range.
+    """
+    n, width, depth = forest.order.size, weights.hidden, weights.depth
+    run = _function("forest_backward", weights, n)
+    shapes = (dh.shape, kept.shape[1]) == ((n, width), weights.kept())
+    if run is None or not shapes or not _beside(weights.leaf, dh, kept):
+        return None
+    rows, limit = contiguous(rows), kept.shape[0]
+    if (limit if rows is None else rows.size) != n:
+        return None
+    d = dh.clone()
+    dx = dh.new_empty((forest.leaves, depth)) if wanted else None
+    sizes = [3 * width * depth, 10 * width * width, 8 * width]
+    found = dh.new_empty(sum(sizes))
+    leaf, branch, sums = torch.split_with_sizes(found, sizes)
+    bad = run(
+        n,
+        width,
+        depth,
+        forest.heights,
+        *_addresses(forest),
+        kept.shape[1],
+        kept.data_ptr(),
+        pointer(rows),
+        limit,
+        weights.leaf.data_ptr(),
+        weights.branch.data_ptr(),
+        d.data_ptr(),
+        None if dx is None else dx.data_ptr(),
+        leaf.data_ptr(),
+        branch.data_ptr(),
+        sums.data_ptr(),
+    )
+    if bad == 1 and rows is not None:
+        raise out_of_range(rows, limit, "read")
+    if bad:
+        raise _no_memory(n)
+    return TreeSlopes(
+        dx,
+        leaf.view(3 * width, depth),
+        sums[: 3 * width],
+        branch.view(5 * width, 2 * width),
+        sums[3 * width :],
+    )
+
+
+def _function(name: str, weights: TreeWeights, rows: int) -> Function | None:
+    native = library.current()
+    typed = None if native is None else native.typed.get(weights.leaf.dtype)
+    if typed is None or name not in typed or not weights.suit():
+        return None
+    return typed[name][6 * rows * weights.hidden**2 > SMALL_WORK]
+
+
+def _beside(like: Tensor, *others: Tensor) -> bool:
+    return all(x.dtype is like.dtype and x.is_cpu and x.is_contiguous() for x in others)
+
+
+def _addresses(forest: Forest) -> tuple[int, int, int]:
+    return forest.bounds.ctypes.data, forest.order.ctypes.data, forest.child.ctypes.data
+
+
+def _no_memory(rows: int) -> MemoryError:
+    return MemoryError(f"no memory for trees of {rows} vertices; lower max_active or max_rows")

@@ -1,0 +1,216 @@
+"""Whole trees in one firing: all heights of many trees, each height a batch.
+
+    x, parent, slot, Inside ─► leaf at the leaves ─► branch, height by height ─► h at every vertex
+
+An ordinary module of any two cells; for the Tree-LSTM's it also has a bundle kernel, which does all
+heights in one call each way.
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from geartrain.ir.bundle import AbstractBundleKernel, Inside
+from geartrain.ir.call import as_payload
+from geartrain.ir.gradient import GradientSum
+from geartrain.ir.kernel import AbstractRowKernel, kernel_of, may_have_kernel
+from geartrain.ir.message import IntArray
+from geartrain.ir.payload import Recompute
+from geartrain.native.rows import take
+from geartrain.native.transfer import upload
+from geartrain.native.trees import (
+    Forest,
+    TreeWeights,
+    forest_backward,
+    forest_forward,
+    forest_of,
+    takes,
+)
+from geartrain.nn.cells import TreeLSTMBranch, TreeLSTMLeaf
+
+
+@final
+class WholeTree(nn.Module):
+    """A network over binary trees, from the leaves to the root, in one call.
+
+        state(v) = leaf(x_v) at a leaf, branch(states of its two children) elsewhere
+
+    Inputs: x ``(rows, ...)``, one row a vertex, of which those of the leaves are read (word ids
+    with -1 elsewhere will do); parent and slot int64 ``(rows,)``, as ``read=("parent", "slot")``
+    hands them on: the parent of each vertex in its tree, -1 at a root, and whether it is the left
+    (0) or the right (1) child; an ``Inside``. Output: the first state of every vertex, h
+    ``(rows, H)``:
+
+        words = graph.input("word", bundle=True)
+        tree = WholeTree(TreeLSTMLeaf(64, 64, vocabulary=9000), TreeLSTMBranch(64))
+        h = words.through(tree, read=("parent", "slot"), inside=True)
+
+    The shape ``Tree`` makes a firing of each step instead: there leaf and branch may be parts on
+    workers of their own, and a vertex goes on as soon as both children are there. Here all vertices
+    of a tree see the same weights, and a step costs no message.
+
+    Args:
+        leaf: ``(x) -> states``, one tensor or a tuple; such as ``TreeLSTMLeaf``.
+        branch: ``(*states of children) -> states``, each ``(n, 2, ...)``, left before right; such
+            as ``TreeLSTMBranch``.
+
+    Raises:
+        DataError: The columns are no binary trees; names the vertex.
+
+    Source: Tai, Socher, Manning 2015, arXiv:1503.00075; heights as batches as in Looks et al. 2017,
+    arXiv:1702.02181.
+    """
+
+    def __init__(self, leaf: nn.Module, branch: nn.Module) -> None:
+        super().__init__()
+        self.leaf, self.branch = leaf, branch
+
+    def forward(self, x: Tensor, parent: Tensor, slot: Tensor, inside: Inside) -> Tensor:
+        forest = _forest(parent, slot, inside)
+        order, child = upload(forest.order, x.device), upload(forest.child, x.device)
+        leaves = forest.leaves
+        place = torch.empty_like(order)
+        place[order] = torch.arange(order.shape[0], device=order.device)
+        below = place[child]
+        made = as_payload(self.leaf(x.index_select(0, order[:leaves])))
+        states = [y.new_empty((order.shape[0], *y.shape[1:])) for y in made]
+        begin = 0
+        for end in forest.bounds[1:].tolist():
+            if begin:
+                pairs = below[begin - leaves : end - leaves].flatten()
+                chosen = [s.index_select(0, pairs) for s in states]
+                given = [s.view(-1, 2, *s.shape[1:]) for s in chosen]
+                made = as_payload(self.branch(*given))
+            for state, y in zip(states, made, strict=True):
+                state[begin:end] = y
+            begin = end
+        return states[0].index_select(0, place)
+
+    def bundle_kernel(self) -> AbstractBundleKernel | None:
+        """Of a Tree-LSTM: keeps x, parent, slot, gates and cells; None: run it again."""
+        leaf, branch = self.leaf, self.branch
+        if not (isinstance(leaf, TreeLSTMLeaf) and isinstance(branch, TreeLSTMBranch)):
+            return None
+        if not (may_have_kernel(leaf) and may_have_kernel(branch)):
+            return None
+        if leaf.hidden != branch.hidden or not takes(_weights(leaf, branch)):
+            return None
+        table = None if leaf.embedding is None else kernel_of(leaf.embedding)
+        if leaf.embedding is not None and table is None:
+            return None
+        return _TreeKernel(self, leaf, branch, table)
+
+
+def _forest(parent: Tensor, slot: Tensor, inside: Inside) -> Forest:
+    return forest_of(*(x.cpu().numpy() for x in (parent, slot, inside.lengths)))
+
+
+def _weights(leaf: TreeLSTMLeaf, branch: TreeLSTMBranch) -> TreeWeights:
+    return TreeWeights(leaf.weight, leaf.bias, branch.weight, branch.bias)
+
+
+@final
+class _TreeKernel(AbstractBundleKernel):
+    """All heights in C; where weights or rows are elsewhere by now, the module runs again."""
+
+    room_for = 3
+
+    def __init__(
+        self,
+        module: WholeTree,
+        leaf: TreeLSTMLeaf,
+        branch: TreeLSTMBranch,
+        table: AbstractRowKernel | None,
+    ) -> None:
+        self._module, self._leaf, self._branch, self._table = module, leaf, branch, table
+
+    def forward(
+        self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        x, parent, slot = inputs
+        weights = _weights(self._leaf, self._branch)
+        kept = room
+        if kept is None:
+            kept = weights.leaf.new_empty((x.shape[0], weights.kept()))
+        h = None
+        if weights.suit() and x.is_cpu:
+            forest = _forest(parent, slot, inside)
+            at_leaves = x.index_select(0, torch.from_numpy(forest.order[: forest.leaves]))
+            if self._table is not None:
+                (at_leaves,), _ = self._table.forward(at_leaves)
+            h = forest_forward(forest, at_leaves.contiguous(), weights, kept)
+        if h is None:
+            h = self._module(*inputs, inside)
+        return (h,), (x, parent, slot, kept)
+
+    def backward(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        residuals: tuple[Tensor, ...],
+        into: GradientSum,
+        inside: Inside,
+    ) -> tuple[Tensor | None, ...]:
+        return self._backward(gradients, residuals, None, into, inside, wanted=True)
+
+    def backward_rows(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        rows: IntArray,
+        into: GradientSum,
+        inside: Inside,
+        *,
+        wanted: bool = True,
+    ) -> tuple[Tensor | None, ...]:
+        return self._backward(gradients, kept, rows, into, inside, wanted=wanted)
+
+    def _backward(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        residuals: tuple[Tensor, ...],
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside,
+        *,
+        wanted: bool,
+    ) -> tuple[Tensor | None, ...]:
+        (dh,), (x, parent, slot, kept) = gradients, residuals
+        if dh is None:
+            return None, None, None
+        if rows is not None:
+            x, parent, slot = take((x, parent, slot), rows)
+        weights, learns = _weights(self._leaf, self._branch), self._table_learns()
+        found = None
+        if weights.suit() and dh.is_cpu:
+            forest = _forest(parent, slot, inside)
+            wanted = learns if self._table is not None else wanted
+            found = forest_backward(forest, dh.contiguous(), kept, rows, weights, wanted=wanted)
+        if found is None:
+            again = Recompute(self._module, list(self._module.parameters()))
+            return again.backward(gradients, (x, parent, slot), into, inside)
+        _add(self._leaf.weight, found.leaf, into)
+        _add(self._leaf.bias, found.leaf_bias, into)
+        _add(self._branch.weight, found.branch, into)
+        _add(self._branch.bias, found.branch_bias, into)
+        if found.x is None:
+            return None, None, None
+        leaves = torch.from_numpy(forest.order[: forest.leaves])
+        if self._table is not None:
+            self._table.backward((found.x,), (x.index_select(0, leaves),), into)
+            return None, None, None
+        return x.new_zeros(x.shape).index_copy_(0, leaves, found.x), None, None
+
+    def _table_learns(self) -> bool:
+        embedding: Any = self._leaf.embedding
+        return embedding is not None and embedding.weight.requires_grad
+
+
+def _add(parameter: nn.Parameter, gradient: Tensor, into: GradientSum) -> None:
+    if parameter.requires_grad:
+        into.add(parameter, gradient)
+
+
+__all__ = ["WholeTree"]
