@@ -61,6 +61,10 @@ class AbstractBundleKernel(ABC):
     room_for: ClassVar[int | None] = None
     """Number of the residual that ``forward`` writes into ``room``; None: no such."""
 
+    keeps_rows: ClassVar[bool] = True
+    """Whether residuals have a row for each row, so that a node can keep them until the gradient
+    comes. If not, the kernel is only used where the loss is in the same node."""
+
     @abstractmethod
     def forward(
         self, *inputs: Tensor, inside: Inside, room: Tensor | None = None

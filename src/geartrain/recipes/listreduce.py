@@ -28,7 +28,7 @@ from geartrain.ir.columns import Columns
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import accuracy, cross_entropy
-from geartrain.nn import Recurrent, TokenRNN, WholeList
+from geartrain.nn import BundleSequential, Recurrent, TokenRNN, WholeList
 from geartrain.optim.rules import Clip, Instances, Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
@@ -56,7 +56,7 @@ def build(setting: Setting) -> Task:
     valid_size = int(setting.options["valid_size"])
     rate = float(setting.options["learning_rate"])
     hidden = int(setting.options["hidden"])
-    whole = bool(setting.options["whole"])
+    whole = int(setting.options["whole"])
 
     def draw(n: int, seed: int, split: Literal["train", "validation"]) -> LoadSplit:
         def load() -> Sequence[Instance]:
@@ -97,6 +97,12 @@ def make_graph(hidden: int, copies: Copies = ONE, *, whole: bool = True) -> Grap
     cell = TokenRNN(SYMBOLS, hidden, embedding_dim=hidden)
     nn.init.normal_(cell.embedding.weight)
     graph = Graph(vertex=() if whole else ("token",), value=("label",))
+    if whole == 2:
+        tokens = graph.input("tokens", shape=(), dtype=torch.int64, bundle=True)
+        both = copies.of(BundleSequential(WholeList(cell), nn.Linear(hidden, CLASSES)))
+        scores = tokens.through(both, name="cell", inside=True, pool=True)
+        scores.loss(cross_entropy, "label", metrics={"accuracy": accuracy})
+        return graph
     if whole:
         tokens = graph.input("tokens", shape=(), dtype=torch.int64, bundle=True)
         over_lists = copies.of(WholeList(cell))
