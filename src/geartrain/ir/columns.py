@@ -10,7 +10,7 @@ block and hardly one for an instance.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final, overload
 
 import numpy as np
@@ -24,7 +24,7 @@ from geartrain.ir.message import IntArray
 
 @final
 class Columns(Sequence[Instance]):
-    """Instances without edges, one below the other.
+    """Instances one below the other.
 
     Args:
         lengths: int ``(n,)``, vertices of each, 1 or more.
@@ -32,13 +32,17 @@ class Columns(Sequence[Instance]):
             bundle where the input is declared so.
         vertex: Name to ``(vertices of all, ...)``.
         value: Name to ``(n, ...)``.
-        called: What errors call them: ``called`` and a number from 0.
+        edge: Name to ``(edges of all, ...)``; ``source`` and ``target`` count the vertices of their
+            instance.
+        edge_lengths: int ``(n,)``, edges of each; None: there are none.
+        called: What errors call them: this word and a number from 0, or what a function of that
+            number gives.
 
     Nothing is copied; do not write to the columns while a session reads them.
 
     Raises:
-        DataError: A length is below 1, or a column has not as many entries as there are vertices
-            or instances.
+        DataError: A length is below 1 (of edges: below 0), or a column has not as many entries as
+            there are vertices, edges or instances.
     """
 
     def __init__(
@@ -47,7 +51,10 @@ class Columns(Sequence[Instance]):
         inputs: Mapping[str, Tensor],
         vertex: Mapping[str, ArrayLike] | None = None,
         value: Mapping[str, ArrayLike] | None = None,
-        called: str = "instance",
+        *,
+        edge: Mapping[str, ArrayLike] | None = None,
+        edge_lengths: ArrayLike | None = None,
+        called: str | Callable[[int], object] = "instance",
     ) -> None:
         self.lengths: IntArray = np.ascontiguousarray(lengths, np.int64)
         if self.lengths.ndim != 1 or (self.lengths < 1).any():
@@ -64,6 +71,19 @@ class Columns(Sequence[Instance]):
         self._check(self.inputs, total, "vertices")
         self._check(self.vertex, total, "vertices")
         self._check(self.value, self.lengths.size, "instances")
+        self.edge = {name: as_column(column) for name, column in (edge or {}).items()}
+        none = np.zeros_like(self.lengths)
+        self.edge_lengths: IntArray = (
+            none if edge_lengths is None else np.ascontiguousarray(edge_lengths, np.int64)
+        )
+        self._check({"edge_lengths": self.edge_lengths}, self.lengths.size, "instances")
+        if self.edge_lengths.min(initial=0) < 0:
+            raise DataError(
+                f"Columns: edge_lengths has {self.edge_lengths.min()}; give one for each instance, "
+                "0 or more"
+            )
+        self.edge_starts: IntArray = self.edge_lengths.cumsum() - self.edge_lengths
+        self._check(self.edge, int(self.edge_lengths.sum()), "edges")
         self._called = called
 
     @staticmethod
@@ -88,16 +108,19 @@ class Columns(Sequence[Instance]):
         i = range(len(self))[at]
         start = int(self.starts[i])
         here = slice(start, start + int(self.lengths[i]))
+        first = int(self.edge_starts[i])
+        edges = slice(first, first + int(self.edge_lengths[i]))
         return Instance(
             {name: rows[here] for name, rows in self.inputs.items()},
             vertex={name: column[here] for name, column in self.vertex.items()},
+            edge={name: column[edges] for name, column in self.edge.items()},
             value={name: column[i] for name, column in self.value.items()},
             key=self.key(i),
         )
 
-    def key(self, i: int) -> str:
+    def key(self, i: int) -> object:
         """What errors call an instance."""
-        return f"{self._called} {i}"
+        return f"{self._called} {i}" if isinstance(self._called, str) else self._called(i)
 
     def keys(self, places: IntArray) -> NDArray[np.object_]:
         """The same of several, in an array."""

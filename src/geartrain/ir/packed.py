@@ -181,7 +181,7 @@ class Packer:
         """
         arena, n = self._arena, places.size
         if (
-            arena.has_edges
+            (arena.has_edges and not columns.edge.keys() >= set(arena.edge_names))
             or not columns.vertex.keys() >= set(arena.vertex_names)
             or not columns.value.keys() >= set(arena.value_names)
             or not columns.inputs
@@ -211,9 +211,36 @@ class Packer:
                 raise DataError(f"input '{name}' holds NaN or infinity")
             inputs[name] = Rows(payload, sizes, at, ends)
             counts += 1 if operator.bundle else sizes
-        edges = np.zeros(n, np.int64)
-        keys, no_edges = columns.keys(places), np.zeros(n + 1, np.int64)
-        return Packed(keys, sizes, edges, ends, no_edges, vertex, {}, value, inputs, counts)
+        edge, edge_sizes = self._edges_of(columns, places, vertex, sizes)
+        return Packed(
+            columns.keys(places),
+            sizes,
+            edge_sizes,
+            ends,
+            _ends(edge_sizes),
+            vertex,
+            edge,
+            value,
+            inputs,
+            counts,
+        )
+
+    def _edges_of(
+        self, columns: Columns, places: IntArray, vertex: dict[str, Column], sizes: IntArray
+    ) -> tuple[dict[str, Column], IntArray]:
+        """Edge columns and numbers of edges of some; adds degrees to the vertices' columns."""
+        arena = self._arena
+        if not arena.has_edges:
+            return {}, np.zeros(places.size, np.int64)
+        edge_sizes = columns.edge_lengths[places]
+        which = ranges(columns.edge_starts[places], edge_sizes)
+        edge = {m: columns.edge[m][which] for m in arena.edge_names}
+        self._require_types(arena.edges, edge)
+        limit = sizes.repeat(edge_sizes)
+        for name in ("source", "target"):
+            if (edge[name] < 0).any() or (edge[name] >= limit).any():
+                raise DataError(f"edge column '{name}' leads out of its instance")
+        return _by_source(vertex, edge, sizes, edge_sizes), edge_sizes
 
     def _require_types(self, table: Table, columns: Mapping[str, Column]) -> None:
         for name, column in columns.items():

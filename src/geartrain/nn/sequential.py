@@ -57,6 +57,9 @@ class _Kernel(AbstractBundleKernel):
     def __init__(self, first: AbstractBundleKernel, rows: AbstractRowKernel) -> None:
         self._first, self._rows, self._cut = first, rows, 0
 
+    def for_bf16(self) -> AbstractBundleKernel:
+        return _Kernel(self._first.for_bf16(), self._rows)
+
     def forward(
         self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:

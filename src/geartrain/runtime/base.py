@@ -269,6 +269,9 @@ class AbstractRuntime(ABC):
     virtual = False
     """Whether its seconds are imagined."""
 
+    kernel_threads: int | None = None
+    """Threads inside torch kernels of a worker; None: as many as torch's own number."""
+
     lock: Callable[[], AbstractLock] = NoLock
     """Makes a lock between its workers."""
 
