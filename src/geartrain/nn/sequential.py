@@ -23,7 +23,7 @@ class BundleSequential(nn.Module):
     """A module over bundles, and modules of rows behind it.
 
     Inputs and ``Inside``: those of the first. Output: what the others make of its output, row by
-    row: use it with ``inside=True``, and with ``pool=True`` where the first makes a row of a bundle.
+    row. Use it with ``inside=True``, and ``pool=True`` where the first makes a row of a bundle.
 
     Args:
         first: Gets an ``Inside`` last; such as ``WholeList`` or ``GatedSum``.
