@@ -65,7 +65,7 @@ def test_a_row_for_each_system_in_the_order_that_was_asked_for(missed) -> None:
         assert row["peak_rss_mib"] > 50
         assert 0 <= row["valid"]["accuracy"] < 0.999
         assert row["spread"]["valid"]["accuracy"] == [row["valid"]["accuracy"]] * 2
-    assert set(rows[0]["staleness"]) == {"cell", "readout"}
+    assert set(rows[0]["staleness"]) == {"cell"}
     assert rows[1]["staleness"] == {}
 
 
@@ -327,7 +327,7 @@ def test_every_system_is_evaluated_at_the_same_fractions(system: str, capsys) ->
     seconds = [line["seconds"] for line in lines]
     assert seconds == sorted(seconds)
     assert [line["epoch"] for line in lines] == [0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2]
-    assert set(end["staleness"]) == (set() if system == "mixed" else {"cell", "readout"})
+    assert set(end["staleness"]) == (set() if system == "mixed" else {"cell"})
 
 
 def test_methods_stand_for_ours_with_them() -> None:

@@ -41,7 +41,7 @@ def test_the_last_line_is_the_json_of_the_run_and_the_rest_goes_to_standard_erro
     assert result["history"][-1]["seconds"] == result["train_seconds"] > 0
     assert result["history"][0]["seconds"] < result["train_seconds"]
     assert result["reached"] is None
-    assert set(result["staleness"]) == {"cell", "readout"}
+    assert set(result["staleness"]) == {"cell"}
     assert all(set(part) == {"mean", "max"} for part in result["staleness"].values())
     assert result["peak_rss_mib"] > 10
     assert "epoch 2/2" in done.err

@@ -61,6 +61,10 @@ class AbstractBundleKernel(ABC):
     room_for: int | None = None
     """Number of the residual that ``forward`` writes into ``room``; None: no such."""
 
+    keeps_rows: bool = True
+    """Whether residuals have a row for each row, so that a node can keep them until the gradient
+    comes. If not, the kernel is only used where the loss is in the same node."""
+
     def for_bf16(self) -> AbstractBundleKernel:
         """The kernel to put between casts where rows travel in bfloat16.
 

@@ -164,6 +164,8 @@ class Through(AbstractOperator):
                 "minibatches as bundles, or leave the part's view and delay alone"
             )
         kernel = None if keep == "inputs" else self._kernel()
+        if objective is None and isinstance(kernel, AbstractBundleKernel) and not kernel.keeps_rows:
+            kernel = None
         if kernel is None and keep == "activations":
             if self.call.inside:
                 raise GraphError(

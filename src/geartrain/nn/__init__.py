@@ -7,6 +7,7 @@ from geartrain.nn.derived import DerivedKernel
 from geartrain.nn.dropout import RowDropout
 from geartrain.nn.kernels import register_torch_kernels
 from geartrain.nn.residual import PooledHead, ResidualBlock, residual_network
+from geartrain.nn.sequential import BundleSequential
 from geartrain.nn.shapes import (
     GatedGraphCell,
     GatedSum,
@@ -26,6 +27,7 @@ register_torch_kernels()
 register_derivation(DerivedKernel)
 
 __all__ = [
+    "BundleSequential",
     "DecoderBlock",
     "DerivedKernel",
     "GatedGraphCell",

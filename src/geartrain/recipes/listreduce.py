@@ -1,13 +1,14 @@
 """List reduction: a recurrent network over lists of tokens.
 
-    tokens ─► cell, along the list ─► readout ─► cross entropy, accuracy            whole=1
+    tokens ─► (cell, along the list; readout; cross entropy, accuracy)              whole=1
 
     start ─► steps ─► cell(h, token) ─► ends here? ─ no ─► next vertex ─► steps     whole=0
                                              └─ yes ─► readout ─► cross entropy, accuracy
 
-A list travels as one bundle, which takes all its steps in one firing; lists of two and of ten
-tokens share every batch and nothing is padded. The loop is AMPNet's: one row stands for one list
-and leaves the loop at its last token. Every number of the recipe stands at the top.
+A list travels as one bundle, and its steps, readout and gradient are one firing of as many lists as
+an update wants; lists of two and of ten tokens share every batch and nothing is padded. The loop is
+AMPNet's: one row stands for one list and leaves the loop at its last token; the cell and the
+readout are parts of their own. Every number of the recipe stands at the top.
 
 Source: the task and the loop are those of Gaunt et al. 2017, arXiv:1705.09786.
 """
@@ -28,7 +29,7 @@ from geartrain.ir.columns import Columns
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import accuracy, cross_entropy
-from geartrain.nn import Recurrent, TokenRNN, WholeList
+from geartrain.nn import BundleSequential, Recurrent, TokenRNN, WholeList
 from geartrain.optim.rules import Clip, Instances, Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
@@ -97,13 +98,14 @@ def make_graph(hidden: int, copies: Copies = ONE, *, whole: bool = True) -> Grap
     cell = TokenRNN(SYMBOLS, hidden, embedding_dim=hidden)
     nn.init.normal_(cell.embedding.weight)
     graph = Graph(vertex=() if whole else ("token",), value=("label",))
+    readout = nn.Linear(hidden, CLASSES)
     if whole:
         tokens = graph.input("tokens", shape=(), dtype=torch.int64, bundle=True)
-        over_lists = copies.of(WholeList(cell))
-        ended = tokens.through(over_lists, name="cell", inside=True, pool=True)
+        network = copies.of(BundleSequential(WholeList(cell), readout))
+        scores = tokens.through(network, name="cell", inside=True, pool=True)
     else:
         ended = Recurrent(copies.of(cell), read="token", name="cell")(graph.input("start"))
-    scores = ended.through(nn.Linear(hidden, CLASSES), name="readout")
+        scores = ended.through(readout, name="readout")
     scores.loss(cross_entropy, "label", metrics={"accuracy": accuracy})
     return graph
 
