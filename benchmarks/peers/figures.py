@@ -234,6 +234,7 @@ def draw(path: Path, document: Document) -> None:
     axes.invert_yaxis()
     axes.set_xlabel(f"{document['settings']['unit']} a second in training; strong: at its best")
     axes.set_title(f"{document['task']}, {document['settings']['threads']} threads")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.grid(axis="x", color="0.9")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
