@@ -31,6 +31,7 @@ from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel, kernel_of, register_kernel
 from geartrain.ir.precision import in_bf16
 from geartrain.ir.products import affine, matching, times
+from geartrain.ir.tables import look_up
 from geartrain.nn.dropout import DropoutKernel
 from geartrain.nn.elementwise import (
     elu_backward,
@@ -69,6 +70,8 @@ def register_torch_kernels() -> None:
 @final
 class LinearKernel(AbstractRowKernel):
     """y = x Wᵀ + b on the last dimension of x ``(n, ..., a)``; keeps x."""
+
+    looks_up = True
 
     def __init__(self, module: nn.Linear) -> None:
         self._module = module
@@ -114,6 +117,8 @@ class EmbeddingKernel(AbstractRowKernel):
         dtype: Of y; None: the table's.
     """
 
+    looks_up = True
+
     def __init__(self, module: nn.Embedding, dtype: torch.dtype | None = None) -> None:
         self._module, self._dtype = module, dtype
 
@@ -122,7 +127,7 @@ class EmbeddingKernel(AbstractRowKernel):
 
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         (ids,) = inputs
-        y = torch.embedding(self._module.weight, ids)
+        y = look_up(self._module.weight, ids)
         return (y if self._dtype is None else y.to(self._dtype),), (ids,)
 
     def backward(
@@ -152,6 +157,8 @@ class EmbeddingKernel(AbstractRowKernel):
 @final
 class ActivationKernel(AbstractRowKernel):
     """An element-wise function whose slope is a function of its value; keeps y."""
+
+    looks_up = True
 
     def __init__(
         self,
@@ -184,6 +191,8 @@ class CurveKernel(AbstractRowKernel):
         vjp: The gradient at x of that at y, and x.
     """
 
+    looks_up = True
+
     def __init__(
         self,
         function: Callable[[Tensor], Tensor],
@@ -208,6 +217,8 @@ class CurveKernel(AbstractRowKernel):
 @final
 class IdentityKernel(AbstractRowKernel):
     """y = x; keeps nothing."""
+
+    looks_up = True
 
     def for_bf16(self) -> AbstractRowKernel:
         return self
@@ -243,6 +254,7 @@ class SequentialKernel(AbstractRowKernel):
 
     def __init__(self, kernels: tuple[AbstractRowKernel, ...]) -> None:
         self._kernels = kernels
+        self.looks_up = all(kernel.looks_up for kernel in kernels)
         self._keeps = tuple(_keeps(kernel) for kernel in kernels)
         at = {k + (kept == "output") for k, kept in enumerate(self._keeps) if kept != "own"}
         self._kept_at = tuple(sorted(at))

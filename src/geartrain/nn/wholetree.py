@@ -19,6 +19,7 @@ from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel, kernel_of, may_have_kernel
 from geartrain.ir.message import IntArray
 from geartrain.ir.payload import Recompute
+from geartrain.native import library
 from geartrain.native.rows import take
 from geartrain.native.transfer import upload
 from geartrain.native.trees import (
@@ -126,6 +127,7 @@ class _TreeKernel(AbstractBundleKernel):
     ) -> None:
         self._module, self._leaf, self._branch, self._table = module, leaf, branch, table
         self._brief = brief
+        self.looks_up = library.current() is not None  # the module itself reads its table by torch
 
     def for_bf16(self) -> AbstractBundleKernel:
         return _TreeKernel(self._module, self._leaf, self._branch, self._table, brief=True)
