@@ -160,7 +160,7 @@ def test_a_trial_is_a_process_whose_json_is_kept() -> None:
     assert (line["outcome"], line["seed"], line["max_active"]) == ("done", 1, 16)
     assert [e["epoch"] for e in line["history"]] == [0.5, 1, 1.5, 2]
     assert line["instances"] == 600
-    assert set(line["staleness"]) == {"cell", "readout"}
+    assert set(line["staleness"]) == {"cell"}
     assert line["peak_rss_mib"] > 50
     assert find_recipe("listreduce").metrics[0] in line["history"][0]["valid"]
 

@@ -24,6 +24,10 @@ from geartrain.ir.products import outer, outer_suits, whole_rows
 _ALONE: Final = 128
 """So many rows are multiplied at once: waiting would cost a copy and gain little."""
 
+_FEW: Final = 32
+_LITTLE: Final = 4096
+"""As for ``_ALONE``, of a parameter with no more entries: its gradient costs nothing to read."""
+
 _MOST_WAITING: Final = 2048
 """Rows of operands after which they are multiplied without waiting for the step."""
 
@@ -69,7 +73,7 @@ class GradientSum:
     def add_product(self, parameter: torch.nn.Parameter, left: Tensor, right: Tensor) -> None:
         """Add ``left.T @ right``; left ``(n, a)``, right ``(n, b)``, the parameter ``(a, b)``."""
         n = left.shape[0]
-        if n >= _ALONE:
+        if n >= _ALONE or (n >= _FEW and parameter.numel() <= _LITTLE):
             self._multiply(parameter, left, right)
             return
         self._waiting[parameter] += n
