@@ -244,7 +244,9 @@ def _draw_scale(path: Path, lines: Sequence[Line]) -> None:
         panel.grid(color="0.9", linewidth=0.8)
         panel.spines[["top", "right"]].set_visible(False)
     left.set_ylim(0, None)
-    left.legend(frameon=False)
+    right.legend(
+        frameon=False, loc="lower left"
+    )  # below its curves; those of the left are all over
     figure.savefig(path)
 
 

@@ -24,26 +24,22 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, final
 
 import numpy as np
 import torch
+from benchmarks.firings import Operations, Training, around_firings, name_of
 from benchmarks.peers.figures import Document, Spread, machine
-from benchmarks.peers.systems import SIZES
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import geartrain as gt
 from geartrain.engine.engine import Engine, Settings
-from geartrain.engine.worker import Firing, WorkerState
+from geartrain.engine.worker import Firing
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel
 from geartrain.native.rows import Moves
 from geartrain.nn import Recurrent
-from geartrain.recipes import find_recipe
-from geartrain.recipes.recipe import Setting
 from geartrain.runtime.base import Feeder
 
 Shape: TypeAlias = Literal["chain", "loop"]
@@ -53,7 +49,7 @@ GOALS_US: Final = {32: 150.0, 512: 300.0}
 GOAL_ROWS: Final = 1_000_000
 COPIES: Final = {"copy_", "index_select", "index_copy_", "index_put_", "cat", "stack", "clone"}
 """torch's operators that move rows."""
-PASSED_OVER: Final = {"rows", "message", "main"}
+PASSED_OVER: Final = {"rows", "message", "main", "firings"}
 """Files that move rows for others, who are looked for further up."""
 
 
@@ -184,63 +180,12 @@ def rows_per_second(
         shuffle=False,
     )
     data = instances_of(instances, nodes, width)
-    with counted_firings() as firings:
+    firings: list[int] = []
+    with around_firings(after=lambda firing: firings.append(firing.rows)):
         session.fit(data, epochs=1)
     seconds = [session.fit(data, epochs=n).train_seconds for n in range(2, passes + 2)]
     return {"rates": [instances * nodes / s for s in seconds], "seconds": seconds,
             "firings": len(firings), "rows_fired": sum(firings)}  # fmt: skip
-
-
-@contextmanager
-def counted_firings() -> Iterator[list[int]]:
-    """The rows of every firing while this lasts."""
-    fire, rows = WorkerState.fire, []
-
-    def counting(worker: WorkerState) -> Firing:
-        firing = fire(worker)
-        rows.append(firing.rows)
-        return firing
-
-    WorkerState.fire = counting  # type: ignore[method-assign]
-    try:
-        yield rows
-    finally:
-        WorkerState.fire = fire  # type: ignore[method-assign]
-
-
-@final
-class Training:
-    """A recipe on one worker.
-
-    Args:
-        task: Of ``SIZES``.
-        data: The data folder, or None.
-        instances: How many a pass may have.
-        in_flight: At most.
-    """
-
-    def __init__(self, task: str, data: Path | None, instances: int, in_flight: int) -> None:
-        recipe = find_recipe(task)
-        setting = Setting(
-            seed=0,
-            epochs=9,
-            update_every=recipe.update_every,
-            data=data,
-            options=SIZES[task].of(1.0, instances),
-        )
-        made = recipe.build(setting)
-        self.instances = made.load("train")
-        self._epochs = count(1)
-        self._session = gt.Session(
-            made.graph,
-            rules=made.rules,
-            runtime=gt.Threads(1, kernel_threads=1),
-            max_active=in_flight,
-            ramp=gt.Ramp(over=0),
-        )
-
-    def __call__(self) -> float:
-        return self._session.fit(self.instances, epochs=next(self._epochs)).train_seconds
 
 
 @final
@@ -256,7 +201,7 @@ class Copies:
     @contextmanager
     def counted(self) -> Iterator[None]:
         """Count while this lasts."""
-        add, fire = Moves.add, WorkerState.fire
+        add = Moves.add
 
         def counting_add(
             moves: Moves, target: Tensor, target_rows: Any, source: Tensor, source_rows: Any,
@@ -271,17 +216,25 @@ class Copies:
             finally:
                 self._inside = False
 
-        def counting_fire(worker: WorkerState) -> Firing:
-            with _TorchCopies(self):
-                firing = fire(worker)
+        def note_fired(firing: Firing) -> None:
             self.fired += firing.rows if firing.forward else 0
-            return firing
 
-        Moves.add, WorkerState.fire = counting_add, counting_fire  # type: ignore[method-assign]
+        Moves.add = counting_add  # type: ignore[method-assign]
         try:
-            yield
+            with around_firings(lambda: Operations(self._see), note_fired):
+                yield
         finally:
-            Moves.add, WorkerState.fire = add, fire  # type: ignore[method-assign]
+            Moves.add = add  # type: ignore[method-assign]
+
+    def _see(
+        self, operator: Any, arguments: tuple[Any, ...], named: dict[str, Any], result: Any
+    ) -> None:
+        name = name_of(operator)
+        if name in COPIES and isinstance(result, Tensor):
+            # Of what is written in place, the rows that are written.
+            at = {"copy_": 1, "index_copy_": 3, "index_put_": 2}.get(name)
+            moved = result if at is None else arguments[at]
+            self.note(moved if moved.ndim else result)
 
     def note(self, moved: Tensor) -> None:
         """torch moved the rows of a tensor."""
@@ -292,26 +245,6 @@ class Copies:
         asked = _asked()
         self.rows[asked] += rows
         self.bytes[asked] += size
-
-
-class _TorchCopies(TorchDispatchMode):
-    """Tells of torch's own copies in one thread."""
-
-    def __init__(self, copies: Copies) -> None:
-        super().__init__()
-        self._copies = copies
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        if name in COPIES and isinstance(result, Tensor):
-            # Of what is written in place, the rows that are written.
-            at = {"copy_": 1, "index_copy_": 3, "index_put_": 2}.get(name)
-            moved = result if at is None else args[at]
-            self._copies.note(moved if moved.ndim else result)
-        return result
 
 
 def _asked() -> str:
@@ -388,7 +321,7 @@ def measure(given: argparse.Namespace) -> Document:
     for part in ("copies", "admission"):
         document[part] = []
     for task, instances in (("sentiment", 500), ("listreduce", 5000)):
-        training = Training(task, given.data, instances, 256)
+        training = Training(task, given.data, size=instances)
         document["copies"].append({"task": task, **copies_of(training)})
         times = admission_us(training, given.passes)
         document["admission"].append({"task": task, "us": times})

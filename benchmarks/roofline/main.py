@@ -3,10 +3,12 @@
     PYTHONPATH=src python -m benchmarks.roofline.main sentiment listreduce --data ../shared/data
 
 A run of the recipe is recorded: every matrix product that its kernels ask torch for, whichever
-library does it, with the shapes, strides and dtypes of its operands. Then
+library does it, with the shapes, strides and dtypes of its operands, and every product inside
+native kernels, with its sizes. Then
 
     real       the same run, not recorded
-    products   the recorded products again, back to back, in their order, and nothing else
+    products   the recorded products again, back to back, and nothing else: those of torch in their
+               order, those of native kernels by the same code, with operands that are packed
     share      products / real: 100 % would be a run whose gates, losses, optimiser steps, moving of
                rows, routing and Python cost nothing
 
@@ -18,30 +20,36 @@ again, so they are as near to the core as they can be. Passes alternate; medians
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import statistics
+import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
+from functools import cache
 from pathlib import Path
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, final
 
+import numpy as np
 import torch
+from benchmarks.firings import Operations, Training, around_firings, name_of
 from benchmarks.peers.figures import Document, Spread, machine
 from benchmarks.peers.systems import SIZES
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-import geartrain as gt
-from geartrain.engine.worker import Firing, WorkerState
 from geartrain.ir.products import affine
-from geartrain.recipes import find_recipe
-from geartrain.recipes.recipe import Setting
+from geartrain.native.library import FLAGS, SOURCES, compiler
+from geartrain.native.tally import FIELDS, Noted
 
 PRODUCTS: Final = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "_linear_pointwise"}
 """Operators that are matrix products; ``linear`` and ``matmul`` come down to these."""
+LANES: Final = 16
+"""Columns by which a packed operand may be wider, at most."""
 SHAPE: Final = (4096, 256, 640)
 """Rows, width in and width out of the product whose rate counts as the machine's peak."""
 
@@ -93,34 +101,61 @@ def operations(operator: Any, shapes: Sequence[tuple[int, ...]]) -> int:
     return 2 * int(torch.Size(left).numel()) * right[-1]
 
 
-def name_of(operator: Any) -> str:
-    """``addmm`` of ``aten.addmm.out``."""
-    return str(operator.overloadpacket.__name__)
+@final
+class Recording:
+    """Products of a run.
 
+    Args:
+        products: Those of torch, in the order in which they began.
+        inside: Those of native kernels, a row each: ``geartrain.native.tally.FIELDS``.
+    """
 
-Recording: TypeAlias = list[Product]
+    def __init__(
+        self, products: Sequence[Product] = (), inside: Sequence[NDArray[np.int64]] = ()
+    ) -> None:
+        self.products, self._inside = list(products), list(inside)
 
+    @property
+    def inside(self) -> NDArray[np.int64]:
+        """Products of native kernels ``(n, 5)``."""
+        return np.concatenate([np.empty((0, len(FIELDS)), np.int64), *self._inside])
 
-class _Recorder(TorchDispatchMode):
-    """Writes down the products of one thread."""
+    def __len__(self) -> int:
+        return len(self.products) + len(self.inside)
 
-    def __init__(self, into: Recording) -> None:
-        super().__init__()
-        self._into = into
+    @property
+    def operations(self) -> tuple[int, int]:
+        """Multiplications and additions: of torch's products, of those in native kernels."""
+        return (
+            sum(p.operations for p in self.products),
+            2 * int(self.inside[:, :3].prod(1).sum()),
+        )
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if name_of(func) in PRODUCTS:
-            self._into.append(
+    def halves(self) -> tuple[Recording, Recording]:
+        """Every other product."""
+        return tuple(  # type: ignore[return-value]
+            Recording(self.products[place::2], [self.inside[place::2]]) for place in (0, 1)
+        )
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Write down the products of this thread meanwhile."""
+        noted = Noted()
+        with Operations(self._see), noted:
+            yield
+        self._inside.append(noted.products)
+
+    def _see(
+        self, operator: Any, arguments: tuple[Any, ...], named: dict[str, Any], result: Any
+    ) -> None:
+        if name_of(operator) in PRODUCTS:
+            self.products.append(
                 Product(
-                    func,
-                    tuple(_described(a, str(i)) for i, a in enumerate(args)),
-                    tuple((name, _described(a, name)) for name, a in kwargs.items()),
+                    operator,
+                    tuple(_described(a, str(i)) for i, a in enumerate(arguments)),
+                    tuple((name, _described(a, name)) for name, a in named.items()),
                 )
             )
-        return func(*args, **kwargs)
 
 
 def _described(argument: Any, place: str) -> Any:
@@ -128,55 +163,95 @@ def _described(argument: Any, place: str) -> Any:
 
 
 def record(run: Callable[[], object]) -> Recording:
-    """The products of all firings in a run, in the order in which they began."""
-    recording: Recording = []
-    fire = WorkerState.fire
-
-    def recorded(worker: WorkerState) -> Firing:
-        with _Recorder(recording):
-            return fire(worker)
-
-    WorkerState.fire = recorded  # type: ignore[method-assign]
-    try:
+    """The products of all firings in a run."""
+    recording = Recording()
+    with around_firings(recording.watched):
         run()
-    finally:
-        WorkerState.fire = fire  # type: ignore[method-assign]
     return recording
 
 
-Call: TypeAlias = tuple[Any, tuple[Any, ...], dict[str, Any]]
+@final
+class Alone:
+    """The products of a recording, with tensors to do them on; operands of one kind are one tensor.
+
+    Args:
+        recording: Of a run.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        tensors: dict[Operand, Tensor] = {}
+
+        def made(argument: Any) -> Any:
+            if not isinstance(argument, Operand):
+                return argument
+            if argument not in tensors:
+                tensors[argument] = argument.make()
+            return tensors[argument]
+
+        self.calls = [
+            (p.operator, tuple(made(a) for a in p.arguments), {n: made(a) for n, a in p.named})
+            for p in recording.products
+        ]
+        self._inside = [
+            _Inside(dtype, recording.inside[recording.inside[:, 3] == dtype.itemsize])
+            for dtype in (torch.float32, torch.float64)
+        ]
+
+    def __call__(self, kernel_threads: int) -> float:
+        """Seconds of all products, one after another; native kernels have one thread each."""
+        torch.set_num_threads(kernel_threads)
+        with torch.no_grad():
+            began = time.perf_counter()
+            for operator, arguments, named in self.calls:
+                operator(*arguments, **named)
+            for inside in self._inside:
+                inside()
+            return time.perf_counter() - began
 
 
-def calls_of(recording: Recording) -> list[Call]:
-    """The products with tensors to do them on; operands of one kind are one tensor."""
-    tensors: dict[Operand, Tensor] = {}
+@final
+class _Inside:
+    """Products of native kernels in one dtype, and operands as large as the largest of them."""
 
-    def made(argument: Any) -> Any:
-        if not isinstance(argument, Operand):
-            return argument
-        if argument not in tensors:
-            tensors[argument] = argument.make()
-        return tensors[argument]
+    def __init__(self, dtype: torch.dtype, products: NDArray[np.int64]) -> None:
+        self._products = np.ascontiguousarray(products)
+        if not len(products):
+            return
+        rows, depth, width = products[:, :3].T
+        packed = depth * (width + LANES)
+        sizes = [int(each.max()) for each in (rows * depth, packed, rows * width)]
+        self._operands = [torch.rand(size, dtype=dtype) - 0.5 for size in sizes]
+        self._run = getattr(native_products(), f"alone_{str(dtype).removeprefix('torch.')}")
 
-    return [
-        (p.operator, tuple(made(a) for a in p.arguments), {n: made(a) for n, a in p.named})
-        for p in recording
-    ]
-
-
-def repeat(calls: Sequence[Call], kernel_threads: int) -> float:
-    """Seconds of all products, one after another."""
-    torch.set_num_threads(kernel_threads)
-    with torch.no_grad():
-        began = time.perf_counter()
-        for operator, arguments, named in calls:
-            operator(*arguments, **named)
-        return time.perf_counter() - began
+    def __call__(self) -> None:
+        if len(self._products):
+            self._run(
+                len(self._products),
+                self._products.ctypes.data,
+                *(x.data_ptr() for x in self._operands),
+            )
 
 
-def repeat_in_two(halves: Sequence[Sequence[Call]]) -> float:
+@cache
+def native_products() -> ctypes.CDLL:
+    """``alone.c``, compiled as the kernels are."""
+    source = Path(__file__).with_name("alone.c")
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "alone.so"
+        subprocess.run(
+            [*compiler(), *FLAGS, f"-I{SOURCES[0].parent}", str(source), "-o", str(made), "-lm"],
+            check=True,
+        )
+        library = ctypes.CDLL(str(made))
+    for name in ("float32", "float64"):
+        function = getattr(library, f"alone_{name}")
+        function.argtypes, function.restype = (ctypes.c_int64, *[ctypes.c_void_p] * 4), None
+    return library
+
+
+def repeat_in_two(halves: Sequence[Alone]) -> float:
     """Seconds of all products, dealt to two Python threads of one kernel thread each."""
-    threads = [threading.Thread(target=repeat, args=(half, 1)) for half in halves]
+    threads = [threading.Thread(target=half, args=(1,)) for half in halves]
     began = time.perf_counter()
     for thread in threads:
         thread.start()
@@ -199,63 +274,43 @@ def peak(kernel_threads: int, repeats: int = 20) -> float:
     return 2 * rows * width * out / best / 1e9
 
 
-@final
-class Training:
-    """A recipe in a session; called, it trains a pass and returns its seconds."""
-
-    def __init__(self, task: str, given: argparse.Namespace, workers: int) -> None:
-        recipe = find_recipe(task)
-        self.passes = 2 + given.repeats
-        setting = Setting(
-            seed=0,
-            epochs=self.passes,
-            update_every=recipe.update_every,
-            data=given.data,
-            options=SIZES[task].of(given.share),
-        )
-        made = recipe.build(setting)
-        self.instances = made.load("train")
-        self._session = gt.Session(
-            made.graph,
-            rules=made.rules,
-            runtime=gt.Threads(workers, kernel_threads=1),
-            max_active=given.max_active,
-            ramp=gt.Ramp(over=0),
-        )
-        self._epoch = count(1)
-
-    def __call__(self) -> float:
-        return self._session.fit(self.instances, epochs=next(self._epoch)).train_seconds
-
-
 def measure(task: str, given: argparse.Namespace, threads: int) -> Document:
     """Real passes and products alone, in turns, on so many threads."""
-    training = Training(task, given, threads)
+    training = Training(
+        task,
+        given.data,
+        share=given.share,
+        in_flight=given.max_active,
+        workers=threads,
+        epochs=2 + given.repeats,
+    )
     training()
     recording = record(training)
-    calls = calls_of(recording)
+    alone = Alone(recording)
     ways: dict[str, Callable[[], float]] = {
-        f"{threads} kernel threads": lambda: repeat(calls, threads)
+        f"{threads} kernel thread{'s' * (threads > 1)}": lambda: alone(threads)
     }
     if threads == 2:
-        halves = [calls_of(recording[place::2]) for place in (0, 1)]
+        halves = [Alone(half) for half in recording.halves()]
         ways["two Python threads"] = lambda: repeat_in_two(halves)
     for way in ways.values():
         way()
     real: list[float] = []
-    alone: dict[str, list[float]] = {name: [] for name in ways}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(given.repeats):
         real.append(training())
         for name, way in ways.items():
-            alone[name].append(way())
+            seconds[name].append(way())
+    of_torch, inside = recording.operations
     return {
         "task": task,
         "threads": threads,
         "instances": len(training.instances),
         "products": len(recording),
-        "gflop": sum(p.operations for p in recording) / 1e9,
+        "gflop": (of_torch + inside) / 1e9,
+        "inside": inside / (of_torch + inside),
         "real_s": real,
-        "products_s": alone,
+        "products_s": seconds,
         "peak_gflops": peak(threads),
     }
 
@@ -264,9 +319,9 @@ def markdown(document: Document) -> Iterator[str]:
     """A row for every task and number of threads."""
     yield (
         "| task | threads | real, s | products alone, s | share of roofline | products | "
-        "GFLOP | GFLOP/s, real | of peak |"
+        "GFLOP | of it in native kernels | GFLOP/s, real | of peak |"
     )
-    yield "|---" * 9 + "|"
+    yield "|---" * 10 + "|"
     for row in document["rows"]:
         shares = Spread.of(shares_of(row))
         assert shares is not None
@@ -276,7 +331,7 @@ def markdown(document: Document) -> Iterator[str]:
         yield (
             f"| {row['task']} | {row['threads']} | {real:.2f} | {statistics.median(seconds):.2f} "
             f"({way}) | {shares.median:.0%} ({shares.low:.0%} to {shares.high:.0%}) | "
-            f"{row['products']:,} | {row['gflop']:.3g} | {rate:.3g} | "
+            f"{row['products']:,} | {row['gflop']:.3g} | {row['inside']:.0%} | {rate:.3g} | "
             f"{rate / row['peak_gflops']:.0%} of {row['peak_gflops']:.0f} |"
         )
 

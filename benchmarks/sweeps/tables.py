@@ -98,8 +98,14 @@ def _draw(panel: MplAxes, rows: Sequence[Mapping[str, Any]], name: str, label: s
     (crosses,) = panel.plot(missed, top, "x", color="0.35", transform=height, clip_on=False)
     crosses.set_in_layout(False)
     panel.set_xscale("log", base=2)
-    panel.set_xticks([4**power for power in range(5)])
-    panel.set_xlim(0.8, 1.25 * max((int(row["system"]) for row in rows), default=1))
+    panel.set_xticks([int(row["system"]) for row in rows])
+    panel.minorticks_off()
+    for at in missed:
+        panel.annotate(
+            "missed", (at, 1), xycoords=height, xytext=(0, -14), textcoords="offset points",
+            ha="center", fontsize=8, color="0.35",
+        )  # fmt: skip
+    panel.set_xlim(0.66, 1.5 * max((int(row["system"]) for row in rows), default=1))
     panel.xaxis.set_major_formatter("{x:g}")
     panel.set_ylim(0, None if known else 1)
     panel.set_xlabel("max_active, instances in flight")

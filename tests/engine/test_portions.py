@@ -15,7 +15,7 @@ from geartrain.engine.mailbox import AbstractPolicy, FullestFirst, RandomOrder, 
 from geartrain.engine.worker import Firing
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
-from geartrain.optim.part import Flush, Instances, Messages, Rows, Rules, Trigger
+from geartrain.optim.rules import Flush, Instances, Messages, Rows, Rules, Trigger
 from geartrain.runtime.simulated import Simulated
 
 ROWS = 60  # of every bundle

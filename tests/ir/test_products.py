@@ -38,6 +38,20 @@ def test_products_of_rows_are_those_of_float64(n: int, dtype: torch.dtype) -> No
         assert_close(found.double(), 2 * wide_d.T @ wide_x, rtol=1e-4, atol=2e-3)
 
 
+@pytest.mark.parametrize("n", [1, 3, 8, 9, 63, 64, 65, 100])
+def test_short_products_have_the_rows_that_came(n: int) -> None:
+    torch.manual_seed(n)
+    x, d = torch.randn(n, 40).bfloat16(), torch.randn(n, 48).bfloat16()
+    weight, bias = torch.randn(48, 40), torch.randn(48)
+    short = weight.bfloat16().float()
+    close = {"rtol": 2e-2, "atol": 2e-1}
+    with torch.no_grad():
+        wide = x.float() @ short.T + bias.bfloat16().float()
+        assert_close(products.affine(x, weight, bias).float(), wide, **close)
+        assert_close(products.times(d, weight).float(), d.float() @ short, **close)
+        assert_close(products.outer(d, x).float(), d.float().T @ x.float(), **close)
+
+
 def test_a_strided_view_of_rows_is_multiplied_as_it_lies() -> None:
     torch.manual_seed(0)
     wide = torch.randn(64, 100)

@@ -27,6 +27,9 @@ GRAIN: Final = 32
 """Rows of a batch are best a multiple of this."""
 
 _MOST_ROWS = 4096
+# In bfloat16 every product is oneDNN's, which keeps code for a thousand shapes, a quarter of a
+# megabyte each: so there are not to be many shapes.
+_SHORT_GRAIN = 8
 # Rows are filled up where oneDNN gains more than the copy and the zeros cost: multiplications.
 _FILLED_FROM = 1 << 21
 _FILLED_FROM_OUTER = 1 << 23
@@ -37,7 +40,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if _suits(x, weight, weight.numel()):
         return _onednn(filled(x), weight, bias)[: x.shape[0]]
     if x.dtype is not weight.dtype:
-        n, x = x.shape[0], filled(x)
+        n, x = x.shape[0], _filled(x, _whole_short(x))
         weight, bias = matching(weight, x), None if bias is None else matching(bias, x)
         return affine(x, weight, bias)[:n]
     if bias is None:
@@ -50,14 +53,15 @@ def times(d: Tensor, weight: Tensor) -> Tensor:
     if _suits(d, weight, weight.numel()):
         return _onednn(filled(d), weight.t(), None)[: d.shape[0]]
     if d.dtype is not weight.dtype:
-        return torch.mm(filled(d), matching(weight, d))[: d.shape[0]]
+        return torch.mm(_filled(d, _whole_short(d)), matching(weight, d))[: d.shape[0]]
     return torch.mm(d, weight)
 
 
 def outer(d: Tensor, x: Tensor) -> Tensor:
     """``d.T @ x``; d ``(n, o)``, x ``(n, i)``: the gradient of a weight."""
     if d.dtype is torch.bfloat16:
-        return torch.mm(filled(d).t(), filled(x))
+        rows = _whole_short(d)
+        return torch.mm(_filled(d, rows).t(), _filled(x, rows))
     # The first operand would be copied to this order anyway, and by a slower copy.
     return _onednn(transposed(filled(d)), filled(x).t(), None)
 
@@ -96,8 +100,20 @@ def whole_rows(n: int) -> int:
 
 def filled(x: Tensor) -> Tensor:
     """x ``(n, d)`` with rows of zeros after it, to ``whole_rows(n)``; off the host x itself."""
+    return _filled(x, whole_rows(x.shape[0]) if x.is_cpu else x.shape[0])
+
+
+def _whole_short(x: Tensor) -> int:
+    """Rows to fill up to in bfloat16: ``whole_rows``, or a few more."""
     n = x.shape[0]
-    rows = whole_rows(n) if x.is_cpu else n
+    if not x.is_cpu or _KERNEL is None:
+        return n
+    rows = whole_rows(n)
+    return rows + -rows % _SHORT_GRAIN
+
+
+def _filled(x: Tensor, rows: int) -> Tensor:
+    n = x.shape[0]
     if rows == n:
         return x
     whole = x.new_empty((rows, *x.shape[1:]))

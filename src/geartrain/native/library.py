@@ -63,6 +63,8 @@ _MOVE: Final = (ctypes.c_char_p, _N)
 _TRANSPOSE: Final = (_N, _N, _P, _P)
 _RELEASE: Final = (_N, _P, _N, *[_P] * 4)
 _FOREST: Final = (_N, _P, _N, *[_P] * 6)
+_COUNT: Final = (_N,)
+_NOTE: Final = (_N, _P)
 _TYPED: Final = {
     "add_rows": (_P, _P, _N, _P, _P, _N, _N, _N),
     "sum_rows": (_P, _P, _P, _N, _P, _P, _N, _N, _N),
@@ -74,8 +76,8 @@ _TYPED: Final = {
     "gru_backward": (_N, _N, _N, *[_P] * 4, _N, *[_P] * 3),
     "gated_forward": (*[_N] * 5, *[_P] * 10, _N, *[_P] * 2),
     "gated_backward": (*[_N] * 5, *[_P] * 6, _N, *[_P] * 3, *[_N] * 2, *[_P] * 5),
-    "forest_forward": (*[_N] * 3, *[_P] * 8, _N, _P, _P),
-    "forest_backward": (*[_N] * 4, *[_P] * 3, _N, _P, _P, _N, *[_P] * 7),
+    "forest_forward": (*[_N] * 3, *[_P] * 8, _N, _N, _P, _P),
+    "forest_backward": (*[_N] * 4, *[_P] * 3, _N, _N, _P, _P, _N, *[_P] * 7),
     "choice_forward": (*[_N] * 3, *[_P] * 7),
     "choice_backward": (*[_N] * 3, *[_P] * 4, _N, *[_P] * 4),
     "sum_forward": (*[_N] * 5, *[_P] * 9),
@@ -119,6 +121,8 @@ class Library:
             self.move = tuple(_declared(dll, "move_rows", _MOVE) for dll in (kept, free))
             self.transpose = tuple(_declared(dll, "transpose", _TRANSPOSE) for dll in (kept, free))
             self.release = _declared(kept, "release_rows", _RELEASE)
+            self.count = _declared(kept, "count_products", _COUNT)
+            self.note = _declared(kept, "note_products", _NOTE)
             self.forest = _declared(kept, "forest", _FOREST)
             self.typed: dict[torch.dtype, dict[str, tuple[Function, ...]]] = {
                 dtype: {

@@ -114,12 +114,14 @@ def draw_curves(
         if target is not None:
             axes.axhline(target, color="0.35", linewidth=1, linestyle="--", zorder=1)
         axes.grid(color="0.9", linewidth=0.8)
+        axes.set_axisbelow(True)  # else the target is hidden by a line of the grid at its height
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=10)
     if target is not None:
         left.annotate(
             f"target {target:g}", (0.01, target), xycoords=("axes fraction", "data"),
-            xytext=(0, 3), textcoords="offset points", fontsize=9, color="0.35",
+            xytext=(0, 3), textcoords="offset points", fontsize=9, color="0.35", zorder=5,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
         )  # fmt: skip
     _scale_seconds(left, [band for _, band in bands])
     _scale_epochs(right, [band for _, band in bands])
@@ -149,7 +151,7 @@ def _scale_epochs(axes: Axes, bands: Sequence[Band]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     whole = min(band.epochs[-1] for band in bands) >= _FEW
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=whole))
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=whole, steps=[1, 2, 2.5, 5, 10]))
     if any(band.epochs[0] < 1 for band in bands):
         axes.set_xlim(left=0)
 
