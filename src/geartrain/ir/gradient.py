@@ -62,10 +62,18 @@ class GradientSum:
     def __contains__(self, parameter: torch.nn.Parameter) -> bool:
         return parameter in self._buffers
 
-    def add(self, parameter: torch.nn.Parameter, value: Tensor) -> None:
-        """Add a gradient of the parameter's shape (dense, or sparse COO for an embedding)."""
+    def add(self, parameter: torch.nn.Parameter, value: Tensor, *, given: bool = False) -> None:
+        """Add a gradient of the parameter's shape (dense, or sparse COO for an embedding).
+
+        Args:
+            parameter: Whose it is.
+            value: The gradient.
+            given: Whether nobody else uses the value, so that it may become the sum itself.
+        """
         if value.is_sparse:
             self.add_rows(parameter, value._indices()[0], value._values())
+        elif given and self._fresh[parameter] and value.dtype is parameter.dtype:
+            self._buffers[parameter], self._fresh[parameter] = value, False
         elif self._fresh[parameter]:
             self._buffer(parameter).copy_(value)
             self._fresh[parameter] = False
