@@ -70,6 +70,7 @@ from geartrain.optim.gossip import PairAverage as PairAverage
 from geartrain.optim.mixer import AbstractMixer as AbstractMixer
 from geartrain.optim.mixer import Average as Average
 from geartrain.optim.optimizers import FusedAdagrad as FusedAdagrad
+from geartrain.optim.optimizers import FusedAdam as FusedAdam
 from geartrain.optim.optimizers import LookAheadSGD as LookAheadSGD
 from geartrain.optim.optimizers import SpikeCompensatedSGD as SpikeCompensatedSGD
 from geartrain.optim.periodic import DiLoCo as DiLoCo

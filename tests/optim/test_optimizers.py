@@ -193,3 +193,48 @@ def test_fused_adagrad_refuses_to_decay_the_weights_of_a_table() -> None:
     w.grad = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1, 2), (3, 2))
     with pytest.raises(ValueError, match=r"weight_decay=0\.1.*a group of its own"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "told", [{}, {"betas": (0.8, 0.98), "weight_decay": 0.1}, {"eps": 0.01, "maximize": True}]
+)
+def test_fused_adam_steps_as_torchs_own(told, dtype, native, monkeypatch) -> None:
+    if not native:
+        monkeypatch.setattr(library, "current", lambda: None)
+    draw = torch.Generator().manual_seed(0)
+    start = [torch.randn(n, 5, generator=draw, dtype=dtype) for n in (900, 3, 7, 2)]
+    made = {}
+    for kind in (partial(torch.optim.Adam, fused=True), gt.FusedAdam):
+        draw.manual_seed(1)
+        weights = [x.clone().requires_grad_() for x in start]
+        optimizer = kind([{"params": weights[:2]}, {"params": weights[2:], "lr": 0.1}], **told)
+        for step in range(4):
+            for w in weights[: 3 - (step == 2)]:  # the fourth never gets one
+                w.grad = torch.randn(w.shape, generator=draw, dtype=dtype)
+            optimizer.step()
+            optimizer.zero_grad()
+        made[kind] = weights, optimizer.state_dict()["state"]
+    (expected, state), (found, own) = made.values()
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+    assert own.keys() == state.keys()
+    for number, each in state.items():
+        for name, value in each.items():
+            torch.testing.assert_close(own[number][name], value)
+
+
+def test_what_fused_adam_cannot_step_torch_does() -> None:
+    made = []
+    for kind in (partial(torch.optim.Adam, fused=True), gt.FusedAdam):
+        plain, turned = torch.ones(3, 2), torch.ones(4, 3).t()
+        weights = [x.requires_grad_() for x in (plain, turned)]
+        optimizer = kind([{"params": [w]} for w in weights], lr=0.1)
+        for _ in range(3):
+            for w in weights:
+                w.grad = torch.full_like(w, 0.5)
+            optimizer.step()
+        made.append(weights)
+    for a, b in zip(*made, strict=True):
+        torch.testing.assert_close(a, b)

@@ -19,8 +19,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar, final
 
-import numpy as np
-
 from geartrain.ir.message import Backward, Forward, IntArray
 
 B = TypeVar("B", Forward, Backward)
@@ -93,8 +91,8 @@ class Queue:
             batch = self._batches.popleft()
             n = len(batch)
             if n > left:
-                self._batches.appendleft(batch.take(np.arange(left, n)))
-                batch = batch.take(np.arange(left))
+                batch, rest = batch.cut(left)
+                self._batches.appendleft(rest)
                 n = left
             taken.append(batch)
             left -= n

@@ -26,6 +26,10 @@ from geartrain.native import tally
 _ALONE: Final = 128
 """So many rows are multiplied at once: waiting would cost a copy and gain little."""
 
+_FEW: Final = 32
+_LITTLE: Final = 4096
+"""As for ``_ALONE``, of a parameter with no more entries: its gradient costs nothing to read."""
+
 _MOST_WAITING: Final = 2048
 """Rows of operands after which they are multiplied without waiting for the step."""
 
@@ -58,10 +62,18 @@ class GradientSum:
     def __contains__(self, parameter: torch.nn.Parameter) -> bool:
         return parameter in self._buffers
 
-    def add(self, parameter: torch.nn.Parameter, value: Tensor) -> None:
-        """Add a gradient of the parameter's shape (dense, or sparse COO for an embedding)."""
+    def add(self, parameter: torch.nn.Parameter, value: Tensor, *, given: bool = False) -> None:
+        """Add a gradient of the parameter's shape (dense, or sparse COO for an embedding).
+
+        Args:
+            parameter: Whose it is.
+            value: The gradient.
+            given: Whether nobody else uses the value, so that it may become the sum itself.
+        """
         if value.is_sparse:
             self.add_rows(parameter, value._indices()[0], value._values())
+        elif given and self._fresh[parameter] and value.dtype is parameter.dtype:
+            self._buffers[parameter], self._fresh[parameter] = value, False
         elif self._fresh[parameter]:
             self._buffer(parameter).copy_(value)
             self._fresh[parameter] = False
@@ -71,7 +83,7 @@ class GradientSum:
     def add_product(self, parameter: torch.nn.Parameter, left: Tensor, right: Tensor) -> None:
         """Add ``left.T @ right``; left ``(n, a)``, right ``(n, b)``, the parameter ``(a, b)``."""
         n = left.shape[0]
-        if n >= _ALONE:
+        if n >= _ALONE or (n >= _FEW and parameter.numel() <= _LITTLE):
             self._multiply(parameter, left, right)
             return
         if tally.listening:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import torch
@@ -88,6 +88,15 @@ class Forward:
         index = inner if self.index is None else self.index[inner]
         return Forward(self.payload, self.state.take(rows, 1), self.origin[rows], lengths, index)
 
+    def cut(self, n: int) -> tuple[Forward, Forward]:
+        """The first n rows, and the others; copies nothing."""
+        payload, index, lengths = _cut(self.payload, self.index, self.lengths, n)
+        state, origin = self.state, self.origin
+        return (
+            Forward(payload[0], state[:, :n], origin[:n], lengths[0], index[0]),
+            Forward(payload[1], state[:, n:], origin[n:], lengths[1], index[1]),
+        )
+
     def with_state(self, state: IntArray) -> Forward:
         return Forward(self.payload, state, self.origin, self.lengths, self.index)
 
@@ -122,6 +131,39 @@ class Backward:
             lengths, inner = self.lengths[rows], ragged_index(self.lengths, rows)
         index = inner if self.index is None else self.index[inner]
         return Backward(self.rows[rows], self.gradient, lengths, index)
+
+    def cut(self, n: int) -> tuple[Backward, Backward]:
+        """The first n rows, and the others; copies nothing."""
+        rows, given = self.rows, self.gradient
+        if given is None:
+            return Backward(rows[:n], None), Backward(rows[n:], None)
+        gradient, index, lengths = _cut(given, self.index, self.lengths, n)
+        return (
+            Backward(rows[:n], gradient[0], lengths[0], index[0]),
+            Backward(rows[n:], gradient[1], lengths[1], index[1]),
+        )
+
+
+_Tensors: TypeAlias = tuple[Any, ...]
+
+
+def _cut(
+    columns: _Tensors, index: IntArray | None, lengths: IntArray | None, n: int
+) -> tuple[
+    tuple[_Tensors, _Tensors],
+    tuple[IntArray | None, IntArray | None],
+    tuple[IntArray | None, IntArray | None],
+]:
+    """Columns, index and lengths of the first n messages, and of the others."""
+    rows = n
+    parts: tuple[IntArray | None, IntArray | None] = None, None
+    if lengths is not None:
+        rows, parts = int(lengths[:n].sum()), (lengths[:n], lengths[n:])
+    if index is not None:
+        return (columns, columns), (index[:rows], index[rows:]), parts
+    first = tuple(None if x is None else x[:rows] for x in columns)
+    other = tuple(None if x is None else x[rows:] for x in columns)
+    return (first, other), (None, None), parts
 
 
 def by_owner(batch: Backward) -> list[tuple[int, Backward]]:

@@ -4,6 +4,9 @@
     rows      moving and adding rows of tensors
     cells     gates of recurrent and tree cells, forward and backward
     losses    softmax cross entropy with its gradient
+    lists     plain recurrent networks over whole lists
+    maps      linear maps of few rows or few columns
+    steps     norms, scales and steps of optimisers
     tally     the products that kernels do inside, counted
 
 A chain of small torch calls takes and gives back the interpreter lock with each of them, so that

@@ -44,6 +44,8 @@ SOURCES: Final = tuple(
         "trees.inc",
         "readouts.inc",
         "lists.inc",
+        "maps.inc",
+        "steps.inc",
         "bf16.inc",
     )
 )
@@ -84,15 +86,20 @@ _TYPED: Final = {
     "adagrad_rows": (_N, _N, _P, _N, _P, _R, _R, _P, _P),
     "lists_forward": (*[_N] * 3, *[_P] * 2, _N, *[_P] * 2, _N, *[_P] * 2),
     "lists_backward": (*[_N] * 3, *[_P] * 2, _N, *[_P] * 2, _N, _P, *[_N] * 2, *[_P] * 3),
+    "map_forward": (*[_N] * 3, *[_P] * 4),
+    "map_backward": (*[_N] * 3, *[_P] * 6),
+    "square_sum": (ctypes.c_char_p, _N, _P),
+    "scale_all": (ctypes.c_char_p, _N, _R),
+    "adam": (ctypes.c_char_p, _N, *[_R] * 5, _N),
     "tanh": (_N, _P, _P),
     "cross_entropy": (_N, _N, *[_P] * 4),
 }
 _NAMES: Final = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}
 _NOT_SHORT: Final = frozenset(  # losses are float32, and bundle kernels work in it
     f"{name}_{way}"
-    for name in ("gated", "forest", "choice", "sum", "lists")
+    for name in ("gated", "forest", "choice", "sum", "lists", "map")
     for way in ("forward", "backward")
-) | {"cross_entropy", "adagrad_rows"}
+) | {"cross_entropy", "adagrad_rows", "square_sum", "scale_all", "adam"}
 _PRECISE: Final = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2}
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Literal, cast, final
+from typing import Final, Literal, cast, final
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,7 @@ from geartrain.ir.kernel import AbstractRowKernel, kernel_of, register_kernel
 from geartrain.ir.precision import in_bf16
 from geartrain.ir.products import affine, matching, times
 from geartrain.ir.tables import look_up
+from geartrain.native.maps import map_backward, map_forward
 from geartrain.nn.dropout import DropoutKernel
 from geartrain.nn.elementwise import (
     elu_backward,
@@ -67,6 +68,11 @@ def register_torch_kernels() -> None:
     register_kernel(nn.Sequential, _sequential)
 
 
+_SMALL: Final = 4096
+_FEW: Final = 32
+"""A map of so few weights is done in one call of C, if there are so many rows: fewer wait."""
+
+
 @final
 class LinearKernel(AbstractRowKernel):
     """y = x Wᵀ + b on the last dimension of x ``(n, ..., a)``; keeps x."""
@@ -80,7 +86,8 @@ class LinearKernel(AbstractRowKernel):
         (x,) = inputs
         weight, bias = self._module.weight, self._module.bias
         if x.ndim == 2:
-            return (affine(x, weight, bias),), (x,)
+            made = map_forward(x, weight, bias) if weight.numel() <= _SMALL else None
+            return (affine(x, weight, bias) if made is None else made,), (x,)
         added = None if bias is None else matching(bias, x)
         return (F.linear(x, matching(weight, x), added),), (x,)
 
@@ -91,6 +98,14 @@ class LinearKernel(AbstractRowKernel):
         if dy is None:
             return (None,)
         weight, bias = self._module.weight, self._module.bias
+        if weight.numel() <= _SMALL and dy.shape[0] >= _FEW and self._learns():
+            found = map_backward(dy.contiguous(), x, weight)
+            if found is not None:
+                d_x, d_weight, d_bias = found
+                into.add(cast(nn.Parameter, weight), d_weight, given=True)
+                if bias is not None:
+                    into.add(bias, d_bias, given=True)
+                return (d_x,)
         flat = dy if dy.dim() == 2 else dy.reshape(-1, weight.shape[0])
         if weight.requires_grad:
             into.add_product(
@@ -101,6 +116,10 @@ class LinearKernel(AbstractRowKernel):
         if bias is not None and bias.requires_grad:
             into.add_sum(bias, flat)
         return (times(dy, weight),) if dy.ndim == 2 else (dy @ matching(weight, dy),)
+
+    def _learns(self) -> bool:
+        weight, bias = self._module.weight, self._module.bias
+        return weight.requires_grad and (bias is None or bias.requires_grad)
 
     def for_bf16(self) -> AbstractRowKernel:
         return self

@@ -22,6 +22,7 @@ from geartrain.ir.kernel import AbstractRowKernel, kernel_of
 from geartrain.ir.message import IntArray
 from geartrain.ir.products import affine, times
 from geartrain.native.lists import lists_backward, lists_forward, require_tokens
+from geartrain.native.maps import map_backward, map_forward
 from geartrain.native.rows import take
 from geartrain.nn.cells import TokenRNN
 from geartrain.nn.recurrent import hidden_gradient, squash_hidden_
@@ -184,23 +185,32 @@ class _Tokens(_AbstractDrive):
         x = cell.embedding.weight if table is not None else self._looked_up(read)
         if cell.input_weight is None:
             return x + cell.bias
-        return affine(x, cell.input_weight, cell.bias)
+        made = map_forward(x, cell.input_weight, cell.bias) if table is not None else None
+        return affine(x, cell.input_weight, cell.bias) if made is None else made
 
     def back(
         self, d: Tensor, read: Tensor, table: int | None, into: GradientSum, *, wanted: bool
     ) -> None:
         cell, weight = self._cell, self._cell.input_weight
-        _add(cell.bias, d.sum(0), into)
-        if weight is not None:
-            if weight.requires_grad:
-                x = cell.embedding.weight.detach() if table is not None else self._looked_up(read)
-                into.add(weight, d.t() @ x)
-            if cell.embedding.weight.requires_grad:
-                d = times(d, weight)
+        embedding = cell.embedding.weight
+        if weight is None:
+            _add(cell.bias, d.sum(0), into)
+        else:
+            x = embedding.detach() if table is not None else self._looked_up(read)
+            learns = embedding.requires_grad
+            found = map_backward(d, x, weight, wanted=learns) if table is not None else None
+            if found is None:
+                found = times(d, weight) if learns else None, d.t() @ x, d.sum(0)
+            d_read, d_weight, d_bias = found
+            _add(weight, d_weight, into)
+            _add(cell.bias, d_bias, into)
+            if d_read is None:
+                return
+            d = d_read
         if table is None:
             self._embedding.backward((d,), (read,), into)
         else:
-            _add(cell.embedding.weight, d, into)
+            _add(embedding, d, into)
 
     def learn(self, d_weight: Tensor, into: GradientSum) -> None:
         _add(self._cell.weight, d_weight, into)
@@ -230,9 +240,8 @@ class _Features(_AbstractDrive):
         if cell.weight_ih.requires_grad:
             into.add_product(cast(nn.Parameter, cell.weight_ih), d, read)
         if cell.bias:
-            total = d.sum(0)
-            _add(cell.bias_ih, total, into)
-            _add(cell.bias_hh, total, into)
+            _add(cell.bias_ih, d.sum(0), into)
+            _add(cell.bias_hh, d.sum(0), into)
         return times(d, cell.weight_ih) if wanted else None
 
     def learn(self, d_weight: Tensor, into: GradientSum) -> None:
@@ -380,7 +389,7 @@ def _longest_first(lengths: Tensor) -> tuple[Tensor, Tensor]:
 def _add(parameter: Tensor, gradient: Tensor, into: GradientSum) -> None:
     if parameter.requires_grad:
         assert isinstance(parameter, nn.Parameter)
-        into.add(parameter, gradient)
+        into.add(parameter, gradient, given=True)
 
 
 __all__ = ["WholeList"]

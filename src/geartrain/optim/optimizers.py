@@ -1,6 +1,7 @@
-"""Optimisers for gradients that come late, and one for tables beside dense weights.
+"""Optimisers for gradients that come late, and torch's own for many small steps.
 
     FusedAdagrad          torch's Adagrad in one pass each, dense weights and rows of tables alike
+    FusedAdam             torch's Adam in one call for all weights
     SpikeCompensatedSGD   a late gradient moves the weights at once as far as it would have by now
     LookAheadSGD          gradients are taken where the momentum leads
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.adagrad import adagrad
 
-from geartrain.native.steps import adagrad_rows
+from geartrain.native.steps import adagrad_rows, adam_step
 
 
 @final
@@ -104,6 +105,74 @@ class FusedAdagrad(torch.optim.Adagrad):
         rows, values = gradient._indices()[0].contiguous(), gradient._values().contiguous()
         rate = -rate if group["maximize"] else rate
         adagrad_rows(p, state["sum"], rows, values, rate, group["eps"])
+
+
+@final
+class FusedAdam(torch.optim.Adam):
+    """torch's Adam in one call for all weights: what small parts with frequent updates want.
+
+    Arguments and state are those of ``torch.optim.Adam(fused=True)``. Weights that are not float32
+    or float64 on the host, sparse gradients, and all where there are no native kernels are stepped
+    by torch.
+
+    Args:
+        params: Parameters or groups of them.
+        lr: Rate.
+        betas: Decay of the means of gradients and of their squares.
+        eps: Added to the root of the squares.
+        weight_decay: Added to a gradient, times the weight.
+        maximize: Step along the gradient, not against it.
+
+    Raises:
+        ValueError: A number is out of range.
+
+    Source: Kingma, Ba 2015, arXiv:1412.6980.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, maximize=maximize, fused=True)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update."""
+        loss = _evaluated(closure)
+        groups = self.param_groups
+        left = [group for group in groups if not self._step_group(group)]
+        if left:
+            self.param_groups = left
+            try:
+                super().step()
+            finally:
+                self.param_groups = groups
+        return loss
+
+    def _step_group(self, group: dict[str, Any]) -> bool:
+        """Step its weights in C; False, and nothing has happened, where torch is to do it."""
+        weights = [p for p in group["params"] if p.grad is not None]
+        states = [self.state[p] for p in weights]
+        if not all(states) or group["amsgrad"] or isinstance(group["lr"], Tensor):
+            return False  # torch makes the states in the first step
+        return not weights or adam_step(
+            weights,
+            [p.grad for p in weights],
+            [s["exp_avg"] for s in states],
+            [s["exp_avg_sq"] for s in states],
+            [s["step"] for s in states],
+            rate=group["lr"],
+            betas=group["betas"],
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+            maximize=group["maximize"],
+        )
 
 
 @final

@@ -26,6 +26,7 @@ from geartrain.errors import CheckpointError, NonFiniteError
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
 from geartrain.ir.weights import AbstractWeights, Sight
+from geartrain.native.steps import norm_of, scaled_
 from geartrain.native.transfer import Verdicts
 from geartrain.optim.delay import mean_age
 from geartrain.optim.mixer import AbstractMixer, Average
@@ -631,17 +632,20 @@ class PartState(AbstractWeights):
                 g.clamp_(-clip.value, clip.value)
         factor = 1.0
         if clip.norm is not None:
-            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-            if self._elsewhere:  # a look at the norm would wait for the device
-                scale = (clip.norm / (norm / divisor + 1e-6)).clamp(max=1) / divisor
-                for g in gradients:
-                    g.mul_(scale)
-                return
-            total = float(norm)
+            known = None if self._elsewhere else norm_of(gradients)
+            if known is None:
+                norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+                if self._elsewhere:  # a look at the norm would wait for the device
+                    scale = (clip.norm / (norm / divisor + 1e-6)).clamp(max=1) / divisor
+                    for g in gradients:
+                        g.mul_(scale)
+                    return
+                known = float(norm)
+            total = known
             if total - total != 0.0:
                 self._refuse_non_finite()
             factor = min(1.0, clip.norm / (total / divisor + 1e-6))
-        if factor != divisor:
+        if factor != divisor and not scaled_(gradients, factor / divisor):
             torch._foreach_mul_(gradients, factor / divisor)
 
     def _optimize(self, optimizer: Optimizer, progress: int) -> None:

@@ -44,6 +44,7 @@ from geartrain.nn import (
     choice_accuracy,
     choice_loss,
 )
+from geartrain.optim.optimizers import FusedAdam
 from geartrain.optim.rules import Clip, Instances, Part, Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
@@ -96,7 +97,7 @@ def build(setting: Setting) -> Task:
     return Task(
         graph=make_graph(kind, size, setting.copies),
         rules=Rules(
-            optimizer=partial(torch.optim.Adam, lr=rate, fused=True),
+            optimizer=partial(FusedAdam, lr=rate),
             update_every=Instances(setting.update_every),
             average="instances",
             clip=Clip(norm=CLIP_NORM),

@@ -30,6 +30,7 @@ from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import accuracy, cross_entropy
 from geartrain.nn import BundleSequential, Recurrent, TokenRNN, WholeList
+from geartrain.optim.optimizers import FusedAdam
 from geartrain.optim.rules import Clip, Instances, Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
@@ -69,7 +70,7 @@ def build(setting: Setting) -> Task:
     return Task(
         graph=make_graph(hidden, setting.copies, whole=whole),
         rules=Rules(
-            optimizer=partial(torch.optim.Adam, lr=rate, betas=BETAS, fused=True),
+            optimizer=partial(FusedAdam, lr=rate, betas=BETAS),
             update_every=Instances(setting.update_every),
             average="instances",
             clip=Clip(norm=CLIP_NORM),

@@ -30,6 +30,7 @@ from geartrain.errors import DataError
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.nn.shapes import GatedGraphCell, GatedSum
+from geartrain.optim.optimizers import FusedAdam
 from geartrain.optim.rules import Clip, Instances, Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
@@ -92,7 +93,7 @@ def build(setting: Setting) -> Task:
             copies=setting.copies,
         ),
         rules=Rules(
-            optimizer=partial(torch.optim.Adam, lr=float(options["learning_rate"]), fused=True),
+            optimizer=partial(FusedAdam, lr=float(options["learning_rate"])),
             update_every=Instances(setting.update_every),
             average="instances",
             clip=Clip(norm=CLIP_NORM),
