@@ -196,10 +196,10 @@ class _TreeKernel(AbstractBundleKernel):
         if found is None:
             again = Recompute(self._module, list(self._module.parameters()))
             return again.backward(gradients, (x, parent, slot), into, inside)
-        _add(self._leaf.weight, found.leaf, into)
-        _add(self._leaf.bias, found.leaf_bias, into)
-        _add(self._branch.weight, found.branch, into)
-        _add(self._branch.bias, found.branch_bias, into)
+        _give(self._leaf.weight, found.leaf, into)
+        _give(self._leaf.bias, found.leaf_bias, into)
+        _give(self._branch.weight, found.branch, into)
+        _give(self._branch.bias, found.branch_bias, into)
         if found.x is None:
             return None, None, None
         leaves = torch.from_numpy(forest.order[: forest.leaves])
@@ -217,9 +217,9 @@ class _TreeKernel(AbstractBundleKernel):
         return embedding is not None and embedding.weight.requires_grad
 
 
-def _add(parameter: nn.Parameter, gradient: Tensor, into: GradientSum) -> None:
+def _give(parameter: nn.Parameter, gradient: Tensor, into: GradientSum) -> None:
     if parameter.requires_grad:
-        into.add(parameter, gradient)
+        into.add(parameter, gradient, given=True)
 
 
 __all__ = ["WholeTree"]

@@ -621,7 +621,8 @@ class PartState(AbstractWeights):
         """
         clip = self.rules.clip or Clip()
         if not self._elsewhere and (clip.norm is None or clip.value is not None):
-            total = sum((float(g.sum()) for g in gradients), 0.0)
+            known = norm_of(gradients)
+            total = sum((float(g.sum()) for g in gradients), 0.0) if known is None else known
             if total - total != 0.0:
                 self._refuse_non_finite()
         if clip.value is not None:
