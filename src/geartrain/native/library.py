@@ -78,7 +78,7 @@ _TYPED: Final = {
     "gated_forward": (*[_N] * 5, *[_P] * 10, _N, *[_P] * 2),
     "gated_backward": (*[_N] * 5, *[_P] * 6, _N, *[_P] * 3, *[_N] * 2, *[_P] * 5),
     "forest_forward": (*[_N] * 3, *[_P] * 8, _N, _N, _P, _P),
-    "forest_backward": (*[_N] * 4, *[_P] * 3, _N, _N, _P, _P, _N, *[_P] * 7),
+    "forest_backward": (*[_N] * 4, *[_P] * 3, _N, _N, _P, _P, _N, _P, _P, _N, *[_P] * 5),
     "choice_forward": (*[_N] * 3, *[_P] * 7),
     "choice_backward": (*[_N] * 3, *[_P] * 4, _N, *[_P] * 4),
     "sum_forward": (*[_N] * 5, *[_P] * 9),
