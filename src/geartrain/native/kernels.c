@@ -1,6 +1,7 @@
-/* Row kernels in plain C: no torch, no Python, no state.
+/* Row kernels in plain C: no torch, no Python, no state but for whose threads to use.
  *
  *     kernels.c    what knows no type (rows are moved as bytes), and kernels.inc twice
+ *     threads.inc  how one call uses several threads
  *     kernels.inc  what computes, once for float and once for double
  *     products.inc  matrix products; part of the one above, as are the next ones
  *     short.inc    operands of products in bfloat16
@@ -126,6 +127,8 @@ int64_t release_rows(int64_t n, const int64_t *rows, int64_t capacity, uint8_t *
   }
   return count;
 }
+
+#include "threads.inc"
 
 #define REAL float
 #define BITS uint32_t
