@@ -129,7 +129,7 @@ def two_threads() -> Iterator[None]:
 @pytest.mark.parametrize(
     "sizes",
     [[50, 50], [1, 99], [99, 1], [100], [33, 33, 34], [1] * 100, [10, 20, 30, 20, 10, 10]],
-    ids=str,
+    ids=lambda sizes: f"{len(sizes)} graphs, {max(sizes)} at most",
 )
 def test_two_threads_share_the_graphs(native: library.Library, use: Use, sizes: list[int]) -> None:
     torch.manual_seed(0)
