@@ -19,6 +19,9 @@ from typing import Any, Final, TypeAlias, final
 DISTURBED_CORES: Final = 0.1
 """Runs beside which other programs use more than so many cores say little."""
 
+COMMAND_WIDTH: Final = 110
+"""Letters of a line of the command."""
+
 Document: TypeAlias = dict[str, Any]
 """What a benchmark writes as JSON."""
 Rates: TypeAlias = Sequence[float | None]
@@ -80,7 +83,9 @@ def best_of(document: Document) -> dict[str, int]:
 
 
 def markdown(document: Document) -> Iterator[str]:
-    """The table of all systems, and the table of ratios of families at their best."""
+    """The command, the table of all systems, and that of ratios of families at their best."""
+    if "command" in document:
+        yield from (*_wrapped(document["command"]), "")
     yield from headline(document)
     rounds = rounds_of(document)
     best = set(best_of(document).values())
@@ -100,6 +105,18 @@ def markdown(document: Document) -> Iterator[str]:
             f"| {peak:,.0f} |"
         )
     yield from ratio_table(document)
+
+
+def _wrapped(command: str) -> Iterator[str]:
+    """A command as a block of code, broken before its options."""
+    first, *options = command.split(" --")
+    line = f"    {first}"
+    for option in options:
+        if len(line) + len(option) > COMMAND_WIDTH:
+            yield f"{line} \\"
+            line = "       "
+        line += f" --{option}"
+    yield line
 
 
 def ratio_table(document: Document) -> Iterator[str]:
@@ -144,7 +161,7 @@ def headline(document: Document) -> Iterator[str]:
     named = ", ".join(f"{name} {value}" for name, value in versions.items() if name != "python")
     yield (
         f"{machine['cpu']}, {machine['cores']} cores, Python {machine['versions']['python']}, "
-        f"{named}; {rounds_of(document)} rounds"
+        f"{named}; {_told_rounds(document)}"
     )
     others = [run.get("others_cores") or 0.0 for s in document["systems"] for run in s["runs"]]
     if max(others, default=0.0) > DISTURBED_CORES:
@@ -153,6 +170,15 @@ def headline(document: Document) -> Iterator[str]:
             f"**Not an idle machine**: in {disturbed} of {len(others)} runs other programs used "
             f"more than {DISTURBED_CORES} cores, {max(others):.1f} at most."
         )
+
+
+def _told_rounds(document: Document) -> str:
+    """``3 rounds``, and how many runs there are where the last round was cut short."""
+    rounds = rounds_of(document)
+    runs = [len(s["runs"]) for s in document["systems"] if not any("error" in r for r in s["runs"])]
+    if min(runs, default=rounds) == rounds:
+        return f"{rounds} rounds"
+    return f"{rounds} rounds, not all complete: {min(runs)} to {max(runs)} runs a system"
 
 
 def machine() -> dict[str, Any]:

@@ -16,6 +16,7 @@ import argparse
 import json
 import math
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,13 @@ CHECKED: Final = 5
 
 Pythons = Mapping[Kind, Path]
 """Interpreters of those that have one of their own."""
+TOLD: Final[Mapping[str, str | None]] = {
+    "--data": "../shared/data",
+    **{f"--{kind}-python": f"{kind.upper()}/bin/python" for kind in FOREIGN},
+    "--json": None,
+    "--chart": None,
+}
+"""Paths in the command that is written down: what stands for them; None: they are left out."""
 
 
 def main() -> None:
@@ -89,6 +97,7 @@ def _new_document(given: argparse.Namespace, systems: Sequence[System]) -> Docum
     sizes = SIZES[given.task]
     return {
         "benchmark": "peers",
+        "command": command_of(sys.argv[1:]),
         "task": given.task,
         "settings": {
             "threads": given.threads,
@@ -105,6 +114,21 @@ def _new_document(given: argparse.Namespace, systems: Sequence[System]) -> Docum
             for s in systems
         ],
     }
+
+
+def command_of(arguments: Sequence[str]) -> str:
+    """What to type for the same figures; this machine's paths are not in it."""
+    words, rest = ["python", "-m", "benchmarks.peers.main"], iter(arguments)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name not in TOLD:
+            words.append(word)
+            continue
+        if not equals:
+            next(rest)
+        if (value := TOLD[name]) is not None:
+            words += [name, value]
+    return "PYTHONPATH=src " + shlex.join(words)
 
 
 def in_turn(count: int, rounds: int) -> Iterator[tuple[int, int]]:
@@ -258,7 +282,9 @@ def option_of(text: str) -> tuple[str, int | float]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # ``command_of`` goes by whole names
     )
     parser.add_argument("task", nargs="?", choices=sorted(SIZES))
     parser.add_argument("--data", type=Path, help="folder that holds sst/, babi/, qm9/")

@@ -94,6 +94,40 @@ def test_a_system_that_failed_is_in_the_table_with_its_reason(document: Document
     assert not any(line.startswith("| DGL, 25 | 1") for line in lines)
 
 
+def test_the_command_is_kept_whole_but_for_paths_and_what_is_written() -> None:
+    given = (
+        "sentiment --data /home/me/data --rounds 3 --json=out.json --chart out.png --only".split()
+    )
+    told = peers.command_of([*given, "batching, 25", "--dgl-python=/home/me/DGL/bin/python"])
+    assert told == (
+        "PYTHONPATH=src python -m benchmarks.peers.main sentiment --data ../shared/data --rounds 3 "
+        "--only 'batching, 25' --dgl-python DGL/bin/python"
+    )
+
+
+def test_the_table_begins_with_the_command_that_made_it(document: Document) -> None:
+    options = [f"--only 'text {k}'" for k in range(12)]
+    document["command"] = " ".join(["python -m benchmarks.peers.main sentiment", *options])
+    lines = list(markdown(document))
+    shown = [line.removesuffix(" \\").strip() for line in lines[: lines.index("")]]
+    assert len(shown) > 1
+    assert " ".join(shown) == document["command"]
+
+
+@pytest.mark.parametrize("task", ["sentiment", "babi", "qm9", "listreduce"])
+def test_the_page_shows_the_tables_of_the_results(task: str) -> None:
+    folder = Path(peers.__file__).parent
+    results = json.loads((folder / "results" / f"{task}.json").read_text())
+    assert "\n".join(markdown(results)) in (folder / "README.md").read_text()
+
+
+def test_the_table_says_where_the_last_round_was_cut_short(document: Document) -> None:
+    assert any(line.endswith("; 3 rounds") for line in markdown(document))
+    del document["systems"][3]["runs"][2]
+    text = "3 rounds, not all complete: 2 to 3 runs a system"
+    assert any(line.endswith(text) for line in markdown(document))
+
+
 def test_the_chart_is_a_picture(document: Document, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     draw(tmp_path / "chart.png", document)

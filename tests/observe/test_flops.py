@@ -10,7 +10,10 @@ import torch
 from torch import nn
 
 import geartrain as gt
-from geartrain.observe.flops import cost_of
+from geartrain.ir.gradient import GradientSum
+from geartrain.native import library
+from geartrain.nn.gated import GatedGraphCell, GatedSum
+from geartrain.observe.flops import _Counting, cost_of
 
 ROWS, WIDTHS = 5, (3, 6, 4, 2)
 SIZES = [2 * ROWS * a * b for a, b in itertools.pairwise(WIDTHS)]
@@ -138,3 +141,75 @@ def test_gradients_for_data_and_detached_rows_are_not_computed_behind_joins_and_
     session.fit([gt.Instance({"x": torch.randn(ROWS, 3), "y": torch.zeros(ROWS)})], epochs=1)
     assert meter.nodes()["low"] == gt.Flops(SIZES[0], SIZES[0])
     assert meter.nodes()["one"] == meter.nodes()["two"] == gt.Flops(SIZES[1], SIZES[1])
+
+
+def trained(graph, instances, update_every):
+    meter = gt.FlopMeter()
+    every = gt.Instances(update_every)
+    rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.01), update_every=every)
+    gt.Session(graph, rules=rules, max_active=3, meter=meter).fit(instances, epochs=1)
+    return meter
+
+
+@pytest.mark.parametrize("update_every", [1, 5])
+def test_products_that_wait_for_a_step_are_counted_where_they_are_asked_for(update_every):
+    graph = gt.Graph(value=("y",))
+    stream = graph.input("x").through(nn.Linear(3, 6), name="low")
+    stream = stream.through(nn.Linear(6, 4), name="high")
+    stream.loss(gt.cross_entropy, "y")
+    data = [gt.Instance({"x": torch.randn(1, 3)}, value={"y": k % 4}) for k in range(5)]
+    meter = trained(graph, data, update_every)
+    low, high = (2 * 5 * a * b for a, b in ((3, 6), (6, 4)))
+    assert meter.nodes()["low"] == gt.Flops(low, 2 * low)
+    assert meter.nodes()["high"].executed == 3 * high
+
+
+def test_products_that_wait_so_long_that_they_are_done_in_a_firing_count_once():
+    weight = nn.Parameter(torch.zeros(2, 3))
+    into, counted = GradientSum([weight]), []
+    with _Counting(counted.append):
+        for _ in range(40):
+            into.add_product(weight, torch.ones(100, 2), torch.ones(100, 3))
+        into.add_product(weight, torch.ones(200, 2), torch.ones(200, 3))
+    assert into.take(weight)[0, 0] == 4200
+    assert counted == [2 * 4200 * 2 * 3]
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_products_inside_kernels_are_counted(native, monkeypatch):
+    """Gated graphs: each way a product for the messages of senders, and six for the gates."""
+    if not native:
+        monkeypatch.setattr(library, "current", lambda: None)
+    elif library.current() is None:
+        pytest.skip("needs a C compiler: cc, gcc or clang")
+    width, types, steps, n = 5, 2, 3, 4
+    graph = gt.Graph(vertex=("kind",), edge=("type",), value=("y",))
+    rows = graph.input("x", bundle=True)
+    cell = GatedGraphCell(width, types, steps=steps)
+    rows = rows.through(cell, name="cell", inside=True)
+    rows = rows.through(GatedSum(width), name="sum", inside=True, pool=True)
+    rows.loss(lambda p, y: (p[:, 0] - y) ** 2, "y")
+    columns = {"source": [0, 0, 1, 2], "target": [1, 2, 2, 0], "type": [0, 0, 1, 0]}
+    data = [
+        gt.Instance({"x": torch.randn(n, width)}, {"kind": [0] * n}, columns, {"y": 0.5})
+        for _ in range(3)
+    ]
+    nodes = trained(graph, data, update_every=3).nodes()
+    senders = 3  # of a type: vertices 0 and 2, and 1
+    forward = 2 * 3 * steps * width * width * (senders + 6 * n)
+    # Nobody wants the gradient of the data, so the first step need not go back to its states.
+    spared = 2 * 3 * width * width * (senders + 3 * n) if native else 0
+    assert nodes["cell"] == gt.Flops(forward, 2 * forward - spared)
+    # The loss is computed in its node, and so is the way back, in firings that go forward.
+    assert nodes["sum"] == gt.Flops(3 * 2 * 3 * n * width * 2, 0)
+
+
+def test_products_in_place_are_counted():
+    y, left, right = torch.zeros(2, 4), torch.ones(2, 3), torch.ones(3, 4)
+    counted = []
+    with _Counting(counted.append):
+        y.addmm_(left, right)
+        torch.zeros(5, 2, 4).baddbmm_(left.expand(5, 2, 3), right.expand(5, 3, 4))
+        left @ right[:, 0]
+        torch.addmv(y[:, 0], left, right[:, 0])
+    assert counted == [2 * 2 * 3 * (4 + 5 * 4 + 1 + 1)]

@@ -14,12 +14,14 @@ parameter's dtype, and only the product of one pair is rounded to bfloat16.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Final, TypeAlias, final
 
 import torch
 from torch import Tensor
 
 from geartrain.ir.products import outer, outer_suits, whole_rows
+from geartrain.native import tally
 
 _ALONE: Final = 128
 """So many rows are multiplied at once: waiting would cost a copy and gain little."""
@@ -72,6 +74,8 @@ class GradientSum:
         if n >= _ALONE:
             self._multiply(parameter, left, right)
             return
+        if tally.listening:
+            tally.tell(left.shape[1], n, right.shape[1])
         self._waiting[parameter] += n
         self._products.setdefault(parameter, []).append((left, right))
         if self._waiting[parameter] >= _MOST_WAITING:
@@ -148,7 +152,8 @@ class GradientSum:
         for bias, rows in list(self._sums.items()):
             if len(rows) == len(lefts) and all(a is b for a, b in zip(rows, lefts, strict=True)):
                 self._sums[bias] = [left]
-        self._multiply(parameter, left, right)
+        with tally.told_before() if tally.listening else nullcontext():
+            self._multiply(parameter, left, right)
 
     def _multiply(self, parameter: torch.nn.Parameter, left: Tensor, right: Tensor) -> None:
         if outer_suits(left, right):

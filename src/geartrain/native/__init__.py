@@ -4,6 +4,7 @@
     rows      moving and adding rows of tensors
     cells     gates of recurrent and tree cells, forward and backward
     losses    softmax cross entropy with its gradient
+    tally     the products that kernels do inside, counted
 
 A chain of small torch calls takes and gives back the interpreter lock with each of them, so that
 threads wait for one another, and each reads and writes all of its rows. A kernel does the chain in

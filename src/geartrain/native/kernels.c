@@ -1,4 +1,5 @@
-/* Row kernels in plain C: no torch, no Python, no state but for whose threads to use.
+/* Row kernels in plain C: no torch, no Python, no state but the count of products and whose threads
+ * to use.
  *
  *     kernels.c    what knows no type (rows are moved as bytes), and kernels.inc twice
  *     threads.inc  how one call uses several threads
@@ -128,6 +129,42 @@ int64_t release_rows(int64_t n, const int64_t *rows, int64_t capacity, uint8_t *
   return count;
 }
 
+/* Products, counted for whoever asks; see tally.py. Each thread has a count of its own. */
+typedef struct {
+  int64_t rows, depth, width; /* (rows, depth) times (depth, width) */
+  int64_t bytes;              /* of an entry */
+  int64_t turned;             /* whether columns of the first operand lie side by side */
+} Done;
+
+static int64_t counters; /* how many count, in all threads: most of the time nobody does */
+static _Thread_local struct {
+  int64_t operations, noted, room;
+  Done *notes;
+} tallied;
+
+static __attribute__((noinline)) void tally_product(Done product) {
+  tallied.operations += 2 * product.rows * product.depth * product.width;
+  if (tallied.noted < tallied.room) tallied.notes[tallied.noted] = product;
+  tallied.noted++;
+}
+
+/* Say so wherever products are done: (rows, depth) times (depth, width), of REAL. */
+#define TALLY(...) \
+  (__atomic_load_n(&counters, __ATOMIC_RELAXED) ? tally_product((Done){__VA_ARGS__}) : (void)0)
+
+/* One counts from now on (1), or does so no more (-1). Returns the operations of this thread. */
+int64_t count_products(int64_t more) {
+  __atomic_fetch_add(&counters, more, __ATOMIC_SEQ_CST);
+  return tallied.operations;
+}
+
+/* Write down this thread's products as long as there is room. Returns how many came before. */
+int64_t note_products(int64_t room, Done *notes) {
+  const int64_t noted = tallied.noted;
+  tallied.noted = 0, tallied.room = room, tallied.notes = notes;
+  return noted;
+}
+
 #include "threads.inc"
 
 #define REAL float
@@ -140,6 +177,7 @@ int64_t release_rows(int64_t n, const int64_t *rows, int64_t capacity, uint8_t *
 #define LN2_LOW 0x1.7f7d1cp-20f
 #define LEAST (-87.0f)
 #define LOGARITHM logf
+#define SQUARE_ROOT sqrtf
 #include "kernels.inc"
 #include "bf16.inc"
 
@@ -153,4 +191,5 @@ int64_t release_rows(int64_t n, const int64_t *rows, int64_t capacity, uint8_t *
 #define LN2_LOW 0x1.cf79abc9e3b398p-40
 #define LEAST (-708.0)
 #define LOGARITHM log
+#define SQUARE_ROOT sqrt
 #include "kernels.inc"

@@ -44,6 +44,7 @@ SOURCES: Final = tuple(
         "gated.inc",
         "trees.inc",
         "readouts.inc",
+        "lists.inc",
         "bf16.inc",
     )
 )
@@ -57,11 +58,13 @@ SMALL: Final = 1 << 14
 
 Function: TypeAlias = Callable[..., int]
 
-_N, _P = ctypes.c_int64, ctypes.c_void_p
+_N, _P, _R = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 _MOVE: Final = (ctypes.c_char_p, _N)
 _TRANSPOSE: Final = (_N, _N, _P, _P)
 _RELEASE: Final = (_N, _P, _N, *[_P] * 4)
 _FOREST: Final = (_N, _P, _N, *[_P] * 6)
+_COUNT: Final = (_N,)
+_NOTE: Final = (_N, _P)
 _TYPED: Final = {
     "add_rows": (_P, _P, _N, _P, _P, _N, _N, _N),
     "sum_rows": (_P, _P, _P, _N, _P, _P, _N, _N, _N),
@@ -73,21 +76,24 @@ _TYPED: Final = {
     "gru_backward": (_N, _N, _N, *[_P] * 4, _N, *[_P] * 3),
     "gated_forward": (*[_N] * 5, *[_P] * 10, *[_N] * 2, *[_P] * 2),
     "gated_backward": (*[_N] * 5, *[_P] * 6, _N, *[_P] * 3, *[_N] * 3, *[_P] * 5),
-    "forest_forward": (*[_N] * 3, *[_P] * 8, _N, _P, _P),
-    "forest_backward": (*[_N] * 4, *[_P] * 3, _N, _P, _P, _N, *[_P] * 7),
+    "forest_forward": (*[_N] * 3, *[_P] * 8, _N, _N, _P, _P),
+    "forest_backward": (*[_N] * 4, *[_P] * 3, _N, _N, _P, _P, _N, *[_P] * 7),
     "choice_forward": (*[_N] * 3, *[_P] * 7),
     "choice_backward": (*[_N] * 3, *[_P] * 4, _N, *[_P] * 4),
     "sum_forward": (*[_N] * 5, *[_P] * 9),
     "sum_backward": (*[_N] * 5, *[_P] * 5, _N, *[_P] * 7),
+    "adagrad_rows": (_N, _N, _P, _N, _P, _R, _R, _P, _P),
+    "lists_forward": (*[_N] * 3, *[_P] * 2, _N, *[_P] * 2, _N, *[_P] * 2),
+    "lists_backward": (*[_N] * 3, *[_P] * 2, _N, *[_P] * 2, _N, _P, *[_N] * 2, *[_P] * 3),
     "tanh": (_N, _P, _P),
     "cross_entropy": (_N, _N, *[_P] * 4),
 }
 _NAMES: Final = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}
 _NOT_SHORT: Final = frozenset(  # losses are float32, and bundle kernels work in it
     f"{name}_{way}"
-    for name in ("gated", "forest", "choice", "sum")
+    for name in ("gated", "forest", "choice", "sum", "lists")
     for way in ("forward", "backward")
-) | {"cross_entropy"}
+) | {"cross_entropy", "adagrad_rows"}
 _PRECISE: Final = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2}
 
 
@@ -114,6 +120,8 @@ class Library:
             self.release = _declared(kept, "release_rows", _RELEASE)
             use = _declared(kept, "use_crew", (_P,))
             use(_threads_of_torch())
+            self.count = _declared(kept, "count_products", _COUNT)
+            self.note = _declared(kept, "note_products", _NOTE)
             self.forest = _declared(kept, "forest", _FOREST)
             self.typed: dict[torch.dtype, dict[str, tuple[Function, ...]]] = {
                 dtype: {

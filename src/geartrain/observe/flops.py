@@ -1,6 +1,7 @@
 """Floating-point operations of training, counted node by node, and those that gears have spared.
 
     node fires ─► every torch operation in it ─► its formula ─► forward, backward of that node
+                  products inside native kernels, or done with the next step ─► as well
     off-turn   ─► one imagined message on meta tensors ─► what the turn would have cost
 
 Matrix products, convolutions and attention count, two operations for a multiplication and an
@@ -24,6 +25,7 @@ from torch.utils.flop_counter import (
 
 from geartrain.engine.instrument import AbstractMeter
 from geartrain.ir.node import Spared
+from geartrain.native.tally import Counted, is_told_before
 
 Shapes: TypeAlias = tuple[tuple[torch.Size, torch.dtype], ...]
 
@@ -189,22 +191,31 @@ def _copied(function: Callable[..., Any], device: str) -> tuple[Callable[..., An
 
 @final
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operation of its thread while it is entered; tells the sum at the end."""
+    """Sees every operation of its thread while it is entered; tells the sum at the end.
+
+    Added are products inside native kernels, and those that are asked for now and done later.
+    """
 
     def __init__(self, done: Callable[[int], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._done, self._flops = done, 0
+        self._hidden = Counted()
+
+    def __enter__(self) -> Any:
+        self._hidden.__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         formula = _formula(func)
-        if formula is not None:
+        if formula is not None and not is_told_before():
             self._flops += int(formula(*args, **(kwargs or {}), out_val=out))
         return out
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        self._done(self._flops)
+        self._hidden.__exit__(kind, error, trace)
+        self._done(self._flops + self._hidden.operations)
 
 
 def _formula(func: Any) -> Callable[..., Any] | None:
@@ -216,6 +227,18 @@ def _formula(func: Any) -> Callable[..., Any] | None:
 
 def _linear(x: Tensor, weight: Tensor, *rest: Any, out_val: Tensor, **options: Any) -> int:
     return 2 * out_val.numel() * x.shape[-1]
+
+
+def _added(x: Tensor, left: Tensor, right: Tensor, **options: Any) -> int:
+    return 2 * left.numel() * right.shape[-1]
+
+
+def _vector(left: Tensor, right: Tensor, **options: Any) -> int:
+    return 2 * left.numel()
+
+
+def _added_vector(x: Tensor, left: Tensor, right: Tensor, **options: Any) -> int:
+    return 2 * left.numel()
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> int:
@@ -231,6 +254,10 @@ def _attention_backward(
 
 _OURS: dict[str, Callable[..., Any]] = {
     "mkldnn::_linear_pointwise": _linear,
+    "aten::addmm_": _added,
+    "aten::baddbmm_": _added,
+    "aten::mv": _vector,
+    "aten::addmv": _added_vector,
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
 }
