@@ -111,6 +111,7 @@ class ControllerState:
         copies: Copies of the whole model, to each of which ``max_active`` and ``drain`` apply by
             itself; instances are admitted to one of them.
         device: Where rows are fed; None: where instances have them.
+        lanes: Workers that run the whole graph; the one with the fewest instances gets the next.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class ControllerState:
         drain: bool = False,
         copies: int = 1,
         device: torch.device | None = None,
+        lanes: int = 1,
     ) -> None:
         if max_active < 1:
             raise ValueError(f"max_active={max_active}: give 1 or more")
@@ -146,6 +148,7 @@ class ControllerState:
         self.open = np.ones(copies, np.bool_)  # copies that instances may be admitted to
         self._copy = np.zeros(64, np.int64)  # slot -> copy
         self._serials = np.zeros(copies, np.int64)
+        self._in_lane = np.zeros(lanes, np.int64)
 
     def begin(self, *, training: bool) -> None:
         """A new pass: counts start from 0.
@@ -213,6 +216,8 @@ class ControllerState:
             self._copy = np.concatenate([self._copy, more])
         self._pending[slots] = packed.counts
         self._copy[slots] = at
+        if self._in_lane.size > 1:
+            self._share_out(slots)
         self.active_of[at] += n
         self.active += n
         self.fed_rows += int(packed.counts.sum())
@@ -223,6 +228,22 @@ class ControllerState:
                 batch = self._batch(operator, rows.payload, rows, slots)
                 self._router.send(operator.id, 0, batch, out, copy)
         return out
+
+    def _share_out(self, slots: IntArray) -> None:
+        """Give instances to lanes so that all have about equally many in flight.
+
+        A lane that finishes sooner than others gets more; none is without work while others queue.
+        """
+        n, active = slots.size, np.sort(self._in_lane)
+        reached = np.arange(1, active.size + 1)
+        level = -(-(n + active.cumsum()) // reached)  # if they go to the so many emptiest lanes
+        height = int(level.min())
+        begin = 0
+        for lane in np.argsort(self._in_lane, kind="stable").tolist():
+            end = min(n, begin + max(0, height - int(self._in_lane[lane])))
+            self._arena.lane[slots[begin:end]] = lane
+            self._in_lane[lane] += end - begin
+            begin = end
 
     def _batch(self, operator: Input, payload: Tensor, rows: Rows, slots: IntArray) -> Forward:
         """The rows of some instances for one input."""
@@ -268,6 +289,10 @@ class ControllerState:
                 )
             done = touched[left == 0]
             if done.size:
+                if self._in_lane.size > 1:
+                    self._in_lane -= np.bincount(
+                        self._arena.lane[done], minlength=self._in_lane.size
+                    )
                 self._arena.release(done)
                 if self.copies == 1:
                     self.finished_of += done.size

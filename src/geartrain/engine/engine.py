@@ -115,7 +115,7 @@ class Engine:
 
         lanes = workers if settings.lanes else 1 if replicas is None else replicas.copies
         shares = (
-            {n: share(p, lanes, lock) for n, p in parts.items()}
+            {n: share(p, lanes, lock, **_freedom(graph, n, names)) for n, p in parts.items()}
             if settings.lanes and lanes > 1
             else {}
         )
@@ -124,9 +124,10 @@ class Engine:
             name = names.get(through.name)
             if name is None:
                 return [Owner(through.function, None)] * lanes
+            copies: Sequence[PartState | Share]
             if shares:
-                return [Owner(through.function, s) for s in shares[name]]
-            if replicas is not None:
+                copies = shares[name]
+            elif replicas is not None:
                 copies = [d.member.part for d in replicas.desks[name]]
             else:
                 copies = copies_of(name, parts)
@@ -159,6 +160,7 @@ class Engine:
             drain=settings.drain,
             copies=1 if replicas is None else replicas.copies,
             device=settings.device if spread else _HOST,
+            lanes=lanes if settings.lanes else 1,
         )
         if replicas is not None:
             self.controller.trained_of[:] = replicas.trained
@@ -171,9 +173,17 @@ class Engine:
                 self.replicas.finished(k, int(self.controller.finished_of[k]))
         return finished
 
-    def tell_finished(self, finished: int) -> list[tuple[int, Finished]]:
-        """Whom to tell of instances that have just finished, and what."""
+    def tell_finished(self, finished: int, by: int) -> list[tuple[int, Finished]]:
+        """Whom to tell of instances that have just finished, and what.
+
+        Args:
+            finished: How many.
+            by: The worker whose answers they waited for: it counts them for all lanes, as another
+                may be in the middle of a firing.
+        """
         trained = self.controller.trained
+        if self.settings.lanes and self.replicas is None:
+            return [(by, Finished(finished, trained))]
         if self.replicas is None:
             return [(w, Finished(finished, trained)) for w in range(len(self.workers))]
         of = self.controller.finished_of
@@ -221,6 +231,8 @@ class Engine:
     def begin(self, *, train: bool, judge: bool = True, collect: bool = False) -> None:
         """Prepare a pass: training or not, computing losses or not, collecting outputs or not."""
         self.controller.begin(training=train)
+        for part in self.parts.values():
+            part.begin()
         forget_copies()  # weights may have been written to in ways that torch does not count
         outputs = [n for n in self.wiring.nodes.values() if isinstance(n, OutputNode)]
         for output in outputs:
@@ -318,6 +330,14 @@ def part_names(graph: Graph) -> dict[str, str]:
             names[id(owner)] = wished or through.name
         found[through.name] = names[id(owner)]
     return found
+
+
+def _freedom(graph: Graph, part: str, names: Mapping[str, str]) -> dict[str, bool]:
+    """What lanes may do with a part, as all its nodes allow it; see ``share``."""
+    throughs = [t for t in graph.throughs() if names.get(t.name) == part]
+    kernels = [t.written_kernel() for t in throughs]
+    looks_up = all(k is not None and k.looks_up for k in kernels)
+    return {"free": None not in kernels, "looks_up": looks_up}
 
 
 def _is_spread(graph: Graph, parts: Mapping[str, PartState], device: torch.device | None) -> bool:

@@ -73,7 +73,7 @@ class Router:
         )
         self._steps, self._readers = wiring.steps, wiring.readers
         self._copies, self._operator_of = wiring.copies, wiring.operator_of
-        self._arena = wiring.arena
+        self._arena, self._lanes = wiring.arena, lanes
 
     def emit(self, node: int, emission: Emission, out: Outbox) -> None:
         """Route what a node has sent."""
@@ -115,7 +115,11 @@ class Router:
 
     def _spread(self, copies: tuple[int, ...], into: int, batch: Forward, out: Outbox) -> None:
         """Give every row to the copy that its instance belongs to."""
-        which = self._arena.serial[batch.state[INSTANCE]] % len(copies)
+        slots = batch.state[INSTANCE]
+        if self._lanes:
+            which = self._arena.lane[slots]
+        else:
+            which = self._arena.serial[slots] % len(copies)
         first = int(which[0])
         if (which == first).all():
             out.deliveries.append(Delivery(copies[first], into, batch))

@@ -58,6 +58,9 @@ class AbstractBundleKernel(ABC):
     and nothing that they are given is written to, but for ``room``.
     """
 
+    looks_up: bool = False
+    """Whether it reads parameters whose gradients are rows in no other way than ``look_up``."""
+
     room_for: int | None = None
     """Number of the residual that ``forward`` writes into ``room``; None: no such."""
 

@@ -158,6 +158,7 @@ class Arena:
         self.edge_base = np.zeros(64, np.int64)
         self.edge_size = np.zeros(64, np.int64)
         self.serial = np.full(64, -1, np.int64)
+        self.lane = np.zeros(64, np.int64)  # that runs the instance, where there are several
         self.keys: NDArray[np.object_] = np.full(64, None, np.object_)
         self.active = 0
         self._cohort = np.zeros(64, np.int64)
@@ -231,7 +232,8 @@ class Arena:
     def _take_slots(self, n: int) -> IntArray:
         while len(self._spare) < n:
             old = self.base.size
-            for name in ("base", "size", "edge_base", "edge_size", "serial", "_cohort", "keys"):
+            names = ("base", "size", "edge_base", "edge_size", "serial", "lane", "_cohort", "keys")
+            for name in names:
                 column = getattr(self, name)
                 setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
             self.serial[old:] = -1

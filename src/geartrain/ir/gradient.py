@@ -13,7 +13,7 @@ parameter's dtype, and only the product of one pair is rounded to bfloat16.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import Final, TypeAlias, final
 
@@ -114,22 +114,50 @@ class GradientSum:
         self._rows.setdefault(parameter, []).append((indices, rows))
 
     @torch.no_grad()
-    def absorb(self, other: GradientSum) -> None:
-        """Add all that ``other`` holds, of the same parameters; it starts anew."""
+    def absorb(
+        self,
+        other: GradientSum,
+        names: Mapping[torch.nn.Parameter, torch.nn.Parameter] | None = None,
+    ) -> None:
+        """Add all that ``other`` holds; it starts anew.
+
+        Args:
+            other: Of the same parameters, or of others that stand for them.
+            names: What those of ``other`` stand for; None: themselves.
+        """
         for mine, theirs in (
             (self._products, other._products),
             (self._rows, other._rows),
             (self._sums, other._sums),
         ):
             for parameter, waiting in theirs.items():
-                mine.setdefault(parameter, []).extend(waiting)  # type: ignore[arg-type]
+                own = parameter if names is None else names[parameter]
+                mine.setdefault(own, []).extend(waiting)  # type: ignore[arg-type]
             theirs.clear()
         for parameter, fresh in other._fresh.items():
-            self._waiting[parameter] += other._waiting[parameter]
-            other._waiting[parameter] = 0
+            own = parameter if names is None else names[parameter]
+            if other._waiting[parameter]:
+                self._waiting[own] += other._waiting[parameter]
+                other._waiting[parameter] = 0
+                if self._waiting[own] >= _MOST_WAITING:
+                    self._multiply_waiting(own)
+                    self._add_up_waiting(own)
             if not fresh:
-                self.add(parameter, other._buffer(parameter))
                 other._fresh[parameter] = True
+                if self._fresh[own]:
+                    mine_too = self._buffers[own]
+                    self._buffers[own] = other._buffers[parameter]
+                    other._buffers[parameter], self._fresh[own] = mine_too, False
+                else:
+                    self._buffer(own).add_(other._buffer(parameter))
+
+    def forget(self) -> None:
+        """Drop what has been added."""
+        self._products.clear()
+        self._rows.clear()
+        self._sums.clear()
+        for parameter in self._buffers:
+            self._fresh[parameter], self._waiting[parameter] = True, 0
 
     @torch.no_grad()
     def take(self, parameter: torch.nn.Parameter) -> Tensor | None:

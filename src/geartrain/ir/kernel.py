@@ -53,6 +53,9 @@ class AbstractRowKernel(ABC):
             Residuals may be inputs or outputs themselves.
         """
 
+    looks_up: bool = False
+    """Whether it reads parameters whose gradients are rows in no other way than ``look_up``."""
+
     room_for: ClassVar[int | None] = None
     """Number of the residual that ``forward_with_room`` writes where it is told; None: no such."""
 

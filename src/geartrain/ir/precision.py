@@ -96,7 +96,7 @@ class CastKernel(AbstractRowKernel):
     """A row kernel that works, and keeps its residuals, in float32, for bfloat16 rows."""
 
     def __init__(self, kernel: AbstractRowKernel) -> None:
-        self._kernel = kernel
+        self._kernel, self.looks_up = kernel, kernel.looks_up
 
     def forward(self, *inputs: Tensor) -> tuple[Payload, Payload]:
         outputs, residuals = self._kernel.forward(*map(widened, inputs))
@@ -117,7 +117,7 @@ class CastBundleKernel(AbstractBundleKernel):
 
     def __init__(self, kernel: AbstractBundleKernel) -> None:
         self._kernel = kernel.for_bf16()
-        self.room_for = self._kernel.room_for
+        self.room_for, self.looks_up = self._kernel.room_for, self._kernel.looks_up
 
     def forward(
         self, *inputs: Tensor, inside: Inside, room: Tensor | None = None

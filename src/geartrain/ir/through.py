@@ -197,6 +197,12 @@ class Through(AbstractOperator):
         derived = self.keep == "activations" and not self.call.inside
         return derived or self._kernel() is not None
 
+    def written_kernel(self) -> AbstractRowKernel | AbstractBundleKernel | None:
+        """The kernel of its node, where somebody has written it."""
+        if self.use is not None or self.keep in ("inputs", "graph"):
+            return None
+        return self._kernel()
+
     def keeps(self) -> str:
         """``keep``, and whether it means a kernel that is derived."""
         derived = self.keep == "activations" and not self.call.inside and self._kernel() is None

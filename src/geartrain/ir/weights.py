@@ -68,7 +68,7 @@ class AbstractWeights(ABC):
 
     @abstractmethod
     def answered(self, rows: int, messages: int) -> None:
-        """Gradients have been added in the firing that made the rows, at the version of now.
+        """Gradients have been added in the firing that made the rows, at the version it saw.
 
         Args:
             rows: Payload rows that the gradients belong to.

@@ -78,12 +78,11 @@ _TYPED: Final = {
     "gated_forward": (*[_N] * 5, *[_P] * 10, _N, *[_P] * 2),
     "gated_backward": (*[_N] * 5, *[_P] * 6, _N, *[_P] * 3, *[_N] * 2, *[_P] * 5),
     "forest_forward": (*[_N] * 3, *[_P] * 8, _N, _N, _P, _P),
-    "forest_backward": (*[_N] * 4, *[_P] * 3, _N, _N, _P, _P, _N, *[_P] * 7),
+    "forest_backward": (*[_N] * 4, *[_P] * 3, _N, _N, _P, _P, _N, _P, _P, _N, *[_P] * 5),
     "choice_forward": (*[_N] * 3, *[_P] * 7),
     "choice_backward": (*[_N] * 3, *[_P] * 4, _N, *[_P] * 4),
     "sum_forward": (*[_N] * 5, *[_P] * 9),
     "sum_backward": (*[_N] * 5, *[_P] * 5, _N, *[_P] * 7),
-    "adagrad_rows": (_N, _N, _P, _N, _P, _R, _R, _P, _P),
     "lists_forward": (*[_N] * 3, *[_P] * 2, _N, *[_P] * 2, _N, *[_P] * 2, _N),
     "lists_backward": (*[_N] * 3, *[_P] * 2, _N, *[_P] * 2, _N, _P, *[_N] * 2, *[_P] * 3, _N),
     "map_forward": (*[_N] * 3, *[_P] * 4),
@@ -91,6 +90,7 @@ _TYPED: Final = {
     "square_sum": (ctypes.c_char_p, _N, _P),
     "scale_all": (ctypes.c_char_p, _N, _R),
     "adam": (ctypes.c_char_p, _N, *[_R] * 5, _N),
+    "adagrad": (ctypes.c_char_p, _N, *[_R] * 4, _N),
     "tanh": (_N, _P, _P),
     "cross_entropy": (_N, _N, *[_P] * 4),
 }
@@ -99,7 +99,7 @@ _NOT_SHORT: Final = frozenset(  # losses are float32, and bundle kernels work in
     f"{name}_{way}"
     for name in ("gated", "forest", "choice", "sum", "lists", "map")
     for way in ("forward", "backward")
-) | {"cross_entropy", "adagrad_rows", "square_sum", "scale_all", "adam"}
+) | {"cross_entropy", "square_sum", "scale_all", "adam", "adagrad"}
 _PRECISE: Final = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2}
 
 

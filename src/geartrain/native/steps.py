@@ -18,47 +18,6 @@ from geartrain.native import library
 from geartrain.native.library import Function
 
 
-def adagrad_rows(
-    table: Tensor, total: Tensor, rows: Tensor, gradient: Tensor, rate: float, eps: float
-) -> None:
-    """Adagrad where a gradient is: total += g², table -= rate g / (√total + eps).
-
-    Args:
-        table, total: ``(limit, width)``, are changed in place.
-        rows: int64 ``(n,)``, each once.
-        gradient: ``(n, width)``, of those rows.
-        rate, eps: Adagrad's.
-
-    Raises:
-        IndexError: A row is out of range.
-    """
-    native = library.current()
-    typed = None if native is None else native.typed.get(table.dtype)
-    same = all(
-        x.is_cpu and x.is_contiguous() and x.dtype is table.dtype for x in (table, total, gradient)
-    )
-    if typed is None or "adagrad_rows" not in typed or not same or not rows.is_contiguous():
-        s = total.index_select(0, rows).addcmul_(gradient, gradient)
-        total.index_copy_(0, rows, s)
-        table.index_add_(0, rows, gradient / s.sqrt_().add_(eps), alpha=-rate)
-        return
-    n, limit = rows.shape[0], table.shape[0]
-    width = table[0].numel() if limit else 0
-    bad = typed["adagrad_rows"][n * width > library.SMALL](
-        n,
-        width,
-        rows.data_ptr(),
-        limit,
-        gradient.data_ptr(),
-        rate,
-        eps,
-        table.data_ptr(),
-        total.data_ptr(),
-    )
-    if bad:
-        raise IndexError(f"a gradient is for rows {rows.tolist()[:8]}..., the table has {limit}")
-
-
 def norm_of(tensors: Sequence[Tensor]) -> float | None:
     """The 2-norm of all entries of dense tensors; None: torch is to find it."""
     run = _function("square_sum", tensors)
@@ -113,6 +72,58 @@ def adam_step(
         words += (w.data_ptr(), g.data_ptr(), m.data_ptr(), v.data_ptr(), t.data_ptr(), w.numel())
     jobs = pack(f"{len(words)}q", *words)
     run(jobs, len(weights), rate, *betas, eps, weight_decay, maximize)
+    return True
+
+
+def adagrad_step(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    sums: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    *,
+    rate: float,
+    rate_decay: float,
+    eps: float,
+    weight_decay: float,
+    maximize: bool,
+) -> bool:
+    """One step of Adagrad; False: torch is to take it.
+
+    Args:
+        weights: Are changed, as are ``sums`` and ``steps``.
+        gradients: Of the weights' shapes, dense, or coalesced and sparse in the first dimension.
+        sums: Of the gradients' squares, of the weights' shapes.
+        steps: float32 scalars, steps taken before.
+        rate, rate_decay, eps, weight_decay, maximize: Adagrad's.
+
+    Raises:
+        IndexError: A gradient is for a row that its weight does not have.
+    """
+    values = [g._values() if g.is_sparse else g for g in gradients]
+    run = _function("adagrad", [*weights, *values, *sums])
+    if run is None or any(s.dtype is not torch.float32 or not s.is_cpu for s in steps):
+        return False
+    words: list[int] = []
+    held: list[Tensor] = []
+    for w, g, v, s, t in zip(weights, gradients, values, sums, steps, strict=True):
+        if w.shape != g.shape or w.shape != s.shape:
+            return False
+        rows, shape = 0, (1, w.numel(), 1)
+        if g.is_sparse:
+            which = g._indices()
+            if which.shape[0] != 1 or not which.is_contiguous():
+                return False
+            held.append(which)
+            n, limit = which.shape[1], w.shape[0]
+            rows, shape = which.data_ptr(), (n, w.numel() // limit if limit else 0, limit)
+        words += (w.data_ptr(), v.data_ptr(), s.data_ptr(), t.data_ptr(), rows, *shape)
+    jobs = pack(f"{len(words)}q", *words)
+    bad = run(jobs, len(weights), rate, rate_decay, eps, weight_decay, maximize)
+    if bad:
+        raise IndexError(
+            f"a gradient is for rows {gradients[bad - 1]._indices()[0].tolist()[:8]}..., its "
+            f"weight has {weights[bad - 1].shape[0]}"
+        )
     return True
 
 

@@ -202,6 +202,8 @@ class TokenRNN(nn.Module):
 
 @final
 class _LeafKernel(AbstractRowKernel):
+    looks_up = True
+
     def __init__(
         self,
         module: TreeLSTMLeaf,
@@ -289,6 +291,8 @@ class _LeafKernel(AbstractRowKernel):
 
 @final
 class _BranchKernel(AbstractRowKernel):
+    looks_up = True
+
     def __init__(self, module: TreeLSTMBranch) -> None:
         self._module = module
 
@@ -360,6 +364,8 @@ class _BranchKernel(AbstractRowKernel):
 
 @final
 class _TokenKernel(AbstractRowKernel):
+    looks_up = True
+
     def __init__(self, module: TokenRNN, table: AbstractRowKernel) -> None:
         self._module, self._table = module, table
 

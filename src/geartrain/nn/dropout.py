@@ -79,6 +79,8 @@ class DropoutKernel(AbstractRowKernel):
     mode and p are by then; a forward in eval mode keeps ones, without memory until they are stored.
     """
 
+    looks_up = True
+
     def __init__(self, module: RowDropout | nn.Dropout) -> None:
         self._module = module
 

@@ -31,6 +31,7 @@ from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel, kernel_of, register_kernel
 from geartrain.ir.precision import in_bf16
 from geartrain.ir.products import affine, matching, times
+from geartrain.ir.tables import look_up
 from geartrain.native.maps import map_backward, map_forward
 from geartrain.nn.dropout import DropoutKernel
 from geartrain.nn.elementwise import (
@@ -75,6 +76,8 @@ _FEW: Final = 32
 @final
 class LinearKernel(AbstractRowKernel):
     """y = x Wᵀ + b on the last dimension of x ``(n, ..., a)``; keeps x."""
+
+    looks_up = True
 
     def __init__(self, module: nn.Linear) -> None:
         self._module = module
@@ -133,6 +136,8 @@ class EmbeddingKernel(AbstractRowKernel):
         dtype: Of y; None: the table's.
     """
 
+    looks_up = True
+
     def __init__(self, module: nn.Embedding, dtype: torch.dtype | None = None) -> None:
         self._module, self._dtype = module, dtype
 
@@ -141,7 +146,7 @@ class EmbeddingKernel(AbstractRowKernel):
 
     def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         (ids,) = inputs
-        y = torch.embedding(self._module.weight, ids)
+        y = look_up(self._module.weight, ids)
         return (y if self._dtype is None else y.to(self._dtype),), (ids,)
 
     def backward(
@@ -171,6 +176,8 @@ class EmbeddingKernel(AbstractRowKernel):
 @final
 class ActivationKernel(AbstractRowKernel):
     """An element-wise function whose slope is a function of its value; keeps y."""
+
+    looks_up = True
 
     def __init__(
         self,
@@ -203,6 +210,8 @@ class CurveKernel(AbstractRowKernel):
         vjp: The gradient at x of that at y, and x.
     """
 
+    looks_up = True
+
     def __init__(
         self,
         function: Callable[[Tensor], Tensor],
@@ -227,6 +236,8 @@ class CurveKernel(AbstractRowKernel):
 @final
 class IdentityKernel(AbstractRowKernel):
     """y = x; keeps nothing."""
+
+    looks_up = True
 
     def for_bf16(self) -> AbstractRowKernel:
         return self
@@ -262,6 +273,7 @@ class SequentialKernel(AbstractRowKernel):
 
     def __init__(self, kernels: tuple[AbstractRowKernel, ...]) -> None:
         self._kernels = kernels
+        self.looks_up = all(kernel.looks_up for kernel in kernels)
         self._keeps = tuple(_keeps(kernel) for kernel in kernels)
         at = {k + (kept == "output") for k, kept in enumerate(self._keeps) if kept != "own"}
         self._kept_at = tuple(sorted(at))

@@ -38,6 +38,8 @@ class LstmKernel(AbstractRowKernel):
     Keeps x, h, c and ``(n, 5, H)``: i, f, g, o and tanh(c').
     """
 
+    looks_up = True
+
     def __init__(self, module: nn.LSTMCell) -> None:
         self._module = module
 
@@ -110,6 +112,7 @@ class GruKernel(AbstractRowKernel):
     Keeps x, h and ``(n, 4, H)``: r, z, n, m.
     """
 
+    looks_up = True
     room_for = 2
 
     def __init__(self, module: nn.GRUCell) -> None:
@@ -206,6 +209,8 @@ class GruKernel(AbstractRowKernel):
 @final
 class RnnKernel(AbstractRowKernel):
     """nn.RNNCell on x ``(n, D)``, h ``(n, H)``; output h'. Keeps x, h and h'."""
+
+    looks_up = True
 
     def __init__(self, module: nn.RNNCell) -> None:
         self._module = module

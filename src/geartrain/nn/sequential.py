@@ -56,6 +56,7 @@ class _Kernel(AbstractBundleKernel):
 
     def __init__(self, first: AbstractBundleKernel, rows: AbstractRowKernel) -> None:
         self._first, self._rows, self._cut = first, rows, 0
+        self.looks_up = first.looks_up and rows.looks_up
 
     def for_bf16(self) -> AbstractBundleKernel:
         return _Kernel(self._first.for_bf16(), self._rows)

@@ -255,6 +255,7 @@ class _ListKernel(AbstractBundleKernel):
     Gradients are those of the states of then, with the weights, and the tokens' vectors, of now.
     """
 
+    looks_up = True
     room_for = 1
 
     def __init__(self, drive: _AbstractDrive, *, every: bool) -> None:

@@ -18,16 +18,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.adagrad import adagrad
 
-from geartrain.native.steps import adagrad_rows, adam_step
+from geartrain.native.steps import adagrad_step, adam_step
 
 
 @final
 class FusedAdagrad(torch.optim.Adagrad):
-    """torch's Adagrad with one pass over a weight, also where some gradients are sparse.
+    """torch's Adagrad in one call and one pass, also where some gradients are sparse.
 
     With an embedding of sparse gradients in the same part torch's own takes several passes over
     everything. Arguments and state are those of ``torch.optim.Adagrad`` but for ``foreach``,
-    ``fused`` and ``differentiable``, which it chooses itself.
+    ``fused`` and ``differentiable``. Weights that are not float32 or float64 on the host, and all
+    where there are no native kernels, are stepped by torch.
 
     Args:
         params: Parameters or groups of them.
@@ -70,41 +71,37 @@ class FusedAdagrad(torch.optim.Adagrad):
         """One update."""
         loss = _evaluated(closure)
         for group in self.param_groups:
-            told = {k: group[k] for k in ("lr", "weight_decay", "lr_decay", "eps", "maximize")}
-            dense: dict[bool, list[Tensor]] = {True: [], False: []}
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                if p.grad.is_sparse:
-                    self._step_rows(p, p.grad, group)
-                else:
-                    dense[p.is_cpu and p.dtype in (torch.float32, torch.float64)].append(p)
-            for fused, some in dense.items():
-                if some:
-                    states = [self.state[p] for p in some]
-                    adagrad(
-                        some,
-                        [p.grad for p in some if p.grad is not None],
-                        [s["sum"] for s in states],
-                        [s["step"] for s in states],
-                        fused=fused,
-                        has_complex=any(p.is_complex() for p in some),
-                        **told,
-                    )
-        return loss
-
-    def _step_rows(self, p: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        if group["weight_decay"]:
-            raise ValueError(
-                f"FusedAdagrad(weight_decay={group['weight_decay']}) and a sparse gradient do not "
-                "go together: give the table a group of its own without weight decay"
+            weights = [p for p in group["params"] if p.grad is not None]
+            gradients = [g.coalesce() if (g := p.grad).is_sparse else g for p in weights]
+            if group["weight_decay"] and any(g.is_sparse for g in gradients):
+                raise ValueError(
+                    f"FusedAdagrad(weight_decay={group['weight_decay']}) and a sparse gradient do "
+                    "not go together: give the table a group of its own without weight decay"
+                )
+            states = [self.state[p] for p in weights]
+            sums, steps = [s["sum"] for s in states], [s["step"] for s in states]
+            if not weights or adagrad_step(
+                weights,
+                gradients,
+                sums,
+                steps,
+                rate=float(group["lr"]),
+                rate_decay=group["lr_decay"],
+                eps=group["eps"],
+                weight_decay=group["weight_decay"],
+                maximize=group["maximize"],
+            ):
+                continue
+            adagrad(
+                weights,
+                gradients,
+                sums,
+                steps,
+                has_sparse_grad=any(g.is_sparse for g in gradients),
+                has_complex=any(p.is_complex() for p in weights),
+                **{k: group[k] for k in ("lr", "weight_decay", "lr_decay", "eps", "maximize")},
             )
-        state, gradient = self.state[p], gradient.coalesce()
-        state["step"] += 1
-        rate = float(group["lr"]) / (1 + (float(state["step"]) - 1) * group["lr_decay"])
-        rows, values = gradient._indices()[0].contiguous(), gradient._values().contiguous()
-        rate = -rate if group["maximize"] else rate
-        adagrad_rows(p, state["sum"], rows, values, rate, group["eps"])
+        return loss
 
 
 @final

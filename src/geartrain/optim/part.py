@@ -12,7 +12,7 @@ ours is called ``update_every``, as it is a count.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, final
 
@@ -48,11 +48,19 @@ class StepTaken:
 class AbstractShare(Protocol):
     """What a part must know of a lane's view of it; see ``geartrain.optim.share``."""
 
-    @property
-    def gradient(self) -> GradientSum: ...
+    def hand_over(self, into: GradientSum) -> None: ...
 
-    @property
-    def guard(self) -> AbstractContextManager[Any]: ...
+    def forget(self) -> None: ...
+
+
+class AbstractMeeting(Protocol):
+    """How steps and lanes keep out of each other's way; see ``geartrain.optim.share``."""
+
+    def taking(self) -> AbstractContextManager[object]: ...
+
+    def moving(self) -> AbstractContextManager[object]: ...
+
+    def begin(self) -> None: ...
 
 
 class AbstractDesk(Protocol):
@@ -127,6 +135,8 @@ class PartState(AbstractWeights):
         self._verdicts = Verdicts()
         self._first = next(module.parameters(), None)
         self.shares: Sequence[AbstractShare] = ()
+        self.meeting: AbstractMeeting | None = None
+        self.tables: set[nn.Parameter] = set()  # whose gradients have come as rows
         self.guard: AbstractContextManager[Any] = nullcontext()
         self.desk: AbstractDesk | None = None
         self._held_rows = 0
@@ -243,10 +253,11 @@ class PartState(AbstractWeights):
             self._step_ages.add(counts)
         self.dropped(versions)
 
-    def answered(self, rows: int, messages: int) -> None:
+    def answered(self, rows: int, messages: int, version: int | None = None) -> None:
         self.rows += rows
         self.messages += messages
-        counts = np.array([rows])
+        counts = np.zeros(1 if version is None else self.version - version + 1, np.int64)
+        counts[-1] = rows
         self._histogram.add(counts)
         if self._wants_ages:
             self._step_ages.add(counts)
@@ -300,7 +311,7 @@ class PartState(AbstractWeights):
 
     def _step(self, progress: int) -> StepTaken | None:
         self._verdicts.look()
-        with self._undisturbed():
+        with nullcontext() if self.meeting is None else self.meeting.taking():
             self.absorb_shares()
             rows, instances, messages = self.rows, self.instances, self.messages
             self.rows = self.instances = self.messages = 0
@@ -382,11 +393,25 @@ class PartState(AbstractWeights):
     @contextmanager
     def _moving(self) -> Iterator[None]:
         """The weights become those of the next version."""
-        with self._undisturbed():
+        before = self.version
+        with nullcontext() if self.meeting is None else self.meeting.moving():
             self._seeing.before_step()
             yield
+        if self.version == before:  # else lanes have been told of it
             self.version += 1
-            self._seeing.after_step()
+        self._seeing.after_step()
+
+    def begin(self) -> None:
+        """A pass begins."""
+        if self.meeting is not None:
+            self.meeting.begin()
+
+    @property
+    def may_be_seen_by_version(self) -> bool:
+        """Whether lanes may compute with versions of the weights that are not those of now."""
+        rules = self.rules
+        bounded = rules.max_staleness is not None or rules.window is not None
+        return not bounded and self.desk is None and not self._wants_ages
 
     def check_finite(self) -> None:
         """Wait for what the device has to say of the last steps.
@@ -397,20 +422,14 @@ class PartState(AbstractWeights):
         self._verdicts.look(wait=True)
 
     def absorb_shares(self) -> None:
-        """Take over what lanes have added up; none of them may be computing."""
+        """Take over what lanes have added up; none of them may be adding."""
         for share in self.shares:
-            self.gradient.absorb(share.gradient)
-
-    @contextmanager
-    def _undisturbed(self) -> Iterator[None]:
-        """While no lane computes with the weights, or adds a gradient."""
-        with ExitStack() as stack:
-            for share in self.shares:
-                stack.enter_context(share.guard)
-            yield
+            share.hand_over(self.gradient)
 
     def abandon(self) -> None:
         """Forget the rows in flight and the gradient that waits: nothing of them comes any more."""
+        for share in self.shares:
+            share.forget()
         self.absorb_shares()
         self._discard_gradient()
         self.rows = self.instances = self.messages = self.outstanding = 0
@@ -602,7 +621,8 @@ class PartState(AbstractWeights):
         """
         clip = self.rules.clip or Clip()
         if not self._elsewhere and (clip.norm is None or clip.value is not None):
-            total = sum((float(g.sum()) for g in gradients), 0.0)
+            known = norm_of(gradients)
+            total = sum((float(g.sum()) for g in gradients), 0.0) if known is None else known
             if total - total != 0.0:
                 self._refuse_non_finite()
         if clip.value is not None:

@@ -1,19 +1,33 @@
 """One part in many hands: every lane computes with the same weights and adds to a sum of its own.
 
-    lane 0   firing ─► sum 0 ┐
-    lane 1   firing ─► sum 1 ┼─► due? ─► one step, by whoever noticed, while nobody computes
+    lane 0   look ─► firing ─► settle: sum, counts ┐
+    lane 1      look ─► firing ─► settle           ├─► due? ─► one step, by whoever noticed
+                                                   ┘             └─► snapshot of the new version
 
 A lane is a worker that runs the whole graph for its own instances. Nothing travels between lanes;
-they meet in the weights alone. A step waits for the firings of that part that are under way, and
-they for it, so that no firing sees half a step; staleness is counted exactly as without lanes.
+they meet in the weights alone, and nobody waits for anybody. A firing looks at the weights once, at
+its start: it gets the snapshot of the latest version, which is written to by nobody while a lane
+holds it. What it adds and counts is settled at its end, in one go. A step moves the part's own
+weights, copies them into a snapshot that no lane holds, and publishes it. Staleness is exact: rows
+carry the version of the snapshot, and are compared with the version at which they are settled.
+
+Tables whose gradients are rows are not copied: their rows are read, and stepped, under a guard.
+
+Parts whose rules or nodes want more than that (a bound on staleness, modules that run again) are
+guarded as a whole: a step waits for the firings that are under way, and they for it.
 
 Source: asynchronous data parallelism in shared memory, as in Niu et al. 2011, arXiv:1106.5730, but
-with the steps of a part one after the other and never in the middle of somebody's firing.
+with the steps of a part one after the other, and no firing that sees half of one; snapshots as in
+read-copy-update, McKenney and Slingwine 1998.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, final
 
 import torch
@@ -21,6 +35,7 @@ from torch import Tensor, nn
 
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
+from geartrain.ir.tables import guard_table
 from geartrain.ir.weights import AbstractWeights, Sight
 from geartrain.optim.part import PartState, StepTaken
 from geartrain.optim.rules import Rules
@@ -56,36 +71,38 @@ class NoLock:
         pass
 
 
-@final
 class Share(AbstractWeights):
-    """A part as one lane sees it.
+    """A part as one lane sees it; entered for each firing.
 
     Args:
         part: The part, whose ``shares`` this becomes one of.
-        counts: Of all its shares: held while the part counts rows.
-        stepping: Of all its shares: held by the one that steps.
-        guard: Its own: held while its lane computes with the part.
-        first: Whether it is the lane that counts finished instances for the part.
+        meeting: Of all its shares.
     """
 
-    def __init__(
-        self,
-        part: PartState,
-        counts: AbstractLock,
-        stepping: AbstractLock,
-        guard: AbstractLock,
-        *,
-        first: bool,
-    ) -> None:
-        self.name, self._part, self._first = part.name, part, first
-        self._counts, self._stepping, self.guard = counts, stepping, guard
-        self.gradient = GradientSum(part.module.parameters())
+    def __init__(self, part: PartState, meeting: AbstractMeeting) -> None:
+        self.name, self._part, self._meeting = part.name, part, meeting
+        self.module = part.module
         self.wants_graph = part.wants_graph
         self.size = part.size
 
     @property
-    def version(self) -> int:  # type: ignore[override]
-        return self._part.version
+    def guard(self) -> Share:
+        """What a firing of the part enters."""
+        return self
+
+    @abstractmethod
+    def __enter__(self) -> None: ...
+
+    @abstractmethod
+    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
+
+    @abstractmethod
+    def hand_over(self, into: GradientSum) -> None:
+        """Add what has been settled to a sum."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Drop what firings have added and not settled; none is under way."""
 
     @property
     def open(self) -> bool:
@@ -107,24 +124,75 @@ class Share(AbstractWeights):
     def instances(self) -> int:
         return self._part.instances
 
+    def finished(self, instances: int) -> None:
+        # Outside of any firing, so a step of another lane would not wait for it by itself.
+        with self._meeting.taking():
+            self._part.finished(instances)
+
+    def note_holding(self) -> bool | None:
+        return None
+
+    def step_if_due(self, progress: int) -> StepTaken | None:
+        part, meeting = self._part, self._meeting
+        meeting.progress = progress = max(progress, meeting.progress)
+        # Another lane that steps just now will do; what is left over comes due with the next rows.
+        if not part.due() or not meeting.stepping.acquire(blocking=False):
+            return None
+        try:
+            return part.step_if_due(progress)
+        finally:
+            meeting.stepping.release()
+
+    def step(self, progress: int) -> StepTaken | None:
+        with self._meeting.stepping:
+            return self._part.step(progress)
+
+
+@final
+class GuardedShare(Share):
+    """A share whose firings and steps wait for each other."""
+
+    _meeting: Guarded
+
+    def __init__(self, part: PartState, meeting: Guarded, lock: AbstractLock):
+        super().__init__(part, meeting)
+        self.lock = lock
+        self.gradient = GradientSum(part.module.parameters())
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None:
+        self.lock.release()
+
+    @property
+    def version(self) -> int:  # type: ignore[override]
+        return self._part.version
+
+    def hand_over(self, into: GradientSum) -> None:
+        into.absorb(self.gradient)
+
+    def forget(self) -> None:
+        self.gradient.forget()
+
     def sent(self, rows: int, version: int | None = None) -> None:
-        with self._counts:
+        with self._meeting.counts:
             self._part.sent(rows, version)
 
     def received(self, rows: int, versions: IntArray, lengths: IntArray | None = None) -> None:
-        with self._counts:
+        with self._meeting.counts:
             self._part.received(rows, versions, lengths)
 
     def answered(self, rows: int, messages: int) -> None:
-        with self._counts:
+        with self._meeting.counts:
             self._part.answered(rows, messages)
 
     def dropped(self, versions: IntArray) -> None:
-        with self._counts:
+        with self._meeting.counts:
             self._part.dropped(versions)
 
     def aliases(self) -> Mapping[nn.Parameter, Tensor]:
-        with self._counts:
+        with self._meeting.counts:
             return self._part.aliases()
 
     def compensated(
@@ -134,36 +202,281 @@ class Share(AbstractWeights):
         gradients: Sequence[Tensor | None],
         rows: int,
     ) -> Sequence[Tensor | None]:
-        with self._counts:
+        with self._meeting.counts:
             return self._part.compensated(sight, parameters, gradients, rows)
 
-    def finished(self, instances: int) -> None:
-        if self._first:
-            # Outside of any firing, so a step of another lane would not wait for it by itself.
-            with self.guard, self._counts:
-                self._part.finished(instances)
-
     def note_holding(self) -> bool | None:
-        with self._counts:
+        with self._meeting.counts:
             return self._part.note_holding()
 
-    def step_if_due(self, progress: int) -> StepTaken | None:
+
+@final
+class FreeShare(Share):
+    """A share whose firings nobody waits for.
+
+    Its nodes have a module of their own, ``module``: a copy whose parameters are moved to the
+    latest snapshot as a firing begins.
+
+    Args:
+        part, meeting: As for every share.
+        guard: Its own: held while its lane reads tables.
+    """
+
+    _meeting: Free
+
+    def __init__(self, part: PartState, meeting: Free, guard: AbstractLock) -> None:
+        super().__init__(part, meeting)
+        self.tables = guard
+        self.module = twin(part.module)
+        self._leaves = list(self.module.parameters())
+        self._original = dict(zip(self._leaves, part.module.parameters(), strict=True))
+        self.gradient = GradientSum(self._leaves)
+        self._settled = GradientSum(part.module.parameters())
+        self._adds = False
+        self._counts: list[Callable[[], None]] = []
+        self.version = part.version
+        self.holds: Snapshot | None = None  # written under the lock of counts
+        self._guarding = False
+        for leaf in self._leaves:
+            guard_table(leaf, guard)
+
+    def __enter__(self) -> None:
+        meeting = self._meeting
+        if meeting.guards_all:
+            self.tables.acquire()
+            self._guarding = True
+        with meeting.counts:
+            before, self.holds = self.holds, meeting.current
+        if self.holds is not before:
+            self.version = self.holds.version
+            for leaf, tensor in zip(self._leaves, self.holds.tensors, strict=True):
+                leaf.data = tensor
+            # Copies in bfloat16 are made anew for what torch counts, and it does not count this.
+            torch.autograd.graph.increment_version(self._leaves)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None:
+        if self._guarding:
+            self._guarding = False
+            self.tables.release()
+        if kind is not None or not self._counts:
+            return
+        with self._meeting.counts:
+            if self._adds:
+                self._settled.absorb(self.gradient, self._original)
+            for count in self._counts:
+                count()
+        self._counts.clear()
+        self._adds = False
+
+    def begin(self) -> None:
+        """A pass begins: take over what is not a weight."""
+        for mine, other in zip(self.module.modules(), self._part.module.modules(), strict=True):
+            mine.training = other.training
+        for leaf, parameter in self._original.items():
+            leaf.requires_grad_(parameter.requires_grad)
+
+    def hand_over(self, into: GradientSum) -> None:
+        into.absorb(self._settled)
+
+    def forget(self) -> None:
+        self.gradient.forget()
+        self._counts.clear()
+        self._adds = False
+
+    # Rows that leave or come back are counted where the firing is settled, with what it has added.
+
+    def sent(self, rows: int, version: int | None = None) -> None:
+        seen = self.version if version is None else version
+        self._counts.append(lambda: self._part.sent(rows, seen))
+
+    def received(self, rows: int, versions: IntArray, lengths: IntArray | None = None) -> None:
+        self._adds = True
+        self._counts.append(lambda: self._part.received(rows, versions, lengths))
+
+    def answered(self, rows: int, messages: int) -> None:
+        self._adds, seen = True, self.version
+        self._counts.append(lambda: self._part.answered(rows, messages, seen))
+
+    def dropped(self, versions: IntArray) -> None:
+        self._counts.append(lambda: self._part.dropped(versions))
+
+    def aliases(self) -> Mapping[nn.Parameter, Tensor]:
+        raise AssertionError(f"part '{self.name}' has a node that keeps graphs")
+
+
+class AbstractMeeting(ABC):
+    """How lanes and the steps of a part keep out of each other's way.
+
+    Args:
+        lock: Makes the locks.
+    """
+
+    def __init__(self, lock: Callable[[], AbstractLock]) -> None:
+        self.counts = lock()
+        """Held while the part counts rows."""
+        self.stepping = lock()
+        """Held by the one that steps."""
+        self.progress = 0
+        """Instances finished in training, as far as any lane has been told."""
+
+    @abstractmethod
+    def taking(self) -> AbstractContextManager[object]:
+        """While sums and counts are taken from lanes, or counted outside of a firing."""
+
+    @abstractmethod
+    def moving(self) -> AbstractContextManager[object]:
+        """While the weights are written to; those of the next version are seen after it."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """A pass begins: weights may have been written to meanwhile, and no lane computes."""
+
+
+@final
+class Guarded(AbstractMeeting):
+    """Steps wait for firings, and firings for steps."""
+
+    def __init__(self, lock: Callable[[], AbstractLock]) -> None:
+        super().__init__(lock)
+        self.shares: list[GuardedShare] = []
+
+    @contextmanager
+    def taking(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for share in self.shares:
+                stack.enter_context(share.lock)
+            stack.enter_context(self.counts)
+            yield
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for share in self.shares:
+                stack.enter_context(share.lock)
+            yield
+
+    def begin(self) -> None:
+        pass
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """The weights of a version, for lanes to read.
+
+    Args:
+        version: Of the part.
+        tensors: One for each of its parameters: a copy, or the table itself.
+        copies: Those that are copies, by the parameters' places.
+    """
+
+    version: int
+    tensors: tuple[Tensor, ...]
+    copies: Mapping[int, Tensor]
+
+
+@final
+class Free(AbstractMeeting):
+    """Steps publish snapshots.
+
+    Args:
+        part: The part.
+        lock: Makes the locks.
+        looks_up: Whether its kernels read tables in no other way than by ``look_up``; else they are
+            guarded for a whole firing, once it has tables.
+    """
+
+    def __init__(
+        self, part: PartState, lock: Callable[[], AbstractLock], *, looks_up: bool
+    ) -> None:
+        super().__init__(lock)
+        self._part, self._looks_up = part, looks_up
+        self._parameters = list(part.module.parameters())
+        self.shares: list[FreeShare] = []
+        self._all: list[dict[int, Tensor]] = []  # storage of copies: one for each lane, and two
+        self.guards_all = False
+        self.current: Snapshot = self._snapshot(part.version)
+
+    def taking(self) -> AbstractContextManager[object]:
+        return self.counts
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
         part = self._part
-        # Another lane that steps just now will do; what is left over comes due with the next rows.
-        if not part.due() or not self._stepping.acquire(blocking=False):
-            return None
-        try:
-            return part.step_if_due(progress)
-        finally:
-            self._stepping.release()
+        for parameter in part.parameters:
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                # Firings under way that know it as no table read a copy, which nobody writes to.
+                part.tables.add(parameter)
+        with ExitStack() as stack:
+            if part.tables:
+                for share in self.shares:
+                    stack.enter_context(share.tables)
+            yield
+        made = self._snapshot(part.version + 1)
+        with self.counts:
+            part.version = made.version
+            self.current = made
+            self.guards_all = bool(part.tables) and not self._looks_up
 
-    def step(self, progress: int) -> StepTaken | None:
-        with self._stepping:
-            return self._part.step(progress)
+    def begin(self) -> None:
+        self.guards_all = bool(self._part.tables) and not self._looks_up
+        self.current = self._snapshot(self._part.version)
+        for share in self.shares:
+            share.begin()
+
+    @torch.no_grad()
+    def _snapshot(self, version: int) -> Snapshot:
+        """The weights of now, in storage that no lane holds."""
+        tables = self._part.tables
+        with self.counts:
+            held = [s.holds.copies for s in self.shares if s.holds is not None]
+            if self._all:
+                held.append(self.current.copies)
+        places = {i: p.data for i, p in enumerate(self._parameters) if p not in tables}
+        for copies in self._all:
+            if not any(copies is x for x in held):
+                break
+        else:
+            copies = {}
+            self._all.append(copies)
+        for i in copies.keys() - places.keys():
+            del copies[i]
+        for i, tensor in places.items():
+            if i not in copies or copies[i].dtype != tensor.dtype:
+                copies[i] = torch.empty_like(tensor)
+        if places:
+            torch._foreach_copy_([copies[i] for i in places], list(places.values()))
+        tensors = tuple(copies.get(i, p.data) for i, p in enumerate(self._parameters))
+        return Snapshot(version, tensors, copies)
 
 
-def share(part: PartState, lanes: int, lock: Callable[[], AbstractLock]) -> list[Share]:
+def twin(module: nn.Module) -> nn.Module:
+    """A copy with parameters of its own, on the same storage, and the same buffers.
+
+    Raises:
+        TypeError: Something in the module cannot be copied.
+    """
+    memo: dict[int, Any] = {id(b): b for b in module.buffers()}
+    for p in module.parameters():
+        memo[id(p)] = nn.Parameter(p.data, requires_grad=p.requires_grad)
+    return copy.deepcopy(module, memo)
+
+
+def share(
+    part: PartState,
+    lanes: int,
+    lock: Callable[[], AbstractLock],
+    *,
+    free: bool = False,
+    looks_up: bool = False,
+) -> list[Share]:
     """So many views of a part, in place of those that it had; what those had added stays.
+
+    Args:
+        part, lanes: The part, and how many.
+        lock: Makes a lock.
+        free: Whether all its nodes have kernels that read weights from their module at each call.
+        looks_up: As for ``Free``.
 
     Raises:
         ValueError: The part's view writes leaves that lanes would read at the same time.
@@ -174,7 +487,12 @@ def share(part: PartState, lanes: int, lock: Callable[[], AbstractLock]) -> list
             "the weights of a part at the same time; use view=Stashed(), or no lanes"
         )
     part.absorb_shares()
-    counts, stepping = lock(), lock()
-    shares = [Share(part, counts, stepping, lock(), first=k == 0) for k in range(lanes)]
-    part.shares = shares
-    return shares
+    if free and part.may_be_seen_by_version:
+        open_to = Free(part, lock, looks_up=looks_up)
+        open_to.shares = [FreeShare(part, open_to, lock()) for _ in range(lanes)]
+        part.meeting, part.shares = open_to, open_to.shares
+        return [*open_to.shares]
+    guarded = Guarded(lock)
+    guarded.shares = [GuardedShare(part, guarded, lock()) for _ in range(lanes)]
+    part.meeting, part.shares = guarded, guarded.shares
+    return [*guarded.shares]

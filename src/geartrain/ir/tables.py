@@ -1,0 +1,34 @@
+"""Tables that a lane reads while another may step them: rows are read under a guard.
+
+A table's gradient is rows, and a step writes just those, in place. A copy of the table for each
+version would cost far more than the step; so who reads rows of it, and who steps it, take turns.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+_GUARD: Final = "_geartrain_guard"
+
+
+def guard_table(table: Tensor, guard: AbstractContextManager[Any]) -> None:
+    """Have ``look_up`` hold a guard while it reads this one."""
+    setattr(table, _GUARD, guard)
+
+
+def look_up(table: Tensor, index: Tensor) -> Tensor:
+    """Rows ``table[index]``, ``(*index.shape, d)``, as no step has half written them.
+
+    Args:
+        table: ``(v, d)``.
+        index: Integers.
+    """
+    guard: AbstractContextManager[Any] | None = getattr(table, _GUARD, None)
+    if guard is None:
+        return torch.embedding(table, index)
+    with guard:
+        return torch.embedding(table, index)
