@@ -345,3 +345,49 @@ def test_a_criterion_that_raises_is_told_with_both_names():
     graph.input("x").through(nn.Linear(D, 2).double(), name="last").loss(angry, name="end")
     with pytest.raises(WorkerError, match=r"in node 'last' with loss 'end'.*seen enough"):
         one_pass(graph, data(3))
+
+
+class KnowsItsGradient:
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, y: Tensor, label: Tensor) -> Tensor:
+        return (y - label[:, None]).square().sum(1)
+
+    def with_gradient(self, y: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        self.asked += 1
+        return self(y, label), 2 * (y - label[:, None])
+
+
+class SumsItsSquares(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(D, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).square().sum(1)
+
+
+@pytest.mark.parametrize("apart", [{}, APART], ids=["within", "apart"])
+@pytest.mark.parametrize("weight", [None, "share"])
+@pytest.mark.parametrize("kind", ["knows", "given"])
+def test_gradients_without_autograd_are_those_of_autograd(kind, weight, apart):
+    torch.manual_seed(0)
+    knows = KnowsItsGradient()
+    module = (nn.Linear(D, CLASSES) if kind == "knows" else SumsItsSquares()).double()
+    graph = Graph(vertex=("label", "share"))
+    stream = graph.input("x").through(module, name="readout")
+    criterion = knows if kind == "knows" else lambda y, label: y
+    stream.loss(criterion, target="label", weight=weight)
+    given_ = data(9)
+    parts = []
+    for one in given_:
+        label, share = (torch.from_numpy(one.vertex[n]) for n in ("label", "share"))
+        losses = criterion(module(one.inputs["x"]), label)
+        parts.append((losses if weight is None else losses * share).sum())
+    want = torch.stack(parts).sum()
+    gradients = autograd(want, {"readout": module})
+    got = accumulate(graph, given_, placement=apart)
+    assert got.sums["loss"][0] == pytest.approx(float(want.detach()), rel=1e-12)
+    assert_same_gradients(got.gradients, gradients)
+    assert bool(knows.asked) == (kind == "knows")

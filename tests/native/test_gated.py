@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -115,6 +115,40 @@ def test_tiles_of_any_number_of_rows_and_columns(
     for rows in (*range(1, 10), 14, 17):
         h = states(rows, width, dtype)
         agree(use, native, cell, [h], graphs([rows], 1, each=rows + 1))
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(
+    "sizes",
+    [[50, 50], [1, 99], [99, 1], [100], [33, 33, 34], [1] * 100, [10, 20, 30, 20, 10, 10]],
+    ids=lambda sizes: f"{len(sizes)} graphs, {max(sizes)} at most",
+)
+def test_two_threads_share_the_graphs(native: library.Library, use: Use, sizes: list[int]) -> None:
+    torch.manual_seed(0)
+    cell = GatedGraphCell(64, 2, steps=4).double()
+    h = states(100, 64, torch.float64)
+    agree(use, native, cell, [h], graphs(sizes, 2, each=9))
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_graphs_whose_edges_are_mixed_are_not_shared_out_and_right(
+    native: library.Library, use: Use
+) -> None:
+    torch.manual_seed(0)
+    cell = GatedGraphCell(64, 2, steps=4).double()
+    within = graphs([50, 50], 2, each=20)
+    mixed = torch.randperm(40)
+    edges = {name: column[mixed] for name, column in within.edges.items()}
+    within = Inside(within.lengths, within.segment, edges)
+    agree(use, native, cell, [states(100, 64, torch.float64)], within)
 
 
 @few

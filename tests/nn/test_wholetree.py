@@ -16,12 +16,18 @@ from geartrain.errors import DataError, ProtocolError
 from geartrain.ir.bundle import Inside, bundle_kernel_of
 from geartrain.ir.gradient import GradientSum
 from geartrain.native import library
-from geartrain.native.trees import TreeWeights, forest_backward, forest_forward, forest_of
+from geartrain.native.trees import (
+    TreeSlopes,
+    TreeWeights,
+    forest_backward,
+    forest_forward,
+    forest_of,
+)
 from geartrain.nn import Tree, TreeLSTMBranch, TreeLSTMLeaf, WholeTree
 from geartrain.nn.kernels import EmbeddingKernel
 
 H, E, WORDS = 7, 5, 11
-SHAPES = ([1], [3], [1, 2, 1], [9, 1, 30, 4], [200])
+SHAPES = ([1], [3], [1, 2, 1], [9, 1, 30, 4], [200], [40] * 30, [2, 900, 1, 1])
 
 
 def random_trees(leaves: Sequence[int], seed: int = 0) -> tuple[np.ndarray, ...]:
@@ -190,11 +196,11 @@ class TestKernel:
         with torch.no_grad():
             weights = TreeWeights(leaf.weight, leaf.bias, branch.weight, branch.bias)
             kept = torch.zeros(3, weights.kept(), dtype=torch.float64)
-            assert forest_forward(forest, entering(2, words=False), weights, kept) is not None
-            dh = torch.zeros(3, H, dtype=torch.float64)
+            x, h = entering(2, words=False), torch.zeros(3, H, dtype=torch.float64)
+            assert forest_forward(forest, x, weights, kept, h)
+            assert not forest_forward(forest, x, weights, kept[:2], h)
             with pytest.raises(ProtocolError, match=r"rows \[3\]"):
-                forest_backward(forest, dh, kept, np.array([0, 1, 3]), weights)
-            assert forest_forward(forest, entering(2, words=False), weights, kept[:2]) is None
+                forest_backward(forest, h, kept, np.array([0, 1, 3]), weights, TreeSlopes(weights))
 
     def test_only_the_cells_of_a_tree_lstm_have_one(self) -> None:
         class Mean(nn.Module):

@@ -13,7 +13,7 @@ from geartrain.cli.main import app
 from geartrain.data.qm9 import load_qm9
 from geartrain.errors import DataError
 from geartrain.recipes import Setting, find_recipe
-from geartrain.recipes.qm9 import Bundles, Units, make_graph, one_hot
+from geartrain.recipes.qm9 import Bundles, HalfSquaredError, Units, make_graph, one_hot
 from geartrain.recipes.recipe import Task
 from geartrain.runtime.simulated import Simulated
 from geartrain.train.session import Session
@@ -102,7 +102,18 @@ def test_errors_are_in_debye_whatever_the_units() -> None:
     prediction, mu = torch.tensor([[0.0], [1.0]]), torch.tensor([2.8, 2.0])
     assert units.error(prediction, mu).tolist() == pytest.approx([0.3, 2.0])
     assert units.error_ratio(prediction, mu).tolist() == pytest.approx([3.0, 20.0])
-    assert units.loss(prediction, mu).tolist() == pytest.approx([0.5 * 0.2**2, 0.5 * (4 / 3) ** 2])
+    loss = HalfSquaredError(units)
+    assert loss(prediction, mu).tolist() == pytest.approx([0.5 * 0.2**2, 0.5 * (4 / 3) ** 2])
+
+
+def test_the_criterion_knows_its_gradient() -> None:
+    loss = HalfSquaredError(Units(mean=2.5, std=1.5))
+    prediction = torch.randn(6, 1, dtype=torch.float64, requires_grad=True)
+    mu = torch.randn(6, dtype=torch.float64)
+    losses, gradient = loss.with_gradient(prediction.detach(), mu)
+    assert torch.equal(losses, loss(prediction, mu))
+    (want,) = torch.autograd.grad(loss(prediction, mu).sum(), prediction)
+    assert torch.allclose(gradient, want)
 
 
 def test_units_are_those_of_training_and_come_back_from_the_run(data: Path, tmp_path: Path) -> None:

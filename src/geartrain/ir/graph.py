@@ -387,7 +387,8 @@ class Stream:
 
         Args:
             criterion: ``(prediction, target) -> (n,)``, one loss a row. torch's functions with a
-                ``reduction`` are asked for none.
+                ``reduction`` are asked for none. A method ``with_gradient`` of it, ``(prediction,
+                target) -> (losses, their gradient at the prediction)``, spares autograd.
             target: A frame or state column, a function of the ``View``, or None: the criterion gets
                 the prediction alone.
             metrics: Name to ``Metric`` or ``(prediction, target) -> (n,)``.

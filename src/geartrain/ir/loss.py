@@ -205,16 +205,19 @@ class Objective:
         if not train:
             with torch.no_grad():
                 return self._checked(criterion(*prediction, *args), prediction), None
-        if isinstance(criterion, CrossEntropy) and target is not None:
+        known = getattr(criterion, "with_gradient", None)
+        if known and target is not None and (self._check_classes or len(prediction) == 1):
             with torch.no_grad():
-                losses, d = criterion.with_gradient(prediction[0], target)
-            return losses, (d, *[None] * (len(prediction) - 1))
+                losses, d = known(prediction[0], target)
+            return self._checked(losses, prediction), (d, *[None] * (len(prediction) - 1))
         inputs = [p.detach().requires_grad_(p.is_floating_point()) for p in prediction]
         with torch.enable_grad():
             losses = self._checked(criterion(*inputs, *args), prediction)
             wanted = [x for x in inputs if x.requires_grad]
             if not losses.requires_grad:
                 return losses, None
+            if losses is inputs[0]:  # as those of a module that computes losses itself
+                return losses.detach(), (torch.ones_like(losses), *[None] * (len(inputs) - 1))
             found = iter(torch.autograd.grad(losses.sum(), wanted, allow_unused=True))
         return losses.detach(), tuple(next(found) if x.requires_grad else None for x in inputs)
 

@@ -24,6 +24,9 @@ from geartrain.native.rows import Rows, contiguous, out_of_range, pointer
 SMALL_WORK: Final = 1 << 17
 """Multiplications up to which the interpreter lock is kept."""
 
+MUCH_WORK: Final = 1 << 22
+"""Multiplications that a thread must have to do."""
+
 HEARD: Final = 5
 """What is kept of a step and vertex: what it heard, r, z, n, m, of ``(H,)`` each."""
 
@@ -132,6 +135,7 @@ def gated_forward(h: Tensor, edges: Edges, weights: Weights, kept: Tensor) -> Te
         weights.hh.data_ptr(),
         _address(weights.hh_bias),
         weights.brief,
+        _threads(n * steps, width),
         kept.data_ptr(),
         y.data_ptr(),
     )
@@ -205,6 +209,7 @@ def gated_backward(
         weights.ih.data_ptr(),
         weights.hh.data_ptr(),
         weights.brief,
+        _threads(n * steps, width),
         wanted,
         d.data_ptr(),
         message.data_ptr(),
@@ -239,6 +244,11 @@ def _function(
     if not (edges.suit() and weights.suit(like)):
         return None
     return typed[name][7 * rows * like.shape[1] ** 2 > SMALL_WORK]
+
+
+def _threads(rows: int, width: int) -> int:
+    """As many as torch may use here, and as the work is worth."""
+    return max(1, min(torch.get_num_threads(), 7 * rows * width**2 // MUCH_WORK))
 
 
 def _beside(like: Tensor, *others: Tensor) -> bool:

@@ -1,6 +1,8 @@
-/* Row kernels in plain C: no torch, no Python, no state but the count of products.
+/* Row kernels in plain C: no torch, no Python, no state but the count of products and whose threads
+ * to use.
  *
  *     kernels.c    what knows no type (rows are moved as bytes), and kernels.inc twice
+ *     threads.inc  how one call uses several threads
  *     kernels.inc  what computes, once for float and once for double
  *     products.inc  matrix products; part of the one above, as are the next ones
  *     short.inc    operands of products in bfloat16
@@ -162,6 +164,8 @@ int64_t note_products(int64_t room, Done *notes) {
   tallied.noted = 0, tallied.room = room, tallied.notes = notes;
   return noted;
 }
+
+#include "threads.inc"
 
 #define REAL float
 #define BITS uint32_t

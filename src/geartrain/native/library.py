@@ -37,6 +37,7 @@ SOURCES: Final = tuple(
     Path(__file__).with_name(name)
     for name in (
         "kernels.c",
+        "threads.inc",
         "kernels.inc",
         "products.inc",
         "short.inc",
@@ -75,10 +76,10 @@ _TYPED: Final = {
     "lstm_backward": (_N, _N, _N, *[_P] * 5, _N, *[_P] * 4),
     "gru_forward": (_N, _N, *[_P] * 5),
     "gru_backward": (_N, _N, _N, *[_P] * 4, _N, *[_P] * 3),
-    "gated_forward": (*[_N] * 5, *[_P] * 10, _N, *[_P] * 2),
-    "gated_backward": (*[_N] * 5, *[_P] * 6, _N, *[_P] * 3, *[_N] * 2, *[_P] * 5),
+    "gated_forward": (*[_N] * 5, *[_P] * 10, *[_N] * 2, *[_P] * 2),
+    "gated_backward": (*[_N] * 5, *[_P] * 6, _N, *[_P] * 3, *[_N] * 3, *[_P] * 5),
     "forest_forward": (*[_N] * 3, *[_P] * 8, _N, _N, _P, _P),
-    "forest_backward": (*[_N] * 4, *[_P] * 3, _N, _N, _P, _P, _N, *[_P] * 7),
+    "forest_backward": (*[_N] * 4, *[_P] * 3, _N, _N, _P, _P, _N, _P, _P, _N, *[_P] * 5),
     "choice_forward": (*[_N] * 3, *[_P] * 7),
     "choice_backward": (*[_N] * 3, *[_P] * 4, _N, *[_P] * 4),
     "sum_forward": (*[_N] * 5, *[_P] * 9),
@@ -124,6 +125,8 @@ class Library:
             self.move = tuple(_declared(dll, "move_rows", _MOVE) for dll in (kept, free))
             self.transpose = tuple(_declared(dll, "transpose", _TRANSPOSE) for dll in (kept, free))
             self.release = _declared(kept, "release_rows", _RELEASE)
+            use = _declared(kept, "use_crew", (_P,))
+            use(_threads_of_torch())
             self.count = _declared(kept, "count_products", _COUNT)
             self.note = _declared(kept, "note_products", _NOTE)
             self.forest = _declared(kept, "forest", _FOREST)
@@ -156,6 +159,19 @@ def _declared(dll: ctypes.CDLL, name: str, arguments: tuple[type, ...]) -> Funct
     function = getattr(dll, name)
     function.argtypes, function.restype = arguments, _N
     return function  # type: ignore[no-any-return]
+
+
+def _threads_of_torch() -> int | None:
+    """The address at which the OpenMP that torch has loaded is asked for threads, or None."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return None
+    paths = {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "omp" in line}
+    for path in sorted(paths, key=lambda path: "torch" not in path):
+        if Path(path).name.startswith(("libgomp", "libomp", "libiomp")):
+            ask = getattr(ctypes.CDLL(path), "GOMP_parallel", None)
+            return ctypes.cast(ask, _P).value if ask else None
+    return None
 
 
 def current() -> Library | None:

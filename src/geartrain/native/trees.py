@@ -198,21 +198,25 @@ def takes(weights: TreeWeights) -> bool:
     return typed is not None and "forest_forward" in typed and weights.suit()
 
 
-def forest_forward(forest: Forest, x: Tensor, weights: TreeWeights, kept: Tensor) -> Tensor | None:
-    """h at every vertex, ``(rows, H)``.
+def forest_forward(
+    forest: Forest, x: Tensor, weights: TreeWeights, kept: Tensor, h: Tensor
+) -> bool:
+    """Compute h at every vertex; False: torch is to do it.
 
     Args:
         forest: Of the call.
         x: ``(leaves, E)``, in the order of the leaves.
         weights: Of leaf and branch.
         kept: ``(rows, weights.kept())``, is written.
+        h: ``(rows, H)``, is written.
     """
     rows, width, depth = forest.order.size, weights.hidden, weights.depth
     run = _function("forest_forward", weights, rows)
-    shapes = (x.shape, kept.shape) == ((forest.leaves, depth), (rows, weights.kept()))
-    if run is None or not shapes or not _beside(weights.leaf, x, kept):
-        return None
-    h = kept.new_empty((rows, width))
+    expected = (forest.leaves, depth), (rows, weights.kept()), (rows, width)
+    if run is None or (x.shape, kept.shape, h.shape) != expected:
+        return False
+    if not _beside(weights.leaf, x, kept, h):
+        return False
     bad = run(
         width,
         depth,
@@ -230,56 +234,62 @@ def forest_forward(forest: Forest, x: Tensor, weights: TreeWeights, kept: Tensor
     )
     if bad:
         raise _no_memory(rows)
-    return h
+    return True
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class TreeSlopes:
-    """Gradients: of x ``(leaves, E)``, None where nobody wants it, and of the weights."""
+    """Gradients of the weights; several calls may add to them.
 
-    x: Tensor | None
-    leaf: Tensor
-    leaf_bias: Tensor
-    branch: Tensor
-    branch_bias: Tensor
+    Args:
+        weights: Whose they are.
+    """
+
+    def __init__(self, weights: TreeWeights) -> None:
+        width, depth = weights.hidden, weights.depth
+        sizes = [3 * width * depth, 10 * width * width, 8 * width]
+        leaf, branch, self.sums = torch.split_with_sizes(weights.leaf.new_empty(sum(sizes)), sizes)
+        self.leaf, self.branch = leaf.view(3 * width, depth), branch.view(5 * width, 2 * width)
+        self.leaf_bias, self.branch_bias = self.sums[: 3 * width], self.sums[3 * width :]
+        self.begun = False
 
 
 def forest_backward(
     forest: Forest,
-    dh: Tensor,
+    d: Tensor,
     kept: Tensor,
     rows: Rows | None,
     weights: TreeWeights,
+    slopes: TreeSlopes,
     *,
     wanted: bool = True,
-) -> TreeSlopes | None:
+) -> tuple[bool, Tensor | None]:
     """The way back through all heights.
 
     Args:
         forest: Of the vertices that come back.
-        dh: ``(n, H)``.
+        d: ``(n, H)``, the gradient at h, is written over.
         kept: ``(m, weights.kept())``, what ``forest_forward`` wrote.
         rows: int64 ``(n,)``, the rows of ``kept``; None: all.
         weights: Of now.
+        slopes: The gradients of the weights are added to these.
         wanted: Whether the gradient of x is.
+
+    Returns:
+        Whether it was done; else torch is to do it. And the gradient of x ``(leaves, E)``, or None.
 
     Raises:
         ProtocolError: A row is out of range.
     """
     n, width, depth = forest.order.size, weights.hidden, weights.depth
     run = _function("forest_backward", weights, n)
-    shapes = (dh.shape, kept.shape[1]) == ((n, width), weights.kept())
-    if run is None or not shapes or not _beside(weights.leaf, dh, kept):
-        return None
     rows, limit = contiguous(rows), kept.shape[0]
-    if (limit if rows is None else rows.size) != n:
-        return None
-    d = dh.clone()
-    dx = dh.new_empty((forest.leaves, depth)) if wanted else None
-    sizes = [3 * width * depth, 10 * width * width, 8 * width]
-    found = dh.new_empty(sum(sizes))
-    leaf, branch, sums = torch.split_with_sizes(found, sizes)
+    fits = (d.shape, kept.shape[1]) == ((n, width), weights.kept())
+    if run is None or not fits or (limit if rows is None else rows.size) != n:
+        return False, None
+    if not _beside(weights.leaf, d, kept):
+        return False, None
+    dx = d.new_empty((forest.leaves, depth)) if wanted else None
     bad = run(
         n,
         width,
@@ -293,23 +303,19 @@ def forest_backward(
         limit,
         weights.leaf.data_ptr(),
         weights.branch.data_ptr(),
+        slopes.begun,
         d.data_ptr(),
         None if dx is None else dx.data_ptr(),
-        leaf.data_ptr(),
-        branch.data_ptr(),
-        sums.data_ptr(),
+        slopes.leaf.data_ptr(),
+        slopes.branch.data_ptr(),
+        slopes.sums.data_ptr(),
     )
     if bad == 1 and rows is not None:
         raise out_of_range(rows, limit, "read")
     if bad:
         raise _no_memory(n)
-    return TreeSlopes(
-        dx,
-        leaf.view(3 * width, depth),
-        sums[: 3 * width],
-        branch.view(5 * width, 2 * width),
-        sums[3 * width :],
-    )
+    slopes.begun = True
+    return True, dx
 
 
 def _function(name: str, weights: TreeWeights, rows: int) -> Function | None:

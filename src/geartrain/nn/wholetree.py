@@ -8,8 +8,11 @@ heights in one call each way.
 
 from __future__ import annotations
 
-from typing import Any, final
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +27,7 @@ from geartrain.native.rows import take
 from geartrain.native.transfer import upload
 from geartrain.native.trees import (
     Forest,
+    TreeSlopes,
     TreeWeights,
     forest_backward,
     forest_forward,
@@ -31,6 +35,9 @@ from geartrain.native.trees import (
     takes,
 )
 from geartrain.nn.cells import TreeLSTMBranch, TreeLSTMLeaf
+
+ROWS_AT_ONCE: Final = 1024
+"""Vertices whose gates stay in the processor's caches: more at once are computed no faster."""
 
 
 @final
@@ -111,6 +118,38 @@ def _forest(parent: Tensor, slot: Tensor, inside: Inside) -> Forest:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Some trees of a firing.
+
+    Args:
+        rows: Of the firing.
+        forest: Numbers count from the first of the rows.
+    """
+
+    rows: slice
+    forest: Forest
+
+    @property
+    def leaves(self) -> Tensor:
+        return torch.from_numpy(self.forest.order[: self.forest.leaves])
+
+
+def _groups(parent: Tensor, slot: Tensor, inside: Inside) -> Iterator[_Group]:
+    """As many trees at a time as stay near between one height and the next."""
+    parents, slots, lengths = (x.numpy() for x in (parent, slot, inside.lengths))
+    ends = lengths.cumsum()
+    start = first = 0
+    while first < lengths.size:
+        last = max(int(np.searchsorted(ends, start + ROWS_AT_ONCE, "right")), first + 1)
+        if ends[-1] - start <= ROWS_AT_ONCE * 5 // 4:  # no crumbs
+            last = lengths.size
+        rows = slice(start, int(ends[last - 1]))
+        yield _Group(rows, forest_of(parents[rows], slots[rows], lengths[first:last]))
+        start, first = rows.stop, last
+
+
+@final
 class _TreeKernel(AbstractBundleKernel):
     """All heights in C; where weights or rows are elsewhere by now, the module runs again."""
 
@@ -140,14 +179,17 @@ class _TreeKernel(AbstractBundleKernel):
         kept = room
         if kept is None:
             kept = weights.leaf.new_empty((x.shape[0], weights.kept()))
-        h = None
-        if weights.suit() and x.is_cpu:
-            forest = _forest(parent, slot, inside)
-            at_leaves = x.index_select(0, torch.from_numpy(forest.order[: forest.leaves]))
+        h = kept.new_empty((x.shape[0], weights.hidden))
+        done = weights.suit() and x.is_cpu
+        for group in _groups(parent, slot, inside) if done else ():
+            here, forest = group.rows, group.forest
+            entering = x[here].index_select(0, group.leaves)
             if self._table is not None:
-                (at_leaves,), _ = self._table.forward(at_leaves)
-            h = forest_forward(forest, at_leaves.contiguous(), weights, kept)
-        if h is None:
+                (entering,), _ = self._table.forward(entering)
+            done = forest_forward(forest, entering.contiguous(), weights, kept[here], h[here])
+            if not done:
+                break
+        if not done:
             h = self._module(*inputs, inside)
         return (h,), (x, parent, slot, kept)
 
@@ -187,26 +229,38 @@ class _TreeKernel(AbstractBundleKernel):
             return None, None, None
         if rows is not None:
             x, parent, slot = take((x, parent, slot), rows)
-        weights, learns = self._weights(), self._table_learns()
-        found = None
-        if weights.suit() and dh.is_cpu:
-            forest = _forest(parent, slot, inside)
-            wanted = learns if self._table is not None else wanted
-            found = forest_backward(forest, dh.contiguous(), kept, rows, weights, wanted=wanted)
-        if found is None:
+        weights, has_table = self._weights(), self._table is not None
+        wanted = self._table_learns() if has_table else wanted
+        slopes = TreeSlopes(weights)
+        dx = x.new_zeros(x.shape) if wanted and not has_table else None
+        done = weights.suit() and dh.is_cpu
+        for group in _groups(parent, slot, inside) if done else ():
+            here = group.rows
+            done, found = forest_backward(
+                group.forest,
+                dh[here].clone(),
+                kept[here] if rows is None else kept,
+                None if rows is None else rows[here],
+                weights,
+                slopes,
+                wanted=wanted,
+            )
+            if not done:
+                break
+            if found is not None and self._table is not None:
+                ids = x[here].index_select(0, group.leaves)
+                self._table.backward((found,), (ids,), into)
+            elif found is not None and dx is not None:
+                dx[here].index_copy_(0, group.leaves, found)
+        if not done:
             again = Recompute(self._module, list(self._module.parameters()))
             return again.backward(gradients, (x, parent, slot), into, inside)
-        _give(self._leaf.weight, found.leaf, into)
-        _give(self._leaf.bias, found.leaf_bias, into)
-        _give(self._branch.weight, found.branch, into)
-        _give(self._branch.bias, found.branch_bias, into)
-        if found.x is None:
-            return None, None, None
-        leaves = torch.from_numpy(forest.order[: forest.leaves])
-        if self._table is not None:
-            self._table.backward((found.x,), (x.index_select(0, leaves),), into)
-            return None, None, None
-        return x.new_zeros(x.shape).index_copy_(0, leaves, found.x), None, None
+        if slopes.begun:
+            _give(self._leaf.weight, slopes.leaf, into)
+            _give(self._leaf.bias, slopes.leaf_bias, into)
+            _give(self._branch.weight, slopes.branch, into)
+            _give(self._branch.bias, slopes.branch_bias, into)
+        return dx, None, None
 
     def _weights(self) -> TreeWeights:
         leaf, branch = self._leaf, self._branch

@@ -152,20 +152,37 @@ class Units:
         """Text for the run's folder."""
         return json.dumps({"mean": self.mean, "std": self.std})
 
-    def loss(self, prediction: Tensor, mu: Tensor) -> Tensor:
-        """Half the squared error in these units, ``(n,)``, of ``(n, 1)`` and Debye ``(n,)``."""
-        return 0.5 * (prediction[:, 0] - self._in_units(mu)).square()
-
     def error(self, prediction: Tensor, mu: Tensor) -> Tensor:
         """Absolute error in Debye, ``(n,)``."""
-        return (prediction[:, 0] - self._in_units(mu)).abs() * self.std
+        return (prediction[:, 0] - self.scaled(mu)).abs() * self.std
 
     def error_ratio(self, prediction: Tensor, mu: Tensor) -> Tensor:
         """Absolute error in tenths of a Debye, ``(n,)``."""
         return self.error(prediction, mu) / CLOSE
 
-    def _in_units(self, mu: Tensor) -> Tensor:
+    def scaled(self, mu: Tensor) -> Tensor:
+        """Moments in Debye in these units."""
         return (mu - self.mean) / self.std
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HalfSquaredError:
+    """Half the squared error in some units, ``(n,)``, of ``(n, 1)`` and Debye ``(n,)``.
+
+    Args:
+        units: Those of the prediction.
+    """
+
+    units: Units
+
+    def __call__(self, prediction: Tensor, mu: Tensor) -> Tensor:
+        return self.with_gradient(prediction, mu)[0]
+
+    def with_gradient(self, prediction: Tensor, mu: Tensor) -> tuple[Tensor, Tensor]:
+        """The errors, and their gradient at the prediction."""
+        off = prediction - self.units.scaled(mu)[:, None]
+        return 0.5 * off[:, 0].square(), off
 
 
 def make_graph(
@@ -195,7 +212,7 @@ def make_graph(
     readout = GatedSum(hidden, len(ELEMENTS))
     moment = last.through(readout, name="readout", read="element", inside=True, pool=True)
     metrics = {"mae": units.error, "error_ratio": units.error_ratio}
-    moment.loss(units.loss, "mu", metrics=metrics)
+    moment.loss(HalfSquaredError(units), "mu", metrics=metrics)
     return graph
 
 
