@@ -345,22 +345,20 @@ class WorkerState:
                 case _:
                     return self._max_rows
         own = [self.parts[node.part_name]] if node.part_name is not None else self.parts.values()
-        update = max((self._wanted(queue, node, part) for part in own), default=1)
-        most = max(update, queue.messages_with(_WORTH, node.lengths))
-        if self._light:
+        rows, messages = _WORTH, 1
+        for part in own:
+            match part.rules.trigger():
+                case Rows(n):
+                    rows = max(rows, n)
+                case Messages(n) | Instances(n):
+                    messages = max(messages, n)
+                case _:
+                    return self._max_rows
+        most = max(messages, queue.messages_with(rows, node.lengths))
+        if self._light and messages > 1:
             more = queue.messages_with(_WORTH_LIGHT, node.lengths)
-            most = max(most, min(_UPDATES_LIGHT * update, more))
+            most = max(most, min(_UPDATES_LIGHT * messages, more))
         return most
-
-    def _wanted(self, queue: Queue, node: AbstractNode, part: PartState | Share) -> int:
-        """Bundles in a whole update of a part."""
-        match part.rules.trigger():
-            case Rows(n):
-                return queue.messages_with(n, node.lengths)
-            case Messages(n) | Instances(n):
-                return n
-            case _:
-                return self._max_rows
 
     def _compute(
         self, node: AbstractNode, port: int, batches: Sequence[Forward | Backward]

@@ -1,0 +1,245 @@
+"""Lanes that wait for nobody: what firings see of steps, and that nothing is lost."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import pytest
+import torch
+from rig_pairs import graph_of_pairs, pairs
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import geartrain as gt
+from geartrain.engine.instrument import Fired, Updated
+from geartrain.ir.gradient import GradientSum
+from geartrain.ir.kernel import AbstractRowKernel
+from geartrain.ir.tables import look_up
+from geartrain.optim.part import PartState
+from geartrain.optim.rules import Rules
+from geartrain.optim.share import Free, FreeShare, GuardedShare, NoLock, share, twin
+
+WIDTH = 4096
+
+
+class Uniform(nn.Module):
+    """y = x + w[0]; all entries of w, and of v, are minus the number of steps taken."""
+
+    def __init__(self, *, table: bool = False) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(WIDTH))
+        self.v = nn.Parameter(torch.zeros(64, 64))
+        self.words = nn.Embedding(WIDTH, 8, sparse=True) if table else None
+        if self.words is not None:
+            nn.init.zeros_(self.words.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.w[0]
+
+    def row_kernel(self) -> AbstractRowKernel:
+        return UniformKernel(self)
+
+
+class UniformKernel(AbstractRowKernel):
+    looks_up = True
+
+    def __init__(self, module: Uniform) -> None:
+        self.module = module
+
+    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        (x,) = inputs
+        self._check()
+        return (x + self.module.w[0],), (x,)
+
+    def backward(self, gradients, residuals, into: GradientSum):
+        self._check()
+        module, n = self.module, gradients[0].shape[0]
+        for p in (module.w, module.v):  # the mean over rows is one: a step of SGD takes 1 away
+            into.add(p, torch.full_like(p, float(n)))
+        if module.words is not None:
+            ids = torch.arange(WIDTH)
+            into.add_rows(module.words.weight, ids, torch.full((WIDTH, 8), float(n)))
+        self._check()
+        return (gradients[0],)
+
+    def _check(self) -> None:
+        module = self.module
+        seen = {float(module.w[0])}
+        for _ in range(3):
+            for p in (module.w.detach(), module.v.detach()):
+                seen |= {float(p.min()), float(p.max())}
+        assert len(seen) == 1, f"a firing saw weights of several versions: {seen}"
+        if module.words is not None:
+            rows = look_up(module.words.weight, torch.arange(WIDTH))
+            assert float(rows.min()) == float(rows.max()), "a firing saw half a step of the table"
+
+
+def uniform(table: bool) -> tuple[gt.Graph, Uniform]:
+    graph, module = gt.Graph(), Uniform(table=table)
+    middle = graph.input("x").through(module, name="uniform").through(torch.tanh, name="tanh")
+    still = gt.Part(nn.Linear(2, 1), optimizer=partial(torch.optim.SGD, lr=0.0))
+    middle.through(still, name="last").loss(lambda y: y.square().sum(1))
+    return graph, module
+
+
+@pytest.mark.parametrize("table", [False, True])
+@pytest.mark.parametrize("runtime", [gt.Threads(2), gt.Threads(3), gt.Simulated(3, jitter=0.5)])
+def test_no_firing_sees_half_a_step_and_nothing_is_lost(runtime, table) -> None:
+    graph, module = uniform(table)
+    steps: list[Updated] = []
+
+    class Counts(gt.AbstractInstrument):
+        def on_updated(self, event: Updated) -> None:
+            steps.append(event)
+
+    session = gt.Session(
+        graph,
+        rules=gt.Rules(optimizer=partial(torch.optim.SGD, lr=1.0), update_every=3),
+        runtime=runtime,
+        lanes=True,
+        max_active=24,
+        ramp=gt.Ramp(over=0),
+        instruments=[Counts()],
+    )
+    data = [gt.Instance({"x": torch.ones(2, 2)}) for _ in range(150)]
+    fit = session.fit(data, epochs=2)
+    part = session.parts["uniform"]
+    assert sum(s.rows for s in steps if s.part == "uniform") == 2 * 300
+    versions = sorted(s.version for s in steps if s.part == "uniform")
+    assert versions == [*range(1, part.version + 1)]
+    for p in map(Tensor.detach, module.parameters()):
+        assert float(p.min()) == float(p.max())
+        # The last step of an epoch may be cut short, and counts for less.
+        assert float(p.min()) == pytest.approx(-part.version, abs=2.5)
+    assert part.version > 50
+    assert sum(part.histogram()) == 0 and fit.history[-1].staleness["uniform"].max >= 0
+
+
+def test_parts_with_kernels_are_free_and_others_guarded() -> None:
+    graph = gt.Graph()
+    x = graph.input("x").through(nn.Linear(2, 2), name="free")
+    x = x.through(nn.Linear(2, 2), name="again", keep="inputs")
+    bounded = gt.Part(nn.Linear(2, 1), max_staleness=2)
+    x.through(bounded, name="bounded").loss(lambda y: y.square().sum(1))
+    session = gt.Session(graph, runtime=gt.Simulated(2), lanes=True)
+    session.fit([gt.Instance({"x": torch.ones(1, 2)}) for _ in range(9)], epochs=1)
+    kinds = {name: {type(s) for s in part.shares} for name, part in session.parts.items()}
+    assert kinds == {"free": {FreeShare}, "again": {GuardedShare}, "bounded": {GuardedShare}}
+
+
+def made(*, lanes: int = 2) -> tuple[PartState, list[FreeShare]]:
+    part = PartState(
+        "p", nn.Linear(2, 1), Rules(optimizer=partial(torch.optim.SGD, lr=1.0), update_every=1)
+    )
+    found = share(part, lanes, NoLock, free=True, looks_up=True)
+    return part, [s for s in found if isinstance(s, FreeShare)]
+
+
+def test_a_firing_keeps_the_weights_that_it_began_with_while_another_lane_steps() -> None:
+    part, (one, two) = made()
+    before = part.module.weight.detach().clone()
+    with one.guard:
+        for _ in range(5):
+            with two.guard:
+                two.gradient.add(two.module.weight, torch.ones(1, 2))
+                two.answered(1, 1)
+            assert two.step_if_due(0) is not None
+        assert torch.equal(one.module.weight, before) and one.version == 0
+        one.gradient.add(one.module.weight, torch.ones(1, 2))
+        one.answered(1, 1)
+    assert part.histogram() == (5, 0, 0, 0, 0, 1)  # it is five versions late, and counted so
+    with one.guard:
+        assert one.version == 5
+        assert_close(one.module.weight, before - 5)
+    meeting = part.meeting
+    assert isinstance(meeting, Free) and len(meeting._all) <= 2 + 2
+
+
+def test_what_a_failed_firing_has_added_is_dropped_with_the_rows_in_flight() -> None:
+    part, (one, two) = made()
+    with pytest.raises(ZeroDivisionError), one.guard:
+        one.gradient.add(one.module.weight, torch.ones(1, 2))
+        one.answered(1, 1)
+        1 / 0  # noqa: B018
+    assert part.rows == 0
+    with two.guard:
+        two.gradient.add(two.module.weight, torch.ones(1, 2))
+        two.answered(1, 1)
+    part.abandon()
+    assert part.rows == 0 and part.pending_gradients() == {}
+
+
+def test_weights_that_were_written_to_between_passes_are_seen_in_the_next() -> None:
+    part, (one, _) = made()
+    with torch.no_grad():
+        part.module.weight.fill_(7)
+    part.module.weight.requires_grad_(False)
+    part.module.eval()
+    part.begin()
+    with one.guard:
+        assert (one.module.weight == 7).all()
+    assert not one.module.training and not one.module.weight.requires_grad
+
+
+def test_gradients_that_are_not_finite_stop_lanes_before_the_weights() -> None:
+    part, (one, _) = made()
+    before = part.module.weight.detach().clone()
+    with one.guard:
+        one.gradient.add(one.module.weight, torch.full((1, 2), torch.nan))
+        one.answered(1, 1)
+    with pytest.raises(gt.NonFiniteError, match=r"gradient of \['weight'\] is NaN"):
+        one.step_if_due(0)
+    assert torch.equal(part.module.weight, before) and part.version == 0
+
+
+def test_a_twin_shares_storage_and_buffers_and_nothing_that_is_set_afterwards() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    module[1].weight = module[0].weight
+    module.register_buffer("mean", torch.zeros(1))
+    other = twin(module)
+    assert other[1].weight is other[0].weight is not module[0].weight
+    assert other[0].weight.data_ptr() == module[0].weight.data_ptr()
+    assert other.mean is module.mean
+
+
+def test_a_lane_that_is_sooner_done_gets_more() -> None:
+    rows = [0, 0]
+
+    class Counts(gt.AbstractInstrument):
+        wants_firings = True
+
+        def on_fired(self, event: Fired) -> None:
+            rows[event.worker] += event.rows
+
+    session = gt.Session(
+        graph_of_pairs(),
+        runtime=gt.Simulated(2, costs=gt.Costs(row_s=1e-3), speeds=[1.0, 0.05]),
+        lanes=True,
+        max_active=8,
+        instruments=[Counts()],
+    )
+    session.fit(pairs(200), epochs=1)
+    assert rows[0] > 3 * rows[1] > 0  # a slow lane holds nobody up
+
+
+def test_a_lock_is_free_after_a_failure_in_a_lane() -> None:
+    class Fails(nn.Linear):
+        pass
+
+    graph = gt.Graph()
+    calls = iter(range(10_000))
+
+    def bad(y: Tensor) -> Tensor:
+        if next(calls) == 5:
+            raise RuntimeError("no")
+        return y.square().sum(1)
+
+    graph.input("x").through(nn.Linear(2, 1), name="map").loss(bad)
+    session = gt.Session(graph, runtime=gt.Threads(2), lanes=True, max_active=8)
+    data = [gt.Instance({"x": torch.ones(1, 2)}) for _ in range(64)]
+    before = threading.active_count()
+    with pytest.raises(gt.WorkerError):
+        session.fit(data, epochs=1)
+    session.fit(data, epochs=1)
+    assert threading.active_count() == before
