@@ -27,6 +27,7 @@ from geartrain.errors import StuckError as StuckError
 from geartrain.errors import WorkerError as WorkerError
 from geartrain.ir.bundle import AbstractBundleKernel as AbstractBundleKernel
 from geartrain.ir.bundle import Inside as Inside
+from geartrain.ir.columns import Columns as Columns
 from geartrain.ir.frame import View as View
 from geartrain.ir.gear import Gear as Gear
 from geartrain.ir.gear import check_gears as check_gears
@@ -68,6 +69,7 @@ from geartrain.optim.gossip import DecentralizedSGD as DecentralizedSGD
 from geartrain.optim.gossip import PairAverage as PairAverage
 from geartrain.optim.mixer import AbstractMixer as AbstractMixer
 from geartrain.optim.mixer import Average as Average
+from geartrain.optim.optimizers import FusedAdagrad as FusedAdagrad
 from geartrain.optim.optimizers import LookAheadSGD as LookAheadSGD
 from geartrain.optim.optimizers import SpikeCompensatedSGD as SpikeCompensatedSGD
 from geartrain.optim.periodic import DiLoCo as DiLoCo

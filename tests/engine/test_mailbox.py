@@ -111,10 +111,43 @@ def test_a_queue_with_enough_rows_goes_first_and_the_sweep_then_goes_on_where_it
         Sweeps(enough=0)
 
 
-def test_while_bundles_wait_the_fullest_queue_goes_before_the_sweep():
-    sweeps, here, further = Sweeps(), ranked(2, 1), Queue(5, 0, False, 5)
-    further.put(Backward(np.arange(3), None, np.full(3, 100)), 0)
-    assert sweeps.choose([here, further]) is further
-    further.take(3)
-    further.put(batch(0, 3), 1)
+def bundles(rank: int, lengths: list[int], portion: int | None = None) -> Queue:
+    queue, n = Queue(rank, 0, False, rank), len(lengths)
+    queue.put(Backward(np.arange(n), None, np.array(lengths)), 0)
+    queue.portion = portion
+    return queue
+
+
+def test_a_sweep_follows_a_portion_of_bundles_to_the_end_before_it_takes_the_next():
+    sweeps = Sweeps()
+    entry = bundles(1, [9] * 50, 4)
+    assert sweeps.choose([entry]) is entry
+    little, pooled = bundles(2, [9] * 3, 4), ranked(5, 3)
+    assert sweeps.choose([entry, little, pooled]) is little
+    assert sweeps.choose([entry, pooled]) is pooled
+    much = bundles(7, [1] * 5, 4)
+    assert sweeps.choose([entry, much]) is much
+    assert sweeps.choose([entry, much]) is much  # nothing ahead: the last of those with a portion
+    assert sweeps.choose([entry, little]) is entry
+    assert sweeps.choose([entry, little, much]) is much  # it is ahead and has enough
+
+
+def test_bundles_that_are_fired_alone_are_taken_from_the_fullest_queue():
+    sweeps, here, further = Sweeps(), Queue(2, 0, True, 2), Queue(5, 0, True, 5)
+    for queue, n in ((here, 3), (further, 2)):
+        queue.put(Backward(np.arange(n), None, np.full(n, 100)), 0)
     assert sweeps.choose([here, further]) is here
+
+
+@given(
+    sizes=st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4), min_size=1, max_size=4),
+    rows=st.integers(1, 30),
+)
+def test_so_many_payload_rows_are_in_so_many_messages(sizes, rows):
+    queue = Queue(1, 0, alone=False)
+    for each in sizes:
+        queue.put(Backward(np.arange(len(each)), None, np.array(each)), 0)
+    flat = [n for each in sizes for n in each]
+    found = queue.messages_with(rows, lambda batch: batch.lengths)
+    assert sum(flat[: found - 1]) < rows
+    assert found == len(flat) + 1 or sum(flat[:found]) >= rows

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from geartrain.errors import DataError, ProtocolError
-from geartrain.ir.bundle import Inside, bundle_kernel_of
+from geartrain.ir.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
 from geartrain.ir.gradient import GradientSum
 from geartrain.native import library
 from geartrain.native.gated import HEARD, Edges, Weights, gated_backward, gated_forward
@@ -41,10 +41,14 @@ def graphs(sizes: Sequence[int], types: int, each: int) -> Inside:
 
 
 def passed(
-    module: nn.Module, inputs: Sequence[Tensor], within: Inside, rows: np.ndarray
+    module: nn.Module,
+    inputs: Sequence[Tensor],
+    within: Inside,
+    rows: np.ndarray,
+    kernel: AbstractBundleKernel | None = None,
 ) -> list[Tensor | None]:
     """Outputs, and all gradients, with residuals that lie in rows of a larger store."""
-    kernel = bundle_kernel_of(module)
+    kernel = kernel or bundle_kernel_of(module)
     assert kernel is not None
     into = GradientSum(module.parameters())
     with torch.no_grad():
@@ -111,6 +115,27 @@ def test_tiles_of_any_number_of_rows_and_columns(
     for rows in (*range(1, 10), 14, 17):
         h = states(rows, width, dtype)
         agree(use, native, cell, [h], graphs([rows], 1, each=rows + 1))
+
+
+@few
+@given(WIDTHS, SIZES, st.integers(1, 3), st.integers(1, 4))
+def test_short_products_are_as_exact_as_bfloat16(
+    native: library.Library, use: Use, width: int, sizes: list[int], types: int, steps: int
+) -> None:
+    torch.manual_seed(0)
+    cell = GatedGraphCell(width, types, steps=steps)
+    kernel = bundle_kernel_of(cell)
+    assert kernel is not None
+    within = graphs(sizes, types, each=7)
+    h = states(sum(sizes), width, torch.float32)
+    rows = np.random.default_rng(0).permutation(2 * len(h) + 1)[: len(h)]
+    use(native)
+    exact = passed(cell, [h], within, rows)
+    brief = passed(cell, [h], within, rows, kernel.for_bf16())
+    for mine, theirs in zip(brief, exact, strict=True):
+        assert mine is not None and theirs is not None
+        assert mine.dtype is torch.float32
+        assert float((mine - theirs).norm()) <= 0.02 * float(theirs.norm()) + 1e-6
 
 
 def test_weight_gradients_over_more_rows_than_are_packed_at_once(

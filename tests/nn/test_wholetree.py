@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -129,6 +130,29 @@ class TestKernel:
         assert_close(found[0], expected[0], rtol=0, atol=0)
         for p in module.parameters():
             assert_close(into.take(p), beside.take(p), rtol=0, atol=0)
+
+    @needs_native
+    def test_products_of_bfloat16_round_their_operands_alone(self) -> None:
+        parent, slot, inside = batch([9, 1, 30, 4])
+        leaf, branch = TreeLSTMLeaf(32, 32, vocabulary=WORDS, sparse=False), TreeLSTMBranch(32)
+        module = WholeTree(leaf, branch)
+        exact = WholeTree(copy.deepcopy(leaf).double(), copy.deepcopy(branch).double())
+        x = entering(parent.shape[0])
+        y = exact(x, parent, slot, inside)
+        dy = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(1))
+        expected = torch.autograd.grad(y, list(exact.parameters()), dy)
+        kernel = bundle_kernel_of(module)
+        assert kernel is not None
+        brief = kernel.for_bf16()
+        with torch.no_grad():
+            (h,), residuals = brief.forward(x, parent, slot, inside=inside)
+            into = GradientSum(module.parameters())
+            brief.backward((dy.float(),), residuals, into, inside)
+        assert_close(h.double(), y, rtol=0, atol=0.01)
+        for parameter, want in zip(module.parameters(), expected, strict=True):
+            found = into.take(parameter)
+            assert found is not None
+            assert (found.double() - want).norm() < 0.02 * want.norm()
 
     @needs_native
     def test_frozen_weights_get_no_gradient(self) -> None:

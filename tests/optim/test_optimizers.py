@@ -10,6 +10,7 @@ import torch
 from rig_pipes import EACH, OneNode, chain, close, minibatches, plain, session, stages, weights_of
 
 import geartrain as gt
+from geartrain.native import library
 from geartrain.optim.state import load_optimizer_state, optimizer_state_to_tensors
 
 SPIKE = partial(gt.SpikeCompensatedSGD, lr=0.05, momentum=0.9)
@@ -152,3 +153,43 @@ def test_dense_parameters_may_have_sparse_gradients_or_none():
 def test_numbers_that_make_no_sense_are_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "told",
+    [{}, {"lr_decay": 0.1}, {"initial_accumulator_value": 0.3, "eps": 0.01, "maximize": True}],
+)
+def test_fused_adagrad_steps_as_torchs_own(told, dtype, native, monkeypatch) -> None:
+    if not native:
+        monkeypatch.setattr(library, "current", lambda: None)
+    torch.sparse.check_sparse_tensor_invariants.disable()
+    draw = torch.Generator().manual_seed(0)
+    start = [torch.randn(9, 5, generator=draw, dtype=dtype) for _ in range(3)]
+    made = {}
+    for kind in (torch.optim.Adagrad, gt.FusedAdagrad):
+        draw.manual_seed(1)
+        weights = [x.clone().requires_grad_() for x in start]
+        optimizer = kind(weights, lr=0.2, **told)
+        for _ in range(4):
+            rows = torch.randint(9, (1, 6), generator=draw)  # some of them twice
+            values = torch.randn(6, 5, generator=draw, dtype=dtype)
+            weights[0].grad = torch.sparse_coo_tensor(rows, values, (9, 5))
+            weights[1].grad = torch.randn(9, 5, generator=draw, dtype=dtype)
+            optimizer.step()  # the third never gets one
+        made[kind] = weights, optimizer.state_dict()["state"]
+    (expected, state), (found, own) = made.values()
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+    for number, each in state.items():
+        for name, value in each.items():
+            torch.testing.assert_close(own[number][name], value)
+
+
+def test_fused_adagrad_refuses_to_decay_the_weights_of_a_table() -> None:
+    w = torch.zeros(3, 2, requires_grad=True)
+    optimizer = gt.FusedAdagrad([w], weight_decay=0.1)
+    w.grad = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1, 2), (3, 2))
+    with pytest.raises(ValueError, match=r"weight_decay=0\.1.*a group of its own"):
+        optimizer.step()

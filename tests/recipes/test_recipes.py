@@ -106,6 +106,17 @@ def test_the_splits_of_generated_lists_differ() -> None:
     assert len({tuple(v) for v in labels.values()}) == 3
 
 
+def test_lists_are_the_same_whole_and_in_a_loop() -> None:
+    recipe = find_recipe("listreduce")
+    whole, loop = (
+        recipe.build(setting(recipe, train_size=50, valid_size=9, hidden=4, whole=w)).load("train")
+        for w in (1, 0)
+    )
+    for one, other in zip(whole, loop, strict=True):
+        assert one.inputs["tokens"].tolist() == other.vertex["token"].tolist()
+        assert (one.value["label"], one.key) == (other.value["label"], other.key)
+
+
 def test_equal_seeds_give_equal_weights_and_others_do_not() -> None:
     recipe = find_recipe("listreduce")
 
@@ -119,9 +130,10 @@ def test_equal_seeds_give_equal_weights_and_others_do_not() -> None:
     assert not torch.equal(weights(0), weights(1))
 
 
-def test_list_reduction_learns() -> None:
+@pytest.mark.parametrize("whole", [1, 0])
+def test_list_reduction_learns(whole: int) -> None:
     recipe = find_recipe("listreduce")
-    sizes = {"train_size": 400, "valid_size": 200, "hidden": 32}
+    sizes = {"train_size": 400, "valid_size": 200, "hidden": 32, "whole": whole}
     task = recipe.build(Setting(seed=0, epochs=4, update_every=10, options=sizes))
     session = Session(task.graph, rules=task.rules, runtime=Simulated(2), ramp=task.ramp)
     valid = task.load("valid")

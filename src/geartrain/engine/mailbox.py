@@ -1,7 +1,8 @@
 """What waits at a node, and which node goes next.
 
     policy          picks
-    Sweeps          what comes next in the graph; there and back, loops until they are empty
+    Sweeps          what comes next in the graph; there and back, loops until they are empty;
+                    bundles portion by portion
     FullestFirst    the queue with most rows; backward on a tie
     BackwardFirst   any backward before any forward, then the fullest (the paper's)
     OldestFirst     the queue whose first batch has waited longest
@@ -15,14 +16,15 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
-from typing import TypeVar, final
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeVar, final
 
 import numpy as np
 
-from geartrain.ir.message import Backward, Forward
+from geartrain.ir.message import Backward, Forward, IntArray
 
 B = TypeVar("B", Forward, Backward)
+Batch: TypeAlias = Forward | Backward
 
 
 @final
@@ -34,15 +36,21 @@ class Queue:
         port: Input port; ``BACKWARD`` for answers.
         alone: Whether messages are taken one at a time.
         rank: Its place in the order of the graph, there and back; see ``engine.order``.
+
+    Attributes:
+        rows: Messages that wait.
+        portion: Most messages that one firing may take, where they are bundles and the worker has
+            said; else None.
     """
 
-    __slots__ = ("_batches", "alone", "bundled", "node", "port", "rank", "rows", "since")
+    __slots__ = ("_batches", "alone", "bundled", "node", "port", "portion", "rank", "rows", "since")
 
     def __init__(self, node: int, port: int, alone: bool, rank: int = 0) -> None:
         self.node, self.port, self.alone, self.rank = node, port, alone, rank
         self.rows = 0
         self.since = 0
         self.bundled = False
+        self.portion: int | None = None
         self._batches: deque[Forward | Backward] = deque()
 
     def put(self, batch: Forward | Backward, now: int) -> None:
@@ -51,6 +59,25 @@ class Queue:
         self._batches.append(batch)
         self.bundled = batch.lengths is not None
         self.rows += len(batch)
+
+    def messages_with(self, rows: int, lengths: Callable[[Batch], IntArray | None]) -> int:
+        """How many messages, oldest first, have so many payload rows; one more than there are if
+        these are too few.
+
+        Args:
+            rows: Payload rows, at least.
+            lengths: Payload rows of each message of a batch; None: one each.
+        """
+        messages = 0
+        for batch in self._batches:
+            n, each = len(batch), lengths(batch)
+            found = n if each is None else int(each.sum())
+            if found >= rows:
+                here = rows if each is None else int(each.cumsum().searchsorted(rows)) + 1
+                return messages + here
+            messages += n
+            rows -= found
+        return messages + 1
 
     def take(self, max_rows: int) -> list[Forward | Backward]:
         """Up to so many rows, oldest first; the rest stays."""
@@ -95,8 +122,12 @@ class Sweeps(AbstractPolicy):
     enter behind the sweep, so that firings are full even where few instances are in flight. A loop
     is one place: in it the fullest queue goes first. A queue that has enough does not wait for the
     sweep, as waiting would make its rows staler and its firing no cheaper; of several, the one
-    nearest to the end. Bundles are batches already, and an update may want one alone: while some
-    wait, the fullest queue goes first, as company would gain little and make them staler.
+    nearest to the end.
+
+    Bundles are batches already, and more of them than an update wants would only be staler. So
+    while some wait, a firing takes a portion, and the sweep follows it to the end before it takes
+    the next: what is ahead goes first, and of that, what has a portion and stands nearest to the
+    end. Where each is fired alone, the fullest queue goes first.
 
     Args:
         enough: Rows from which on a firing gains little by more.
@@ -112,13 +143,27 @@ class Sweeps(AbstractPolicy):
         self._at = 0
 
     def choose(self, queues: Sequence[Queue]) -> Queue:
-        if any(q.bundled for q in queues):
+        bundled = [q for q in queues if q.bundled]
+        if any(q.alone for q in bundled):
             return _fullest(queues)
+        if bundled or any(q.portion is not None for q in queues):
+            return self._follow(queues)
         full = [q for q in queues if q.rows >= self.enough]
         if full:
             return max(full, key=lambda q: (q.rank, q.rows))
         at = self._at
         chosen = min(queues, key=lambda q: (q.rank < at, q.rank, -q.rows))
+        self._at = chosen.rank
+        return chosen
+
+    def _follow(self, queues: Sequence[Queue]) -> Queue:
+        """What is ahead of the last firing, or all if nothing is."""
+        ahead = [q for q in queues if q.rank > self._at] or queues
+        full = [q for q in ahead if q.rows >= (q.portion or self.enough)]
+        if full:
+            chosen = max(full, key=lambda q: (q.rank, q.rows))
+        else:
+            chosen = min(ahead, key=lambda q: (q.rank, -q.rows))
         self._at = chosen.rank
         return chosen
 

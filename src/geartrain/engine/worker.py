@@ -108,6 +108,7 @@ class WorkerState:
         self.progress = 0
         self._nodes = {n.id: n for n in nodes}
         self.parts = dict(parts)
+        self._light = sum(part.size for part in self.parts.values()) <= _LIGHT
         windowed = {name for name, part in parts.items() if part.rules.window is not None}
         self._bounded = {n.id for n in nodes if n.part_name in windowed}
         self._home, self._router, self._policy = home, router, policy
@@ -227,10 +228,12 @@ class WorkerState:
         if not self._eager:
             if self._mail and (desk := self._mail_that_may_be_taken()) is not None:
                 return self._take_mail(desk)
-            queue = self._policy.choose(self._choices())
+            queue = self._choose()
             node = self._nodes[queue.node]
             limit = min(self._policy.limit(queue, self._max_rows), queue.rows)
-            if self._adds_gradients(node, queue.port):
+            if queue.portion is not None:
+                limit = min(limit, queue.portion)
+            elif self._adds_gradients(node, queue.port):
                 limit = min(limit, self._most_adding(node))
             if limit > 2 * node.grain:
                 limit -= limit % node.grain
@@ -293,24 +296,69 @@ class WorkerState:
     def _adds_gradients(self, node: AbstractNode, port: int) -> bool:
         return port == BACKWARD or (node.loss_name is not None and self.train)
 
+    def _choose(self) -> Queue:
+        """What fires next; queues of bundles are told first what one firing may take of them."""
+        choices = self._choices()
+        if self.train:
+            for queue in choices:
+                node = self._nodes[queue.node]
+                bundled = (queue.bundled or node.bundled) and not queue.alone
+                queue.portion = self._portion(queue, node) if bundled else None
+        else:
+            for queue in choices:
+                queue.portion = None
+        return self._policy.choose(choices)
+
     def _most_adding(self, node: AbstractNode) -> int:
         """Most rows of one firing that adds gradients, so that updates have about the right size.
 
-        Instances that move in lockstep would else come back together, and one update would take
-        them all, however few it was asked for. A bundle stands for an instance: as many as the
-        update still lacks; but half an update at least and not too few, as every firing costs
-        something.
+        Rows that move in lockstep would else come back together, and one update would take them
+        all, however few it was asked for.
         """
         if not self.train or node.part_name is None:
             return self._max_rows
-        part = self.parts[node.part_name]
+        match self.parts[node.part_name].rules.trigger():
+            case Rows(n) | Messages(n):
+                return n
+            case _:
+                return self._max_rows
+
+    def _portion(self, queue: Queue, node: AbstractNode) -> int:
+        """Most bundles of one firing: about what one update wants of them.
+
+        A bundle stands for an instance. Where gradients are added, as many as the update still
+        lacks; but half an update at least and not too few, as every firing costs something. Forward
+        as many as a whole update takes, so that what waits for its way back has seen few updates;
+        but enough payload rows to be worth a firing.
+        """
+        if self._adds_gradients(node, queue.port):
+            if node.part_name is None:
+                return self._max_rows
+            part = self.parts[node.part_name]
+            match part.rules.trigger():
+                case Rows(n):
+                    return queue.messages_with(max(-(-n // 2), n - part.rows), node.lengths)
+                case Messages(n):
+                    return n
+                case Instances(n):
+                    return max(-(-n // 2), min(n, _FEWEST_BUNDLES), n - part.instances)
+                case _:
+                    return self._max_rows
+        own = [self.parts[node.part_name]] if node.part_name is not None else self.parts.values()
+        update = max((self._wanted(queue, node, part) for part in own), default=1)
+        most = max(update, queue.messages_with(_WORTH, node.lengths))
+        if self._light:
+            more = queue.messages_with(_WORTH_LIGHT, node.lengths)
+            most = max(most, min(_UPDATES_LIGHT * update, more))
+        return most
+
+    def _wanted(self, queue: Queue, node: AbstractNode, part: PartState | Share) -> int:
+        """Bundles in a whole update of a part."""
         match part.rules.trigger():
-            case Rows(n) if not node.bundled:
+            case Rows(n):
+                return queue.messages_with(n, node.lengths)
+            case Messages(n) | Instances(n):
                 return n
-            case Messages(n):
-                return n
-            case Instances(n) if node.bundled:
-                return max(-(-n // 2), min(n, _FEWEST_BUNDLES), n - part.instances)
             case _:
                 return self._max_rows
 
@@ -342,6 +390,10 @@ class WorkerState:
 
 
 _FEWEST_BUNDLES: Final = 8
+_WORTH: Final = 512  # payload rows from which on a firing of bundles gains little by more
+_WORTH_LIGHT: Final = 2048  # the same where a row costs next to nothing ...
+_UPDATES_LIGHT: Final = 4  # ... and no more than in so many updates
+_LIGHT: Final = 4096  # weights of a worker's parts, at most, that make a row cost so little
 
 
 def _story(node: AbstractNode, port: int, batches: Sequence[Forward | Backward]) -> str:

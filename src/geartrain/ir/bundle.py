@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,8 +58,15 @@ class AbstractBundleKernel(ABC):
     and nothing that they are given is written to, but for ``room``.
     """
 
-    room_for: ClassVar[int | None] = None
+    room_for: int | None = None
     """Number of the residual that ``forward`` writes into ``room``; None: no such."""
+
+    def for_bf16(self) -> AbstractBundleKernel:
+        """The kernel to put between casts where rows travel in bfloat16.
+
+        Its rows are float32, and itself will do; another one may round what its products multiply.
+        """
+        return self
 
     @abstractmethod
     def forward(

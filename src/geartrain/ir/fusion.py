@@ -3,9 +3,9 @@
     x ─► through ─► loss        two nodes: rows, residuals and gradients wait between them
     x ─► (through loss)         one node: one firing makes losses and gradients, nothing waits
 
-A loss is fused with a ``through`` that has a row kernel and no other reader, and whose rows all go
-there. A module that runs again from its inputs, or keeps autograd's graph, stays a node of its own,
-as does one that looks inside bundles, and a loss that judges messages one at a time.
+A loss is fused with a ``through`` that has a row or bundle kernel and no other reader, and whose
+rows all go there. A module that runs again from its inputs, or keeps autograd's graph, stays a node
+of its own, as does a loss that judges messages one at a time.
 """
 
 from __future__ import annotations
@@ -36,4 +36,4 @@ def fused(operators: Sequence[AbstractOperator], apart: Collection[str] = ()) ->
 
 
 def _may_end(through: Through) -> bool:
-    return not through.call.pool and through.has_row_kernel()
+    return through.has_kernel()

@@ -58,22 +58,26 @@ class InOrder(Iterator[Any]):
     """Items of a list in some order, which may be looked at before they are taken.
 
     Args:
-        items: A list or tuple.
+        items: A list, a tuple, or instances in columns.
         order: Places in it.
     """
 
-    def __init__(self, items: Sequence[Any], order: Sequence[int]) -> None:
-        self._items, self._order, self._at = items, order, 0
+    def __init__(self, items: Sequence[Any], order: Sequence[int] | NDArray[np.int64]) -> None:
+        self.items, self._order, self._at = items, order, 0
 
     def __next__(self) -> Any:
         if self._at >= len(self._order):
             raise StopIteration
         self._at += 1
-        return self._items[self._order[self._at - 1]]
+        return self.items[int(self._order[self._at - 1])]
+
+    def places(self, n: int) -> Sequence[int] | NDArray[np.int64]:
+        """Where the next n items are, or as many as are left."""
+        return self._order[self._at : self._at + n]
 
     def ahead(self, n: int) -> list[Any]:
         """The next n items, or as many as are left."""
-        return [self._items[i] for i in self._order[self._at : self._at + n]]
+        return [self.items[i] for i in self.places(n)]
 
     def skip(self, n: int) -> None:
         """Take n items that ``ahead`` has shown."""

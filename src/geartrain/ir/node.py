@@ -138,6 +138,10 @@ class AbstractNode(ABC):
         """Whether the messages that it waits for are bundles, seen so far."""
         return False
 
+    def lengths(self, batch: Forward | Backward) -> IntArray | None:
+        """Payload rows of each message of a batch that waits for this node; None: one each."""
+        return batch.lengths
+
     @property
     def grain(self) -> int:
         """Rows of a firing are best a multiple of this; the rest may wait for company."""

@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.errors import DataError
+from geartrain.ir.columns import Columns
 from geartrain.ir.frame import Arena, Column, Table
 from geartrain.ir.instance import Instance, as_column
-from geartrain.ir.message import IntArray
+from geartrain.ir.message import IntArray, ranges
 from geartrain.ir.operator import Input
 
 
@@ -167,6 +168,91 @@ class Packer:
             inputs,
             counts,
         )
+
+    def pack_columns(self, columns: Columns, places: IntArray) -> Packed:
+        """Take some of many columns.
+
+        Args:
+            columns: Of all instances.
+            places: int64 ``(n,)``, which are taken, one or more.
+
+        Raises:
+            DataError: They are not what the graph wants; packing them one by one says which.
+        """
+        arena, n = self._arena, places.size
+        if (
+            (arena.has_edges and not columns.edge.keys() >= set(arena.edge_names))
+            or not columns.vertex.keys() >= set(arena.vertex_names)
+            or not columns.value.keys() >= set(arena.value_names)
+            or not columns.inputs
+            or not columns.inputs.keys() <= self._inputs.keys()
+        ):
+            raise DataError("columns are missing, or unknown to the graph")
+        sizes = columns.lengths[places]
+        ends = _ends(sizes)
+        which = ranges(columns.starts[places], sizes)
+        at = np.arange(which.size) - ends[:-1].repeat(sizes)
+        vertex = {m: columns.vertex[m][which] for m in arena.vertex_names}
+        value = {m: columns.value[m][places] for m in arena.value_names}
+        self._require_types(arena.vertices, vertex)
+        self._require_types(arena.values, value)
+        rows = torch.from_numpy(which)
+        inputs: dict[str, Rows] = {}
+        counts = np.zeros(n, np.int64)
+        for name, operator in self._inputs.items():
+            given = columns.inputs.get(name)
+            if given is None:
+                nothing = np.zeros(n, np.int64)
+                inputs[name] = Rows(None, nothing, _NOWHERE, _ends(nothing))
+                continue
+            self._require_shape(operator, given)
+            payload = given.index_select(0, rows)
+            if payload.is_floating_point() and not payload.isfinite().all():
+                raise DataError(f"input '{name}' holds NaN or infinity")
+            inputs[name] = Rows(payload, sizes, at, ends)
+            counts += 1 if operator.bundle else sizes
+        edge, edge_sizes = self._edges_of(columns, places, vertex, sizes)
+        return Packed(
+            columns.keys(places),
+            sizes,
+            edge_sizes,
+            ends,
+            _ends(edge_sizes),
+            vertex,
+            edge,
+            value,
+            inputs,
+            counts,
+        )
+
+    def _edges_of(
+        self, columns: Columns, places: IntArray, vertex: dict[str, Column], sizes: IntArray
+    ) -> tuple[dict[str, Column], IntArray]:
+        """Edge columns and numbers of edges of some; adds degrees to the vertices' columns."""
+        arena = self._arena
+        if not arena.has_edges:
+            return {}, np.zeros(places.size, np.int64)
+        edge_sizes = columns.edge_lengths[places]
+        which = ranges(columns.edge_starts[places], edge_sizes)
+        edge = {m: columns.edge[m][which] for m in arena.edge_names}
+        self._require_types(arena.edges, edge)
+        limit = sizes.repeat(edge_sizes)
+        for name in ("source", "target"):
+            if (edge[name] < 0).any() or (edge[name] >= limit).any():
+                raise DataError(f"edge column '{name}' leads out of its instance")
+        return _by_source(vertex, edge, sizes, edge_sizes), edge_sizes
+
+    def _require_types(self, table: Table, columns: Mapping[str, Column]) -> None:
+        for name, column in columns.items():
+            if not table.takes(name, column):
+                raise DataError(f"{table.kind} column '{name}' is of another type")
+
+    def _require_shape(self, operator: Input, rows: Tensor) -> None:
+        known = self._shapes.get(operator.name)
+        if known is None:
+            known = self._shapes[operator.name] = _declared(operator, rows)
+        if known != (rows.shape[1:], rows.dtype) and not operator.bundle:
+            raise DataError(f"input '{operator.name}' has rows of another shape or type")
 
     def _counts(self, instances: Sequence[Instance], inputs: Mapping[str, Rows]) -> IntArray:
         """Messages that each instance feeds."""

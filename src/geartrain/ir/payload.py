@@ -210,6 +210,12 @@ class RowNode(AbstractNode):
     def bundled(self) -> bool:
         return self._cells is not None
 
+    def lengths(self, batch: Forward | Backward) -> IntArray | None:
+        if isinstance(batch, Forward) or self._cells is None:
+            return batch.lengths
+        found: IntArray = self._rows["length"][batch.rows & ROW_MASK]
+        return found  # a pooled answer has one row itself
+
     @property
     def grain(self) -> int:
         return 1 if self._weights is None or self._cells is not None else GRAIN

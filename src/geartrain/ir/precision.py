@@ -116,12 +116,13 @@ class CastBundleKernel(AbstractBundleKernel):
     """A bundle kernel that works, and keeps its residuals, in float32, for bfloat16 rows."""
 
     def __init__(self, kernel: AbstractBundleKernel) -> None:
-        self._kernel = kernel
+        self._kernel = kernel.for_bf16()
+        self.room_for = self._kernel.room_for
 
     def forward(
         self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
     ) -> tuple[Payload, Payload]:
-        outputs, residuals = self._kernel.forward(*map(widened, inputs), inside=inside)
+        outputs, residuals = self._kernel.forward(*map(widened, inputs), inside=inside, room=room)
         return tuple(map(narrowed, outputs)), residuals
 
     def backward(

@@ -14,15 +14,20 @@ from collections.abc import Sequence
 from typing import final
 
 import torch
+from torch import nn
 
+from geartrain.ir.bundle import AbstractBundleKernel, Inside
 from geartrain.ir.call import Call, gather_inputs, require_rows, where_it_computes
 from geartrain.ir.gradient import GradientSum
+from geartrain.ir.inside import look_inside
 from geartrain.ir.kernel import AbstractRowKernel
 from geartrain.ir.loss import Objective
 from geartrain.ir.message import (
+    INSTANCE,
     Backward,
     Forward,
     Gradient,
+    Payload,
     join_lengths,
     join_origins,
     join_states,
@@ -38,8 +43,8 @@ class ReadoutNode(AbstractNode):
 
     Args:
         place: Number, name, frames.
-        call: The module and how it is called; it does not look inside bundles.
-        kernel: Computes it.
+        call: The module and how it is called.
+        kernel: Computes it; one for bundles where the call looks inside them.
         objective: The loss.
         weights: The part, or None where there are no parameters.
     """
@@ -48,7 +53,7 @@ class ReadoutNode(AbstractNode):
         self,
         place: Place,
         call: Call,
-        kernel: AbstractRowKernel,
+        kernel: AbstractRowKernel | AbstractBundleKernel,
         objective: Objective,
         weights: AbstractWeights | None,
     ) -> None:
@@ -57,7 +62,8 @@ class ReadoutNode(AbstractNode):
         self.objective, self.loss_name = objective, objective.name
         self.alone = call.alone
         self.part_name = None if weights is None else weights.name
-        self._bundled = False
+        self._bundled = call.inside or call.pool
+        self._grain = _grain_of(call.function)
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         state, origin = join_states(batches), join_origins(batches)
@@ -66,15 +72,21 @@ class ReadoutNode(AbstractNode):
         device = None
         if self.place.spread:
             device = where_it_computes(self._call, self._weights, batches)
+        inside = None
+        if self._call.inside:
+            inside = look_inside(self.place, state[INSTANCE], lengths, device)
         inputs = gather_inputs(self._call, self.place, batches, state, lengths, {}, device)
-        with torch.no_grad():
-            outputs, residuals = self._kernel.forward(*inputs)
-        n = origin.size if lengths is None else int(lengths.sum())
-        require_rows(self.name, outputs, n)
-        dy = self.objective.measure(outputs, state, lengths, train)
+        outputs, residuals = self._run(inputs, inside)
+        rows = origin.size if lengths is None else int(lengths.sum())
+        pooled = lengths is None or self._call.pool
+        require_rows(self.name, outputs, origin.size if pooled else rows)
+        dy = self.objective.measure(outputs, state, None if pooled else lengths, train)
         if dy is None:
             return Emission(backward=[Backward(origin, None)])
-        dx = self._call.answer(self._back(dy, residuals, n, origin.size), len(batches[0].payload))
+        found = self._back(dy, residuals, inside)
+        if self._weights is not None:
+            self._weights.answered(rows, origin.size)
+        dx = self._call.answer(found, len(batches[0].payload))
         quiet = all(d is None for d in dx)
         return Emission(
             backward=[Backward(origin, None) if quiet else Backward(origin, dx, lengths)]
@@ -89,7 +101,7 @@ class ReadoutNode(AbstractNode):
 
     @property
     def grain(self) -> int:
-        return 1 if self._weights is None or self._bundled else GRAIN
+        return 1 if self._bundled else self._grain
 
     def check_empty(self) -> None:
         """Every row is answered at once, but a device may still have to say of what loss.
@@ -99,12 +111,25 @@ class ReadoutNode(AbstractNode):
         """
         self.objective.sums.check_finite()
 
-    def _back(
-        self, dy: Gradient, residuals: tuple[torch.Tensor, ...], n: int, messages: int
-    ) -> Gradient:
+    def _run(self, inputs: Payload, inside: Inside | None) -> tuple[Payload, Payload]:
+        with torch.no_grad():
+            if isinstance(self._kernel, AbstractBundleKernel):
+                assert inside is not None
+                return self._kernel.forward(*inputs, inside=inside)
+            return self._kernel.forward(*inputs)
+
+    def _back(self, dy: Gradient, residuals: Payload, inside: Inside | None) -> Gradient:
         into = GradientSum(()) if self._weights is None else self._weights.gradient
         with torch.no_grad():
-            dx = self._kernel.backward(dy, residuals, into)
-        if self._weights is not None:
-            self._weights.answered(n, messages)
-        return dx
+            if isinstance(self._kernel, AbstractBundleKernel):
+                assert inside is not None
+                return self._kernel.backward(dy, residuals, into, inside)
+            return self._kernel.backward(dy, residuals, into)
+
+
+def _grain_of(function: object) -> int:
+    """Rows that its products are best a multiple of: narrow maps care for none."""
+    if not isinstance(function, nn.Module):
+        return 1
+    wide = any(p.ndim == 2 and min(p.shape) >= GRAIN for p in function.parameters())
+    return GRAIN if wide else 1

@@ -147,7 +147,7 @@ class Through(AbstractOperator):
             place, weights: As for every operator.
             precision: Of the rows.
             objective: Of the loss that alone reads this node and is computed in it; only where
-                ``has_row_kernel``.
+                ``has_kernel``.
         """
         keep, function, call = self.keep, self.function, self.call
         if precision == "bf16":
@@ -177,7 +177,6 @@ class Through(AbstractOperator):
         if precision == "bf16":
             kernel = self._for_bf16(kernel)
         if objective is not None:
-            assert isinstance(kernel, AbstractRowKernel)
             return ReadoutNode(place, call, kernel, objective, weights)
         return RowNode(place, call, kernel, weights)
 
@@ -189,11 +188,12 @@ class Through(AbstractOperator):
         full = self.part is not None and self.part.full_precision
         return CastKernel(kernel) if full else in_bf16(kernel)
 
-    def has_row_kernel(self) -> bool:
-        """Whether its node keeps a row kernel's residuals, written by hand or derived."""
-        if self.call.inside or self.keep in ("inputs", "graph"):
+    def has_kernel(self) -> bool:
+        """Whether its node keeps a kernel's residuals, written by hand or derived."""
+        if self.keep in ("inputs", "graph"):
             return False
-        return self.keep == "activations" or self._kernel() is not None
+        derived = self.keep == "activations" and not self.call.inside
+        return derived or self._kernel() is not None
 
     def keeps(self) -> str:
         """``keep``, and whether it means a kernel that is derived."""

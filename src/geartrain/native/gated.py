@@ -38,6 +38,7 @@ class Weights:
         message_bias: ``(types H,)`` or None.
         ih, hh: ``(3 H, H)``.
         ih_bias, hh_bias: ``(3 H,)`` or None.
+        brief: Whether products may round their operands to bfloat16; their sums are float32.
     """
 
     message: Tensor
@@ -46,6 +47,7 @@ class Weights:
     ih_bias: Tensor | None
     hh: Tensor
     hh_bias: Tensor | None
+    brief: bool = False
 
     @property
     def types(self) -> int:
@@ -129,6 +131,7 @@ def gated_forward(h: Tensor, edges: Edges, weights: Weights, kept: Tensor) -> Te
         _address(weights.ih_bias),
         weights.hh.data_ptr(),
         _address(weights.hh_bias),
+        weights.brief,
         kept.data_ptr(),
         y.data_ptr(),
     )
@@ -201,6 +204,7 @@ def gated_backward(
         weights.message.data_ptr(),
         weights.ih.data_ptr(),
         weights.hh.data_ptr(),
+        weights.brief,
         wanted,
         d.data_ptr(),
         message.data_ptr(),

@@ -3,6 +3,7 @@
  *     kernels.c    what knows no type (rows are moved as bytes), and kernels.inc twice
  *     kernels.inc  what computes, once for float and once for double
  *     products.inc  matrix products; part of the one above, as are the next ones
+ *     short.inc    operands of products in bfloat16
  *     gated.inc, readouts.inc  gated graph networks and values of graphs
  *     trees.inc    Tree-LSTMs over whole trees
  *     bf16.inc     the same for rows in bfloat16, by way of those for float
@@ -19,6 +20,8 @@
 
 #define AHEAD 4 /* rows to ask memory for before they are needed */
 #define LINE 64
+/* No entry waits for another: pointers into one row are too many for compilers to compare. */
+#define APART _Pragma("GCC ivdep")
 
 /* Whether all of n indices are within 0..limit-1. */
 static int within(const int64_t *index, int64_t n, int64_t limit) {
@@ -170,6 +173,7 @@ int64_t note_products(int64_t room, Done *notes) {
 #define LN2_LOW 0x1.7f7d1cp-20f
 #define LEAST (-87.0f)
 #define LOGARITHM logf
+#define SQUARE_ROOT sqrtf
 #include "kernels.inc"
 #include "bf16.inc"
 
@@ -183,4 +187,5 @@ int64_t note_products(int64_t room, Done *notes) {
 #define LN2_LOW 0x1.cf79abc9e3b398p-40
 #define LEAST (-708.0)
 #define LOGARITHM log
+#define SQUARE_ROOT sqrt
 #include "kernels.inc"

@@ -39,9 +39,11 @@ SOURCES: Final = tuple(
         "kernels.c",
         "kernels.inc",
         "products.inc",
+        "short.inc",
         "gated.inc",
         "trees.inc",
         "readouts.inc",
+        "lists.inc",
         "bf16.inc",
     )
 )
@@ -55,7 +57,7 @@ SMALL: Final = 1 << 14
 
 Function: TypeAlias = Callable[..., int]
 
-_N, _P = ctypes.c_int64, ctypes.c_void_p
+_N, _P, _R = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 _MOVE: Final = (ctypes.c_char_p, _N)
 _TRANSPOSE: Final = (_N, _N, _P, _P)
 _RELEASE: Final = (_N, _P, _N, *[_P] * 4)
@@ -71,23 +73,26 @@ _TYPED: Final = {
     "lstm_backward": (_N, _N, _N, *[_P] * 5, _N, *[_P] * 4),
     "gru_forward": (_N, _N, *[_P] * 5),
     "gru_backward": (_N, _N, _N, *[_P] * 4, _N, *[_P] * 3),
-    "gated_forward": (*[_N] * 5, *[_P] * 12),
-    "gated_backward": (*[_N] * 5, *[_P] * 6, _N, *[_P] * 3, _N, *[_P] * 5),
-    "forest_forward": (*[_N] * 3, *[_P] * 8, _N, _P, _P),
-    "forest_backward": (*[_N] * 4, *[_P] * 3, _N, _P, _P, _N, *[_P] * 7),
+    "gated_forward": (*[_N] * 5, *[_P] * 10, _N, *[_P] * 2),
+    "gated_backward": (*[_N] * 5, *[_P] * 6, _N, *[_P] * 3, *[_N] * 2, *[_P] * 5),
+    "forest_forward": (*[_N] * 3, *[_P] * 8, _N, _N, _P, _P),
+    "forest_backward": (*[_N] * 4, *[_P] * 3, _N, _N, _P, _P, _N, *[_P] * 7),
     "choice_forward": (*[_N] * 3, *[_P] * 7),
     "choice_backward": (*[_N] * 3, *[_P] * 4, _N, *[_P] * 4),
     "sum_forward": (*[_N] * 5, *[_P] * 9),
     "sum_backward": (*[_N] * 5, *[_P] * 5, _N, *[_P] * 7),
+    "adagrad_rows": (_N, _N, _P, _N, _P, _R, _R, _P, _P),
+    "lists_forward": (*[_N] * 3, *[_P] * 2, _N, *[_P] * 2, _N, *[_P] * 2),
+    "lists_backward": (*[_N] * 3, *[_P] * 2, _N, *[_P] * 2, _N, _P, *[_N] * 2, *[_P] * 3),
     "tanh": (_N, _P, _P),
     "cross_entropy": (_N, _N, *[_P] * 4),
 }
 _NAMES: Final = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}
 _NOT_SHORT: Final = frozenset(  # losses are float32, and bundle kernels work in it
     f"{name}_{way}"
-    for name in ("gated", "forest", "choice", "sum")
+    for name in ("gated", "forest", "choice", "sum", "lists")
     for way in ("forward", "backward")
-) | {"cross_entropy"}
+) | {"cross_entropy", "adagrad_rows"}
 _PRECISE: Final = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2}
 
 

@@ -159,12 +159,14 @@ class TreeWeights:
         leaf_bias: ``(3 H,)``.
         branch: ``(5 H, 2 H)``: i, f_l, f_r, o, u.
         branch_bias: ``(5 H,)``.
+        brief: Whether products may round their operands to bfloat16; their sums are float32.
     """
 
     leaf: Tensor
     leaf_bias: Tensor
     branch: Tensor
     branch_bias: Tensor
+    brief: bool = False
 
     @property
     def hidden(self) -> int:
@@ -222,6 +224,7 @@ def forest_forward(forest: Forest, x: Tensor, weights: TreeWeights, kept: Tensor
         weights.branch.data_ptr(),
         weights.branch_bias.data_ptr(),
         kept.shape[1],
+        weights.brief,
         kept.data_ptr(),
         h.data_ptr(),
     )
@@ -284,6 +287,7 @@ def forest_backward(
         forest.heights,
         *_addresses(forest),
         kept.shape[1],
+        weights.brief,
         kept.data_ptr(),
         pointer(rows),
         limit,

@@ -19,6 +19,7 @@ from geartrain.nn.shapes import (
     first_states,
 )
 from geartrain.nn.transformer import DecoderBlock, TokenEmbedding, TokenReadout, decoder
+from geartrain.nn.wholelist import WholeList
 from geartrain.nn.wholetree import WholeTree
 
 register_torch_kernels()
@@ -43,6 +44,7 @@ __all__ = [
     "TreeLSTMBranch",
     "TreeLSTMLeaf",
     "VertexChoice",
+    "WholeList",
     "WholeTree",
     "choice_accuracy",
     "choice_loss",

@@ -178,8 +178,11 @@ def _senders(
 class _CellKernel(AbstractBundleKernel):
     room_for = 1
 
-    def __init__(self, module: GatedGraphCell) -> None:
-        self._module, self._gru = module, GruKernel(module.update)
+    def __init__(self, module: GatedGraphCell, *, brief: bool = False) -> None:
+        self._module, self._gru, self._brief = module, GruKernel(module.update), brief
+
+    def for_bf16(self) -> AbstractBundleKernel:
+        return _CellKernel(self._module, brief=True)
 
     def forward(
         self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
@@ -318,7 +321,13 @@ class _CellKernel(AbstractBundleKernel):
         message, update = self._module.message, self._module.update
         biases = (update.bias_ih, update.bias_hh) if update.bias else (None, None)
         return Weights(
-            message.weight, message.bias, update.weight_ih, biases[0], update.weight_hh, biases[1]
+            message.weight,
+            message.bias,
+            update.weight_ih,
+            biases[0],
+            update.weight_hh,
+            biases[1],
+            self._brief,
         )
 
     def _edges(self, inside: Inside) -> Edges:

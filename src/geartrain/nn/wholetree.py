@@ -96,7 +96,8 @@ class WholeTree(nn.Module):
             return None
         if not (may_have_kernel(leaf) and may_have_kernel(branch)):
             return None
-        if leaf.hidden != branch.hidden or not takes(_weights(leaf, branch)):
+        weights = TreeWeights(leaf.weight, leaf.bias, branch.weight, branch.bias)
+        if leaf.hidden != branch.hidden or not takes(weights):
             return None
         table = None if leaf.embedding is None else kernel_of(leaf.embedding)
         if leaf.embedding is not None and table is None:
@@ -106,10 +107,6 @@ class WholeTree(nn.Module):
 
 def _forest(parent: Tensor, slot: Tensor, inside: Inside) -> Forest:
     return forest_of(*(x.cpu().numpy() for x in (parent, slot, inside.lengths)))
-
-
-def _weights(leaf: TreeLSTMLeaf, branch: TreeLSTMBranch) -> TreeWeights:
-    return TreeWeights(leaf.weight, leaf.bias, branch.weight, branch.bias)
 
 
 @final
@@ -124,14 +121,20 @@ class _TreeKernel(AbstractBundleKernel):
         leaf: TreeLSTMLeaf,
         branch: TreeLSTMBranch,
         table: AbstractRowKernel | None,
+        *,
+        brief: bool = False,
     ) -> None:
         self._module, self._leaf, self._branch, self._table = module, leaf, branch, table
+        self._brief = brief
+
+    def for_bf16(self) -> AbstractBundleKernel:
+        return _TreeKernel(self._module, self._leaf, self._branch, self._table, brief=True)
 
     def forward(
         self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         x, parent, slot = inputs
-        weights = _weights(self._leaf, self._branch)
+        weights = self._weights()
         kept = room
         if kept is None:
             kept = weights.leaf.new_empty((x.shape[0], weights.kept()))
@@ -182,7 +185,7 @@ class _TreeKernel(AbstractBundleKernel):
             return None, None, None
         if rows is not None:
             x, parent, slot = take((x, parent, slot), rows)
-        weights, learns = _weights(self._leaf, self._branch), self._table_learns()
+        weights, learns = self._weights(), self._table_learns()
         found = None
         if weights.suit() and dh.is_cpu:
             forest = _forest(parent, slot, inside)
@@ -202,6 +205,10 @@ class _TreeKernel(AbstractBundleKernel):
             self._table.backward((found.x,), (x.index_select(0, leaves),), into)
             return None, None, None
         return x.new_zeros(x.shape).index_copy_(0, leaves, found.x), None, None
+
+    def _weights(self) -> TreeWeights:
+        leaf, branch = self._leaf, self._branch
+        return TreeWeights(leaf.weight, leaf.bias, branch.weight, branch.bias, brief=self._brief)
 
     def _table_learns(self) -> bool:
         embedding: Any = self._leaf.embedding

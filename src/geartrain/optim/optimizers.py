@@ -1,9 +1,10 @@
-"""Optimisers for gradients that come late.
+"""Optimisers for gradients that come late, and one for tables beside dense weights.
 
+    FusedAdagrad          torch's Adagrad in one pass each, dense weights and rows of tables alike
     SpikeCompensatedSGD   a late gradient moves the weights at once as far as it would have by now
     LookAheadSGD          gradients are taken where the momentum leads
 
-Both are torch optimisers, for ``Rules(optimizer=partial(...))``, and go without geartrain too.
+They are torch optimisers, for ``Rules(optimizer=partial(...))``, and go without geartrain too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,95 @@ from typing import Any, final
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.adagrad import adagrad
+
+from geartrain.native.steps import adagrad_rows
+
+
+@final
+class FusedAdagrad(torch.optim.Adagrad):
+    """torch's Adagrad with one pass over a weight, also where some gradients are sparse.
+
+    With an embedding of sparse gradients in the same part torch's own takes several passes over
+    everything. Arguments and state are those of ``torch.optim.Adagrad`` but for ``foreach``,
+    ``fused`` and ``differentiable``, which it chooses itself.
+
+    Args:
+        params: Parameters or groups of them.
+        lr: Rate.
+        lr_decay: The rate is divided by 1 + lr_decay (step - 1).
+        weight_decay: Added to a dense gradient, times the weight.
+        initial_accumulator_value: Of the sums of squares.
+        eps: Added to their root.
+        maximize: Step along the gradient, not against it.
+
+    Raises:
+        ValueError: A number is out of range, or there is weight decay and a sparse gradient.
+
+    Source: Duchi, Hazan, Singer 2011, JMLR 12:2121-2159.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-2,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            lr_decay,
+            weight_decay,
+            initial_accumulator_value,
+            eps,
+            maximize=maximize,
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update."""
+        loss = _evaluated(closure)
+        for group in self.param_groups:
+            told = {k: group[k] for k in ("lr", "weight_decay", "lr_decay", "eps", "maximize")}
+            dense: dict[bool, list[Tensor]] = {True: [], False: []}
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                if p.grad.is_sparse:
+                    self._step_rows(p, p.grad, group)
+                else:
+                    dense[p.is_cpu and p.dtype in (torch.float32, torch.float64)].append(p)
+            for fused, some in dense.items():
+                if some:
+                    states = [self.state[p] for p in some]
+                    adagrad(
+                        some,
+                        [p.grad for p in some if p.grad is not None],
+                        [s["sum"] for s in states],
+                        [s["step"] for s in states],
+                        fused=fused,
+                        has_complex=any(p.is_complex() for p in some),
+                        **told,
+                    )
+        return loss
+
+    def _step_rows(self, p: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        if group["weight_decay"]:
+            raise ValueError(
+                f"FusedAdagrad(weight_decay={group['weight_decay']}) and a sparse gradient do not "
+                "go together: give the table a group of its own without weight decay"
+            )
+        state, gradient = self.state[p], gradient.coalesce()
+        state["step"] += 1
+        rate = float(group["lr"]) / (1 + (float(state["step"]) - 1) * group["lr_decay"])
+        rows, values = gradient._indices()[0].contiguous(), gradient._values().contiguous()
+        rate = -rate if group["maximize"] else rate
+        adagrad_rows(p, state["sum"], rows, values, rate, group["eps"])
 
 
 @final

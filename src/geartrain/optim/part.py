@@ -101,6 +101,7 @@ class PartState(AbstractWeights):
         self.frozen = False
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.gradient = GradientSum(module.parameters())
+        self.size = sum(p.numel() for p in module.parameters())
         self.optimizer = rules.optimizer(self.parameters) if self.parameters else None
         self._trigger = rules.trigger()
         self._scheduler = (

@@ -81,6 +81,7 @@ class Share(AbstractWeights):
         self._counts, self._stepping, self.guard = counts, stepping, guard
         self.gradient = GradientSum(part.module.parameters())
         self.wants_graph = part.wants_graph
+        self.size = part.size
 
     @property
     def version(self) -> int:  # type: ignore[override]
@@ -97,6 +98,10 @@ class Share(AbstractWeights):
     @property
     def rules(self) -> Rules:
         return self._part.rules
+
+    @property
+    def rows(self) -> int:
+        return self._part.rows
 
     @property
     def instances(self) -> int:

@@ -1,16 +1,20 @@
-"""List reduction: a recurrent network that goes round a loop of the graph, once a token.
+"""List reduction: a recurrent network over lists of tokens.
 
-    start ─► steps ─► cell(h, token) ─► ends here? ─ no ─► next vertex ─► steps
+    tokens ─► cell, along the list ─► readout ─► cross entropy, accuracy            whole=1
+
+    start ─► steps ─► cell(h, token) ─► ends here? ─ no ─► next vertex ─► steps     whole=0
                                              └─ yes ─► readout ─► cross entropy, accuracy
 
-One row stands for one list; it leaves the loop at the list's last token, so lists of two and of
-ten tokens share every batch and nothing is padded. Every number of the recipe stands at the top.
+A list travels as one bundle, which takes all its steps in one firing; lists of two and of ten
+tokens share every batch and nothing is padded. The loop is AMPNet's: one row stands for one list
+and leaves the loop at its last token. Every number of the recipe stands at the top.
 
 Source: the task and the loop are those of Gaunt et al. 2017, arXiv:1705.09786.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Final, Literal
 
@@ -20,10 +24,11 @@ from torch import nn
 
 from geartrain.data.listreduce import CLASSES, SYMBOLS, ListReduction, generate
 from geartrain.engine.controller import Ramp
+from geartrain.ir.columns import Columns
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import accuracy, cross_entropy
-from geartrain.nn import Recurrent, TokenRNN
+from geartrain.nn import Recurrent, TokenRNN, WholeList
 from geartrain.optim.rules import Clip, Instances, Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
@@ -51,12 +56,17 @@ def build(setting: Setting) -> Task:
     valid_size = int(setting.options["valid_size"])
     rate = float(setting.options["learning_rate"])
     hidden = int(setting.options["hidden"])
+    whole = bool(setting.options["whole"])
 
     def draw(n: int, seed: int, split: Literal["train", "validation"]) -> LoadSplit:
-        return lambda: instances_of(generate(n, seed, split), hidden)
+        def load() -> Sequence[Instance]:
+            lists = generate(n, seed, split)
+            return columns_of(lists) if whole else instances_of(lists, hidden)
+
+        return load
 
     return Task(
-        graph=make_graph(hidden, setting.copies),
+        graph=make_graph(hidden, setting.copies, whole=whole),
         rules=Rules(
             optimizer=partial(torch.optim.Adam, lr=rate, betas=BETAS, fused=True),
             update_every=Instances(setting.update_every),
@@ -74,26 +84,43 @@ def build(setting: Setting) -> Task:
     )
 
 
-def make_graph(hidden: int, copies: Copies = ONE) -> Graph:
-    """The loop over tokens, and the loss behind it.
+def make_graph(hidden: int, copies: Copies = ONE, *, whole: bool = True) -> Graph:
+    """The network over lists, and the loss behind it.
 
     Args:
         hidden: Width of the state and of the token vectors.
         copies: Of the cell.
+        whole: Whether a list takes all its steps in one firing; else it goes round a loop.
     """
     # Token vectors of unit variance behind a matrix of their own: with Adam the same network
     # learns far more slowly when the product of the two is one table.
     cell = TokenRNN(SYMBOLS, hidden, embedding_dim=hidden)
     nn.init.normal_(cell.embedding.weight)
-    graph = Graph(vertex=("token",), value=("label",))
-    ended = Recurrent(copies.of(cell), read="token", name="cell")(graph.input("start"))
+    graph = Graph(vertex=() if whole else ("token",), value=("label",))
+    if whole:
+        tokens = graph.input("tokens", shape=(), dtype=torch.int64, bundle=True)
+        over_lists = copies.of(WholeList(cell))
+        ended = tokens.through(over_lists, name="cell", inside=True, pool=True)
+    else:
+        ended = Recurrent(copies.of(cell), read="token", name="cell")(graph.input("start"))
     scores = ended.through(nn.Linear(hidden, CLASSES), name="readout")
     scores.loss(cross_entropy, "label", metrics={"accuracy": accuracy})
     return graph
 
 
+def columns_of(lists: ListReduction) -> Columns:
+    """Lists as instances in columns: the tokens of each are one bundle."""
+    inside = np.arange(lists.tokens.shape[1]) < lists.length[:, None]
+    return Columns(
+        lists.length,
+        {"tokens": torch.from_numpy(lists.tokens[inside])},
+        value={"label": lists.label},
+        called="list",
+    )
+
+
 def instances_of(lists: ListReduction, hidden: int) -> list[Instance]:
-    """Lists as instances: tokens at the vertices; a row of zeros enters at vertex 0.
+    """Lists as instances of the loop: tokens at the vertices; a row of zeros enters at vertex 0.
 
     Args:
         lists: In columns; the instances hold views of them.
@@ -121,6 +148,7 @@ LISTREDUCE: Final = Recipe(
     draw=lambda: make_graph(hidden=128),
     options=(
         Option("hidden", 128, 1, "width of the state"),
+        Option("whole", 1, 0, "1: a list is one firing; 0: it goes round a loop, a firing a step"),
         Option("train_size", 100_000, 1, "lists to train on"),
         Option("valid_size", 10_000, 1, "lists to validate on"),
         Option("learning_rate", PEAK_RATE, 0.0, "Adam's highest rate"),

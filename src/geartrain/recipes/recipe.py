@@ -163,6 +163,7 @@ class Task:
         ramp: How instances in flight grow.
         files: Name to text, kept in the run's folder for ``Setting.files``.
         pipeline: That the graph is of, if it is one; its parts are placed in their order.
+        lanes: Whether several workers are best used as lanes, as one part has nearly all the work.
     """
 
     graph: Graph
@@ -172,6 +173,7 @@ class Task:
     ramp: AbstractRamp
     files: Mapping[str, str] = field(default_factory=dict)
     pipeline: Pipeline | None = None
+    lanes: bool = False
 
     def settings(self, workers: int, *, copies: bool = False) -> dict[str, Any]:
         """What ``Session`` is told besides graph, rules, runtime and what a user chooses.
@@ -186,6 +188,8 @@ class Task:
             del found["max_active"]
             if copies:
                 del found["placement"]
+        if self.lanes and workers > 1 and not copies:
+            found["lanes"] = True
         return {**found, "ramp": self.ramp}
 
     def load(self, split: str) -> Sequence[Instance]:

@@ -25,16 +25,17 @@ from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from geartrain.data.sst import CLASSES, Split, Tree, Vocabulary, load_sst
 from geartrain.engine.controller import Ramp
+from geartrain.ir.columns import Columns
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import Metric, accuracy, cross_entropy
 from geartrain.nn import Tree as TreeShape
 from geartrain.nn import TreeLSTMBranch, TreeLSTMLeaf, WholeTree
+from geartrain.optim.optimizers import FusedAdagrad
 from geartrain.optim.rules import Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
@@ -67,15 +68,14 @@ def build(setting: Setting) -> Task:
         vocabulary, read["train"] = found.vocabulary, found.train
 
     def split(name: Split) -> LoadSplit:
-        def load() -> list[Instance]:
+        def load() -> Sequence[Instance]:
             if name not in read:
                 sst = load_sst(setting.data, (name,), vocabulary=vocabulary)
                 read[name] = getattr(sst, name)
             trees = read[name][:most] if name == "train" else read[name]
-            return [
-                instance_of(tree, f"{name} tree {i}", whole=whole)
-                for i, tree in enumerate(trees, 1)
-            ]
+            if whole:
+                return columns_of(trees, f"{name} tree")
+            return [instance_of(tree, f"{name} tree {i}") for i, tree in enumerate(trees, 1)]
 
         return load
 
@@ -84,13 +84,12 @@ def build(setting: Setting) -> Task:
         graph=make_graph(
             int(setting.options["hidden"]), len(vocabulary), setting.copies, whole=whole
         ),
-        rules=Rules(
-            optimizer=partial(torch.optim.Adagrad, lr=rate), update_every=setting.update_every
-        ),
+        rules=Rules(optimizer=partial(FusedAdagrad, lr=rate), update_every=setting.update_every),
         splits={"train": split("train"), "dev": split("dev"), "test": split("test")},
         validation="dev",
         ramp=RAMP,
         files={_VOCABULARY: vocabulary.to_json()},
+        lanes=whole and setting.replicas == 1,
     )
 
 
@@ -122,15 +121,33 @@ def make_graph(hidden: int, words: int, copies: Copies = ONE, *, whole: bool = T
     return graph
 
 
-def instance_of(tree: Tree, key: str, *, whole: bool = True) -> Instance:
-    """A tree as an instance: word ids enter at the leaves; of a whole tree, one at every vertex."""
-    words: Tensor | tuple[Tensor, NDArray[np.int64]] = torch.from_numpy(tree.word), tree.leaf
-    if whole:
-        at_vertices = np.full(tree.vertices, NO_WORD)
-        at_vertices[tree.leaf] = tree.word
-        words = torch.from_numpy(at_vertices)
+def columns_of(trees: Sequence[Tree], called: str) -> Columns:
+    """Trees as instances that are computed whole: a word id or ``NO_WORD`` at every vertex.
+
+    Args:
+        trees: One or more.
+        called: What errors call them, before a number from 1.
+    """
+    lengths = np.array([tree.vertices for tree in trees])
+    starts = lengths.cumsum() - lengths
+    words = np.full(int(lengths.sum()), NO_WORD)
+    at = np.concatenate([tree.leaf for tree in trees])
+    words[at + starts.repeat([len(tree.leaf) for tree in trees])] = np.concatenate(
+        [tree.word for tree in trees]
+    )
+    columns = ("parent", "slot", "label")
+    return Columns(
+        lengths,
+        {"word": torch.from_numpy(words)},
+        vertex={name: np.concatenate([getattr(tree, name) for tree in trees]) for name in columns},
+        called=lambda i: f"{called} {i + 1}",
+    )
+
+
+def instance_of(tree: Tree, key: str) -> Instance:
+    """A tree as an instance that goes vertex by vertex: word ids enter at the leaves."""
     return Instance(
-        inputs={"word": words},
+        inputs={"word": (torch.from_numpy(tree.word), tree.leaf)},
         vertex={"parent": tree.parent, "slot": tree.slot, "label": tree.label},
         key=key,
     )

@@ -20,10 +20,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, Protocol, final
 
+import numpy as np
+
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Outbox
 from geartrain.engine.worker import Firing
 from geartrain.errors import DataError
+from geartrain.ir.columns import Columns
 from geartrain.ir.instance import InOrder, Instance
 from geartrain.ir.packed import Packed, Packer
 from geartrain.optim.part import StepTaken
@@ -232,18 +235,25 @@ class Block:
         return self._packed.part(start, self._at)
 
     def _pack(self, n: int, packer: Packer) -> Packed | None:
-        instances = self._instances.ahead(n)
-        if not instances:
+        ahead = self._instances
+        columns = ahead.items if isinstance(ahead.items, Columns) else None
+        places = np.asarray(ahead.places(n), np.int64)
+        if not places.size:
             return None
-        if {*map(type, instances)} == {Instance}:
+        instances = [] if columns is not None else ahead.ahead(n)
+        if columns is not None or {*map(type, instances)} == {Instance}:
             try:
-                packed = packer.pack(instances)
+                packed = (
+                    packer.pack(instances)
+                    if columns is None
+                    else packer.pack_columns(columns, places)
+                )
             except (DataError, TypeError, ValueError) as error:
-                log.debug("%d instances are admitted singly: %s", len(instances), error)
+                log.debug("%d instances are admitted singly: %s", places.size, error)
             else:
                 self._size = min(_BLOCK, _BLOCK_BYTES * len(packed) // max(1, packed.nbytes()))
                 return packed
-        self.loose = len(instances)
+        self.loose = places.size
         return None
 
 
@@ -258,6 +268,9 @@ class AbstractRuntime(ABC):
     workers: int
     virtual = False
     """Whether its seconds are imagined."""
+
+    kernel_threads: int | None = None
+    """Threads inside torch kernels of a worker; None: as many as torch's own number."""
 
     lock: Callable[[], AbstractLock] = NoLock
     """Makes a lock between its workers."""

@@ -36,6 +36,7 @@ class Threads(AbstractRuntime):
     """
 
     name = "threads"
+    kernel_threads: int
     lock = staticmethod(threading.Lock)
 
     def __init__(

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
+import torch
+
 from geartrain.data.points import evaluation_points, require_evaluate_every
 from geartrain.engine.engine import Engine, original_name
 from geartrain.engine.instrument import (
@@ -219,7 +221,7 @@ class Fitting:
         s = self._s
         assert s._engine is not None
         for worker in s._engine.workers:
-            with self._counted():
+            with self._counted(), _kernel_threads(s.runtime.kernel_threads):
                 steps = worker.flush()
             self._tell_steps(worker.index, steps)
         if s._replicas is not None:
@@ -397,3 +399,15 @@ def _points(source: Source, every: float | None, session: Session) -> list[int]:
     # Whole minibatches where they are drained, or those after it would straddle updates.
     whole = session.settings.max_active if session.settings.drain else 1
     return evaluation_points(source.length, every, whole)
+
+
+@contextmanager
+def _kernel_threads(number: int | None) -> Iterator[None]:
+    """As many threads as a worker has: waking a pool of others for one step takes longer."""
+    before = torch.get_num_threads()
+    if number is not None:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -10,13 +10,14 @@ any other iterable        its own order, after ``set_epoch`` if it has one; resu
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TypeAlias, final
 
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from geartrain.data.loader import seeded
+from geartrain.ir.columns import Columns
 from geartrain.ir.instance import InOrder, Instance
 from geartrain.train.random_state import random_state_kept
 
@@ -100,7 +101,9 @@ class Source:
         data: Any = self._data
         order = self._order(number)[copy::copies][start:]
         items: Iterator[Any] = (
-            InOrder(data, order) if type(data) in (list, tuple) else map(data.__getitem__, order)
+            InOrder(data, order)
+            if type(data) in (list, tuple, Columns)
+            else map(data.__getitem__, order)
         )
         return items if self._convert is None else map(self._convert, items)
 
@@ -120,13 +123,14 @@ class Source:
                 "shards='pull'"
             )
 
-    def _order(self, number: int) -> Sequence[int]:
+    def _order(self, number: int) -> Any:
         """Places in map-style data, in the order of an epoch."""
         data: Any = self._data
         if not self._shuffle:
             return range(len(data))
         generator = np.random.default_rng((self._seed, number))
-        return generator.permutation(len(data)).tolist()  # type: ignore[no-any-return]
+        order = generator.permutation(len(data))
+        return order if type(data) is Columns else order.tolist()
 
     def begin(self, number: int) -> None:
         """Tell data with a ``set_epoch`` which epoch its shards will be of."""
@@ -139,7 +143,7 @@ class Source:
             set_epoch(number)
         if self._map_style:
             order = self._order(number)[start:]
-            if type(data) in (list, tuple):
+            if type(data) in (list, tuple, Columns):
                 return InOrder(data, order)
             return map(data.__getitem__, order)
         with random_state_kept():

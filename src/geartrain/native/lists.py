@@ -1,0 +1,190 @@
+"""Plain recurrent networks over whole lists in C: all steps, products included, in one call.
+
+    forward    h = f(x + W h before), from zero along every list ─► all states, the last of each
+    backward   the same steps back; d_x, and d_W of all steps as one sum of products
+
+x is a row of a table that tokens name, or there is one for every vertex. Lists lie one below the
+other, of any lengths. All tensors contiguous on the CPU, float32 or float64; for others the answer
+is None, and the caller does it in torch.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from geartrain.errors import DataError
+from geartrain.native import library
+from geartrain.native.library import Function
+from geartrain.native.rows import Rows, contiguous, out_of_range, pointer
+
+_SMALL_WORK: Final = 1 << 17  # multiplications up to which the interpreter lock is kept
+
+
+def lists_forward(
+    driven: Tensor,
+    tokens: Tensor | None,
+    lengths: Tensor,
+    weight: Tensor,
+    kept: Tensor,
+    *,
+    bent: bool,
+) -> Tensor | None:
+    """The last state of every list, ``(n, H)``; that of an empty one is zero.
+
+    Args:
+        driven: x, ``(tokens, H)``, or ``(rows, H)`` without tokens.
+        tokens: int64 ``(rows,)``, rows of ``driven``; None: one for every vertex.
+        lengths: int64 ``(n,)``, vertices of each list.
+        weight: W, ``(H, H)``.
+        kept: ``(rows, H)``, the states, is written.
+        bent: Whether f is tanh; else relu.
+
+    Raises:
+        DataError: A token is none, or the lengths are not those of the rows.
+    """
+    rows, width = kept.shape
+    run = _function("lists_forward", rows, (driven, weight, kept), (tokens, lengths))
+    if run is None or weight.shape != (width, width) or driven.shape[1:] != (width,):
+        return None
+    last = kept.new_empty((lengths.shape[0], width))
+    bad = run(
+        lengths.shape[0],
+        rows,
+        width,
+        lengths.data_ptr(),
+        _address(tokens),
+        driven.shape[0],
+        driven.data_ptr(),
+        weight.data_ptr(),
+        bent,
+        kept.data_ptr(),
+        last.data_ptr(),
+    )
+    if bad:
+        _refuse(bad, rows, tokens, lengths, driven.shape[0])
+    return last
+
+
+def lists_backward(
+    dy: Tensor,
+    kept: Tensor,
+    tokens: Tensor | None,
+    rows: Rows | None,
+    lengths: Tensor,
+    weight: Tensor,
+    table: int,
+    *,
+    bent: bool,
+    every: bool = False,
+) -> tuple[Tensor, Tensor] | None:
+    """The gradients of ``driven`` and of W.
+
+    Args:
+        dy: At the last states, ``(n, H)``, or at all of them, ``(rows, H)``.
+        kept: ``(m, H)``, what ``lists_forward`` wrote.
+        tokens: int64 ``(m,)``, or None.
+        rows: int64 ``(rows,)``, the rows of ``kept`` and ``tokens``; None: all.
+        lengths: int64 ``(n,)``, vertices of each list.
+        weight: W of now, ``(H, H)``.
+        table: Rows of ``driven``, where there are tokens.
+        bent: As for ``lists_forward``.
+        every: Whether dy is at all states.
+
+    Raises:
+        DataError: As for ``lists_forward``.
+        ProtocolError: A row is out of range.
+    """
+    limit, width = kept.shape
+    n = limit if rows is None else rows.size
+    run = _function("lists_backward", n, (dy, kept, weight), (tokens, lengths))
+    came = n if every else lengths.shape[0]
+    if run is None or weight.shape != (width, width) or dy.shape != (came, width):
+        return None
+    rows = contiguous(rows)
+    driven = kept.new_empty((n if tokens is None else table, width))
+    d_weight = torch.empty_like(weight)
+    bad = run(
+        lengths.shape[0],
+        n,
+        width,
+        lengths.data_ptr(),
+        _address(tokens),
+        table,
+        kept.data_ptr(),
+        pointer(rows),
+        limit,
+        weight.data_ptr(),
+        bent,
+        every,
+        dy.data_ptr(),
+        driven.data_ptr(),
+        d_weight.data_ptr(),
+    )
+    if bad == _BAD_ROW and rows is not None:
+        raise out_of_range(rows, limit, "read")
+    if bad:
+        _refuse(bad, n, tokens, lengths, table)
+    return driven, d_weight
+
+
+def require_tokens(tokens: Tensor, table: int) -> None:
+    """What C checks, for whoever computes without it; off the host torch checks in its way.
+
+    Raises:
+        DataError: A token is none of the table's.
+    """
+    if tokens.is_cpu and tokens.numel():
+        low, high = torch.aminmax(tokens)
+        if int(low) < 0 or int(high) >= table:
+            raise _no_token(tokens, table)
+
+
+_BAD_TOKEN, _BAD_LENGTHS, _BAD_ROW = 1, 2, 3
+
+
+def _refuse(bad: int, rows: int, tokens: Tensor | None, lengths: Tensor, table: int) -> None:
+    if bad == _BAD_TOKEN and tokens is not None:
+        raise _no_token(tokens, table)
+    if bad == _BAD_LENGTHS:
+        raise _no_lengths(lengths, rows)
+    raise MemoryError(f"no memory for lists of {rows} vertices; lower max_active or max_rows")
+
+
+def _no_token(tokens: Tensor, table: int) -> DataError:
+    wrong = tokens[(tokens < 0) | (tokens >= table)]
+    token = int(wrong[0]) if wrong.numel() else "out of range"
+    return DataError(
+        f"a list has token {token}; expected 0..{table - 1}: number the tokens from 0, or give "
+        "the cell more of them"
+    )
+
+
+def _no_lengths(lengths: Tensor, rows: int) -> DataError:
+    return DataError(
+        f"lists of {lengths[:4].tolist()} vertices, {int(lengths.sum())} together, came with "
+        f"{rows} rows; one row for every vertex"
+    )
+
+
+def _function(
+    name: str, rows: int, floats: tuple[Tensor, ...], integers: tuple[Tensor | None, ...]
+) -> Function | None:
+    """The kernel for these tensors, or None if it is not for them."""
+    native, like = library.current(), floats[0]
+    typed = None if native is None else native.typed.get(like.dtype)
+    if typed is None or name not in typed:
+        return None
+    for x in floats:
+        if x.dtype is not like.dtype or not x.is_cpu or not x.is_contiguous():
+            return None
+    for i in integers:
+        if i is not None and not (i.dtype is torch.int64 and i.is_cpu and i.is_contiguous()):
+            return None
+    return typed[name][rows * floats[-1].shape[1] ** 2 > _SMALL_WORK]
+
+
+def _address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()

@@ -1,0 +1,110 @@
+"""How many bundles one firing takes: about what an update wants, forward too."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from rig import AT_ONCE, Quiet, one_pass
+from torch import Tensor, nn
+
+from geartrain.engine.engine import Engine, Settings, make_parts
+from geartrain.engine.mailbox import AbstractPolicy, FullestFirst, RandomOrder, Sweeps
+from geartrain.engine.worker import Firing
+from geartrain.ir.graph import Graph
+from geartrain.ir.instance import Instance
+from geartrain.optim.rules import Flush, Instances, Messages, Rows, Rules, Trigger
+from geartrain.runtime.simulated import Simulated
+
+ROWS = 60  # of every bundle
+
+
+def squares(y: Tensor) -> Tensor:
+    return y.square().flatten(1).sum(1)
+
+
+def graph(hidden: int = 80) -> Graph:
+    made = Graph()
+    x = made.input("x", bundle=True).through(torch.sin, name="sine")
+    h = x.through(nn.Linear(2, hidden), name="lower").through(torch.tanh, name="curve")
+    h.through(nn.Linear(hidden, hidden), name="upper").loss(squares)
+    return made
+
+
+def instances(n: int) -> list[Instance]:
+    generator = torch.Generator().manual_seed(0)
+    return [Instance({"x": torch.randn(ROWS, 2, generator=generator)}) for _ in range(n)]
+
+
+class Firings(Quiet):
+    def __init__(self) -> None:
+        self.seen: list[Firing] = []
+
+    def fired(self, worker, firing, start_s, end_s):
+        self.seen.append(firing)
+
+    def most(self, node: str, *, forward: bool) -> int:
+        return max(f.rows for f in self.seen if f.node == node and f.forward == forward)
+
+
+def run(
+    trigger: Trigger, policy: AbstractPolicy | None = None, hidden: int = 80, workers: int = 1
+) -> tuple[Firings, Engine]:
+    torch.manual_seed(0)
+    made, watch = graph(hidden), Firings()
+    rules = Rules(optimizer=partial(torch.optim.SGD, lr=1e-4), update_every=trigger)
+    settings = Settings(
+        max_active=128, ramp=AT_ONCE, policy=lambda worker: policy or Sweeps(), lanes=workers > 1
+    )
+    engine = Engine(made, make_parts(made, rules), settings, workers)
+    one_pass(made, instances(300), engine=engine, runtime=Simulated(workers), watch=watch)
+    return watch, engine
+
+
+@pytest.mark.parametrize("trigger", [Instances(20), Rows(20 * ROWS)])
+def test_a_firing_takes_what_an_update_wants_and_little_grows_old(trigger):
+    watch, engine = run(trigger)
+    for node in ("sine", "lower", "curve"):
+        assert watch.most(node, forward=True) == 20
+    assert watch.most("upper", forward=True) == 20  # its loss is inside
+    assert watch.most("lower", forward=False) == 20
+    for part in engine.parts.values():
+        assert part.version == 300 // 20
+        assert len(part.histogram()) <= 2  # none older than one version
+
+
+def test_a_firing_that_only_computes_takes_enough_rows_to_be_worth_it():
+    watch, _ = run(Instances(2))
+    assert watch.most("lower", forward=True) == -(-512 // ROWS)
+    assert watch.most("lower", forward=False) == 2
+
+
+def test_where_rows_cost_next_to_nothing_it_takes_those_of_some_updates():
+    watch, _ = run(Instances(4), hidden=5)
+    assert watch.most("lower", forward=True) == 4 * 4
+    assert watch.most("lower", forward=False) == 4
+
+
+@pytest.mark.parametrize("n", [1, ROWS, 3 * ROWS + 1])
+def test_an_update_of_rows_takes_as_many_bundles_as_have_them(n):
+    watch, engine = run(Rows(n))
+    assert watch.most("lower", forward=False) == -(-n // ROWS)
+    assert {part.version for part in engine.parts.values()} == {300 // -(-n // ROWS)}
+
+
+def test_what_waits_for_a_flush_goes_together():
+    watch, _ = run(Flush())
+    assert watch.most("lower", forward=True) == 128
+
+
+@pytest.mark.parametrize("trigger", [Instances(7), Rows(100), Messages(3), Flush()])
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("policy", [FullestFirst(), RandomOrder(3), Sweeps(enough=4)])
+def test_every_policy_brings_all_of_them_through(trigger, policy, workers):
+    watch, engine = run(trigger, policy, workers=workers)
+    rows = sum(f.rows for f in watch.seen if f.node.startswith("lower") and not f.forward)
+    assert rows == 300
+    for part in engine.parts.values():
+        assert np.sum(part.histogram()) == 300 * ROWS
