@@ -83,8 +83,8 @@ def generate(n: int, seed: int) -> list[gt.Instance]:
 def main(argv: list[str] | None = None) -> gt.Evaluation:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--points", type=int, default=2000)
-    arguments.add_argument("--epochs", type=int, default=6)
-    arguments.add_argument("--threshold", type=float, default=0.9)
+    arguments.add_argument("--epochs", type=int, default=12)
+    arguments.add_argument("--threshold", type=float, default=0.95)
     options = arguments.parse_args(argv)
 
     torch.manual_seed(0)
@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> gt.Evaluation:
         build(32, options.threshold),
         rules=gt.Rules(optimizer=partial(torch.optim.Adam, lr=3e-3), update_every=64),
         runtime=gt.Threads(1, kernel_threads=1),  # small matrices: more threads only wait
-        max_active=256,
+        max_active=64,
     )
     session.fit(generate(options.points, seed=1), epochs=options.epochs)
     fresh = generate(500, seed=2)

@@ -57,12 +57,12 @@ def test_a_terminal_keeps_a_line_per_epoch_and_the_summary(terminal, told, clock
     told.tell(ProgressLine(terminal, clock=clock), *told.run_events())
     assert terminal.lines() == [
         "threads: 2 workers, at most 8 in flight, 3 epochs",
-        "epoch 1/3 loss 1.0000 accuracy 70.0% valid 70.0% 500 ms 200/s stale branch 1.5",
-        "epoch 2/3 loss 0.5000 accuracy 80.0% valid 82.0% 500 ms 200/s stale branch 2.5",
-        "epoch 3/3 loss 0.3333 accuracy 90.0% valid 79.0% 500 ms 200/s stale branch 1.5",
+        "epoch 1/3 loss 1.0000 accuracy 70.0% valid 70.0% 500 ms 200/s stale branch: 1.5",
+        "epoch 2/3 loss 0.5000 accuracy 80.0% valid 82.0% 500 ms 200/s stale branch: 2.5",
+        "epoch 3/3 loss 0.3333 accuracy 90.0% valid 79.0% 500 ms 200/s stale branch: 1.5",
         "done: 3 epochs, 300 instances in 1.5 s of training, 200/s",
         "  best valid accuracy 82.0% (epoch 2), loss 0.6000 (epoch 1)",
-        "  updates    leaf 120, branch 3,600",
+        "  updates    leaf: 120, branch: 3,600",
         "  most stale branch: mean 2.50, at most 4 (epoch 2)",
         "",
     ]
@@ -107,7 +107,7 @@ def test_a_wide_terminal_loses_nothing(terminal, told, clock, monkeypatch):
     line.on_epoch_ended(told.epoch_ended(2))
     assert terminal.lines()[0] == (
         "epoch 2/3  loss 0.5000  accuracy 80.0%  valid accuracy 82.0%  valid loss 0.7000  "
-        "500 ms  200/s  stale branch 2.5 (max 4)"
+        "500 ms  200/s  stale branch: 2.5 (max 4)"
     )
 
 
@@ -204,7 +204,7 @@ def test_many_parts_are_counted_rather_than_wrapped(terminal, told, clock):
     line.on_epoch_ended(told.epoch_ended(1, updates={f"stage{i}": 7 for i in range(30)}))
     line.on_run_ended(RunEnded("interrupted", 1, 1.0))
     (updates,) = (each for each in terminal.lines() if "updates" in each)
-    shown = len(re.findall(r"stage\d+ 7", updates))
+    shown = len(re.findall(r"stage\d+: 7", updates))
     assert 0 < shown < 30 and updates.endswith(f", {30 - shown} more")
 
 

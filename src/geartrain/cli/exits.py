@@ -10,6 +10,8 @@ What a user can mend is told in a line on standard error, without a traceback.
 from __future__ import annotations
 
 import logging
+import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +33,14 @@ def fail(message: str, status: int) -> typer.Exit:
     """Say it on standard error; raise what comes back."""
     print(f"geartrain: {message}", file=sys.stderr, flush=True)
     return typer.Exit(status)
+
+
+def command() -> str:
+    """What to type to call this program again: its name, or its path where the name finds none."""
+    called = Path(sys.argv[0])
+    if called.stem != "geartrain" or shutil.which("geartrain") is not None:
+        return "geartrain"
+    return shlex.quote(sys.argv[0])
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from geartrain.cli.settings import told
 from geartrain.recipes import RECIPES, Choice, Option, Recipe
@@ -33,7 +34,9 @@ def recipes(as_json: bool) -> None:
         table.add_row("  bottleneck", recipe.bottleneck or "none")
         for option in recipe.options:
             table.add_row("  option", f"{told(option.name, option.default)}: {_explained(option)}")
-        console.print(f"[bold]{recipe.name}[/bold]  {recipe.summary}")
+        head = Text.assemble((recipe.name, "bold"), f"  {recipe.summary}")
+        lines = head.wrap(console, console.width - 2)
+        console.print(Text("\n  ").join(lines))
         console.print(table)
 
 

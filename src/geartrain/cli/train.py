@@ -16,7 +16,7 @@ from typing import Any, NoReturn, final
 import typer
 
 from geartrain.cli.copies import CopiesSeen
-from geartrain.cli.exits import FAILED, INTERRUPTED, fail, preparing, running
+from geartrain.cli.exits import FAILED, INTERRUPTED, command, fail, preparing, running
 from geartrain.cli.logs import logging_to
 from geartrain.cli.settings import Settings, config_of, new_settings, resumed_settings
 from geartrain.cli.version import version
@@ -85,7 +85,7 @@ def train(
             folder = RunFolder(out or _fresh_folder(settings))
             folder.check_free()
         if (result := folder.read_result()) is not None:
-            print(f"{folder.path}: is finished; nothing is left to do", file=sys.stderr)
+            print(f"{folder.path} is finished; nothing is left to do", file=sys.stderr)
             _end(settings, result, folder, watching)
         prepared = _prepare(recipe, settings, folder, data, resume, watching)
     with logging_to(folder.log), running(folder.log):
@@ -275,7 +275,7 @@ def _how_to_resume(settings: Settings, folder: RunFolder, reason: str) -> str:
     if not folder.latest.exists():
         return f"{said}; there is no checkpoint yet"
     where = shlex.quote(str(folder.path))
-    return f"{said}; go on with: geartrain train {settings.recipe} --out {where} --resume"
+    return f"{said}; go on with: {command()} train {settings.recipe} --out {where} --resume"
 
 
 def _end(
@@ -286,7 +286,7 @@ def _end(
         print(json.dumps(result, allow_nan=False), flush=True)
     else:
         where = shlex.quote(str(folder.path))
-        print(f"kept in {where}; look back with: geartrain report {where}")
+        print(f"kept in {where}; look back with: {command()} report {where}")
     target = settings.target()
     if target is not None and result["reached"] is None:
         name = target.metric

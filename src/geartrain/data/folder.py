@@ -20,8 +20,8 @@ from geartrain.errors import DataError
 VARIABLE = "GEARTRAIN_DATA"
 
 WHAT_TO_PUT = {
-    "sst": "Stanford Sentiment Treebank as PTB trees, one a line: train.txt and dev.txt of "
-    "trainDevTestTrees_PTB.zip, from https://nlp.stanford.edu/sentiment/",
+    "sst": "Stanford Sentiment Treebank as PTB trees, one a line: train.txt, dev.txt and test.txt "
+    "of trainDevTestTrees_PTB.zip, from https://nlp.stanford.edu/sentiment/",
     "mnist": "the four gzipped idx files of MNIST, names unchanged, "
     "from http://yann.lecun.com/exdb/mnist/ or a mirror of it",
     "babi": "the text files of bAbI tasks v1.2, folders en/ and en-10k/ of "

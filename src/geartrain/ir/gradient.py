@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
+from functools import cache
 from typing import Final, TypeAlias, final
 
 import torch
@@ -177,6 +178,7 @@ class GradientSum:
         rows = torch.cat([r for _, r in parts]).to(parameter.dtype)
         if dense is not None:
             return dense.index_add_(0, indices, rows)
+        _say_that_checks_are_off()
         return torch.sparse_coo_tensor(
             indices[None], rows, tuple(parameter.shape), check_invariants=False
         )
@@ -230,6 +232,17 @@ class GradientSum:
             buffer.requires_grad_(False)
             self._buffers[parameter] = buffer
         return buffer
+
+
+@cache
+def _say_that_checks_are_off() -> None:
+    """torch warns of unchecked sparse tensors, in an optimiser too, unless it has been told.
+
+    Who has asked for the checks keeps them.
+    """
+    checks = torch.sparse.check_sparse_tensor_invariants
+    if not checks.is_enabled():  # type: ignore[no-untyped-call]
+        checks.disable()  # type: ignore[no-untyped-call]
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -182,7 +182,7 @@ class _Ledger:
             said = [f"{n} {measure(n, v)} (epoch {epochs(e)})" for n, (v, e) in self.best.items()]
             entries.append(("best valid", said))
         if self.updates:
-            said = [f"{part} {count(steps)}" for part, steps in self.updates.items()]
+            said = [f"{part}: {count(steps)}" for part, steps in self.updates.items()]
             entries.append(("updates", said))
         if self.stalest is not None:
             part, epoch, stale = self.stalest
@@ -236,8 +236,8 @@ def _epoch_pieces(event: EpochEnded, is_virtual: bool) -> list[Piece]:
     if worst is not None:
         part, stale = worst
         words = (
-            f"stale {part} {stale.mean:.1f} (max {stale.max})",
-            f"stale {part} {stale.mean:.1f}",
+            f"stale {part}: {stale.mean:.1f} (max {stale.max})",
+            f"stale {part}: {stale.mean:.1f}",
             f"stale {stale.mean:.1f}",
         )
         pieces.append(Piece(tuple(Text(each, "dim") for each in words), (4, 19, 25)))
