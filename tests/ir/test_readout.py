@@ -22,7 +22,9 @@ from geartrain.errors import DataError, NonFiniteError, WorkerError
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import Metric, accuracy, cross_entropy
+from geartrain.ir.message import Backward, Forward, join_gradient, join_payload
 from geartrain.ir.readout import ReadoutNode
+from geartrain.nn import GatedGraphCell, GatedSum
 from geartrain.optim.rules import Flush, Instances, Part, Rules
 
 D, CLASSES = 3, 5
@@ -391,3 +393,57 @@ def test_gradients_without_autograd_are_those_of_autograd(kind, weight, apart):
     assert got.sums["loss"][0] == pytest.approx(float(want.detach()), rel=1e-12)
     assert_same_gradients(got.gradients, gradients)
     assert bool(knows.asked) == (kind == "knows")
+
+
+@pytest.mark.parametrize("pool", [False, True], ids=["rows", "pooled"])
+def test_a_module_that_looks_inside_bundles_and_its_loss_are_one_node(pool):
+    found = []
+    for placement in ({}, APART):
+        torch.manual_seed(0)
+        body = nn.Linear(D, 4).double()
+        last = (GatedSum(4, out=CLASSES) if pool else GatedGraphCell(4)).double()
+        graph = Graph(vertex=("label",), edge=(), value=("kind",))
+        states = graph.input("x", bundle=True).through(body, name="body")
+        scores = states.through(last, name="readout", inside=True, pool=pool)
+        scores.loss(cross_entropy, "kind" if pool else lambda m: m.label % 4)
+        given_ = [
+            Instance(
+                i.inputs,
+                {"label": i.vertex["label"]},
+                {"source": np.arange(n - 1), "target": np.arange(1, n)},
+                {"kind": k % CLASSES},
+            )
+            for k, i in enumerate(data(23))
+            for n in (len(i.vertex["label"]),)
+        ]
+        for order in ORDERS:
+            got = accumulate(graph, given_, order, placement=placement)
+            inside = [n for n in got.engine.wiring.nodes.values() if isinstance(n, ReadoutNode)]
+            assert [n.bundled for n in inside] == [True] * (not placement)
+            found.append((got.sums["loss"], got.gradients))
+    for sums, gradients in found[1:]:
+        assert sums == pytest.approx(found[0][0], rel=1e-12)
+        assert_same_gradients(gradients, found[0][1])
+
+
+@pytest.mark.parametrize("index", [None, np.array([4, 0, 5, 2, 2, 1, 3])])
+@pytest.mark.parametrize("lengths", [None, np.array([2, 1, 0, 4])])
+def test_a_batch_that_is_cut_is_what_its_rows_are(lengths, index):
+    rows = 7 if lengths is None else 4
+    payload = torch.arange(14.0).view(7, 2)
+    forward = Forward(
+        (payload,), np.arange(2 * rows).reshape(2, rows), np.arange(rows), lengths, index
+    )
+    backward = Backward(np.arange(rows), (payload, None), lengths, index)
+    for n in (1, 3):
+        for part, numbers in zip(forward.cut(n), (np.arange(n), np.arange(n, rows)), strict=True):
+            twin = forward.take(numbers)
+            assert np.array_equal(part.state, twin.state)
+            assert np.array_equal(part.origin, twin.origin)
+            assert torch.equal(join_payload([part])[0], join_payload([twin])[0])
+        for part, numbers in zip(backward.cut(n), (np.arange(n), np.arange(n, rows)), strict=True):
+            twin = backward.take(numbers)
+            assert np.array_equal(part.rows, twin.rows)
+            assert torch.equal(join_gradient([part])[0], join_gradient([twin])[0])
+    first, rest = Backward(np.arange(5), None).cut(2)
+    assert (len(first), len(rest), first.gradient, rest.gradient) == (2, 3, None, None)

@@ -16,6 +16,7 @@ from geartrain.errors import DataError
 from geartrain.ir.bundle import Inside, bundle_kernel_of
 from geartrain.ir.gradient import GradientSum
 from geartrain.native import library
+from geartrain.native import lists as native
 from geartrain.nn import Recurrent, TokenRNN, WholeList, first_states
 
 H, TOKENS, IN = 5, 7, 3
@@ -242,3 +243,26 @@ def test_through_the_engine_it_is_the_loop(
         found.append((before.metrics["loss"], weights))
     assert_close(found[0][0], found[1][0])
     assert_close(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("every", [False, True], ids=["last", "every"])
+@pytest.mark.parametrize("name", ["tokens, input matrix", "RNNCell"])
+def test_many_lists_are_spread_over_threads(
+    name: str, every: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = seeded(CELLS[name])
+    lengths = LENGTHS["many"]
+    x = features(sum(lengths)) if cell_first(cell) else tokens(sum(lengths))
+    kernel = bundle_kernel_of(WholeList(cell, every=every))
+    assert kernel is not None
+    monkeypatch.setattr(native, "_MUCH_WORK", 0)
+    found = []
+    for threads in (1, 3, 40):
+        torch.set_num_threads(threads)
+        into = GradientSum(list(cell.parameters()))
+        with torch.no_grad():
+            (y,), residuals = kernel.forward(x, inside=inside(lengths))
+            (answer,) = kernel.backward((y + 1,), residuals, into, inside(lengths))
+        found.append([y, answer, *(into.take(p) for p in cell.parameters())])
+    assert_close(found[1], found[0])
+    assert_close(found[2], found[0])

@@ -17,7 +17,7 @@ from geartrain.ir.bundle import Inside, bundle_kernel_of
 from geartrain.ir.gradient import GradientSum
 from geartrain.native import library
 from geartrain.native.trees import (
-    TreeSlopes,
+    Grove,
     TreeWeights,
     forest_backward,
     forest_forward,
@@ -161,6 +161,28 @@ class TestKernel:
             assert (found.double() - want).norm() < 0.02 * want.norm()
 
     @needs_native
+    @pytest.mark.parametrize("words", [True, False])
+    def test_threads_share_the_trees_out(self, words: bool) -> None:
+        module = network(words=words)
+        parent, slot, inside = batch([40, 1, 300, 2, *[9] * 150])
+        x = entering(parent.shape[0], words=words)
+        kernel = bundle_kernel_of(module)
+        assert kernel is not None
+        before, made = torch.get_num_threads(), []
+        try:
+            for threads in (1, 3):
+                torch.set_num_threads(threads)
+                into = GradientSum(module.parameters())
+                with torch.no_grad():
+                    (h,), residuals = kernel.forward(x, parent, slot, inside=inside)
+                    dx, *_ = kernel.backward((h,), residuals, into, inside)
+                made.append([h, *(into.take(p) for p in module.parameters()), dx])
+        finally:
+            torch.set_num_threads(before)
+        for one, other in zip(*made, strict=True):
+            assert_close(one, other)
+
+    @needs_native
     def test_frozen_weights_get_no_gradient(self) -> None:
         module, (parent, slot, inside) = network(), batch([4])
         module.branch.weight.requires_grad_(False)
@@ -191,16 +213,17 @@ class TestKernel:
     @needs_native
     def test_refuses_rows_that_the_store_does_not_have(self) -> None:
         parent, slot, lengths = random_trees([2])
-        forest, module = forest_of(parent, slot, lengths), network(words=False)
+        groves = [Grove(forest_of(parent, slot, lengths), slice(0, 3))]
+        module = network(words=False)
         leaf, branch = module.leaf, module.branch
         with torch.no_grad():
             weights = TreeWeights(leaf.weight, leaf.bias, branch.weight, branch.bias)
             kept = torch.zeros(3, weights.kept(), dtype=torch.float64)
-            x, h = entering(2, words=False), torch.zeros(3, H, dtype=torch.float64)
-            assert forest_forward(forest, x, weights, kept, h)
-            assert not forest_forward(forest, x, weights, kept[:2], h)
+            x, h = [entering(2, words=False)], torch.zeros(3, H, dtype=torch.float64)
+            assert forest_forward(groves, x, weights, kept, h)
+            assert not forest_forward(groves, x, weights, kept[:2], h)
             with pytest.raises(ProtocolError, match=r"rows \[3\]"):
-                forest_backward(forest, h, kept, np.array([0, 1, 3]), weights, TreeSlopes(weights))
+                forest_backward(groves, h, kept, np.array([0, 1, 3]), weights)
 
     def test_only_the_cells_of_a_tree_lstm_have_one(self) -> None:
         class Mean(nn.Module):

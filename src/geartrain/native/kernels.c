@@ -8,6 +8,8 @@
  *     short.inc    operands of products in bfloat16
  *     gated.inc, readouts.inc  gated graph networks and values of graphs
  *     trees.inc    Tree-LSTMs over whole trees
+ *     lists.inc    recurrent networks over whole lists
+ *     maps.inc, steps.inc  small linear maps; steps of optimisers
  *     bf16.inc     the same for rows in bfloat16, by way of those for float
  *
  * A function that gets row numbers returns 0, or the number from 1 of what was out of range, in

@@ -4,8 +4,8 @@
     backward   the same steps back; d_x, and d_W of all steps as one sum of products
 
 x is a row of a table that tokens name, or there is one for every vertex. Lists lie one below the
-other, of any lengths. All tensors contiguous on the CPU, float32 or float64; for others the answer
-is None, and the caller does it in torch.
+other, of any lengths; many are spread over as many threads as torch has. All tensors contiguous on
+the CPU, float32 or float64; for others the answer is None, and the caller does it in torch.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from geartrain.native.library import Function
 from geartrain.native.rows import Rows, contiguous, out_of_range, pointer
 
 _SMALL_WORK: Final = 1 << 17  # multiplications up to which the interpreter lock is kept
+_MUCH_WORK: Final = 1 << 24  # from which on several threads are worth their beginning
 
 
 def lists_forward(
@@ -62,6 +63,7 @@ def lists_forward(
         bent,
         kept.data_ptr(),
         last.data_ptr(),
+        _threads(rows, width),
     )
     if bad:
         _refuse(bad, rows, tokens, lengths, driven.shape[0])
@@ -122,6 +124,7 @@ def lists_backward(
         dy.data_ptr(),
         driven.data_ptr(),
         d_weight.data_ptr(),
+        _threads(2 * n, width),
     )
     if bad == _BAD_ROW and rows is not None:
         raise out_of_range(rows, limit, "read")
@@ -184,6 +187,11 @@ def _function(
         if i is not None and not (i.dtype is torch.int64 and i.is_cpu and i.is_contiguous()):
             return None
     return typed[name][rows * floats[-1].shape[1] ** 2 > _SMALL_WORK]
+
+
+def _threads(rows: int, width: int) -> int:
+    """How many threads products of so many rows are worth, of those that torch has."""
+    return torch.get_num_threads() if rows * width**2 > _MUCH_WORK else 1
 
 
 def _address(x: Tensor | None) -> int | None:

@@ -10,7 +10,9 @@ and the caller does it in torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from struct import pack
 from typing import Final, final
 
 import numpy as np
@@ -25,6 +27,9 @@ from geartrain.native.rows import Rows, contiguous, out_of_range, pointer
 
 SMALL_WORK: Final = 1 << 17
 """Multiplications up to which the interpreter lock is kept."""
+
+MUCH_WORK: Final = 1 << 22
+"""Multiplications that a thread must have to do."""
 
 
 @final
@@ -198,39 +203,72 @@ def takes(weights: TreeWeights) -> bool:
     return typed is not None and "forest_forward" in typed and weights.suit()
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Grove:
+    """Some trees of a call, and their rows; a thread goes through several.
+
+    Args:
+        forest: Numbers count from the first of the rows.
+        rows: Of the call.
+    """
+
+    forest: Forest
+    rows: slice
+
+    @property
+    def leaves(self) -> Tensor:
+        """int64, the leaves' places among the rows."""
+        return torch.from_numpy(self.forest.order[: self.forest.leaves])
+
+
+def threads_for(rows: int, hidden: int) -> int:
+    """As many threads as torch may use here, and as so many vertices are worth."""
+    return max(1, min(torch.get_num_threads(), 6 * rows * hidden**2 // MUCH_WORK))
+
+
 def forest_forward(
-    forest: Forest, x: Tensor, weights: TreeWeights, kept: Tensor, h: Tensor
+    groves: Sequence[Grove], x: Sequence[Tensor], weights: TreeWeights, kept: Tensor, h: Tensor
 ) -> bool:
     """Compute h at every vertex; False: torch is to do it.
 
     Args:
-        forest: Of the call.
-        x: ``(leaves, E)``, in the order of the leaves.
+        groves: Of the call, one below the other.
+        x: ``(leaves, E)`` of each, in the order of the leaves.
         weights: Of leaf and branch.
         kept: ``(rows, weights.kept())``, is written.
         h: ``(rows, H)``, is written.
     """
-    rows, width, depth = forest.order.size, weights.hidden, weights.depth
+    rows, width, depth = h.shape[0], weights.hidden, weights.depth
     run = _function("forest_forward", weights, rows)
-    expected = (forest.leaves, depth), (rows, weights.kept()), (rows, width)
-    if run is None or (x.shape, kept.shape, h.shape) != expected:
+    if run is None or (kept.shape, h.shape) != ((rows, weights.kept()), (rows, width)):
         return False
-    if not _beside(weights.leaf, x, kept, h):
+    if not _beside(weights.leaf, *x, kept, h):
         return False
+    words: list[int] = []
+    for grove, entering in zip(groves, x, strict=True):
+        if entering.shape != (grove.forest.leaves, depth):
+            return False
+        at, size = grove.rows.start, kept.element_size()
+        words += _words(grove)
+        words += (
+            entering.data_ptr(),
+            kept.data_ptr() + at * kept.shape[1] * size,
+            h.data_ptr() + at * width * size,
+            *[0] * 5,
+        )
     bad = run(
+        pack(f"{len(words)}q", *words),
+        len(groves),
+        threads_for(rows, width),
         width,
         depth,
-        forest.heights,
-        *_addresses(forest),
-        x.data_ptr(),
+        kept.shape[1],
+        weights.brief,
         weights.leaf.data_ptr(),
         weights.leaf_bias.data_ptr(),
         weights.branch.data_ptr(),
         weights.branch_bias.data_ptr(),
-        kept.shape[1],
-        weights.brief,
-        kept.data_ptr(),
-        h.data_ptr(),
     )
     if bad:
         raise _no_memory(rows)
@@ -238,84 +276,87 @@ def forest_forward(
 
 
 @final
+@dataclass(frozen=True, slots=True)
 class TreeSlopes:
-    """Gradients of the weights; several calls may add to them.
+    """Gradients: of x ``(leaves, E)`` of each grove, or none; and of the weights, by their name."""
 
-    Args:
-        weights: Whose they are.
-    """
-
-    def __init__(self, weights: TreeWeights) -> None:
-        width, depth = weights.hidden, weights.depth
-        sizes = [3 * width * depth, 10 * width * width, 8 * width]
-        leaf, branch, self.sums = torch.split_with_sizes(weights.leaf.new_empty(sum(sizes)), sizes)
-        self.leaf, self.branch = leaf.view(3 * width, depth), branch.view(5 * width, 2 * width)
-        self.leaf_bias, self.branch_bias = self.sums[: 3 * width], self.sums[3 * width :]
-        self.begun = False
+    x: Sequence[Tensor]
+    leaf: Tensor
+    leaf_bias: Tensor
+    branch: Tensor
+    branch_bias: Tensor
 
 
 def forest_backward(
-    forest: Forest,
-    d: Tensor,
+    groves: Sequence[Grove],
+    dh: Tensor,
     kept: Tensor,
     rows: Rows | None,
     weights: TreeWeights,
-    slopes: TreeSlopes,
     *,
     wanted: bool = True,
-) -> tuple[bool, Tensor | None]:
-    """The way back through all heights.
+) -> TreeSlopes | None:
+    """The way back through all heights; None: torch is to do it.
 
     Args:
-        forest: Of the vertices that come back.
-        d: ``(n, H)``, the gradient at h, is written over.
+        groves: Of the vertices that come back, one below the other.
+        dh: ``(n, H)``.
         kept: ``(m, weights.kept())``, what ``forest_forward`` wrote.
         rows: int64 ``(n,)``, the rows of ``kept``; None: all.
         weights: Of now.
-        slopes: The gradients of the weights are added to these.
         wanted: Whether the gradient of x is.
-
-    Returns:
-        Whether it was done; else torch is to do it. And the gradient of x ``(leaves, E)``, or None.
 
     Raises:
         ProtocolError: A row is out of range.
     """
-    n, width, depth = forest.order.size, weights.hidden, weights.depth
+    n, width, depth = dh.shape[0], weights.hidden, weights.depth
     run = _function("forest_backward", weights, n)
     rows, limit = contiguous(rows), kept.shape[0]
-    fits = (d.shape, kept.shape[1]) == ((n, width), weights.kept())
+    fits = (dh.shape[1], kept.shape[1]) == (width, weights.kept())
     if run is None or not fits or (limit if rows is None else rows.size) != n:
-        return False, None
-    if not _beside(weights.leaf, d, kept):
-        return False, None
-    dx = d.new_empty((forest.leaves, depth)) if wanted else None
+        return None
+    if not _beside(weights.leaf, dh, kept):
+        return None
+    d, size = dh.clone(), dh.element_size()
+    leaves = [g.forest.leaves for g in groves]
+    dx: Sequence[Tensor] = ()
+    if wanted:
+        dx = torch.split_with_sizes(dh.new_empty((sum(leaves), depth)), leaves)
+    words: list[int] = []
+    for k, grove in enumerate(groves):
+        at = grove.rows.start
+        start = None if rows is None else pointer(rows[grove.rows])
+        stored = kept.data_ptr() + (at * kept.shape[1] * size if rows is None else 0)
+        words += _words(grove)
+        words += (0, 0, 0, stored, start or 0, limit, d.data_ptr() + at * width * size)
+        words.append(dx[k].data_ptr() if wanted else 0)
+    threads = threads_for(n, width)
+    sizes = [3 * width * depth, 10 * width * width, 3 * width, 5 * width]
+    found = dh.new_empty((min(threads, len(groves)), sum(sizes)))
     bad = run(
-        n,
+        pack(f"{len(words)}q", *words),
+        len(groves),
+        threads,
         width,
         depth,
-        forest.heights,
-        *_addresses(forest),
         kept.shape[1],
         weights.brief,
-        kept.data_ptr(),
-        pointer(rows),
-        limit,
         weights.leaf.data_ptr(),
         weights.branch.data_ptr(),
-        slopes.begun,
-        d.data_ptr(),
-        None if dx is None else dx.data_ptr(),
-        slopes.leaf.data_ptr(),
-        slopes.branch.data_ptr(),
-        slopes.sums.data_ptr(),
+        found.data_ptr(),
     )
     if bad == 1 and rows is not None:
         raise out_of_range(rows, limit, "read")
     if bad:
         raise _no_memory(n)
-    slopes.begun = True
-    return True, dx
+    leaf, branch, of_leaf, of_branch = torch.split_with_sizes(found[0], sizes)
+    return TreeSlopes(
+        dx,
+        leaf.view(3 * width, depth),
+        of_leaf,
+        branch.view(5 * width, 2 * width),
+        of_branch,
+    )
 
 
 def _function(name: str, weights: TreeWeights, rows: int) -> Function | None:
@@ -330,8 +371,10 @@ def _beside(like: Tensor, *others: Tensor) -> bool:
     return all(x.dtype is like.dtype and x.is_cpu and x.is_contiguous() for x in others)
 
 
-def _addresses(forest: Forest) -> tuple[int, int, int]:
-    return forest.bounds.ctypes.data, forest.order.ctypes.data, forest.child.ctypes.data
+def _words(grove: Grove) -> tuple[int, ...]:
+    forest = grove.forest
+    arrays = forest.bounds, forest.order, forest.child
+    return forest.order.size, forest.heights, *(a.ctypes.data for a in arrays)
 
 
 def _no_memory(rows: int) -> MemoryError:

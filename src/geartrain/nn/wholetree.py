@@ -8,8 +8,6 @@ heights in one call each way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final, final
 
 import numpy as np
@@ -27,12 +25,13 @@ from geartrain.native.rows import take
 from geartrain.native.transfer import upload
 from geartrain.native.trees import (
     Forest,
-    TreeSlopes,
+    Grove,
     TreeWeights,
     forest_backward,
     forest_forward,
     forest_of,
     takes,
+    threads_for,
 )
 from geartrain.nn.cells import TreeLSTMBranch, TreeLSTMLeaf
 
@@ -117,36 +116,22 @@ def _forest(parent: Tensor, slot: Tensor, inside: Inside) -> Forest:
     return forest_of(*(x.cpu().numpy() for x in (parent, slot, inside.lengths)))
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Some trees of a firing.
-
-    Args:
-        rows: Of the firing.
-        forest: Numbers count from the first of the rows.
-    """
-
-    rows: slice
-    forest: Forest
-
-    @property
-    def leaves(self) -> Tensor:
-        return torch.from_numpy(self.forest.order[: self.forest.leaves])
-
-
-def _groups(parent: Tensor, slot: Tensor, inside: Inside) -> Iterator[_Group]:
-    """As many trees at a time as stay near between one height and the next."""
+def _groves(parent: Tensor, slot: Tensor, inside: Inside, hidden: int) -> list[Grove]:
+    """As many trees at a time as stay near between one height and the next; all threads busy."""
     parents, slots, lengths = (x.numpy() for x in (parent, slot, inside.lengths))
-    ends = lengths.cumsum()
+    ends, total = lengths.cumsum(), parents.size
+    threads = threads_for(total, hidden)
+    most = -(-total // (threads * -(-total // (threads * ROWS_AT_ONCE)))) if total else 1
+    found: list[Grove] = []
     start = first = 0
     while first < lengths.size:
-        last = max(int(np.searchsorted(ends, start + ROWS_AT_ONCE, "right")), first + 1)
-        if ends[-1] - start <= ROWS_AT_ONCE * 5 // 4:  # no crumbs
+        last = max(int(np.searchsorted(ends, start + most, "right")), first + 1)
+        if total - start <= most * 5 // 4:  # no crumbs
             last = lengths.size
         rows = slice(start, int(ends[last - 1]))
-        yield _Group(rows, forest_of(parents[rows], slots[rows], lengths[first:last]))
+        found.append(Grove(forest_of(parents[rows], slots[rows], lengths[first:last]), rows))
         start, first = rows.stop, last
+    return found
 
 
 @final
@@ -180,15 +165,11 @@ class _TreeKernel(AbstractBundleKernel):
         if kept is None:
             kept = weights.leaf.new_empty((x.shape[0], weights.kept()))
         h = kept.new_empty((x.shape[0], weights.hidden))
-        done = weights.suit() and x.is_cpu
-        for group in _groups(parent, slot, inside) if done else ():
-            here, forest = group.rows, group.forest
-            entering = x[here].index_select(0, group.leaves)
-            if self._table is not None:
-                (entering,), _ = self._table.forward(entering)
-            done = forest_forward(forest, entering.contiguous(), weights, kept[here], h[here])
-            if not done:
-                break
+        done = False
+        if weights.suit() and x.is_cpu:
+            groves = _groves(parent, slot, inside, weights.hidden)
+            entering = [self._entering(x[g.rows].index_select(0, g.leaves)) for g in groves]
+            done = forest_forward(groves, entering, weights, kept, h)
         if not done:
             h = self._module(*inputs, inside)
         return (h,), (x, parent, slot, kept)
@@ -231,36 +212,31 @@ class _TreeKernel(AbstractBundleKernel):
             x, parent, slot = take((x, parent, slot), rows)
         weights, has_table = self._weights(), self._table is not None
         wanted = self._table_learns() if has_table else wanted
-        slopes = TreeSlopes(weights)
-        dx = x.new_zeros(x.shape) if wanted and not has_table else None
-        done = weights.suit() and dh.is_cpu
-        for group in _groups(parent, slot, inside) if done else ():
-            here = group.rows
-            done, found = forest_backward(
-                group.forest,
-                dh[here].clone(),
-                kept[here] if rows is None else kept,
-                None if rows is None else rows[here],
-                weights,
-                slopes,
-                wanted=wanted,
-            )
-            if not done:
-                break
-            if found is not None and self._table is not None:
-                ids = x[here].index_select(0, group.leaves)
-                self._table.backward((found,), (ids,), into)
-            elif found is not None and dx is not None:
-                dx[here].index_copy_(0, group.leaves, found)
-        if not done:
+        found = None
+        if weights.suit() and dh.is_cpu:
+            groves = _groves(parent, slot, inside, weights.hidden)
+            found = forest_backward(groves, dh.contiguous(), kept, rows, weights, wanted=wanted)
+        if found is None:
             again = Recompute(self._module, list(self._module.parameters()))
             return again.backward(gradients, (x, parent, slot), into, inside)
-        if slopes.begun:
-            _give(self._leaf.weight, slopes.leaf, into)
-            _give(self._leaf.bias, slopes.leaf_bias, into)
-            _give(self._branch.weight, slopes.branch, into)
-            _give(self._branch.bias, slopes.branch_bias, into)
+        if groves:
+            _give(self._leaf.weight, found.leaf, into)
+            _give(self._leaf.bias, found.leaf_bias, into)
+            _give(self._branch.weight, found.branch, into)
+            _give(self._branch.bias, found.branch_bias, into)
+        dx = x.new_zeros(x.shape) if wanted and not has_table else None
+        for grove, each in zip(groves, found.x, strict=False):
+            if self._table is not None:
+                ids = x[grove.rows].index_select(0, grove.leaves)
+                self._table.backward((each,), (ids,), into)
+            elif dx is not None:
+                dx[grove.rows].index_copy_(0, grove.leaves, each)
         return dx, None, None
+
+    def _entering(self, x: Tensor) -> Tensor:
+        if self._table is not None:
+            (x,), _ = self._table.forward(x)
+        return x.contiguous()
 
     def _weights(self) -> TreeWeights:
         leaf, branch = self._leaf, self._branch
