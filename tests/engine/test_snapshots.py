@@ -128,6 +128,48 @@ def test_parts_with_kernels_are_free_and_others_guarded() -> None:
     assert kinds == {"free": {FreeShare}, "again": {GuardedShare}, "bounded": {GuardedShare}}
 
 
+def test_a_module_that_cannot_be_copied_is_guarded() -> None:
+    module = nn.Linear(2, 1)
+    module.lock = threading.Lock()
+    part = PartState("p", module, Rules())
+    assert {type(s) for s in share(part, 2, NoLock, free=True)} == {GuardedShare}
+
+
+@pytest.mark.parametrize("looks_up", [True, False])
+def test_tables_are_stepped_in_place_under_the_guards_of_all_lanes(looks_up: bool) -> None:
+    class Recorded:
+        def __init__(self) -> None:
+            self.times = 0
+
+        def acquire(self, blocking: bool = True) -> bool:
+            self.times += 1
+            return True
+
+        def release(self) -> None: ...
+
+        def __enter__(self) -> None:
+            self.acquire()
+
+        def __exit__(self, *rest: object) -> None: ...
+
+    module = nn.Embedding(5, 2, sparse=True)
+    rules = Rules(optimizer=partial(torch.optim.SGD, lr=1.0), update_every=1)
+    part = PartState("p", module, rules)
+    one, two = share(part, 2, Recorded, free=True, looks_up=looks_up)
+    for _ in range(2):
+        with one.guard:
+            one.gradient.add_rows(one.module.weight, torch.tensor([1]), torch.ones(1, 2))
+            one.answered(1, 1)
+        one.step_if_due(0)
+    assert part.tables == {module.weight}
+    with two.guard:
+        assert two.module.weight.data_ptr() == module.weight.data_ptr()
+        before = two.tables.times
+        look_up(two.module.weight, torch.tensor([1]))
+        assert two.tables.times == before + 1
+    assert two.tables.times - before == 1 and before == 2 + (not looks_up)
+
+
 def made(*, lanes: int = 2) -> tuple[PartState, list[FreeShare]]:
     part = PartState(
         "p", nn.Linear(2, 1), Rules(optimizer=partial(torch.optim.SGD, lr=1.0), update_every=1)

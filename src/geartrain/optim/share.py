@@ -24,6 +24,7 @@ read-copy-update, McKenney and Slingwine 1998.
 from __future__ import annotations
 
 import copy
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -40,6 +41,8 @@ from geartrain.ir.weights import AbstractWeights, Sight
 from geartrain.optim.part import PartState, StepTaken
 from geartrain.optim.rules import Rules
 from geartrain.optim.views import Stashed
+
+log = logging.getLogger("geartrain.optim")
 
 
 class AbstractLock(Protocol):
@@ -124,10 +127,9 @@ class Share(AbstractWeights):
     def instances(self) -> int:
         return self._part.instances
 
+    @abstractmethod
     def finished(self, instances: int) -> None:
-        # Outside of any firing, so a step of another lane would not wait for it by itself.
-        with self._meeting.taking():
-            self._part.finished(instances)
+        """Instances have finished; called outside of any firing."""
 
     def note_holding(self) -> bool | None:
         return None
@@ -175,6 +177,11 @@ class GuardedShare(Share):
     def forget(self) -> None:
         self.gradient.forget()
 
+    def finished(self, instances: int) -> None:
+        # Outside of any firing, so a step of another lane would not wait for it by itself.
+        with self.lock, self._meeting.counts:
+            self._part.finished(instances)
+
     def sent(self, rows: int, version: int | None = None) -> None:
         with self._meeting.counts:
             self._part.sent(rows, version)
@@ -219,15 +226,18 @@ class FreeShare(Share):
 
     Args:
         part, meeting: As for every share.
+        module: A twin of the part's.
         guard: Its own: held while its lane reads tables.
     """
 
     _meeting: Free
 
-    def __init__(self, part: PartState, meeting: Free, guard: AbstractLock) -> None:
+    def __init__(
+        self, part: PartState, meeting: Free, module: nn.Module, guard: AbstractLock
+    ) -> None:
         super().__init__(part, meeting)
         self.tables = guard
-        self.module = twin(part.module)
+        self.module = module
         self._leaves = list(self.module.parameters())
         self._original = dict(zip(self._leaves, part.module.parameters(), strict=True))
         self.gradient = GradientSum(self._leaves)
@@ -242,11 +252,12 @@ class FreeShare(Share):
 
     def __enter__(self) -> None:
         meeting = self._meeting
-        if meeting.guards_all:
-            self.tables.acquire()
-            self._guarding = True
         with meeting.counts:
             before, self.holds = self.holds, meeting.current
+            guarding = meeting.guards_all
+        if guarding:
+            self.tables.acquire()
+            self._guarding = True
         if self.holds is not before:
             self.version = self.holds.version
             for leaf, tensor in zip(self._leaves, self.holds.tensors, strict=True):
@@ -282,6 +293,10 @@ class FreeShare(Share):
         self.gradient.forget()
         self._counts.clear()
         self._adds = False
+
+    def finished(self, instances: int) -> None:
+        with self._meeting.counts:
+            self._part.finished(instances)
 
     # Rows that leave or come back are counted where the firing is settled, with what it has added.
 
@@ -454,12 +469,21 @@ def twin(module: nn.Module) -> nn.Module:
     """A copy with parameters of its own, on the same storage, and the same buffers.
 
     Raises:
-        TypeError: Something in the module cannot be copied.
+        TypeError, RuntimeError: Something in the module cannot be copied.
     """
     memo: dict[int, Any] = {id(b): b for b in module.buffers()}
     for p in module.parameters():
         memo[id(p)] = nn.Parameter(p.data, requires_grad=p.requires_grad)
     return copy.deepcopy(module, memo)
+
+
+def _twins(part: PartState, lanes: int) -> list[nn.Module] | None:
+    """A twin for each lane; None where the module holds what cannot be copied."""
+    try:
+        return [twin(part.module) for _ in range(lanes)]
+    except (TypeError, RuntimeError) as error:
+        log.debug("part '%s' is guarded in lanes: %s", part.name, error)
+        return None
 
 
 def share(
@@ -487,9 +511,10 @@ def share(
             "the weights of a part at the same time; use view=Stashed(), or no lanes"
         )
     part.absorb_shares()
-    if free and part.may_be_seen_by_version:
+    twins = _twins(part, lanes) if free and part.may_be_seen_by_version else None
+    if twins is not None:
         open_to = Free(part, lock, looks_up=looks_up)
-        open_to.shares = [FreeShare(part, open_to, lock()) for _ in range(lanes)]
+        open_to.shares = [FreeShare(part, open_to, module, lock()) for module in twins]
         part.meeting, part.shares = open_to, open_to.shares
         return [*open_to.shares]
     guarded = Guarded(lock)
