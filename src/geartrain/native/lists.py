@@ -21,7 +21,7 @@ from geartrain.native.library import Function
 from geartrain.native.rows import Rows, contiguous, out_of_range, pointer
 
 _SMALL_WORK: Final = 1 << 17  # multiplications up to which the interpreter lock is kept
-_MUCH_WORK: Final = 1 << 24  # from which on several threads are worth their beginning
+_MUCH_WORK: Final = 1 << 25  # from which on several threads are worth their beginning
 
 
 def lists_forward(
