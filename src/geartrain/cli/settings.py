@@ -142,6 +142,8 @@ def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> Settings:
     options = recipe.complete(given["options"] or {})
     copies_model = given.get("topology") is not None or given.get("mixer") is not None
     workers = min(2, cores())
+    if recipe.workers is not None and given["runtime"] != "simulated":
+        workers = min(recipe.workers, workers)
     if not copies_model or given["runtime"] == "simulated":
         workers = max(workers, given["replicas"] or 1)
     defaults: dict[str, Any] = {

@@ -289,4 +289,5 @@ BABI: Final = Recipe(
         Option(AVERAGE_EVERY, 200, 0, "instances between meetings of copies; 0: once an epoch"),
     ),
     bottleneck="cell",
+    workers=1,
 )

@@ -158,4 +158,5 @@ LISTREDUCE: Final = Recipe(
         Option(AVERAGE_EVERY, 5000, 0, "instances between meetings of copies; 0: once an epoch"),
     ),
     bottleneck="cell",
+    workers=1,
 )

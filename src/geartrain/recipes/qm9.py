@@ -289,4 +289,5 @@ QM9: Final = Recipe(
         Option(AVERAGE_EVERY, 2000, 0, "instances between meetings of copies; 0: once an epoch"),
     ),
     bottleneck="cell",
+    workers=1,
 )

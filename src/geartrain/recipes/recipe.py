@@ -227,6 +227,9 @@ class Recipe:
             in flight.
         bottleneck: The part that most of the work is in, which may have copies, met every so many
             instances as the option ``average_every`` says; None: the work is spread evenly.
+        workers: Default number of threads that carry nodes; None: 2, where there are two cores. With
+            one, whose kernels then have all cores, nothing is cut where one part has nearly all the
+            work.
         make: Builds the task from a complete setting, torch's generator already seeded.
         draw: Makes the graph alone, without data, to be looked at.
     """
@@ -246,6 +249,7 @@ class Recipe:
     options: tuple[Option | Choice, ...] = ()
     bottleneck: str | None = None
     whole_minibatches: bool = False
+    workers: int | None = None
 
     def build(self, setting: Setting) -> Task:
         """The task, with weights initialised from the seed.

@@ -160,7 +160,7 @@ SENTIMENT: Final = Recipe(
     metrics=("all", "root"),
     target="all>=0.81",
     max_active=96,
-    update_every=600,
+    update_every=750,
     unit="rows",
     epochs=3,
     make=build,
