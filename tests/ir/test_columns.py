@@ -40,13 +40,13 @@ def packer(*inputs: str, vertex: tuple[str, ...] = ("slot",)) -> Packer:
 
 def same(one: Packed, other: Packed) -> None:
     assert one.keys.tolist() == other.keys.tolist()
-    for name in ("sizes", "edge_sizes", "counts", "vertex_ends"):
+    for name in ("sizes", "edge_sizes", "counts", "vertex_ends", "edge_ends"):
         assert np.array_equal(getattr(one, name), getattr(other, name))
-    for kind in ("vertex", "value"):
+    for kind in ("vertex", "edge", "value"):
         mine, theirs = getattr(one, kind), getattr(other, kind)
         assert mine.keys() == theirs.keys()
         for name, column in mine.items():
-            assert column.dtype == theirs[name].dtype
+            assert column.dtype == theirs[name].dtype or not column.size
             assert np.array_equal(column, theirs[name])
     assert one.inputs.keys() == other.inputs.keys()
     for name, rows in one.inputs.items():
@@ -64,6 +64,60 @@ def test_packed_at_once_they_are_what_they_are_one_by_one(places: list[int]) -> 
     packed = packer().pack_columns(data, np.array(places))
     same(packed, packer().pack([data[i] for i in places]))
     same(packed.part(0, 1), packer().pack([data[places[0]]]))
+
+
+def graphs(n: int = N, **change: object) -> gt.Columns:
+    """Some of them without edges; edges in no order."""
+    draw = np.random.default_rng(1)
+    lengths, edge_lengths = draw.integers(1, 6, n), draw.integers(0, 7, n)
+    ends = [draw.integers(0, size, k) for size, k in zip(lengths, edge_lengths, strict=True)]
+    edge = {
+        "source": np.concatenate(ends),
+        "target": np.concatenate([e[::-1] for e in ends]),
+        "kind": draw.integers(0, 3, int(edge_lengths.sum())).astype(np.int32),
+        "width": draw.normal(size=int(edge_lengths.sum())),
+    }
+    x = torch.arange(int(lengths.sum()))
+    told = {"edge": edge, "edge_lengths": edge_lengths, "called": lambda i: ("graph", i), **change}
+    return gt.Columns(lengths, {"x": x}, **told)  # type: ignore[arg-type]
+
+
+def graph_packer() -> Packer:
+    graph = gt.Graph(edge=("kind", "width"))
+    graph.input("x", bundle=True).stop()
+    return Engine(graph, {}, Settings()).controller.packer
+
+
+@pytest.mark.parametrize("places", [[3], [5, 0, 39, 7, 7], list(range(N))])
+def test_edges_are_packed_as_those_of_instances(places: list[int]) -> None:
+    data = graphs()
+    assert data[3].key == ("graph", 3)
+    packed = graph_packer().pack_columns(data, np.array(places))
+    same(packed, graph_packer().pack([data[i] for i in places]))
+    same(packed.part(0, 1), graph_packer().pack([data[places[0]]]))
+
+
+def test_edges_that_lead_out_of_their_instance_are_refused() -> None:
+    data = graphs()
+    data.edge["target"][int(data.edge_starts[5])] = 6
+    assert data.edge_lengths[5] > 0
+    with pytest.raises(DataError, match="edge column 'target' leads out of its instance"):
+        graph_packer().pack_columns(data, np.arange(N))
+    with pytest.raises(DataError, match=r"\('graph', 5\): an edge has target 6"):
+        graph_packer().pack([data[5]])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"edge_lengths": [-1] * N}, r"edge_lengths has -1; give one for each instance"),
+        ({"edge_lengths": [1]}, r"'edge_lengths' has shape \(1,\), and there are 40 instances"),
+        ({"edge_lengths": None}, r"'source' has shape .* and there are 0 edges"),
+    ],
+)
+def test_numbers_of_edges_that_do_not_fit_are_refused(change: dict[str, object], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        graphs(**change)
 
 
 def test_they_are_read_as_a_list() -> None:

@@ -20,8 +20,8 @@ from geartrain.nn import GatedGraphCell, GatedSum, VertexChoice
 from geartrain.recipes import Setting, find_recipe
 from geartrain.recipes.babi import (
     Size,
+    columns_of,
     cut,
-    instances_of,
     make_graph,
     path_accuracy,
     path_loss,
@@ -87,7 +87,7 @@ def test_a_question_marks_its_vertices_in_a_column_of_its_kind_and_place() -> No
     question = GraphQuestion(
         ("a", "b", "c"), no, no, no, 1, np.array([2, 0]), np.array([1], np.int64)
     )
-    (instance,) = instances_of([question], TASKS[18], 5, "test")
+    (instance,) = columns_of([question], TASKS[18], 5, "test")
     marks = torch.zeros(3, 5)
     marks[2, 2] = marks[0, 3] = 1
     assert torch.equal(instance.inputs["start"], marks)
@@ -189,7 +189,7 @@ def test_the_gradients_are_those_of_autograd(number: int, order: Order) -> None:
     modules = [module.double() for module in graph.modules()]
     data = [
         Instance({"start": i.inputs["start"].double()}, edge=i.edge, value=i.value)
-        for i in instances_of(questions_of(kind, 11), kind, SIZE.hidden, "test")
+        for i in columns_of(questions_of(kind, 11), kind, SIZE.hidden, "test")
     ]
     losses = torch.stack([plain_loss(kind, modules, instance) for instance in data])
     parts = [m for m in modules if list(m.parameters())]
@@ -233,6 +233,6 @@ def test_real_questions_are_learnt(number: int, epochs: int, least: float, data_
 
 def test_an_evaluation_counts_every_question_once() -> None:
     kind = TASKS[19]
-    data = instances_of(questions_of(kind, 9), kind, SIZE.hidden, "test")
+    data = columns_of(questions_of(kind, 9), kind, SIZE.hidden, "test")
     sums = one_pass(make_graph(kind, SIZE), data, train=False).sums
     assert sums["accuracy"][1] == sums["loss"][1] == 9

@@ -13,7 +13,7 @@ from geartrain.cli.main import app
 from geartrain.data.qm9 import load_qm9
 from geartrain.errors import DataError
 from geartrain.recipes import Setting, find_recipe
-from geartrain.recipes.qm9 import Bundles, HalfSquaredError, Units, make_graph, one_hot
+from geartrain.recipes.qm9 import HalfSquaredError, Units, columns_of, make_graph, one_hot
 from geartrain.recipes.recipe import Task
 from geartrain.runtime.simulated import Simulated
 from geartrain.train.session import Session
@@ -54,7 +54,7 @@ def task_of(data: Path | None, epochs: int = 1, **options: float) -> Task:
 
 
 def test_a_molecule_brings_its_atoms_bonds_and_moment(data: Path) -> None:
-    bundles = Bundles(load_qm9(data), distances=True)
+    bundles = columns_of(load_qm9(data), distances=True)
     assert len(bundles) == 40
     water, ethyne = bundles[0], bundles[1]
     assert water.inputs["elements"].tolist() == [3, 0, 0]
@@ -67,11 +67,11 @@ def test_a_molecule_brings_its_atoms_bonds_and_moment(data: Path) -> None:
     assert water.key == "molecule with id 11"
     assert sorted(ethyne.edge["type"].tolist()) == [0, 0, 0, 0, 3, 3]
     assert [b.key for b in bundles[-2:]] == ["molecule with id 49", "molecule with id 50"]
-    assert "distance" not in Bundles(load_qm9(data), distances=False)[0].edge
+    assert "distance" not in columns_of(load_qm9(data), distances=False)[0].edge
 
 
 def test_the_rows_of_a_molecule_are_views(data: Path) -> None:
-    bundles = Bundles(load_qm9(data), distances=False)
+    bundles = columns_of(load_qm9(data), distances=False)
     first, again = bundles[5], bundles[5]
     assert first.inputs["elements"].data_ptr() == again.inputs["elements"].data_ptr()
     assert np.shares_memory(first.edge["type"], again.edge["type"])

@@ -114,7 +114,8 @@ def train(
         RuntimeName | None, typer.Option(help="Default threads.", show_default=False)
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Default 2 or 1, as suits the recipe.", show_default=False)
+        int | None,
+        typer.Option(min=1, help="Default 2 or 1, as suits the recipe.", show_default=False),
     ] = None,
     max_active: Annotated[
         int | None,

@@ -34,8 +34,8 @@ from torch.nn import functional as F
 from geartrain.data.babi import TASKS, GraphQuestion, generate_deduction, load_babi
 from geartrain.data.babi import Task as Kind
 from geartrain.engine.controller import Ramp
+from geartrain.ir.columns import Columns
 from geartrain.ir.graph import Graph, Stream
-from geartrain.ir.instance import Instance
 from geartrain.ir.loss import accuracy, cross_entropy
 from geartrain.nn import (
     GatedGraphCell,
@@ -165,26 +165,34 @@ def path_accuracy(scores: Tensor, moves: Tensor) -> Tensor:
     return (scores.argmax(-1) == moves).all(1)
 
 
-def instances_of(
-    questions: Sequence[GraphQuestion], kind: Kind, hidden: int, called: str
-) -> list[Instance]:
+def columns_of(questions: Sequence[GraphQuestion], kind: Kind, hidden: int, called: str) -> Columns:
     """Questions as instances: a row of marks for every vertex, the facts as typed edges.
 
     Args:
-        questions: Of one task.
+        questions: Of one task, one or more.
         kind: That task.
         hidden: Width of a row; column ``question * queries + place`` marks a vertex asked about.
         called: What errors call the questions: a file or a split.
     """
-    return [
-        Instance(
-            {"start": _marks(question, kind, hidden)},
-            edge={"source": question.source, "target": question.target, "type": question.type},
-            value={"answer": question.answer if kind.answer == "classes" else question.answer[0]},
-            key=f"{called} question {i}",
-        )
-        for i, question in enumerate(questions, 1)
-    ]
+    sizes = np.array([len(question.names) for question in questions])
+    starts = sizes.cumsum() - sizes
+    marks = torch.zeros(int(sizes.sum()), hidden)
+    for start, question in zip(starts.tolist(), questions, strict=True):
+        vertices = torch.from_numpy(question.query)
+        columns = question.kind * kind.query + torch.arange(len(vertices))
+        marks[start + vertices, columns] = 1
+    answers = [q.answer if kind.answer == "classes" else q.answer[0] for q in questions]
+    return Columns(
+        sizes,
+        {"start": marks},
+        value={"answer": np.array(answers)},
+        edge={
+            name: np.concatenate([getattr(question, name) for question in questions])
+            for name in ("source", "target", "type")
+        },
+        edge_lengths=[len(question.source) for question in questions],
+        called=lambda i: f"{called} question {i + 1}",
+    )
 
 
 def cut(
@@ -226,27 +234,20 @@ def _splits(setting: Setting, kind: Kind, hidden: int) -> dict[str, LoadSplit]:
     size: Literal["en", "en-10k"] = "en" if thousands == 1 else "en-10k"
     parts: list[list[GraphQuestion]] = []
 
-    def read(split: Literal["train", "valid", "test"]) -> list[Instance]:
+    def read(split: Literal["train", "valid", "test"]) -> Columns:
         if split == "test":
             found = load_babi(setting.data, kind.number, size=size, split="test")
-            return instances_of(found.questions, kind, hidden, "test")
+            return columns_of(found.questions, kind, hidden, "test")
         if not parts:
             parts.extend(cut(load_babi(setting.data, kind.number, size=size).questions))
-        return instances_of(parts[split == "valid"], kind, hidden, split)
+        return columns_of(parts[split == "valid"], kind, hidden, split)
 
     return {"train": lambda: read("train"), "valid": lambda: read("valid"),
             "test": lambda: read("test")}  # fmt: skip
 
 
-def _draw(n: int, seed: int, kind: Kind, hidden: int, called: str) -> list[Instance]:
-    return instances_of(generate_deduction(n, seed), kind, hidden, called)
-
-
-def _marks(question: GraphQuestion, kind: Kind, hidden: int) -> Tensor:
-    marks = torch.zeros(len(question.names), hidden)
-    for place, vertex in enumerate(question.query.tolist()):
-        marks[vertex, question.kind * kind.query + place] = 1
-    return marks
+def _draw(n: int, seed: int, kind: Kind, hidden: int, called: str) -> Columns:
+    return columns_of(generate_deduction(n, seed), kind, hidden, called)
 
 
 def _kind(number: int) -> Kind:

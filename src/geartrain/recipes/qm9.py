@@ -14,10 +14,9 @@ Gaunt et al. 2017, arXiv:1705.09786; the molecules are those of Ramakrishnan et 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, final, overload
+from typing import Final, final
 
 import numpy as np
 import torch
@@ -27,8 +26,8 @@ from torch import Tensor
 from geartrain.data.qm9 import BONDS, ELEMENTS, FILE, Molecules, load_qm9, split_indices
 from geartrain.engine.controller import Ramp
 from geartrain.errors import DataError
+from geartrain.ir.columns import Columns
 from geartrain.ir.graph import Graph
-from geartrain.ir.instance import Instance
 from geartrain.nn.shapes import GatedGraphCell, GatedSum
 from geartrain.optim.optimizers import FusedAdam
 from geartrain.optim.rules import Clip, Instances, Rules
@@ -64,15 +63,15 @@ def build(setting: Setting) -> Task:
     if options["distances"] not in (0, 1):
         raise ValueError(f"option distances={options['distances']}: expected 0 or 1")
     limit, distances = int(options["limit"]) or None, bool(options["distances"])
-    read: dict[str, Bundles] = {}
+    read: dict[str, Columns] = {}
 
     def split(name: str) -> LoadSplit:
-        def load() -> Bundles:
+        def load() -> Columns:
             if not read:
                 molecules = load_qm9(setting.data, limit=limit)
                 sides = split_indices(len(molecules), validation=VALIDATION, seed=SPLIT_SEED)
                 for side, chosen in zip(_SPLITS, sides, strict=True):
-                    read[side] = Bundles(molecules.select(chosen), distances=distances)
+                    read[side] = columns_of(molecules.select(chosen), distances=distances)
             return read[name]
 
         return load
@@ -82,8 +81,8 @@ def build(setting: Setting) -> Task:
         units = Units.from_json(setting.files[_UNITS])
     else:
         train = splits["train"]()
-        assert isinstance(train, Bundles)
-        units = Units.of(train.mu)
+        assert isinstance(train, Columns)
+        units = Units.of(train.value["mu"])
     return Task(
         graph=make_graph(
             int(options["hidden"]),
@@ -222,49 +221,28 @@ def one_hot(elements: Tensor, hidden: int) -> Tensor:
     return states.scatter_(1, elements[:, None], 1.0)
 
 
-@final
-class Bundles(Sequence[Instance]):
-    """Molecules as instances, made of views when they are asked for.
+def columns_of(molecules: Molecules, *, distances: bool) -> Columns:
+    """Molecules as instances: atoms are vertices, bonds edges both ways.
 
     Args:
         molecules: All of them.
         distances: Whether bonds bring their length, in Angstrom.
     """
-
-    def __init__(self, molecules: Molecules, *, distances: bool) -> None:
-        self.mu = molecules.mu
-        self._id = molecules.id
-        self._element = molecules.element()
-        self._rows = torch.from_numpy(self._element)
-        self._atoms = molecules.offsets.tolist()
-        self._bonds = molecules.edge_offsets.tolist()
-        self._edge: Mapping[str, NDArray[np.int64] | NDArray[np.float32]] = {
+    element = molecules.element()
+    return Columns(
+        np.diff(molecules.offsets),
+        {"elements": torch.from_numpy(element)},
+        vertex={"element": element},
+        value={"mu": molecules.mu},
+        edge={
             "source": molecules.source,
             "target": molecules.target,
             "type": molecules.type,
             **({"distance": molecules.distance} if distances else {}),
-        }
-
-    def __len__(self) -> int:
-        return len(self._id)
-
-    @overload
-    def __getitem__(self, at: int) -> Instance: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Instance]: ...
-    def __getitem__(self, at: int | slice) -> Instance | list[Instance]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
-        i = range(len(self))[at]
-        atoms = slice(self._atoms[i], self._atoms[i + 1])
-        bonds = slice(self._bonds[i], self._bonds[i + 1])
-        return Instance(
-            {"elements": self._rows[atoms]},
-            vertex={"element": self._element[atoms]},
-            edge={name: column[bonds] for name, column in self._edge.items()},
-            value={"mu": self.mu[i]},
-            key=f"molecule with id {self._id[i]}",
-        )
+        },
+        edge_lengths=np.diff(molecules.edge_offsets),
+        called=lambda i: f"molecule with id {molecules.id[i]}",
+    )
 
 
 QM9: Final = Recipe(

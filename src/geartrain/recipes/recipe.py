@@ -227,9 +227,8 @@ class Recipe:
             in flight.
         bottleneck: The part that most of the work is in, which may have copies, met every so many
             instances as the option ``average_every`` says; None: the work is spread evenly.
-        workers: Default number of threads that carry nodes; None: 2, where there are two cores. With
-            one, whose kernels then have all cores, nothing is cut where one part has nearly all the
-            work.
+        workers: Default number of workers; None: 2, where there are two cores. With one its kernels
+            have all cores, which is best where one part has nearly all the work.
         make: Builds the task from a complete setting, torch's generator already seeded.
         draw: Makes the graph alone, without data, to be looked at.
     """
