@@ -114,7 +114,13 @@ def test_the_table_begins_with_the_command_that_made_it(document: Document) -> N
     assert " ".join(shown) == document["command"]
 
 
-@pytest.mark.parametrize("task", ["sentiment", "babi", "qm9", "listreduce"])
+@pytest.mark.parametrize(
+    "task",
+    [
+        *("sentiment", "sentiment-100", "babi", "qm9", "qm9-20"),
+        *("listreduce", "listreduce-100"),
+    ],
+)
 def test_the_page_shows_the_tables_of_the_results(task: str) -> None:
     folder = Path(peers.__file__).parent
     results = json.loads((folder / "results" / f"{task}.json").read_text())
