@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import geartrain as gt
+from geartrain.errors import GraphError
 from geartrain.ir.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
 from geartrain.ir.gradient import GradientSum
 from geartrain.native import library
@@ -290,3 +291,20 @@ def test_a_module_whose_forward_is_overridden_runs_again() -> None:
     assert bundle_kernel_of(Heir()) is None
     with pytest.raises(TypeError, match="expected an AbstractBundleKernel"):
         bundle_kernel_of(Other())
+
+
+@pytest.mark.parametrize(
+    ("features", "given", "said"),
+    [
+        (2, (), r"features=2\) got 0 columns beside h, expected 1: name it by read="),
+        (0, (torch.zeros(3, dtype=torch.int64),), r"features=0\) got 1 columns .*expected 0"),
+        (2, (torch.zeros(3, 4),), r"got x \(3, 4\); give features its width, 4"),
+    ],
+)
+def test_a_sum_refuses_features_that_it_was_not_made_for(features, given, said) -> None:
+    module, within = GatedSum(H, features).double(), inside([1, 2], edges_each=0)
+    h = random(3, H)
+    with pytest.raises(GraphError, match=said):
+        module(h, *given, within)
+    with pytest.raises(GraphError, match=said), torch.no_grad():
+        kernel(module).forward(h, *given, inside=within)

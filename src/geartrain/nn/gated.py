@@ -9,6 +9,7 @@ cell makes the message of a vertex once for every type of edge that leaves it, a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -17,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from geartrain.errors import GraphError
 from geartrain.ir.bundle import AbstractBundleKernel, Inside
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
@@ -121,6 +123,9 @@ class GatedSum(nn.Module):
         features: Width of x; 0: there is no x.
         out: Width of the value.
 
+    Raises:
+        GraphError: x is missing or too much, or has another width.
+
     Source: the readout of Li et al. 2016, arXiv:1511.05493.
     """
 
@@ -132,6 +137,7 @@ class GatedSum(nn.Module):
 
     def forward(self, h: Tensor, *rest: Any) -> Tensor:
         *features, inside = rest
+        self.require_features(features)
         seen = torch.cat([h, *(self._columns(f, h) for f in features)], 1)
         shares = torch.sigmoid(self.gate(seen)) * self.value(h)
         total = shares.new_zeros(inside.lengths.shape[0], shares.shape[1])
@@ -141,6 +147,27 @@ class GatedSum(nn.Module):
     def bundle_kernel(self) -> AbstractBundleKernel:
         """Keeps h, x and ``(rows, 2, out)``: gate, value."""
         return _SumKernel(self)
+
+    def require_features(self, given: Sequence[Tensor]) -> None:
+        """Refuse an x that is not what the gate was made for.
+
+        Args:
+            given: One tensor, or none.
+
+        Raises:
+            GraphError: It is missing or too much, or has another width.
+        """
+        wanted = 1 if self.features else 0
+        if len(given) != wanted:
+            raise GraphError(
+                f"GatedSum(features={self.features}) got {len(given)} columns beside h, expected "
+                f"{wanted}: " + ("name it by read=" if wanted else "give features, or no read=")
+            )
+        if wanted and given[0].ndim > 1 and given[0].shape[1:] != (self.features,):
+            raise GraphError(
+                f"GatedSum(features={self.features}) got x {tuple(given[0].shape)}; give features "
+                f"its width, {given[0].shape[1]}"
+            )
 
     def _columns(self, x: Tensor, h: Tensor) -> Tensor:
         return (F.one_hot(x, self.features) if x.ndim == 1 else x).to(h.dtype)
@@ -361,6 +388,7 @@ class _SumKernel(AbstractBundleKernel):
         self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         h, *given = inputs
+        self._module.require_features(given)
         x = given[0] if given else None
         if x is None or x.ndim == 1:
             found = sum_forward(h, x, inside.lengths, self._maps())
