@@ -134,6 +134,50 @@ class AbstractBundleKernel(ABC):
         return self.backward(gradients, take(kept, rows), into, inside)
 
 
+class AbstractPlacedKernel(AbstractBundleKernel):
+    """A bundle kernel whose way back reads residuals wherever they lie."""
+
+    @abstractmethod
+    def backward_at(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        residuals: tuple[Tensor, ...],
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside,
+        *,
+        wanted: bool,
+    ) -> tuple[Tensor | None, ...]:
+        """Both ways back in one.
+
+        Args:
+            gradients, into, inside, wanted: As for ``backward_rows``.
+            residuals: As for ``backward``, or all those that are kept.
+            rows: Which of those that are kept; None: the residuals are those.
+        """
+
+    def backward(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        residuals: tuple[Tensor, ...],
+        into: GradientSum,
+        inside: Inside,
+    ) -> tuple[Tensor | None, ...]:
+        return self.backward_at(gradients, residuals, None, into, inside, wanted=True)
+
+    def backward_rows(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        rows: IntArray,
+        into: GradientSum,
+        inside: Inside,
+        *,
+        wanted: bool = True,
+    ) -> tuple[Tensor | None, ...]:
+        return self.backward_at(gradients, kept, rows, into, inside, wanted=wanted)
+
+
 def bundle_kernel_of(module: nn.Module) -> AbstractBundleKernel | None:
     """What the module's own ``bundle_kernel()`` gives, or None: then run the module again.
 

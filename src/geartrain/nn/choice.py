@@ -12,7 +12,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from geartrain.ir.bundle import AbstractBundleKernel, Inside
+from geartrain.ir.bundle import AbstractBundleKernel, AbstractPlacedKernel, Inside
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
 from geartrain.native.readouts import choice_backward, choice_forward, no_vertex
@@ -64,7 +64,7 @@ class VertexChoice(nn.Module):
 
 
 @final
-class _ChoiceKernel(AbstractBundleKernel):
+class _ChoiceKernel(AbstractPlacedKernel):
     def __init__(self, module: VertexChoice) -> None:
         self._module = module
 
@@ -89,36 +89,17 @@ class _ChoiceKernel(AbstractBundleKernel):
         slopes[at] -= 1
         return (losses, _first(scores == top, inside) - starts), (h, slopes)
 
-    def backward(
+    def backward_at(
         self,
         gradients: tuple[Tensor | None, ...],
         residuals: tuple[Tensor, ...],
-        into: GradientSum,
-        inside: Inside,
-    ) -> tuple[Tensor | None, ...]:
-        return self._backward(gradients, residuals, None, into, inside)
-
-    def backward_rows(
-        self,
-        gradients: tuple[Tensor | None, ...],
-        kept: tuple[Tensor, ...],
-        rows: IntArray,
-        into: GradientSum,
-        inside: Inside,
-        *,
-        wanted: bool = True,
-    ) -> tuple[Tensor | None, ...]:
-        return self._backward(gradients, kept, rows, into, inside)
-
-    def _backward(
-        self,
-        gradients: tuple[Tensor | None, ...],
-        kept: tuple[Tensor, ...],
         rows: IntArray | None,
         into: GradientSum,
         inside: Inside,
+        *,
+        wanted: bool,
     ) -> tuple[Tensor | None, ...]:
-        (d, _), (h, slopes), w = gradients, kept, self._module.score.weight
+        (d, _), (h, slopes), w = gradients, residuals, self._module.score.weight
         if d is None:
             return None, None
         found = choice_backward(d.contiguous(), h, slopes, rows, inside.lengths, w)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from geartrain.errors import GraphError
-from geartrain.ir.bundle import AbstractBundleKernel, Inside
+from geartrain.ir.bundle import AbstractBundleKernel, AbstractPlacedKernel, Inside
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
 from geartrain.ir.products import affine, outer, outer_suits, times
@@ -202,7 +202,7 @@ def _senders(
 
 
 @final
-class _CellKernel(AbstractBundleKernel):
+class _CellKernel(AbstractPlacedKernel):
     room_for = 1
 
     def __init__(self, module: GatedGraphCell, *, brief: bool = False) -> None:
@@ -239,28 +239,7 @@ class _CellKernel(AbstractBundleKernel):
             (h,), (_, _, kept[:, step, 1:]) = self._gru.forward(heard, h)
         return h
 
-    def backward(
-        self,
-        gradients: tuple[Tensor | None, ...],
-        residuals: tuple[Tensor, ...],
-        into: GradientSum,
-        inside: Inside,
-    ) -> tuple[Tensor | None, ...]:
-        return self._backward(gradients, residuals, None, into, inside)
-
-    def backward_rows(
-        self,
-        gradients: tuple[Tensor | None, ...],
-        kept: tuple[Tensor, ...],
-        rows: IntArray,
-        into: GradientSum,
-        inside: Inside,
-        *,
-        wanted: bool = True,
-    ) -> tuple[Tensor | None, ...]:
-        return self._backward(gradients, kept, rows, into, inside, wanted=wanted)
-
-    def _backward(
+    def backward_at(
         self,
         gradients: tuple[Tensor | None, ...],
         residuals: tuple[Tensor, ...],
@@ -268,7 +247,7 @@ class _CellKernel(AbstractBundleKernel):
         into: GradientSum,
         inside: Inside,
         *,
-        wanted: bool = True,
+        wanted: bool,
     ) -> tuple[Tensor | None, ...]:
         (dy,), (h, kept) = gradients, residuals
         if dy is None:

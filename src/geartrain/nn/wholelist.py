@@ -16,7 +16,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, nn
 
-from geartrain.ir.bundle import AbstractBundleKernel, Inside
+from geartrain.ir.bundle import AbstractBundleKernel, AbstractPlacedKernel, Inside
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel, kernel_of
 from geartrain.ir.message import IntArray
@@ -249,7 +249,7 @@ class _Features(_AbstractDrive):
 
 
 @final
-class _ListKernel(AbstractBundleKernel):
+class _ListKernel(AbstractPlacedKernel):
     """All steps of a cell h' = f(x + W h); keeps what it read and the states.
 
     Gradients are those of the states of then, with the weights, and the tokens' vectors, of now.
@@ -274,28 +274,7 @@ class _ListKernel(AbstractBundleKernel):
             last = self._steps(x, tokens, lengths, kept)
         return (kept.clone() if self._every else last,), (read, kept)
 
-    def backward(
-        self,
-        gradients: tuple[Tensor | None, ...],
-        residuals: tuple[Tensor, ...],
-        into: GradientSum,
-        inside: Inside,
-    ) -> tuple[Tensor | None, ...]:
-        return self._backward(gradients, residuals, None, into, inside)
-
-    def backward_rows(
-        self,
-        gradients: tuple[Tensor | None, ...],
-        kept: tuple[Tensor, ...],
-        rows: IntArray,
-        into: GradientSum,
-        inside: Inside,
-        *,
-        wanted: bool = True,
-    ) -> tuple[Tensor | None, ...]:
-        return self._backward(gradients, kept, rows, into, inside, wanted=wanted)
-
-    def _backward(
+    def backward_at(
         self,
         gradients: tuple[Tensor | None, ...],
         residuals: tuple[Tensor, ...],
@@ -303,7 +282,7 @@ class _ListKernel(AbstractBundleKernel):
         into: GradientSum,
         inside: Inside,
         *,
-        wanted: bool = True,
+        wanted: bool,
     ) -> tuple[Tensor | None, ...]:
         (dy,), (read, kept) = gradients, residuals
         if dy is None:

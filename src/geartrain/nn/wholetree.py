@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from geartrain.ir.bundle import AbstractBundleKernel, Inside
+from geartrain.ir.bundle import AbstractBundleKernel, AbstractPlacedKernel, Inside
 from geartrain.ir.call import as_payload
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel, kernel_of, may_have_kernel
@@ -135,7 +135,7 @@ def _groves(parent: Tensor, slot: Tensor, inside: Inside, hidden: int) -> list[G
 
 
 @final
-class _TreeKernel(AbstractBundleKernel):
+class _TreeKernel(AbstractPlacedKernel):
     """All heights in C; where weights or rows are elsewhere by now, the module runs again."""
 
     room_for = 3
@@ -174,28 +174,7 @@ class _TreeKernel(AbstractBundleKernel):
             h = self._module(*inputs, inside)
         return (h,), (x, parent, slot, kept)
 
-    def backward(
-        self,
-        gradients: tuple[Tensor | None, ...],
-        residuals: tuple[Tensor, ...],
-        into: GradientSum,
-        inside: Inside,
-    ) -> tuple[Tensor | None, ...]:
-        return self._backward(gradients, residuals, None, into, inside, wanted=True)
-
-    def backward_rows(
-        self,
-        gradients: tuple[Tensor | None, ...],
-        kept: tuple[Tensor, ...],
-        rows: IntArray,
-        into: GradientSum,
-        inside: Inside,
-        *,
-        wanted: bool = True,
-    ) -> tuple[Tensor | None, ...]:
-        return self._backward(gradients, kept, rows, into, inside, wanted=wanted)
-
-    def _backward(
+    def backward_at(
         self,
         gradients: tuple[Tensor | None, ...],
         residuals: tuple[Tensor, ...],
