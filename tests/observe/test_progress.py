@@ -283,3 +283,9 @@ def test_a_real_terminal_is_recognised_and_ends_with_an_empty_line(told, clock, 
     os.close(ours)
     assert shown.startswith("\r\x1b[") and "epoch" in shown
     assert shown.endswith("\r\n")
+
+
+def test_the_first_line_says_where_workers_are_lanes(terminal, clock):
+    started = RunStarted("threads", 2, 8, 3, lanes=True)
+    ProgressLine(terminal, clock=clock).on_run_started(started)
+    assert terminal.lines()[0] == "threads: 2 workers as lanes, at most 8 in flight, 3 epochs"

@@ -93,7 +93,7 @@ class ProgressLine(AbstractInstrument):
         self._pass = self._closed_pass = None
         line = Text(event.runtime, "bold")
         line.append(
-            f": {_some(event.workers, 'worker')}, "
+            f": {_some(event.workers, 'worker')}{' as lanes' * event.lanes}, "
             f"at most {count(event.max_active)} in flight, "
             f"{_some(event.epochs, 'epoch')}" + ("; virtual seconds" * self._is_virtual),
             "not bold",

@@ -353,6 +353,7 @@ class Fitting:
             nodes=engine.nodes_by_worker(),
             graph_text=str(s.graph),
             graph_mermaid=s.graph.mermaid(),
+            lanes=s.settings.lanes and s.runtime.workers > 1,
         )
 
 
