@@ -15,7 +15,7 @@ from torch import Tensor
 
 from geartrain.native import library
 from geartrain.native.library import SMALL, Function
-from geartrain.native.rows import Rows, contiguous, out_of_range, pointer
+from geartrain.native.rows import Rows, address, contiguous, out_of_range, pointer
 
 
 def tree_forward(
@@ -95,10 +95,10 @@ def tree_backward(
         whole,
         width,
         k,
-        _address(dh),
-        _address(dc),
+        address(dh),
+        address(dc),
         kept.data_ptr(),
-        _address(children),
+        address(children),
         pointer(rows),
         limit,
         d_gates.data_ptr(),
@@ -152,8 +152,8 @@ def lstm_backward(
         n,
         whole,
         width,
-        _address(dh),
-        _address(dc),
+        address(dh),
+        address(dc),
         kept.data_ptr(),
         c.data_ptr(),
         pointer(rows),
@@ -268,7 +268,3 @@ def _one_is_of(shape: tuple[int, ...], *gradients: Tensor | None) -> bool:
     """Whether there is a gradient, and those that are there have the shape."""
     there = [d.shape for d in gradients if d is not None]
     return bool(there) and all(s == shape for s in there)
-
-
-def _address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()

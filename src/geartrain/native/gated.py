@@ -18,14 +18,8 @@ from torch import Tensor
 
 from geartrain.errors import DataError
 from geartrain.native import library
-from geartrain.native.library import Function
-from geartrain.native.rows import Rows, contiguous, out_of_range, pointer
-
-SMALL_WORK: Final = 1 << 17
-"""Multiplications up to which the interpreter lock is kept."""
-
-MUCH_WORK: Final = 1 << 22
-"""Multiplications that a thread must have to do."""
+from geartrain.native.library import SMALL_WORK, Function, threads_for
+from geartrain.native.rows import Rows, address, alike, contiguous, out_of_range, pointer
 
 HEARD: Final = 5
 """What is kept of a step and vertex: what it heard, r, z, n, m, of ``(H,)`` each."""
@@ -118,7 +112,7 @@ def gated_forward(h: Tensor, edges: Edges, weights: Weights, kept: Tensor) -> Te
     """
     n, steps, _, width = kept.shape
     run = _function("gated_forward", h, edges, weights, n * steps)
-    if run is None or h.shape != (n, width) or not _beside(h, kept):
+    if run is None or h.shape != (n, width) or not alike(h, kept):
         return None
     y = torch.empty_like(h)
     bad = run(
@@ -129,13 +123,13 @@ def gated_forward(h: Tensor, edges: Edges, weights: Weights, kept: Tensor) -> Te
         *_edges(edges),
         h.data_ptr(),
         weights.message.data_ptr(),
-        _address(weights.message_bias),
+        address(weights.message_bias),
         weights.ih.data_ptr(),
-        _address(weights.ih_bias),
+        address(weights.ih_bias),
         weights.hh.data_ptr(),
-        _address(weights.hh_bias),
+        address(weights.hh_bias),
         weights.brief,
-        _threads(n * steps, width),
+        threads_for(7 * n * steps * width**2),
         kept.data_ptr(),
         y.data_ptr(),
     )
@@ -186,7 +180,7 @@ def gated_backward(
     limit, steps, _, width = kept.shape
     n, types = limit if rows is None else rows.size, weights.types
     run = _function("gated_backward", dy, edges, weights, n * steps)
-    if run is None or dy.shape != (n, width) or not _beside(dy, kept, h):
+    if run is None or dy.shape != (n, width) or not alike(dy, kept, h):
         return None
     rows = contiguous(rows)
     d = dy.clone()
@@ -209,7 +203,7 @@ def gated_backward(
         weights.ih.data_ptr(),
         weights.hh.data_ptr(),
         weights.brief,
-        _threads(n * steps, width),
+        threads_for(7 * n * steps * width**2),
         wanted,
         d.data_ptr(),
         message.data_ptr(),
@@ -246,22 +240,9 @@ def _function(
     return typed[name][7 * rows * like.shape[1] ** 2 > SMALL_WORK]
 
 
-def _threads(rows: int, width: int) -> int:
-    """As many as torch may use here, and as the work is worth."""
-    return max(1, min(torch.get_num_threads(), 7 * rows * width**2 // MUCH_WORK))
-
-
-def _beside(like: Tensor, *others: Tensor) -> bool:
-    return all(x.dtype is like.dtype and x.is_cpu and x.is_contiguous() for x in others)
-
-
 def _edges(edges: Edges) -> tuple[int, int, int, int | None]:
     source = edges.source
-    return source.shape[0], source.data_ptr(), edges.target.data_ptr(), _address(edges.kind)
-
-
-def _address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
+    return source.shape[0], source.data_ptr(), edges.target.data_ptr(), address(edges.kind)
 
 
 def _no_memory(rows: int, steps: int) -> MemoryError:

@@ -57,6 +57,10 @@ FLAGS: Final = (
 COMPILE_SECONDS: Final = 60.0
 SMALL: Final = 1 << 14
 """Entries up to which the interpreter lock is kept: handing it over costs more than the work."""
+SMALL_WORK: Final = 1 << 17
+"""The same in multiplications, where there are products."""
+MUCH_WORK: Final = 1 << 22
+"""Multiplications that a thread must have to do, for several to share a call."""
 
 Function: TypeAlias = Callable[..., int]
 
@@ -172,6 +176,11 @@ def _threads_of_torch() -> int | None:
             ask = getattr(ctypes.CDLL(path), "GOMP_parallel", None)
             return ctypes.cast(ask, _P).value if ask else None
     return None
+
+
+def threads_for(work: int) -> int:
+    """As many threads as torch may use here, and as so many multiplications are worth."""
+    return max(1, min(torch.get_num_threads(), work // MUCH_WORK))
 
 
 def current() -> Library | None:

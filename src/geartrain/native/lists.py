@@ -17,10 +17,9 @@ from torch import Tensor
 
 from geartrain.errors import DataError
 from geartrain.native import library
-from geartrain.native.library import Function
-from geartrain.native.rows import Rows, contiguous, out_of_range, pointer
+from geartrain.native.library import SMALL_WORK, Function
+from geartrain.native.rows import Rows, address, contiguous, out_of_range, pointer
 
-_SMALL_WORK: Final = 1 << 17  # multiplications up to which the interpreter lock is kept
 _MUCH_WORK: Final = 1 << 25  # from which on several threads are worth their beginning
 
 
@@ -56,7 +55,7 @@ def lists_forward(
         rows,
         width,
         lengths.data_ptr(),
-        _address(tokens),
+        address(tokens),
         driven.shape[0],
         driven.data_ptr(),
         weight.data_ptr(),
@@ -113,7 +112,7 @@ def lists_backward(
         n,
         width,
         lengths.data_ptr(),
-        _address(tokens),
+        address(tokens),
         table,
         kept.data_ptr(),
         pointer(rows),
@@ -186,13 +185,9 @@ def _function(
     for i in integers:
         if i is not None and not (i.dtype is torch.int64 and i.is_cpu and i.is_contiguous()):
             return None
-    return typed[name][rows * floats[-1].shape[1] ** 2 > _SMALL_WORK]
+    return typed[name][rows * floats[-1].shape[1] ** 2 > SMALL_WORK]
 
 
 def _threads(rows: int, width: int) -> int:
     """How many threads products of so many rows are worth, of those that torch has."""
     return torch.get_num_threads() if rows * width**2 > _MUCH_WORK else 1
-
-
-def _address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()

@@ -319,6 +319,16 @@ def contiguous(rows: Rows | None) -> Rows | None:
     return rows if rows is None or rows.flags.c_contiguous else np.ascontiguousarray(rows)
 
 
+def address(x: Tensor | None) -> int | None:
+    """Where a tensor lies; None stays."""
+    return None if x is None else x.data_ptr()
+
+
+def alike(like: Tensor, *others: Tensor) -> bool:
+    """Whether C can read others beside one: of its dtype, contiguous, on the host."""
+    return all(x.dtype is like.dtype and x.is_cpu and x.is_contiguous() for x in others)
+
+
 def _add(
     target: Tensor, target_rows: Rows | None, source: Tensor, source_rows: Rows | None
 ) -> Tensor:

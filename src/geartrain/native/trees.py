@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import pack
-from typing import Final, final
+from typing import final
 
 import numpy as np
 import torch
@@ -22,14 +22,8 @@ from torch import Tensor
 
 from geartrain.errors import DataError
 from geartrain.native import library
-from geartrain.native.library import Function
-from geartrain.native.rows import Rows, contiguous, out_of_range, pointer
-
-SMALL_WORK: Final = 1 << 17
-"""Multiplications up to which the interpreter lock is kept."""
-
-MUCH_WORK: Final = 1 << 22
-"""Multiplications that a thread must have to do."""
+from geartrain.native.library import SMALL_WORK, Function, threads_for
+from geartrain.native.rows import Rows, alike, contiguous, out_of_range, pointer
 
 
 @final
@@ -222,9 +216,9 @@ class Grove:
         return torch.from_numpy(self.forest.order[: self.forest.leaves])
 
 
-def threads_for(rows: int, hidden: int) -> int:
+def threads_of(rows: int, hidden: int) -> int:
     """As many threads as torch may use here, and as so many vertices are worth."""
-    return max(1, min(torch.get_num_threads(), 6 * rows * hidden**2 // MUCH_WORK))
+    return threads_for(6 * rows * hidden**2)
 
 
 def forest_forward(
@@ -243,7 +237,7 @@ def forest_forward(
     run = _function("forest_forward", weights, rows)
     if run is None or (kept.shape, h.shape) != ((rows, weights.kept()), (rows, width)):
         return False
-    if not _beside(weights.leaf, *x, kept, h):
+    if not alike(weights.leaf, *x, kept, h):
         return False
     words: list[int] = []
     for grove, entering in zip(groves, x, strict=True):
@@ -260,7 +254,7 @@ def forest_forward(
     bad = run(
         pack(f"{len(words)}q", *words),
         len(groves),
-        threads_for(rows, width),
+        threads_of(rows, width),
         width,
         depth,
         kept.shape[1],
@@ -315,7 +309,7 @@ def forest_backward(
     fits = (dh.shape[1], kept.shape[1]) == (width, weights.kept())
     if run is None or not fits or (limit if rows is None else rows.size) != n:
         return None
-    if not _beside(weights.leaf, dh, kept):
+    if not alike(weights.leaf, dh, kept):
         return None
     d, size = dh.clone(), dh.element_size()
     leaves = [g.forest.leaves for g in groves]
@@ -330,7 +324,7 @@ def forest_backward(
         words += _words(grove)
         words += (0, 0, 0, stored, start or 0, limit, d.data_ptr() + at * width * size)
         words.append(dx[k].data_ptr() if wanted else 0)
-    threads = threads_for(n, width)
+    threads = threads_of(n, width)
     sizes = [3 * width * depth, 10 * width * width, 3 * width, 5 * width]
     found = dh.new_empty((min(threads, len(groves)), sum(sizes)))
     bad = run(
@@ -365,10 +359,6 @@ def _function(name: str, weights: TreeWeights, rows: int) -> Function | None:
     if typed is None or name not in typed or not weights.suit():
         return None
     return typed[name][6 * rows * weights.hidden**2 > SMALL_WORK]
-
-
-def _beside(like: Tensor, *others: Tensor) -> bool:
-    return all(x.dtype is like.dtype and x.is_cpu and x.is_contiguous() for x in others)
 
 
 def _words(grove: Grove) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ from geartrain.native.trees import (
     forest_forward,
     forest_of,
     takes,
-    threads_for,
+    threads_of,
 )
 from geartrain.nn.cells import TreeLSTMBranch, TreeLSTMLeaf
 
@@ -120,7 +120,7 @@ def _groves(parent: Tensor, slot: Tensor, inside: Inside, hidden: int) -> list[G
     """As many trees at a time as stay near between one height and the next; all threads busy."""
     parents, slots, lengths = (x.numpy() for x in (parent, slot, inside.lengths))
     ends, total = lengths.cumsum(), parents.size
-    threads = threads_for(total, hidden)
+    threads = threads_of(total, hidden)
     most = -(-total // (threads * -(-total // (threads * ROWS_AT_ONCE)))) if total else 1
     found: list[Grove] = []
     start = first = 0
