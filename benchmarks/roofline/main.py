@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.ir.products import affine
-from geartrain.native.library import FLAGS, SOURCES, compiler
+from geartrain.native.build import FLAGS, SOURCES, compiler
 from geartrain.native.tally import FIELDS, Noted
 
 PRODUCTS: Final = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "_linear_pointwise"}

@@ -9,7 +9,7 @@ import pytest
 from geartrain.native import library
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def native() -> library.Library:
     """The kernels of this machine, whatever GEARTRAIN_NATIVE says."""
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):

@@ -1,6 +1,7 @@
 """Row kernels in C, compiled on first use; everything here has a twin in torch.
 
-    library   finds, compiles, loads and checks kernels.c; or says why not
+    build     finds or compiles kernels.c
+    library   loads and checks it; or says why not
     rows      moving and adding rows of tensors
     cells     gates of recurrent and tree cells, forward and backward
     losses    softmax cross entropy with its gradient
@@ -18,6 +19,6 @@ Functions that compute answer whether they did; if not, the caller does it in to
 
 from __future__ import annotations
 
-from geartrain.native.library import status
+from geartrain.native.library import kind, status
 
-__all__ = ["status"]
+__all__ = ["kind", "status"]

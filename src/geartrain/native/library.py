@@ -1,60 +1,33 @@
 """The compiled row kernels: found or made once, then held for the life of the process.
 
-    current() ─► in memory? ─► in the cache directory? ─► cc kernels.c ─► checked ─► Library
-                                                   any of these fails ─► None: torch does it
+    current() ─► in memory? ─► build: in the cache, or compiled ─► loaded, checked ─► Library
+                                            any of these fails ─► None: torch does it, and a warning
 
-The first caller compiles, for at most a minute; several processes may do so at the same time, as
-each writes a file of its own and renames it. The file's name is a hash of the source, the flags,
-the compiler and the processor, so an old file is never taken for a new one. What is loaded is
-tried on known numbers before it is used.
+The first who asks waits for the compiler; a session asks when it is made, before any training is
+timed. What is loaded is tried on known numbers before it is used.
 
-    GEARTRAIN_NATIVE=0     do without
-    GEARTRAIN_CACHE=DIR    where compiled kernels lie; else XDG_CACHE_HOME/geartrain, else
-                           ~/.cache/geartrain
-    CC                     the compiler; else the first of cc, gcc, clang
+    GEARTRAIN_NATIVE=0     do without, and say nothing
+
+``build`` says where compiled kernels are kept and which compiler makes them.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
+import logging
 import math
 import os
-import platform
-import shlex
-import shutil
-import stat
-import subprocess
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeAlias, final
+from typing import Final, Literal, TypeAlias, final
 
 import torch
 
-SOURCES: Final = tuple(
-    Path(__file__).with_name(name)
-    for name in (
-        "kernels.c",
-        "threads.inc",
-        "kernels.inc",
-        "products.inc",
-        "short.inc",
-        "gated.inc",
-        "trees.inc",
-        "readouts.inc",
-        "lists.inc",
-        "maps.inc",
-        "steps.inc",
-        "bf16.inc",
-    )
-)
-FLAGS: Final = (
-    *("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math"),
-    *("-shared", "-fPIC"),
-)
-COMPILE_SECONDS: Final = 60.0
+from geartrain.native.build import COMPILE_SECONDS, Unavailable, shared_object
+
+log = logging.getLogger("geartrain.native")
+
 SMALL: Final = 1 << 14
 """Entries up to which the interpreter lock is kept: handing it over costs more than the work."""
 SMALL_WORK: Final = 1 << 17
@@ -106,10 +79,6 @@ _NOT_SHORT: Final = frozenset(  # losses are float32, and bundle kernels work in
     for way in ("forward", "backward")
 ) | {"cross_entropy", "square_sum", "scale_all", "adam", "adagrad"}
 _PRECISE: Final = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2}
-
-
-class Unavailable(Exception):
-    """Why there are no native kernels; never leaves this floor."""
 
 
 @final
@@ -194,6 +163,11 @@ def status() -> str:
     return _status
 
 
+def kind() -> Literal["native", "torch"]:
+    """Who does the work of kernels in this process."""
+    return "torch" if current() is None else "native"
+
+
 _lock = threading.Lock()
 _settled = False
 _library: Library | None = None
@@ -209,114 +183,34 @@ def _settle() -> Library | None:
                 _status = f"native kernels: {_library.path}"
             except Unavailable as reason:
                 _status = f"native kernels: none, torch does their work: {reason}"
+                if _wanted():
+                    log.warning(
+                        "no native kernels, so torch does their work, with the same results but "
+                        "slower (GEARTRAIN_NATIVE=0 says that this is meant): %s",
+                        reason,
+                    )
             _settled = True
         return _library
 
 
-def load() -> Library:
+def load(seconds: float = COMPILE_SECONDS, *, again: bool = False) -> Library:
     """Find or compile the kernels, load and check them.
+
+    Args:
+        seconds, again: As for ``build.shared_object``.
 
     Raises:
         Unavailable: Not wanted, no compiler, no private directory, or wrong numbers.
     """
-    if os.environ.get("GEARTRAIN_NATIVE", "1") == "0":
+    if not _wanted():
         raise Unavailable("GEARTRAIN_NATIVE=0")
     try:
-        library = Library(_compiled(compiler(), cache_directory()))
-    except (OSError, subprocess.SubprocessError, RuntimeError) as error:  # the last: no home
+        library = Library(shared_object(seconds, again=again))
+    except (OSError, RuntimeError) as error:  # the last: no home
         raise Unavailable(f"{type(error).__name__}: {error}") from error
     library.check()
     return library
 
 
-def compiler() -> list[str]:
-    """The command of the C compiler.
-
-    Raises:
-        Unavailable: There is none.
-    """
-    asked = os.environ.get("CC")
-    for command in [shlex.split(asked)] if asked else [["cc"], ["gcc"], ["clang"]]:
-        if command and shutil.which(command[0]):
-            return command
-    raise Unavailable(
-        f"CC={asked} is not there" if asked else "no C compiler (cc, gcc or clang); install one"
-    )
-
-
-def cache_directory() -> Path:
-    """The directory of compiled kernels, made if need be, readable by its owner alone.
-
-    Raises:
-        Unavailable: It is somebody else's, or others may write to it.
-        OSError: It cannot be made.
-    """
-    own, shared = os.environ.get("GEARTRAIN_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    if own:
-        path = Path(own)
-    else:
-        path = (Path(shared) if shared else Path.home() / ".cache") / "geartrain"
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = path.stat()
-    if hasattr(os, "getuid") and found.st_uid != os.getuid():
-        raise Unavailable(f"{path} belongs to user {found.st_uid}; set GEARTRAIN_CACHE")
-    if stat.S_IMODE(found.st_mode) & 0o022:
-        raise Unavailable(f"others may write to {path}; chmod go-w it, or set GEARTRAIN_CACHE")
-    return path
-
-
-def _compiled(command: list[str], directory: Path) -> Path:
-    known = hashlib.sha256()
-    for part in _identity(command):
-        known.update(part + b"\0")
-    path = directory / f"kernels-{known.hexdigest()[:24]}.so"
-    if not path.exists():
-        _compile(command, path)
-    return path
-
-
-def _identity(command: list[str]) -> Iterator[bytes]:
-    """All that decides what the compiler makes."""
-    yield from (source.read_bytes() for source in SOURCES)
-    yield shlex.join([*command, *FLAGS]).encode()
-    yield _output([*command, "--version"]).encode()
-    yield "|".join((platform.machine(), platform.system(), *platform.libc_ver())).encode()
-    yield _processor()
-
-
-def _processor() -> bytes:
-    cpus = Path("/proc/cpuinfo")
-    if not cpus.exists():
-        return f"{platform.processor()} {torch.backends.cpu.get_cpu_capability()}".encode()
-    wanted = (b"model name", b"flags", b"Features", b"CPU part")
-    first = cpus.read_bytes().split(b"\n\n")[0]
-    return b"\n".join(line for line in first.splitlines() if line.startswith(wanted))
-
-
-def _compile(command: list[str], path: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=path.parent) as beside:
-        made = Path(beside) / path.name
-        _output([*command, *FLAGS, str(SOURCES[0]), "-o", str(made), "-lm"])
-        made.replace(path)
-
-
-def _output(command: list[str]) -> str:
-    """What a command says.
-
-    Raises:
-        Unavailable: It failed, with the last line of its complaint.
-        subprocess.TimeoutExpired: It took longer than a minute.
-    """
-    ran = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=COMPILE_SECONDS,
-        check=False,
-    )
-    if ran.returncode:
-        said = (ran.stderr.strip() or "no message").splitlines()[-1]
-        raise Unavailable(f"{shlex.join(command)} ended with {ran.returncode}: {said}")
-    return ran.stdout
+def _wanted() -> bool:
+    return os.environ.get("GEARTRAIN_NATIVE", "1") != "0"

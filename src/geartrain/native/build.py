@@ -1,0 +1,458 @@
+"""The compiled kernels as a file: found in a cache, or made there, once for all of a user.
+
+    source, flags, compiler, processor ─► identity
+    kernels-IDENTITY-CONTENT.so there, and its content is that ─► it
+    else wait until nobody compiles, look again, and compile ─► flushed, renamed ─► it
+    that fails ─► kernels-IDENTITY.failed, and nobody tries again for an hour
+
+The name says what is in the file, so that one which was cut short or has decayed is known, removed
+and made again. A file is no use either if it is somebody else's, or others may write to it. Who
+compiles holds a lock on the directory; where the file system has none, several may do so at the
+same time, as each works in a directory of its own. A compiler that takes too long, or does nothing,
+is killed with all that it has started.
+
+    GEARTRAIN_CACHE=DIR    where compiled kernels lie; else XDG_CACHE_HOME/geartrain, else
+                           ~/.cache/geartrain
+    CC                     the compiler; else the first of cc, gcc, clang
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, final
+
+import torch
+
+if sys.platform != "win32":
+    import fcntl
+
+SOURCES: Final = tuple(
+    Path(__file__).with_name(name)
+    for name in (
+        "kernels.c",
+        "threads.inc",
+        "rows.inc",
+        "forest.inc",
+        "kernels.inc",
+        "products.inc",
+        "tiles.inc",
+        "short.inc",
+        "gated.inc",
+        "trees.inc",
+        "readouts.inc",
+        "lists.inc",
+        "maps.inc",
+        "steps.inc",
+        "bf16.inc",
+    )
+)
+UNITS: Final = (1, 2, 3, 4, 5)
+"""Of the first source; each is compiled by a process of its own, one for each core at a time."""
+FLAGS: Final = (
+    *("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math"),
+    *("-shared", "-fPIC"),
+)
+COMPILE_SECONDS: Final = 300.0
+"""For all units: some 20 s of a core are needed, but others may be at work on the machine."""
+IDLE_SECONDS: Final = 30.0
+"""A compiler that has not used the processor for so long hangs (where the system tells)."""
+SILENT_SECONDS: Final = 1.0
+"""What takes longer is told of."""
+FORGET_SECONDS: Final = 3600.0
+"""So long nobody tries again what has failed."""
+
+_MOST_BYTES: Final = 1 << 26
+_MAKING: Final = "kernels-making-"
+_STEP_SECONDS: Final = 0.01
+
+
+class Unavailable(Exception):
+    """Why there are no native kernels; never leaves this floor."""
+
+
+def shared_object(seconds: float = COMPILE_SECONDS, *, again: bool = False) -> Path:
+    """The file of the compiled kernels, whole and our own.
+
+    Args:
+        seconds: For compiling; who waits for another process waits a little longer.
+        again: Whether to try also what has failed within the hour.
+
+    Raises:
+        Unavailable: No compiler, no private directory, or it failed, now or within the hour.
+        OSError: The directory cannot be made, read or written to.
+    """
+    command, directory = compiler(), cache_directory()
+    identity = _identity(command)
+    failure = directory / f"kernels-{identity}.failed"
+    if (found := _found(directory, identity)) is not None:
+        return found
+    if not again:
+        _refuse_what_failed(failure)
+    with _alone(directory, seconds):
+        if (found := _found(directory, identity)) is not None:  # another has been faster
+            return found
+        if not again:
+            _refuse_what_failed(failure)
+        try:
+            made = _make(command, directory, identity, seconds)
+        except Unavailable as reason:
+            with suppress(OSError):
+                failure.write_text(str(reason), encoding="utf-8", errors="replace")
+            raise
+        failure.unlink(missing_ok=True)
+        return made
+
+
+def compiler() -> list[str]:
+    """The command of the C compiler.
+
+    Raises:
+        Unavailable: There is none.
+    """
+    asked = os.environ.get("CC")
+    try:
+        commands = [shlex.split(asked)] if asked else [["cc"], ["gcc"], ["clang"]]
+    except ValueError as error:
+        raise Unavailable(
+            f"CC={asked} is no command ({error}); give a compiler and perhaps its options"
+        ) from error
+    for command in commands:
+        if command and shutil.which(command[0]):
+            return command
+    raise Unavailable(
+        f"CC={asked} is not there" if asked else "no C compiler (cc, gcc or clang); install one"
+    )
+
+
+def cache_directory() -> Path:
+    """The directory of compiled kernels, made if need be, readable by its owner alone.
+
+    Raises:
+        Unavailable: It is somebody else's, or others may write to it.
+        OSError: It cannot be made.
+    """
+    own, shared = os.environ.get("GEARTRAIN_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if own:
+        path = Path(own)
+    else:
+        path = (Path(shared) if shared else Path.home() / ".cache") / "geartrain"
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.stat()
+    if hasattr(os, "getuid") and found.st_uid != os.getuid():
+        raise Unavailable(f"{path} belongs to user {found.st_uid}; set GEARTRAIN_CACHE")
+    if stat.S_IMODE(found.st_mode) & 0o022:
+        raise Unavailable(f"others may write to {path}; chmod go-w it, or set GEARTRAIN_CACHE")
+    return path
+
+
+def _identity(command: Sequence[str]) -> str:
+    """A name for all that decides what the compiler makes."""
+    known = hashlib.sha256()
+    for part in _decisive(command):
+        known.update(part + b"\0")
+    return known.hexdigest()[:24]
+
+
+def _decisive(command: Sequence[str]) -> Iterator[bytes]:
+    yield from (source.read_bytes() for source in SOURCES)
+    yield shlex.join([*command, *FLAGS]).encode(errors="surrogateescape")
+    # The programs by their files: asking them for their version would take longer, or for ever.
+    for word in command:
+        if program := shutil.which(word):
+            path = Path(program).resolve()
+            at = path.stat()
+            yield f"{path} {at.st_size} {at.st_mtime_ns}".encode(errors="surrogateescape")
+    yield "|".join((platform.machine(), platform.system(), *platform.libc_ver())).encode()
+    yield _processor()
+
+
+def _processor() -> bytes:
+    cpus = Path("/proc/cpuinfo")
+    if not cpus.exists():
+        return f"{platform.processor()} {torch.backends.cpu.get_cpu_capability()}".encode()
+    wanted = (b"model name", b"flags", b"Features", b"CPU part")
+    first = cpus.read_bytes().split(b"\n\n")[0]
+    return b"\n".join(line for line in first.splitlines() if line.startswith(wanted))
+
+
+def _found(directory: Path, identity: str) -> Path | None:
+    """What was compiled before; what is not as it was made is removed."""
+    for path in sorted(directory.glob(f"kernels-{identity}-*.so")):
+        if _content_of(path) == path.stem.rpartition("-")[2]:
+            return path
+        with suppress(OSError):
+            path.unlink()
+    return None
+
+
+def _content_of(path: Path) -> str | None:
+    """A name for what is in a file of our own; None for any other."""
+    # Not to wait for who may write to a pipe, nor to follow a link.
+    how = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        with open(os.open(path, how), "rb") as file:
+            if not _is_ours(os.fstat(file.fileno())):
+                return None
+            return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+    except OSError:
+        return None
+
+
+def _is_ours(found: os.stat_result) -> bool:
+    """Whether it is a file that we alone may have written."""
+    mine = not hasattr(os, "getuid") or found.st_uid == os.getuid()
+    private = not stat.S_IMODE(found.st_mode) & 0o022
+    return stat.S_ISREG(found.st_mode) and mine and private and found.st_size <= _MOST_BYTES
+
+
+def _refuse_what_failed(failure: Path) -> None:
+    try:
+        found = failure.lstat()
+        age = time.time() - found.st_mtime
+        if not _is_ours(found) or not 0 <= age < FORGET_SECONDS:
+            return
+        reason = failure.read_text(encoding="utf-8", errors="replace")[:2000]
+    except OSError:
+        return
+    raise Unavailable(
+        f"{reason} (that was {age / 60:.0f} min ago: it is tried again after an hour, or by "
+        "'geartrain native')"
+    )
+
+
+@contextmanager
+def _alone(directory: Path, seconds: float) -> Iterator[None]:
+    """Hold the directory's lock, and remove what those who held it before have left.
+
+    Raises:
+        Unavailable: Another process holds it for longer than it may compile.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    until = time.monotonic() + seconds + 5
+    told = _Told(f"waiting for another process, which compiles native kernels into {directory}")
+    locked = False
+    try:
+        while not locked:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked = True
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise Unavailable(
+                        f"another process has been compiling into {directory} for {seconds:.0f} s"
+                    ) from None
+                told.look()
+                time.sleep(_STEP_SECONDS)
+            except OSError:  # a file system without locks
+                break
+        _sweep(directory, all_of_it=locked)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sweep(directory: Path, *, all_of_it: bool) -> None:
+    """Remove what processes that were killed have left behind; or only what is old."""
+    for leftover in directory.glob(f"{_MAKING}*"):
+        with suppress(OSError):
+            if all_of_it or time.time() - leftover.stat().st_mtime > FORGET_SECONDS:
+                shutil.rmtree(leftover)
+
+
+def _make(command: Sequence[str], directory: Path, identity: str, seconds: float) -> Path:
+    """Compile and link.
+
+    Raises:
+        Unavailable: The compiler complains, or takes too long.
+    """
+    told = _Told(
+        f"compiling native kernels into {directory}, once for this machine: some 20 s of a core, "
+        f"given up after {seconds:.0f} s ('geartrain native' does it beforehand)"
+    )
+    with tempfile.TemporaryDirectory(prefix=_MAKING, dir=directory) as name:
+        folder, source = Path(name), str(SOURCES[0])
+        objects = [str(folder / f"{unit}.o") for unit in UNITS]
+        whole = folder / "kernels.so"
+        units = [
+            [*command, *FLAGS, f"-DUNIT={unit}", "-c", source, "-o", made]
+            for unit, made in zip(UNITS, objects, strict=True)
+        ]
+        linking = [*command, *FLAGS, *objects, "-o", str(whole), "-lm"]
+        patience = _Patience(seconds, told)
+        try:
+            for commands in (units, [linking]):
+                _run(commands, folder, patience)
+        except TimeoutError as late:
+            raise Unavailable(
+                f"{shlex.join(command)} was given up: {late}; 'geartrain native' tries again and "
+                "gives it more time, CC names another compiler"
+            ) from None
+        whole.chmod(0o700)
+        _flush(whole)
+        if (content := _content_of(whole)) is None:
+            raise Unavailable(f"{shlex.join(command)} made no file of our own in {directory}")
+        path = directory / f"kernels-{identity}-{content}.so"
+        whole.replace(path)
+    _flush(directory)
+    return path
+
+
+def _run(commands: Sequence[Sequence[str]], folder: Path, patience: _Patience) -> None:
+    """Run commands side by side, one for each core.
+
+    Raises:
+        Unavailable: One failed, with the line of its complaint.
+        TimeoutError: They take too long.
+    """
+    waiting = list(commands)
+    running: list[tuple[subprocess.Popen[bytes], Sequence[str], Path]] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < _cores():
+                command, said = waiting.pop(0), folder / f"{len(waiting)}.said"
+                running.append((_started(command, said, patience.left), command, said))
+            for each in list(running):
+                process, command, said = each
+                if (status := process.poll()) is not None:
+                    running.remove(each)
+                    if status:
+                        raise _failure(command, status, said)
+            patience.look([process.pid for process, _, _ in running])
+            time.sleep(_STEP_SECONDS)
+    finally:
+        for process, _, _ in running:
+            _kill(process)
+
+
+@final
+class _Patience:
+    """How long compilers may take: so much time, and not without working for much of it.
+
+    Args:
+        seconds: For all of them.
+        told: Says that it takes a while.
+    """
+
+    def __init__(self, seconds: float, told: _Told) -> None:
+        self._seconds, self._told = seconds, told
+        self._began = self._worked_at = self._looked = time.monotonic()
+        self._worked = 0
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self._began + self._seconds - time.monotonic()
+
+    def look(self, groups: Sequence[int]) -> None:
+        """Raises:
+        TimeoutError: It is over.
+        """
+        now = time.monotonic()
+        self._told.look()
+        if self.left < 0:
+            raise TimeoutError(f"it took more than {self._seconds:.0f} s")
+        if now < self._looked + IDLE_SECONDS / 10:
+            return
+        self._looked = now
+        worked = _ticks(groups)
+        if worked is None or worked != self._worked:
+            self._worked, self._worked_at = worked or 0, now
+        elif now > self._worked_at + IDLE_SECONDS:
+            raise TimeoutError(f"it did nothing for {IDLE_SECONDS:.0f} s")
+
+
+def _ticks(groups: Sequence[int]) -> int | None:
+    """What the processes of these groups have used of the processor; None: the system is silent."""
+    proc, total = Path("/proc"), 0
+    if not (proc / "self" / "stat").exists():
+        return None
+    for entry in proc.iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):  # it has ended
+                fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+                if int(fields[2]) in groups:
+                    total += sum(map(int, fields[11:15]))  # its own, and of children that ended
+    return total
+
+
+def _cores() -> int:
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _started(command: Sequence[str], said: Path, seconds: float) -> subprocess.Popen[bytes]:
+    # If this process is killed, nobody looks at the clock any more: hence the processor's time.
+    most = str(max(1, math.ceil(seconds)))
+    bounded = ["/bin/sh", "-c", 'ulimit -t "$0" 2>/dev/null; exec "$@"', most]
+    with said.open("wb") as file:
+        return subprocess.Popen(
+            [*(bounded if os.path.exists(bounded[0]) else []), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            # A group of its own, so that all of it can be killed: compilers start others.
+            start_new_session=True,
+        )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        if sys.platform == "win32":
+            process.kill()
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _failure(command: Sequence[str], status: int, said: Path) -> Unavailable:
+    lines = said.read_text(errors="replace").strip().splitlines() or ["no message"]
+    told = next((line for line in lines if re.search(r"\berror\b", line)), lines[-1])
+    return Unavailable(f"{shlex.join(command)} ended with {status}: {told}")
+
+
+def _flush(path: Path) -> None:
+    """Have the system write a file, or the names in a directory, to the disk."""
+    if os.name == "nt":  # directories cannot be opened there
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@final
+class _Told:
+    """A line on standard error about what takes its time, once it has."""
+
+    def __init__(self, line: str) -> None:
+        self._line: str | None = f"geartrain: {line}\n"
+        self._began = time.monotonic()
+
+    def look(self) -> None:
+        if self._line is None or time.monotonic() - self._began < SILENT_SECONDS:
+            return
+        line, self._line = self._line, None
+        if sys.stderr is not None:
+            with suppress(OSError, ValueError):  # closed, or a pipe that nobody reads
+                sys.stderr.write(line)
+                sys.stderr.flush()
