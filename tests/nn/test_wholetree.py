@@ -73,8 +73,17 @@ def entering(rows: int, *, words: bool = True, depth: int = E) -> Tensor:
 needs_native = pytest.mark.skipif(library.current() is None, reason="no native kernels")
 
 
+@pytest.fixture(params=["native", "torch"])
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With kernels and without: torch does the same."""
+    if request.param == "torch":
+        monkeypatch.setattr(library, "current", lambda: None)
+    elif library.current() is None:
+        pytest.skip("no native kernels")
+
+
 class TestKernel:
-    @needs_native
+    @pytest.mark.usefixtures("either")
     @pytest.mark.parametrize("leaves", SHAPES, ids=str)
     @pytest.mark.parametrize(("words", "depth"), [(True, E), (False, E), (False, 3 * H)])
     def test_gives_what_autograd_gives(
@@ -111,7 +120,7 @@ class TestKernel:
         if not words:
             assert_close(dx, expected[-1])
 
-    @needs_native
+    @pytest.mark.usefixtures("either")
     def test_rows_that_come_back_may_lie_anywhere(self) -> None:
         module, (parent, slot, inside) = network(words=False), batch([4, 9, 2])
         x = entering(parent.shape[0], words=False)
@@ -182,7 +191,7 @@ class TestKernel:
         for one, other in zip(*made, strict=True):
             assert_close(one, other)
 
-    @needs_native
+    @pytest.mark.usefixtures("either")
     def test_frozen_weights_get_no_gradient(self) -> None:
         module, (parent, slot, inside) = network(), batch([4])
         module.branch.weight.requires_grad_(False)
@@ -200,7 +209,7 @@ class TestKernel:
             "branch.weight",
         ]
 
-    @needs_native
+    @pytest.mark.usefixtures("either")
     def test_a_gradient_of_zero_is_passed_on_as_zero(self) -> None:
         module, (parent, slot, inside) = network(), batch([4])
         kernel = bundle_kernel_of(module)

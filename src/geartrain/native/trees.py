@@ -177,6 +177,10 @@ class TreeWeights:
         """E."""
         return self.leaf.shape[1]
 
+    def trained(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Leaf, its bias, branch, its bias."""
+        return self.leaf, self.leaf_bias, self.branch, self.branch_bias
+
     def kept(self) -> int:
         """How many numbers are kept of a vertex."""
         return 5 * self.hidden + max(2 * self.hidden, self.depth)
@@ -184,10 +188,7 @@ class TreeWeights:
     def suit(self) -> bool:
         """Whether C can read them."""
         dtype = self.leaf.dtype
-        return all(
-            w.dtype is dtype and w.is_cpu and w.is_contiguous()
-            for w in (self.leaf, self.leaf_bias, self.branch, self.branch_bias)
-        )
+        return all(w.dtype is dtype and w.is_cpu and w.is_contiguous() for w in self.trained())
 
 
 def takes(weights: TreeWeights) -> bool:

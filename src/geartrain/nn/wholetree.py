@@ -3,11 +3,12 @@
     x, parent, slot, Inside ─► leaf at the leaves ─► branch, height by height ─► h at every vertex
 
 An ordinary module of any two cells; for the Tree-LSTM's it also has a bundle kernel, which does all
-heights in one call each way.
+heights in one call of C each way, where there are native kernels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final, final
 
 import numpy as np
@@ -19,13 +20,13 @@ from geartrain.ir.call import as_payload
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel, kernel_of, may_have_kernel
 from geartrain.ir.message import IntArray
-from geartrain.ir.payload import Recompute
-from geartrain.native import library
+from geartrain.ir.products import affine
 from geartrain.native.rows import take
 from geartrain.native.transfer import upload
 from geartrain.native.trees import (
     Forest,
     Grove,
+    TreeSlopes,
     TreeWeights,
     forest_backward,
     forest_forward,
@@ -97,19 +98,21 @@ class WholeTree(nn.Module):
         return states[0].index_select(0, place)
 
     def bundle_kernel(self) -> AbstractBundleKernel | None:
-        """Of a Tree-LSTM: keeps x, parent, slot, gates and cells; None: run it again."""
+        """Of a Tree-LSTM: keeps x, parent, slot, gates and cells; None: run it again.
+
+        Gradients are those of the gates and cells of then, with the weights of now.
+        """
         leaf, branch = self.leaf, self.branch
         if not (isinstance(leaf, TreeLSTMLeaf) and isinstance(branch, TreeLSTMBranch)):
             return None
         if not (may_have_kernel(leaf) and may_have_kernel(branch)):
             return None
-        weights = TreeWeights(leaf.weight, leaf.bias, branch.weight, branch.bias)
-        if leaf.hidden != branch.hidden or not takes(weights):
+        if leaf.hidden != branch.hidden:
             return None
         table = None if leaf.embedding is None else kernel_of(leaf.embedding)
         if leaf.embedding is not None and table is None:
             return None
-        return _TreeKernel(self, leaf, branch, table)
+        return _TreeKernel(leaf, branch, table)
 
 
 def _forest(parent: Tensor, slot: Tensor, inside: Inside) -> Forest:
@@ -136,25 +139,23 @@ def _groves(parent: Tensor, slot: Tensor, inside: Inside, hidden: int) -> list[G
 
 @final
 class _TreeKernel(AbstractPlacedKernel):
-    """All heights in C; where weights or rows are elsewhere by now, the module runs again."""
+    """All heights in C, or in torch where there are no kernels or the tensors are elsewhere."""
 
+    looks_up = True
     room_for = 3
 
     def __init__(
         self,
-        module: WholeTree,
         leaf: TreeLSTMLeaf,
         branch: TreeLSTMBranch,
         table: AbstractRowKernel | None,
         *,
         brief: bool = False,
     ) -> None:
-        self._module, self._leaf, self._branch, self._table = module, leaf, branch, table
-        self._brief = brief
-        self.looks_up = library.current() is not None  # the module itself reads its table by torch
+        self._leaf, self._branch, self._table, self._brief = leaf, branch, table, brief
 
     def for_bf16(self) -> AbstractBundleKernel:
-        return _TreeKernel(self._module, self._leaf, self._branch, self._table, brief=True)
+        return _TreeKernel(self._leaf, self._branch, self._table, brief=True)
 
     def forward(
         self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
@@ -166,12 +167,12 @@ class _TreeKernel(AbstractPlacedKernel):
             kept = weights.leaf.new_empty((x.shape[0], weights.kept()))
         h = kept.new_empty((x.shape[0], weights.hidden))
         done = False
-        if weights.suit() and x.is_cpu:
+        if x.is_cpu and takes(weights):
             groves = _groves(parent, slot, inside, weights.hidden)
             entering = [self._entering(x[g.rows].index_select(0, g.leaves)) for g in groves]
             done = forest_forward(groves, entering, weights, kept, h)
         if not done:
-            h = self._module(*inputs, inside)
+            self._heights(x, _Placed(_forest(parent, slot, inside), x.device), weights, kept, h)
         return (h,), (x, parent, slot, kept)
 
     def backward_at(
@@ -191,26 +192,89 @@ class _TreeKernel(AbstractPlacedKernel):
             x, parent, slot = take((x, parent, slot), rows)
         weights, has_table = self._weights(), self._table is not None
         wanted = self._table_learns() if has_table else wanted
-        found = None
-        if weights.suit() and dh.is_cpu:
+        found, places = None, []
+        if dh.is_cpu and takes(weights):
             groves = _groves(parent, slot, inside, weights.hidden)
             found = forest_backward(groves, dh.contiguous(), kept, rows, weights, wanted=wanted)
+            places = [(g.rows, g.leaves) for g in groves]
         if found is None:
-            again = Recompute(self._module, list(self._module.parameters()))
-            return again.backward(gradients, (x, parent, slot), into, inside)
-        if groves:
+            if rows is not None:
+                (kept,) = take((kept,), rows)
+            at = _Placed(_forest(parent, slot, inside), dh.device)
+            found = self._heights_back(dh, at, weights, kept, wanted=wanted)
+            places = [(slice(0, x.shape[0]), at.leaves)] if x.shape[0] else []
+        if places:
             _give(self._leaf.weight, found.leaf, into)
             _give(self._leaf.bias, found.leaf_bias, into)
             _give(self._branch.weight, found.branch, into)
             _give(self._branch.bias, found.branch_bias, into)
         dx = x.new_zeros(x.shape) if wanted and not has_table else None
-        for grove, each in zip(groves, found.x, strict=False):
+        for (mine, leaves), each in zip(places, found.x, strict=False):
             if self._table is not None:
-                ids = x[grove.rows].index_select(0, grove.leaves)
+                ids = x[mine].index_select(0, leaves)
                 self._table.backward((each,), (ids,), into)
             elif dx is not None:
-                dx[grove.rows].index_copy_(0, grove.leaves, each)
+                dx[mine].index_copy_(0, leaves, each)
         return dx, None, None
+
+    def _heights(
+        self, x: Tensor, at: _Placed, weights: TreeWeights, kept: Tensor, h: Tensor
+    ) -> None:
+        """What ``forest_forward`` does, in torch."""
+        width, entering = weights.hidden, self._entering(x.index_select(0, at.leaves))
+        for v, pair in at.heights():
+            if pair is None:
+                rest = entering
+                made = affine(entering, weights.leaf, weights.leaf_bias)
+                i, o = made[:, : 2 * width].sigmoid().chunk(2, 1)
+                u = made[:, 2 * width :].tanh()
+                c = i * u
+            else:
+                below = h.index_select(0, pair).view(-1, 2 * width)
+                made = affine(below, weights.branch, weights.branch_bias)
+                gates = made[:, : 4 * width].sigmoid()
+                i, rest, o = gates.split([width, 2 * width, width], 1)  # type: ignore[no-untyped-call]
+                u = made[:, 4 * width :].tanh()
+                c_below = kept.index_select(0, pair)[:, _C * width : _REST * width]
+                c = i * u + (rest.reshape(-1, 2, width) * c_below.view(-1, 2, width)).sum(1)
+            t = c.tanh()
+            row = torch.cat([i, o, u, t, c, rest], 1)
+            kept[v, : row.shape[1]] = row
+            h[v] = o * t
+
+    def _heights_back(
+        self, dh: Tensor, at: _Placed, weights: TreeWeights, kept: Tensor, *, wanted: bool
+    ) -> TreeSlopes:
+        """What ``forest_backward`` does, in torch."""
+        width, depth = weights.hidden, weights.depth
+        d, dc = dh.clone(), torch.zeros_like(dh)
+        slopes = [torch.zeros_like(w) for w in weights.trained()]
+        leaf, leaf_bias, branch, branch_bias = slopes
+        d_x = dh.new_empty((0, depth))
+        for v, pair in reversed(list(at.heights())):
+            row = kept.index_select(0, v)
+            i, o, u, t, _ = row[:, : _REST * width].chunk(_REST, 1)
+            whole = d[v] * o * (1 - t * t) + dc[v]
+            d_i = whole * u * (i * (1 - i))
+            d_o = d[v] * t * (o * (1 - o))
+            d_u = whole * i * (1 - u * u)
+            if pair is None:
+                gates = torch.cat([d_i, d_o, d_u], 1)
+                leaf.addmm_(gates.t(), row[:, _REST * width : _REST * width + depth])
+                leaf_bias += gates.sum(0)
+                d_x = gates @ weights.leaf if wanted else d_x
+                continue
+            f = row[:, _REST * width : (_REST + 2) * width].reshape(-1, 2, width)
+            _, o_below, _, t_below, c_below = (
+                kept.index_select(0, pair)[:, : _REST * width].view(-1, 2, _REST, width).unbind(2)
+            )
+            d_f = (whole[:, None] * c_below * (f * (1 - f))).flatten(1)
+            gates = torch.cat([d_i, d_f, d_o, d_u], 1)
+            dc[pair] = (whole[:, None] * f).view(-1, width)  # a vertex has one parent
+            d[pair] += (gates @ weights.branch).view(-1, width)
+            branch.addmm_(gates.t(), (o_below * t_below).flatten(1))
+            branch_bias += gates.sum(0)
+        return TreeSlopes([d_x] if wanted else [], leaf, leaf_bias, branch, branch_bias)
 
     def _entering(self, x: Tensor) -> Tensor:
         if self._table is not None:
@@ -224,6 +288,28 @@ class _TreeKernel(AbstractPlacedKernel):
     def _table_learns(self) -> bool:
         embedding: Any = self._leaf.embedding
         return embedding is not None and embedding.weight.requires_grad
+
+
+_C, _REST = 4, 5  # of what is kept of a vertex, in widths: i, o, u, tanh(c), c and the rest
+
+
+@final
+class _Placed:
+    """A forest as tensors where the rows are."""
+
+    def __init__(self, forest: Forest, device: torch.device) -> None:
+        self._bounds: list[int] = forest.bounds.tolist()
+        self._order = upload(forest.order, device)
+        self._child = upload(forest.child, device)
+        self.leaves = self._order[: forest.leaves]
+
+    def heights(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """For each height its vertices, and their children in pairs; None: leaves."""
+        begin, leaves = 0, self._bounds[1]
+        for end in self._bounds[1:]:
+            pair = self._child[begin - leaves : end - leaves].flatten() if begin else None
+            yield self._order[begin:end], pair
+            begin = end
 
 
 def _give(parameter: nn.Parameter, gradient: Tensor, into: GradientSum) -> None:
