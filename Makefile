@@ -1,4 +1,5 @@
-# Everything a newcomer needs: make setup, make demo, make test. Nothing outside .venv is changed.
+# Everything a newcomer needs: make setup, make demo, make test. Nothing outside .venv is changed but
+# the cache of compiled kernels (geartrain native says where; GEARTRAIN_CACHE=DIR moves it).
 #   PYTHON=python3.12 make setup      another interpreter (3.11 or newer)
 #   GEARTRAIN_DATA=DIR make test      real data for the tests that need it
 
@@ -11,6 +12,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+KERNELS := $(VENV)/.kernels
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 # Data beside the checkout is used unless the caller said otherwise (an empty value says: none).
@@ -24,14 +26,14 @@ endif
 .PHONY: help setup demo test test-slow lint clean
 
 help:
-	@echo 'make setup      create $(VENV) and install geartrain, pinned by constraints.txt'
+	@echo 'make setup      create $(VENV), install geartrain, pinned by constraints.txt; compile kernels'
 	@echo 'make demo       train list reduction until its accuracy reaches 0.97'
 	@echo 'make test       the tests (not the slow ones); those of the core also without native kernels'
 	@echo 'make test-slow  the slow ones'
 	@echo 'make lint       ruff check, ruff format --check, mypy --strict'
 	@echo 'make clean      remove $(VENV), caches and build leftovers'
 
-setup: $(STAMP)
+setup: $(STAMP) $(KERNELS)
 
 # The stamp is the last line: an install that fails or is interrupted leaves none. torch comes first
 # and at its exact version, so that pip takes a CPU wheel it was told about (--find-links or an extra
@@ -50,6 +52,11 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) "$$(grep '^torch==' constraints.txt)"
 	@$(PIP) -e '.[test,plot]'
 	@touch $(STAMP)
+
+# Without a compiler torch does their work: it says so, and that is no failure.
+$(KERNELS): $(STAMP) $(wildcard src/geartrain/native/*.c src/geartrain/native/*.inc)
+	@$(BIN)/geartrain native || true
+	@touch $(KERNELS)
 	@echo 'setup: done; $(BIN)/geartrain --help'
 
 demo: setup

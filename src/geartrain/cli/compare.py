@@ -41,6 +41,7 @@ from geartrain.cli.standings import (
 )
 from geartrain.cli.systems import systems_of
 from geartrain.cli.trial import Trial
+from geartrain.native import kind as kernels_kind
 from geartrain.observe.curves import Curve, draw_curves, require_matplotlib
 from geartrain.observe.figures import duration, epochs, measure
 from geartrain.recipes import Recipe, find_recipe
@@ -99,6 +100,7 @@ def compare(
             "idle",
             file=sys.stderr,
         )
+    kernels_kind()  # compiled here, if need be: trials show nothing of it, and each would wait
     try:
         outcomes = list(_trials(plan))
     except KeyboardInterrupt as interrupt:

@@ -1,7 +1,7 @@
 """The command line: options here, work in a file for each command.
 
     geartrain train RECIPE | simulate RECIPE | compare RECIPE | evaluate RUN | recipes
-              graph RECIPE | report RUN
+              graph RECIPE | report RUN | native
 
 Commands are imported when they are called, so that help comes at once.
 """
@@ -418,3 +418,11 @@ def report(run: RunArgument) -> None:
     with preparing():
         page = write_report(run)
     print(page)
+
+
+@app.command()
+def native() -> None:
+    """Compile the native kernels now rather than on first use; exit 1 if they cannot be."""
+    from geartrain.cli.native import native as command
+
+    command()

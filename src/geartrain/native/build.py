@@ -82,7 +82,7 @@ _STEP_SECONDS: Final = 0.01
 
 
 class Unavailable(Exception):
-    """Why there are no native kernels; never leaves this floor."""
+    """Why there are no native kernels."""
 
 
 def shared_object(seconds: float = COMPILE_SECONDS, *, again: bool = False) -> Path:

@@ -36,6 +36,8 @@ from geartrain.ir.loss import Collected
 from geartrain.ir.node import Memory
 from geartrain.ir.operators import Losing, Replaying
 from geartrain.ir.precision import Precision, require_float32, require_precision
+from geartrain.native import kind as kernels_kind
+from geartrain.native import status as kernels_status
 from geartrain.native.transfer import require_device
 from geartrain.optim.part import PartState
 from geartrain.optim.replicas import Neighbours, Replicas
@@ -188,6 +190,7 @@ class Session:
         self._costs: dict[str, float] = {}
         self._met = 0  # instances trained at the last meeting of copies
         self._checked = False
+        kernels_kind()  # compiled now, if need be: later it would count as training
 
     def fit(
         self,
@@ -233,6 +236,7 @@ class Session:
             epochs, until, valid, folder, checkpoint_every, keep_last, evaluate_every
         )
         self._require_metric(until)
+        log.info("%s", kernels_status())
         source = self._source(train, shuffle=self.shuffle)
         validation = None if valid is None else self._source(valid, shuffle=False)
         retention = None
@@ -313,6 +317,16 @@ class Session:
                 f"{path}: was made with precision {was!r}, the session has "
                 f"{self.settings.precision!r}; the run would not go on as it was: use the same "
                 "precision, or weights_only=True"
+            )
+        used = document.get("kernels", kernels_kind())
+        if not weights_only and used != kernels_kind():
+            log.warning(
+                "%s: was made with %s kernels, and goes on with %s: the same numbers, but for "
+                "their rounding (%s)",
+                path,
+                used,
+                kernels_kind(),
+                kernels_status(),
             )
         position = None if weights_only else position_from_json(document["position"], path)
         memories = {} if weights_only else self._memories_of(checkpoint, str(path))
@@ -403,6 +417,7 @@ class Session:
             "memories": memories,
             "seed": self.seed,
             "precision": self.settings.precision,
+            "kernels": kernels_kind(),
             "position": {
                 "epoch": at.epoch,
                 "taken": at.taken,
