@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,8 +18,23 @@ from geartrain.ir.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
 from geartrain.ir.gradient import GradientSum
 from geartrain.native import library
 from geartrain.native.gated import HEARD, Edges, Weights, gated_backward, gated_forward
-from geartrain.native.readouts import choice_backward, choice_forward
-from geartrain.nn import GatedGraphCell, GatedSum, VertexChoice
+from geartrain.native.readouts import (
+    Maps,
+    choice_backward,
+    choice_forward,
+    sum_backward,
+    sum_forward,
+)
+from geartrain.nn import (
+    GatedGraphCell,
+    GatedSum,
+    TokenRNN,
+    TreeLSTMBranch,
+    TreeLSTMLeaf,
+    VertexChoice,
+    WholeList,
+    WholeTree,
+)
 
 Use = Callable[[library.Library | None], None]
 few = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
@@ -272,3 +288,89 @@ def test_an_answer_that_is_no_vertex_is_refused(
     answers = torch.tensor([0, 0, answer, answer, answer])
     with pytest.raises(DataError, match=rf"answer {answer} is no vertex .* 0\.\.2"):
         choice_forward(torch.zeros(5, 4), answers, torch.tensor([2, 3]), torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("source", -1, r"from or to no vertex of its graph; expected 0\.\.2"),
+        ("source", 2**63 - 1, r"from or to no vertex of its graph; expected 0\.\.2"),
+        ("target", -1, r"from or to no vertex of its graph; expected 0\.\.2"),
+        ("type", -1, r"type -1; expected 0\.\.1"),
+        ("type", None, r"columns of shapes \[\(3,\), \(3,\), \(2,\)\]; give each edge one source"),
+        ("source", None, r"columns of shapes \[\(2,\), \(3,\), \(3,\)\]"),
+    ],
+)
+def test_edges_that_are_none_are_refused_with_kernels_and_without(
+    native: library.Library, use: Use, kernels: bool, column: str, value: int | None, said: str
+) -> None:
+    """Without, -1 would be the last of all vertices; of a short column C would read too much."""
+    use(native if kernels else None)
+    edges = {"source": torch.arange(3), "target": torch.arange(3), "type": torch.zeros(3).long()}
+    edges[column][2:] = -1 if value is None else value
+    if value is None:
+        edges[column] = edges[column][:2]
+    kernel = bundle_kernel_of(GatedGraphCell(4, 2))
+    assert kernel is not None
+    inside = Inside(torch.tensor([3]), torch.zeros(3).long(), edges)
+    with torch.no_grad(), pytest.raises(DataError, match=said):
+        kernel.forward(torch.zeros(3, 4), inside=inside)
+
+
+def test_weights_and_states_of_other_widths_are_left_to_torch(
+    native: library.Library, use: Use
+) -> None:
+    use(native)
+    h, kept, w = torch.zeros(3, 4), torch.zeros(3, 1, HEARD, 4), weights(4, 2)
+    for name, shape in (("ih", (12, 3)), ("hh", (9, 4)), ("message_bias", (4,)), ("ih_bias", (4,))):
+        other = replace(w, **{name: torch.zeros(shape)})
+        assert gated_forward(h, ring(3), other, kept) is None
+        assert gated_backward(h, h, kept, None, ring(3), other) is None
+    assert gated_backward(h, h[:2], kept, None, ring(3), w) is None
+    maps = Maps(torch.zeros(2, 5), torch.zeros(2), torch.zeros(2, 4), torch.zeros(2))
+    lengths, d, made = torch.tensor([3]), torch.zeros(1, 2), torch.zeros(3, 2, 2)
+    x = torch.zeros(3, dtype=torch.int64)
+    assert sum_forward(h, x, lengths, maps) is not None
+    for name, shape in (("gate", (1, 5)), ("gate_bias", (1,)), ("value_bias", (1,))):
+        other = replace(maps, **{name: torch.zeros(shape)})
+        assert sum_forward(h, x, lengths, other) is None
+        assert sum_backward(d, h, x, made, None, lengths, other) is None
+    assert sum_backward(d, h, x, made[:2], None, lengths, maps) is None
+    assert sum_backward(d, h, x[:2], made, None, lengths, maps) is None
+    slopes, w = torch.zeros(3), torch.zeros(1, 4)
+    assert choice_backward(torch.zeros(1), h, slopes[:2], None, lengths, w) is None
+    assert choice_backward(torch.zeros(1), h, slopes, None, lengths, w[:, :3]) is None
+
+
+@pytest.mark.parametrize("feature", [-1, 1, -(2**63)])
+def test_a_feature_that_is_none_is_refused_on_the_way_back_too(
+    native: library.Library, use: Use, feature: int
+) -> None:
+    use(native)
+    maps = Maps(torch.zeros(2, 5), torch.zeros(2), torch.zeros(2, 4), torch.zeros(2))
+    h, x, made = torch.zeros(3, 4), torch.tensor([0, feature, 0]), torch.zeros(3, 2, 2)
+    lengths, rows = torch.tensor([2]), np.array([2, 1])
+    with pytest.raises(DataError, match=rf"feature {feature}; expected 0\.\.0"):
+        sum_backward(torch.zeros(1, 2), h, x, made, rows, lengths, maps)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_no_rows_are_no_trouble(native: library.Library, use: Use, kernels: bool) -> None:
+    use(native if kernels else None)
+    none, rows = torch.zeros(0, dtype=torch.int64), np.zeros(0, np.int64)
+    within = Inside(none, none, {"source": none, "target": none, "type": none})
+    modules: list[tuple[nn.Module, list[Tensor]]] = [
+        (GatedGraphCell(4, 2), []),
+        (GatedSum(4, 2, 3), [none]),
+        (VertexChoice(4), [none]),
+        (WholeList(TokenRNN(5, 4)), []),
+        (WholeList(nn.RNNCell(4, 4), every=True), []),
+        (WholeTree(TreeLSTMLeaf(4, 4), TreeLSTMBranch(4)), [none, none]),
+        (WholeTree(TreeLSTMLeaf(4, 4, vocabulary=5, sparse=False), TreeLSTMBranch(4)), [none] * 2),
+    ]
+    for module, others in modules:
+        words = any(isinstance(inner, nn.Embedding) for inner in module.modules())
+        x = none if words else torch.zeros(0, 4)
+        found = passed(module, [x, *others], within, rows)
+        assert all(not g.to_dense().any() for g in found if g is not None)

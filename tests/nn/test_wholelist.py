@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import resource
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -266,3 +269,40 @@ def test_many_lists_are_spread_over_threads(
         found.append([y, answer, *(into.take(p) for p in cell.parameters())])
     assert_close(found[1], found[0])
     assert_close(found[2], found[0])
+
+
+@pytest.mark.parametrize("every", [False, True], ids=["last", "every"])
+def test_long_lists_are_multiplied_part_by_part(every: bool) -> None:
+    """More rows wait for the weight's product than are kept for it at one time."""
+    lengths = (1700, 1, 900, *[31] * 60)
+    cell = seeded(partial(TokenRNN, TOKENS, H, "tanh"))
+    x, found = tokens(sum(lengths)), []
+    kernel = bundle_kernel_of(WholeList(cell, every=every))
+    assert kernel is not None
+    for kernels in (library.current(), None):
+        into = GradientSum(list(cell.parameters()))
+        with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(library, "_library", kernels)
+            (y,), residuals = kernel.forward(x, inside=inside(lengths))
+            kernel.backward((y + 1,), residuals, into, inside(lengths))
+        found.append([y, *(into.take(p) for p in cell.parameters())])
+    assert_close(found[0], found[1])
+
+
+def test_a_list_as_long_as_a_book_takes_no_more_memory_than_its_rows() -> None:
+    n, width = 40_000 if library.current() else 1_000, 64
+    cell = TokenRNN(TOKENS, width, "tanh")
+    kernel = bundle_kernel_of(WholeList(cell))
+    assert kernel is not None
+    x = tokens(n)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    now = int(re.search(r"VmSize:\s*(\d+)", Path("/proc/self/status").read_text())[1]) << 10
+    resource.setrlimit(resource.RLIMIT_AS, (now + (400 << 20), before[1]))
+    try:
+        with torch.no_grad():
+            (y,), residuals = kernel.forward(x, inside=inside((n,)))
+            into = GradientSum(list(cell.parameters()))
+            kernel.backward((y,), residuals, into, inside((n,)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert into.take(cell.weight).isfinite().all()

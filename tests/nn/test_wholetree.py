@@ -277,6 +277,7 @@ class TestForest:
         [
             ([3, 3, -1, -1], [0, 1, 0, 0], None),  # two roots are two trees in one
             ([2, 2, 5], [0, 1, 0], r"vertex 2 of tree 1 .* has parent 5; expected -1 or 0\.\.2"),
+            ([-1, 2**63 - 1, -1], [0] * 3, r"vertex 1 of tree 1 .* has parent 9223372036854775807"),
             ([2, 2, -1], [0, 2, 0], r"vertex 1 .* has slot 2; expected 0 \(left\) or 1"),
             ([2, 2, -1], [1, 1, 0], r"vertex [01] .* is not the only child of 2 in slot 1"),
             ([2, -1, -1], [0, 0, 0], r"vertex 2 .* has one child; expected two, or none"),
@@ -300,6 +301,24 @@ class TestForest:
             return
         with pytest.raises(DataError, match=said):
             forest_of(*columns)
+
+    @pytest.mark.usefixtures("either")
+    @pytest.mark.parametrize(
+        ("lengths", "slot", "said"),
+        [
+            ([3, 1], [0, 1, 0], r"trees of \[3, 1\] vertices came with 3 rows"),
+            ([2], [0, 1, 0], r"trees of \[2\] vertices came with 3 rows"),
+            ([4, -1], [0, 1, 0], r"trees of \[4, -1\] vertices"),
+            ([2**62] * 4 + [3], [0, 1, 0], r"came with 3 rows"),
+            ([3], [0, 1], r"parents of shape \(3,\) and int64 came with slots of \(2,\)"),
+            ([3], [0.0, 1.0, 0.0], r"slots of \(3,\) and float64; give one integer of each"),
+        ],
+    )
+    def test_columns_that_are_not_of_the_same_vertices_are_refused(
+        self, lengths: list[int], slot: list[float], said: str
+    ) -> None:
+        with pytest.raises(DataError, match=said):
+            forest_of(np.array([2, 2, -1]), np.array(slot), np.array(lengths))
 
     @pytest.mark.parametrize("native", [True, False])
     def test_no_trees_are_no_heights(self, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,8 +118,8 @@ def lstm_forward(kept: Tensor, c: Tensor) -> tuple[Tensor, Tensor] | None:
         c: ``(n, H)``.
     """
     run = _function("lstm_forward", kept, c)
-    n, _, width = kept.shape
-    if run is None or c.shape != (n, width):
+    n, parts, width = kept.shape
+    if run is None or c.shape != (n, width) or parts != 5:
         return None
     h, c_new = kept.new_empty((n, width)), kept.new_empty((n, width))
     _refuse(run(n, width, kept.data_ptr(), c.data_ptr(), h.data_ptr(), c_new.data_ptr()))
@@ -139,11 +139,13 @@ def lstm_backward(
     Raises:
         ProtocolError: A row is out of range.
     """
-    limit, _, width = kept.shape
+    limit, parts, width = kept.shape
     n = limit if rows is None else rows.size
     rows = contiguous(rows)
     run = _function("lstm_backward", kept, c, dh, dc, entries=5 * n * width)
     if run is None or not _one_is_of((n, width), dh, dc) or c.shape != (limit, width):
+        return None
+    if parts != 5:
         return None
     d_gates, d_c = kept.new_empty((whole, 4 * width)), kept.new_empty((n, width))
     ends = kept.new_empty(5 * width, dtype=_summed(kept))  # the sum, and scratch
@@ -176,9 +178,15 @@ def gru_forward(of_x: Tensor, of_h: Tensor, h: Tensor, kept: Tensor) -> Tensor |
         kept: ``(n, 4, H)``, gets r, z, n and what the map of h gave for n.
     """
     run = _function("gru_forward", kept, of_x, of_h, h)
-    n, _, width = kept.shape
+    n, parts, width = kept.shape
     shape = (n, 3 * width)
-    if run is None or h.shape != (n, width) or of_x.shape != shape or of_h.shape != shape:
+    if (
+        run is None
+        or parts != 4
+        or h.shape != (n, width)
+        or of_x.shape != shape
+        or of_h.shape != shape
+    ):
         return None
     y = kept.new_empty((n, width))
     found = (of_x.data_ptr(), of_h.data_ptr(), h.data_ptr())
@@ -204,11 +212,13 @@ def gru_backward(
     Raises:
         ProtocolError: A row is out of range.
     """
-    limit, _, width = kept.shape
+    limit, parts, width = kept.shape
     n = limit if rows is None else rows.size
     rows = contiguous(rows)
     run = _function("gru_backward", kept, dy, h, entries=4 * n * width)
     if run is None or dy.shape != (n, width) or h.shape[0] < n or h.shape[1:] != (width,):
+        return None
+    if parts != 4:
         return None
     d_x, d_h = kept.new_empty((whole, 3 * width)), kept.new_empty((whole, 3 * width))
     dh = kept.new_empty((n, width))

@@ -52,16 +52,17 @@ class Weights:
 
     def suit(self, like: Tensor) -> bool:
         """Whether C can read them beside such rows."""
-        dtype = like.dtype
+        dtype, width, types = like.dtype, like.shape[1], self.types
+        square, gates = (3 * width, width), (3 * width,)
         return like.is_cpu and all(
-            x is None or (x.dtype is dtype and x.is_cpu and x.is_contiguous())
-            for x in (
-                self.message,
-                self.message_bias,
-                self.ih,
-                self.ih_bias,
-                self.hh,
-                self.hh_bias,
+            x is None or (x.dtype is dtype and x.is_cpu and x.is_contiguous() and x.shape == shape)
+            for x, shape in (
+                (self.message, (types * width, width)),
+                (self.message_bias, (types * width,)),
+                (self.ih, square),
+                (self.ih_bias, gates),
+                (self.hh, square),
+                (self.hh_bias, gates),
             )
         )
 
@@ -74,11 +75,27 @@ class Edges:
     Args:
         source, target: int64 ``(E,)``, rows of the batch.
         kind: int64 ``(E,)``, the type of each; None where there is one.
+
+    Raises:
+        DataError: They are not equally many.
     """
 
     source: Tensor
     target: Tensor
     kind: Tensor | None
+
+    def __post_init__(self) -> None:
+        shape, kind = self.source.shape, self.kind
+        if (
+            len(shape) != 1
+            or self.target.shape != shape
+            or (kind is not None and kind.shape != shape)
+        ):
+            shapes = [tuple(x.shape) for x in (self.source, self.target, kind) if x is not None]
+            raise DataError(
+                f"edges with columns of shapes {shapes}; give each edge one source, one target and "
+                "one type"
+            )
 
     def suit(self) -> bool:
         """Whether C can read them."""
@@ -110,9 +127,9 @@ def gated_forward(h: Tensor, edges: Edges, weights: Weights, kept: Tensor) -> Te
     Raises:
         DataError: An edge has a type that there is not.
     """
-    n, steps, _, width = kept.shape
+    n, steps, parts, width = kept.shape
     run = _function("gated_forward", h, edges, weights, n * steps)
-    if run is None or h.shape != (n, width) or not alike(h, kept):
+    if run is None or h.shape != (n, width) or parts != HEARD or not alike(h, kept):
         return None
     y = torch.empty_like(h)
     bad = run(
@@ -177,10 +194,12 @@ def gated_backward(
         DataError: An edge has a type that there is not.
         ProtocolError: A row is out of range.
     """
-    limit, steps, _, width = kept.shape
+    limit, steps, parts, width = kept.shape
     n, types = limit if rows is None else rows.size, weights.types
     run = _function("gated_backward", dy, edges, weights, n * steps)
-    if run is None or dy.shape != (n, width) or not alike(dy, kept, h):
+    if run is None or parts != HEARD or not alike(dy, kept, h):
+        return None
+    if dy.shape != (n, width) or h.shape != (limit, width):
         return None
     rows = contiguous(rows)
     d = dy.clone()
@@ -233,7 +252,7 @@ def _function(
     """The kernel for these, or None if it is not for them."""
     native = library.current()
     typed = None if native is None else native.typed.get(like.dtype)
-    if typed is None or name not in typed or not like.is_contiguous():
+    if typed is None or name not in typed or like.ndim != 2 or not like.is_contiguous():
         return None
     if not (edges.suit() and weights.suit(like)):
         return None

@@ -47,6 +47,13 @@ static int within(const int64_t *index, int64_t n, int64_t limit) {
   return !bad;
 }
 
+/* Whether lengths are those of so many rows, none of them negative. */
+static int add_up_to(int64_t n, const int64_t *lengths, int64_t rows) {
+  for (int64_t i = 0; i < n; rows -= lengths[i++])
+    if (lengths[i] < 0 || lengths[i] > rows) return 0;
+  return !rows;
+}
+
 static inline void fetch(const char *row, int64_t bytes) {
   for (int64_t b = 0; b < bytes; b += LINE) __builtin_prefetch(row + b);
 }

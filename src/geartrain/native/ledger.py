@@ -70,6 +70,8 @@ class Ledger:
 
     def _release(self, rows: Rows) -> list[int] | None:
         live, left, n = self.live, self._left, rows.size
+        if n and (rows.min() < 0 or rows.max() >= live.size):
+            return None
         if n > 1:
             count = np.arange(n)
             self._mark[rows] = count

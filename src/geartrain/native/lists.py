@@ -49,6 +49,8 @@ def lists_forward(
     run = _function("lists_forward", rows, (driven, weight, kept), (tokens, lengths))
     if run is None or weight.shape != (width, width) or driven.shape[1:] != (width,):
         return None
+    if (driven if tokens is None else tokens).shape[0] != rows:
+        raise _no_lengths(lengths, (driven if tokens is None else tokens).shape[0])
     last = kept.new_empty((lengths.shape[0], width))
     bad = run(
         lengths.shape[0],
@@ -103,6 +105,8 @@ def lists_backward(
     run = _function("lists_backward", n, (dy, kept, weight), (tokens, lengths))
     came = n if every else lengths.shape[0]
     if run is None or weight.shape != (width, width) or dy.shape != (came, width):
+        return None
+    if tokens is not None and tokens.shape[0] != limit:
         return None
     rows = contiguous(rows)
     driven = kept.new_empty((n if tokens is None else table, width))
@@ -183,9 +187,13 @@ def _function(
         if x.dtype is not like.dtype or not x.is_cpu or not x.is_contiguous():
             return None
     for i in integers:
-        if i is not None and not (i.dtype is torch.int64 and i.is_cpu and i.is_contiguous()):
+        if i is not None and not _is_column(i):
             return None
     return typed[name][rows * floats[-1].shape[1] ** 2 > SMALL_WORK]
+
+
+def _is_column(x: Tensor) -> bool:
+    return x.ndim == 1 and x.dtype is torch.int64 and x.is_cpu and x.is_contiguous()
 
 
 def _threads(rows: int, width: int) -> int:

@@ -19,7 +19,7 @@ from geartrain.native.library import Function
 def map_forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
     """y ``(n, out)`` of x ``(n, in)``, weight ``(out, in)`` and bias ``(out,)``."""
     run = _function("map_forward", x, weight, (bias,))
-    if run is None:
+    if run is None or (bias is not None and bias.shape != weight.shape[:1]):
         return None
     n, (out, into) = x.shape[0], weight.shape
     y = x.new_empty((n, out))

@@ -87,6 +87,8 @@ def choice_backward(
     run = _function("choice_backward", h, n * width, (d, slopes, w), (lengths,))
     if run is None or d.shape != lengths.shape:
         return None
+    if slopes.shape != (limit,) or w.shape != (1, width):
+        return None
     rows = contiguous(rows)
     d_h, d_w = h.new_empty((n, width)), torch.empty_like(w)
     bad = run(
@@ -127,7 +129,14 @@ class Maps:
 
     @property
     def features(self) -> int:
+        """How many columns of the gate are for x."""
         return self.gate.shape[1] - self.value.shape[1]
+
+    def agree(self) -> bool:
+        """Whether they are of one width and one number of sums."""
+        out = self.value.shape[0]
+        biases = self.gate_bias.shape == self.value_bias.shape == (out,)
+        return biases and self.gate.shape[0] == out and self.features >= 0
 
 
 def sum_forward(
@@ -149,6 +158,8 @@ def sum_forward(
     run = _function("sum_forward", h, 2 * out * h.numel(), weights, (lengths, x))
     if run is None or h.shape[1] != width or (x is not None and x.shape != h.shape[:1]):
         return None
+    if not maps.agree():
+        return None
     n, rows = lengths.shape[0], h.shape[0]
     y, kept = h.new_empty((n, out)), h.new_empty((rows, 2, out))
     bad = run(
@@ -165,10 +176,7 @@ def sum_forward(
         y.data_ptr(),
     )
     if bad > 0 and x is not None:
-        raise DataError(
-            f"a vertex has feature {int(x[bad - 1])}; expected 0..{maps.features - 1}: number "
-            "them from 0, or give the sum more features"
-        )
+        raise _no_feature(x[bad - 1 : bad], maps.features)
     return None if bad else (y, kept)
 
 
@@ -190,6 +198,7 @@ def sum_backward(
         lengths, maps: As for ``sum_forward``.
 
     Raises:
+        DataError: A feature is out of range.
         ProtocolError: A row is out of range.
     """
     out, width = maps.value.shape
@@ -197,7 +206,11 @@ def sum_backward(
     n = limit if rows is None else rows.size
     floats = (d, kept, maps.gate, maps.gate_bias, maps.value, maps.value_bias)
     run = _function("sum_backward", h, 4 * out * n * width, floats, (lengths, x))
-    if run is None or d.shape != (lengths.shape[0], out):
+    if run is None or d.shape != (lengths.shape[0], out) or not maps.agree():
+        return None
+    if h.shape[1] != width or kept.shape != (limit, 2, out):
+        return None
+    if x is not None and x.shape != (limit,):
         return None
     rows = contiguous(rows)
     d_h, d_bias = h.new_empty((n, width)), h.new_empty((2, out))
@@ -222,9 +235,22 @@ def sum_backward(
         d_value.data_ptr(),
         d_bias.data_ptr(),
     )
+    if bad == _BAD_FEATURE and x is not None:
+        raise _no_feature(x, maps.features)
     if bad > 0 and rows is not None:
         raise out_of_range(rows, limit, "read")
     return None if bad else (d_h, Maps(d_gate, d_bias[0], d_value, d_bias[1]))
+
+
+_BAD_FEATURE = 2
+
+
+def _no_feature(x: Tensor, features: int) -> DataError:
+    wrong = x[(x < 0) | (x >= features)]
+    return DataError(
+        f"a vertex has feature {int(wrong[0])}; expected 0..{features - 1}: number them from 0, or "
+        "give the sum more features"
+    )
 
 
 def _function(
@@ -237,12 +263,14 @@ def _function(
     """The kernel for these tensors, or None if it is not for them."""
     native = library.current()
     typed = None if native is None else native.typed.get(h.dtype)
-    if typed is None or name not in typed:
+    if typed is None or name not in typed or h.ndim != 2:
         return None
     for x in (h, *floats):
         if x.dtype is not h.dtype or not x.is_cpu or not x.is_contiguous():
             return None
     for i in integers:
-        if i is not None and not (i.dtype is torch.int64 and i.is_cpu and i.is_contiguous()):
+        if i is not None and not (
+            i.ndim == 1 and i.dtype is torch.int64 and i.is_cpu and i.is_contiguous()
+        ):
             return None
     return typed[name][work > SMALL]

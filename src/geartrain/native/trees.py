@@ -63,9 +63,14 @@ def forest_of(parent: NDArray[np.int64], slot: NDArray[np.int64], lengths: Rows)
 
     Raises:
         DataError: A parent is no vertex, has two children in one slot, one child alone, or is
-            below itself.
+            below itself; or lengths, parents and slots are not of the same vertices.
     """
     rows = parent.size
+    if slot.shape != (rows,) or any(x.dtype.kind not in "iu" for x in (parent, slot)):
+        raise DataError(
+            f"parents of shape {parent.shape} and {parent.dtype} came with slots of {slot.shape} "
+            f"and {slot.dtype}; give one integer of each for every vertex"
+        )
     parent, slot, lengths = (np.ascontiguousarray(x, np.int64) for x in (parent, slot, lengths))
     native = library.current()
     if native is None:
@@ -92,6 +97,8 @@ def forest_of(parent: NDArray[np.int64], slot: NDArray[np.int64], lengths: Rows)
 def _forest(parent: NDArray[np.int64], slot: NDArray[np.int64], lengths: Rows) -> Forest:
     """What ``forest`` does, in numpy."""
     rows = parent.size
+    if (lengths < 0).any() or lengths.sum(dtype=np.float64) != rows:
+        raise _fault(parent, slot, lengths, rows)
     starts = (lengths.cumsum() - lengths).repeat(lengths)
     has = parent >= 0
     wrong = has & ((parent >= lengths.repeat(lengths)) | (slot < 0) | (slot > 1))
@@ -124,6 +131,11 @@ def _forest(parent: NDArray[np.int64], slot: NDArray[np.int64], lengths: Rows) -
 def _fault(
     parent: NDArray[np.int64], slot: NDArray[np.int64], lengths: Rows, row: int
 ) -> DataError:
+    if row == parent.size:
+        return DataError(
+            f"trees of {lengths[:4].tolist()} vertices came with {row} rows; one row for every "
+            "vertex"
+        )
     tree = int(np.searchsorted(lengths.cumsum(), row, "right"))
     start = int(lengths[:tree].sum())
     above, which, size = int(parent[row]), int(slot[row]), int(lengths[tree])
@@ -187,8 +199,12 @@ class TreeWeights:
 
     def suit(self) -> bool:
         """Whether C can read them."""
-        dtype = self.leaf.dtype
-        return all(w.dtype is dtype and w.is_cpu and w.is_contiguous() for w in self.trained())
+        dtype, width = self.leaf.dtype, self.hidden
+        shapes = (3 * width, self.depth), (3 * width,), (5 * width, 2 * width), (5 * width,)
+        return all(
+            w.dtype is dtype and w.is_cpu and w.is_contiguous() and w.shape == shape
+            for w, shape in zip(self.trained(), shapes, strict=True)
+        )
 
 
 def takes(weights: TreeWeights) -> bool:
@@ -291,7 +307,7 @@ def forest_backward(
     *,
     wanted: bool = True,
 ) -> TreeSlopes | None:
-    """The way back through all heights; None: torch is to do it.
+    """The way back through all heights; None: torch is to do it. No groves have no gradients.
 
     Args:
         groves: Of the vertices that come back, one below the other.
@@ -327,7 +343,7 @@ def forest_backward(
         words.append(dx[k].data_ptr() if wanted else 0)
     threads = threads_of(n, width)
     sizes = [3 * width * depth, 10 * width * width, 3 * width, 5 * width]
-    found = dh.new_empty((min(threads, len(groves)), sum(sizes)))
+    found = dh.new_empty((max(1, min(threads, len(groves))), sum(sizes)))
     bad = run(
         pack(f"{len(words)}q", *words),
         len(groves),

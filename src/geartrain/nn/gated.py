@@ -342,10 +342,13 @@ class _CellKernel(AbstractPlacedKernel):
         return Edges(edges["source"], edges["target"], kind)
 
     def _senders(self, h: Tensor, inside: Inside) -> _Senders:
-        source = inside.on_host("source")
-        types = self._module.types
+        rows, types = h.shape[0], self._module.types
+        source, target = inside.on_host("source"), inside.on_host("target")
         kind = inside.on_host(self._module.column) if types > 1 else np.zeros_like(source)
-        return _senders(h.shape[0], types, source, kind, h.device)
+        for column, limit in ((source, rows), (target, rows), (kind, types)):
+            if column.size and (column.min() < 0 or column.max() >= limit):
+                raise self._edges(inside).refuse(rows, types)
+        return _senders(rows, types, source, kind, h.device)
 
     def _by_type(self, senders: _Senders) -> list[tuple[Tensor, Tensor, Tensor | None]]:
         """For each type: who sends, weight, bias."""
@@ -376,7 +379,7 @@ class _SumKernel(AbstractBundleKernel):
                 return (y,), (h, *given, made)
         gate, value = self._module.gate, self._module.value
         width = self._module.hidden
-        made = affine(h, *self._both()).view(h.shape[0], 2, -1)
+        made = affine(h, *self._both()).view(h.shape[0], 2, value.out_features)
         for x in given:
             of_x = gate.weight[:, width:]
             made[:, 0] += of_x.t().index_select(0, x) if x.ndim == 1 else x.to(h.dtype) @ of_x.t()

@@ -134,6 +134,8 @@ def _groves(parent: Tensor, slot: Tensor, inside: Inside, hidden: int) -> list[G
         rows = slice(start, int(ends[last - 1]))
         found.append(Grove(forest_of(parents[rows], slots[rows], lengths[first:last]), rows))
         start, first = rows.stop, last
+    if start != total:  # refused, as there are other vertices than trees say
+        forest_of(parents, slots, lengths)
     return found
 
 

@@ -1,0 +1,70 @@
+"""Kernels that watch themselves, given structure that means harm: ``hostile.py`` says which."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from geartrain.native import build, library
+
+PROGRAM = Path(__file__).with_name("hostile.py")
+WATCHING = "gcc -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
+CASES = 360
+# A process without the sanitizer cannot load such kernels, one with it had better not compile them.
+COMPILE = """
+from geartrain.native import build
+build.FLAGS = tuple(flag.replace("-O3", "-O1") for flag in build.FLAGS)  # in a fourth of the time
+print(build.shared_object(1500, again=True))
+"""
+
+
+def output_of(command: list[str], **more: str) -> str:
+    """What a command says, whatever becomes of it."""
+    path = os.pathsep.join(filter(None, sys.path))
+    return subprocess.run(
+        command,
+        env=os.environ | {"PYTHONPATH": path, "GEARTRAIN_NATIVE": "1"} | more,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    ).stdout.strip()
+
+
+def run(*arguments: object, **more: str) -> None:
+    """All cases are right or refused, and nothing has ended the program."""
+    said = output_of([sys.executable, str(PROGRAM), *map(str, arguments)], **more).splitlines()
+    assert said[-1].endswith(", 0 wrong"), "\n".join(said[-60:])
+
+
+def test_a_few_cases_are_right_or_refused(native: library.Library) -> None:
+    run(0, 0, 24, native.path)
+
+
+@pytest.fixture(scope="module")
+def preloaded() -> str:
+    """What is to be loaded before all else: gcc's address sanitizer, and whose calls it watches."""
+    names = ("libasan.so", "libstdc++.so")
+    found = [output_of(["gcc", f"-print-file-name={name}"]) for name in names]
+    if not all(Path(path).is_file() for path in found):
+        pytest.skip("needs gcc with its address sanitizer (libasan)")
+    return " ".join(found)
+
+
+@pytest.fixture(scope="module")
+def watching() -> str:
+    """Kernels with sanitizers, compiled into a cache of their own; it is kept for the next time."""
+    cache = build.cache_directory() / "sanitized"
+    made = output_of([sys.executable, "-c", COMPILE], CC=WATCHING, GEARTRAIN_CACHE=str(cache))
+    return made.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_is_read_or_written_out_of_bounds(seed: int, preloaded: str, watching: str) -> None:
+    run(seed, 0, CASES, watching, LD_PRELOAD=preloaded, ASAN_OPTIONS="detect_leaks=0")
