@@ -311,7 +311,8 @@ def _make(command: Sequence[str], directory: Path, identity: str, seconds: float
             raise Unavailable(f"{shlex.join(command)} made no file of our own in {directory}")
         path = directory / f"kernels-{identity}-{content}.so"
         whole.replace(path)
-    _flush(directory)
+    with suppress(OSError):  # not every file system does; a name that is lost is made again
+        _flush(directory)
     return path
 
 
