@@ -23,8 +23,6 @@ import argparse
 import ctypes
 import json
 import statistics
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +41,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.ir.products import affine
-from geartrain.native.build import FLAGS, SOURCES, compiler
+from geartrain.native.build import shared_object
 from geartrain.native.tally import FIELDS, Noted
 
 PRODUCTS: Final = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "_linear_pointwise"}
@@ -235,14 +233,7 @@ class _Inside:
 @cache
 def native_products() -> ctypes.CDLL:
     """``alone.c``, compiled as the kernels are."""
-    source = Path(__file__).with_name("alone.c")
-    with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / "alone.so"
-        subprocess.run(
-            [*compiler(), *FLAGS, f"-I{SOURCES[0].parent}", str(source), "-o", str(made), "-lm"],
-            check=True,
-        )
-        library = ctypes.CDLL(str(made))
+    library = ctypes.CDLL(str(shared_object(source=Path(__file__).with_name("alone.c"))))
     for name in ("float32", "float64"):
         function = getattr(library, f"alone_{name}")
         function.argtypes, function.restype = (ctypes.c_int64, *[ctypes.c_void_p] * 4), None

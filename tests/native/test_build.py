@@ -84,9 +84,10 @@ def test_another_compiler_or_source_makes_another_file(
     names.add(library.load().path.name)
     other = tmp_path / "kernels.c"
     other.write_text(build.SOURCES[0].read_text() + "\n")
+    names.add(build.shared_object(source=other).name)
     monkeypatch.setattr(build, "SOURCES", (other, build.SOURCES[1]))
     names.add(library.load().path.name)
-    assert len(names) == 3
+    assert len(names) == 4
 
 
 def test_it_can_be_switched_off(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +206,8 @@ def test_what_has_failed_is_not_tried_again_for_an_hour(
 
 
 def test_a_failure_is_forgotten_once_it_works(cache: Path, runs: Callable[[], int]) -> None:
-    note = build.cache_directory() / f"kernels-{build._identity(build.compiler())}.failed"
+    identity = build._identity(build.compiler(), build.SOURCES[0])
+    note = build.cache_directory() / f"kernels-{identity}.failed"
     note.write_text("the disk was full")
     with pytest.raises(library.Unavailable, match="the disk was full"):
         library.load()
@@ -262,7 +264,7 @@ def test_who_waits_for_another_process_takes_what_it_has_compiled(
     held = os.open(build.cache_directory(), os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
-        identity = build._identity(build.compiler())
+        identity = build._identity(build.compiler(), build.SOURCES[0])
         made = cache / f"kernels-{identity}-{build._content_of(native.path)}.so"
 
         def sleep(seconds: float) -> None:

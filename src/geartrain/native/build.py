@@ -85,19 +85,22 @@ class Unavailable(Exception):
     """Why there are no native kernels."""
 
 
-def shared_object(seconds: float = COMPILE_SECONDS, *, again: bool = False) -> Path:
+def shared_object(
+    seconds: float = COMPILE_SECONDS, *, again: bool = False, source: Path | None = None
+) -> Path:
     """The file of the compiled kernels, whole and our own.
 
     Args:
         seconds: For compiling; who waits for another process waits a little longer.
         again: Whether to try also what has failed within the hour.
+        source: A file that includes ``kernels.c`` and adds to it; None: that file itself.
 
     Raises:
         Unavailable: No compiler, no private directory, or it failed, now or within the hour.
         OSError: The directory cannot be made, read or written to.
     """
-    command, directory = compiler(), cache_directory()
-    identity = _identity(command)
+    command, directory, source = compiler(), cache_directory(), source or SOURCES[0]
+    identity = _identity(command, source)
     failure = directory / f"kernels-{identity}.failed"
     if (found := _found(directory, identity)) is not None:
         return found
@@ -109,7 +112,7 @@ def shared_object(seconds: float = COMPILE_SECONDS, *, again: bool = False) -> P
         if not again:
             _refuse_what_failed(failure)
         try:
-            made = _make(command, directory, identity, seconds)
+            made = _make(command, source, directory, identity, seconds)
         except Unavailable as reason:
             with suppress(OSError):
                 failure.write_text(str(reason), encoding="utf-8", errors="replace")
@@ -160,16 +163,16 @@ def cache_directory() -> Path:
     return path
 
 
-def _identity(command: Sequence[str]) -> str:
+def _identity(command: Sequence[str], source: Path) -> str:
     """A name for all that decides what the compiler makes."""
     known = hashlib.sha256()
-    for part in _decisive(command):
+    for part in _decisive(command, source):
         known.update(part + b"\0")
     return known.hexdigest()[:24]
 
 
-def _decisive(command: Sequence[str]) -> Iterator[bytes]:
-    yield from (source.read_bytes() for source in SOURCES)
+def _decisive(command: Sequence[str], source: Path) -> Iterator[bytes]:
+    yield from (each.read_bytes() for each in (source, *SOURCES))
     yield shlex.join([*command, *FLAGS]).encode(errors="surrogateescape")
     # The programs by their files: asking them for their version would take longer, or for ever.
     for word in command:
@@ -277,7 +280,9 @@ def _sweep(directory: Path, *, all_of_it: bool) -> None:
                 shutil.rmtree(leftover)
 
 
-def _make(command: Sequence[str], directory: Path, identity: str, seconds: float) -> Path:
+def _make(
+    command: Sequence[str], source: Path, directory: Path, identity: str, seconds: float
+) -> Path:
     """Compile and link.
 
     Raises:
@@ -288,11 +293,11 @@ def _make(command: Sequence[str], directory: Path, identity: str, seconds: float
         f"given up after {seconds:.0f} s ('geartrain native' does it beforehand)"
     )
     with tempfile.TemporaryDirectory(prefix=_MAKING, dir=directory) as name:
-        folder, source = Path(name), str(SOURCES[0])
+        folder, include = Path(name), f"-I{SOURCES[0].parent}"
         objects = [str(folder / f"{unit}.o") for unit in UNITS]
         whole = folder / "kernels.so"
         units = [
-            [*command, *FLAGS, f"-DUNIT={unit}", "-c", source, "-o", made]
+            [*command, *FLAGS, include, f"-DUNIT={unit}", "-c", str(source), "-o", made]
             for unit, made in zip(UNITS, objects, strict=True)
         ]
         linking = [*command, *FLAGS, *objects, "-o", str(whole), "-lm"]
