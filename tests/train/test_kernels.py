@@ -25,6 +25,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         found.append(seconds)
         raise library.Unavailable("this is a test")
 
+    monkeypatch.setenv("GEARTRAIN_NATIVE", "1")
     for name, value in (("_settled", False), ("_library", None), ("_status", ""), ("load", load)):
         monkeypatch.setattr(library, name, value)
     return found
