@@ -217,9 +217,9 @@ def _object(kind: Any, value: Any, place: str, known: Sequence[str]) -> Any:
     missing = [name for name, (_, optional) in wanted.items() if name not in value and not optional]
     foreign = sorted(value.keys() - wanted.keys() - set(known))
     if missing or foreign:
-        lacks = f" has no {', '.join(missing)}" if missing else ""
+        lacks = f" has no {_names(missing)}" if missing else ""
         joined = " and" if missing and foreign else ""
-        more = f" has {', '.join(foreign)[:120]} besides" if foreign else ""
+        more = f" has {_names(foreign)} besides" if foreign else ""
         raise Mismatch(f"{place}{lacks}{joined}{more}")
     given = {
         name: _read(hint, value[name], f"{place}.{name}")
@@ -227,6 +227,10 @@ def _object(kind: Any, value: Any, place: str, known: Sequence[str]) -> Any:
         if name in value
     }
     return kind(**given)
+
+
+def _names(some: Sequence[str]) -> str:
+    return ", ".join(repr(name)[:40] for name in some[:5]) + (", ..." if len(some) > 5 else "")
 
 
 def _words(kind: Any) -> str:

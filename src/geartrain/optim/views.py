@@ -29,7 +29,9 @@ from torch.optim import Optimizer
 
 from geartrain.errors import ProtocolError
 from geartrain.ir.weights import Sight
+from geartrain.optim.plain import require_like
 from geartrain.optim.prediction import Leaves, by_difference, by_momentum, require_predictable
+from geartrain.schema import Count, read
 
 
 class Viewed(Protocol):
@@ -119,8 +121,17 @@ class AbstractSeeing:
         """The rest of what it remembers, as JSON."""
         return {}
 
+    def check(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
+        """Refuse what no other one of its kind can have remembered.
+
+        Raises:
+            CheckpointError: It is of other tensors or numbers.
+        """
+        require_like(dict(document), self.document(), "view")
+        require_like(dict(tensors), self.tensors(), "view")
+
     def load(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
-        """Put back what another one of its kind remembered."""
+        """Put back what another one of its kind remembered, and ``check`` has let pass."""
 
 
 class AbstractView(ABC):
@@ -290,6 +301,16 @@ class _Recomputing(AbstractSeeing):
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class _Buffered:
+    """What ``_Buffering`` remembers besides weights."""
+
+    first: Count | None
+    turns: Count
+    version: Count
+
+
+@final
 class _Buffering(AbstractSeeing):
     """Two versions; a message's number says which of them is its own."""
 
@@ -353,6 +374,12 @@ class _Buffering(AbstractSeeing):
 
     def document(self) -> dict[str, Any]:
         return {"first": self._first, "turns": self._turns, "version": self._previous_version}
+
+    def check(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
+        read(_Buffered, dict(document), "view")
+        if tensors:
+            everything = dict(self._part.module.named_parameters())
+            require_like(dict(tensors), {n: p.data for n, p in everything.items()}, "view")
 
     def load(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
         self._first, self._turns = document["first"], document["turns"]
