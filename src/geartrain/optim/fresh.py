@@ -169,9 +169,9 @@ def _require_entry(found: Any, wanted: Any, place: str, key: str, same: bool) ->
 def _suits(found: torch.dtype, wanted: torch.dtype, same: bool, dimensions: int) -> bool:
     if found == wanted:
         return True
-    # Counts are of torch's default dtype of then; other state follows its parameter.
-    free = dimensions == 0 or not same
-    return free and found.is_floating_point and wanted.is_floating_point
+    if not dimensions:  # counts are of torch's default dtype of then
+        return {found, wanted} <= {torch.float32, torch.float64}
+    return not same and found.is_floating_point and wanted.is_floating_point
 
 
 _REMEDY: Final = "The document was edited, or the optimizer was made otherwise: make it as it was"

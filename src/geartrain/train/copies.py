@@ -36,6 +36,7 @@ class Feed:
 
     Raises:
         ValueError: The data cannot be cut into shards.
+        DataError: They end before ``taken``.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Feed:
         if self._static:
             assert replicas is not None
             source.require_shards(replicas.copies)
+            source.require_start(taken)
             source.begin(epoch)
         else:
             self._instances = source.epoch(epoch, taken)
