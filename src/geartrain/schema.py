@@ -69,8 +69,8 @@ def parsed(text: str | bytes, what: str) -> Any:
     except RecursionError:
         raise Mismatch(_too_deep(what)) from None
     except json.JSONDecodeError as error:
-        place = f"line {error.lineno} column {error.colno}"
-        raise Mismatch(f"{what} is no JSON ({error.msg} at {place})") from None
+        place = f"column {error.colno} of line {error.lineno}"
+        raise Mismatch(f"{what} is no JSON at {place}: {error.msg}") from None
     except ValueError as error:  # no UTF-8, or a number of thousands of digits
         raise Mismatch(f"{what} is no JSON ({error})") from None
     _require_flat(value, what)

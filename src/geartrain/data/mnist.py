@@ -22,9 +22,11 @@ from typing import Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
+from geartrain.data import limits
 from geartrain.data.folder import find_data
 from geartrain.data.policy import Policy, Refusals
 from geartrain.errors import DataError
+from geartrain.files import open_regular, require_size
 
 SIDE = 28
 CLASSES = 10
@@ -98,42 +100,48 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
 
     Raises:
         DataError: The file cannot be read or is cut, is no gzip, has another magic number, or
-            more or fewer values than its sizes say. The message gives the byte.
+            more or fewer values than its sizes say; or these say more than is read
+            (``geartrain.data.limits``). The message gives the byte.
     """
-    content = _unzip(path)
+    start = 4 + 4 * dimensions
+    header = _unzip(path, start)
     magic = bytes((0, 0, 8, dimensions))
-    if content[:4] != magic:
+    if header[:4] != magic:
         raise DataError(
-            f"magic number (bytes 0 to 3) is 0x{content[:4].hex()}; expected 0x{magic.hex()}: "
+            f"magic number (bytes 0 to 3) is 0x{header[:4].hex()}; expected 0x{magic.hex()}: "
             f"unsigned bytes in {dimensions} dimension{'s' if dimensions > 1 else ''}. See whether "
             "the images and labels files were exchanged, or fetch the file anew",
             path=path,
         )
-    start = 4 + 4 * dimensions
-    if len(content) < start:
+    if len(header) < start:
         raise DataError(
-            f"the content ends at byte {len(content)}, inside the header; expected {start} bytes "
+            f"the content ends at byte {len(header)}, inside the header; expected {start} bytes "
             "of header. Fetch the file anew",
             path=path,
         )
-    shape = tuple(int(size) for size in np.frombuffer(content, ">u4", dimensions, 4))
+    shape = tuple(int(size) for size in np.frombuffer(header, ">u4", dimensions, 4))
     expected = start + math.prod(shape)
+    require_size(expected, limits.most(limits.ARRAYS), path, limits.REMEDY)
+    # A little more than is wanted, to see whether the file ends there.
+    content = _unzip(path, expected + 4096)
     if len(content) != expected:
         fault = "is cut" if len(content) < expected else "goes on too long"
+        ends = "goes on past" if len(content) == expected + 4096 else "ends at"
         raise DataError(
-            f"the content {fault}: it ends at byte {len(content)}; expected byte {expected} for "
+            f"the content {fault}: it {ends} byte {len(content)}; expected byte {expected} for "
             f"sizes {' x '.join(map(str, shape))}. Fetch the file anew",
             path=path,
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
 
 
-def _unzip(path: Path) -> bytes:
+def _unzip(path: Path, most: int) -> bytearray:
+    """So many bytes of the content, or all that there are."""
     content = bytearray()
     try:
-        with gzip.open(path) as file:
+        with open_regular(path) as stream, gzip.open(stream) as file:
             # In pieces, so that an error can tell how far the file was good.
-            while piece := file.read(1 << 20):
+            while piece := file.read(min(1 << 20, most - len(content))):
                 content += piece
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
@@ -147,7 +155,7 @@ def _unzip(path: Path) -> bytes:
             "permissions",
             path=path,
         ) from error
-    return bytes(content)
+    return content
 
 
 def _keep_good(images: NDArray[np.uint8], labels: NDArray[np.uint8], refusals: Refusals) -> Digits:
