@@ -564,8 +564,14 @@ class PartState(AbstractWeights):
             "step_ages": list(self._step_ages.to_tuple()),
         }
 
-    def check_view(self, tensors: Mapping[str, Tensor], document: Any) -> ViewEntry:
+    def check_view(
+        self, tensors: Mapping[str, Tensor], document: Any, number: int | None = None
+    ) -> ViewEntry:
         """What ``load_view`` takes.
+
+        Args:
+            tensors, document: From ``view_to_tensors``.
+            number: Of the instance in training that comes next, if it is known.
 
         Raises:
             CheckpointError, Mismatch: It was that of another view or another delay rule, or the
@@ -579,7 +585,7 @@ class PartState(AbstractWeights):
                 "same, or load with weights_only=True"
             )
         kept, _ = self.view_to_tensors()
-        self._seeing.check(_inside(tensors, "view/"), entry.view)
+        self._seeing.check(_inside(tensors, "view/"), entry.view, number)
         require_like(_inside(tensors, "delay/"), _inside(kept, "delay/"), "delay")
         return entry
 

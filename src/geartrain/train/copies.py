@@ -120,7 +120,12 @@ def check_replicas(
             f"{path}: its copies do not fit ({error}); make the session as it was, or load with "
             "weights_only=True"
         ) from error
-    return FoundReplicas(entry, check_parts(replicas.parts, tensors, entry.parts, path))
+    numbers = {
+        desks[k].member.part.name: n
+        for desks in replicas.desks.values()
+        for k, n in enumerate(entry.trained)
+    }
+    return FoundReplicas(entry, check_parts(replicas.parts, tensors, entry.parts, path, numbers))
 
 
 @final

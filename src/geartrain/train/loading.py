@@ -65,7 +65,8 @@ def _load_all(
     _require_same_session(session, document, path)
     tensors, replicas = checkpoint.tensors, session._replicas
     position = position_from_json(document["position"], path)
-    parts = check_parts(session.parts, tensors, document["parts"], path)
+    numbers = dict.fromkeys(session.parts, position.trained)
+    parts = check_parts(session.parts, tensors, document["parts"], path, numbers)
     copies = None if replicas is None else check_replicas(replicas, tensors, document, path)
     replaying = [o.name for o in session.graph.operators if isinstance(o, Replaying)]
     memories = tensors_to_memories(tensors, document.get("memories", {}), replaying, path)

@@ -198,6 +198,9 @@ class StoredPosition:
     def __post_init__(self) -> None:
         if self.entered > self.taken:
             raise Mismatch(f"{self.entered} instances are in the history, of {self.taken} taken")
+        taken = sum(e.instances for e in self.history) + self.taken - self.entered
+        if self.trained > taken:
+            raise Mismatch(f"{self.trained} instances were trained, of {taken} taken")
         last = self.history[-1].epoch if self.history else 0.0
         if not self.epoch - 1 <= last < self.epoch:
             raise Mismatch(f"the history ends with epoch {last:g}, the epoch is {self.epoch}")

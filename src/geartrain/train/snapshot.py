@@ -137,9 +137,19 @@ def _put_weights(parts: Mapping[str, PartState], found: Mapping[str, Mapping[str
 
 
 def check_parts(
-    parts: Mapping[str, PartState], tensors: Mapping[str, Tensor], document: Any, path: str
+    parts: Mapping[str, PartState],
+    tensors: Mapping[str, Tensor],
+    document: Any,
+    path: str,
+    numbers: Mapping[str, int] | None = None,
 ) -> dict[str, FoundPart]:
     """All that would be loaded, by part; nothing is changed.
+
+    Args:
+        parts: As they are.
+        tensors, document: From ``parts_to_tensors``.
+        path: For messages.
+        numbers: By part, of the instance in training that comes next.
 
     Raises:
         CheckpointError: Other parts, weights of other names or shapes, another optimiser, or
@@ -152,7 +162,8 @@ def check_parts(
     for name, part in parts.items():
         own = _inside(tensors, f"{name}/")
         try:
-            found[name] = _check_one(part, own, document[name])
+            number = None if numbers is None else numbers[name]
+            found[name] = _check_one(part, own, document[name], number)
         except CheckpointError as error:
             raise CheckpointError(f"{path}: part '{name}': {error}") from error
         except Mismatch as error:
@@ -278,7 +289,9 @@ def _require_names(parts: Mapping[str, PartState], document: Any, path: str) -> 
         )
 
 
-def _check_one(part: PartState, tensors: Mapping[str, Tensor], document: Any) -> FoundPart:
+def _check_one(
+    part: PartState, tensors: Mapping[str, Tensor], document: Any, number: int | None
+) -> FoundPart:
     entry = read(PartEntry, document, "it")
     for name, mine in (("optimizer", part.optimizer), ("scheduler", part.scheduler)):
         if (mine is None) != (getattr(entry, name) is None):
@@ -297,7 +310,7 @@ def _check_one(part: PartState, tensors: Mapping[str, Tensor], document: Any) ->
     part.check_pending_gradients(gradients)
     held = {k: v for k, v in tensors.items() if k.startswith(("view/", "delay/"))}
     if entry.view is not None:
-        view = part.check_view(held, entry.view)
+        view = part.check_view(held, entry.view, number)
     weights = _inside(tensors, "weights/")
     return FoundPart(weights, entry, optimizer, scheduler, gradients, held, view)
 
