@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import reprlib
 import types
 import typing
@@ -77,19 +78,21 @@ def parsed(text: str | bytes, what: str) -> Any:
     return value
 
 
-def read(kind: type[T], value: Any, place: str, *, known: Sequence[str] = ()) -> T:
+def read(kind: type[T], value: Any, place: str, *, more: bool = False, nulls: bool = False) -> T:
     """A JSON value as a dataclass.
 
     Args:
-        kind: The dataclass.
+        kind: The dataclass. Whole numbers without a ``Range`` are within ``MOST`` of 0.
         value: What ``json.loads`` gave.
         place: What it is called in messages.
-        known: Further keys that its object may have, which are passed over.
+        more: Whether objects may have fields that are not known here, which are passed over.
+        nulls: Whether a number that is no whole one may be null, which becomes NaN; all others are
+            finite then.
 
     Raises:
         Mismatch: A field is missing, unknown, of another type, or out of its range.
     """
-    found: T = _object(kind, value, place, known)
+    found: T = _Reader(more, nulls).object(kind, value, place)
     return found
 
 
@@ -111,42 +114,104 @@ def _too_deep(what: str) -> str:
     return f"{what} is nested too deeply: more than {MOST_DEEP} levels"
 
 
-def _read(kind: Any, value: Any, place: str) -> Any:
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
-        return value
-    if origin is Annotated:
-        return _within(_read(inner[0], value, place), inner[1:], place)
-    if origin is Literal:
-        if isinstance(value, str) and value in inner:
+@final
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    more: bool
+    nulls: bool
+
+    def read(self, kind: Any, value: Any, place: str) -> Any:
+        origin, inner = typing.get_origin(kind), typing.get_args(kind)
+        if kind is Any:
             return value
-        raise _mismatch(value, place, "one of " + ", ".join(map(repr, inner)))
-    if origin in (typing.Union, types.UnionType):
-        return _either(inner, value, place)
-    if origin in (list, Sequence):
-        return _items(inner[0], value, place)
-    if origin is tuple:
-        return _tuple(inner, value, place)
-    if origin in (dict, Mapping):
+        if origin is Annotated:
+            marks = [mark for mark in inner[1:] if isinstance(mark, Range)]
+            if inner[0] is int and type(value) is int:
+                return _within(value, marks, place)
+            return _within(self.read(inner[0], value, place), marks, place)
+        if origin is Literal:
+            if isinstance(value, str) and value in inner:
+                return value
+            raise _mismatch(value, place, "one of " + ", ".join(map(repr, inner)))
+        if origin in (typing.Union, types.UnionType):
+            return self._either(inner, value, place)
+        if origin in (list, Sequence):
+            return self._items(inner[0], value, place)
+        if origin is tuple:
+            return self._tuple(inner, value, place)
+        if origin in (dict, Mapping):
+            if not isinstance(value, dict):
+                raise _mismatch(value, place, "an object")
+            return {k: self.read(inner[1], each, f"{place}.{k}") for k, each in value.items()}
+        if dataclasses.is_dataclass(kind):
+            return self.object(kind, value, place)
+        return self._plain(kind, value, place)
+
+    def object(self, kind: Any, value: Any, place: str) -> Any:
         if not isinstance(value, dict):
             raise _mismatch(value, place, "an object")
-        return {key: _read(inner[1], each, f"{place}.{key}") for key, each in value.items()}
-    if dataclasses.is_dataclass(kind):
-        return _object(kind, value, place, ())
-    return _plain(kind, value, place)
+        wanted = _fields(kind)
+        missing = [n for n, (_, optional) in wanted.items() if n not in value and not optional]
+        foreign = [] if self.more else sorted(value.keys() - wanted.keys())
+        if missing or foreign:
+            lacks = f" has no {_names(missing)}" if missing else ""
+            joined = " and" if missing and foreign else ""
+            besides = f" has {_names(foreign)} besides" if foreign else ""
+            raise Mismatch(f"{place}{lacks}{joined}{besides}")
+        given = {
+            name: self.read(hint, value[name], f"{place}.{name}")
+            for name, (hint, _) in wanted.items()
+            if name in value
+        }
+        return kind(**given)
 
+    def _plain(self, kind: Any, value: Any, place: str) -> Any:
+        if kind is float and value is None and self.nulls:
+            return math.nan
+        if kind is float and type(value) in (int, float):
+            try:
+                found = float(value)
+            except OverflowError:
+                found = math.inf
+            if (self.nulls or type(value) is int) and not math.isfinite(found):
+                raise _mismatch(value, place, "a number that a float can hold")
+            return found
+        if kind is int and type(value) is int:
+            return _within(value, (Range(-MOST),), place)
+        if kind is types.NoneType and value is None:
+            return None
+        if kind in (bool, str) and type(value) is kind:
+            return value
+        raise _mismatch(value, place, _words(kind))
 
-def _plain(kind: Any, value: Any, place: str) -> Any:
-    if kind is float and type(value) in (int, float):
-        try:
-            return float(value)
-        except OverflowError:
-            raise _mismatch(value, place, "a number that a float can hold") from None
-    if kind in (None, types.NoneType) and value is None:
-        return None
-    if kind in _WORDS and type(value) is kind:
-        return value
-    raise _mismatch(value, place, _words(kind))
+    def _either(self, kinds: Sequence[Any], value: Any, place: str) -> Any:
+        if value is None and types.NoneType in kinds:
+            return None
+        some = [kind for kind in kinds if kind is not types.NoneType]
+        if len(some) == 1:
+            return self.read(some[0], value, place)
+        for kind in some:
+            if type(value) is kind:  # rather than to make a float of a whole number
+                return self.read(kind, value, place)
+        for kind in some:
+            try:
+                return self.read(kind, value, place)
+            except Mismatch:
+                continue
+        raise _mismatch(value, place, " or ".join(_words(kind) for kind in some))
+
+    def _items(self, kind: Any, value: Any, place: str) -> list[Any]:
+        if not isinstance(value, list):
+            raise _mismatch(value, place, "a list")
+        return [self.read(kind, each, f"{place}[{i}]") for i, each in enumerate(value)]
+
+    def _tuple(self, kinds: Sequence[Any], value: Any, place: str) -> tuple[Any, ...]:
+        if len(kinds) == 2 and kinds[1] is Ellipsis:
+            return tuple(self._items(kinds[0], value, place))
+        if not isinstance(value, list) or len(value) != len(kinds):
+            raise _mismatch(value, place, f"a list of {len(kinds)}")
+        both = enumerate(zip(kinds, value, strict=True))
+        return tuple(self.read(kind, each, f"{place}[{i}]") for i, (kind, each) in both)
 
 
 _WORDS: Final[Mapping[Any, str]] = {
@@ -157,44 +222,12 @@ _WORDS: Final[Mapping[Any, str]] = {
 }
 
 
-def _within(value: Any, marks: Sequence[Any], place: str) -> Any:
+def _within(value: Any, marks: Sequence[Range], place: str) -> Any:
     for mark in marks:
-        if isinstance(mark, Range) and not mark.least <= value <= mark.most:
+        if not mark.least <= value <= mark.most:
             kind = "a whole number" if isinstance(value, int) else "a number"
             raise _mismatch(value, place, f"{kind} from {mark.least:.16g} to {mark.most:.16g}")
     return value
-
-
-def _either(kinds: Sequence[Any], value: Any, place: str) -> Any:
-    if value is None and types.NoneType in kinds:
-        return None
-    some = [kind for kind in kinds if kind is not types.NoneType]
-    if len(some) == 1:
-        return _read(some[0], value, place)
-    for kind in some:
-        if type(value) is kind:  # rather than to make a float of a whole number
-            return value
-    for kind in some:
-        try:
-            return _read(kind, value, place)
-        except Mismatch:
-            continue
-    raise _mismatch(value, place, " or ".join(_words(kind) for kind in some))
-
-
-def _items(kind: Any, value: Any, place: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise _mismatch(value, place, "a list")
-    return [_read(kind, each, f"{place}[{i}]") for i, each in enumerate(value)]
-
-
-def _tuple(kinds: Sequence[Any], value: Any, place: str) -> tuple[Any, ...]:
-    if len(kinds) == 2 and kinds[1] is Ellipsis:
-        return tuple(_items(kinds[0], value, place))
-    if not isinstance(value, list) or len(value) != len(kinds):
-        raise _mismatch(value, place, f"a list of {len(kinds)}")
-    both = enumerate(zip(kinds, value, strict=True))
-    return tuple(_read(kind, each, f"{place}[{i}]") for i, (kind, each) in both)
 
 
 @cache
@@ -208,25 +241,6 @@ def _fields(kind: Any) -> Mapping[str, tuple[Any, bool]]:
         )
         for f in dataclasses.fields(kind)
     }
-
-
-def _object(kind: Any, value: Any, place: str, known: Sequence[str]) -> Any:
-    if not isinstance(value, dict):
-        raise _mismatch(value, place, "an object")
-    wanted = _fields(kind)
-    missing = [name for name, (_, optional) in wanted.items() if name not in value and not optional]
-    foreign = sorted(value.keys() - wanted.keys() - set(known))
-    if missing or foreign:
-        lacks = f" has no {_names(missing)}" if missing else ""
-        joined = " and" if missing and foreign else ""
-        more = f" has {_names(foreign)} besides" if foreign else ""
-        raise Mismatch(f"{place}{lacks}{joined}{more}")
-    given = {
-        name: _read(hint, value[name], f"{place}.{name}")
-        for name, (hint, _) in wanted.items()
-        if name in value
-    }
-    return kind(**given)
 
 
 def _names(some: Sequence[str]) -> str:

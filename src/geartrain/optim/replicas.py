@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, final
 import torch
 from torch import Tensor, nn
 
+from geartrain.bounds import COPIES, MOST_COPIES, require_at_most
 from geartrain.errors import LeakError
 from geartrain.optim.centre import DelayedNesterov, ElasticAverage
 from geartrain.optim.exchange import (
@@ -101,6 +102,7 @@ class Neighbours:
     def __post_init__(self) -> None:
         if self.copies < 1:
             raise ValueError(f"Neighbours(copies={self.copies}): give 1 or more")
+        require_at_most(f"Neighbours(copies={self.copies})", self.copies, MOST_COPIES, COPIES)
         if self.consensus not in ("mean", "best"):
             raise ValueError(f"Neighbours(consensus={self.consensus!r}): give 'mean' or 'best'")
         if self.shards not in ("static", "pull"):

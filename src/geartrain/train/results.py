@@ -40,9 +40,13 @@ class Target:
             ValueError: It is neither.
         """
         found = re.fullmatch(r"\s*(\w+)\s*(>=|<=)\s*([-+.\deE]+)\s*", text)
-        if found is None:
-            raise ValueError(f"target {text!r}: write METRIC>=VALUE or METRIC<=VALUE")
-        return Target(found[1], float(found[3]), found[2] == ">=")
+        try:
+            value = math.nan if found is None else float(found[3])
+        except ValueError:
+            value = math.nan
+        if found is None or not math.isfinite(value):
+            raise ValueError(f"target {text!r:.80}: write METRIC>=VALUE or METRIC<=VALUE")
+        return Target(found[1], value, found[2] == ">=")
 
     def reached(self, metrics: Mapping[str, float]) -> bool:
         """Whether these metrics are there.

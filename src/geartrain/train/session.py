@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from geartrain.bounds import MOST_SEED, SEED
 from geartrain.engine.controller import AbstractRamp
 from geartrain.engine.engine import Engine, Settings, copies_of, make_parts, original_name
 from geartrain.engine.instrument import (
@@ -106,8 +107,8 @@ class Session:
 
     Raises:
         ValueError: Two parts have one name, there is no such precision, a device does not exist,
-            copies cannot exchange as ``replicas`` says, or ``lanes`` or ``replicas`` do not go
-            together with something else that is given.
+            copies cannot exchange as ``replicas`` says, a number is out of range, or ``lanes`` or
+            ``replicas`` do not go together with something else that is given.
         GraphError: ``bf16``, and a module's weights are not float32.
         GraphError: From ``fit``, ``evaluate``, ``predict``: the graph cannot run.
     """
@@ -135,6 +136,8 @@ class Session:
         on_bad: OnBadInstance = "raise",
         instruments: Sequence[AbstractInstrument] = (),
     ) -> None:
+        if not 0 <= seed <= MOST_SEED:
+            raise ValueError(f"seed={seed}: give 0 to {MOST_SEED:,}, as {SEED}")
         self.graph = graph
         self.rules = rules or Rules()
         self.runtime = runtime or Threads(1)
