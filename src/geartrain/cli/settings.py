@@ -307,8 +307,8 @@ def require_settings(recipe: Recipe, settings: Settings) -> None:
 
 def _require_numbers(settings: Settings) -> None:
     for name, least, most, why in (
+        ("replicas", 1, MOST_COPIES, COPIES),  # first, as there are as many workers
         ("workers", 1, MOST_WORKERS, WORKERS),
-        ("replicas", 1, MOST_COPIES, COPIES),
         ("max_active", 1, MOST_ACTIVE, ACTIVE),
         ("update_every", 1, MOST_COUNT, COUNT),
         ("epochs", 1, MOST_EPOCHS, EPOCHS),

@@ -12,12 +12,13 @@ Source: LeCun, Bottou, Bengio, Haffner 1998.
 
 from __future__ import annotations
 
-import gzip
 import math
+import os
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, final
+from typing import BinaryIO, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,13 +140,15 @@ def _unzip(path: Path, most: int) -> bytearray:
     """So many bytes of the content, or all that there are."""
     content = bytearray()
     try:
-        with open_regular(path) as stream, gzip.open(stream) as file:
-            # In pieces, so that an error can tell how far the file was good.
-            while piece := file.read(min(1 << 20, most - len(content))):
+        with open_regular(path) as stream:
+            allowed = limits.most(limits.ARRAYS)
+            require_size(os.fstat(stream.fileno()).st_size, allowed, path, limits.REMEDY)
+            for piece in _unzipped(stream, most):
                 content += piece
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (EOFError, zlib.error) as error:
+        what = str(error).replace("incorrect data check", "its CRC is wrong")  # zlib's word for it
         raise DataError(
-            f"no whole gzip file: {error} (after {len(content)} bytes of content); expected a "
+            f"no whole gzip file: {what} (after {len(content)} bytes of content); expected a "
             "gzipped idx file. Fetch it anew, or compress it with gzip if it is not compressed",
             path=path,
         ) from error
@@ -156,6 +159,40 @@ def _unzip(path: Path, most: int) -> bytearray:
             path=path,
         ) from error
     return content
+
+
+def _unzipped(stream: BinaryIO, most: int) -> Iterator[bytes]:
+    """So many bytes in pieces, so that an error can tell how far the file was good.
+
+    Not by ``gzip``, which reads zeros behind the end byte by byte, however many there are.
+
+    Raises:
+        EOFError, zlib.error: The file is cut or damaged.
+    """
+    unpacker, packed = zlib.decompressobj(_GZIP), b""
+    while most:
+        if unpacker.eof:
+            if not (packed := _behind_zeros(stream, unpacker.unused_data)):
+                return
+            unpacker = zlib.decompressobj(_GZIP)
+        if not packed and not (packed := stream.read(_PIECE)):
+            raise EOFError("it ends before its end-of-stream marker")
+        piece = unpacker.decompress(packed, min(most, _PIECE))
+        packed = unpacker.unconsumed_tail
+        most -= len(piece)
+        yield piece
+
+
+def _behind_zeros(stream: BinaryIO, rest: bytes) -> bytes:
+    """The next bytes that are not zero, if there are any."""
+    while not (rest := rest.lstrip(b"\0")):
+        if not (rest := stream.read(_PIECE)):
+            return b""
+    return rest
+
+
+_GZIP = 31  # zlib's number for a stream with gzip's header and checksum
+_PIECE = 1 << 20
 
 
 def _keep_good(images: NDArray[np.uint8], labels: NDArray[np.uint8], refusals: Refusals) -> Digits:
