@@ -84,9 +84,14 @@ def ending() -> Iterator[None]:
                 _require_said(out)
             if isinstance(error, typer.Abort) or hasattr(error, "exit_code"):
                 raise  # typer's own, which it tells of by itself
-            _show(error)
-            first = f"{type(error).__name__}: {_first_line(error)}"
-            raise fail(f"{first} ({TRACEBACK}=1 shows where)", FAILED) from error
+            raise unforeseen(error) from error
+
+
+def unforeseen(error: Exception) -> typer.Exit:
+    """Say in a line what nobody has foreseen; raise what comes back."""
+    _show(error)
+    first = f"{type(error).__name__}: {_first_line(error)}"
+    return fail(f"{first} ({TRACEBACK}=1 shows where)", FAILED)
 
 
 def _require_said(out: Tolerant) -> None:

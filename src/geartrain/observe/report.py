@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -82,7 +84,13 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
     ]
     out = run_folder / "report.html" if out is None else Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page(run_folder.resolve().name, sections), encoding="utf-8")
+    # In a file of its own first: what lies there may be a pipe, or a link to something else.
+    partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.partial")
+    try:
+        partial.write_text(page(run_folder.resolve().name, sections), encoding="utf-8")
+        os.replace(partial, out)
+    finally:
+        partial.unlink(missing_ok=True)
     return out
 
 

@@ -73,6 +73,8 @@ class PerfettoTrace(AbstractInstrument):
         """Open the file; name the process and the workers."""
         self.close()
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._path.exists():
+            open_regular(self._path).close()  # a pipe would be waited for
         self._file = self._path.open("w", encoding="utf-8")
         self._left, self._named = self._limit, set()
         clock = " (virtual time)" if event.runtime == "simulated" else ""
