@@ -1,7 +1,7 @@
 """Imports point down, and the three floors that decide neither wait nor touch the outside.
 
-    cli > recipes, baselines, train, data > observe | nn > runtime > engine > optim > ir > native
-    > errors
+    cli > recipes, baselines, train, data > observe | nn > runtime > engine > optim > ir > native,
+    files > errors, schema, bounds
 
 A floor may import floors below it and itself. On the sixth, recipes may use train and data,
 baselines may use recipes and data, and train may use data; observe and nn do not know each other.
@@ -17,7 +17,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "src" / "geartrain"
-FLOORS = {"errors": 0, "native": 1, "ir": 2, "optim": 3, "engine": 4, "runtime": 5}
+FLOORS = {
+    "errors": 0,
+    "schema": 0,
+    "bounds": 0,
+    "files": 1,
+    "native": 1,
+    "ir": 2,
+    "optim": 3,
+    "engine": 4,
+    "runtime": 5,
+}
 FLOORS |= {"observe": 6, "nn": 6}
 FLOORS |= {"data": 7, "train": 7, "recipes": 7, "baselines": 7}
 FLOORS |= {"cli": 8, "__main__": 9, "__init__": 9}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from geartrain.native import library
-from geartrain.native.steps import norm_of, scaled_
+from geartrain.native.steps import adagrad_step, adam_step, norm_of, scaled_
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -35,3 +35,31 @@ def test_what_is_not_for_c_is_left_to_torch() -> None:
         assert norm_of(some) is None
         assert not scaled_(some, 2.0)
     assert torch.equal(x, torch.ones(3, 4))
+
+
+NO_COUNTS = {
+    "of no elements": torch.empty(0),
+    "of two elements": torch.zeros(2),
+    "float64": torch.zeros((), dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("step", NO_COUNTS.values(), ids=NO_COUNTS)
+def test_steps_with_a_count_that_is_not_one_float32_are_left_to_torch(step: torch.Tensor) -> None:
+    w, g, m, v = (torch.full((3, 4), x) for x in (1.0, 0.5, 0.25, 0.125))
+    before = [x.clone() for x in (w, m, v, step)]
+    adam = {"rate": 0.1, "eps": 1e-8, "weight_decay": 0.0, "maximize": False}
+    assert not adam_step([w], [g], [m], [v], [step], betas=(0.9, 0.99), **adam)
+    assert not adagrad_step([w], [g], [v], [step], rate_decay=0.0, **adam)
+    assert all(torch.equal(x, y) for x, y in zip((w, m, v, step), before, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (4,), (0, 4), (12,)])
+def test_steps_with_state_of_another_shape_are_left_to_torch(shape: tuple[int, ...]) -> None:
+    w, g, step = torch.ones(3, 4), torch.ones(3, 4), torch.zeros(())
+    good, bad = torch.zeros(3, 4), torch.zeros(shape)
+    adam = {"rate": 0.1, "eps": 1e-8, "weight_decay": 0.0, "maximize": False}
+    for m, v in ((good, bad), (bad, good)):
+        assert not adam_step([w], [g], [m], [v], [step], betas=(0.9, 0.99), **adam)
+    assert not adagrad_step([w], [g], [bad], [step], rate_decay=0.0, **adam)
+    assert torch.equal(w, torch.ones(3, 4)) and not step

@@ -432,10 +432,20 @@ def test_missing_permission_is_explained(tmp_path: Path, monkeypatch: pytest.Mon
 
     write_checkpoint(tmp_path / "a", OLD, {})
     monkeypatch.setattr(Path, "open", denied)
+    monkeypatch.setattr(os, "open", denied)
     with pytest.raises(CheckpointError, match="a: cannot be read: Permission denied; change the"):
         read_checkpoint(tmp_path / "a")
     with pytest.raises(CheckpointError, match=r"previous checkpoint is intact.*Permission denied"):
         write_checkpoint(tmp_path / "a", NEW, {})
+
+
+def test_a_pipe_a_device_and_a_folder_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, kind in ((tmp_path / "pipe", "a pipe"), (Path("/dev/zero"), "a device")):
+        with pytest.raises(CheckpointError, match=f"it is {kind}, and a regular file was expected"):
+            read_checkpoint(path)
+    with pytest.raises(CheckpointError, match="it is a folder, and a regular file was expected"):
+        read_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize(

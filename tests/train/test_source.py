@@ -169,3 +169,14 @@ def test_a_list_that_draws_its_items_anew_is_told_the_epoch() -> None:
     source = Source(Deals())
     assert list(source.epoch(4)) == ["4.0", "4.1", "4.2"]
     assert list(source.epoch(2, start=1)) == ["2.1", "2.2"]
+
+
+@pytest.mark.parametrize("data", [list(range(10)), Numbers(10), loader(), Again()])
+def test_data_that_end_before_the_place_to_go_on_from_are_refused(data) -> None:
+    source = Source(data, convert=lambda item: item)
+    length = len(list(source.epoch(1)))
+    assert list(source.epoch(1, length)) == []
+    with pytest.raises(
+        gt.DataError, match=f"{length + 1} instances of this epoch .* the data have"
+    ):
+        source.epoch(1, length + 1)

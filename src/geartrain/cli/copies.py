@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Final, final
 
@@ -13,6 +14,9 @@ from geartrain.optim.replicas import EXCHANGES
 from geartrain.recipes.recipe import meant
 
 _SECONDS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "": 1.0}
+_SLOWEST: Final = 1e-6
+_FASTEST: Final = 1e6
+_LONGEST_S: Final = 1e6
 _BYTES: Final = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 
 
@@ -39,8 +43,11 @@ def parse_speeds(text: str | None, workers: int) -> tuple[float, ...]:
         speeds = [float(each) for each in ("1" if text is None else text).split(",")]
     except ValueError:
         speeds = []
-    if not speeds or min(speeds) <= 0:
-        raise ValueError(f"speeds {text}: write SPEED[,SPEED...] with positive numbers")
+    if not speeds or not all(_SLOWEST <= speed <= _FASTEST for speed in speeds):
+        raise ValueError(
+            f"speeds {text:.80}: write SPEED[,SPEED...] with positive numbers from {_SLOWEST:g} to "
+            f"{_FASTEST:g}"
+        )
     return tuple(speeds[k % len(speeds)] for k in range(workers))
 
 
@@ -54,13 +61,15 @@ def parse_link(text: str | None) -> tuple[float, float | None]:
         return 0.0, None
     found = re.fullmatch(r"([\d.e+-]+)(s|ms|us|ns)?,([\d.e+]+)([kMG])?(?:B(?:/s)?)?", text.strip())
     try:
-        if found is not None and float(found[3]) > 0 and float(found[1]) >= 0:
+        if found is not None:
             latency = float(found[1]) * _SECONDS[found[2] or ""]
-            return latency, float(found[3]) * _BYTES[found[4] or ""]
+            bandwidth = float(found[3]) * _BYTES[found[4] or ""]
+            if 0 <= latency <= _LONGEST_S and 0 < bandwidth < math.inf:
+                return latency, bandwidth
     except ValueError:
         pass
     raise ValueError(
-        f"--link {text}: write LATENCY,BANDWIDTH as seconds and bytes a second, such as "
+        f"--link {text[:80]}: write LATENCY,BANDWIDTH as seconds and bytes a second, such as "
         "50us,1.25GB or 0.0001,1e9"
     )
 

@@ -4,15 +4,21 @@
         ...
     with running(log):     the run itself: 1, and the traceback goes to the log
 
-What a user can mend is told in a line on standard error, without a traceback.
+    with ending():         around every command: whatever else there is, 1
+
+What has gone wrong is told in a line on standard error. A traceback is for the log; where there is
+none, ``GEARTRAIN_TRACEBACK=1`` shows it. Who closes standard output does not end a run; if what it
+was to say there was lost, a command that is done ends with 1 all the same.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import shutil
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,11 +26,13 @@ from typing import Final
 
 import typer
 
+from geartrain.cli.streams import Tolerant, tolerant
 from geartrain.errors import DataError, GeartrainError
 
 FAILED: Final = 1
 WRONG_USE: Final = 2
 INTERRUPTED: Final = 130
+TRACEBACK: Final = "GEARTRAIN_TRACEBACK"
 
 _log = logging.getLogger("geartrain.cli")
 
@@ -45,14 +53,65 @@ def command() -> str:
 
 @contextmanager
 def preparing() -> Iterator[None]:
-    """Refusals are wrong use; anything else is a bug of ours and passes, traceback and all."""
+    """Refusals are wrong use, and so is what asks for more than there is; the rest passes."""
     try:
         yield
+    except (typer.Exit, typer.Abort):
+        raise  # they are RuntimeErrors
     except (GeartrainError, ValueError) as error:
         raise fail(str(error), WRONG_USE) from error
     except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        raise fail(f"{place}{error.strerror or error}", WRONG_USE) from error
+        raise fail(_of_system(error), WRONG_USE) from error
+    except MemoryError as error:
+        raise fail(f"not enough memory for this: {_first_line(error)}", WRONG_USE) from error
+    except (RuntimeError, OverflowError) as error:  # torch's way to say so, of too deep nesting too
+        _show(error)
+        raise fail(f"{type(error).__name__}: {_first_line(error)}", WRONG_USE) from error
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """What comes through to here is told in a line, and standard output may go away."""
+    with tolerant() as out:
+        try:
+            yield
+            _require_said(out)
+        except OSError as error:
+            _show(error)
+            raise fail(_of_system(error), FAILED) from error
+        except Exception as error:
+            if isinstance(error, typer.Exit) and error.exit_code == 0:
+                _require_said(out)
+            if isinstance(error, typer.Abort) or hasattr(error, "exit_code"):
+                raise  # typer's own, which it tells of by itself
+            raise unforeseen(error) from error
+
+
+def unforeseen(error: Exception) -> typer.Exit:
+    """Say in a line what nobody has foreseen; raise what comes back."""
+    _show(error)
+    first = f"{type(error).__name__}: {_first_line(error)}"
+    return fail(f"{first} ({TRACEBACK}=1 shows where)", FAILED)
+
+
+def _require_said(out: Tolerant) -> None:
+    """Raises:
+    typer.Exit: Something of standard output was lost.
+    """
+    out.flush()
+    if out.lost is not None:
+        why = out.lost.strerror or out.lost
+        raise fail(f"standard output could not be written: {why}", FAILED) from out.lost
+
+
+def _of_system(error: OSError) -> str:
+    place = f"{error.filename}: " if error.filename else ""
+    return f"{place}{error.strerror or error}"
+
+
+def _show(error: Exception) -> None:
+    if os.environ.get(TRACEBACK, "0") not in ("", "0"):
+        traceback.print_exception(error)
 
 
 @contextmanager
@@ -78,4 +137,4 @@ def running(log: Path) -> Iterator[None]:
 
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else "no message"
+    return lines[0][:400] if lines else "no message"

@@ -10,12 +10,26 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, final
 
 import typer
+from typer.core import TyperGroup
+
+
+@final
+class _Commands(TyperGroup):
+    """Every command ends as ``geartrain.cli.exits`` says, whatever comes of it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        from geartrain.cli.exits import ending
+
+        with ending():
+            return super().invoke(ctx)
+
 
 app = typer.Typer(
     name="geartrain",
+    cls=_Commands,
     help="Asynchronous model-parallel training of networks that follow their data.",
     no_args_is_help=True,
     add_completion=False,

@@ -8,14 +8,29 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Annotated, Any, final
 
 import numpy as np
 import torch
 
+from geartrain.bounds import (
+    ACTIVE,
+    COPIES,
+    COUNT,
+    EPOCHS,
+    MOST_ACTIVE,
+    MOST_COPIES,
+    MOST_COUNT,
+    MOST_EPOCHS,
+    MOST_SEED,
+    MOST_WORKERS,
+    SEED,
+    WORKERS,
+    require_at_most,
+)
 from geartrain.cli.copies import parse_link, parse_speeds, require_mixer
 from geartrain.data.points import require_evaluate_every
 from geartrain.errors import DataError
@@ -23,10 +38,11 @@ from geartrain.ir.precision import Precision, require_precision
 from geartrain.native.transfer import require_device
 from geartrain.optim.replicas import Neighbours
 from geartrain.optim.topology import topology_of
-from geartrain.recipes import Recipe, Setting, Value
+from geartrain.recipes import Recipe, Setting, Value, find_recipe
 from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.simulated import Costs, Simulated
 from geartrain.runtime.threads import Threads
+from geartrain.schema import Mismatch, NotNegative, Range, read
 from geartrain.train.results import Target
 
 RUNTIMES = ("threads", "simulated")
@@ -65,7 +81,7 @@ class Settings:
     max_active: int
     update_every: int
     epochs: int
-    seed: int
+    seed: Annotated[int, Range(0, MOST_SEED)]
     until: str | None
     checkpoint_every: int | None
     evaluate_every: float | None
@@ -77,7 +93,7 @@ class Settings:
     mixer: str | None = None
     speeds: str | None = None
     link: str | None = None
-    costs: Mapping[str, Sequence[float]] | None = None
+    costs: Mapping[str, tuple[NotNegative, NotNegative]] | None = None
 
     def make_runtime(self) -> AbstractRuntime:
         """The runtime of this name and size."""
@@ -219,21 +235,22 @@ def settings_from_json(config: Mapping[str, Any]) -> Settings:
     """What ``config_of`` made.
 
     Raises:
-        DataError: A key is missing.
+        DataError: A key is missing, or a value of another type.
+        ValueError: There is no such recipe, or it cannot be trained so.
     """
-    names = [f.name for f in fields(Settings)]
     stored = config.get("settings")
     if isinstance(stored, Mapping):
-        # Of runs from before there was a choice.
-        later = dict.fromkeys(("device", "topology", "mixer", "speeds", "link", "costs"))
-        stored = {"precision": "full", **later, **stored}
-    if not isinstance(stored, Mapping) or (missing := [n for n in names if n not in stored]):
-        what = "settings" if not isinstance(stored, Mapping) else ", ".join(missing)
+        stored = {"precision": "full", "device": None, **stored}  # from before there was a choice
+    try:
+        settings = read(Settings, stored, "settings")
+    except Mismatch as error:
         raise DataError(
-            f"the run's config.json lacks {what}; it was made by another version of geartrain "
-            f"({config.get('versions')}), which can read it"
-        )
-    return Settings(**{name: stored[name] for name in names})
+            f"the run's config.json is not one of ours: {error}; restore it, or read it with the "
+            f"version of geartrain that made it ({config.get('versions')!r:.200})"
+        ) from error
+    # The device is looked at when it is known which: a run may go on, on another.
+    require_settings(find_recipe(settings.recipe), replace(settings, device=None))
+    return settings
 
 
 def config_of(settings: Settings, data: Path | None, version: str) -> dict[str, Any]:
@@ -254,9 +271,11 @@ def require_settings(recipe: Recipe, settings: Settings) -> None:
     """Refuse what cannot be trained.
 
     Raises:
-        ValueError: An unknown runtime, precision or metric, a device that is not here, or more
-            copies than workers or than the recipe can have.
+        ValueError: A number out of range, an unknown option, runtime, precision or metric, a device
+            that is not here, or more copies than workers or than the recipe can have.
     """
+    _require_numbers(settings)
+    recipe.require_options(settings.options)
     if settings.runtime not in RUNTIMES:
         raise ValueError(f"--runtime {settings.runtime}: expected one of {', '.join(RUNTIMES)}")
     if settings.until is not None:
@@ -284,6 +303,23 @@ def require_settings(recipe: Recipe, settings: Settings) -> None:
             f"worker of its own; give --workers {settings.replicas} or more"
         )
     require_evaluate_every(settings.evaluate_every)
+
+
+def _require_numbers(settings: Settings) -> None:
+    for name, least, most, why in (
+        ("replicas", 1, MOST_COPIES, COPIES),  # first, as there are as many workers
+        ("workers", 1, MOST_WORKERS, WORKERS),
+        ("max_active", 1, MOST_ACTIVE, ACTIVE),
+        ("update_every", 1, MOST_COUNT, COUNT),
+        ("epochs", 1, MOST_EPOCHS, EPOCHS),
+        ("seed", 0, MOST_SEED, SEED),
+        ("checkpoint_every", 1, MOST_COUNT, COUNT),
+    ):
+        value, said = getattr(settings, name), f"--{name.replace('_', '-')}"
+        if value is not None and value < least:
+            raise ValueError(f"{said} {value}: give {least} or more")
+        if value is not None:
+            require_at_most(f"{said} {value}", value, most, why)
 
 
 def told(name: str, value: Value) -> str:

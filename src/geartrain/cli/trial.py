@@ -24,7 +24,7 @@ import torch
 import typer
 
 from geartrain.baselines import PEERS, Baseline, Terms
-from geartrain.cli.exits import FAILED, INTERRUPTED, WRONG_USE, fail, preparing
+from geartrain.cli.exits import FAILED, INTERRUPTED, WRONG_USE, fail, preparing, unforeseen
 from geartrain.cli.settings import Settings
 from geartrain.cli.train import finite, peak_rss_mib, staleness_over
 from geartrain.engine.controller import Ramp
@@ -176,6 +176,8 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except Exception as error:
+        raise SystemExit(unforeseen(error).exit_code) from error
 
 
 if __name__ == "__main__":

@@ -40,10 +40,13 @@ from typing import Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
+from geartrain.data import limits
 from geartrain.data.folder import find_data
 from geartrain.data.policy import Policy, Refusals
 from geartrain.errors import DataError
+from geartrain.files import read_bytes
 
+LONGEST = 1000  # characters of a line; sentences have some 50
 DIRECTIONS = ("north", "south", "east", "west")
 
 
@@ -221,6 +224,12 @@ def parse_story(lines: list[tuple[int, str]], task: Task) -> Story:
     facts: list[Fact] = []
     questions: list[Question] = []
     for place, (number, line) in enumerate(lines, 1):
+        if len(line) > LONGEST:
+            raise DataError(
+                f"the line has {len(line)} characters; expected {LONGEST} at most. See whether "
+                "line ends were lost",
+                line=number,
+            )
         sentence, *rest = _numbered(line, place, number).split("\t")
         if not rest:
             facts.append(_fact(sentence.strip(), task, number))
@@ -371,7 +380,7 @@ def _stories(path: Path) -> list[list[tuple[int, str]]]:
 
 def _read(path: Path) -> str:
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, limits.most(limits.LINES), limits.REMEDY)
     except OSError as error:
         raise DataError(
             f"cannot be read: {error.strerror}; expected a text file of stories. Check name and "

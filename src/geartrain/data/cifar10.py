@@ -13,8 +13,6 @@ Source: Krizhevsky 2009; the augmentation is that of Lee et al. 2015, arXiv:1409
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, final
@@ -25,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.data.folder import find_data
+from geartrain.data.npz import read_npz
 from geartrain.data.policy import Policy, Refusals
 from geartrain.errors import DataError
 
@@ -80,34 +79,10 @@ def load_cifar10(
         raise ValueError(f"split is {split!r}; expected 'train' or 'test'")
     path = find_data(folder, FILE) / FILE
     x, y = f"x_{split}", f"y_{split}"
-    arrays = _read(path, (x, y, "classes"))
+    arrays = read_npz(path, (x, y, "classes"), "geartrain.data.cifar10")
     _check(arrays[x], arrays[y], arrays["classes"], x, y, path)
     classes = tuple(str(name) for name in arrays["classes"])
     return _keep_good(arrays[x], arrays[y], classes, Refusals(policy, path), y)
-
-
-def _read(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
-    try:
-        # Opened here, as numpy leaves its own handle open when the archive is damaged.
-        with path.open("rb") as stream:
-            file = np.load(stream, allow_pickle=False)
-            if isinstance(file, np.ndarray):
-                raise ValueError("it holds a single array")
-            with file:
-                arrays = {name: file[name] for name in names if name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"no readable npz file: {error}; expected the arrays {', '.join(names)}, no pickled "
-            "objects. Write it with numpy.savez_compressed, or fetch it anew",
-            path=path,
-        ) from error
-    if absent := [name for name in names if name not in arrays]:
-        raise DataError(
-            f"no array {', '.join(absent)}; expected {', '.join(names)}. See the docstring of "
-            "geartrain.data.cifar10 for their meaning",
-            path=path,
-        )
-    return arrays
 
 
 def _check(

@@ -82,12 +82,15 @@ def _contents(needed: tuple[str, ...]) -> str:
 
 def _fault(folder: Path, name: str) -> str | None:
     file = folder / name
-    if not file.exists():
-        return f"{name} is missing"
-    if not file.is_file():
-        return f"{name} is not a regular file"
-    if file.stat().st_size == 0:
-        return f"{name} is empty"
+    try:
+        if not file.exists():
+            return f"{name} is missing"
+        if not file.is_file():
+            return f"{name} is not a regular file"
+        if file.stat().st_size == 0:
+            return f"{name} is empty"
+    except OSError as error:
+        return f"{name} cannot be looked at ({error.strerror})"
     return None
 
 

@@ -12,19 +12,22 @@ Source: LeCun, Bottou, Bengio, Haffner 1998.
 
 from __future__ import annotations
 
-import gzip
 import math
+import os
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, final
+from typing import BinaryIO, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from geartrain.data import limits
 from geartrain.data.folder import find_data
 from geartrain.data.policy import Policy, Refusals
 from geartrain.errors import DataError
+from geartrain.files import open_regular, require_size
 
 SIDE = 28
 CLASSES = 10
@@ -98,46 +101,54 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
 
     Raises:
         DataError: The file cannot be read or is cut, is no gzip, has another magic number, or
-            more or fewer values than its sizes say. The message gives the byte.
+            more or fewer values than its sizes say; or these say more than is read
+            (``geartrain.data.limits``). The message gives the byte.
     """
-    content = _unzip(path)
+    start = 4 + 4 * dimensions
+    header = _unzip(path, start)
     magic = bytes((0, 0, 8, dimensions))
-    if content[:4] != magic:
+    if header[:4] != magic:
         raise DataError(
-            f"magic number (bytes 0 to 3) is 0x{content[:4].hex()}; expected 0x{magic.hex()}: "
+            f"magic number (bytes 0 to 3) is 0x{header[:4].hex()}; expected 0x{magic.hex()}: "
             f"unsigned bytes in {dimensions} dimension{'s' if dimensions > 1 else ''}. See whether "
             "the images and labels files were exchanged, or fetch the file anew",
             path=path,
         )
-    start = 4 + 4 * dimensions
-    if len(content) < start:
+    if len(header) < start:
         raise DataError(
-            f"the content ends at byte {len(content)}, inside the header; expected {start} bytes "
+            f"the content ends at byte {len(header)}, inside the header; expected {start} bytes "
             "of header. Fetch the file anew",
             path=path,
         )
-    shape = tuple(int(size) for size in np.frombuffer(content, ">u4", dimensions, 4))
+    shape = tuple(int(size) for size in np.frombuffer(header, ">u4", dimensions, 4))
     expected = start + math.prod(shape)
+    require_size(expected, limits.most(limits.ARRAYS), path, limits.REMEDY)
+    # A little more than is wanted, to see whether the file ends there.
+    content = _unzip(path, expected + 4096)
     if len(content) != expected:
         fault = "is cut" if len(content) < expected else "goes on too long"
+        ends = "goes on past" if len(content) == expected + 4096 else "ends at"
         raise DataError(
-            f"the content {fault}: it ends at byte {len(content)}; expected byte {expected} for "
+            f"the content {fault}: it {ends} byte {len(content)}; expected byte {expected} for "
             f"sizes {' x '.join(map(str, shape))}. Fetch the file anew",
             path=path,
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
 
 
-def _unzip(path: Path) -> bytes:
+def _unzip(path: Path, most: int) -> bytearray:
+    """So many bytes of the content, or all that there are."""
     content = bytearray()
     try:
-        with gzip.open(path) as file:
-            # In pieces, so that an error can tell how far the file was good.
-            while piece := file.read(1 << 20):
+        with open_regular(path) as stream:
+            allowed = limits.most(limits.ARRAYS)
+            require_size(os.fstat(stream.fileno()).st_size, allowed, path, limits.REMEDY)
+            for piece in _unzipped(stream, most):
                 content += piece
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (EOFError, zlib.error) as error:
+        what = str(error).replace("incorrect data check", "its CRC is wrong")  # zlib's word for it
         raise DataError(
-            f"no whole gzip file: {error} (after {len(content)} bytes of content); expected a "
+            f"no whole gzip file: {what} (after {len(content)} bytes of content); expected a "
             "gzipped idx file. Fetch it anew, or compress it with gzip if it is not compressed",
             path=path,
         ) from error
@@ -147,7 +158,41 @@ def _unzip(path: Path) -> bytes:
             "permissions",
             path=path,
         ) from error
-    return bytes(content)
+    return content
+
+
+def _unzipped(stream: BinaryIO, most: int) -> Iterator[bytes]:
+    """So many bytes in pieces, so that an error can tell how far the file was good.
+
+    Not by ``gzip``, which reads zeros behind the end byte by byte, however many there are.
+
+    Raises:
+        EOFError, zlib.error: The file is cut or damaged.
+    """
+    unpacker, packed = zlib.decompressobj(_GZIP), b""
+    while most:
+        if unpacker.eof:
+            if not (packed := _behind_zeros(stream, unpacker.unused_data)):
+                return
+            unpacker = zlib.decompressobj(_GZIP)
+        if not packed and not (packed := stream.read(_PIECE)):
+            raise EOFError("it ends before its end-of-stream marker")
+        piece = unpacker.decompress(packed, min(most, _PIECE))
+        packed = unpacker.unconsumed_tail
+        most -= len(piece)
+        yield piece
+
+
+def _behind_zeros(stream: BinaryIO, rest: bytes) -> bytes:
+    """The next bytes that are not zero, if there are any."""
+    while not (rest := rest.lstrip(b"\0")):
+        if not (rest := stream.read(_PIECE)):
+            return b""
+    return rest
+
+
+_GZIP = 31  # zlib's number for a stream with gzip's header and checksum
+_PIECE = 1 << 20
 
 
 def _keep_good(images: NDArray[np.uint8], labels: NDArray[np.uint8], refusals: Refusals) -> Digits:

@@ -29,8 +29,6 @@ Source: Ramakrishnan, Dral, Rupp, von Lilienfeld, Sci. Data 1, 140022 (2014).
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geartrain.data.folder import find_data
+from geartrain.data.npz import read_npz
 from geartrain.data.policy import Policy, Refusals
 from geartrain.errors import DataError
 
@@ -48,6 +47,7 @@ SYMBOLS = {1: "H", 6: "C", 7: "N", 8: "O", 9: "F"}
 ELEMENTS = np.array(sorted(SYMBOLS), dtype=np.int64)
 BONDS = ("single", "conjugated", "double", "triple")
 REACH, REACH_OF_CARBON = 1.3, 1.15  # times the sum of the covalent radii
+MOST_ATOMS = 1000  # of a molecule, whose atoms are compared pair by pair; QM9 has up to 29
 NEAREST = 0.4  # Angstrom; no two nuclei are nearer, H2 has 0.74
 ORDER_CUTS = (1.25, 1.75, 2.5)
 
@@ -147,7 +147,8 @@ def load_qm9(
     if limit is not None and limit < 1:
         raise ValueError(f"limit is {limit}; it must be at least 1, or None for all")
     path = find_data(folder, FILE) / FILE
-    arrays = _read(path)
+    arrays = read_npz(path, _SHAPES, "geartrain.data.qm9")
+    _check_shapes(arrays, path)
     records = len(arrays["id"]) if limit is None else min(limit, len(arrays["id"]))
     offsets = np.concatenate(([0], np.cumsum(arrays["n_atoms"][:records], dtype=np.int64)))
     refusals = Refusals(policy, path)
@@ -262,27 +263,6 @@ def _bond_type(
     return kind
 
 
-def _read(path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        # Opened here, as numpy leaves its own handle open when the archive is damaged.
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in _SHAPES if name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"no readable npz file: {error}; expected the arrays {', '.join(_SHAPES)}, no pickled "
-            "objects. Write it with numpy.savez_compressed, or fetch it anew",
-            path=path,
-        ) from error
-    if absent := [name for name in _SHAPES if name not in arrays]:
-        raise DataError(
-            f"no array {', '.join(absent)}; expected {', '.join(_SHAPES)}. See the docstring of "
-            "geartrain.data.qm9 for their meaning",
-            path=path,
-        )
-    _check_shapes(arrays, path)
-    return arrays
-
-
 _SHAPES = ("id", "n_atoms", "Z", "R", "mu")
 
 
@@ -305,14 +285,14 @@ def _check_shapes(arrays: dict[str, NDArray[Any]], path: Path) -> None:
                 f"molecules and Z {a} atoms. Write the arrays from one list of molecules",
                 path=path,
             )
-    if m and arrays["n_atoms"].min() < 0:
-        record = int(arrays["n_atoms"].argmin())
-        raise DataError(
-            f"n_atoms is {arrays['n_atoms'][record]}; expected at least 1 for every molecule. "
-            "Write the arrays from one list of molecules",
-            path=path,
-            line=record + 1,
-        )
+    for record in (arrays["n_atoms"].argmin(), arrays["n_atoms"].argmax()) if m else ():
+        if not 0 <= arrays["n_atoms"][record] <= a:
+            raise DataError(
+                f"n_atoms is {arrays['n_atoms'][record]}; expected at least 1 for every molecule, "
+                f"and at most the {a} of Z. Write the arrays from one list of molecules",
+                path=path,
+                line=int(record) + 1,
+            )
     counted = int(arrays["n_atoms"].sum(dtype=np.int64))
     if counted != a or not m:
         raise DataError(
@@ -327,16 +307,20 @@ def _refuse_arrays(
 ) -> NDArray[np.bool_]:
     records, atoms = len(offsets) - 1, int(offsets[-1])
     owner = np.repeat(np.arange(records), np.diff(offsets))
-    Z, R, mu = arrays["Z"][:atoms], arrays["R"][:atoms], arrays["mu"][:records]
+    Z = arrays["Z"][:atoms]
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused below
+        R = arrays["R"][:atoms].astype(np.float32)
+        mu = arrays["mu"][:records].astype(np.float32)
     strange = np.bincount(owner[~np.isin(Z, ELEMENTS)], minlength=records)
     unplaced = np.bincount(owner[~np.isfinite(R).all(1)], minlength=records)
-    empty = np.diff(offsets) <= 0
+    empty = (np.diff(offsets) <= 0) | (np.diff(offsets) > MOST_ATOMS)
     unmeasured = ~(np.isfinite(mu) & (mu >= 0))
     bad = empty | (strange > 0) | (unplaced > 0) | unmeasured
     for record in np.flatnonzero(bad).tolist():
         here = slice(int(offsets[record]), int(offsets[record + 1]))
         if empty[record]:
-            fault = f"has {arrays['n_atoms'][record]} atoms; expected at least one"
+            n = arrays["n_atoms"][record]
+            fault = f"has {n} atoms; expected at least one, and at most {MOST_ATOMS}"
         elif strange[record]:
             first = int(np.flatnonzero(~np.isin(Z[here], ELEMENTS))[0])
             known = ", ".join(f"{number} {name}" for number, name in SYMBOLS.items())

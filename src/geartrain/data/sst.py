@@ -25,9 +25,12 @@ from typing import Literal, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from geartrain.data import limits
 from geartrain.data.folder import find_data
 from geartrain.data.policy import Policy, Refusals
 from geartrain.errors import DataError
+from geartrain.files import read_bytes
+from geartrain.schema import Mismatch, parsed
 
 UNKNOWN = "<unk>"
 CLASSES = 5
@@ -138,12 +141,11 @@ class Vocabulary:
             DataError: Not JSON, or not of that form.
         """
         try:
-            value = json.loads(text)
-        except json.JSONDecodeError as error:
+            value = parsed(text, "it")
+        except Mismatch as error:
             raise DataError(
-                f"vocabulary: no JSON at column {error.colno}: {error.msg}; expected "
-                '{"words": [...]}. Write it with Vocabulary.to_json',
-                line=error.lineno,
+                f'vocabulary: {error}; expected {{"words": [...]}}. Write it with '
+                "Vocabulary.to_json"
             ) from None
         words = value.get("words") if isinstance(value, dict) else None
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
@@ -383,7 +385,7 @@ def _parse_lines(path: Path, policy: Policy) -> tuple[list[ParsedTree], int]:
 
 def _lines(path: Path) -> list[bytes]:
     try:
-        return path.read_bytes().split(b"\n")
+        return read_bytes(path, limits.most(limits.LINES), limits.REMEDY).split(b"\n")
     except OSError as error:
         raise DataError(
             f"cannot be read: {error.strerror}; expected a text file of trees, one a line. "

@@ -18,20 +18,25 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, final, overload
+from typing import Final, final, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from geartrain.data import limits
 from geartrain.data.folder import find_data
 from geartrain.data.minibatches import minibatch
 from geartrain.errors import DataError
+from geartrain.files import read_bytes
 from geartrain.ir.instance import Instance
+from geartrain.schema import parsed
 
 FILE: Final = "text/tinyshakespeare.txt"
 TRAINING: Final = 0.9  # share of the characters
 LEAST: Final = 100  # characters of a text that can be cut in two
+
+LONGEST: Final = 10_000  # characters of a token
 
 _WORD: Final = re.compile(r" ?\w+| ?[^\w\s]+|\s")  # leaves nothing out
 _GAP: Final = -1  # between words
@@ -60,11 +65,12 @@ def load_text(folder: Path | None = None) -> Text:
         folder: The data folder, which holds ``text/``; None takes ``$GEARTRAIN_DATA``.
 
     Raises:
-        DataError: The file is missing, no UTF-8, holds a NUL character, or is too short.
+        DataError: The file is missing, too large (``geartrain.data.limits``), no UTF-8, holds a NUL
+            character, or is too short.
     """
     path = find_data(folder, FILE) / FILE
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, limits.most(limits.TEXT), limits.REMEDY)
     except OSError as error:
         raise DataError(
             f"cannot be read: {error.strerror}; expected a text in UTF-8. Check name and "
@@ -111,7 +117,8 @@ class Tokens:
         merges: Pairs of ids, each of which becomes the next id.
 
     Raises:
-        DataError: A character comes twice, or a pair names an id that is not there yet.
+        DataError: A character comes twice, a pair names an id that is not there yet, or a token
+            stands for more than ``LONGEST`` characters.
     """
 
     alphabet: str
@@ -124,11 +131,18 @@ class Tokens:
                 f"{len(set(self.alphabet))} differ; expected one or more, each once. Build it with "
                 "Tokens.characters or Tokens.pairs"
             )
+        lengths = [1] * len(self.alphabet)
         for number, pair in enumerate(self.merges, len(self.alphabet)):
             if len(pair) != 2 or not all(0 <= each < number for each in pair):
                 raise DataError(
                     f"tokens: id {number} is merged of {pair}; expected two ids below {number}. "
                     "Build it with Tokens.pairs"
+                )
+            lengths.append(lengths[pair[0]] + lengths[pair[1]])
+            if lengths[-1] > LONGEST:  # each merge may double it
+                raise DataError(
+                    f"tokens: id {number} stands for {lengths[-1]} characters; expected {LONGEST} "
+                    "at most. Build it with Tokens.pairs"
                 )
 
     def __len__(self) -> int:
@@ -210,7 +224,7 @@ class Tokens:
             DataError: It is something else.
         """
         try:
-            found: Any = json.loads(text)
+            found = parsed(text, "it")
             alphabet, merges = found["alphabet"], found["merges"]
             pairs = tuple((int(left), int(right)) for left, right in merges)
         except (ValueError, TypeError, KeyError) as error:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from geartrain.bounds import ACTIVE, MOST_ACTIVE, MOST_ROWS, ROWS, require_at_most
 from geartrain.engine.controller import AbstractRamp, ControllerState, Ramp
 from geartrain.engine.instrument import AbstractMeter
 from geartrain.engine.mailbox import AbstractPolicy, Sweeps
@@ -75,6 +76,8 @@ class Settings:
             raise ValueError(
                 f"Settings(max_active={self.max_active}, max_rows={self.max_rows}): give 1 or more"
             )
+        require_at_most(f"max_active={self.max_active}", self.max_active, MOST_ACTIVE, ACTIVE)
+        require_at_most(f"max_rows={self.max_rows}", self.max_rows, MOST_ROWS, ROWS)
 
 
 @final

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, final
+from typing import Annotated, Final, Literal, TypeAlias, final
 
 import numpy as np
 import torch
@@ -44,6 +44,7 @@ from geartrain.ir.message import (
 )
 from geartrain.ir.node import AbstractNode, Emission, Memory, Place
 from geartrain.ir.rows import RowStore
+from geartrain.schema import Count, Mismatch, Range, read
 
 Draw: TypeAlias = Literal["newest", "least_used", "uniform"]
 REPLAY: Final = "replay"
@@ -158,24 +159,96 @@ class ReplayBuffer:
         """Put back what ``memory`` gave; of more than fit, the newest.
 
         Raises:
-            CheckpointError: Something is missing in it.
+            CheckpointError: It is damaged.
         """
         tensors, document = memory
+        kept = require_memory(tensors, document, self.node)
         self.entries.clear()
-        try:
-            for i, e in enumerate(document["entries"]):
-                rows = None if e["rows"] is None else np.array([e["rows"]], np.int64)
-                payload = tuple(tensors[f"{i}/{j}"] for j in range(e["width"]))
-                self.entries.append(Entry(e["minibatch"], payload, rows, e["uses"]))
-        except (KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"the buffer of '{self.node}' is damaged ({type(error).__name__}: {error}); use "
-                "another checkpoint of the run"
-            ) from error
+        for i, e in enumerate(kept.entries):
+            rows = None if e.rows is None else np.array([e.rows], np.int64)
+            payload = tuple(tensors[f"{i}/{j}"] for j in range(e.width))
+            self.entries.append(Entry(e.minibatch, payload, rows, e.uses))
+
+    def require_like(self, entry: Entry) -> None:
+        """Refuse stored messages that are not like this one, which has just come.
+
+        Raises:
+            CheckpointError: One has other tensors.
+        """
+        wanted = _kind(entry)
+        for other in self.entries:
+            if _kind(other) != wanted:
+                raise CheckpointError(
+                    f"the buffer of '{self.node}' holds {_described(other)}, and what comes there "
+                    f"is {_described(entry)}; the checkpoint is of another graph or other data: "
+                    "load it with weights_only=True"
+                )
 
     def nbytes(self) -> int:
         """Bytes of the stored tensors."""
         return sum(x.nelement() * x.element_size() for e in self.entries for x in e.payload)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """An ``Entry`` as JSON has it.
+
+    Args:
+        minibatch, uses: As there.
+        width: Tensors.
+        rows: Of a bundle.
+    """
+
+    minibatch: Count
+    uses: Count
+    width: Annotated[int, Range(1, 1000)]
+    rows: Count | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StoredBuffer:
+    """The messages of a buffer as JSON has them."""
+
+    entries: Sequence[StoredEntry]
+
+
+def require_memory(
+    tensors: Mapping[str, torch.Tensor], document: object, node: str
+) -> StoredBuffer:
+    """What ``ReplayBuffer.memory`` gave.
+
+    Raises:
+        CheckpointError: It is something else.
+    """
+    try:
+        kept = read(StoredBuffer, document, f"the buffer of '{node}'")
+        expected = {f"{i}/{j}" for i, e in enumerate(kept.entries) for j in range(e.width)}
+        if expected != tensors.keys():
+            differing = sorted(expected ^ tensors.keys())
+            raise Mismatch(f"the buffer of '{node}' has or lacks tensors {differing[:3]}")
+        for i, e in enumerate(kept.entries):
+            rows = 1 if e.rows is None else e.rows
+            for j in range(e.width):
+                shape = tuple(tensors[f"{i}/{j}"].shape)
+                if shape[:1] != (rows,):
+                    raise Mismatch(
+                        f"the buffer of '{node}': tensor {i}/{j} has shape {shape}, expected {rows}"
+                        " rows"
+                    )
+    except Mismatch as error:
+        raise CheckpointError(f"{error}; use another checkpoint of the run") from error
+    return kept
+
+
+def _kind(entry: Entry) -> tuple[object, ...]:
+    return entry.lengths is None, *((x.dtype, x.dim()) for x in entry.payload)
+
+
+def _described(entry: Entry) -> str:
+    what = "a row" if entry.lengths is None else "a bundle"
+    return f"{what} of " + ", ".join(f"{x.dtype} {tuple(x.shape)}" for x in entry.payload)
 
 
 @final
@@ -207,6 +280,7 @@ class ReplayNode(AbstractNode):
         self.buffer = ReplayBuffer(rule, place.name)
         self._rows = RowStore(place.name, ())
         self._open: dict[int, _Open] = {}
+        self._recalled = False  # and not yet compared with what comes
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         if not train or not self._rule.times:
@@ -223,7 +297,11 @@ class ReplayNode(AbstractNode):
         slot = one.state[INSTANCE].copy()
         minibatch = int(self.place.arena.serial[slot[0]])
         payload = tuple(_kept(x, one.index) for x in one.payload)
-        self.buffer.put(Entry(minibatch, payload, one.lengths, int(self._rule.fresh)))
+        entry = Entry(minibatch, payload, one.lengths, int(self._rule.fresh))
+        if self._recalled:
+            self.buffer.require_like(entry)
+            self._recalled = False
+        self.buffer.put(entry)
         row = self._rows.allocate(1)
         opened = _Open(minibatch, slot, one.state, one.origin if self._rule.fresh else None)
         self._open[row] = opened
@@ -281,6 +359,7 @@ class ReplayNode(AbstractNode):
 
     def recall(self, memory: Memory) -> None:
         self.buffer.recall(memory)
+        self._recalled = True
 
 
 def _kept(x: torch.Tensor, index: IntArray | None) -> torch.Tensor:

@@ -62,7 +62,7 @@ def adam_step(
     """
     tensors = [*weights, *gradients, *means, *squares]
     run = _function("adam", tensors)
-    if run is None or any(s.dtype is not torch.float32 or not s.is_cpu for s in steps):
+    if run is None or not _are_counts(steps):
         return False
     columns = zip(weights, gradients, means, squares, steps, strict=True)
     words: list[int] = []
@@ -101,7 +101,7 @@ def adagrad_step(
     """
     values = [g._values() if g.is_sparse else g for g in gradients]
     run = _function("adagrad", [*weights, *values, *sums])
-    if run is None or any(s.dtype is not torch.float32 or not s.is_cpu for s in steps):
+    if run is None or not _are_counts(steps):
         return False
     words: list[int] = []
     held: list[Tensor] = []
@@ -113,8 +113,10 @@ def adagrad_step(
             which = g._indices()
             if which.shape[0] != 1 or not which.is_contiguous():
                 return False
-            held.append(which)
             n, limit = which.shape[1], w.shape[0]
+            if v.shape != (n, *w.shape[1:]):
+                return False
+            held.append(which)
             rows, shape = which.data_ptr(), (n, w.numel() // limit if limit else 0, limit)
         words += (w.data_ptr(), v.data_ptr(), s.data_ptr(), t.data_ptr(), rows, *shape)
     jobs = pack(f"{len(words)}q", *words)
@@ -146,6 +148,11 @@ def _function(name: str, tensors: Sequence[Tensor]) -> Function | None:
             return None
         entries += x.numel()
     return typed[name][entries > _FREE]
+
+
+def _are_counts(steps: Sequence[Tensor]) -> bool:
+    """Whether each is one float32 on the host, where C reads and writes it."""
+    return all(s.dtype is torch.float32 and s.is_cpu and s.numel() == 1 for s in steps)
 
 
 def _entries(tensors: Sequence[Tensor]) -> bytes:

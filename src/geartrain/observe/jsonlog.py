@@ -30,8 +30,11 @@ from geartrain.engine.instrument import (
     RunStarted,
 )
 from geartrain.errors import DataError
+from geartrain.files import open_regular, read_bytes
+from geartrain.schema import Mismatch, parsed
 
 _PROGRESS_INTERVAL_S: Final = 1.0
+_MOST_BYTES: Final = 1 << 30
 
 
 @final
@@ -99,10 +102,12 @@ def read_json_log(path: Path | str) -> list[dict[str, Any]]:
     """Read what ``JsonLog`` wrote; a last line that was cut off is left out.
 
     Raises:
-        DataError: Any other line is not a JSON object with a key ``event``.
-        OSError: The file cannot be read.
+        DataError: Any other line is not a JSON object with a key ``event``, or the file is too
+            large for a log of this kind.
+        OSError: The file cannot be read, or is no regular file.
     """
-    lines = Path(path).read_bytes().split(b"\n")
+    content = read_bytes(path, _MOST_BYTES, "a run writes some megabytes: see what wrote this")
+    lines = content.split(b"\n")
     events: list[dict[str, Any]] = []
     for at, line in enumerate(lines, start=1):
         if not line.strip():
@@ -122,8 +127,8 @@ def read_json_log(path: Path | str) -> list[dict[str, Any]]:
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
-        value = json.loads(line)
-    except ValueError:  # JSON or UTF-8: the caller knows whether that is an error here
+        value = parsed(line, "the line")
+    except Mismatch:  # the caller knows whether that is an error here
         return None
     return value if isinstance(value, dict) and "event" in value else None
 
@@ -132,6 +137,7 @@ def _cut_torn_line(path: Path) -> None:
     """Make the file end with a whole line, or be empty."""
     if not path.exists():
         return
+    open_regular(path).close()
     with path.open("r+b") as file:
         content = file.read()
         whole = content.rfind(b"\n") + 1

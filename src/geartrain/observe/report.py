@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any, Final, final
 
 from geartrain.engine.instrument import EpochEnded, Exchanged, Progress, RunEnded, RunStarted
 from geartrain.errors import DataError
+from geartrain.files import read_bytes
 from geartrain.observe.charts import (
     Bars,
     Curve,
@@ -42,9 +45,11 @@ from geartrain.observe.figures import (
 from geartrain.observe.jsonlog import read_json_log
 from geartrain.observe.page import page, section, table, wide
 from geartrain.observe.timeline import Timeline, batch_size_label, read_timeline
+from geartrain.schema import Mismatch, parsed, read
 
 _EVENTS: Final = (RunStarted, Progress, Exchanged, EpochEnded, RunEnded)
 _KINDS: Final = {kind.__name__: kind for kind in _EVENTS}
+_MOST_BYTES: Final = 64 << 20  # of a file that is shown as it is
 _STALENESS_BARS: Final = 24
 _RUNNING_POINTS: Final = 400
 
@@ -79,7 +84,13 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
     ]
     out = run_folder / "report.html" if out is None else Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page(run_folder.resolve().name, sections), encoding="utf-8")
+    # In a file of its own first: what lies there may be a pipe, or a link to something else.
+    partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.partial")
+    try:
+        partial.write_text(page(run_folder.resolve().name, sections), encoding="utf-8")
+        os.replace(partial, out)
+    finally:
+        partial.unlink(missing_ok=True)
     return out
 
 
@@ -98,11 +109,11 @@ class _History:
         """Take the next event in.
 
         Raises:
-            KeyError: The event lacks a field.
+            Mismatch: The event lacks a field, or one is of another type.
         """
-        kind = _KINDS.get(event["event"])
-        for missing in {f.name for f in fields(kind)} - event.keys() if kind else ():
-            raise KeyError(missing)
+        kind = _KINDS.get(event["event"]) if isinstance(event["event"], str) else None
+        if kind is not None:
+            read(kind, event, event["event"], more=True, nulls=True)
         match event["event"]:
             case "RunStarted":
                 self.start, self.end = event, None
@@ -142,15 +153,22 @@ def _read_history(path: Path) -> _History:
             path=path,
         )
     history = _History()
-    for event in read_json_log(path):
-        try:
+    try:
+        for event in read_json_log(path):
             history.add(event)
-        except KeyError as error:
-            raise DataError(
-                f"the event {str(event)[:120]} has no {error}; expected the fields that JsonLog of "
-                "this version writes. Remove the line, or use the version that wrote it",
-                path=path,
-            ) from error
+    except Mismatch as error:
+        raise DataError(
+            f"the event {error}; expected the fields that JsonLog of this version writes. Remove "
+            "the line, or use the version that wrote it",
+            path=path,
+        ) from error
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror or error}", path=path) from error
+    if len({len(event["copies"]) for event in history.exchanged}) > 1:
+        raise DataError(
+            "its events tell of different numbers of copies; expected those of one run",
+            path=path,
+        )
     return history
 
 
@@ -391,7 +409,7 @@ def _batch_sizes(timeline: Timeline) -> str:
 
 def _graph(run_folder: Path, history: _History) -> str:
     path = run_folder / "graph.mmd"
-    source = path.read_text(encoding="utf-8") if path.exists() else ""
+    source = _text(path) if path.exists() else ""
     parts = [
         f"<h3>{title}</h3><pre>{escape(text)}</pre>"
         for title, text in (
@@ -407,12 +425,20 @@ def _config(path: Path) -> str:
     if not path.exists():
         return ""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        config = parsed(_text(path), "it")
+    except Mismatch as error:
         raise DataError(
             f"not JSON ({error}); expected the run's settings. Mend or delete it", path=path
         ) from error
     return section("Configuration", table(["setting", "value"], list(_flat("", config))))
+
+
+def _text(path: Path) -> str:
+    try:
+        content = read_bytes(path, _MOST_BYTES, "this is not what geartrain wrote there")
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror or error}", path=path) from error
+    return content.decode("utf-8", "replace")
 
 
 def _flat(prefix: str, value: Any) -> Iterator[list[str]]:

@@ -16,7 +16,9 @@ from typing import Any, Final, final
 
 from geartrain.errors import DataError
 from geartrain.observe.trace import TRACE_FULL, read_trace
+from geartrain.schema import MOST
 
+_LONGEST_S: Final = 1e12
 _WINDOW_S: Final = 2.0
 _RECENT: Final = (60, 3000)  # firings to show at least, if there are; and at most
 
@@ -88,7 +90,7 @@ def read_timeline(path: Path) -> Timeline:
     for event in read_trace(path):
         try:
             firing = _taken(timeline, event)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DataError(
                 f"the event {str(event)[:120]} lacks what PerfettoTrace writes ({error!r}); "
                 "delete the trace, or record it anew",
@@ -115,22 +117,42 @@ def _taken(timeline: Timeline, event: dict[str, Any]) -> Firing | None:
     """Add the event to the sums; the firing, if it is one."""
     kind = event["ph"]
     if kind == "M" and event["name"] == "thread_name":
-        timeline.workers.add(int(event["tid"]) - 1)
+        timeline.workers.add(_count(event["tid"]) - 1)
     if kind == "i" and event["name"] == TRACE_FULL:
         timeline.is_cut = True
     if kind != "X":
         return None
-    args, start_s = event["args"], float(event["ts"]) / 1e6
+    args, start_s = event["args"], _seconds(event["ts"])
     firing = Firing(
-        worker=int(event["tid"]) - 1,
+        worker=_count(event["tid"]) - 1,
         node=str(args["node"]),
         direction=str(args["direction"]),
-        rows=int(args["rows"]),
+        rows=_count(args["rows"]),
         start_s=start_s,
-        end_s=start_s + float(event["dur"]) / 1e6,
+        end_s=start_s + _seconds(event["dur"]),
     )
     _add(timeline, firing)
     return firing
+
+
+def _seconds(microseconds: float) -> float:
+    """Raises:
+    ValueError: It is no time that a run has.
+    """
+    found = float(microseconds) / 1e6
+    if not 0 <= found <= _LONGEST_S:
+        raise ValueError(f"{found:g} seconds")
+    return found
+
+
+def _count(value: int) -> int:
+    """Raises:
+    ValueError: It is none.
+    """
+    found = int(value)
+    if not 0 <= found <= MOST:
+        raise ValueError("a count that is none")
+    return found
 
 
 def _add(timeline: Timeline, firing: Firing) -> None:

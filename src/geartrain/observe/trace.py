@@ -12,6 +12,7 @@ Source: "Trace Event Format", Google, 2016.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 from collections.abc import Iterator
@@ -29,9 +30,12 @@ from geartrain.engine.instrument import (
     Updated,
 )
 from geartrain.errors import DataError
+from geartrain.files import open_regular
+from geartrain.schema import Mismatch, parsed
 
 _log = logging.getLogger(__name__)
 _BATCH: Final = 4096  # events that wait at most before they are written
+_LONGEST: Final = 1 << 20  # characters of a line that is read; ours have some hundreds
 _PROCESS: Final = 1  # its id; 0 means the idle process to some viewers
 TRACE_FULL: Final = "trace full"  # the name of the last event of a trace that reached its limit
 
@@ -69,6 +73,8 @@ class PerfettoTrace(AbstractInstrument):
         """Open the file; name the process and the workers."""
         self.close()
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._path.exists():
+            open_regular(self._path).close()  # a pipe would be waited for
         self._file = self._path.open("w", encoding="utf-8")
         self._left, self._named = self._limit, set()
         clock = " (virtual time)" if event.runtime == "simulated" else ""
@@ -155,11 +161,11 @@ def read_trace(path: Path | str) -> Iterator[dict[str, Any]]:
 
     Raises:
         DataError: Any other line is not an event.
-        OSError: The file cannot be read.
+        OSError: The file cannot be read, or is no regular file.
     """
     torn: tuple[int, str] | None = None
-    with Path(path).open(encoding="utf-8", errors="replace") as file:
-        for at, line in enumerate(file, start=1):
+    with open_regular(path) as binary, io.TextIOWrapper(binary, "utf-8", "replace") as file:
+        for at, line in enumerate(iter(lambda: file.readline(_LONGEST), ""), start=1):
             if torn is not None:
                 raise DataError(
                     f"got {torn[1][:60]!r}; expected an event a line, as PerfettoTrace writes it",
@@ -178,8 +184,8 @@ def read_trace(path: Path | str) -> Iterator[dict[str, Any]]:
 
 def _parsed(text: str) -> dict[str, Any] | None:
     try:
-        event = json.loads(text)
-    except json.JSONDecodeError:  # the caller knows whether that is an error here
+        event = parsed(text, "the event")
+    except Mismatch:  # the caller knows whether that is an error here
         return None
     return event if isinstance(event, dict) else None
 

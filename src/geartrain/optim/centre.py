@@ -248,6 +248,11 @@ class DelayedNesterov(AbstractCentre):
         me.tensors["given"] = [t.clone() for t in answer]
         me.write(answer)
 
+    def check(self, members: Sequence[Member]) -> None:
+        super().check(members)
+        if "served" not in self.keeper.numbers:
+            raise ValueError("the copy that keeps the centre has not counted what it has served")
+
     def joined(self, me: Member) -> None:
         me.numbers["steps"] = 0
         me.tensors["given"] = [t.clone() for t in me.weights()]

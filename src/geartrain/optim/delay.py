@@ -108,7 +108,10 @@ class ScaledByStaleness(AbstractDelay):
     """
 
     def rate(self, ages: IntArray, updates: int) -> float:
-        return float(ages @ (1 / np.maximum(np.arange(ages.size), 1))) / float(ages.sum())
+        rows = int(ages.sum())
+        if not rows:
+            return 1.0
+        return float(ages @ (1 / np.maximum(np.arange(ages.size), 1))) / rows
 
 
 @final

@@ -377,6 +377,18 @@ class AbstractExchange(ABC):
     def abandoned(self, members: Sequence[Member]) -> None:  # noqa: B027 - may do nothing
         """The run has failed, letters under way are lost: forget what was held or awaited."""
 
+    def check(self, members: Sequence[Member]) -> None:
+        """What a checkpoint keeps of these members has been put back, for a look.
+
+        Raises:
+            ValueError: It cannot be what members keep between two stretches.
+        """
+        if held := [m.index for m in members if self.waiting(m)]:
+            raise ValueError(f"copies {held[:8]} wait for letters that nobody has sent")
+
+    def loaded(self, members: Sequence[Member]) -> None:  # noqa: B027 - may do nothing
+        """What a checkpoint keeps of these members has been put back, for good."""
+
     def consensus(self, members: Sequence[Member]) -> Sequence[Tensor] | None:
         """The weights that stand for all, by parameter; None: as the user's setting says."""
         return None

@@ -97,6 +97,13 @@ class DecentralizedSGD(AbstractExchange):
             if other.present:
                 self._catch_up(other)
 
+    def loaded(self, members: Sequence[Member]) -> None:
+        """One that was absent when the checkpoint was made goes on with the round of the others."""
+        last = max(m.numbers["round"] for m in members)
+        for me in members:
+            if me.numbers["round"] < last:
+                self.joined(me)
+
     def joined(self, me: Member) -> None:
         last = max(m.numbers["round"] for m in self.members)
         me.numbers |= {"round": last, "mixed": last, "first": last + 1}

@@ -30,9 +30,11 @@ from geartrain.native.steps import norm_of, scaled_
 from geartrain.native.transfer import Verdicts
 from geartrain.optim.delay import mean_age
 from geartrain.optim.mixer import AbstractMixer, Average
+from geartrain.optim.plain import require_like
 from geartrain.optim.rules import Clip, Instances, Messages, Rows, Rules
 from geartrain.optim.staleness import Ages, bincount
 from geartrain.optim.views import Corrected, Stashed
+from geartrain.schema import Count, Finite, NotNegative, read
 
 
 @final
@@ -69,6 +71,20 @@ class AbstractDesk(Protocol):
     def stepping(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None] | None: ...
 
     def stepped(self, gradients: Sequence[Tensor | None]) -> None: ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ViewEntry:
+    """What a part's view and delay remember besides tensors, as JSON has it."""
+
+    view: Mapping[str, Any]
+    of: tuple[str, str]
+    messages: Count
+    rows_each: Count
+    rate_factor: Finite
+    step_delay: NotNegative
+    step_ages: Sequence[Count]
 
 
 @final
@@ -466,8 +482,39 @@ class PartState(AbstractWeights):
                 self.gradient.add(parameter, found[name])
         return found
 
+    def check_pending_gradients(self, found: Mapping[str, Tensor]) -> None:
+        """Refuse what ``pending_gradients`` of such a part cannot have given.
+
+        Raises:
+            CheckpointError: A gradient of another shape or dtype than its parameter, of rows that
+                it does not have, or of a parameter that is not there.
+        """
+        left = dict(found)
+        for name, parameter in self.module.named_parameters():
+            dense = left.pop(name, None)
+            indices, values = left.pop(f"{name}/indices", None), left.pop(f"{name}/values", None)
+            if dense is not None:
+                _require_tensor(dense, parameter.shape, parameter.dtype, f"gradient/{name}")
+            if indices is not None and values is not None and dense is None and parameter.dim():
+                n, rows = indices.numel(), parameter.shape[0]
+                _require_tensor(indices, (n,), torch.int64, f"gradient/{name}/indices")
+                shape = (n, *parameter.shape[1:])
+                _require_tensor(values, shape, parameter.dtype, f"gradient/{name}/values")
+                if n and not 0 <= int(indices.min()) <= int(indices.max()) < rows:
+                    raise CheckpointError(
+                        f"the gradient that waits for '{name}' is of rows {int(indices.min())} to "
+                        f"{int(indices.max())}, the parameter has {rows}; use another checkpoint"
+                    )
+            elif indices is not None or values is not None:
+                left[f"{name}/..."] = parameter
+        if left:
+            raise CheckpointError(
+                f"gradients wait for {sorted(left)[:3]}, which the part has not, or not so; use "
+                "another checkpoint of the run"
+            )
+
     def load_pending_gradients(self, found: Mapping[str, Tensor]) -> None:
-        """Put back what ``pending_gradients`` gave."""
+        """Put back what ``pending_gradients`` gave, and ``check_pending_gradients`` let pass."""
         for name, parameter in self.module.named_parameters():
             self.gradient.take(parameter)
             if name in found:
@@ -517,22 +564,37 @@ class PartState(AbstractWeights):
             "step_ages": list(self._step_ages.to_tuple()),
         }
 
-    def load_view(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
-        """Put back what ``view_to_tensors`` gave, after the weights.
+    def check_view(
+        self, tensors: Mapping[str, Tensor], document: Any, number: int | None = None
+    ) -> ViewEntry:
+        """What ``load_view`` takes.
+
+        Args:
+            tensors, document: From ``view_to_tensors``.
+            number: Of the instance in training that comes next, if it is known.
 
         Raises:
-            CheckpointError: It was that of another view or another delay rule.
+            CheckpointError, Mismatch: It was that of another view or another delay rule, or the
+                tensors are of other shapes.
         """
-        own = [type(self.view).__name__, type(self.delay).__name__]
-        if list(document["of"]) != own:
+        entry = read(ViewEntry, document, "view")
+        own = (type(self.view).__name__, type(self.delay).__name__)
+        if entry.of != own:
             raise CheckpointError(
-                f"its view and delay are {document['of']}, those of the session {own}; use the "
+                f"its view and delay are {entry.of}, those of the session {own}; use the "
                 "same, or load with weights_only=True"
             )
-        self.messages, self._rows_each = document["messages"], document["rows_each"]
-        self.rate_factor, self.step_delay = document["rate_factor"], document["step_delay"]
-        self._step_ages.load(document["step_ages"])
-        self._seeing.load(_inside(tensors, "view/"), document["view"])
+        kept, _ = self.view_to_tensors()
+        self._seeing.check(_inside(tensors, "view/"), entry.view, number)
+        require_like(_inside(tensors, "delay/"), _inside(kept, "delay/"), "delay")
+        return entry
+
+    def load_view(self, tensors: Mapping[str, Tensor], entry: ViewEntry) -> None:
+        """Put back what ``view_to_tensors`` gave and ``check_view`` let pass, after the weights."""
+        self.messages, self._rows_each = entry.messages, entry.rows_each
+        self.rate_factor, self.step_delay = entry.rate_factor, entry.step_delay
+        self._step_ages.load(entry.step_ages)
+        self._seeing.load(_inside(tensors, "view/"), entry.view)
         if self._compensation is not None:
             found = _inside(tensors, "delay/")
             named = dict(self.module.named_parameters())
@@ -720,6 +782,14 @@ def _on_one_device(name: str, module: nn.Module) -> None:
         raise ValueError(
             f"part '{name}': its parameters lie on {', '.join(found)}, and a part lives on one "
             "device; move its module there, or say where: Part(module, device=...)"
+        )
+
+
+def _require_tensor(found: Tensor, shape: Sequence[int], dtype: torch.dtype, called: str) -> None:
+    if found.shape != tuple(shape) or found.dtype != dtype:
+        raise CheckpointError(
+            f"'{called}' has shape {tuple(found.shape)} and dtype {found.dtype}, expected "
+            f"{tuple(shape)} and {dtype}; use another checkpoint of the run"
         )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
@@ -88,6 +89,98 @@ def decode(value: Json, place: str, tensors: Mapping[str, Tensor] | None = None)
             f"geartrain itself writes. The document was edited or its tensors are missing: use "
             f"the checkpoint as it was written, or an older one"
         ) from error
+
+
+def require_like(value: object, own: object, place: str) -> None:
+    """Refuse a decoded value that cannot stand where ``own`` does.
+
+    It is of the same type, a list as long, a dict with the same keys, a tensor or array of the same
+    shape and dtype; text is the same. A number may be of any type that numbers have, and is finite
+    unless ``own`` is not; where nothing was, it may be.
+
+    Args:
+        value: What ``decode`` gave.
+        own: What ``encode`` would be given here.
+        place: Begins the error message.
+
+    Raises:
+        CheckpointError: It is something else; names the place, both, and the remedy.
+    """
+    if isinstance(own, dict) and isinstance(value, dict) and type(own) is type(value):
+        if isinstance(own, Counter):
+            if all(type(n) is int for pair in value.items() for n in pair):
+                return
+        elif own.keys() == value.keys():
+            for key, each in value.items():
+                require_like(each, own[key], f"{place}.{key}")
+            return
+    elif isinstance(own, list | tuple) and type(own) is type(value):
+        assert isinstance(value, list | tuple)
+        if len(own) == len(value):
+            for i, (each, mine) in enumerate(zip(value, own, strict=True)):
+                require_like(each, mine, f"{place}.{i}")
+            return
+    elif _alike(value, own):
+        return
+    raise CheckpointError(
+        f"'{place}' is {_described(value)}, expected {_described(own)} or one like it. The "
+        "document was edited, or is that of something that was made otherwise: make it as it was"
+    )
+
+
+def is_number(value: object) -> bool:
+    """Whether it is one real number, of whatever type."""
+    if isinstance(value, Tensor):
+        return value.dim() == 0 and value.dtype not in _NO_NUMBERS
+    if isinstance(value, np.generic):
+        return value.dtype.kind in "iuf"
+    return type(value) in (int, float)
+
+
+_TORCH_DTYPES: Mapping[str, torch.dtype] = {
+    name: getattr(torch, name)
+    for name in (
+        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+        *("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"),
+    )
+}
+_NO_NUMBERS = (torch.bool, torch.complex32, torch.complex64, torch.complex128)
+
+
+def is_finite(number: object) -> bool:
+    """Whether a number is neither NaN nor beyond what a float can hold."""
+    try:
+        return math.isfinite(number)  # type: ignore[arg-type]
+    except OverflowError:
+        return False
+
+
+def _alike(value: object, own: object) -> bool:
+    if own is None or is_number(own):
+        if value is None:
+            return own is None
+        return is_number(value) and (is_finite(value) or not (own is None or is_finite(own)))
+    if isinstance(own, Tensor):
+        return isinstance(value, Tensor) and (value.shape, value.dtype) == (own.shape, own.dtype)
+    if isinstance(own, np.ndarray):
+        return isinstance(value, np.ndarray) and (value.shape, value.dtype) == (
+            own.shape,
+            own.dtype,
+        )
+    if isinstance(own, str):
+        return value == own
+    return type(value) is type(own)
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Tensor | np.ndarray) and not is_number(value):
+        kind = "tensor" if isinstance(value, Tensor) else "array"
+        return f"a {kind} of shape {tuple(value.shape)} and dtype {value.dtype}"
+    if isinstance(value, dict):
+        return f"a {type(value).__name__} with {_short(list(value))}"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {len(value)}"
+    return _short(value)
 
 
 _PLAIN = (bool, int, float, str)  # a subclass would come back as its base
@@ -168,17 +261,15 @@ def _decode_array(dtype: np.dtype[np.generic], shape: Sequence[Json], text: str)
 
 
 def _torch_dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name} is no torch dtype")
-    return dtype
+    if name not in _TORCH_DTYPES:
+        raise ValueError(f"{name} is no torch dtype of numbers")
+    return _TORCH_DTYPES[name]
 
 
 def _numpy_dtype(name: str) -> np.dtype[np.generic]:
-    dtype = np.dtype(name)
-    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+    if not re.fullmatch(r"[<|][biuf][1248]", name):  # numpy parses whole languages of them
         raise ValueError(f"{name} is no dtype of numbers")
-    return dtype
+    return np.dtype(name)
 
 
 def _short(value: object) -> str:

@@ -105,6 +105,15 @@ class PushSum(AbstractExchange):
             return None
         return [_weighted_mean(column, omegas) for column in columns]
 
+    def check(self, members: Sequence[Member]) -> None:
+        super().check(members)
+        for me in members:
+            if not 0 < me.numbers["omega"] <= 2 * len(members):
+                raise ValueError(
+                    f"copy {me.index} has a share of {me.numbers['omega']:g}, expected more than 0 "
+                    f"and about {len(members)} at most"
+                )
+
     def joined(self, me: Member) -> None:
         me.numbers["omega"] = 1.0
 

@@ -13,11 +13,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any, Final, Literal, TypeAlias, final
+from typing import Annotated, Any, Final, Literal, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 
+from geartrain.bounds import COPIES, MOST_COPIES, require_at_most
 from geartrain.errors import LeakError
 from geartrain.optim.centre import DelayedNesterov, ElasticAverage
 from geartrain.optim.exchange import (
@@ -37,6 +38,7 @@ from geartrain.optim.periodic import DiLoCo, PeriodicAverage
 from geartrain.optim.pushsum import PushSum
 from geartrain.optim.share import AbstractLock, NoLock
 from geartrain.optim.topology import topology_of
+from geartrain.schema import Count, Range, read
 
 Consensus: TypeAlias = Literal["mean", "best"]
 Sharing: TypeAlias = Literal["static", "pull"]
@@ -100,6 +102,7 @@ class Neighbours:
     def __post_init__(self) -> None:
         if self.copies < 1:
             raise ValueError(f"Neighbours(copies={self.copies}): give 1 or more")
+        require_at_most(f"Neighbours(copies={self.copies})", self.copies, MOST_COPIES, COPIES)
         if self.consensus not in ("mean", "best"):
             raise ValueError(f"Neighbours(consensus={self.consensus!r}): give 'mean' or 'best'")
         if self.shards not in ("static", "pull"):
@@ -148,6 +151,7 @@ class Desk:
     def __init__(self, exchange: AbstractExchange, member: Member) -> None:
         self.exchange, self.member = exchange, member
         self._fresh = False  # has stepped while rows are in flight: no better time will come
+        self.keeps, self.counts = frozenset(member.tensors), frozenset(member.numbers)
         member.part.desk = self
 
     def stepping(self, gradients: Tensors) -> Tensors | None:
@@ -422,28 +426,125 @@ class Replicas:
             "members": entries,
         }
 
-    def load(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
-        """Put back what ``to_tensors`` gave.
+    def check(self, tensors: Mapping[str, Tensor], document: Any) -> ReplicasEntry:
+        """What ``load`` takes; nothing is changed.
 
         Raises:
-            KeyError, TypeError, ValueError: It is damaged, or of other copies.
+            ValueError, CheckpointError: It is damaged, or of other copies.
         """
-        was = (document["copies"], document["exchange"])
-        now = (self.copies, self.exchange_name)
+        entry = read(ReplicasEntry, document, "replicas")
+        was, now = (entry.copies, entry.exchange), (self.copies, self.exchange_name)
         if was != now:
             raise ValueError(
                 f"it has {was[0]} copies with exchange {was[1]}, the session {now[0]} with "
                 f"{now[1]}; use the same, or weights_only=True"
             )
-        for desk in self.all_desks():
-            me, entry = desk.member, document["members"][desk.member.part.name]
-            me.rounds = entry["rounds"]
-            me.numbers = dict(entry["numbers"])
-            me.tensors = {
-                key: [tensors[f"{me.part.name}/exchange/{key}/{i}"].clone() for i in range(n)]
-                for key, n in entry["tensors"].items()
-            }
-        self.positions, self.trained = list(document["positions"]), list(document["trained"])
+        names = {desk.member.part.name for desk in self.all_desks()}
+        for known in (entry.members, entry.parts):
+            if known.keys() != names:
+                raise ValueError(f"it has {sorted(known)[:8]}, the session {sorted(names)[:8]}")
+        for many in (entry.positions, entry.trained):
+            if len(many) != self.copies:
+                raise ValueError(f"it has {len(many)} counts for {self.copies} copies")
+        for desks in self.desks.values():
+            found = [entry.members[d.member.part.name] for d in desks]
+            _require_kept(desks, found)
+            members = [d.member for d in desks]
+            before = [(m.rounds, m.numbers, m.tensors) for m in members]
+            kept = [_kept_of(d, e, tensors) for d, e in zip(desks, found, strict=True)]
+            try:
+                _put(desks, kept)
+                desks[0].exchange.check(members)
+            finally:
+                _put(desks, before)
+        return entry
+
+    def loading(self, tensors: Mapping[str, Tensor], entry: ReplicasEntry) -> Callable[[], None]:
+        """Copy what ``to_tensors`` gave and ``check`` let pass; to be called to put it back."""
+        found = [
+            (desks, [_kept_of(d, entry.members[d.member.part.name], tensors) for d in desks])
+            for desks in self.desks.values()
+        ]
+
+        def put() -> None:
+            for desks, kept in found:
+                _put(desks, kept)
+                desks[0].exchange.loaded([d.member for d in desks])
+            self.positions, self.trained = list(entry.positions), list(entry.trained)
+
+        return put
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MemberEntry:
+    """What an exchange keeps for a copy of a part, as JSON has it; ``tensors`` says how many."""
+
+    rounds: Count
+    numbers: Mapping[str, Annotated[int | float, Range(-1)]]
+    tensors: Mapping[str, Count]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ReplicasEntry:
+    """Copies of a model, as JSON has them; ``parts`` are read elsewhere."""
+
+    copies: Count
+    exchange: str
+    positions: Sequence[Count]
+    trained: Sequence[Count]
+    members: Mapping[str, MemberEntry]
+    parts: Mapping[str, Any]
+
+
+def _require_kept(desks: Sequence[Desk], found: Sequence[MemberEntry]) -> None:
+    """Copies keep what theirs keep; what one of them keeps for all, another may have kept.
+
+    Raises:
+        ValueError: Something else is kept.
+    """
+    was, now = (
+        sorted(sorted(keys) for keys in many)
+        for many in ([e.tensors for e in found], [d.keeps for d in desks])
+    )
+    if was != now:
+        raise ValueError(f"its copies keep {was}, those of the session {now}")
+    for desk, entry in zip(desks, found, strict=True):
+        place, n = desk.member.part.name, len(desk.member.parameters)
+        for key, count in entry.tensors.items():
+            if count != n:
+                raise ValueError(f"'{place}' keeps {count} tensors of {key}, expected {n}")
+        if missing := sorted(desk.counts - entry.numbers.keys()):
+            raise ValueError(f"'{place}' has no number {', '.join(missing)}")
+
+
+_Kept: TypeAlias = tuple[int, dict[str, float], dict[str, list[Tensor]]]
+
+
+def _kept_of(desk: Desk, entry: MemberEntry, tensors: Mapping[str, Tensor]) -> _Kept:
+    kept = {key: _kept(desk.member, key, tensors) for key in entry.tensors}
+    return entry.rounds, dict(entry.numbers), kept
+
+
+def _put(desks: Sequence[Desk], found: Sequence[_Kept]) -> None:
+    for desk, (rounds, numbers, kept) in zip(desks, found, strict=True):
+        me = desk.member
+        me.rounds, me.numbers, me.tensors = rounds, numbers, kept
+
+
+def _kept(me: Member, key: str, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    kept: list[Tensor] = []
+    for i, parameter in enumerate(me.parameters):
+        name = f"{me.part.name}/exchange/{key}/{i}"
+        found = tensors.get(name)
+        if found is None or (found.shape, found.dtype) != (parameter.shape, parameter.dtype):
+            what = "missing" if found is None else f"{found.dtype} {tuple(found.shape)}"
+            raise ValueError(
+                f"'{name}' is {what}, expected {parameter.dtype} {tuple(parameter.shape)}"
+            )
+        kept.append(found.to(parameter.device, copy=True))
+    return kept
 
 
 @final

@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from geartrain.bounds import COPIES, COUNT, MOST_COPIES, MOST_COUNT, require_at_most
 from geartrain.ir.gear import Gear
 from geartrain.ir.operator import Keep
 from geartrain.optim.delay import AbstractDelay
@@ -192,6 +193,7 @@ class Part:
 
     def __post_init__(self) -> None:
         _positive("Part(replicas=...)", self.replicas)
+        require_at_most(f"Part(replicas={self.replicas})", self.replicas, MOST_COPIES, COPIES)
         if self.view is None:
             return
         if self.keep not in ("auto", "graph"):
@@ -215,3 +217,4 @@ class Part:
 def _positive(what: str, n: int) -> None:
     if n < 1:
         raise ValueError(f"{what}({n}): give 1 or more")
+    require_at_most(f"{what}({n})", n, MOST_COUNT, COUNT)

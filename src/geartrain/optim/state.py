@@ -4,23 +4,36 @@
 
 Works for every optimiser that keeps torch's contract: state per parameter, options per group.
 Parameters are known by their order. A loaded optimiser continues to the last bit.
+
+A file may come from anybody, and steps in C write where the state says. So all of it is checked
+before any of it is loaded: each entry against what an optimiser of this class, with these options,
+makes of such a parameter (``geartrain.optim.fresh``). Of a class that is neither torch's nor ours
+nothing is known but what it has in common with the one of these that it is derived from.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor
+from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from geartrain.errors import CheckpointError
-from geartrain.optim.plain import Json, decode, encode
+from geartrain.optim.fresh import Made, made_of, require_state
+from geartrain.optim.plain import Json, decode, encode, require_like
 
 __all__ = [
     "Json",
+    "OptimizerState",
+    "check_optimizer_state",
+    "check_scheduler_state",
     "load_optimizer_state",
     "load_scheduler_state",
     "optimizer_state_to_tensors",
@@ -57,6 +70,22 @@ def optimizer_state_to_tensors(
     }
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class OptimizerState:
+    """What ``check_optimizer_state`` has found in order; its tensors are copies.
+
+    Args:
+        state: By parameter's number.
+        groups: Options, and ``params``.
+        dtypes: Of the parameters when it was written.
+    """
+
+    state: Mapping[int | str, Any]
+    groups: Sequence[Mapping[str, Any]]
+    dtypes: Sequence[str]
+
+
 def load_optimizer_state(
     optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], document: Mapping[str, Json]
 ) -> None:
@@ -68,20 +97,46 @@ def load_optimizer_state(
 
     Args:
         optimizer: Of the same class, with as many groups and parameters, of the same shapes in
-            the same order. Its options (learning rate and so on) are replaced.
+            the same order. Its options (learning rate and so on) are replaced, but for those that
+            say how torch computes (``foreach``, ``fused``, ``capturable``, ``differentiable``).
         tensors: As ``optimizer_state_to_tensors`` returned them; others may be among them.
         document: Its JSON.
 
     Raises:
         CheckpointError: The state is that of other parameters or of another class, or damaged.
     """
+    put_optimizer_state(optimizer, check_optimizer_state(optimizer, tensors, document))
+
+
+def check_optimizer_state(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], document: Mapping[str, Json]
+) -> OptimizerState:
+    """The state that ``load_optimizer_state`` would load; nothing is changed.
+
+    Raises:
+        CheckpointError: The state is that of other parameters or of another class, or damaged.
+    """
     name = type(optimizer).__name__
     _require_class("optimizer", name, document)
-    _require_parameters(optimizer, name, document)
-    state = _decode_state(name, tensors, document)
+    if foreign := sorted(set(document) - {"class", "parameters", "state", "groups"}):
+        raise CheckpointError(f"optimizer {name}: its document has {foreign[:3]} besides")
+    dtypes = _require_parameters(optimizer, name, document)
     groups = _decode_groups(optimizer, name, tensors, document)
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
-    _undo_casts(optimizer, state, document)
+    state = _decode_state(name, tensors, document)
+    _require_states(optimizer, name, state, groups, dtypes)
+    return OptimizerState(state, groups, dtypes)
+
+
+def put_optimizer_state(optimizer: torch.optim.Optimizer, found: OptimizerState) -> None:
+    """Load what ``check_optimizer_state`` has found for this optimiser."""
+    groups = [dict(group) for group in found.groups]
+    optimizer.load_state_dict({"state": dict(found.state), "param_groups": groups})
+    # ``load_state_dict`` casts floating state to its parameter's dtype: float32 running products
+    # beside bfloat16 weights would come back rounded, and float64 runs would gain digits.
+    both = zip(_parameters(optimizer), found.dtypes, strict=True)
+    for index, (parameter, dtype) in enumerate(both):
+        if dtype == str(parameter.dtype) and index in found.state:
+            optimizer.state[parameter] = _as_saved(optimizer.state[parameter], found.state[index])
 
 
 def scheduler_state_to_json(scheduler: LRScheduler) -> dict[str, Json]:
@@ -105,15 +160,70 @@ def load_scheduler_state(scheduler: LRScheduler, document: Mapping[str, Json]) -
     Raises:
         CheckpointError: The state is that of another class, or damaged.
     """
+    scheduler.load_state_dict(check_scheduler_state(scheduler, document))
+
+
+def check_scheduler_state(scheduler: LRScheduler, document: Mapping[str, Json]) -> dict[str, Any]:
+    """The state that ``load_scheduler_state`` would load; nothing is changed.
+
+    Raises:
+        CheckpointError: The state is that of another class, or damaged.
+    """
     name = type(scheduler).__name__
     _require_class("scheduler", name, document)
-    state = decode(document.get("state"), f"scheduler {name}")
+    if foreign := sorted(set(document) - {"class", "state"}):
+        raise CheckpointError(f"scheduler {name}: its document has {foreign[:3]} besides")
+    place = f"scheduler {name}"
+    state = decode(document.get("state"), place)
     if not isinstance(state, dict):
         raise CheckpointError(
-            f"scheduler {name}: its state is a {type(state).__name__}; expected a dict. Use a "
+            f"{place}: its state is a {type(state).__name__}; expected a dict. Use a "
             f"document made by scheduler_state_to_json"
         )
-    scheduler.load_state_dict(state)
+    # As it would be written: ``load_state_dict`` takes any key for an attribute to overwrite.
+    own = decode(encode(scheduler.state_dict(), "state"), place)
+    require_like(state, own, place)
+    _try_scheduler(scheduler, state, place)
+    return state
+
+
+def _try_scheduler(scheduler: LRScheduler, state: Mapping[str, Any], place: str) -> None:
+    """Let a copy take a step from there, beside an optimiser of its own."""
+    if not _may_be_tried(scheduler):
+        return
+    optimizer = scheduler.optimizer
+    aside = SimpleNamespace(
+        param_groups=[{**group, "params": []} for group in optimizer.param_groups],
+        defaults=dict(optimizer.defaults),
+        step=lambda: None,
+    )
+    for group in aside.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"] = group["lr"].clone()
+    twin = copy.deepcopy(scheduler, {id(optimizer): aside})
+    try:
+        twin.load_state_dict(copy.deepcopy(dict(state)))
+        twin.step()
+    except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise CheckpointError(
+            f"{place}: a schedule cannot go on from this state ({type(error).__name__}: {error}). "
+            "The document was edited: use another checkpoint of the run"
+        ) from error
+
+
+def _may_be_tried(scheduler: Any) -> bool:
+    """Whether it is torch's own, and calls nothing of the user's: that must not be done twice."""
+    if not type(scheduler).__module__.startswith("torch.") or isinstance(scheduler, _WITH_CALLS):
+        return False
+    inner = getattr(scheduler, "_schedulers", ())
+    return getattr(scheduler, "_scale_fn_custom", None) is None and all(map(_may_be_tried, inner))
+
+
+_WITH_CALLS: Final = (
+    lr_scheduler.LambdaLR,
+    lr_scheduler.MultiplicativeLR,
+    lr_scheduler.ReduceLROnPlateau,  # steps with a metric
+)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -134,7 +244,8 @@ def _require_class(what: str, name: str, document: Mapping[str, Json]) -> None:
 
 def _require_parameters(
     optimizer: torch.optim.Optimizer, name: str, document: Mapping[str, Json]
-) -> None:
+) -> list[str]:
+    """Returns the dtypes that they had."""
     remedy = "Build the model as it was when the checkpoint was written, parameters in that order"
     saved, own = _list(document, "parameters", name), _parameters(optimizer)
     if len(saved) != len(own):
@@ -142,13 +253,26 @@ def _require_parameters(
             f"optimizer {name}: the state is that of {len(saved)} parameters, the optimizer has "
             f"{len(own)}. {remedy}"
         )
+    dtypes: list[str] = []
     for index, (entry, parameter) in enumerate(zip(saved, own, strict=True)):
         shape = entry.get("shape") if isinstance(entry, Mapping) else None
-        if shape != list(parameter.shape):
+        if shape != list(parameter.shape) or not _are_whole(shape):
             raise CheckpointError(
                 f"optimizer {name}: the state of parameter {index} is that of shape {shape}, the "
                 f"parameter has {list(parameter.shape)}. {remedy}"
             )
+        dtype = entry.get("dtype") if isinstance(entry, Mapping) else None
+        if not isinstance(dtype, str) or not dtype.startswith("torch."):
+            raise CheckpointError(
+                f"optimizer {name}: the state of parameter {index} is that of dtype {dtype!r:.40}, "
+                f"the parameter has {parameter.dtype}. {remedy}"
+            )
+        dtypes.append(dtype)
+    return dtypes
+
+
+def _are_whole(shape: object) -> bool:
+    return isinstance(shape, list) and all(type(size) is int for size in shape)
 
 
 def _decode_state(
@@ -157,14 +281,42 @@ def _decode_state(
     state: dict[int | str, Any] = {}
     for pair in _list(document, "state", name):
         match pair:
-            case [int() | str() as key, value]:
+            case [int() | str() as key, value] if key not in state and not isinstance(key, bool):
                 state[key] = decode(value, f"optimizer {name}, state.{key}", tensors)
             case _:
                 raise CheckpointError(
                     f"optimizer {name}: a state entry is {pair!r:.80}; expected a pair of a "
-                    f"parameter's number and its state. Use the document as it was written"
+                    f"parameter's number and its state, each number once. Use the document as it "
+                    "was written"
                 )
     return state
+
+
+def _require_states(
+    optimizer: torch.optim.Optimizer,
+    name: str,
+    state: Mapping[int | str, Any],
+    groups: Sequence[Mapping[str, Any]],
+    dtypes: Sequence[str],
+) -> None:
+    """Each parameter's entries are those that an optimiser with these options makes of it."""
+    seen: dict[tuple[Any, ...], Made | None] = {}
+    index = 0
+    for number, group in enumerate(optimizer.param_groups):
+        options = {k: v for k, v in groups[number].items() if k != "params"}
+        for parameter in group["params"]:
+            kind = (number, parameter.shape, parameter.dtype, parameter.device)
+            if kind not in seen:
+                seen[kind] = made_of(optimizer, options, parameter, f"optimizer {name}")
+            place, made = f"optimizer {name}, state.{index}", seen[kind]
+            same = dtypes[index] == str(parameter.dtype)
+            require_state(state.get(index), made, place, optimizer.state.get(parameter), same)
+            index += 1
+    if foreign := [k for k in state if isinstance(k, int) and not 0 <= k < index]:
+        raise CheckpointError(
+            f"optimizer {name}: it has state of parameter {foreign[0]}, expected 0 to {index - 1}. "
+            "Use the document as it was written"
+        )
 
 
 def _decode_groups(
@@ -179,12 +331,39 @@ def _decode_groups(
     ]
     saved = [g.get("params") if isinstance(g, dict) else None for g in groups]
     own = [group["params"] for group in optimizer.state_dict()["param_groups"]]
-    if saved != own:
+    if saved != own or not all(type(n) is int for some in saved for n in some):
         raise CheckpointError(
-            f"optimizer {name}: the state has the parameters {saved} in its groups, the "
-            f"optimizer has {own}. Make the groups as they were when the checkpoint was written"
+            f"optimizer {name}: the state has the parameters {saved!r:.80} in its groups, the "
+            f"optimizer has {own!r:.80}. Make the groups as they were when the checkpoint was "
+            "written"
         )
-    return [group for group in groups if isinstance(group, dict)]
+    return [
+        _options(group, mine, f"optimizer {name}, groups.{i}")
+        for i, (group, mine) in enumerate(zip(groups, optimizer.param_groups, strict=True))
+        if isinstance(group, dict)
+    ]
+
+
+def _options(found: Mapping[Any, Any], own: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """A group's options; what is missing, as in files of other versions of torch, is our own."""
+    if foreign := [k for k in found if k not in own]:
+        raise CheckpointError(
+            f"'{place}' has an option {foreign[0]!r:.40}, which the optimizer has not. Make the "
+            "optimizer as it was when the checkpoint was written"
+        )
+    options = {k: found.get(k, mine) for k, mine in own.items()} | {"params": found["params"]}
+    for key, value in options.items():
+        if key in _SWITCHES:
+            if not isinstance(value, bool | None):
+                raise CheckpointError(f"'{place}.{key}' is {value!r:.40}, expected True or False")
+            options[key] = own[key]
+        elif key != "params":
+            require_like(value, own[key], f"{place}.{key}")
+    return options
+
+
+_SWITCHES: Final = ("foreach", "fused", "capturable", "differentiable")
+"""Options that say how torch computes, on which device: as here, not as there."""
 
 
 def _list(document: Mapping[str, Json], key: str, name: str) -> Sequence[Json]:
@@ -195,21 +374,6 @@ def _list(document: Mapping[str, Json], key: str, name: str) -> Sequence[Json]:
             f"list. Use a document made by optimizer_state_to_tensors"
         )
     return value
-
-
-def _undo_casts(
-    optimizer: torch.optim.Optimizer,
-    state: Mapping[int | str, Any],
-    document: Mapping[str, Json],
-) -> None:
-    # ``load_state_dict`` casts floating state to its parameter's dtype: float32 running products
-    # beside bfloat16 weights would come back rounded, and float64 runs would gain digits.
-    for index, (parameter, entry) in enumerate(
-        zip(_parameters(optimizer), _list(document, "parameters", ""), strict=True)
-    ):
-        same = isinstance(entry, Mapping) and entry.get("dtype") == str(parameter.dtype)
-        if same and index in state:
-            optimizer.state[parameter] = _as_saved(optimizer.state[parameter], state[index])
 
 
 def _as_saved(now: Any, saved: Any) -> Any:

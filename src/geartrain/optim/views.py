@@ -29,7 +29,9 @@ from torch.optim import Optimizer
 
 from geartrain.errors import ProtocolError
 from geartrain.ir.weights import Sight
+from geartrain.optim.plain import require_like
 from geartrain.optim.prediction import Leaves, by_difference, by_momentum, require_predictable
+from geartrain.schema import Count, Mismatch, read
 
 
 class Viewed(Protocol):
@@ -119,8 +121,23 @@ class AbstractSeeing:
         """The rest of what it remembers, as JSON."""
         return {}
 
+    def check(
+        self, tensors: Mapping[str, Tensor], document: Mapping[str, Any], number: int | None
+    ) -> None:
+        """Refuse what no other one of its kind can have remembered.
+
+        Args:
+            tensors, document: What it has remembered.
+            number: Of the instance that comes next, if it is known.
+
+        Raises:
+            CheckpointError, Mismatch: It is of other tensors or numbers.
+        """
+        require_like(dict(document), self.document(), "view")
+        require_like(dict(tensors), self.tensors(), "view")
+
     def load(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
-        """Put back what another one of its kind remembered."""
+        """Put back what another one of its kind remembered, and ``check`` has let pass."""
 
 
 class AbstractView(ABC):
@@ -290,6 +307,16 @@ class _Recomputing(AbstractSeeing):
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class _Buffered:
+    """What ``_Buffering`` remembers besides weights."""
+
+    first: Count | None
+    turns: Count
+    version: Count
+
+
+@final
 class _Buffering(AbstractSeeing):
     """Two versions; a message's number says which of them is its own."""
 
@@ -322,7 +349,7 @@ class _Buffering(AbstractSeeing):
             return Sight(part.aliases(), part.version)
         if self._first is None:
             self._first, self._turns, self._previous = number, 0, None
-        wanted = max((number - self._first) // self._period - 1, 0)
+        wanted = self._wanted(number, self._first)
         if wanted == self._turns:
             return Sight(part.aliases(), part.version)
         if wanted == self._turns - 1 and self._previous is not None:
@@ -332,6 +359,10 @@ class _Buffering(AbstractSeeing):
             f"instance {self._first}, and the part has made {self._turns}; DoubleBuffered() is for "
             "chains of parts, each of which sees every instance once and in order"
         )
+
+    def _wanted(self, number: int, first: int) -> int:
+        """Updates that its weights have seen."""
+        return max((number - first) // self._period - 1, 0)
 
     def turn(self) -> None:
         if not self._plain:
@@ -353,6 +384,21 @@ class _Buffering(AbstractSeeing):
 
     def document(self) -> dict[str, Any]:
         return {"first": self._first, "turns": self._turns, "version": self._previous_version}
+
+    def check(
+        self, tensors: Mapping[str, Tensor], document: Mapping[str, Any], number: int | None
+    ) -> None:
+        kept = read(_Buffered, dict(document), "view")
+        if kept.first is not None and number is not None and not self._plain:
+            wanted = self._wanted(number, kept.first)
+            if wanted != kept.turns and (wanted != kept.turns - 1 or not tensors):
+                raise Mismatch(
+                    f"view has {kept.turns} updates since instance {kept.first}, expected {wanted} "
+                    f"for instance {number}"
+                )
+        if tensors:
+            everything = dict(self._part.module.named_parameters())
+            require_like(dict(tensors), {n: p.data for n, p in everything.items()}, "view")
 
     def load(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
         self._first, self._turns = document["first"], document["turns"]

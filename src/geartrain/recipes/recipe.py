@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, TypeAlias, final
 import torch
 from torch import nn
 
+from geartrain.bounds import COPIES, MOST_COPIES, MOST_SEED, SEED, require_at_most
 from geartrain.engine.controller import AbstractRamp
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
@@ -30,6 +31,36 @@ Number: TypeAlias = int | float
 Value: TypeAlias = Number | str
 """Of an option."""
 LoadSplit: TypeAlias = Callable[[], Sequence[Instance]]
+
+
+_SQUARE: Final = "its weights are as many as its square"
+_STACK: Final = "each is a layer of its own"
+_SIZE: Final = "they are in memory all together"
+_RATE: Final = "no number is as large"
+_TIMES: Final = "each is computed one after the other"
+
+LARGEST: Final[Mapping[str, tuple[Number, str]]] = {
+    "hidden": (4096, _SQUARE),
+    "dim": (4096, _SQUARE),
+    "width": (512, _SQUARE),
+    "blocks": (1000, _STACK),
+    "parts": (1000, "each is a layer or more"),
+    "heads": (4096, "each has entries of a vector"),
+    "length": (8192, "attention takes the square of it"),
+    "batch": (10_000, _SIZE),
+    "steps": (1000, _TIMES),
+    "train_size": (10_000_000, _SIZE),
+    "valid_size": (10_000_000, _SIZE),
+    "trees": (10_000_000, _SIZE),
+    "limit": (10_000_000, _SIZE),
+    "learning_rate": (1e300, _RATE),
+    "weight_decay": (1e300, _RATE),
+    "momentum": (1.0, "more would grow by itself"),
+    "dropout": (1.0, "it is a share"),
+    "whole": (1, "it is 0 or 1"),
+    "enlarged": (1, "it is 0 or 1"),
+}
+"""Most that an option of this name may be, and why: models and data are made in memory."""
 
 
 @final
@@ -53,16 +84,34 @@ class Option:
         """The value of its text.
 
         Raises:
-            ValueError: No number of this kind, or less than ``least``.
+            ValueError: No number of this kind, or out of its range.
         """
-        kind = type(self.default)
-        words = "a whole number" if kind is int else "a number"
         try:
-            value = kind(text)
+            value = type(self.default)(text)
         except ValueError:
             value = math.nan
-        if not self.least <= value < math.inf:
-            raise ValueError(f"option {self.name}={text}: expected {words}, {self.least:g} or more")
+        return self.require(value, text)
+
+    def require(self, value: object, text: str | None = None) -> Number:
+        """The value, if it may be one.
+
+        Args:
+            value: Of any type.
+            text: As it was given.
+
+        Raises:
+            ValueError: No number of this kind, or out of its range.
+        """
+        kind = type(self.default)
+        good = type(value) is kind or (kind is float and type(value) is int)
+        if not good or not isinstance(value, int | float) or not self.least <= value < math.inf:
+            words = "a whole number" if kind is int else "a number"
+            given = repr(value) if text is None else text
+            raise ValueError(
+                f"option {self.name}={given[:40]}: expected {words}, {self.least:g} or more"
+            )
+        most, why = LARGEST.get(self.name, (10**9, "no recipe wants as many"))
+        require_at_most(f"option {self.name}={value:g}", value, most, why)
         return value
 
 
@@ -89,12 +138,21 @@ class Choice:
         Raises:
             ValueError: It is none of those there are.
         """
-        if text not in self.words:
+        return self.require(text)
+
+    def require(self, value: object) -> str:
+        """The value, if it is one of the words.
+
+        Raises:
+            ValueError: It is not.
+        """
+        if not isinstance(value, str) or value not in self.words:
+            text = str(value)[:40]
             raise ValueError(
                 f"option {self.name}={text}: expected one of {', '.join(self.words)}"
                 + meant(text, self.words)
             )
-        return text
+        return value
 
 
 @final
@@ -260,9 +318,9 @@ class Recipe:
         """
         if setting.seed < 0:
             raise ValueError(f"seed {setting.seed}: expected 0 or more")
+        require_at_most(f"seed {setting.seed}", setting.seed, MOST_SEED, SEED)
         self.require_replicas(setting.replicas)
-        for name in setting.options:
-            self.option(name)
+        self.require_options(setting.options)
         torch.manual_seed(setting.seed)
         return self.make(
             Setting(
@@ -284,11 +342,21 @@ class Recipe:
         """
         if replicas < 1:
             raise ValueError(f"replicas={replicas}: expected 1 or more")
+        require_at_most(f"replicas={replicas}", replicas, MOST_COPIES, COPIES)
         if replicas > 1 and self.bottleneck is None:
             raise ValueError(
                 f"replicas={replicas}: recipe '{self.name}' has no bottleneck to copy, as its work "
                 "is spread evenly over its parts; leave replicas out, and give it more workers"
             )
+
+    def require_options(self, options: Mapping[str, object]) -> None:
+        """Refuse options that the recipe does not have, and values that they cannot have.
+
+        Raises:
+            ValueError: There is one.
+        """
+        for name, value in options.items():
+            self.option(name).require(value)
 
     def complete(self, options: Mapping[str, Value]) -> dict[str, Value]:
         """These options, and the defaults of the others."""

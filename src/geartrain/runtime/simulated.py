@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, final
 
+from geartrain.bounds import MOST_WORKERS, WORKERS, require_at_most
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Delivery, Outbox
 from geartrain.engine.worker import Firing
@@ -159,6 +160,7 @@ class Simulated(AbstractRuntime):
     ) -> None:
         if workers < 1:
             raise ValueError(f"Simulated(workers={workers}): give 1 or more")
+        require_at_most(f"Simulated(workers={workers})", workers, MOST_WORKERS, WORKERS)
         if not 0 <= jitter < 1:
             raise ValueError(f"Simulated(jitter={jitter}): give 0 <= jitter < 1")
         if speeds is not None and (len(speeds) != workers or min(speeds) <= 0):

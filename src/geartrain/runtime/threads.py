@@ -15,6 +15,7 @@ from typing import final
 
 import torch
 
+from geartrain.bounds import MOST_WORKERS, WORKERS, require_at_most
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Delivery, Outbox
 from geartrain.engine.worker import Finished, Firing
@@ -44,6 +45,10 @@ class Threads(AbstractRuntime):
     ) -> None:
         if workers < 1:
             raise ValueError(f"Threads(workers={workers}): give 1 or more")
+        require_at_most(f"Threads(workers={workers})", workers, MOST_WORKERS, WORKERS)
+        if kernel_threads is not None:
+            what = f"Threads(kernel_threads={kernel_threads})"
+            require_at_most(what, kernel_threads, MOST_WORKERS, WORKERS)
         self.workers = workers
         self.kernel_threads = kernel_threads or max(1, torch.get_num_threads() // workers)
         self.patience_s = patience_s

@@ -24,7 +24,9 @@ from typing import Final, final
 from torch import Tensor
 
 from geartrain.errors import CheckpointError
+from geartrain.files import open_regular
 from geartrain.optim.plain import Json
+from geartrain.schema import parsed
 from geartrain.train import tensor_file
 
 __all__ = ["FORMAT", "Checkpoint", "Json", "Retention", "read_checkpoint", "write_checkpoint"]
@@ -83,7 +85,7 @@ def write_checkpoint(
 
 
 def read_checkpoint(path: Path | str) -> Checkpoint:
-    """Read a checkpoint, whoever wrote it: nothing in it is executed.
+    """Read a checkpoint, whoever wrote it: nothing in it is executed, a pipe is not waited for.
 
     Raises:
         CheckpointError: The file is missing, not allowed to be read, foreign, damaged (by
@@ -91,7 +93,7 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
     """
     path = Path(path)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             header = tensor_file.read_header(file, os.fstat(file.fileno()).st_size)
             document = _document(path, header.metadata)
             return Checkpoint(tensor_file.read_tensors(file, header), document)
@@ -292,14 +294,11 @@ def _free_bytes(folder: Path) -> str:
 def _document(path: Path, metadata: Mapping[str, str]) -> dict[str, Json]:
     if _KEY not in metadata:
         raise ValueError(f"its metadata has no '{_KEY}': another program wrote it")
-    try:
-        envelope = json.loads(metadata[_KEY])
-    except RecursionError as error:
-        raise ValueError("its document is nested too deeply") from error
+    envelope = parsed(metadata[_KEY], "its document")
     version = envelope.get("format") if isinstance(envelope, dict) else None
     if version != FORMAT or type(version) is not int:
         raise CheckpointError(
-            f"{path}: has checkpoint format {version!r}, expected {FORMAT}. Read it with the "
+            f"{path}: has checkpoint format {version!r:.40}, expected {FORMAT}. Read it with the "
             f"version of geartrain that wrote it, or upgrade geartrain"
         )
     document = envelope.get("document")

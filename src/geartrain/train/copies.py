@@ -6,6 +6,7 @@ epoch ─► feeder of shards ─► engine ─► consensus into the user's mod
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 from torch import Tensor
@@ -14,11 +15,11 @@ from geartrain.engine.instrument import CopyExchanged, Exchanged
 from geartrain.errors import CheckpointError
 from geartrain.ir.instance import Instance
 from geartrain.optim.exchange import Ledger
-from geartrain.optim.replicas import Replicas, Totals
+from geartrain.optim.replicas import Replicas, ReplicasEntry, Totals
 from geartrain.runtime.base import AbstractFeeder, Feeder, OnBadInstance
 from geartrain.runtime.shards import PullFeeder, ShardFeeder
 from geartrain.train.results import staleness_of
-from geartrain.train.snapshot import load_parts, parts_to_tensors
+from geartrain.train.snapshot import FoundPart, check_parts, parts_to_tensors
 from geartrain.train.source import Source
 
 
@@ -35,6 +36,7 @@ class Feed:
 
     Raises:
         ValueError: The data cannot be cut into shards.
+        DataError: They end before ``taken``.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Feed:
         if self._static:
             assert replicas is not None
             source.require_shards(replicas.copies)
+            source.require_start(taken)
             source.begin(epoch)
         else:
             self._instances = source.epoch(epoch, taken)
@@ -88,35 +91,41 @@ def replicas_to_tensors(replicas: Replicas) -> tuple[dict[str, Tensor], dict[str
     return tensors | kept, document | {"parts": parts}
 
 
-def load_replicas(
-    replicas: Replicas,
-    tensors: Mapping[str, Tensor],
-    document: Mapping[str, Any],
-    weights_only: bool,
-    path: str,
-) -> None:
-    """Put the copies back; with weights alone, all begin with the consensus.
+@final
+@dataclass(frozen=True, slots=True)
+class FoundReplicas:
+    """What ``check_replicas`` has found in order."""
+
+    entry: ReplicasEntry
+    parts: Mapping[str, FoundPart]
+
+
+def check_replicas(
+    replicas: Replicas, tensors: Mapping[str, Tensor], document: Mapping[str, Any], path: str
+) -> FoundReplicas:
+    """The copies that would be put back; nothing is changed.
 
     Raises:
         CheckpointError: There are no copies in the file, or others.
     """
-    if weights_only:
-        replicas.restart()
-        return
-    entry = document.get("replicas")
-    if entry is None:
+    if document.get("replicas") is None:
         raise CheckpointError(
             f"{path}: was made without copies of the model; load with weights_only=True to begin "
             "with its weights"
         )
     try:
-        replicas.load(tensors, entry)
-    except (KeyError, TypeError, ValueError) as error:
+        entry = replicas.check(tensors, document["replicas"])
+    except ValueError as error:
         raise CheckpointError(
-            f"{path}: its copies do not fit ({type(error).__name__}: {error}); make the session as "
-            "it was, or load with weights_only=True"
+            f"{path}: its copies do not fit ({error}); make the session as it was, or load with "
+            "weights_only=True"
         ) from error
-    load_parts(replicas.parts, tensors, entry["parts"], False, path)
+    numbers = {
+        desks[k].member.part.name: n
+        for desks in replicas.desks.values()
+        for k, n in enumerate(entry.trained)
+    }
+    return FoundReplicas(entry, check_parts(replicas.parts, tensors, entry.parts, path, numbers))
 
 
 @final

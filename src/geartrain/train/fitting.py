@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal, final
 
 import torch
 
+from geartrain.bounds import EPOCHS, MOST_EPOCHS, require_at_most
 from geartrain.data.points import evaluation_points, require_evaluate_every
 from geartrain.engine.engine import Engine, original_name
 from geartrain.engine.instrument import (
@@ -371,6 +372,7 @@ def require_fit_arguments(
 ) -> None:
     if epochs < 0:
         raise ValueError(f"epochs={epochs}: give 0 or more")
+    require_at_most(f"epochs={epochs}", epochs, MOST_EPOCHS, EPOCHS)
     if until is not None and valid is None:
         raise ValueError(f"until={until} wants validation data: fit(..., valid=...)")
     if every is not None and every < 1:

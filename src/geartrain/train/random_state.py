@@ -4,21 +4,27 @@
 
 Covers the global generators of torch (CPU, and CUDA once it is in use), numpy and Python, and any
 generators of your own, by name.
+
+Some of these libraries believe a state that says where in a block of numbers the next one lies, and
+read there. So states are tried on generators of no use, and looked at, before any is set.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 import torch
 
 from geartrain.errors import CheckpointError
-from geartrain.optim.plain import Json, decode, encode
+from geartrain.optim.plain import Json, decode, encode, require_like
 
 RandomSource: TypeAlias = torch.Generator | np.random.Generator | random.Random
 
@@ -42,10 +48,27 @@ def random_state_to_json(generators: Mapping[str, RandomSource] = _NONE) -> dict
     }
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class RandomState:
+    """What ``check_random_state`` has found in order.
+
+    Args:
+        steps: Sets a generator; and the state to set it to.
+    """
+
+    steps: Sequence[tuple[Callable[[Any], object], Any]]
+
+    def set(self) -> None:
+        """Set the generators."""
+        for setter, state in self.steps:
+            setter(state)
+
+
 def load_random_state(
     document: Mapping[str, Json], generators: Mapping[str, RandomSource] = _NONE
 ) -> None:
-    """Set the global generators and these, in place, to where they stood.
+    """Set the global generators and these, in place, to where they stood; all or none.
 
     CUDA states are set if this process sees as many CUDA devices as there are states, and are
     otherwise left out: a run that moves to other devices draws other numbers there anyway.
@@ -53,26 +76,55 @@ def load_random_state(
     Raises:
         CheckpointError: A state is missing, damaged, or that of another kind of generator.
     """
-    own = document.get("own")
-    own = own if isinstance(own, Mapping) else {}
-    for name, generator in generators.items():
-        _set(name, own.get(name), _setter(generator))
-    _set("torch", document.get("torch"), lambda state: torch.set_rng_state(_tensor(state)))
-    _set("numpy", document.get("numpy"), np.random.set_state)
-    _set("python", document.get("python"), random.setstate)
-    cuda = document.get("cuda")
-    if isinstance(cuda, list) and cuda and len(cuda) == torch.cuda.device_count():
-        _set("cuda", cuda, lambda s: torch.cuda.set_rng_state_all([_tensor(x) for x in s]))
+    check_random_state(document, generators).set()
+
+
+def check_random_state(
+    document: Mapping[str, Json], generators: Mapping[str, RandomSource] = _NONE
+) -> RandomState:
+    """The states that ``load_random_state`` would set; nothing is changed.
+
+    Raises:
+        CheckpointError: A state is missing, damaged, or that of another kind of generator.
+    """
+    own, cuda = document.get("own"), document.get("cuda")
+    if not isinstance(own, Mapping) or not isinstance(cuda, list):
+        raise CheckpointError(
+            "random generators: expected an object of generators of one's own and a list of CUDA's "
+            f"beside the others, found a {type(own).__name__} and a {type(cuda).__name__}; use the "
+            "document as it was written"
+        )
+    steps = [_checked(name, own.get(name), generators[name]) for name in generators]
+    steps += [
+        (torch.set_rng_state, _tried("torch", document.get("torch"), _torch_state("cpu"))),
+        (np.random.set_state, _tried("numpy", document.get("numpy"), _numpy_global)),
+        (random.setstate, _tried("python", document.get("python"), _python_state)),
+    ]
+    here = len(cuda) == torch.cuda.device_count()
+    states = [
+        _tried("cuda", each, _torch_state(f"cuda:{k}") if here else _tensor)
+        for k, each in enumerate(cuda)
+    ]
+    if states and here:
+        steps.append((torch.cuda.set_rng_state_all, states))
+    return RandomState(steps)
 
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
     """Whatever is drawn from the global generators meanwhile, they stand afterwards as before."""
-    before = random_state_to_json()
+    on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch left it so
+    cuda = torch.cuda.get_rng_state_all() if on_cuda else []
+    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state(legacy=False)
+    python_state = random.getstate()
     try:
         yield
     finally:
-        load_random_state(before)
+        torch.set_rng_state(torch_state)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
 
 
 def _state(generator: RandomSource, name: str) -> Json:
@@ -89,21 +141,31 @@ def _state(generator: RandomSource, name: str) -> Json:
     )
 
 
-def _setter(generator: RandomSource) -> Callable[[Any], object]:
+def _checked(
+    name: str, document: Json, generator: RandomSource
+) -> tuple[Callable[[Any], object], Any]:
     match generator:
         case torch.Generator():
-            return lambda state: generator.set_state(_tensor(state))
+            state = _tried(name, document, _torch_state(generator.device))
+            return generator.set_state, state
         case np.random.Generator():
-            return lambda state: setattr(generator.bit_generator, "state", state)
+            bits: Any = generator.bit_generator
+            state = _tried(name, document, lambda s: _numpy_state(s, type(bits)(), name))
+            return lambda s: setattr(bits, "state", s), state
         case random.Random():
-            return generator.setstate
+            return generator.setstate, _tried(name, document, _python_state)
 
 
-def _set(name: str, document: Json, setter: Callable[[Any], object]) -> None:
+def _tried(name: str, document: Json, trial: Callable[[Any], Any]) -> Any:
+    """What the trial makes of the state.
+
+    Raises:
+        CheckpointError: It refuses it.
+    """
     state = decode(document, name)
     try:
-        setter(state)
-    except (TypeError, ValueError, KeyError, RuntimeError, OverflowError) as error:
+        return trial(state)
+    except (TypeError, ValueError, LookupError, RuntimeError, ArithmeticError) as error:
         raise CheckpointError(
             f"random generator '{name}': a state of type {type(state).__name__} cannot be set "
             f"({error}); expected one that random_state_to_json took from such a generator. Pass "
@@ -112,6 +174,71 @@ def _set(name: str, document: Json, setter: Callable[[Any], object]) -> None:
 
 
 def _tensor(state: Any) -> torch.Tensor:
-    if not isinstance(state, np.ndarray) or state.dtype != np.uint8:
+    if not isinstance(state, np.ndarray) or state.dtype != np.uint8 or state.ndim != 1:
         raise TypeError("it is no array of bytes")
     return torch.from_numpy(state)
+
+
+def _torch_state(device: torch.device | str) -> Callable[[Any], torch.Tensor]:
+    def trial(state: Any) -> torch.Tensor:
+        found = _tensor(state)
+        torch.Generator(device=device).set_state(found)
+        if torch.device(device).type == "cpu":
+            _require_mersenne(found)
+        return found
+
+    return trial
+
+
+def _require_mersenne(state: torch.Tensor) -> None:
+    """Numbers that are left in the block and the place of the next make a block: torch reads there.
+
+    The layout is that of torch's CPU generator; of one that is laid out otherwise nothing is said.
+    """
+    new = torch.Generator().get_state()
+    if _LAYOUT.unpack_from(bytes(new[: _LAYOUT.size].numpy()))[1:] != (1, 1, 0):
+        return
+    _, left, _, place = _LAYOUT.unpack_from(bytes(state[: _LAYOUT.size].numpy()))
+    if (left, place) != (1, 0) and not (1 <= left <= _BLOCK and left + place == _BLOCK + 1):
+        raise ValueError(f"number {place} of a block with {left} left is none of its {_BLOCK}")
+
+
+_LAYOUT: Final = struct.Struct("=QiiQ")  # seed, left, seeded, next
+_BLOCK: Final = 624  # numbers of the Mersenne twister
+
+
+def _numpy_global(state: Any) -> Any:
+    own: Any = np.random.get_state(legacy=False)
+    require_like(state, own, "numpy")
+    if own["bit_generator"] == "MT19937":
+        np.random.RandomState().set_state(state)
+    _require_places(state)
+    return state
+
+
+def _numpy_state(state: Any, bits: Any, name: str) -> Any:
+    own = bits.state
+    bits.state = state
+    require_like(state, own, name)
+    _require_places(state)
+    return state
+
+
+def _require_places(state: Any) -> None:
+    """numpy reads at these places of its blocks without a look."""
+    for key, value in state.items():
+        if isinstance(value, dict):
+            _require_places(value)
+        elif key in _PLACES and not 0 <= value <= _PLACES[key]:
+            raise ValueError(f"{key} is {value}, expected 0 to {_PLACES[key]}")
+
+
+_PLACES: Final = {"pos": _BLOCK, "buffer_pos": 4}  # MT19937, Philox
+
+
+def _python_state(state: Any) -> Any:
+    random.Random().setstate(state)
+    left = state[2]
+    if left is not None and not (isinstance(left, float) and math.isfinite(left)):
+        raise ValueError(f"the number that is left of a pair is {left!r:.40}")
+    return state

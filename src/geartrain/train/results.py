@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, final
+from typing import Annotated, Any, final
 
 from geartrain.engine.instrument import (
     EpochEnded,
     PartStaleness,
 )
 from geartrain.errors import CheckpointError
+from geartrain.schema import Count, Mismatch, NotNegative, Range, read
 
 
 @final
@@ -39,9 +40,13 @@ class Target:
             ValueError: It is neither.
         """
         found = re.fullmatch(r"\s*(\w+)\s*(>=|<=)\s*([-+.\deE]+)\s*", text)
-        if found is None:
-            raise ValueError(f"target {text!r}: write METRIC>=VALUE or METRIC<=VALUE")
-        return Target(found[1], float(found[3]), found[2] == ">=")
+        try:
+            value = math.nan if found is None else float(found[3])
+        except ValueError:
+            value = math.nan
+        if found is None or not math.isfinite(value):
+            raise ValueError(f"target {text!r:.80}: write METRIC>=VALUE or METRIC<=VALUE")
+        return Target(found[1], value, found[2] == ">=")
 
     def reached(self, metrics: Mapping[str, float]) -> bool:
         """Whether these metrics are there.
@@ -160,29 +165,78 @@ def epoch_to_json(event: EpochEnded) -> dict[str, Any]:
     }
 
 
-def epoch_from_json(document: Mapping[str, Any]) -> EpochEnded:
-    """What ``epoch_to_json`` made of it."""
-    staleness = {name: staleness_of(h) for name, h in document["staleness"].items()}
-    return EpochEnded(**{**document, "staleness": staleness})
+@final
+@dataclass(frozen=True, slots=True)
+class StoredEpoch:
+    """An ``EpochEnded`` as JSON has it: of staleness the histograms alone."""
+
+    epoch: NotNegative
+    epochs: Count
+    instances: Count
+    seconds: NotNegative
+    loss: float
+    metrics: Mapping[str, float]
+    valid: Mapping[str, float]
+    staleness: Mapping[str, Sequence[Count]]
+    updates: Mapping[str, Count]
+    time_s: NotNegative
 
 
-def position_from_json(at: Mapping[str, Any], path: Path | str) -> Position:
+@final
+@dataclass(frozen=True, slots=True)
+class StoredPosition:
+    """A ``Position`` as JSON has it."""
+
+    epoch: Annotated[int, Range(1)]
+    taken: Count
+    entered: Count
+    trained: Count
+    epoch_seconds: NotNegative
+    train_seconds: NotNegative
+    sums: Mapping[str, tuple[float, NotNegative]]
+    updates: Mapping[str, Count]
+    history: Sequence[StoredEpoch]
+    best: float | None
+    best_of: str | None
+
+    def __post_init__(self) -> None:
+        if self.entered > self.taken:
+            raise Mismatch(f"{self.entered} instances are in the history, of {self.taken} taken")
+        taken = sum(e.instances for e in self.history) + self.taken - self.entered
+        if self.trained > taken:
+            raise Mismatch(f"{self.trained} instances were trained, of {taken} taken")
+        last = self.history[-1].epoch if self.history else 0.0
+        if not self.epoch - 1 <= last < self.epoch:
+            raise Mismatch(f"the history ends with epoch {last:g}, the epoch is {self.epoch}")
+
+
+def epoch_from_json(document: Any) -> EpochEnded:
+    """What ``epoch_to_json`` made of it.
+
+    Raises:
+        Mismatch: It is something else.
+    """
+    return _epoch(read(StoredEpoch, document, "epoch"))
+
+
+def _epoch(stored: StoredEpoch) -> EpochEnded:
+    given = {f.name: getattr(stored, f.name) for f in fields(StoredEpoch)}
+    staleness = {name: staleness_of(h) for name, h in stored.staleness.items()}
+    return EpochEnded(**{**given, "staleness": staleness})
+
+
+def position_from_json(at: Any, path: Path | str) -> Position:
+    """What a session wrote.
+
+    Raises:
+        CheckpointError: It is something else.
+    """
     try:
-        return Position(
-            epoch=at["epoch"],
-            taken=at["taken"],
-            entered=at["entered"],
-            trained=at["trained"],
-            epoch_seconds=at["epoch_seconds"],
-            train_seconds=at["train_seconds"],
-            sums={name: (s, n) for name, (s, n) in at["sums"].items()},
-            updates=dict(at["updates"]),
-            history=[epoch_from_json(e) for e in at["history"]],
-            best=at["best"],
-            best_of=at["best_of"],
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        stored = read(StoredPosition, at, "position")
+    except Mismatch as error:
         raise CheckpointError(
-            f"{path}: its position in the data is damaged ({type(error).__name__}: {error}); use "
-            "another checkpoint of the run, or weights_only=True"
+            f"{path}: its position in the data is damaged ({error}); use another checkpoint of the "
+            "run, or weights_only=True"
         ) from error
+    given = {f.name: getattr(stored, f.name) for f in fields(StoredPosition)}
+    return Position(**{**given, "history": [_epoch(each) for each in stored.history]})

@@ -24,8 +24,12 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from geartrain.errors import DataError, GeartrainError
+from geartrain.files import read_bytes
+from geartrain.schema import Mismatch, parsed, read
 
 _FILES: Final = "files"
+_MOST_FILES: Final = 100
+_MOST_BYTES: Final = 256 << 20  # of one of them; a vocabulary has some 100 kB
 
 
 @final
@@ -148,15 +152,45 @@ class RunFolder:
         folder = self.path / _FILES
         if not folder.is_dir():
             return {}
-        return {file.name: _read(file) for file in sorted(folder.iterdir()) if file.is_file()}
+        files = [file for file in sorted(folder.iterdir()) if file.is_file()]
+        if len(files) > _MOST_FILES:
+            raise DataError(
+                f"holds {len(files)} files; a recipe keeps {_MOST_FILES} at most: this is not the "
+                "folder of a run",
+                path=folder,
+            )
+        return {file.name: _read(file) for file in files}
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write the result, which makes the run a finished one."""
         _write(self.result_file, json.dumps(result, allow_nan=False) + "\n")
 
     def read_result(self) -> dict[str, Any] | None:
-        """The result, or None for an unfinished run."""
-        return _read_object(self.result_file) if self.result_file.exists() else None
+        """The result, or None for an unfinished run.
+
+        Raises:
+            DataError: The file cannot be read, or is none that ``finish`` wrote.
+        """
+        if not self.result_file.exists():
+            return None
+        result = _read_object(self.result_file)
+        try:
+            read(_Result, result, "it", more=True)
+            json.dumps(result, allow_nan=False)
+        except ValueError as error:
+            raise DataError(
+                f"{error}; copy the run's folder again", path=self.result_file
+            ) from error
+        return result
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What is looked at of a result."""
+
+    reached: Mapping[str, Any] | None
+    valid: Mapping[str, float | None]
 
 
 def _write(path: Path, text: str) -> None:
@@ -174,8 +208,13 @@ def _write(path: Path, text: str) -> None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        content = read_bytes(path, _MOST_BYTES, "this is not what geartrain wrote there")
+        return content.decode("utf-8")
+    except OSError as error:
+        raise DataError(
+            f"cannot be read: {error.strerror or error}; copy the run's folder again", path=path
+        ) from error
+    except UnicodeDecodeError as error:
         raise DataError(
             f"cannot be read: {error}; copy the run's folder again", path=path
         ) from error
@@ -183,13 +222,9 @@ def _read(path: Path) -> str:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(_read(path))
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"not JSON at column {error.colno}: {error.msg}; copy the run's folder again",
-            path=path,
-            line=error.lineno,
-        ) from error
+        value = parsed(_read(path), "it")
+    except Mismatch as error:
+        raise DataError(f"{error}; copy the run's folder again", path=path) from error
     if not isinstance(value, dict):
         raise DataError(f"holds a {type(value).__name__}, expected a JSON object", path=path)
     return value

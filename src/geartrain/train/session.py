@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from geartrain.bounds import MOST_SEED, SEED
 from geartrain.engine.controller import AbstractRamp
 from geartrain.engine.engine import Engine, Settings, copies_of, make_parts, original_name
 from geartrain.engine.instrument import (
@@ -29,51 +30,35 @@ from geartrain.engine.instrument import (
     PartStaleness,
 )
 from geartrain.engine.mailbox import AbstractPolicy
-from geartrain.errors import CheckpointError, DataError
+from geartrain.errors import DataError
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.loss import Collected
 from geartrain.ir.node import Memory
-from geartrain.ir.operators import Losing, Replaying
+from geartrain.ir.operators import Losing
 from geartrain.ir.precision import Precision, require_float32, require_precision
 from geartrain.native import kind as kernels_kind
-from geartrain.native import status as kernels_status
 from geartrain.native.transfer import require_device
 from geartrain.optim.part import PartState
 from geartrain.optim.replicas import Neighbours, Replicas
 from geartrain.optim.rules import Rules
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Feeder, OnBadInstance
 from geartrain.runtime.threads import Threads
-from geartrain.train.checkpoint import (
-    Checkpoint,
-    Json,
-    Retention,
-    read_checkpoint,
-    write_checkpoint,
-)
-from geartrain.train.copies import load_replicas, replicas_to_tensors
+from geartrain.train.checkpoint import Json, Retention, write_checkpoint
+from geartrain.train.copies import replicas_to_tensors
 from geartrain.train.fitting import Fitting, require_fit_arguments
+from geartrain.train.loading import load_session
 from geartrain.train.observer import Observer, means_of
-from geartrain.train.random_state import (
-    load_random_state,
-    random_state_kept,
-    random_state_to_json,
-)
+from geartrain.train.random_state import random_state_kept, random_state_to_json
 from geartrain.train.results import (
     Evaluation,
     Fit,
     Position,
     Target,
     epoch_to_json,
-    position_from_json,
     staleness_of,
 )
-from geartrain.train.snapshot import (
-    load_parts,
-    memories_to_tensors,
-    parts_to_tensors,
-    tensors_to_memories,
-)
+from geartrain.train.snapshot import memories_to_tensors, parts_to_tensors
 from geartrain.train.source import Convert, Data, Source
 
 log = logging.getLogger("geartrain.train")
@@ -123,8 +108,8 @@ class Session:
 
     Raises:
         ValueError: Two parts have one name, there is no such precision, a device does not exist,
-            copies cannot exchange as ``replicas`` says, or ``lanes`` or ``replicas`` do not go
-            together with something else that is given.
+            copies cannot exchange as ``replicas`` says, a number is out of range, or ``lanes`` or
+            ``replicas`` do not go together with something else that is given.
         GraphError: ``bf16``, and a module's weights are not float32.
         GraphError: From ``fit``, ``evaluate``, ``predict``: the graph cannot run.
     """
@@ -152,6 +137,8 @@ class Session:
         on_bad: OnBadInstance = "raise",
         instruments: Sequence[AbstractInstrument] = (),
     ) -> None:
+        if not 0 <= seed <= MOST_SEED:
+            raise ValueError(f"seed={seed}: give 0 to {MOST_SEED:,}, as {SEED}")
         self.graph = graph
         self.rules = rules or Rules()
         self.runtime = runtime or Threads(1)
@@ -296,47 +283,11 @@ class Session:
             weights_only: Leave optimisers, position and random state alone.
 
         Raises:
-            CheckpointError: It cannot be read, or does not fit this graph.
+            CheckpointError: It cannot be read, or does not fit this graph; the session is as it
+                was. A file may come from anybody: nothing in it is executed, and all of it is
+                looked at before any of it is loaded.
         """
-        checkpoint = read_checkpoint(path)
-        document: dict[str, Any] = dict(checkpoint.document)
-        missing = {"parts", "seed", "position", "random"} - set(document)
-        if missing:
-            raise CheckpointError(
-                f"{path}: has no {sorted(missing)}; Session.save writes them: give a checkpoint of "
-                "a session"
-            )
-        if not weights_only and document["seed"] != self.seed:
-            raise CheckpointError(
-                f"{path}: was made with seed {document['seed']}, the session has {self.seed}; the "
-                "order of the data would differ: use the same seed, or weights_only=True"
-            )
-        was = document.get("precision", "full")
-        if not weights_only and was != self.settings.precision:
-            raise CheckpointError(
-                f"{path}: was made with precision {was!r}, the session has "
-                f"{self.settings.precision!r}; the run would not go on as it was: use the same "
-                "precision, or weights_only=True"
-            )
-        used = document.get("kernels", kernels_kind())
-        if not weights_only and used != kernels_kind():
-            log.warning(
-                "%s: was made with %s kernels, and goes on with %s: the same numbers, but for "
-                "their rounding (%s)",
-                path,
-                used,
-                kernels_kind(),
-                kernels_status(),
-            )
-        position = None if weights_only else position_from_json(document["position"], path)
-        memories = {} if weights_only else self._memories_of(checkpoint, str(path))
-        load_parts(self.parts, checkpoint.tensors, document["parts"], weights_only, str(path))
-        if self._replicas is not None:
-            load_replicas(self._replicas, checkpoint.tensors, document, weights_only, str(path))
-        if position is not None:
-            self._position = position
-            self._engine, self._plain, self._memories = None, None, memories
-            load_random_state(document["random"])
+        load_session(self, path, weights_only=weights_only)
 
     def statistics(self) -> dict[str, Any]:
         """Versions of the parts, rows that wait, bytes of the stores."""
@@ -468,11 +419,6 @@ class Session:
             self._engine.recall(self._memories)
             self._engine.began_s = self._position.train_seconds
         return self._engine
-
-    def _memories_of(self, checkpoint: Checkpoint, path: str) -> dict[str, Memory]:
-        names = [o.name for o in self.graph.operators if isinstance(o, Replaying)]
-        document: Any = checkpoint.document.get("memories", {})
-        return tensors_to_memories(checkpoint.tensors, document, names, path)
 
     def _remember(self) -> None:
         """Take what nodes remember from an engine at rest."""

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
 
 from torch import Tensor
 
 from geartrain.engine.engine import original_name
 from geartrain.errors import CheckpointError
 from geartrain.ir.node import Memory
-from geartrain.optim.part import PartState
+from geartrain.ir.replay import require_memory
+from geartrain.optim.part import PartState, ViewEntry
 from geartrain.optim.state import (
-    load_optimizer_state,
-    load_scheduler_state,
+    OptimizerState,
+    check_optimizer_state,
+    check_scheduler_state,
     optimizer_state_to_tensors,
+    put_optimizer_state,
     scheduler_state_to_json,
 )
+from geartrain.schema import Count, Mismatch, read
 
 
 def parts_to_tensors(parts: Mapping[str, PartState]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -50,10 +56,38 @@ def parts_to_tensors(parts: Mapping[str, PartState]) -> tuple[dict[str, Tensor],
     return tensors, document
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class PartEntry:
+    """A part besides its tensors, as JSON has it."""
+
+    version: Count
+    rows: Count
+    instances: Count
+    staleness: Sequence[Count]
+    optimizer: Mapping[str, Any] | None
+    scheduler: Mapping[str, Any] | None
+    view: Mapping[str, Any] | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FoundPart:
+    """What ``check_parts`` has found in order of one part."""
+
+    weights: Mapping[str, Tensor]
+    entry: PartEntry
+    optimizer: OptimizerState | None
+    scheduler: Mapping[str, Any] | None
+    gradients: Mapping[str, Tensor]
+    held: Mapping[str, Tensor]
+    view: ViewEntry | None
+
+
 def load_parts(
     parts: Mapping[str, PartState],
     tensors: Mapping[str, Tensor],
-    document: Mapping[str, Any],
+    document: Any,
     weights_only: bool,
     path: str,
 ) -> None:
@@ -62,25 +96,118 @@ def load_parts(
     Raises:
         CheckpointError: Other parts, weights of other names or shapes, or another optimiser.
     """
-    if set(parts) != set(document):
-        raise CheckpointError(
-            f"{path}: holds parts {sorted(document)}, the graph has {sorted(parts)}; build the "
-            "graph as it was when the checkpoint was written"
-        )
-    for name, part in parts.items():
-        _check_weights(name, part, _inside(tensors, f"{name}/weights/"), weights_only, path)
     if weights_only:
-        for name, part in parts.items():
-            part.module.load_state_dict(_inside(tensors, f"{name}/weights/"))
-            part.replaced()
-        return
-    own, entries = parts_to_tensors(parts)
-    own = {key: tensor.clone() for key, tensor in own.items()}
+        put_weights(parts, check_weights(parts, tensors, document, path))
+    else:
+        put_parts(parts, check_parts(parts, tensors, document, path))
+
+
+def check_weights(
+    parts: Mapping[str, PartState], tensors: Mapping[str, Tensor], document: Any, path: str
+) -> dict[str, dict[str, Tensor]]:
+    """The weights that would be loaded, by part; nothing is changed.
+
+    Raises:
+        CheckpointError: Other parts, or weights of other names or shapes.
+    """
+    _require_names(parts, document, path)
+    found = {name: _inside(tensors, f"{name}/weights/") for name in parts}
+    for name, part in parts.items():
+        _check_weights(name, part, found[name], True, path)
+    return found
+
+
+def put_weights(parts: Mapping[str, PartState], found: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Load what ``check_weights`` let pass, or on failure nothing."""
+    before = {
+        name: {key: value.clone() for key, value in part.module.state_dict().items()}
+        for name, part in parts.items()
+    }
     try:
-        _put(parts, tensors, document, path)
+        _put_weights(parts, found)
     except BaseException:
-        _put(parts, own, entries, path)
+        _put_weights(parts, before)
         raise
+
+
+def _put_weights(parts: Mapping[str, PartState], found: Mapping[str, Mapping[str, Tensor]]) -> None:
+    for name, part in parts.items():
+        part.module.load_state_dict(found[name])
+        part.replaced()
+
+
+def check_parts(
+    parts: Mapping[str, PartState],
+    tensors: Mapping[str, Tensor],
+    document: Any,
+    path: str,
+    numbers: Mapping[str, int] | None = None,
+) -> dict[str, FoundPart]:
+    """All that would be loaded, by part; nothing is changed.
+
+    Args:
+        parts: As they are.
+        tensors, document: From ``parts_to_tensors``.
+        path: For messages.
+        numbers: By part, of the instance in training that comes next.
+
+    Raises:
+        CheckpointError: Other parts, weights of other names or shapes, another optimiser, or
+            anything that the parts as they are would not have written.
+    """
+    _require_names(parts, document, path)
+    for name, part in parts.items():
+        _check_weights(name, part, _inside(tensors, f"{name}/weights/"), False, path)
+    found: dict[str, FoundPart] = {}
+    for name, part in parts.items():
+        own = _inside(tensors, f"{name}/")
+        try:
+            number = None if numbers is None else numbers[name]
+            found[name] = _check_one(part, own, document[name], number)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: part '{name}': {error}") from error
+        except Mismatch as error:
+            raise CheckpointError(
+                f"{path}: part '{name}': its entry is damaged ({error}); use another checkpoint of "
+                "the run"
+            ) from error
+    return found
+
+
+def put_parts(parts: Mapping[str, PartState], found: Mapping[str, FoundPart]) -> None:
+    """Load what ``check_parts`` let pass, or on failure (no memory is left) nothing."""
+    before = {name: _copied(part) for name, part in parts.items()}
+    try:
+        _put(parts, found)
+    except BaseException:
+        _put(parts, before)
+        raise
+
+
+def _copied(part: PartState) -> FoundPart:
+    """The part as it is."""
+    tensors, document = parts_to_tensors({"": part})
+    kept = {key.removeprefix("/"): tensor.clone() for key, tensor in tensors.items()}
+    entry = PartEntry(**document[""])
+    optimizer = scheduler = None
+    if part.optimizer is not None:
+        packed = copy.deepcopy(part.optimizer.state_dict())
+        optimizer = OptimizerState(
+            packed["state"],
+            packed["param_groups"],
+            [str(p.dtype) for group in part.optimizer.param_groups for p in group["params"]],
+        )
+    if part.scheduler is not None:
+        scheduler = copy.deepcopy(part.scheduler.state_dict())
+    return FoundPart(
+        _inside(kept, "weights/"),
+        entry,
+        optimizer,
+        scheduler,
+        _inside(kept, "gradient/"),
+        {k: v for k, v in kept.items() if k.startswith(("view/", "delay/"))},
+        ViewEntry(**document[""]["view"]),
+    )
 
 
 def memories_to_tensors(
@@ -97,59 +224,115 @@ def memories_to_tensors(
 
 def tensors_to_memories(
     tensors: Mapping[str, Tensor],
-    document: Mapping[str, Any],
+    document: Any,
     names: Sequence[str],
     path: str,
 ) -> dict[str, Memory]:
     """The reverse.
 
     Raises:
-        CheckpointError: The graph has no such nodes.
+        CheckpointError: The graph has no such nodes, or a buffer is damaged.
     """
+    if not isinstance(document, dict):
+        raise CheckpointError(
+            f"{path}: its buffers are a {type(document).__name__}, expected an object; use another "
+            "checkpoint of the run"
+        )
     if foreign := sorted(n for n in document if original_name(n) not in names):
         raise CheckpointError(
             f"{path}: holds buffers of {foreign}, the graph replays at {sorted(names)}; build the "
             "graph as it was when the checkpoint was written"
         )
-    return {n: (_inside(tensors, f"{n}/memory/"), dict(d)) for n, d in document.items()}
-
-
-def _put(
-    parts: Mapping[str, PartState],
-    tensors: Mapping[str, Tensor],
-    document: Mapping[str, Any],
-    path: str,
-) -> None:
-    for name, part in parts.items():
+    found: dict[str, Memory] = {}
+    for name, entry in document.items():
+        kept = _inside(tensors, f"{name}/memory/")
         try:
-            _put_one(name, part, tensors, document[name])
+            require_memory(kept, entry, name)
         except CheckpointError as error:
-            raise CheckpointError(f"{path}: part '{name}': {error}") from error
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"{path}: part '{name}': its entry is damaged ({type(error).__name__}: {error}); "
-                "use another checkpoint of the run"
-            ) from error
+            raise CheckpointError(f"{path}: {error}") from error
+        found[name] = kept, entry
+    return found
 
 
-def _put_one(
-    name: str, part: PartState, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]
+def require_no_others(
+    tensors: Iterable[str], parts: Iterable[str], nodes: Iterable[str], path: str
 ) -> None:
+    """Refuse tensors that nobody has looked at.
+
+    Args:
+        tensors: Names in a file.
+        parts, nodes: Those whose tensors have been looked at.
+
+    Raises:
+        CheckpointError: There is one.
+    """
+    known = tuple(
+        [f"{name}/{kind}/" for name in parts for kind in _KINDS]
+        + [f"{name}/memory/" for name in nodes]
+    )
+    if foreign := sorted(name for name in tensors if not name.startswith(known)):
+        raise CheckpointError(
+            f"{path}: has tensors besides, {', '.join(foreign)[:120]}; use a checkpoint as it was "
+            "written, or load with weights_only=True"
+        )
+
+
+_KINDS = ("weights", "optimizer", "gradient", "view", "delay", "exchange")
+
+
+def _require_names(parts: Mapping[str, PartState], document: Any, path: str) -> None:
+    names = sorted(document) if isinstance(document, dict) else document
+    if not isinstance(document, dict) or set(parts) != set(document):
+        raise CheckpointError(
+            f"{path}: holds parts {names!r:.200}, the graph has {sorted(parts)}; build the graph "
+            "as it was when the checkpoint was written"
+        )
+
+
+def _check_one(
+    part: PartState, tensors: Mapping[str, Tensor], document: Any, number: int | None
+) -> FoundPart:
+    entry = read(PartEntry, document, "it")
+    for name, mine in (("optimizer", part.optimizer), ("scheduler", part.scheduler)):
+        if (mine is None) != (getattr(entry, name) is None):
+            which = ("no", "one") if mine is not None else ("one", "none")
+            raise CheckpointError(
+                f"it has {which[0]} {name}, the session has {which[1]}; use the same modules and "
+                "rules, or load with weights_only=True"
+            )
+    optimizer = scheduler = view = None
+    if part.optimizer is not None and entry.optimizer is not None:
+        state = _inside(tensors, "optimizer/")
+        optimizer = check_optimizer_state(part.optimizer, state, entry.optimizer)
+    if part.scheduler is not None and entry.scheduler is not None:
+        scheduler = check_scheduler_state(part.scheduler, entry.scheduler)
+    gradients = _inside(tensors, "gradient/")
+    part.check_pending_gradients(gradients)
+    held = {k: v for k, v in tensors.items() if k.startswith(("view/", "delay/"))}
+    if entry.view is not None:
+        view = part.check_view(held, entry.view, number)
+    weights = _inside(tensors, "weights/")
+    return FoundPart(weights, entry, optimizer, scheduler, gradients, held, view)
+
+
+def _put(parts: Mapping[str, PartState], found: Mapping[str, FoundPart]) -> None:
+    for name, part in parts.items():
+        _put_one(part, found[name])
+
+
+def _put_one(part: PartState, found: FoundPart) -> None:
     part.abandon()
-    part.module.load_state_dict(_inside(tensors, f"{name}/weights/"))
-    part.version, part.rows, part.instances = entry["version"], entry["rows"], entry["instances"]
-    part.load_histogram(entry["staleness"])
-    if part.optimizer is not None and entry["optimizer"] is not None:
-        state = _inside(tensors, f"{name}/optimizer/")
-        load_optimizer_state(part.optimizer, state, entry["optimizer"])
-    if part.scheduler is not None and entry["scheduler"] is not None:
-        load_scheduler_state(part.scheduler, entry["scheduler"])
-    part.load_pending_gradients(_inside(tensors, f"{name}/gradient/"))
-    if (view := entry.get("view")) is not None:
-        held = {
-            k: v for k, v in tensors.items() if k.startswith((f"{name}/view/", f"{name}/delay/"))
-        }
-        part.load_view(_inside(held, f"{name}/"), view)
+    part.module.load_state_dict(found.weights)
+    entry = found.entry
+    part.version, part.rows, part.instances = entry.version, entry.rows, entry.instances
+    part.load_histogram(entry.staleness)
+    if part.optimizer is not None and found.optimizer is not None:
+        put_optimizer_state(part.optimizer, found.optimizer)
+    if part.scheduler is not None and found.scheduler is not None:
+        part.scheduler.load_state_dict(dict(found.scheduler))
+    part.load_pending_gradients(found.gradients)
+    if found.view is not None:
+        part.load_view(found.held, found.view)
 
 
 def _inside(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sized
-from typing import Any, TypeAlias, final
+from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from geartrain.data.loader import seeded
+from geartrain.errors import DataError
 from geartrain.ir.columns import Columns
 from geartrain.ir.instance import InOrder, Instance
 from geartrain.train.random_state import random_state_kept
@@ -85,6 +86,9 @@ class Source:
         """The instances of an epoch, from position ``start`` on.
 
         Finding the place disturbs no random generator.
+
+        Raises:
+            DataError: The data end before it.
         """
         items = self._items(number, start)
         return items if self._convert is None else map(self._convert, items)
@@ -123,6 +127,13 @@ class Source:
                 "shards='pull'"
             )
 
+    def require_start(self, start: int) -> None:
+        """Raises:
+        DataError: Data with places have fewer instances.
+        """
+        if self._map_style and start > len(self):
+            raise _ends_before(start, len(self))
+
     def _order(self, number: int) -> Any:
         """Places in map-style data, in the order of an epoch."""
         data: Any = self._data
@@ -142,6 +153,7 @@ class Source:
         if (set_epoch := getattr(data, "set_epoch", None)) is not None:
             set_epoch(number)
         if self._map_style:
+            self.require_start(start)
             order = self._order(number)[start:]
             if type(data) in (list, tuple, Columns):
                 return InOrder(data, order)
@@ -166,7 +178,19 @@ class Source:
 
 
 def _skip(items: Iterator[Any], n: int) -> None:
-    next(itertools.islice(items, n, n), None)
+    if n and next(itertools.islice(items, n - 1, n), _NOTHING) is _NOTHING:
+        raise _ends_before(n, "fewer")
+
+
+_NOTHING: Final = object()
+
+
+def _ends_before(start: int, length: int | str) -> DataError:
+    return DataError(
+        f"{start} instances of this epoch were trained before, and the data have {length}: they "
+        "are not those that training began with; give it those, or load the checkpoint with "
+        "weights_only=True and begin anew"
+    )
 
 
 def _batched(loader: DataLoader[Any]) -> bool:

@@ -1,0 +1,148 @@
+"""A checkpoint into a session: looked at as a whole, and then loaded as a whole.
+
+    file ─► read ─► document and tensors ─► each against what this session would have written
+                                              └► CheckpointError: nothing has changed
+                                                 in order: weights, optimisers, copies, position,
+                                                 buffers, random state
+
+A file may come from anybody. Its checksum says that it came as it was sent, and nothing of who
+sent it.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from geartrain.errors import CheckpointError
+from geartrain.ir.operators import Replaying
+from geartrain.native import kind as kernels_kind
+from geartrain.native import status as kernels_status
+from geartrain.train.checkpoint import Checkpoint, read_checkpoint
+from geartrain.train.copies import check_replicas
+from geartrain.train.random_state import check_random_state
+from geartrain.train.results import position_from_json
+from geartrain.train.snapshot import (
+    check_parts,
+    check_weights,
+    put_parts,
+    put_weights,
+    require_no_others,
+    tensors_to_memories,
+)
+
+if TYPE_CHECKING:
+    from geartrain.train.session import Session
+
+log = logging.getLogger("geartrain.train")
+
+_REQUIRED = {"parts", "seed", "position", "random"}
+_LATER = {
+    "kernels",
+    "memories",
+    "precision",
+    "replicas",
+}  # not in the first checkpoints, or not in all
+# These are all keys of the document that ``Session._snapshot`` makes: others are refused.
+
+
+def load_session(session: Session, path: Path | str, *, weights_only: bool) -> None:
+    """As ``Session.load`` says.
+
+    Raises:
+        CheckpointError: The file cannot be read or does not fit; the session is as it was.
+    """
+    checkpoint = read_checkpoint(path)
+    document: dict[str, Any] = dict(checkpoint.document)
+    if missing := _REQUIRED - set(document):
+        raise CheckpointError(
+            f"{path}: has no {sorted(missing)}; Session.save writes them: give a checkpoint of "
+            "a session"
+        )
+    if weights_only:
+        found = check_weights(session.parts, checkpoint.tensors, document["parts"], str(path))
+        put_weights(session.parts, found)
+        if session._replicas is not None:
+            session._replicas.restart()
+    else:
+        _load_all(session, checkpoint, document, str(path))
+
+
+def _load_all(
+    session: Session, checkpoint: Checkpoint, document: dict[str, Any], path: str
+) -> None:
+    _require_same_session(session, document, path)
+    tensors, replicas = checkpoint.tensors, session._replicas
+    position = position_from_json(document["position"], path)
+    numbers = dict.fromkeys(session.parts, position.trained)
+    parts = check_parts(session.parts, tensors, document["parts"], path, numbers)
+    copies = None if replicas is None else check_replicas(replicas, tensors, document, path)
+    replaying = [o.name for o in session.graph.operators if isinstance(o, Replaying)]
+    memories = tensors_to_memories(tensors, document.get("memories", {}), replaying, path)
+    names = [*session.parts, *(() if replicas is None else replicas.parts)]
+    require_no_others(tensors, names, memories, path)
+    if not isinstance(document["random"], dict):
+        raise CheckpointError(
+            f"{path}: its random state is a {type(document['random']).__name__}, expected an "
+            "object; use another checkpoint of the run"
+        )
+    try:
+        random = check_random_state(document["random"])
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+    # From here on nothing is refused any more; and should memory run out, nothing is loaded.
+    put = None
+    everything = dict(session.parts)
+    if replicas is not None and copies is not None:
+        put = replicas.loading(tensors, copies.entry)
+        everything |= replicas.parts
+        parts |= copies.parts
+    put_parts(everything, parts)
+    if put is not None:
+        put()
+    session._position = position
+    session._engine, session._plain, session._memories = None, None, memories
+    random.set()
+    used = document.get("kernels", kernels_kind())
+    if used != kernels_kind():
+        log.warning(
+            "%s: was made with %s kernels, and goes on with %s: the same numbers, but for their "
+            "rounding (%s)",
+            path,
+            used,
+            kernels_kind(),
+            kernels_status(),
+        )
+
+
+def _require_same_session(session: Session, document: dict[str, Any], path: str) -> None:
+    if document["seed"] != session.seed or type(document["seed"]) is not int:
+        raise CheckpointError(
+            f"{path}: was made with seed {document['seed']!r:.40}, the session has {session.seed}; "
+            "the order of the data would differ: use the same seed, or weights_only=True"
+        )
+    was = document.get("precision", "full")
+    if was != session.settings.precision:
+        raise CheckpointError(
+            f"{path}: was made with precision {was!r:.40}, the session has "
+            f"{session.settings.precision!r}; the run would not go on as it was: use the same "
+            "precision, or weights_only=True"
+        )
+    used = document.get("kernels", kernels_kind())
+    if used not in ("native", "torch"):
+        raise CheckpointError(
+            f"{path}: was made with kernels {used!r:.40}, expected 'native' or 'torch'; use another "
+            "checkpoint of the run"
+        )
+    if session._replicas is None and document.get("replicas") is not None:
+        raise CheckpointError(
+            f"{path}: was made with copies of the model, and the session has none; make the "
+            "session as it was, or load with weights_only=True"
+        )
+    if foreign := sorted(document.keys() - _REQUIRED - _LATER):
+        raise CheckpointError(
+            f"{path}: has {', '.join(foreign)[:120]} besides, which this session would not have "
+            "written; use the version of geartrain that wrote it, or load with weights_only=True"
+        )

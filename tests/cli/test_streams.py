@@ -1,0 +1,183 @@
+"""Who listens may go away, and disks may be full: the run goes on, and its checkpoint is there."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import geartrain as gt
+from geartrain.cli.logs import logging_to
+from geartrain.cli.streams import Tolerant, tolerant
+
+TINY = ("listreduce", "--option", "train_size=200", "--option", "valid_size=20", "--option")
+TINY += ("hidden=4", "--runtime", "simulated", "--epochs", "3")
+
+
+def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A line of the shell, where ``geartrain`` is this tree's."""
+    source = Path(gt.__file__).parents[1]
+    call = f'geartrain() {{ {sys.executable} -m geartrain "$@"; }}; {command}'
+    return subprocess.run(
+        ["bash", "-c", call],
+        env={**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("redirected", "status"),
+    [
+        ("--json 2>&1 | head -1; exit ${PIPESTATUS[0]}", 1),
+        ("--json > /dev/full", 1),
+        ("2> /dev/full", 0),
+        (">&- 2>&-", 0),
+    ],
+)
+def test_a_run_outlives_those_who_listen(redirected: str, status: int, tmp_path: Path) -> None:
+    done = shell(f"geartrain train {' '.join(TINY)} --out run {redirected}", tmp_path)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["epochs"] == 3 and (tmp_path / "run" / "latest.safetensors").exists()
+    if "full" in redirected and status:
+        assert "standard output could not be written: No space left on device" in done.stderr
+    # Nothing that was written by number got into a file of the run.
+    assert "epoch" not in (tmp_path / "run" / "config.json").read_text().replace('"epochs"', "")
+
+
+class Failing(io.StringIO):
+    """A stream that takes some characters, and then no more."""
+
+    def __init__(self, room: int, code: int) -> None:
+        super().__init__()
+        self.room, self.code = room, code
+
+    def write(self, text: str, /) -> int:
+        self.room -= len(text)
+        if self.room < 0:
+            raise OSError(self.code, os.strerror(self.code))
+        return super().write(text)
+
+
+def test_a_stream_that_fails_is_dropped_and_remembered() -> None:
+    inner = Failing(5, errno.EPIPE)
+    stream = Tolerant(inner)
+    assert (stream.write("four"), stream.lost) == (4, None)
+    assert stream.write("more than that") == 14
+    assert isinstance(stream.lost, BrokenPipeError)
+    inner.room = 100
+    assert stream.write("x") == 1 and inner.getvalue() == "four"
+    stream.flush()
+    assert not stream.isatty()
+
+
+def test_without_streams_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sys.stdout
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", None)
+        with tolerant() as out:
+            sys.stderr.write("nowhere")
+            assert not sys.stderr.isatty()
+            with pytest.raises(OSError, match="fileno"):
+                sys.stderr.fileno()
+        assert out.lost is None
+    assert sys.stdout is before
+
+
+def test_a_character_that_a_terminal_lacks_is_spelled() -> None:
+    inner = io.TextIOWrapper(io.BytesIO(), "ascii")
+    stream = Tolerant(inner)
+    stream.write("é\n")
+    stream.flush()
+    assert inner.buffer.getvalue() == b"\\xe9\n"  # type: ignore[attr-defined]
+
+
+class Full(io.StringIO):
+    """A file on a full disk, that says so when it is closed too."""
+
+    def write(self, text: str, /) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_log_on_a_full_disk_is_given_up_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging.FileHandler, "_open", lambda self: Full())
+    log = logging.getLogger("geartrain.train")
+    with logging_to(tmp_path / "run.log"):
+        for number in range(3):
+            log.info("message %d", number)
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1, told
+    assert "run.log: the log cannot be written any more: No space left on device" in told
+
+
+def test_a_log_that_cannot_be_opened_is_given_up_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(self: Any) -> Any:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(logging.FileHandler, "_open", refused)
+    with logging_to(tmp_path / "run.log"):
+        for number in range(3):
+            logging.getLogger("geartrain.train").error("message %d", number)
+    told = capsys.readouterr().err.replace("message 0\nmessage 1\nmessage 2\n", "")
+    assert "Traceback" not in told and told.count("Read-only file system") == 1, told
+
+
+def test_a_log_on_a_full_disk_does_not_end_a_run(
+    geartrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.FileHandler, "_open", lambda self: Full())
+    done = geartrain("train", *TINY, "--out", tmp_path / "run")
+    assert (done.status, "Traceback" in done.err) == (0, False), done.err
+
+
+def test_what_nobody_foresaw_is_a_line_and_its_traceback_is_asked_for(
+    geartrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise KeyError("the wheel came off")
+
+    monkeypatch.setattr("geartrain.cli.recipes.described", broken)
+    monkeypatch.delenv("GEARTRAIN_TRACEBACK", raising=False)
+    failed = geartrain("recipes", "--json")
+    assert failed.status == 1
+    assert failed.err == (
+        "geartrain: KeyError: 'the wheel came off' (GEARTRAIN_TRACEBACK=1 shows where)\n"
+    )
+    monkeypatch.setenv("GEARTRAIN_TRACEBACK", "1")
+    assert "Traceback" in geartrain("recipes", "--json").err
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("no room\nat all"), RecursionError()]
+)
+def test_what_asks_for_too_much_is_wrong_use(
+    error: Exception, geartrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr("geartrain.recipes.recipe.Recipe.build", refuse)
+    failed = geartrain("train", *TINY, "--out", tmp_path / "run")
+    assert (failed.status, failed.err.count("\n")) == (2, 1)

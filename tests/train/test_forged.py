@@ -1,0 +1,203 @@
+"""Checkpoints from strangers: whatever stands in them, they are refused whole or they train on."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import geartrain as gt
+from geartrain.train.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+
+RIG = Path(__file__).with_name("rig_forged.py")
+
+
+def rig() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("rig_forged", RIG)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def refused(kinds: str, seed: int, count: int) -> int:
+    """How many of so many forged files of each kind were refused, in a process of its own."""
+    source = Path(gt.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, RIG, kinds, str(seed), str(count)],
+        env={**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, f"it ended with {done.returncode}: {done.stderr[-3000:]}"
+    return int(done.stdout)
+
+
+def test_a_forged_checkpoint_is_refused_whole_or_trains_on() -> None:
+    assert 12 < refused("adam,scheduled,views", 0, 8) < 24
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", rig().KINDS)
+def test_a_hundred_forged_checkpoints_are_refused_whole_or_train_on(kind: str, seed: int) -> None:
+    assert 50 < refused(kind, 100 + seed, 100) < 100
+
+
+Change = Callable[[dict[str, torch.Tensor], Any], object]
+
+
+def trained(kind: str, folder: Path) -> tuple[ModuleType, Checkpoint]:
+    """The checkpoint of the middle of an epoch."""
+    tools = rig()
+    data = tools.rows(words=kind not in tools.WITHOUT_WORDS)
+    tools.KINDS[kind]().fit(data, epochs=1, folder=folder, checkpoint_every=30, keep_last=3)
+    return tools, read_checkpoint(sorted(folder.glob("checkpoint-*"))[0])
+
+
+def change_state(name: str, value: torch.Tensor) -> Change:
+    def change(tensors: dict[str, torch.Tensor], document: Any) -> None:
+        assert name in tensors
+        tensors[name] = value
+
+    return change
+
+
+def change_entry(value: Any, *place: Any) -> Change:
+    def change(tensors: dict[str, torch.Tensor], document: Any) -> None:
+        *way, last = place
+        for key in way:
+            document = document[key]
+        document[last] = value
+
+    return change
+
+
+CHANGES: dict[str, tuple[Change, str]] = {
+    "a moment larger than its weights": (
+        change_state("one/optimizer/state.0.exp_avg", torch.zeros(400, 3)),
+        r"part 'one': .*state.0.exp_avg' has shape \(400, 3\).*expected \(4, 3\)",
+    ),
+    "a moment smaller than its weights": (
+        change_state("two/optimizer/state.0.exp_avg_sq", torch.zeros(0)),
+        r"part 'two': .*exp_avg_sq' has shape \(0,\)",
+    ),
+    "a moment of another dtype": (
+        change_state("one/optimizer/state.1.exp_avg", torch.zeros(4, dtype=torch.float64)),
+        r"part 'one': .*float64, expected \(4,\) and torch.float32",
+    ),
+    "a count of no elements": (
+        change_state("two/optimizer/state.0.step", torch.zeros(0)),
+        r"part 'two': .*step' has shape \(0,\)",
+    ),
+    "a count that is none": (
+        change_state("two/optimizer/state.0.step", torch.tensor(float("nan"))),
+        r"part 'two': .*step' is nan, expected a finite number of 0 or more",
+    ),
+    "a table's count of no elements": (
+        change_state("table/optimizer/state.0.step", torch.zeros(0)),
+        r"part 'table': .*step' has shape \(0,\)",
+    ),
+    "a waiting gradient of rows that are not there": (
+        change_state("table/gradient/weight/indices", torch.full((6,), 10**6)),
+        r"part 'table'.*rows 1000000 to 1000000, the parameter has 5",
+    ),
+    "a waiting gradient of another shape": (
+        change_state("one/gradient/weight", torch.zeros(7, 4, 3)),
+        r"part 'one': 'gradient/weight' has shape \(7, 4, 3\)",
+    ),
+    "no parts": (change_entry(None, "parts"), "holds parts None, the graph has"),
+    "parts that are a list": (change_entry(["one"], "parts"), "holds parts"),
+    "an optimiser that is a number": (
+        change_entry(3, "parts", "one", "optimizer"),
+        "part 'one': its entry is damaged .it.optimizer is 3, expected an object",
+    ),
+    "a random state that is a word": (change_entry("x", "random"), "its random state is a str"),
+    "a place that is no number": (
+        change_entry([1], "position", "taken"),
+        "position.taken is .1., expected a whole number",
+    ),
+    "a history of other epochs": (
+        change_entry(7, "position", "epoch"),
+        "the history ends with epoch 0, the epoch is 7",
+    ),
+    "sums of something": (
+        change_entry({"loss": [1.0, {}]}, "position", "sums"),
+        "position.sums.loss.1. is .., expected a number",
+    ),
+    "versions that no counter has": (
+        change_entry(2**63, "parts", "one", "version"),
+        "it.version is 9223372036854775808, expected a whole number from 0",
+    ),
+    "a key that nobody writes": (change_entry(1, "besides"), "has besides besides"),
+}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModuleType, Checkpoint]:
+    return trained("adam", tmp_path_factory.mktemp("good"))
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_no_session_writes_is_refused_by_name_and_changes_nothing(
+    name: str, good: tuple[ModuleType, Checkpoint], tmp_path: Path
+) -> None:
+    tools, kept = good
+    change, message = CHANGES[name]
+    tensors, document = dict(kept.tensors), copy.deepcopy(dict(kept.document))
+    change(tensors, document)
+    write_checkpoint(tmp_path / "forged", tensors, document)
+    session = tools.KINDS["adam"]()
+    session.fit(tools.rows(10), epochs=1)
+    tools.state(session)  # what waits to be added up is added up
+    before = tools.state(session)
+    with pytest.raises(gt.CheckpointError, match=message):
+        session.load(tmp_path / "forged")
+    assert tools.same(before, tools.state(session))
+
+
+def test_a_place_beyond_the_data_does_not_end_the_epoch_as_if_it_were_done(
+    good: tuple[ModuleType, Checkpoint], tmp_path: Path
+) -> None:
+    tools, kept = good
+    document: Any = copy.deepcopy(dict(kept.document))
+    document["position"]["taken"] = 10**6
+    write_checkpoint(tmp_path / "forged", kept.tensors, document)
+    session = tools.KINDS["adam"]()
+    session.load(tmp_path / "forged")
+    with pytest.raises(gt.DataError, match=r"1000000 instances of this epoch .* the data have 40"):
+        session.fit(tools.rows(), epochs=1)
+
+
+def test_a_schedule_from_a_stranger_sets_no_attribute_that_is_no_state(tmp_path: Path) -> None:
+    tools, kept = trained("scheduled", tmp_path)
+    for key, value in (("optimizer", 3), ("get_lr", None), ("step_size", 0), ("gamma", "x")):
+        document: Any = copy.deepcopy(dict(kept.document))
+        entries = document["parts"]["one"]["scheduler"]["state"]["dict"]
+        entries[:] = [*([k, v] for k, v in entries if k != key), [key, value]]
+        write_checkpoint(tmp_path / "forged", kept.tensors, document)
+        with pytest.raises(gt.CheckpointError, match=r"part 'one': .*scheduler StepLR"):
+            tools.KINDS["scheduled"]().load(tmp_path / "forged")
+
+
+def test_buffers_of_other_rows_are_refused_when_rows_come(tmp_path: Path) -> None:
+    tools, kept = trained("buffers", tmp_path)
+    tensors = {
+        k: v.double() if "/memory/" in k else v for k, v in kept.tensors.items()
+    }  # the graph alone knows what comes there
+    write_checkpoint(tmp_path / "forged", tensors, kept.document)
+    session = tools.KINDS["buffers"]()
+    session.load(tmp_path / "forged")
+    with pytest.raises(gt.GeartrainError, match=r"the buffer of 'replay' holds .*float64"):
+        session.fit(tools.rows(words=False), epochs=1)
