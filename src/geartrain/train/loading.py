@@ -133,8 +133,8 @@ def _require_same_session(session: Session, document: dict[str, Any], path: str)
     used = document.get("kernels", kernels_kind())
     if used not in ("native", "torch"):
         raise CheckpointError(
-            f"{path}: was made with kernels {used!r:.40}, expected 'native' or 'torch'; use another "
-            "checkpoint of the run"
+            f"{path}: was made with kernels {used!r:.40}, expected 'native' or 'torch'; use "
+            "another checkpoint of the run"
         )
     if session._replicas is None and document.get("replicas") is not None:
         raise CheckpointError(

@@ -38,6 +38,7 @@ from geartrain.ir.node import Memory
 from geartrain.ir.operators import Losing
 from geartrain.ir.precision import Precision, require_float32, require_precision
 from geartrain.native import kind as kernels_kind
+from geartrain.native import status as kernels_status
 from geartrain.native.transfer import require_device
 from geartrain.optim.part import PartState
 from geartrain.optim.replicas import Neighbours, Replicas
