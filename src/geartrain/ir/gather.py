@@ -152,7 +152,7 @@ class Group(AbstractNode):
             column = (
                 getattr(view, self._order) if isinstance(self._order, str) else self._order(view)
             )
-            position = np.asarray(column).astype(np.int64, copy=False)
+            position = np.array(column, np.int64)  # ours: checked is what is used
         cells = self._groups["start"][groups] + position
         wrong: NDArray[np.bool_] = (position < 0) | (position >= sizes)
         if not wrong.any():

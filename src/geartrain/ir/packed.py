@@ -8,6 +8,9 @@
 Joining asks C loops of numpy for types, lengths and values of a whole column. Only where these are
 irregular (lists instead of arrays, several types, a column that is left out) or wrong is an
 instance looked at by itself, and an error then names it.
+
+Integers are copied before they are checked: they become places in memory further on, where nobody
+checks them again, and the user may write over his own while they are in flight.
 """
 
 from __future__ import annotations
@@ -343,8 +346,7 @@ class Packer:
                     f"expected {n} entries, one for every {kind}"
                 )
             parts.append(table.fitting(name, part, parts, called(instances[k])))
-        some = [p for p in parts if len(p)] or parts[:1]
-        return np.concatenate(some) if len(some) > 1 else some[0]
+        return np.concatenate([p for p in parts if len(p)] or parts[:1])
 
     def _value(self, instances: Sequence[Instance], name: str) -> Column:
         table = self._arena.values
@@ -393,7 +395,7 @@ def _joined(columns: Sequence[Any], sizes: IntArray) -> Column | None:
         return None
     if {c.ndim for c in columns} != {1} or not np.array_equal(_lengths(columns), sizes):
         return None
-    return as_column(np.concatenate(columns) if len(columns) > 1 else columns[0])
+    return as_column(np.concatenate(columns))
 
 
 def _missing(instance: Instance, what: str, name: str, brought: Mapping[str, Any]) -> DataError:
@@ -509,8 +511,11 @@ def _by_source(
 
 
 def _join_rows(name: str, parts: list[Tensor]) -> Tensor:
+    if len(parts) == 1:  # floats stay where they are: whatever is written there is a number
+        (rows,) = parts
+        return rows.detach() if rows.is_floating_point() else rows.clone()
     try:
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return torch.cat(parts)
     except RuntimeError as error:
         shapes = sorted({tuple(p.shape[1:]) for p in parts})
         raise DataError(f"input '{name}' has rows of shapes {shapes}") from error

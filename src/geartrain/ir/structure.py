@@ -124,13 +124,13 @@ class Flatmap(AbstractNode):
         if self._count is None:
             at = batch.state[VERTEX]
             return arena.vertices["out_start"][at], arena.vertices["out_degree"][at]
-        counts = np.asarray(self._count(self.place.view(batch)))
+        counts = np.array(self._count(self.place.view(batch)))  # ours: checked is what is used
         if counts.shape != (len(batch),) or counts.dtype.kind not in "iub" or counts.min() < 0:
             raise GraphError(
                 f"'{self.name}': its count gave {counts.dtype} {counts.shape} for {len(batch)} "
                 "rows; it gives each row a number of copies, 0 or more"
             )
-        return np.zeros(len(batch), np.int64), counts.astype(np.int64)
+        return np.zeros(len(batch), np.int64), counts.astype(np.int64, copy=False)
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
         return Emission(backward=self._waiting.collect(batches))
