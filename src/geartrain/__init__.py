@@ -18,6 +18,7 @@ from geartrain.engine.mailbox import BackwardFirst as BackwardFirst
 from geartrain.engine.mailbox import FullestFirst as FullestFirst
 from geartrain.engine.mailbox import OldestFirst as OldestFirst
 from geartrain.engine.mailbox import Sweeps as Sweeps
+from geartrain.errors import BusyError as BusyError
 from geartrain.errors import CheckpointError as CheckpointError
 from geartrain.errors import DataError as DataError
 from geartrain.errors import GeartrainError as GeartrainError

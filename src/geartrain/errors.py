@@ -8,6 +8,7 @@
     ├── StuckError         nothing can move and instances are unfinished: carries the story
     ├── WorkerError        something raised inside a worker: node, part, shapes, instances
     ├── NonFiniteError     a loss, gradient or payload is NaN or infinite
+    ├── BusyError          a session or a run's folder is used by somebody else
     ├── CheckpointError    a checkpoint cannot be written, read or does not fit
     └── WouldBlock         a ``..._nowait`` call found nothing
 
@@ -60,6 +61,10 @@ class WorkerError(GeartrainError):
 
 class NonFiniteError(GeartrainError):
     """A loss, a gradient or a payload is NaN or infinite; the message names node and instance."""
+
+
+class BusyError(GeartrainError):
+    """A session, or the folder of a run, is in use; the message says by whom."""
 
 
 class CheckpointError(GeartrainError):

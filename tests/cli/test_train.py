@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -291,6 +292,82 @@ def stopped(how: str, after: int, *words: str | Path) -> subprocess.CompletedPro
         timeout=100,
         check=False,
     )
+
+
+WAITING = """
+import sys
+from geartrain.train.session import Session
+from geartrain.cli.main import app
+
+fit = Session.fit
+
+def fit_later(*args, **kwargs):
+    print("about to train", flush=True)
+    sys.stdin.readline()
+    return fit(*args, **kwargs)
+
+Session.fit = fit_later
+app(prog_name="geartrain")
+"""
+
+
+def waiting(*words: str | Path) -> subprocess.Popen[str]:
+    """A command that is about to train, and does so when it gets a line or the end of its input."""
+    run = subprocess.Popen(
+        [sys.executable, "-c", WAITING, *map(str, words)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert run.stdout is not None
+    assert run.stdout.readline() == "about to train\n"
+    return run
+
+
+def test_two_runs_do_not_share_a_folder_and_the_first_one_s_result_stays(
+    geartrain, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    words = ("train", *SMALL_LISTS, "--out", folder, "--json")
+    with waiting(*words) as first:
+        second = geartrain(*words, "--seed", 1)
+        out, err = first.communicate(timeout=100)
+    assert second.status == 2
+    assert f"{folder} is in use by process {first.pid} on " in second.err
+    assert f", since {datetime.now().year}" in second.err
+    assert (first.returncode, json.loads(out)["seed"]) == (0, 0), err
+    assert json.loads((folder / "result.json").read_text())["seed"] == 0
+
+
+def test_a_run_that_goes_on_elsewhere_is_not_resumed_and_a_killed_one_is_at_once(
+    geartrain, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    geartrain("train", *SMALL_LISTS, "--out", folder)
+    (folder / "result.json").unlink()
+    again = ("train", "listreduce", "--out", folder, "--resume", "--json")
+    (folder / "latest.safetensors").rename(tmp_path / "kept")
+    with waiting("train", *SMALL_LISTS, "--out", folder) as first:
+        (tmp_path / "kept").rename(folder / "latest.safetensors")
+        refused = geartrain(*again)
+        first.kill()
+    assert (refused.status, f"in use by process {first.pid}" in refused.err) == (2, True)
+    resumed = geartrain(*again)
+    assert (resumed.status, resumed.json["epochs"]) == (0, 2), resumed.err
+
+
+def test_two_comparisons_do_not_share_a_folder(geartrain, tmp_path: Path) -> None:
+    from geartrain.train.lock import held
+
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "runs.jsonl").write_text("of the other one\n")
+    with held(out / ".lock"):
+        done = geartrain("compare", "listreduce", "--out", out)
+    assert (done.status, "is in use by this very process" in done.err) == (2, True)
+    assert (out / "runs.jsonl").read_text() == "of the other one\n"
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn, final
@@ -44,6 +45,7 @@ from geartrain.cli.trial import Trial
 from geartrain.observe.curves import Curve, draw_curves, require_matplotlib
 from geartrain.observe.figures import duration, epochs, measure
 from geartrain.recipes import Recipe, find_recipe
+from geartrain.train.lock import held
 from geartrain.train.results import Target
 
 _ROOT: Final = Path(__file__).parents[2]  # where this geartrain is imported from
@@ -99,17 +101,21 @@ def compare(
             "idle",
             file=sys.stderr,
         )
-    try:
-        outcomes = list(_trials(plan))
-    except KeyboardInterrupt as interrupt:
-        kept = "" if out is None else f"; trials that had ended are in {out / RUNS}"
-        raise fail(f"interrupted{kept}", INTERRUPTED) from interrupt
-    rows = [
-        row_of(s, [o for o in outcomes if o.system == s.key], plan.target) for s in plan.systems
-    ]
-    result = {**_header(plan, load), "rows": rows}
-    if plan.out is not None:
-        result["figure"] = str(_keep(plan, plan.out, result, outcomes))
+    with ExitStack() as locks:
+        if out is not None:
+            with preparing():
+                locks.enter_context(held(out / ".lock"))
+        try:
+            outcomes = list(_trials(plan))
+        except KeyboardInterrupt as interrupt:
+            kept = "" if out is None else f"; trials that had ended are in {out / RUNS}"
+            raise fail(f"interrupted{kept}", INTERRUPTED) from interrupt
+        rows = [
+            row_of(s, [o for o in outcomes if o.system == s.key], plan.target) for s in plan.systems
+        ]
+        result = {**_header(plan, load), "rows": rows}
+        if plan.out is not None:
+            result["figure"] = str(_keep(plan, plan.out, result, outcomes))
     if as_json:
         print(json.dumps(result, allow_nan=False), flush=True)
     else:

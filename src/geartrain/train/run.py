@@ -8,6 +8,7 @@
                 run.log              messages, and the traceback of a failure
                 result.json          written last: a run without it is unfinished
                 files/...            what the recipe needs to be built again
+                .lock                held by the process that trains here; see ``lock``
 
 Everything is text or safetensors; nothing in it is executed when it is read.
 """
@@ -18,12 +19,14 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
 from geartrain.errors import DataError, GeartrainError
+from geartrain.train.lock import held
 
 _FILES: Final = "files"
 
@@ -79,6 +82,22 @@ class RunFolder:
         """Whether a run was begun here."""
         return self.config_file.is_file()
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep the folder, which is made if need be, from other processes.
+
+        Raises:
+            BusyError: One of them has it.
+            GeartrainError: The folder cannot be written.
+        """
+        with ExitStack() as stack:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(held(self.path / ".lock"))
+            except OSError as error:
+                raise self._unwritable(error) from error
+            yield
+
     def check_free(self) -> None:
         """Refuse to write over a run that somebody may want.
 
@@ -119,10 +138,13 @@ class RunFolder:
             _write(self.path / "graph.mmd", graph)
             _write(self.config_file, json.dumps(config, indent=2) + "\n")
         except OSError as error:
-            raise GeartrainError(
-                f"{self.path}: the run's folder cannot be written: {error.strerror or error}; give "
-                "--out a folder that can"
-            ) from error
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> GeartrainError:
+        return GeartrainError(
+            f"{self.path}: the run's folder cannot be written: {error.strerror or error}; give "
+            "--out a folder that can"
+        )
 
     def read_config(self) -> dict[str, Any]:
         """What ``create`` wrote.

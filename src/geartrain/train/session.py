@@ -52,6 +52,7 @@ from geartrain.train.checkpoint import (
 from geartrain.train.copies import load_replicas, replicas_to_tensors
 from geartrain.train.fitting import Fitting, require_fit_arguments
 from geartrain.train.observer import Observer, means_of
+from geartrain.train.occupancy import Occupancy
 from geartrain.train.random_state import (
     load_random_state,
     random_state_kept,
@@ -82,7 +83,9 @@ class Session:
     """A graph that learns.
 
     The modules of the graph are trained in place, and come back in the mode (``training``) in which
-    they came. Between calls everything is at rest: no thread is left, no row waits.
+    they came. Between calls everything is at rest: no thread is left, no row waits. It does one
+    thing at a time: a call while another one runs is refused. An instrument may evaluate, predict
+    and save between two passes, as in ``on_epoch_ended``.
 
     Args:
         graph: Checked when the first instance is seen.
@@ -125,6 +128,7 @@ class Session:
             together with something else that is given.
         GraphError: ``bf16``, and a module's weights are not float32.
         GraphError: From ``fit``, ``evaluate``, ``predict``: the graph cannot run.
+        BusyError: From all methods that train, run, save or load: another one is running.
     """
 
     def __init__(
@@ -183,6 +187,7 @@ class Session:
             for name, part in self.parts.items():
                 require_float32(name, dict(part.module.named_parameters()))
         self._position = Position()
+        self._used = Occupancy()
         self._engine: Engine | None = None
         self._memories: dict[str, Memory] = {}  # of nodes, when the engine was last at rest
         self._costs: dict[str, float] = {}
@@ -235,20 +240,22 @@ class Session:
         self._require_metric(until)
         source = self._source(train, shuffle=self.shuffle)
         validation = None if valid is None else self._source(valid, shuffle=False)
-        retention = None
-        if folder is not None:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            retention = Retention(Path(folder), keep_last)
-        return Fitting(
-            self, source, validation, epochs, until, retention, checkpoint_every, evaluate_every
-        ).run()
+        with self._used.by("fit"):
+            retention = None
+            if folder is not None:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+                retention = Retention(Path(folder), keep_last)
+            return Fitting(
+                self, source, validation, epochs, until, retention, checkpoint_every, evaluate_every
+            ).run()
 
     def evaluate(self, data: Data) -> Evaluation:
         """Losses and metrics of a pass without training.
 
         Nothing changes by it: no weight, optimiser, gradient that waits, or random generator.
         """
-        return self._evaluate(self._source(data, shuffle=False), epoch=0, epochs=0, began=0.0)
+        with self._used.by("evaluate", inside=True):
+            return self._evaluate(self._source(data, shuffle=False), epoch=0, epochs=0, began=0.0)
 
     def predict(self, data: Data) -> list[Any]:
         """What reaches the outputs, in the order of the instances.
@@ -261,7 +268,42 @@ class Session:
             where the payload has several tensors; a dict by name where the graph has several
             outputs.
         """
-        source = self._source(data, shuffle=False)
+        with self._used.by("predict", inside=True):
+            return self._predict(self._source(data, shuffle=False))
+
+    def save(self, path: Path | str) -> None:
+        """Write a checkpoint: weights, optimisers, versions, data position, random state.
+
+        Raises:
+            CheckpointError: It cannot be written; what was there is intact.
+        """
+        with self._used.by("save", inside=True):
+            tensors, document = self._snapshot()
+            write_checkpoint(path, tensors, document)
+
+    def load(self, path: Path | str, *, weights_only: bool = False) -> None:
+        """Read a checkpoint; ``fit`` then continues where it stood.
+
+        Args:
+            path: From ``save`` or from the folder of a ``fit``.
+            weights_only: Leave optimisers, position and random state alone.
+
+        Raises:
+            CheckpointError: It cannot be read, or does not fit this graph.
+        """
+        with self._used.by("load"):
+            self._load(path, weights_only=weights_only)
+
+    def statistics(self) -> dict[str, Any]:
+        """Versions of the parts, rows that wait, bytes of the stores."""
+        engine = self._engine
+        return {
+            "versions": {name: p.version for name, p in self.parts.items()},
+            "trained": self._position.trained,
+            "store_bytes": sum(n.nbytes() for n in engine.wiring.nodes.values()) if engine else 0,
+        }
+
+    def _predict(self, source: Source) -> list[Any]:
         engine = self._ready(source)
         engine.begin(train=False, judge=False, collect=True)
         feeder = Feeder(source.epoch(0), "raise")
@@ -275,25 +317,7 @@ class Session:
             return next(iter(outputs.values()))
         return [{name: values[i] for name, values in outputs.items()} for i in range(feeder.taken)]
 
-    def save(self, path: Path | str) -> None:
-        """Write a checkpoint: weights, optimisers, versions, data position, random state.
-
-        Raises:
-            CheckpointError: It cannot be written; what was there is intact.
-        """
-        tensors, document = self._snapshot()
-        write_checkpoint(path, tensors, document)
-
-    def load(self, path: Path | str, *, weights_only: bool = False) -> None:
-        """Read a checkpoint; ``fit`` then continues where it stood.
-
-        Args:
-            path: From ``save`` or from the folder of a ``fit``.
-            weights_only: Leave optimisers, position and random state alone.
-
-        Raises:
-            CheckpointError: It cannot be read, or does not fit this graph.
-        """
+    def _load(self, path: Path | str, *, weights_only: bool) -> None:
         checkpoint = read_checkpoint(path)
         document: dict[str, Any] = dict(checkpoint.document)
         missing = {"parts", "seed", "position", "random"} - set(document)
@@ -323,15 +347,6 @@ class Session:
             self._position = position
             self._engine, self._plain, self._memories = None, None, memories
             load_random_state(document["random"])
-
-    def statistics(self) -> dict[str, Any]:
-        """Versions of the parts, rows that wait, bytes of the stores."""
-        engine = self._engine
-        return {
-            "versions": {name: p.version for name, p in self.parts.items()},
-            "trained": self._position.trained,
-            "store_bytes": sum(n.nbytes() for n in engine.wiring.nodes.values()) if engine else 0,
-        }
 
     def _move_modules_without_weights(self, device: torch.device | None) -> None:
         """Those of nodes and losses may have buffers, such as the weights of classes."""
@@ -482,8 +497,12 @@ class Session:
         """One stretch of a pass; an engine that failed in it is not used again."""
         training = engine.controller.training
         try:
-            with _mode(
-                [*self.graph.modules(), *(p.module for p in self.trained_parts.values())], training
+            with (
+                self._used.passing(),
+                _mode(
+                    [*self.graph.modules(), *(p.module for p in self.trained_parts.values())],
+                    training,
+                ),
             ):
                 seconds = self.runtime.run(engine, feeder, watch)
             engine.check_empty()
