@@ -268,7 +268,7 @@ from geartrain.train import checkpoint
 from geartrain.cli.main import app
 
 write, left = checkpoint.write_checkpoint, [int(sys.argv.pop(1))]
-signals = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT}
+signals = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT, "terminate": signal.SIGTERM}
 chosen = signals[sys.argv.pop(1)]
 
 def stop_later(*args, **kwargs):
@@ -390,11 +390,15 @@ def test_kill_9_in_the_middle_of_an_epoch_and_resume_end_at_the_same_weights(
     assert all(a.tensors[name].equal(b.tensors[name]) for name in a.tensors)
 
 
-def test_ctrl_c_writes_the_checkpoint_and_says_how_to_go_on(geartrain, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "status"), [("interrupt", 130), ("terminate", 143)])
+def test_a_signal_has_the_checkpoint_written_and_says_how_to_go_on(
+    geartrain, tmp_path: Path, how: str, status: int
+) -> None:
     folder = tmp_path / "run"
     words = ("train", *SMALL_LISTS, "--checkpoint-every", "70")
-    interrupted = stopped("interrupt", 2, *words, "--out", folder)
-    assert interrupted.returncode == 130
+    interrupted = stopped(how, 2, *words, "--out", folder)
+    assert interrupted.returncode == status
+    assert f"geartrain: {how.removesuffix('e')}ed; " in interrupted.stderr
     assert f"geartrain train listreduce --out {folder} --resume" in interrupted.stderr
     assert "Traceback" not in interrupted.stderr
     assert interrupted.stdout == ""

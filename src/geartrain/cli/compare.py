@@ -16,6 +16,7 @@ import json
 import math
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,16 @@ import torch
 import typer
 from rich.console import Console
 
-from geartrain.cli.exits import FAILED, INTERRUPTED, WRONG_USE, fail, preparing
+from geartrain.cli.exits import (
+    FAILED,
+    INTERRUPTED,
+    TERMINATED,
+    WRONG_USE,
+    fail,
+    preparing,
+    stopped,
+    terminable,
+)
 from geartrain.cli.settings import Settings, cores, new_settings, told
 from geartrain.cli.standings import (
     EpochOf,
@@ -45,6 +55,7 @@ from geartrain.cli.trial import Trial
 from geartrain.observe.curves import Curve, draw_curves, require_matplotlib
 from geartrain.observe.figures import duration, epochs, measure
 from geartrain.recipes import Recipe, find_recipe
+from geartrain.runtime.interrupt import Terminated
 from geartrain.train.lock import held
 from geartrain.train.results import Target
 
@@ -106,10 +117,11 @@ def compare(
             with preparing():
                 locks.enter_context(held(out / ".lock"))
         try:
-            outcomes = list(_trials(plan))
+            with terminable():
+                outcomes = list(_trials(plan))
         except KeyboardInterrupt as interrupt:
             kept = "" if out is None else f"; trials that had ended are in {out / RUNS}"
-            raise fail(f"interrupted{kept}", INTERRUPTED) from interrupt
+            raise stopped(interrupt, (str(interrupt) or "interrupted") + kept) from interrupt
         rows = [
             row_of(s, [o for o in outcomes if o.system == s.key], plan.target) for s in plan.systems
         ]
@@ -230,6 +242,8 @@ def _environment(plan: _Plan) -> dict[str, str]:
 def _failed(called: str, status: int, errors: str) -> typer.Exit:
     if status == INTERRUPTED:
         raise KeyboardInterrupt
+    if status in (TERMINATED, -signal.SIGTERM):
+        raise Terminated("terminated")
     last = next((s for s in reversed(errors.splitlines()) if s.strip()), f"it ended with {status}")
     said = last.removeprefix("geartrain: ")
     if status == WRONG_USE:

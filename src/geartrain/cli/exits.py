@@ -1,4 +1,5 @@
-"""How a command ends: 0 done, 1 the run failed or its target was missed, 2 wrong use, 130 Ctrl-C.
+"""How a command ends: 0 done, 1 the run failed or its target was missed, 2 wrong use, 130 Ctrl-C,
+143 SIGTERM (as a program ends that does not treat it).
 
     with preparing():      what is refused here was asked for wrongly: 2
         ...
@@ -12,19 +13,23 @@ from __future__ import annotations
 import logging
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 import typer
 
 from geartrain.errors import DataError, GeartrainError
+from geartrain.runtime.interrupt import Terminated
 
 FAILED: Final = 1
 WRONG_USE: Final = 2
 INTERRUPTED: Final = 130
+TERMINATED: Final = 143
 
 _log = logging.getLogger("geartrain.cli")
 
@@ -33,6 +38,34 @@ def fail(message: str, status: int) -> typer.Exit:
     """Say it on standard error; raise what comes back."""
     print(f"geartrain: {message}", file=sys.stderr, flush=True)
     return typer.Exit(status)
+
+
+def stopped(interrupt: KeyboardInterrupt, message: str = "") -> typer.Exit:
+    """Say how it was stopped; raise what comes back.
+
+    Args:
+        interrupt: What a signal became.
+        message: None: its own.
+    """
+    status = TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED
+    return fail(message or str(interrupt) or "interrupted", status)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM raises ``Terminated``, so that what was begun meanwhile is ended.
+
+    For commands that hold no handler while they wait; in the main thread alone.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Terminated("terminated")
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def command() -> str:
@@ -50,6 +83,8 @@ def preparing() -> Iterator[None]:
         yield
     except (GeartrainError, ValueError) as error:
         raise fail(str(error), WRONG_USE) from error
+    except KeyboardInterrupt as interrupt:
+        raise stopped(interrupt) from interrupt
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         raise fail(f"{place}{error.strerror or error}", WRONG_USE) from error
@@ -64,8 +99,10 @@ def running(log: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (typer.Exit, KeyboardInterrupt):
+    except typer.Exit:
         raise
+    except KeyboardInterrupt as interrupt:
+        raise stopped(interrupt) from interrupt
     except DataError as error:
         _log.error("refused", exc_info=True)
         raise fail(str(error), WRONG_USE) from error

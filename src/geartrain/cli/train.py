@@ -17,7 +17,7 @@ from typing import Any, NoReturn, final
 import typer
 
 from geartrain.cli.copies import CopiesSeen
-from geartrain.cli.exits import FAILED, INTERRUPTED, command, fail, preparing, running
+from geartrain.cli.exits import FAILED, command, fail, preparing, running, stopped
 from geartrain.cli.logs import logging_to
 from geartrain.cli.settings import Settings, config_of, new_settings, resumed_settings
 from geartrain.cli.version import version
@@ -194,7 +194,8 @@ def _run(prepared: _Prepared, folder: RunFolder) -> dict[str, Any]:
                 evaluate_every=settings.evaluate_every,
             )
         except KeyboardInterrupt as interrupt:
-            raise fail(_how_to_resume(settings, folder, str(interrupt)), INTERRUPTED) from interrupt
+            said = _how_to_resume(settings, folder, str(interrupt))
+            raise stopped(interrupt, said) from interrupt
         history = fit.history
     result = result_of(settings, history)
     if (copies := prepared.seen.summary()) is not None:

@@ -41,6 +41,7 @@ from geartrain.optim.part import PartState
 from geartrain.optim.replicas import Neighbours, Replicas
 from geartrain.optim.rules import Rules
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Feeder, OnBadInstance
+from geartrain.runtime.interrupt import asks_data
 from geartrain.runtime.threads import Threads
 from geartrain.train.checkpoint import (
     Checkpoint,
@@ -229,9 +230,11 @@ class Session:
                 weights are those of the last step. ``fit`` may be called again: it repeats the
                 instances since the graph was last drained, for a checkpoint or the end of an
                 epoch. To go back to the weights of that time as well, ``load`` the checkpoint.
-            KeyboardInterrupt: After what was in flight has finished and the checkpoint is written;
-                ``fit`` continues with the next instance. A second Ctrl-C abandons what is in
-                flight, as a failure does.
+            KeyboardInterrupt: Ctrl-C, after what was in flight has finished and the checkpoint is
+                written; ``fit`` continues with the next instance. Data that do not answer are not
+                waited for. A second Ctrl-C abandons what is in flight, as a failure does. SIGTERM
+                is as a first Ctrl-C, unless the program has a handler of its own; what is raised is
+                then ``runtime.interrupt.Terminated``. In the main thread alone.
             ValueError: The arguments do not go together, or ``until`` names no metric.
         """
         require_fit_arguments(
@@ -479,6 +482,7 @@ class Session:
         if self._engine is not None:
             self._memories = self._engine.memories()
 
+    @asks_data
     def _first_shapes(self, source: Source) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shapes of the rows of the first instance that can be made."""
         with random_state_kept():

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from geartrain.data.loader import seeded
 from geartrain.ir.columns import Columns
 from geartrain.ir.instance import InOrder, Instance
+from geartrain.runtime.interrupt import asks_data
 from geartrain.train.random_state import random_state_kept
 
 Data: TypeAlias = Iterable[Any]
@@ -81,6 +82,7 @@ class Source:
         except TypeError:
             return None
 
+    @asks_data
     def epoch(self, number: int, start: int = 0) -> Iterator[Instance]:
         """The instances of an epoch, from position ``start`` on.
 
