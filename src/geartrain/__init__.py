@@ -21,6 +21,7 @@ from geartrain.engine.mailbox import Sweeps as Sweeps
 from geartrain.errors import BusyError as BusyError
 from geartrain.errors import CheckpointError as CheckpointError
 from geartrain.errors import DataError as DataError
+from geartrain.errors import EndlessLoopError as EndlessLoopError
 from geartrain.errors import GeartrainError as GeartrainError
 from geartrain.errors import GraphError as GraphError
 from geartrain.errors import NonFiniteError as NonFiniteError

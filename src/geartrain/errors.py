@@ -6,6 +6,7 @@
     ├── ProtocolError      a row answered twice, or never sent: a bug, ours or of a custom node
     ├── LeakError          rows are left in a store after a drain
     ├── StuckError         nothing can move and instances are unfinished: carries the story
+    ├── EndlessLoopError   an instance's rows go round a loop and never leave it
     ├── WorkerError        something raised inside a worker: node, part, shapes, instances
     ├── NonFiniteError     a loss, gradient or payload is NaN or infinite
     ├── BusyError          a session or a run's folder is used by somebody else
@@ -53,6 +54,10 @@ class LeakError(ProtocolError):
 
 class StuckError(GeartrainError):
     """No node can fire and instances are unfinished; the message tells who waits for what."""
+
+
+class EndlessLoopError(GeartrainError):
+    """Rows go round a loop more often than they may, or grow in it; names instance and loop."""
 
 
 class WorkerError(GeartrainError):

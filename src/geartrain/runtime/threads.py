@@ -310,6 +310,8 @@ class _Run:
             settles = bool(out.answered or out.spawned or firing.held)
             if settles:
                 self._count(out, w)
+            elif out.rounds:
+                self._engine.controller.rounds.add(out.rounds)
         for worker, delivery in firing.elsewhere:
             self._post(worker, delivery)
         self._post_letters(firing.letters)

@@ -96,6 +96,9 @@ class Session:
         ramp: How training gets there; ``Ramp(over=0)`` starts at once, ``Synchronous(n)`` after n
             instances, one at a time.
         max_rows: Most rows in one firing.
+        max_rounds: How often rows of one instance may go round loops, all of them together: a cycle
+            in data would have them do so for ever. None: 100,000 times, and 1,000 more for each of
+            its vertices and edges.
         policy: Makes the firing policy of a worker, from its index.
         drain: Admit only when nothing is in flight: minibatches of ``max_active``, the synchronous
             way; with ``update_every=Instances(max_active)`` and no ramp it is minibatch training.
@@ -141,6 +144,7 @@ class Session:
         max_active: int = 64,
         ramp: AbstractRamp | None = None,
         max_rows: int = 4096,
+        max_rounds: int | None = None,
         policy: Callable[[int], AbstractPolicy] | None = None,
         drain: bool = False,
         lanes: bool = False,
@@ -170,6 +174,7 @@ class Session:
             precision=require_precision(precision, "precision="),
             meter=meter,
             device=found,
+            max_rounds=max_rounds,
         )
         self.placement = dict(placement or {})
         self.convert, self.shuffle, self.seed, self.on_bad = convert, shuffle, seed, on_bad
@@ -226,10 +231,11 @@ class Session:
                 Gradients that wait for their update go on waiting.
 
         Raises:
-            WorkerError, DataError, NonFiniteError, StuckError, CheckpointError: As they say; the
+            WorkerError, DataError, NonFiniteError, StuckError, EndlessLoopError: As they say; the
                 weights are those of the last step. ``fit`` may be called again: it repeats the
                 instances since the graph was last drained, for a checkpoint or the end of an
                 epoch. To go back to the weights of that time as well, ``load`` the checkpoint.
+            CheckpointError: The same, with a checkpoint that cannot be written.
             KeyboardInterrupt: Ctrl-C, after what was in flight has finished and the checkpoint is
                 written; ``fit`` continues with the next instance. Data that do not answer are not
                 waited for. A second Ctrl-C abandons what is in flight, as a failure does. SIGTERM
