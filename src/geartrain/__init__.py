@@ -27,6 +27,9 @@ from geartrain.errors import GraphError as GraphError
 from geartrain.errors import NonFiniteError as NonFiniteError
 from geartrain.errors import StuckError as StuckError
 from geartrain.errors import WorkerError as WorkerError
+from geartrain.ir.admission import Brought as Brought
+from geartrain.ir.admission import register_check as register_check
+from geartrain.ir.admission import require_range as require_range
 from geartrain.ir.bundle import AbstractBundleKernel as AbstractBundleKernel
 from geartrain.ir.bundle import Inside as Inside
 from geartrain.ir.columns import Columns as Columns

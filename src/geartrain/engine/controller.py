@@ -143,7 +143,7 @@ class ControllerState:
         self.fed_rows = self.answered_rows = 0
         self.training = True
         self._holding: set[str] = set()
-        self.packer = Packer(wiring.arena, wiring.inputs)
+        self.packer = Packer(wiring.arena, wiring.inputs, wiring.admission)
         self.one_by_one = any(o.alone for o in wiring.inputs.values())
         self.copies = copies
         self.active_of = np.zeros(copies, np.int64)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ from geartrain.ir.frame import Arena, Column, Table
 from geartrain.ir.instance import Instance, as_column
 from geartrain.ir.message import IntArray, ranges
 from geartrain.ir.operator import Input
+
+if TYPE_CHECKING:
+    from geartrain.ir.admission import Admission
 
 
 @final
@@ -125,10 +128,13 @@ class Packer:
     Args:
         arena: Knows the columns, and the types of those that were admitted.
         inputs: By name.
+        admission: What nodes demand of what is brought; None: nothing.
     """
 
-    def __init__(self, arena: Arena, inputs: Mapping[str, Input]) -> None:
-        self._arena, self._inputs = arena, inputs
+    def __init__(
+        self, arena: Arena, inputs: Mapping[str, Input], admission: Admission | None = None
+    ) -> None:
+        self._arena, self._inputs, self._admission = arena, inputs, admission
         self._shapes: dict[str, tuple[torch.Size, torch.dtype]] = {}
 
     def pack(self, instances: Sequence[Instance]) -> Packed:
@@ -139,7 +145,8 @@ class Packer:
 
         Raises:
             DataError: A column or an input is missing, unknown, of unequal length or of another
-                type, points outside of its instance, or holds NaN; names the instance.
+                type, points outside of its instance, holds NaN, or is not what a node can compute;
+                names the instance.
         """
         arena = self._arena
         inputs = {name: self._rows(o, instances) for name, o in self._inputs.items()}
@@ -159,7 +166,7 @@ class Packer:
         for name, rows in inputs.items():
             if not self._inputs[name].bundle:
                 _check_places(instances, name, rows, sizes)
-        return Packed(
+        packed = Packed(
             np.fromiter([i.key for i in instances], np.object_, len(instances)),
             sizes,
             edge_sizes,
@@ -171,6 +178,7 @@ class Packer:
             inputs,
             counts,
         )
+        return self._admissible(packed)
 
     def pack_columns(self, columns: Columns, places: IntArray) -> Packed:
         """Take some of many columns.
@@ -215,7 +223,7 @@ class Packer:
             inputs[name] = Rows(payload, sizes, at, ends)
             counts += 1 if operator.bundle else sizes
         edge, edge_sizes = self._edges_of(columns, places, vertex, sizes)
-        return Packed(
+        packed = Packed(
             columns.keys(places),
             sizes,
             edge_sizes,
@@ -227,6 +235,12 @@ class Packer:
             inputs,
             counts,
         )
+        return self._admissible(packed)
+
+    def _admissible(self, packed: Packed) -> Packed:
+        if self._admission is not None:
+            self._admission.check(packed, self._arena.optional)
+        return packed
 
     def _edges_of(
         self, columns: Columns, places: IntArray, vertex: dict[str, Column], sizes: IntArray
