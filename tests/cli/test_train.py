@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 import torch
 
+from geartrain.engine.instrument import AbstractInstrument, EpochEnded
 from geartrain.train.checkpoint import read_checkpoint
 
 SMALL_LISTS = ("listreduce", "--option", "train_size=300", "--option", "valid_size=60")
@@ -211,6 +214,47 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk_is_told_and_the_run_fails(
     assert "make room" in failed.err
     assert "Traceback" not in failed.err
     assert not list((tmp_path / "run").glob("*.safetensors"))
+
+
+class Spoiling(AbstractInstrument):
+    """Has the disk turn read-only for some files of a run after its first epoch."""
+
+    def __init__(self, folder: Path, *names: str) -> None:
+        self._files = [folder / name for name in names]
+
+    def on_epoch_ended(self, event: EpochEnded) -> None:
+        if event.epoch == 1:
+            log = logging.getLogger("geartrain.test")
+            log.info("the log is opened by this")
+            for fd in map(int, os.listdir("/proc/self/fd")):
+                for path in self._files:
+                    with suppress(OSError):  # of the listing itself, or not there
+                        if os.path.samestat(os.fstat(fd), path.stat()):
+                            read_only = os.open(path, os.O_RDONLY)
+                            os.dup2(read_only, fd)
+                            os.close(read_only)
+            for k in range(3):
+                log.info("message %d, which finds no place", k)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
+def test_logs_that_can_no_longer_be_written_are_told_once_and_the_run_ends_well(
+    geartrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from geartrain.cli import train
+
+    folder, names = tmp_path / "run", ("metrics.jsonl", "trace.json", "run.log")
+    instruments = train._instruments
+    monkeypatch.setattr(
+        train, "_instruments", lambda *given: [*instruments(*given), Spoiling(folder, *names)]
+    )
+    done = geartrain("train", *SMALL_LISTS, "--out", folder, "--trace", "--json")
+    assert (done.status, done.json["epochs"]) == (0, 2)
+    for name in names:
+        (said,) = [line for line in done.err.splitlines() if f"{folder / name}: cannot" in line]
+        assert "Bad file descriptor" in said
+    assert "Traceback" not in done.err and "Logging error" not in done.err
+    assert (folder / "result.json").exists()
 
 
 def test_a_finished_run_is_not_written_over_and_resuming_it_repeats_its_result(

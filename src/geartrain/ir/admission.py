@@ -43,7 +43,7 @@ class Brought:
     Args:
         lengths: int64 ``(n,)``, rows of each instance, one or more.
         payload: Tensors ``(rows, ...)`` as the module will get them; None where another module
-            makes them first, or where they are not on the host.
+            makes them first, or where they are no plain tensors on the host.
         columns: The columns that it reads, in the order of ``read``, ``(rows, ...)`` each.
         edges: Of a module that looks inside, edge columns ``(edges,)``; ``source`` and ``target``
             number the rows. Empty where instances have no edges.
@@ -294,7 +294,8 @@ class _Demand:
         else:
             at = rows.at + starts.repeat(lengths)
         payload = None
-        if self.origin.untouched and not self.wanted.every and rows.payload.is_cpu:
+        plain = type(rows.payload) is Tensor and rows.payload.is_cpu
+        if plain and self.origin.untouched and not self.wanted.every:
             payload = (rows.payload,)
         self._check(
             Brought(

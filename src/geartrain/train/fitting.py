@@ -119,12 +119,13 @@ class Fitting:
         for instrument in self._s.instruments:
             try:
                 tell([instrument], "on_run_ended", ended)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - raised below, or a note of what already is
                 if failure is None:
                     failure = error
                 else:
                     failure.add_note(f"also: {type(error).__name__}: {error}")
-                log.exception("%s could not end the run", type(instrument).__name__)
+                told = f"{type(error).__name__}: {error}"
+                log.error("%s could not end the run: %s", type(instrument).__name__, told)
         if failure is not None and ended.outcome in ("done", "target reached"):
             raise failure
 
