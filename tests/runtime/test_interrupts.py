@@ -166,6 +166,43 @@ def test_data_that_wake_up_after_they_were_left_behind_change_nothing(program, r
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("shards", ["static", "pull"])
+def test_copies_of_the_model_do_not_wait_for_data_either(program, runtime, shards):
+    run = program(
+        """
+        class Stubborn:
+            def __init__(self, rows):
+                self.rows = rows
+            def __len__(self):
+                return len(self.rows)
+            def __getitem__(self, i):
+                if i == 9 and trained.is_set():
+                    say("blocks")
+                    never.wait()
+                return self.rows[i]
+
+        mine = session(replicas=gt.Neighbours(copies=2, shards=sys.argv[3]))
+        data = Stubborn(make(40))
+        try:
+            mine.fit(data, epochs=1, folder=folder)
+        except KeyboardInterrupt as error:
+            say("ended:", error)
+        done = mine.statistics()["trained"]
+        trained.clear()
+        say("then", done + mine.fit(data, epochs=1).instances)
+        """,
+        runtime,
+        shards,
+    )
+    run.until("blocks")
+    run.send(signal.SIGINT)
+    run.until("ended:")
+    assert run.seconds < 5
+    assert run.end() == (0, "")
+    assert run.lines[-1] == "then 40"
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
 def test_two_ctrl_c_end_a_run_whose_data_do_not_come_at_once(program, runtime):
     run = program(BLOCKED_DATA, runtime, 6)
     run.until("blocks")

@@ -11,6 +11,8 @@ The contract, which one test suite checks for every runtime:
 4. Where the engine has copies of the model, letters arrive in order too, and ``run`` returns when
    all have been taken or lost and nothing that waits for letters is left.
 5. When nothing can move and instances are unfinished, ``StuckError`` tells who waits for what.
+6. After Ctrl-C or SIGTERM the data are not waited for any more, and what is in flight finishes;
+   after a second Ctrl-C nothing of the user's code is waited for. ``Interruptible`` hears them.
 """
 
 from __future__ import annotations
@@ -314,5 +316,6 @@ class AbstractRuntime(ABC):
         Raises:
             WorkerError: A node raised.
             StuckError: Nothing can move.
-            KeyboardInterrupt: Ctrl-C; once: what is in flight is finished first, twice: abandoned.
+            KeyboardInterrupt: Ctrl-C or SIGTERM; once: what is in flight is finished first; Ctrl-C
+                twice: abandoned.
         """

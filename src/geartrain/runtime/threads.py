@@ -117,6 +117,13 @@ class _Outside:
             raise _LeftBehind
         self.thread = None
 
+    def forget(self, thread: threading.Thread) -> None:
+        """What the data may still give to this thread is of no use any more."""
+        if self._control.acquire(timeout=_GRACE_S):
+            if self.thread is thread:
+                self.thread = None
+            self._control.release()
+
 
 @final
 class _Run:
@@ -165,6 +172,7 @@ class _Run:
                 if left <= 0:
                     what = "waits for the data" if asks else "is still in a firing"
                     log.warning("worker %d %s; its thread %r is left behind", w, what, thread.name)
+                    self._outside.forget(thread)
                     break
                 thread.join(min(left, 0.2))
 
