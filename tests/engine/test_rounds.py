@@ -117,6 +117,21 @@ def test_an_instance_answers_for_its_own_rounds_alone():
     assert run(upwards(nn.Linear(2, 2)), data, max_rounds=39).controller.finished == 60
 
 
+def test_who_has_found_an_end_after_all_is_not_refused_later():
+    """Counted late, together with rows of others: that instance is none any more."""
+    engine = run(upwards(nn.Linear(2, 2)), [chain_of(3)], max_rounds=90)
+    (port,) = engine.controller.rounds.ports
+    rounds, arena = engine.controller.rounds, engine.wiring.arena
+    slots = arena.admit(engine.controller.packer.pack([chain_of(3), chain_of(3)]), 0)
+    rounds.admitted(slots)
+    rounds.add([(port, slots[:1].repeat(10))] * 9)
+    arena.release(slots[:1])
+    rounds.add([(port, slots[:1])])  # of a firing that was under way
+    rounds.add([(port, slots[1:].repeat(80))])
+    with pytest.raises(EndlessLoopError, match=r"instance 1 .* 91 times"):
+        rounds.add([(port, slots[1:].repeat(11))])
+
+
 def test_all_rows_of_an_instance_count_together(runtime):
     many = Instance({"x": (torch.ones(30, 2), np.full(30, 4))}, {"parent": np.arange(5) - 1})
     assert run(upwards(nn.Linear(2, 2)), [many], runtime, max_rounds=120).controller.finished == 1

@@ -131,7 +131,7 @@ class Rounds:
         arena, n = self._arena, counts.size
         size = arena.size[:n] + arena.edge_size[:n]
         most = ROUNDS + ROUNDS_EACH * size if self._most is None else np.full(n, self._most)
-        over = counts > most
+        over = (counts > most) & (arena.serial[:n] >= 0)  # who has finished has found an end
         if not over.any():
             return
         slot = int(np.flatnonzero(over)[0])
