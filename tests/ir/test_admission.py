@@ -380,3 +380,28 @@ def test_a_check_that_refuses_many_and_none_of_them_is_told():
     assert packer is not None
     with pytest.raises(DataError, match="'fickle' refuses instances together that it takes one"):
         engine.controller.packer.pack([gt.Instance({"x": torch.ones(1, 1)})] * 2)
+
+
+def test_minibatches_of_a_pipeline_are_looked_at_by_its_first_block():
+    """Inputs and targets are joined first, which changes neither."""
+    torch.manual_seed(0)
+    network = gt.nn.decoder(7, dim=8, blocks=1, heads=2, length=5)
+
+    def criterion(scores: Tensor, target: Tensor) -> Tensor:
+        return squares(scores)
+
+    pipe = gt.Pipeline(network, parts=2, criterion=criterion)
+    data = [
+        gt.minibatch(torch.randint(0, 7, (3, 4)), torch.randint(0, 7, (3, 4)), key=f"batch {k}")
+        for k in range(5)
+    ]
+    data[2].inputs["x"][1, 1] = 7
+    data[4] = gt.minibatch(torch.zeros(2, 6).long(), torch.zeros(2, 6).long(), key="batch 4")
+    runs = gt.Session(pipe.graph, runtime=gt.Simulated(2), on_bad="skip", shuffle=False)
+    fit = runs.fit(data, epochs=1)
+    assert (fit.instances, fit.skipped) == (3, 2)
+    runs = gt.Session(pipe.graph, runtime=gt.Simulated(2), shuffle=False)
+    with pytest.raises(DataError, match=r"^instance batch 2: 'part 0': token 7; expected 0\.\.6"):
+        runs.fit(data, epochs=1)
+    with pytest.raises(DataError, match=r"^instance batch 4: 'part 0': 6 tokens in a row"):
+        runs.fit(data[3:], epochs=1)

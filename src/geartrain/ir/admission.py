@@ -26,7 +26,15 @@ from geartrain.ir.kernel import may_have_kernel
 from geartrain.ir.loss import CrossEntropy, per_row
 from geartrain.ir.message import IntArray, ranges
 from geartrain.ir.operator import AbstractOperator, Input
-from geartrain.ir.operators import Copying, Detaching, Losing, Merging, Moving, Routing
+from geartrain.ir.operators import (
+    Copying,
+    Detaching,
+    Joining,
+    Losing,
+    Merging,
+    Moving,
+    Routing,
+)
 from geartrain.ir.through import Through
 
 if TYPE_CHECKING:
@@ -203,12 +211,14 @@ class _Origin:
         untouched: Whether they are still as they were brought.
         pooled: Whether a module has made one row of each bundle.
         moved: State columns that have been given other values.
+        beside: Inputs of bundles whose payload has been put behind this one's.
     """
 
     source: Input
     untouched: bool = True
     pooled: bool = False
     moved: frozenset[str] = frozenset()
+    beside: tuple[Input, ...] = ()
 
 
 def _origins(operator: AbstractOperator) -> Iterator[_Origin]:
@@ -225,6 +235,9 @@ def _behind(
         if isinstance(source, Input):
             yield _Origin(source)
             continue
+        if isinstance(source, Joining):
+            yield from _joined(source, seen | {id(source)})
+            continue
         passes = isinstance(source, Copying | Detaching | Merging | Moving | Through)
         if not passes and not (isinstance(source, Routing) and port in source.ends):
             continue
@@ -238,6 +251,17 @@ def _behind(
                 yield replace(origin, moved=origin.moved | source.ends[port])
             else:
                 yield origin
+
+
+def _joined(join: Joining, seen: frozenset[int]) -> Iterator[_Origin]:
+    """Bundles of several inputs, one of each an instance, as of minibatches and their targets."""
+    ports = [list(_behind(sources, seen)) for sources in join.sources]
+    if join.how != "tuple" or any(len(origins) != 1 for origins in ports):
+        return
+    first, *others = (origin for (origin,) in ports)
+    plain = all(o == _Origin(o.source) and o.source.bundle for o in (first, *others))
+    if plain:
+        yield replace(first, beside=tuple(o.source for o in others))
 
 
 @final
@@ -294,9 +318,8 @@ class _Demand:
         else:
             at = rows.at + starts.repeat(lengths)
         payload = None
-        plain = type(rows.payload) is Tensor and rows.payload.is_cpu
-        if plain and self.origin.untouched and not self.wanted.every:
-            payload = (rows.payload,)
+        if self.origin.untouched and not self.wanted.every:
+            payload = self._payload(packed)
         self._check(
             Brought(
                 lengths,
@@ -305,6 +328,16 @@ class _Demand:
                 _Edges(packed, some, lengths) if self._edges else {},
             )
         )
+
+    def _payload(self, packed: Packed) -> tuple[Tensor, ...] | None:
+        """As the module will get it; None where that is not known, or no plain numbers."""
+        inputs = [packed.inputs[o.name] for o in (self.origin.source, *self.origin.beside)]
+        if any(not np.array_equal(i.lengths, inputs[0].lengths) for i in inputs[1:]):
+            return None
+        tensors = [i.payload for i in inputs]
+        if any(type(x) is not Tensor or not x.is_cpu for x in tensors):
+            return None
+        return cast("tuple[Tensor, ...]", tuple(tensors))
 
     def _column(
         self,
