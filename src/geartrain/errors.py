@@ -6,8 +6,10 @@
     ├── ProtocolError      a row answered twice, or never sent: a bug, ours or of a custom node
     ├── LeakError          rows are left in a store after a drain
     ├── StuckError         nothing can move and instances are unfinished: carries the story
+    ├── EndlessLoopError   an instance's rows go round a loop and never leave it
     ├── WorkerError        something raised inside a worker: node, part, shapes, instances
     ├── NonFiniteError     a loss, gradient or payload is NaN or infinite
+    ├── BusyError          a session or a run's folder is used by somebody else
     ├── CheckpointError    a checkpoint cannot be written, read or does not fit
     └── WouldBlock         a ``..._nowait`` call found nothing
 
@@ -54,12 +56,20 @@ class StuckError(GeartrainError):
     """No node can fire and instances are unfinished; the message tells who waits for what."""
 
 
+class EndlessLoopError(GeartrainError):
+    """Rows go round a loop more often than they may, or grow in it; names instance and loop."""
+
+
 class WorkerError(GeartrainError):
     """Something raised while a worker fired a node; ``__cause__`` is the original."""
 
 
 class NonFiniteError(GeartrainError):
     """A loss, a gradient or a payload is NaN or infinite; the message names node and instance."""
+
+
+class BusyError(GeartrainError):
+    """A session, or the folder of a run, is in use; the message says by whom."""
 
 
 class CheckpointError(GeartrainError):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -184,6 +187,37 @@ def test_an_interrupt_says_where_the_trials_that_had_ended_are(
     runs = tmp_path / "out" / "runs.jsonl"
     assert str(runs) in done.err
     assert [json.loads(line)["system"] for line in runs.read_text().splitlines()] == ["ours"]
+
+
+TRIAL = """
+import sys
+print('{"epoch": 1, "seconds": 1.0, "instances": 300, "valid": {"accuracy": 0.5}}', flush=True)
+sys.stdin.read()
+"""
+
+
+def test_sigterm_ends_the_trial_that_runs_and_the_status_says_so(
+    geartrain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, started, begin = signal.getsignal(signal.SIGTERM), [], subprocess.Popen
+
+    def start(command: list[str], **options: object) -> subprocess.Popen[str]:
+        assert "geartrain.cli.trial" in command
+        trial = begin([sys.executable, "-c", TRIAL], stdin=subprocess.PIPE, **options)
+        started.append(trial)
+        return trial
+
+    def told(seconds: float) -> str:  # of the first evaluation
+        os.kill(os.getpid(), signal.SIGTERM)
+        return str(seconds)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr("geartrain.cli.compare.duration", told)
+    done = geartrain("compare", *LISTS, "--against", "mixed")
+    (trial,) = started
+    assert (done.status, trial.poll()) == (143, -signal.SIGKILL)
+    assert "geartrain: terminated" in done.err
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_figure_without_matplotlib_is_refused_with_the_extra_to_install(

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 import torch
 
+from geartrain.engine.instrument import AbstractInstrument, EpochEnded
 from geartrain.train.checkpoint import read_checkpoint
 
 SMALL_LISTS = ("listreduce", "--option", "train_size=300", "--option", "valid_size=60")
@@ -212,6 +216,47 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk_is_told_and_the_run_fails(
     assert not list((tmp_path / "run").glob("*.safetensors"))
 
 
+class Spoiling(AbstractInstrument):
+    """Has the disk turn read-only for some files of a run after its first epoch."""
+
+    def __init__(self, folder: Path, *names: str) -> None:
+        self._files = [folder / name for name in names]
+
+    def on_epoch_ended(self, event: EpochEnded) -> None:
+        if event.epoch == 1:
+            log = logging.getLogger("geartrain.test")
+            log.info("the log is opened by this")
+            for fd in map(int, os.listdir("/proc/self/fd")):
+                for path in self._files:
+                    with suppress(OSError):  # of the listing itself, or not there
+                        if os.path.samestat(os.fstat(fd), path.stat()):
+                            read_only = os.open(path, os.O_RDONLY)
+                            os.dup2(read_only, fd)
+                            os.close(read_only)
+            for k in range(3):
+                log.info("message %d, which finds no place", k)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
+def test_logs_that_can_no_longer_be_written_are_told_once_and_the_run_ends_well(
+    geartrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from geartrain.cli import train
+
+    folder, names = tmp_path / "run", ("metrics.jsonl", "trace.json", "run.log")
+    instruments = train._instruments
+    monkeypatch.setattr(
+        train, "_instruments", lambda *given: [*instruments(*given), Spoiling(folder, *names)]
+    )
+    done = geartrain("train", *SMALL_LISTS, "--out", folder, "--trace", "--json")
+    assert (done.status, done.json["epochs"]) == (0, 2)
+    for name in names:
+        (said,) = [line for line in done.err.splitlines() if f"{folder / name}: cannot" in line]
+        assert "Bad file descriptor" in said
+    assert "Traceback" not in done.err and "Logging error" not in done.err
+    assert (folder / "result.json").exists()
+
+
 def test_a_finished_run_is_not_written_over_and_resuming_it_repeats_its_result(
     geartrain, tmp_path: Path
 ) -> None:
@@ -267,7 +312,7 @@ from geartrain.train import checkpoint
 from geartrain.cli.main import app
 
 write, left = checkpoint.write_checkpoint, [int(sys.argv.pop(1))]
-signals = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT}
+signals = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT, "terminate": signal.SIGTERM}
 chosen = signals[sys.argv.pop(1)]
 
 def stop_later(*args, **kwargs):
@@ -293,6 +338,82 @@ def stopped(how: str, after: int, *words: str | Path) -> subprocess.CompletedPro
     )
 
 
+WAITING = """
+import sys
+from geartrain.train.session import Session
+from geartrain.cli.main import app
+
+fit = Session.fit
+
+def fit_later(*args, **kwargs):
+    print("about to train", flush=True)
+    sys.stdin.readline()
+    return fit(*args, **kwargs)
+
+Session.fit = fit_later
+app(prog_name="geartrain")
+"""
+
+
+def waiting(*words: str | Path) -> subprocess.Popen[str]:
+    """A command that is about to train, and does so when it gets a line or the end of its input."""
+    run = subprocess.Popen(
+        [sys.executable, "-c", WAITING, *map(str, words)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert run.stdout is not None
+    assert run.stdout.readline() == "about to train\n"
+    return run
+
+
+def test_two_runs_do_not_share_a_folder_and_the_first_one_s_result_stays(
+    geartrain, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    words = ("train", *SMALL_LISTS, "--out", folder, "--json")
+    with waiting(*words) as first:
+        second = geartrain(*words, "--seed", 1)
+        out, err = first.communicate(timeout=100)
+    assert second.status == 2
+    assert f"{folder} is in use by process {first.pid} on " in second.err
+    assert f", since {datetime.now().year}" in second.err
+    assert (first.returncode, json.loads(out)["seed"]) == (0, 0), err
+    assert json.loads((folder / "result.json").read_text())["seed"] == 0
+
+
+def test_a_run_that_goes_on_elsewhere_is_not_resumed_and_a_killed_one_is_at_once(
+    geartrain, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    geartrain("train", *SMALL_LISTS, "--out", folder)
+    (folder / "result.json").unlink()
+    again = ("train", "listreduce", "--out", folder, "--resume", "--json")
+    (folder / "latest.safetensors").rename(tmp_path / "kept")
+    with waiting("train", *SMALL_LISTS, "--out", folder) as first:
+        (tmp_path / "kept").rename(folder / "latest.safetensors")
+        refused = geartrain(*again)
+        first.kill()
+    assert (refused.status, f"in use by process {first.pid}" in refused.err) == (2, True)
+    resumed = geartrain(*again)
+    assert (resumed.status, resumed.json["epochs"]) == (0, 2), resumed.err
+
+
+def test_two_comparisons_do_not_share_a_folder(geartrain, tmp_path: Path) -> None:
+    from geartrain.train.lock import held
+
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "runs.jsonl").write_text("of the other one\n")
+    with held(out / ".lock"):
+        done = geartrain("compare", "listreduce", "--out", out)
+    assert (done.status, "is in use by this very process" in done.err) == (2, True)
+    assert (out / "runs.jsonl").read_text() == "of the other one\n"
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_kill_9_in_the_middle_of_an_epoch_and_resume_end_at_the_same_weights(
     geartrain, tmp_path: Path, workers: int
@@ -313,11 +434,15 @@ def test_kill_9_in_the_middle_of_an_epoch_and_resume_end_at_the_same_weights(
     assert all(a.tensors[name].equal(b.tensors[name]) for name in a.tensors)
 
 
-def test_ctrl_c_writes_the_checkpoint_and_says_how_to_go_on(geartrain, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "status"), [("interrupt", 130), ("terminate", 143)])
+def test_a_signal_has_the_checkpoint_written_and_says_how_to_go_on(
+    geartrain, tmp_path: Path, how: str, status: int
+) -> None:
     folder = tmp_path / "run"
     words = ("train", *SMALL_LISTS, "--checkpoint-every", "70")
-    interrupted = stopped("interrupt", 2, *words, "--out", folder)
-    assert interrupted.returncode == 130
+    interrupted = stopped(how, 2, *words, "--out", folder)
+    assert interrupted.returncode == status
+    assert f"geartrain: {how.removesuffix('e')}ed; " in interrupted.stderr
     assert f"geartrain train listreduce --out {folder} --resume" in interrupted.stderr
     assert "Traceback" not in interrupted.stderr
     assert interrupted.stdout == ""

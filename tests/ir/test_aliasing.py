@@ -8,9 +8,13 @@ import torch
 from rig import Order, accumulate, assert_same_gradients, autograd, one_pass
 from torch import Tensor, nn
 
+from geartrain.engine.engine import Engine, Settings
 from geartrain.errors import WorkerError
+from geartrain.ir.columns import Columns
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
+from geartrain.nn.cells import TokenRNN
+from geartrain.nn.wholelist import WholeList
 
 IMPATIENT = Order(policy="backward", max_rows=1, max_active=4)
 """Answers are taken before rows, a row at a time: stores are reused as early as can be."""
@@ -72,3 +76,117 @@ def test_rows_of_another_shape_are_not_stretched_over_those_that_came_before():
     want = sum(float(i.inputs["x"].sum(1).square().sum()) for i in data)
     assert outcome.sums["loss"][0] == pytest.approx(want, rel=1e-12)
     assert {1, 2} == set(seen)
+
+
+def numbered() -> Instance:
+    """Two vertices, an edge each way; all of it integers of the user's."""
+    return Instance(
+        {"ids": (torch.tensor([3, 4]), np.array([1, 0]))},
+        {"slot": np.array([5, 6])},
+        {"source": np.array([0, 1]), "target": np.array([1, 0]), "type": np.array([7, 8])},
+        {"aim": np.array(9)},
+    )
+
+
+def test_integers_of_an_instance_are_copied_when_it_is_packed():
+    """What has been checked is what is read: the user may write over his own meanwhile."""
+    graph = Graph(vertex=("slot",), edge=("type",), value=("aim",))
+    graph.input("ids").stop()
+    packer = Engine(graph, {}, Settings()).controller.packer
+    one = numbered()
+    packed = packer.pack([one])
+    ids, places = one.inputs["ids"]
+    ids.fill_(1 << 40)
+    for column in (places, *one.vertex.values(), *one.edge.values(), *one.value.values()):
+        column.fill(1 << 40)  # type: ignore[union-attr]
+    fresh = packer.pack([numbered()])
+    rows, twin = packed.inputs["ids"], fresh.inputs["ids"]
+    assert rows.payload is not None and twin.payload is not None
+    assert torch.equal(rows.payload, twin.payload) and np.array_equal(rows.at, twin.at)
+    for kind in ("vertex", "edge", "value"):
+        found, expected = getattr(packed, kind), getattr(fresh, kind)
+        assert {n: c.tolist() for n, c in found.items()} == {
+            n: c.tolist() for n, c in expected.items()
+        }
+
+
+def test_lengths_of_columns_are_copied():
+    lengths, edge_lengths = np.array([2, 1]), np.array([1, 0])
+    ends = {"source": np.array([0]), "target": np.array([1])}
+    columns = Columns(lengths, {"ids": torch.arange(3)}, edge=ends, edge_lengths=edge_lengths)
+    lengths[:], edge_lengths[:] = 1 << 40, 1 << 40
+    assert columns.lengths.tolist() == [2, 1] and columns.edge_lengths.tolist() == [1, 0]
+
+
+def test_rows_keep_their_shape_whatever_becomes_of_the_tensor_that_brought_them():
+    graph = Graph()
+    graph.input("x").stop()
+    packer = Engine(graph, {}, Settings()).controller.packer
+    x = torch.zeros(3, 2)
+    packed = packer.pack([Instance({"x": x})])
+    x.resize_(1, 2)
+    assert packed.inputs["x"].payload is not None
+    assert packed.inputs["x"].payload.shape == (3, 2)
+
+
+def lists(tokens: Tensor, overwrite: Tensor) -> float:
+    """The loss of one list whose tokens are written over on their way to the network."""
+
+    def look(m: object) -> np.ndarray:
+        overwrite.fill_(1 << 40)
+        return np.ones(1, np.bool_)
+
+    torch.manual_seed(0)
+    graph = Graph()
+    going, none = graph.input("tokens", bundle=True).where(look)
+    none.stop()
+    last = going.through(WholeList(TokenRNN(9, 4)), inside=True, pool=True)
+    last.loss(lambda h: h.square().sum(1))
+    data = [Instance({"tokens": tokens})]
+    return one_pass(graph, data, Order(max_active=1)).sums["loss"][0]
+
+
+def test_tokens_that_the_user_changes_in_flight_are_those_that_were_admitted():
+    mine = torch.tensor([1, 8, 0, 3])
+    assert lists(mine, overwrite=mine) == lists(torch.tensor([1, 8, 0, 3]), torch.zeros(1))
+
+
+class Reusing(nn.Module):
+    """Returns a table of its own as integers, and writes over it when it is called again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.made = torch.zeros(2, dtype=torch.int64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type == "meta":
+            return torch.zeros(len(x), dtype=torch.int64, device="meta")
+        self.calls += 1
+        return self.made.fill_(self.calls)
+
+
+@pytest.mark.parametrize("keep", ["inputs", "graph"])
+def test_integers_that_a_module_writes_over_when_it_runs_again_stay_what_they_were(keep):
+    graph = Graph()
+    graph.input("x", bundle=True).through(Reusing(), keep=keep).output()
+    data = [Instance({"x": torch.zeros(2, 1)}) for _ in range(4)]
+    order = Order(policy="backward", max_rows=1, max_active=4)
+    outcome = one_pass(graph, data, order, collect=True)
+    (found,) = outcome.collected.values()
+    assert sorted(x.tolist() for c in found for x in c[3][0].view(-1, 2)) == [
+        [k, k] for k in (1, 2, 3, 4)
+    ]
+
+
+def test_classes_that_a_function_returns_are_the_loss_s_own():
+    mine, given = torch.tensor([1, 0]), []
+
+    def criterion(x: Tensor, classes: Tensor) -> Tensor:
+        given.append(classes)
+        return x[:, 0] * classes
+
+    graph = Graph()
+    graph.input("x", bundle=True).loss(criterion, target=lambda m: mine)
+    one_pass(graph, [Instance({"x": torch.ones(2, 1)})], train=False)
+    assert torch.equal(given[0], mine) and given[0].data_ptr() != mine.data_ptr()

@@ -415,9 +415,8 @@ def test_a_broken_tree_is_named() -> None:
     columns = {"parent": [2, -1, -1], "slot": [0, 1, 0], "label": [0, 0, 0]}
     bad = gt.Instance({"word": torch.tensor([1, 2, -1])}, vertex=columns, key="line 7")
     session = gt.Session(graph, rules=gt.Rules(optimizer=lambda p: torch.optim.SGD(p, lr=0.1)))
-    with pytest.raises(DataError, match="one child") as caught:
+    with pytest.raises(DataError, match=r"^instance line 7: 'tree': vertex 2 has one child"):
         session.fit([bad], epochs=1)
-    assert "line 7" in "".join(caught.value.__notes__)
 
 
 def test_the_table_kernel_reads_the_leaves_alone() -> None:

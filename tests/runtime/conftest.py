@@ -1,9 +1,10 @@
-"""Lets the tests of this folder import ``rig``, which runs one pass over data."""
+"""Lets the tests of this folder import ``rig``, one pass over data, and ``rig_programs``."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-if (folder := str(Path(__file__).parents[1] / "oracle")) not in sys.path:
-    sys.path.insert(0, folder)
+for folder in (Path(__file__).parent, Path(__file__).parents[1] / "oracle"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))

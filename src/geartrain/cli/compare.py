@@ -16,10 +16,12 @@ import json
 import math
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn, final
@@ -28,7 +30,16 @@ import torch
 import typer
 from rich.console import Console
 
-from geartrain.cli.exits import FAILED, INTERRUPTED, WRONG_USE, fail, preparing
+from geartrain.cli.exits import (
+    FAILED,
+    INTERRUPTED,
+    TERMINATED,
+    WRONG_USE,
+    fail,
+    preparing,
+    stopped,
+    terminable,
+)
 from geartrain.cli.settings import Settings, cores, new_settings, told
 from geartrain.cli.standings import (
     EpochOf,
@@ -45,6 +56,8 @@ from geartrain.native import kind as kernels_kind
 from geartrain.observe.curves import Curve, draw_curves, require_matplotlib
 from geartrain.observe.figures import duration, epochs, measure
 from geartrain.recipes import Recipe, find_recipe
+from geartrain.runtime.interrupt import Terminated
+from geartrain.train.lock import held
 from geartrain.train.results import Target
 
 _ROOT: Final = Path(__file__).parents[2]  # where this geartrain is imported from
@@ -100,18 +113,23 @@ def compare(
             "idle",
             file=sys.stderr,
         )
-    kernels_kind()  # compiled here, if need be: trials show nothing of it, and each would wait
-    try:
-        outcomes = list(_trials(plan))
-    except KeyboardInterrupt as interrupt:
-        kept = "" if out is None else f"; trials that had ended are in {out / RUNS}"
-        raise fail(f"interrupted{kept}", INTERRUPTED) from interrupt
-    rows = [
-        row_of(s, [o for o in outcomes if o.system == s.key], plan.target) for s in plan.systems
-    ]
-    result = {**_header(plan, load), "rows": rows}
-    if plan.out is not None:
-        result["figure"] = str(_keep(plan, plan.out, result, outcomes))
+    with ExitStack() as locks:
+        if out is not None:
+            with preparing():
+                locks.enter_context(held(out / ".lock"))
+        kernels_kind()  # compiled here, if need be: trials show nothing of it, and each would wait
+        try:
+            with terminable():
+                outcomes = list(_trials(plan))
+        except KeyboardInterrupt as interrupt:
+            kept = "" if out is None else f"; trials that had ended are in {out / RUNS}"
+            raise stopped(interrupt, (str(interrupt) or "interrupted") + kept) from interrupt
+        rows = [
+            row_of(s, [o for o in outcomes if o.system == s.key], plan.target) for s in plan.systems
+        ]
+        result = {**_header(plan, load), "rows": rows}
+        if plan.out is not None:
+            result["figure"] = str(_keep(plan, plan.out, result, outcomes))
     if as_json:
         print(json.dumps(result, allow_nan=False), flush=True)
     else:
@@ -226,6 +244,8 @@ def _environment(plan: _Plan) -> dict[str, str]:
 def _failed(called: str, status: int, errors: str) -> typer.Exit:
     if status == INTERRUPTED:
         raise KeyboardInterrupt
+    if status in (TERMINATED, -signal.SIGTERM):
+        raise Terminated("terminated")
     last = next((s for s in reversed(errors.splitlines()) if s.strip()), f"it ended with {status}")
     said = last.removeprefix("geartrain: ")
     if status == WRONG_USE:

@@ -1,4 +1,5 @@
-"""How a command ends: 0 done, 1 the run failed or its target was missed, 2 wrong use, 130 Ctrl-C.
+"""How a command ends: 0 done, 1 the run failed or its target was missed, 2 wrong use, 130 Ctrl-C,
+143 SIGTERM (as a program ends that does not treat it).
 
     with preparing():      what is refused here was asked for wrongly: 2
         ...
@@ -17,22 +18,26 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 import typer
 
 from geartrain.cli.streams import Tolerant, tolerant
 from geartrain.errors import DataError, GeartrainError
+from geartrain.runtime.interrupt import Terminated
 
 FAILED: Final = 1
 WRONG_USE: Final = 2
 INTERRUPTED: Final = 130
 TRACEBACK: Final = "GEARTRAIN_TRACEBACK"
+TERMINATED: Final = 143
 
 _log = logging.getLogger("geartrain.cli")
 
@@ -41,6 +46,34 @@ def fail(message: str, status: int) -> typer.Exit:
     """Say it on standard error; raise what comes back."""
     print(f"geartrain: {message}", file=sys.stderr, flush=True)
     return typer.Exit(status)
+
+
+def stopped(interrupt: KeyboardInterrupt, message: str = "") -> typer.Exit:
+    """Say how it was stopped; raise what comes back.
+
+    Args:
+        interrupt: What a signal became.
+        message: None: its own.
+    """
+    status = TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED
+    return fail(message or str(interrupt) or "interrupted", status)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM raises ``Terminated``, so that what was begun meanwhile is ended.
+
+    For commands that hold no handler while they wait; in the main thread alone.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Terminated("terminated")
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def command() -> str:
@@ -60,6 +93,8 @@ def preparing() -> Iterator[None]:
         raise  # they are RuntimeErrors
     except (GeartrainError, ValueError) as error:
         raise fail(str(error), WRONG_USE) from error
+    except KeyboardInterrupt as interrupt:
+        raise stopped(interrupt) from interrupt
     except OSError as error:
         raise fail(_of_system(error), WRONG_USE) from error
     except MemoryError as error:
@@ -123,8 +158,10 @@ def running(log: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (typer.Exit, KeyboardInterrupt):
+    except typer.Exit:
         raise
+    except KeyboardInterrupt as interrupt:
+        raise stopped(interrupt) from interrupt
     except DataError as error:
         _log.error("refused", exc_info=True)
         raise fail(str(error), WRONG_USE) from error

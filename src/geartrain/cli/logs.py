@@ -86,6 +86,6 @@ class _LogFile(logging.FileHandler):
             self._given_up = True
             print(
                 f"geartrain: {self.baseFilename}: the log cannot be written any more: "
-                f"{error.strerror or error}",
+                f"{error.strerror or error}; messages go to the screen alone",
                 file=sys.stderr,
             )

@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, NoReturn, final
 import typer
 
 from geartrain.cli.copies import CopiesSeen
-from geartrain.cli.exits import FAILED, INTERRUPTED, command, fail, preparing, running
+from geartrain.cli.exits import FAILED, command, fail, preparing, running, stopped
 from geartrain.cli.logs import logging_to
 from geartrain.cli.settings import Settings, config_of, new_settings, resumed_settings
 from geartrain.cli.version import version
@@ -74,23 +75,26 @@ def train(
         resume: Continue the run in ``out``.
         watching: What else to write.
     """
-    with preparing():
-        recipe = find_recipe(name)
-        asked = {**given, "options": recipe.parse_options(option_texts)}
-        if resume:
-            folder = _folder_to_resume(out)
-            settings = resumed_settings(recipe, asked, folder.read_config())
-        else:
-            settings = new_settings(recipe, asked)
-            folder = RunFolder(out or _fresh_folder(settings))
-            folder.check_free()
-        if (result := folder.read_result()) is not None:
-            print(f"{folder.path} is finished; nothing is left to do", file=sys.stderr)
-            _end(settings, result, folder, watching)
-        prepared = _prepare(recipe, settings, folder, data, resume, watching)
-    with logging_to(folder.log), running(folder.log):
-        result = _run(prepared, folder)
-        folder.finish(result)
+    with ExitStack() as held:
+        with preparing():
+            recipe = find_recipe(name)
+            asked = {**given, "options": recipe.parse_options(option_texts)}
+            if resume:
+                folder = _folder_to_resume(out)
+                settings = resumed_settings(recipe, asked, folder.read_config())
+            else:
+                settings = new_settings(recipe, asked)
+                folder = RunFolder(out or _fresh_folder(settings))
+                folder.check_free()
+            if resume and folder.read_result() is None:  # a finished one is only read
+                held.enter_context(folder.locked())
+            if (result := folder.read_result()) is not None:
+                print(f"{folder.path} is finished; nothing is left to do", file=sys.stderr)
+                _end(settings, result, folder, watching)
+            prepared = _prepare(recipe, settings, folder, data, resume, watching, held)
+        with logging_to(folder.log), running(folder.log):
+            result = _run(prepared, folder)
+            folder.finish(result)
     _end(settings, result, folder, watching)
 
 
@@ -123,8 +127,12 @@ def _prepare(
     data: Path | None,
     resume: bool,
     watching: Watching,
+    held: ExitStack,
 ) -> _Prepared:
-    """Build, read the data, make or open the folder: all that can be refused."""
+    """Build, read the data, make or open the folder: all that can be refused.
+
+    A new folder is locked, until ``held`` ends, when there is something to write into it.
+    """
     files: Mapping[str, str] = {}
     if resume:
         files = folder.read_files()
@@ -151,6 +159,8 @@ def _prepare(
         position: Any = read_checkpoint(folder.latest).document["position"]
         history = [epoch_from_json(each) for each in position["history"]]
     else:
+        held.enter_context(folder.locked())
+        folder.check_free()  # again: somebody may have had it in the meantime
         config = config_of(settings, data, version())
         folder.create(config, task.graph.mermaid(), task.files)
     print(f"run folder {folder.path}", file=sys.stderr)
@@ -184,7 +194,8 @@ def _run(prepared: _Prepared, folder: RunFolder) -> dict[str, Any]:
                 evaluate_every=settings.evaluate_every,
             )
         except KeyboardInterrupt as interrupt:
-            raise fail(_how_to_resume(settings, folder, str(interrupt)), INTERRUPTED) from interrupt
+            said = _how_to_resume(settings, folder, str(interrupt))
+            raise stopped(interrupt, said) from interrupt
         history = fit.history
     result = result_of(settings, history)
     if (copies := prepared.seen.summary()) is not None:

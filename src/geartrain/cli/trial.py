@@ -24,7 +24,7 @@ import torch
 import typer
 
 from geartrain.baselines import PEERS, Baseline, Terms
-from geartrain.cli.exits import FAILED, INTERRUPTED, WRONG_USE, fail, preparing, unforeseen
+from geartrain.cli.exits import FAILED, WRONG_USE, fail, preparing, stopped, unforeseen
 from geartrain.cli.settings import Settings
 from geartrain.cli.train import finite, peak_rss_mib, staleness_over
 from geartrain.engine.controller import Ramp
@@ -174,8 +174,8 @@ def main() -> None:
         sys.exit(fail(str(error), FAILED).exit_code)
     except typer.Exit as error:
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+    except KeyboardInterrupt as interrupt:
+        sys.exit(stopped(interrupt).exit_code)
     except Exception as error:
         raise SystemExit(unforeseen(error).exit_code) from error
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from geartrain.engine.rounds import Rounds
 from geartrain.engine.router import Outbox, Router
 from geartrain.errors import ProtocolError
 from geartrain.ir.instance import Instance
@@ -112,12 +113,14 @@ class ControllerState:
             itself; instances are admitted to one of them.
         device: Where rows are fed; None: where instances have them.
         lanes: Workers that run the whole graph; the one with the fewest instances gets the next.
+        rounds: Counts the loops' turns.
     """
 
     def __init__(
         self,
         wiring: Wiring,
         router: Router,
+        rounds: Rounds,
         max_active: int,
         ramp: AbstractRamp,
         finished: int = 0,
@@ -130,6 +133,7 @@ class ControllerState:
         if max_active < 1:
             raise ValueError(f"max_active={max_active}: give 1 or more")
         self._wiring, self._arena, self._router = wiring, wiring.arena, router
+        self.rounds = rounds
         self._max_active, self._ramp, self._drain = max_active, ramp, drain
         self._device = device
         self._pending = np.zeros(64, np.int64)
@@ -139,7 +143,7 @@ class ControllerState:
         self.fed_rows = self.answered_rows = 0
         self.training = True
         self._holding: set[str] = set()
-        self.packer = Packer(wiring.arena, wiring.inputs)
+        self.packer = Packer(wiring.arena, wiring.inputs, wiring.admission)
         self.one_by_one = any(o.alone for o in wiring.inputs.values())
         self.copies = copies
         self.active_of = np.zeros(copies, np.int64)
@@ -159,6 +163,7 @@ class ControllerState:
         """
         self.training = training
         self.finished = 0
+        self.rounds.begin()
         self._serials[:] = self.trained_of if training else 0
         self.fed_rows = self.answered_rows = 0
 
@@ -208,6 +213,7 @@ class ControllerState:
         packed = instances if isinstance(instances, Packed) else self.packer.pack(instances)
         at, n = copy or 0, len(packed)
         slots = self._arena.admit(packed, int(self._serials[at]))
+        self.rounds.admitted(slots)
         self._serials[at] += n
         top = int(slots.max())
         if top >= self._pending.size:
@@ -269,7 +275,10 @@ class ControllerState:
 
         Raises:
             ProtocolError: An instance got more answers than rows were fed for it.
+            EndlessLoopError: Rows of an instance have gone round a loop too often.
         """
+        if out.rounds:
+            self.rounds.add(out.rounds)
         finished = 0
         self.finished_of[:] = 0
         for slots in out.spawned:

@@ -24,6 +24,7 @@ from geartrain.engine.instrument import AbstractMeter
 from geartrain.engine.mailbox import AbstractPolicy, Sweeps
 from geartrain.engine.order import ranks
 from geartrain.engine.placement import place
+from geartrain.engine.rounds import Rounds
 from geartrain.engine.router import Outbox, Router
 from geartrain.engine.worker import Finished, WorkerState
 from geartrain.errors import GraphError, LeakError
@@ -59,6 +60,7 @@ class Settings:
         meter: Measures what nodes compute in training, or None.
         device: Where the rows of instances are fed; None: where they are, or on the host if all
             modules are there.
+        max_rounds: How often rows of one instance may go round loops, as ``Rounds`` counts.
     """
 
     max_active: int = 64
@@ -70,6 +72,7 @@ class Settings:
     precision: Precision = "full"
     meter: AbstractMeter | None = None
     device: torch.device | None = None
+    max_rounds: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_active < 1 or self.max_rows < 1:
@@ -78,6 +81,8 @@ class Settings:
             )
         require_at_most(f"max_active={self.max_active}", self.max_active, MOST_ACTIVE, ACTIVE)
         require_at_most(f"max_rows={self.max_rows}", self.max_rows, MOST_ROWS, ROWS)
+        if self.max_rounds is not None and self.max_rounds < 1:
+            raise ValueError(f"max_rounds={self.max_rounds}: give 1 or more, or None")
 
 
 @final
@@ -142,7 +147,8 @@ class Engine:
         self.wiring: Wiring = wire(
             graph, owners, lanes, settings.precision, apart=placed, spread=spread
         )
-        self.router = Router(self.wiring, lanes=lanes > 1)
+        rounds = Rounds(self.wiring, settings.max_rounds)
+        self.router = Router(self.wiring, rounds, lanes=lanes > 1)
         if lanes > 1 or replicas is not None:
             self.home = {
                 n: k % workers for ns in self.wiring.copies.values() for k, n in enumerate(ns)
@@ -157,6 +163,7 @@ class Engine:
         self.controller = ControllerState(
             self.wiring,
             self.router,
+            rounds,
             settings.max_active,
             settings.ramp,
             trained,

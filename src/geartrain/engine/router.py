@@ -8,10 +8,11 @@ Steps run where the rows were made, so a chain of them costs index arithmetic an
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import final
+from typing import Final, final
 
 import numpy as np
 
+from geartrain.engine.rounds import Passed, Rounds
 from geartrain.errors import GeartrainError, WorkerError
 from geartrain.ir.control import AbstractStep, Passage
 from geartrain.ir.message import (
@@ -24,10 +25,12 @@ from geartrain.ir.message import (
     by_owner,
 )
 from geartrain.ir.node import Emission
-from geartrain.ir.wiring import Wiring
+from geartrain.ir.wiring import Port, Wiring
 
 BACKWARD = -1
 """Stands for the port of a delivery that goes back."""
+
+_TURNS: Final = 1000  # of one firing, after which it is looked at
 
 
 @final
@@ -49,11 +52,13 @@ class Outbox:
         deliveries: For nodes.
         answered: Slots of instances, one entry for each fed row that has been answered.
         spawned: Slots for which one answer more is to be awaited; counts before ``answered``.
+        rounds: Rows that have entered a loop again.
     """
 
     deliveries: list[Delivery] = field(default_factory=list)
     answered: list[IntArray] = field(default_factory=list)
     spawned: list[IntArray] = field(default_factory=list)
+    rounds: list[Passed] = field(default_factory=list)
 
 
 @final
@@ -62,10 +67,11 @@ class Router:
 
     Args:
         wiring: The graph made into nodes.
+        rounds: Knows the loops.
         lanes: Whether copy k of a node writes to copy k of its readers alone.
     """
 
-    def __init__(self, wiring: Wiring, *, lanes: bool = False) -> None:
+    def __init__(self, wiring: Wiring, rounds: Rounds, *, lanes: bool = False) -> None:
         self._lane_of = (
             {n: k for numbers in wiring.copies.values() for k, n in enumerate(numbers)}
             if lanes
@@ -74,6 +80,7 @@ class Router:
         self._steps, self._readers = wiring.steps, wiring.readers
         self._copies, self._operator_of = wiring.copies, wiring.operator_of
         self._arena, self._lanes = wiring.arena, lanes
+        self._rounds, self._back = rounds, rounds.ports
 
     def emit(self, node: int, emission: Emission, out: Outbox) -> None:
         """Route what a node has sent."""
@@ -95,23 +102,36 @@ class Router:
             batch: The rows.
             out: Gets the deliveries.
             lane: The copy that all of them go to; None: by their instances.
+
+        Raises:
+            EndlessLoopError: Rows go round steps without end.
         """
-        reader, into = self._readers[operator, port]
-        step = self._steps.get(reader)
-        if step is None:
-            copies = self._copies[reader]
-            if lane is not None or len(copies) == 1:
-                out.deliveries.append(Delivery(copies[lane or 0], into, batch))
-            else:
-                self._spread(copies, into, batch, out)
-            return
-        passage = _apply(step, batch)
-        if passage.spawned is not None:
-            out.spawned.append(passage.spawned)
-        for answer in passage.backward:
-            self.answer(answer, out)
-        for way, rows in passage.forward:
-            self.send(reader, way, rows, out, lane)
+        ahead = [((operator, port), batch)]
+        while ahead:  # not by recursion: a loop of steps alone may be long
+            here, batch = ahead.pop()
+            if here in self._back:
+                self._round(here, batch, out)
+            reader, into = self._readers[here]
+            step = self._steps.get(reader)
+            if step is None:
+                copies = self._copies[reader]
+                if lane is not None or len(copies) == 1:
+                    out.deliveries.append(Delivery(copies[lane or 0], into, batch))
+                else:
+                    self._spread(copies, into, batch, out)
+                continue
+            passage = _apply(step, batch)
+            if passage.spawned is not None:
+                out.spawned.append(passage.spawned)
+            for answer in passage.backward:
+                self.answer(answer, out)
+            ahead += [((reader, way), rows) for way, rows in reversed(passage.forward)]
+
+    def _round(self, port: Port, batch: Forward, out: Outbox) -> None:
+        self._rounds.look(port, batch)
+        out.rounds.append((port, batch.state[INSTANCE]))
+        if len(out.rounds) % _TURNS == 0:  # in one firing: nobody will count them
+            self._rounds.refuse(out.rounds)
 
     def _spread(self, copies: tuple[int, ...], into: int, batch: Forward, out: Outbox) -> None:
         """Give every row to the copy that its instance belongs to."""

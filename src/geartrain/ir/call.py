@@ -161,6 +161,16 @@ def as_payload(outputs: object) -> Payload:
     )
 
 
+def own_integers(outputs: Payload) -> Payload:
+    """The outputs of a user's function, integers copied.
+
+    They may become places in memory further on, and a function may write over what it has returned.
+    """
+    if all(y.is_floating_point() for y in outputs):
+        return outputs
+    return tuple(y if y.is_floating_point() else y.clone() for y in outputs)
+
+
 def run_module(
     function: Callable[..., Any], inputs: Sequence[Tensor], inside: Inside | None
 ) -> object:

@@ -38,7 +38,7 @@ class Columns(Sequence[Instance]):
         called: What errors call them: this word and a number from 0, or what a function of that
             number gives.
 
-    Nothing is copied; do not write to the columns while a session reads them.
+    Nothing is copied but the lengths; do not write to the columns while a session reads them.
 
     Raises:
         DataError: A length is below 1 (of edges: below 0), or a column has not as many entries as
@@ -56,7 +56,7 @@ class Columns(Sequence[Instance]):
         edge_lengths: ArrayLike | None = None,
         called: str | Callable[[int], object] = "instance",
     ) -> None:
-        self.lengths: IntArray = np.ascontiguousarray(lengths, np.int64)
+        self.lengths: IntArray = np.array(lengths, np.int64)
         if self.lengths.ndim != 1 or (self.lengths < 1).any():
             raise DataError(
                 f"Columns: lengths of shape {self.lengths.shape}, the least "
@@ -74,7 +74,7 @@ class Columns(Sequence[Instance]):
         self.edge = {name: as_column(column) for name, column in (edge or {}).items()}
         none = np.zeros_like(self.lengths)
         self.edge_lengths: IntArray = (
-            none if edge_lengths is None else np.ascontiguousarray(edge_lengths, np.int64)
+            none if edge_lengths is None else np.array(edge_lengths, np.int64)
         )
         self._check({"edge_lengths": self.edge_lengths}, self.lengths.size, "instances")
         if self.edge_lengths.min(initial=0) < 0:

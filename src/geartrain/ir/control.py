@@ -140,6 +140,7 @@ class Move(AbstractStep):
         return state
 
     def _absolute(self, batch: Forward, value: IntArray, kind: str) -> IntArray:
+        value = np.array(value)  # ours: checked is what is used
         arena, slots = self.place.arena, batch.state[INSTANCE]
         base, size = (
             (arena.base, arena.size) if kind == "vertex" else (arena.edge_base, arena.edge_size)

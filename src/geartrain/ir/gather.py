@@ -13,7 +13,7 @@ Source: Group and Concat of Gaunt et al. 2017, arXiv:1705.09786.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Final, Literal, TypeAlias, final
 
 import numpy as np
 import torch
@@ -58,6 +58,9 @@ def table_for(columns: Sequence[int], edge: int | None) -> AbstractTable:
     if len(columns) == 1 and columns[0] in (INSTANCE, VERTEX, edge):
         return DirectTable()
     return HashTable(len(columns))
+
+
+_MOST_MEMBERS: Final = 1 << 24
 
 
 @final
@@ -128,10 +131,11 @@ class Group(AbstractNode):
         else:
             column = getattr(view, size) if isinstance(size, str) else size(view)
             sizes = np.asarray(column)[rows].astype(np.int64)
-            if sizes.min() < 1:
+            if sizes.min() < 1 or sizes.max() > _MOST_MEMBERS:
+                wrong = int(sizes.min()) if sizes.min() < 1 else int(sizes.max())
                 raise GraphError(
-                    f"'{self.name}': a group got size {int(sizes.min())} while a member is here; "
-                    "sizes are 1 or more"
+                    f"'{self.name}': a group got size {wrong:,} while a member is here; sizes are "
+                    f"1 or more, at most {_MOST_MEMBERS:,}"
                 )
         start = self._groups.allocate(rows.size)
         end = start + rows.size
@@ -152,7 +156,7 @@ class Group(AbstractNode):
             column = (
                 getattr(view, self._order) if isinstance(self._order, str) else self._order(view)
             )
-            position = np.asarray(column).astype(np.int64, copy=False)
+            position = np.array(column, np.int64)  # ours: checked is what is used
         cells = self._groups["start"][groups] + position
         wrong: NDArray[np.bool_] = (position < 0) | (position >= sizes)
         if not wrong.any():

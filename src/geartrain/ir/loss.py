@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from geartrain.errors import DataError, GraphError
+from geartrain.ir.call import own_integers
 from geartrain.ir.frame import View
 from geartrain.ir.message import (
     INSTANCE,
@@ -324,8 +325,12 @@ def column_of(what: Target, view: View) -> Tensor | None:
     """A column named or computed, as a tensor."""
     if what is None:
         return None
-    value = getattr(view, what) if isinstance(what, str) else what(view)
-    return value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
+    if isinstance(what, str):
+        return torch.from_numpy(np.ascontiguousarray(getattr(view, what)))
+    found = what(view)
+    column = found if isinstance(found, Tensor) else torch.from_numpy(np.ascontiguousarray(found))
+    (column,) = own_integers((column,))
+    return column
 
 
 def per_row(criterion: Callable[..., Any], name: str) -> Callable[..., Any]:

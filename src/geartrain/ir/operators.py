@@ -55,6 +55,9 @@ class Routing(AbstractOperator):
     ) -> None:
         super().__init__(name, [[source]])
         self.choose, self.ways, self.halves = choose, ways, halves
+        self.ends: Mapping[int, frozenset[str]] = {}
+        """Ports by which every row leaves in the end, as a shape knows that makes it, and the
+        columns that it may have been given other values of until then."""
 
     def port_name(self, port: int) -> str:
         return ("yes", "no")[port] if self.halves else str(port)
@@ -381,6 +384,8 @@ class Losing(AbstractOperator):
         self.criterion, self.target = criterion, target
         self.metrics, self.weight = dict(metrics), weight
         self.label, self.alone = label, alone
+        self.classes: int | None = None
+        """Columns of the prediction, where a check of the graph could tell."""
 
     def detail(self) -> str:
         called = getattr(self.criterion, "__name__", None) or repr(self.criterion)
@@ -396,6 +401,9 @@ class Losing(AbstractOperator):
         for metric in self.metrics.values():
             if metric.where is not None:
                 imagine(self.name, metric.where, given[0], schema)
+        payload = given[0].payload
+        if payload is not None and payload[0].ndim == 2:
+            self.classes = int(payload[0].shape[1])
         return []
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:

@@ -8,13 +8,16 @@
 Joining asks C loops of numpy for types, lengths and values of a whole column. Only where these are
 irregular (lists instead of arrays, several types, a column that is left out) or wrong is an
 instance looked at by itself, and an error then names it.
+
+Integers are copied before they are checked: they become places in memory further on, where nobody
+checks them again, and the user may write over his own while they are in flight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
@@ -27,6 +30,9 @@ from geartrain.ir.frame import Arena, Column, Table
 from geartrain.ir.instance import Instance, as_column
 from geartrain.ir.message import IntArray, ranges
 from geartrain.ir.operator import Input
+
+if TYPE_CHECKING:
+    from geartrain.ir.admission import Admission
 
 
 @final
@@ -122,10 +128,13 @@ class Packer:
     Args:
         arena: Knows the columns, and the types of those that were admitted.
         inputs: By name.
+        admission: What nodes demand of what is brought; None: nothing.
     """
 
-    def __init__(self, arena: Arena, inputs: Mapping[str, Input]) -> None:
-        self._arena, self._inputs = arena, inputs
+    def __init__(
+        self, arena: Arena, inputs: Mapping[str, Input], admission: Admission | None = None
+    ) -> None:
+        self._arena, self._inputs, self._admission = arena, inputs, admission
         self._shapes: dict[str, tuple[torch.Size, torch.dtype]] = {}
 
     def pack(self, instances: Sequence[Instance]) -> Packed:
@@ -136,7 +145,8 @@ class Packer:
 
         Raises:
             DataError: A column or an input is missing, unknown, of unequal length or of another
-                type, points outside of its instance, or holds NaN; names the instance.
+                type, points outside of its instance, holds NaN, or is not what a node can compute;
+                names the instance.
         """
         arena = self._arena
         inputs = {name: self._rows(o, instances) for name, o in self._inputs.items()}
@@ -156,7 +166,7 @@ class Packer:
         for name, rows in inputs.items():
             if not self._inputs[name].bundle:
                 _check_places(instances, name, rows, sizes)
-        return Packed(
+        packed = Packed(
             np.fromiter([i.key for i in instances], np.object_, len(instances)),
             sizes,
             edge_sizes,
@@ -168,6 +178,7 @@ class Packer:
             inputs,
             counts,
         )
+        return self._admissible(packed)
 
     def pack_columns(self, columns: Columns, places: IntArray) -> Packed:
         """Take some of many columns.
@@ -212,7 +223,7 @@ class Packer:
             inputs[name] = Rows(payload, sizes, at, ends)
             counts += 1 if operator.bundle else sizes
         edge, edge_sizes = self._edges_of(columns, places, vertex, sizes)
-        return Packed(
+        packed = Packed(
             columns.keys(places),
             sizes,
             edge_sizes,
@@ -224,6 +235,12 @@ class Packer:
             inputs,
             counts,
         )
+        return self._admissible(packed)
+
+    def _admissible(self, packed: Packed) -> Packed:
+        if self._admission is not None:
+            self._admission.check(packed, self._arena.optional)
+        return packed
 
     def _edges_of(
         self, columns: Columns, places: IntArray, vertex: dict[str, Column], sizes: IntArray
@@ -343,8 +360,7 @@ class Packer:
                     f"expected {n} entries, one for every {kind}"
                 )
             parts.append(table.fitting(name, part, parts, called(instances[k])))
-        some = [p for p in parts if len(p)] or parts[:1]
-        return np.concatenate(some) if len(some) > 1 else some[0]
+        return np.concatenate([p for p in parts if len(p)] or parts[:1])
 
     def _value(self, instances: Sequence[Instance], name: str) -> Column:
         table = self._arena.values
@@ -393,7 +409,7 @@ def _joined(columns: Sequence[Any], sizes: IntArray) -> Column | None:
         return None
     if {c.ndim for c in columns} != {1} or not np.array_equal(_lengths(columns), sizes):
         return None
-    return as_column(np.concatenate(columns) if len(columns) > 1 else columns[0])
+    return as_column(np.concatenate(columns))
 
 
 def _missing(instance: Instance, what: str, name: str, brought: Mapping[str, Any]) -> DataError:
@@ -509,8 +525,11 @@ def _by_source(
 
 
 def _join_rows(name: str, parts: list[Tensor]) -> Tensor:
+    if len(parts) == 1:  # floats stay where they are: whatever is written there is a number
+        (rows,) = parts
+        return rows.detach() if rows.is_floating_point() else rows.clone()
     try:
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return torch.cat(parts)
     except RuntimeError as error:
         shapes = sorted({tuple(p.shape[1:]) for p in parts})
         raise DataError(f"input '{name}' has rows of shapes {shapes}") from error

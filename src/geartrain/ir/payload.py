@@ -27,6 +27,7 @@ from geartrain.ir.call import (
     as_payload,
     differentiate,
     gather_inputs,
+    own_integers,
     require_rows,
     run_module,
     where_it_computes,
@@ -72,7 +73,7 @@ class Recompute:
 
     def forward(self, *inputs: Tensor, inside: Inside | None = None) -> tuple[Payload, Payload]:
         with torch.no_grad():
-            return as_payload(run_module(self._function, inputs, inside)), inputs
+            return own_integers(as_payload(run_module(self._function, inputs, inside))), inputs
 
     def backward(
         self,

@@ -28,6 +28,7 @@ from geartrain.ir.call import (
     differentiate,
     gather_inputs,
     one_by_one,
+    own_integers,
     run_module,
     where_it_computes,
 )
@@ -97,7 +98,7 @@ class GraphNode(AbstractNode):
             with torch.no_grad():
                 outputs = as_payload(run_module(self._call.function, inputs, inside))
             self._refuse_writing(inputs, came)
-            return Forward(outputs, one.state, one.origin, lengths)
+            return Forward(own_integers(outputs), one.state, one.origin, lengths)
         kept = _Kept(inputs, inside, one.lengths, width, learn, wants_gradient(one.origin))
         kept = self._run(kept, int(one.state[INSTANCE, 0]))
         self._refuse_writing(inputs, came)
@@ -107,7 +108,7 @@ class GraphNode(AbstractNode):
             self._rows["version"][row] = kept.sight.version
             self._weights.sent(1, kept.sight.version)
         self._kept[row] = kept
-        sent = tuple(y.detach() for y in kept.outputs)
+        sent = own_integers(tuple(y.detach() for y in kept.outputs))
         if kept.chance is not None:
             kept.outputs = ()
         return Forward(sent, one.state, address(self.id, row, 1), lengths)

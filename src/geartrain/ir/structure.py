@@ -13,13 +13,13 @@ Source: Gaunt et al. 2017, arXiv:1705.09786.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, Final, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from geartrain.errors import GraphError
+from geartrain.errors import DataError, GraphError
 from geartrain.ir.collector import Collector, allocate_ragged
 from geartrain.ir.frame import View
 from geartrain.ir.message import (
@@ -43,6 +43,8 @@ from geartrain.ir.node import AbstractNode, Emission, Place
 from geartrain.ir.rows import RowStore
 from geartrain.native.rows import Moves, take
 from geartrain.native.transfer import upload
+
+_MOST_COPIES: Final = 1 << 24
 
 
 @final
@@ -124,13 +126,19 @@ class Flatmap(AbstractNode):
         if self._count is None:
             at = batch.state[VERTEX]
             return arena.vertices["out_start"][at], arena.vertices["out_degree"][at]
-        counts = np.asarray(self._count(self.place.view(batch)))
+        counts = np.array(self._count(self.place.view(batch)))  # ours: checked is what is used
         if counts.shape != (len(batch),) or counts.dtype.kind not in "iub" or counts.min() < 0:
             raise GraphError(
                 f"'{self.name}': its count gave {counts.dtype} {counts.shape} for {len(batch)} "
                 "rows; it gives each row a number of copies, 0 or more"
             )
-        return np.zeros(len(batch), np.int64), counts.astype(np.int64)
+        if int(counts.max()) > _MOST_COPIES:
+            slot = int(batch.state[INSTANCE, int(counts.argmax())])
+            raise DataError(
+                f"'{self.name}': a row of {arena.describe(slot)} asks for {int(counts.max()):,} "
+                f"copies; at most {_MOST_COPIES:,}, as each of them is a row"
+            )
+        return np.zeros(len(batch), np.int64), counts.astype(np.int64, copy=False)
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
         return Emission(backward=self._waiting.collect(batches))

@@ -83,6 +83,8 @@ class Through(AbstractOperator):
         use: AbstractUse | None = None,
     ) -> None:
         super().__init__(name, [[source]])
+        self.every_vertex = False
+        """Whether each row goes to all vertices of its instance, as a shape knows that makes it."""
         self.function, self.part, self.keep, self.use = function, part, keep, use
         if use is not None:
             self.ways = use.ways

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 import torch
 
 from geartrain.errors import GraphError
+from geartrain.ir.admission import Admission
 from geartrain.ir.control import AbstractStep
 from geartrain.ir.frame import Arena, Schema
 from geartrain.ir.fusion import fused
@@ -47,6 +48,7 @@ class Wiring:
             another operator does its work.
         operator_of: Node number to operator number.
         precision: Of the rows that enter.
+        admission: What the nodes demand of instances.
     """
 
     arena: Arena
@@ -58,7 +60,8 @@ class Wiring:
     operators: Mapping[int, AbstractOperator]
     copies: Mapping[int, tuple[int, ...]]
     operator_of: Mapping[int, int]
-    precision: Precision = "full"
+    precision: Precision
+    admission: Admission
 
 
 @final
@@ -150,6 +153,7 @@ def wire(
         copies,
         operator_of,
         precision,
+        Admission(operators, schema),
     )
 
 
@@ -265,9 +269,12 @@ def _same(before: Mapping[Port, Spec], after: Mapping[Port, Spec]) -> bool:
 
 
 def _publish_keys(graph: Graph, operators: Sequence[AbstractOperator]) -> None:
-    """Default keys of joins were found on copies; the originals learn them."""
+    """Default keys of joins were found on copies; the originals learn them. So with classes."""
     found = {o.name: o for o in operators}
     for operator in graph.operators:
+        same = found[operator.name]
+        if isinstance(operator, Losing) and isinstance(same, Losing):
+            operator.classes = same.classes
         key = getattr(found[operator.name], "_key", None)
         if key is not None:
             operator._key = key  # type: ignore[attr-defined]

@@ -139,7 +139,8 @@ def _fault(
     tree = int(np.searchsorted(lengths.cumsum(), row, "right"))
     start = int(lengths[:tree].sum())
     above, which, size = int(parent[row]), int(slot[row]), int(lengths[tree])
-    found = f"vertex {row - start} of tree {tree} of this firing"
+    which_tree = f" of tree {tree} of this firing" if lengths.size > 1 else ""
+    found = f"vertex {row - start}{which_tree}"
     if above >= size:
         said = f"{found} has parent {above}; expected -1 or 0..{size - 1}"
     elif above >= 0 and which not in (0, 1):

@@ -5,7 +5,7 @@ from geartrain.nn.cells import TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
 from geartrain.nn.critic import LocalCritic, RowLoss, teach_critics
 from geartrain.nn.derived import DerivedKernel
 from geartrain.nn.dropout import RowDropout
-from geartrain.nn.kernels import register_torch_kernels
+from geartrain.nn.kernels import register_torch_checks, register_torch_kernels
 from geartrain.nn.residual import PooledHead, ResidualBlock, residual_network
 from geartrain.nn.sequential import BundleSequential
 from geartrain.nn.shapes import (
@@ -24,6 +24,7 @@ from geartrain.nn.wholelist import WholeList
 from geartrain.nn.wholetree import WholeTree
 
 register_torch_kernels()
+register_torch_checks()
 register_derivation(DerivedKernel)
 
 __all__ = [

@@ -11,12 +11,13 @@ matrix product makes them all and two calls squash them.
 from __future__ import annotations
 
 import math
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from geartrain.ir.admission import Brought, require_range
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel, kernel_of
 from geartrain.ir.message import IntArray
@@ -78,6 +79,15 @@ class TreeLSTMLeaf(nn.Module):
         i, o = gates[:, : 2 * self.hidden].sigmoid().chunk(2, 1)
         c = i * gates[:, 2 * self.hidden :].tanh()
         return o * c.tanh(), c
+
+    def check_instances(self, brought: Brought) -> None:
+        """Words of the vocabulary.
+
+        Raises:
+            DataError: One of the instances brings another.
+        """
+        if self.embedding is not None and brought.payload is not None:
+            require_range("word", brought.payload[0], self.embedding.num_embeddings)
 
     def row_kernel(self) -> AbstractRowKernel | None:
         """Keeps x (and the ids) and ``(n, 4, H)``: i, o, u, tanh(c)."""
@@ -193,6 +203,16 @@ class TokenRNN(nn.Module):
             read = F.linear(read, self.input_weight)
         total = read + F.linear(h, self.weight, self.bias)
         return total.relu() if self.nonlinearity == "relu" else total.tanh()
+
+    def check_instances(self, brought: Brought) -> None:
+        """Tokens of the table; they come as a column, or as the second of the payload.
+
+        Raises:
+            DataError: One of the instances brings another.
+        """
+        read: list[Any] = [*(brought.payload or ())[1:], *brought.columns.values()]
+        if read:
+            require_range("token", read[0], self.embedding.num_embeddings)
 
     def row_kernel(self) -> AbstractRowKernel | None:
         """Keeps h, token and h'; with an input matrix also E[token]."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from geartrain.ir.admission import Brought
 from geartrain.ir.bundle import AbstractBundleKernel, AbstractPlacedKernel, Inside
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
@@ -57,6 +59,18 @@ class VertexChoice(nn.Module):
         total = scores.new_zeros(lengths.shape).index_add(0, segment, torch.exp(scores - top))
         losses = _marked(total.log() + (top - scores).index_select(0, starts + answer), wrong)
         return losses, _first(scores == top, inside) - starts
+
+    def check_instances(self, brought: Brought) -> None:
+        """Answers that are vertices.
+
+        Raises:
+            DataError: One of the instances brings another.
+        """
+        for answers in brought.columns.values():
+            answer = answers[brought.lengths.cumsum() - brought.lengths]
+            wrong = np.flatnonzero((answer < 0) | (answer >= brought.lengths))
+            if wrong.size:
+                raise no_vertex(int(answer[wrong[0]]), int(brought.lengths[wrong[0]]))
 
     def bundle_kernel(self) -> AbstractBundleKernel:
         """Keeps h and the slopes of the losses at the scores."""

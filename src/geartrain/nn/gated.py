@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from geartrain.errors import GraphError
+from geartrain.errors import DataError, GraphError
+from geartrain.ir.admission import Brought, require_range
 from geartrain.ir.bundle import AbstractBundleKernel, AbstractPlacedKernel, Inside
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
@@ -99,6 +100,20 @@ class GatedGraphCell(nn.Module):
             h = self.update(heard, h)
         return h
 
+    def check_instances(self, brought: Brought) -> None:
+        """Types of edges, and their lengths.
+
+        Raises:
+            DataError: One of the instances brings others, or lengths that are not finite.
+        """
+        if self.types > 1 and self.column in brought.edges:
+            require_range(
+                f"edge column '{self.column}' has", brought.edges[self.column], self.types
+            )
+        if self.length is not None and self.length in brought.edges:
+            if not np.isfinite(brought.edges[self.length]).all():
+                raise DataError(f"edge column '{self.length}' holds NaN or infinity")
+
     def bundle_kernel(self) -> AbstractBundleKernel | None:
         """Keeps h and, for each step, what was heard and the GRU's gates; None with lengths."""
         return None if self.scale is not None else _CellKernel(self)
@@ -143,6 +158,16 @@ class GatedSum(nn.Module):
         total = shares.new_zeros(inside.lengths.shape[0], shares.shape[1])
         summed: Tensor = total.index_add(0, inside.segment, shares)
         return summed
+
+    def check_instances(self, brought: Brought) -> None:
+        """An x of whole numbers that the gate has columns for.
+
+        Raises:
+            DataError: One of the instances brings another.
+        """
+        for name, x in brought.columns.items():
+            if self.features and x.ndim == 1:
+                require_range(f"column '{name}' has", x, self.features)
 
     def bundle_kernel(self) -> AbstractBundleKernel:
         """Keeps h, x and ``(rows, 2, out)``: gate, value."""

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from geartrain.errors import ProtocolError
+from geartrain.ir.admission import Brought, check_of, register_check, require_range
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel, kernel_of, register_kernel
 from geartrain.ir.precision import in_bf16
@@ -46,6 +47,23 @@ from geartrain.nn.elementwise import (
     tanh_into,
 )
 from geartrain.nn.recurrent import GruKernel, LstmKernel, RnnKernel
+
+
+def register_torch_checks() -> None:
+    """Have torch's modules refuse what they cannot look up, before it enters."""
+    register_check(nn.Embedding, _check_embedding)
+    register_check(nn.Sequential, _check_sequential)
+
+
+def _check_embedding(module: nn.Embedding, brought: Brought) -> None:
+    if brought.payload is not None:
+        require_range("id", brought.payload[0], module.num_embeddings)
+
+
+def _check_sequential(module: nn.Sequential, brought: Brought) -> None:
+    first = next(iter(module), None)
+    if (check := check_of(first)) is not None:
+        check(brought)
 
 
 def register_torch_kernels() -> None:

@@ -13,6 +13,7 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
+from geartrain.ir.admission import Brought, check_of
 from geartrain.ir.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel, kernel_of
@@ -41,6 +42,15 @@ class BundleSequential(nn.Module):
         made = self.first(*inputs)
         y: Tensor = self.rows(*made) if isinstance(made, tuple) else self.rows(made)
         return y
+
+    def check_instances(self, brought: Brought) -> None:
+        """What the first demands.
+
+        Raises:
+            DataError: One of the instances brings something else.
+        """
+        if (check := check_of(self.first)) is not None:
+            check(brought)
 
     def bundle_kernel(self) -> AbstractBundleKernel | None:
         """That of the first and those of the others, for a loss in the same node."""

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from geartrain.ir.gather import How
 from geartrain.ir.graph import Stream
 from geartrain.ir.operator import Keep, PartLike
+from geartrain.ir.operators import Routing
+from geartrain.ir.through import Through
 from geartrain.nn.choice import VertexChoice, choice_accuracy, choice_loss
 from geartrain.nn.gated import GatedGraphCell, GatedSum
 
@@ -65,7 +67,10 @@ class Recurrent:
         loop = start.graph.loop(name=_beside(self._name, "loop"))
         loop.join(start)
         states = loop.through(self._cell, read=self._read, name=self._name, keep=self._keep)
+        assert isinstance(states.operator, Through)
+        states.operator.every_vertex = True
         on, last = states.where(lambda m: m.vertex + 1 < m.size, name=_beside(self._name, "again"))
+        _ends(last, "vertex")
         loop.join(on.move(vertex=lambda m: m.vertex + 1, name=_beside(self._name, "next vertex")))
         return states, last
 
@@ -168,6 +173,7 @@ class MessagePassing:
         loop.join(vertices.move(step=0, name=_beside(name, "first step")))
         passed = loop.through(self._cell, read=self._read, inside=True, name=name, keep=self._keep)
         on, done = passed.where(lambda m: m.step + 1 < steps, name=_beside(name, "again"))
+        _ends(done, "step")
         loop.join(on.move(step=lambda m: m.step + 1, name=_beside(name, "next step")))
         return done
 
@@ -179,6 +185,12 @@ def first_states(hidden: int, *, dtype: torch.dtype = torch.float32) -> Callable
         return torch.zeros(x.shape[0], hidden, dtype=dtype, device=x.device)
 
     return zeros
+
+
+def _ends(stream: Stream, moved: str) -> None:
+    """Every row leaves the loop by this stream in the end, with a column moved."""
+    assert isinstance(stream.operator, Routing)
+    stream.operator.ends = {stream.port: frozenset((moved,))}
 
 
 def _beside(name: str | None, what: str) -> str | None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.errors import GraphError
+from geartrain.ir.admission import Brought, check_of
 from geartrain.nn.cutter import quiet
 
 
@@ -33,6 +34,16 @@ class Stage(nn.Module):
         # What comes in belongs to the part before, which needs it for its own gradient.
         begins = next(iter(self.blocks), nn.Identity()).modules()
         self._copies = any(getattr(inner, "inplace", False) for inner in begins)
+
+    def check_instances(self, brought: Brought) -> None:
+        """What the first block demands.
+
+        Raises:
+            DataError: One of the instances brings something else.
+        """
+        check = check_of(self.blocks[0])
+        if check is not None and brought.payload is not None:
+            check(Brought(brought.lengths, brought.payload[:1]))
 
     def forward(self, h: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         """``(n, ...)`` and what rides along to the same of the next part."""

@@ -19,6 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from geartrain.errors import DataError
+from geartrain.ir.admission import Brought, require_range
+
 SPREAD: Final = 0.02 * math.sqrt(768)  # of initial weights, times the root of the dimension
 WIDER: Final = 4  # the middle of the MLP
 
@@ -39,6 +42,18 @@ class TokenEmbedding(nn.Module):
         self.token = nn.Embedding(tokens, dim)
         self.place = nn.Embedding(length, dim)
         self.dropout = nn.Dropout(dropout)
+
+    def check_instances(self, brought: Brought) -> None:
+        """Tokens of the vocabulary, in no more places than there are.
+
+        Raises:
+            DataError: One of the instances brings others, or more.
+        """
+        if brought.payload is not None:
+            x, places = brought.payload[0], self.place.num_embeddings
+            require_range("token", x, self.token.num_embeddings)
+            if x.ndim > 1 and x.shape[1] > places:
+                raise DataError(f"{x.shape[1]} tokens in a row; there are {places} places")
 
     def forward(self, x: Tensor) -> Tensor:
         """int64 ``(B, T)``, T up to ``length``, to ``(B, T, dim)``."""

@@ -16,6 +16,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, nn
 
+from geartrain.ir.admission import Brought, check_of
 from geartrain.ir.bundle import AbstractBundleKernel, AbstractPlacedKernel, Inside
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel, kernel_of
@@ -88,6 +89,16 @@ class WholeList(nn.Module):
         ended.append(state)
         last = [torch.cat(s) for s in zip(*reversed(ended), strict=True)]
         return self._placed(last, order)
+
+    def check_instances(self, brought: Brought) -> None:
+        """What the cell demands of what it reads, given to it as a column.
+
+        Raises:
+            DataError: One of the instances brings something else.
+        """
+        check = check_of(self.cell)
+        if check is not None and brought.payload is not None:
+            check(Brought(brought.lengths, None, {"x": brought.payload[0].numpy()}))
 
     def bundle_kernel(self) -> AbstractBundleKernel | None:
         """Keeps what the cell read and the states; None for a cell without one."""

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from geartrain.ir.admission import Brought, check_of
 from geartrain.ir.bundle import AbstractBundleKernel, AbstractPlacedKernel, Inside
 from geartrain.ir.call import as_payload
 from geartrain.ir.gradient import GradientSum
@@ -66,7 +67,8 @@ class WholeTree(nn.Module):
             as ``TreeLSTMBranch``.
 
     Raises:
-        DataError: The columns are no binary trees; names the vertex.
+        DataError: The columns are no binary trees; names the vertex. Behind an input that is found
+            before the instance enters.
 
     Source: Tai, Socher, Manning 2015, arXiv:1503.00075; heights as batches as in Looks et al. 2017,
     arXiv:1702.02181.
@@ -96,6 +98,22 @@ class WholeTree(nn.Module):
                 state[begin:end] = y
             begin = end
         return states[0].index_select(0, place)
+
+    def check_instances(self, brought: Brought) -> None:
+        """Binary trees, and what the leaf demands of those of its rows that are leaves.
+
+        Raises:
+            DataError: One of the instances brings something else.
+        """
+        if len(brought.columns) != 2:
+            return
+        parent, slot = (np.ascontiguousarray(c, np.int64) for c in brought.columns.values())
+        forest = forest_of(parent, slot, brought.lengths)
+        check = check_of(self.leaf)
+        if check is not None and brought.payload is not None:
+            leaves = forest.order[: forest.leaves]  # ascending
+            lengths = np.diff(np.searchsorted(leaves, brought.lengths.cumsum()), prepend=0)
+            check(Brought(lengths, take(brought.payload, leaves)))
 
     def bundle_kernel(self) -> AbstractBundleKernel | None:
         """Of a Tree-LSTM: keeps x, parent, slot, gates and cells; None: run it again.

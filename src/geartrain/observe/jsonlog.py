@@ -19,7 +19,7 @@ import numbers
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, TextIO, final
+from typing import Any, Final, final
 
 from geartrain.engine.instrument import (
     AbstractInstrument,
@@ -31,6 +31,7 @@ from geartrain.engine.instrument import (
 )
 from geartrain.errors import DataError
 from geartrain.files import open_regular, read_bytes
+from geartrain.observe.sidefile import SideFile
 from geartrain.schema import Mismatch, parsed
 
 _PROGRESS_INTERVAL_S: Final = 1.0
@@ -44,7 +45,8 @@ class JsonLog(AbstractInstrument):
     Each line is handed to the operating system as it is written, so a killed run leaves whole
     lines. A run that is resumed goes on in the same file; half a line that a crash of the machine
     may have left at its end is cut off first. ``Progress`` is written at most once a second (of
-    the wall clock), and not outside of a run.
+    the wall clock), and not outside of a run. Where the file can no longer be written, that is said
+    once, and the run goes on without it.
 
     Args:
         path: The file; its folder is made if need be.
@@ -55,14 +57,13 @@ class JsonLog(AbstractInstrument):
         self._path = Path(path)
         self._clock = clock
         self._last_progress_s = -math.inf
-        self._file: TextIO | None = None
+        self._file: SideFile | None = None
 
     def on_run_started(self, event: RunStarted) -> None:
         """Open the file and write the line."""
         self.close()
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         _cut_torn_line(self._path)
-        self._file = self._path.open("a", encoding="utf-8", buffering=1)
+        self._file = SideFile(self._path, "a", lines=True)
         self._last_progress_s = -math.inf
         self._write(event)
 

@@ -24,6 +24,7 @@ from geartrain.engine.instrument import (
     RunStarted,
 )
 from geartrain.errors import GeartrainError
+from geartrain.observe.sidefile import give_up
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -35,7 +36,8 @@ class TensorBoard(AbstractInstrument):
 
     Points of an epoch stand at the epoch's number, those of evaluations within an epoch at
     thousandths of epochs, as a step is a whole number; those within a pass at the instances since
-    the first epoch. What is not finite is left out.
+    the first epoch. What is not finite is left out. Where nothing can be written any more, that is
+    said once, and the run goes on without it.
 
     Args:
         folder: Where TensorBoard's event files go; made if need be.
@@ -45,8 +47,10 @@ class TensorBoard(AbstractInstrument):
     """
 
     def __init__(self, folder: Path | str) -> None:
+        self._folder = folder
         self._writer: SummaryWriter = _writer_class(folder)(str(folder))
         self._add: Callable[[str, float, int], None] = self._writer.add_scalar
+        self._writes = True
         self._before = 0  # training instances in the epochs that have ended
 
     def on_run_started(self, event: RunStarted) -> None:
@@ -75,15 +79,23 @@ class TensorBoard(AbstractInstrument):
         group = "fractions/" if within else ""
         for tag, value in _scalars(event).items():
             self._scalar(group + tag, value, at)
-        self._writer.flush()
+        self._try(self._writer.flush)
 
     def on_run_ended(self, event: RunEnded) -> None:
         """Close the file; a later run opens another one in the same folder."""
-        self._writer.close()
+        self._try(self._writer.close)
 
     def _scalar(self, tag: str, value: float, at: int) -> None:
         if math.isfinite(value):
-            self._add(tag, value, at)
+            self._try(lambda: self._add(tag, value, at))
+
+    def _try(self, write: Callable[[], object]) -> None:
+        if self._writes:
+            try:
+                write()
+            except OSError as error:
+                self._writes = False
+                give_up(self._folder, error)
 
 
 def _scalars(event: EpochEnded) -> dict[str, float]:

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, TextIO, final
+from typing import Any, Final, final
 
 from geartrain.engine.instrument import (
     AbstractInstrument,
@@ -31,6 +31,7 @@ from geartrain.engine.instrument import (
 )
 from geartrain.errors import DataError
 from geartrain.files import open_regular
+from geartrain.observe.sidefile import SideFile
 from geartrain.schema import Mismatch, parsed
 
 _log = logging.getLogger(__name__)
@@ -46,7 +47,8 @@ class PerfettoTrace(AbstractInstrument):
 
     Open the file at ui.perfetto.dev or chrome://tracing. Recording a firing appends to a list; the
     text is made in batches (every 4,096 events and with each ``Progress``). An event takes about
-    180 bytes on disk. A file that is there is replaced when a run starts.
+    180 bytes on disk. A file that is there is replaced when a run starts. Where it can no longer be
+    written, that is said once, and the run goes on without it.
 
     Args:
         path: The file, by custom ``trace.json``; its folder is made if need be.
@@ -67,15 +69,12 @@ class PerfettoTrace(AbstractInstrument):
         self._left = 0  # events that may still be recorded; none outside of a run
         self._pending: list[Fired | Updated | Progress | EpochEnded] = []
         self._named: set[int] = set()  # workers
-        self._file: TextIO | None = None
+        self._file: SideFile | None = None
 
     def on_run_started(self, event: RunStarted) -> None:
         """Open the file; name the process and the workers."""
         self.close()
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        if self._path.exists():
-            open_regular(self._path).close()  # a pipe would be waited for
-        self._file = self._path.open("w", encoding="utf-8")
+        self._file = SideFile(self._path, "w")
         self._left, self._named = self._limit, set()
         clock = " (virtual time)" if event.runtime == "simulated" else ""
         title = f"geartrain: {event.runtime}{clock}"

@@ -11,6 +11,8 @@ The contract, which one test suite checks for every runtime:
 4. Where the engine has copies of the model, letters arrive in order too, and ``run`` returns when
    all have been taken or lost and nothing that waits for letters is left.
 5. When nothing can move and instances are unfinished, ``StuckError`` tells who waits for what.
+6. After Ctrl-C or SIGTERM the data are not waited for any more, and what is in flight finishes;
+   after a second Ctrl-C nothing of the user's code is waited for. ``Interruptible`` hears them.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Literal, Protocol, final
 
 import numpy as np
@@ -71,16 +74,30 @@ class AbstractFeeder(ABC):
         skipped: Instances that were refused.
         exhausted: Whether nothing more is admitted.
         source_ended: Whether that is the end of the data.
+        closed: Whether that is because somebody asked for the end.
     """
 
     taken = 0
     skipped = 0
     exhausted = False
     source_ended = False
+    closed = False
+    outside: AbstractContextManager[object] = nullcontext()
 
     def close(self) -> None:
-        """Admit nothing more."""
-        self.exhausted = True
+        """Admit nothing more, and ask the data for nothing more."""
+        self.closed = self.exhausted = True
+
+    def surround(self, outside: AbstractContextManager[object]) -> None:
+        """Have the user's code that gives instances run inside of this.
+
+        ``KeyboardInterrupt`` may be raised there once the feeder is closed: what the data were
+        about to give is then left out, and not counted.
+
+        Args:
+            outside: Entered once for each admission that runs such code.
+        """
+        self.outside = outside
 
     @abstractmethod
     def admit(self, engine: Engine) -> Outbox | None:
@@ -158,31 +175,45 @@ class Feeder(AbstractFeeder):
         if self._block is not None and self._block.loose:
             n = min(n, self._block.loose)
             self._block.loose -= n
+        try:
+            with self.outside:
+                batch, refused, ended = self._pull(n)
+        except KeyboardInterrupt:
+            if not self.closed:
+                raise  # the user's own
+            return []
+        self.taken += len(batch) + refused
+        self.skipped += refused
         if self._left is not None:
             self._left -= n
+        self.source_ended = self.source_ended or ended
+        self.exhausted = self.exhausted or ended or self._left == 0
+        return batch
+
+    def _pull(self, n: int) -> tuple[list[Instance], int, bool]:
+        """Up to n instances, how many more were refused, and whether the data have ended."""
         batch: list[Instance] = []
+        refused = 0
         for _ in range(n):
             try:
                 instance = next(self._instances, _END)
             except DataError as error:
                 if self._on_bad == "raise":
                     raise
-                self.taken, self.skipped = self.taken + 1, self.skipped + 1
+                refused += 1
                 log.warning("skipped: %s", error)
                 continue
             if instance is _END:
-                self.exhausted = self.source_ended = True
-                break
+                return batch, refused, True
             if not isinstance(instance, Instance):
                 raise TypeError(
                     f"the data gave a {type(instance).__name__}; it gives gt.Instance objects: "
                     "pass convert=... to turn yours into them"
                 )
             batch.append(instance)
-        if self._left == 0:
-            self.exhausted = True
-        self.taken += len(batch)
-        return batch
+            if self.closed:
+                break
+        return batch, refused, False
 
     def _admit_singly(self, door: AbstractDoor, batch: list[Instance]) -> Outbox | None:
         merged: Outbox | None = None
@@ -285,5 +316,6 @@ class AbstractRuntime(ABC):
         Raises:
             WorkerError: A node raised.
             StuckError: Nothing can move.
-            KeyboardInterrupt: Ctrl-C; once: what is in flight is finished first, twice: abandoned.
+            KeyboardInterrupt: Ctrl-C or SIGTERM; once: what is in flight is finished first; Ctrl-C
+                twice: abandoned.
         """

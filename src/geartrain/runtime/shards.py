@@ -11,6 +11,7 @@ when as many instances were taken, by all together, as the data have.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TypeAlias, final
 
 from geartrain.engine.controller import ControllerState
@@ -69,6 +70,16 @@ class ShardFeeder(AbstractFeeder):
         self._feeders = [self._lap(k) for k in range(len(lengths))]
         self._close_if_done()
 
+    def close(self) -> None:
+        super().close()
+        for feeder in self._feeders:
+            feeder.close()
+
+    def surround(self, outside: AbstractContextManager[object]) -> None:
+        super().surround(outside)
+        for feeder in self._feeders:
+            feeder.surround(outside)
+
     def admit(self, engine: Engine) -> Outbox | None:
         for k in range(len(self._feeders)):
             if self.exhausted:
@@ -90,14 +101,16 @@ class ShardFeeder(AbstractFeeder):
             self.skipped += feeder.skipped - skipped
             self._left -= taken
             self._close_if_done()
-            if feeder.exhausted:
+            if feeder.exhausted and not self.closed:
                 self._feeders[k] = self._lap(k)
             if out is not None:
                 return out
         return None
 
     def _lap(self, k: int) -> Feeder:
-        return Feeder(self._shard(k, self._positions[k] % self._lengths[k]), self._on_bad)
+        feeder = Feeder(self._shard(k, self._positions[k] % self._lengths[k]), self._on_bad)
+        feeder.surround(self.outside)
+        return feeder
 
     def _close_if_done(self) -> None:
         if self._left <= 0:
@@ -127,6 +140,9 @@ class PullFeeder(AbstractFeeder):
     def close(self) -> None:
         super().close()
         self._feeder.close()
+
+    def surround(self, outside: AbstractContextManager[object]) -> None:
+        self._feeder.surround(outside)
 
     def admit(self, engine: Engine) -> Outbox | None:
         controller, feeder = engine.controller, self._feeder

@@ -1,7 +1,11 @@
 """Workers as threads: batches pass by reference, nothing to start, nothing to clean up.
 
 torch releases the interpreter lock inside its kernels, so workers compute at the same time. Whoever
-brings an answer runs the controller's step under its lock; the calling thread only waits.
+brings an answer runs the controller's step under its lock, and admits what there is room for; the
+calling thread only waits, and hears of signals.
+
+The user's data may block. So the lock is not held while they are asked, and after a signal a thread
+that they do not answer is left behind: another one does the work of its worker.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from geartrain.engine.router import Delivery, Outbox
 from geartrain.engine.worker import Finished, Firing
 from geartrain.errors import StuckError
 from geartrain.optim.exchange import Letter
-from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch
+from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch, log
 from geartrain.runtime.interrupt import Interruptible
 
 
@@ -33,7 +37,8 @@ class Threads(AbstractRuntime):
         workers: How many.
         kernel_threads: Threads inside torch kernels, per worker; None shares out torch's
             own number (``torch.set_num_threads``, ``OMP_NUM_THREADS``).
-        patience_s: How long a failed or interrupted run waits for a worker's last kernel to end.
+        patience_s: How long a run that failed waits for the firings of that moment to end, and
+            one that was interrupted twice, which waits no longer than two seconds.
     """
 
     name = "threads"
@@ -56,23 +61,15 @@ class Threads(AbstractRuntime):
     def run(self, engine: Engine, feeder: AbstractFeeder, watch: Watch) -> float:
         run = _Run(engine, feeder, watch, self.kernel_threads)
         kernel_threads, switch_s = torch.get_num_threads(), sys.getswitchinterval()
-        threads = [
-            threading.Thread(target=run.work, args=(w,), name=f"geartrain-{w}", daemon=True)
-            for w in range(self.workers)
-        ]
         with Interruptible(feeder) as interrupt:
             try:
                 if self.workers > 1:
                     sys.setswitchinterval(min(switch_s, _SWITCH_S))
                 run.start()
-                for thread in threads:
-                    thread.start()
                 run.wait(interrupt)
             finally:
                 run.stop()
-                for thread in threads:
-                    if thread.ident is not None:
-                        thread.join(self.patience_s)
+                run.join(self.patience_s, interrupt)
                 torch.set_num_threads(kernel_threads)
                 sys.setswitchinterval(switch_s)
             run.raise_failure()  # inside, so that an interrupt does not hide it
@@ -85,6 +82,52 @@ _SWITCH_S = 2e-4
 Python's own 5 ms make a worker that is back from a kernel wait; a few microseconds make workers
 take it from each other. 15 % more sentiment trees a second with two workers than at 5 ms.
 """
+
+
+_GRACE_S = 0.5
+"""How long data that were asked before a signal may take to answer after it."""
+
+_IMPATIENCE_S = 2.0
+"""How long a run that was interrupted twice, or that failed, waits where it could wait for ever."""
+
+
+class _LeftBehind(BaseException):
+    """Ends a thread whose data have answered when nobody waited for them any more."""
+
+
+@final
+class _Outside:
+    """Around the user's code that gives instances: others may have the controller meanwhile.
+
+    Args:
+        control: Held once by whoever enters, and again by who leaves.
+
+    Attributes:
+        thread: That is in there now, or None.
+        since_s: Since when, by ``time.monotonic``.
+    """
+
+    def __init__(self, control: threading.RLock) -> None:
+        self._control = control
+        self.thread: threading.Thread | None = None
+        self.since_s = 0.0
+
+    def __enter__(self) -> None:
+        self.thread, self.since_s = threading.current_thread(), time.monotonic()
+        self._control.release()
+
+    def __exit__(self, *raised: object) -> None:
+        self._control.acquire()
+        if self.thread is not threading.current_thread():
+            raise _LeftBehind
+        self.thread = None
+
+    def forget(self, thread: threading.Thread) -> None:
+        """What the data may still give to this thread is of no use any more."""
+        if self._control.acquire(timeout=_GRACE_S):
+            if self.thread is thread:
+                self.thread = None
+            self._control.release()
 
 
 @final
@@ -105,18 +148,38 @@ class _Run:
         self._generation = 0  # times that all were idle and were woken
         self._over = threading.Event()
         self._failures: list[BaseException] = []
+        self._outside = _Outside(self._control)
+        self._threads: dict[threading.Thread, int] = {}  # to the worker of each
         self._began = time.perf_counter()
         self.seconds = 0.0
 
     def start(self) -> None:
-        """Admit the first instances, before any worker runs."""
-        with self._control:
-            self._admit()
+        """Have the workers work; the first of them admits the first instances."""
+        self._feeder.surround(self._outside)
+        for w in range(len(self._inboxes)):
+            self._work_in_a_thread(w, admits=w == 0)
 
     def wait(self, interrupt: Interruptible) -> None:
         """Until the pass is over or abandoned; wakes now and then so that signals are seen."""
         while not self._over.wait(0.2) and not interrupt.abandoned:
-            pass
+            if interrupt.asked:
+                self._give_up_data(interrupt)
+
+    def join(self, patience_s: float, interrupt: Interruptible) -> None:
+        """Wait for the threads, which have been told to stop; leave behind those that do not."""
+        began = time.monotonic()
+        for thread, w in self._threads.items():
+            while thread.is_alive():
+                asks = thread is self._outside.thread
+                least = asks or interrupt.abandoned
+                patience = min(patience_s, _IMPATIENCE_S) if least else patience_s
+                left = began + patience - time.monotonic()
+                if left <= 0:
+                    what = "waits for the data" if asks else "is still in a firing"
+                    log.warning("worker %d %s; its thread %r is left behind", w, what, thread.name)
+                    self._outside.forget(thread)
+                    break
+                thread.join(min(left, 0.2))
 
     def stop(self) -> None:
         with self._lock:
@@ -132,11 +195,40 @@ class _Run:
             first.add_note(f"also, in another worker: {type(other).__name__}: {other}")
         raise first
 
-    def work(self, w: int) -> None:
+    def _work_in_a_thread(self, w: int, *, admits: bool) -> None:
+        thread = threading.Thread(
+            target=self._work, args=(w, admits), name=f"geartrain-{w}", daemon=True
+        )
+        thread.start()
+        self._threads[thread] = w
+
+    def _give_up_data(self, interrupt: Interruptible) -> None:
+        """After a signal: have another thread do the work of the one whose data do not come."""
+        assert interrupt.asked_s is not None
+        if not self._control.acquire(timeout=0.2):
+            return  # an instrument has it, perhaps for long; signals must be seen meanwhile
+        try:
+            thread = self._outside.thread
+            waited_s = time.monotonic() - max(self._outside.since_s, interrupt.asked_s)
+            if thread is None or waited_s < _GRACE_S:
+                return
+            self._outside.thread = None
+            log.warning(
+                "the data have not answered since the signal; their thread %r is left behind",
+                thread.name,
+            )
+            interrupt.left = "; the data did not answer, and their thread is left behind"
+            self._work_in_a_thread(self._threads.pop(thread), admits=True)
+        finally:
+            self._control.release()
+
+    def _work(self, w: int, admits: bool) -> None:
         """A worker's life."""
         torch.set_num_threads(self._kernel_threads)
         worker = self._engine.workers[w]
         try:
+            if admits:
+                self._admit(w)
             while True:
                 for item in self._receive(w, worker.ready):
                     if isinstance(item, Delivery):
@@ -151,6 +243,8 @@ class _Run:
                     start = self._now()
                     firing = worker.fire()
                     self._carry_out(w, firing, start)
+        except _LeftBehind:
+            return
         except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
             self._failures.append(error)
             self.stop()
@@ -226,15 +320,16 @@ class _Run:
                 self._watch.stepped(w, step, now)
             for part, holds in firing.held.items():
                 self._engine.controller.hold(part, holds)
-            if out.answered or out.spawned or firing.held:
-                self._settle(out, w)
+            settles = bool(out.answered or out.spawned or firing.held)
+            if settles:
+                self._count(out, w)
+            elif out.rounds:
+                self._engine.controller.rounds.add(out.rounds)
         for worker, delivery in firing.elsewhere:
             self._post(worker, delivery)
         self._post_letters(firing.letters)
-
-    def _settle(self, out: Outbox, by: int) -> None:
-        self._count(out, by)
-        self._admit(by)
+        if settles:  # last, as the data may keep this thread
+            self._admit(w)
 
     def _count(self, out: Outbox, by: int) -> None:
         """Let the controller count a worker's answers, and tell of instances that have finished."""
@@ -243,17 +338,20 @@ class _Run:
                 self._post(w, told)
             self._watch.finished(self._engine, self._now())
 
-    def _admit(self, by: int = 0) -> None:
-        """Fill up; runs under the control lock."""
-        while (out := self._feeder.admit(self._engine)) is not None:
-            self._count(out, by)
-            for delivery in out.deliveries:
-                self._post(self._engine.home[delivery.node], delivery)
-        if self._engine.replicas is not None:
-            return  # letters may be under way: see _rest
-        if self._feeder.exhausted and not self._engine.controller.active:
-            self.seconds = self._now()
-            self.stop()
+    def _admit(self, by: int) -> None:
+        """Fill up, unless another worker is asking the data: then that one will."""
+        with self._control:
+            if self._outside.thread is not None:
+                return
+            while (out := self._feeder.admit(self._engine)) is not None:
+                self._count(out, by)
+                for delivery in out.deliveries:
+                    self._post(self._engine.home[delivery.node], delivery)
+            if self._engine.replicas is not None:
+                return  # letters may be under way: see _rest
+            if self._feeder.exhausted and not self._engine.controller.active:
+                self.seconds = self._now()
+                self.stop()
 
     def _post(self, w: int, item: Delivery | Finished | Letter) -> None:
         with self._lock:

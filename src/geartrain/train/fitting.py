@@ -6,6 +6,9 @@
 A stretch is a run of the engine until it is empty again; there is no other way to train. What is
 done for training while the engine rests (its making, steps of a flush, copies that meet) counts as
 training time; validation and checkpoints do not.
+
+A signal is heard all the while. Between stretches it waits until what has been begun is done, or a
+checkpoint would be of a moment that never was.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from geartrain.errors import DataError
 from geartrain.optim.part import StepTaken
 from geartrain.optim.replicas import Replicas
 from geartrain.runtime.base import AbstractFeeder
+from geartrain.runtime.interrupt import Interruptible
 from geartrain.train.checkpoint import Retention
 from geartrain.train.copies import Feed, Tally
 from geartrain.train.observer import Observer, add_sums, means_of, tell
@@ -66,9 +70,14 @@ class Fitting:
         self._instances = self._skipped = 0
         self._seconds = 0.0
         self._reached: Reached | None = None
+        self._interrupt = Interruptible()
         self._tally = None if session._replicas is None else Tally(session._replicas)
 
     def run(self) -> Fit:
+        with self._interrupt:
+            return self._run()
+
+    def _run(self) -> Fit:
         at = self._s._position
         outcome: Literal["done", "target reached", "interrupted", "failed"] = "failed"
         message = ""
@@ -80,7 +89,8 @@ class Fitting:
         except KeyboardInterrupt as error:
             outcome, message, failure = "interrupted", str(error), error
             if self._s._engine is not None:
-                self._agree()
+                if self._s._replicas is not None:
+                    self._s._replicas.agree()  # without a search for the best: somebody waits
                 self._save(is_best=False)
             raise
         except BaseException as error:
@@ -110,12 +120,13 @@ class Fitting:
         for instrument in self._s.instruments:
             try:
                 tell([instrument], "on_run_ended", ended)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - raised below, or a note of what already is
                 if failure is None:
                     failure = error
                 else:
                     failure.add_note(f"also: {type(error).__name__}: {error}")
-                log.exception("%s could not end the run", type(instrument).__name__)
+                told = f"{type(error).__name__}: {error}"
+                log.error("%s could not end the run: %s", type(instrument).__name__, told)
         if failure is not None and ended.outcome in ("done", "target reached"):
             raise failure
 
@@ -125,6 +136,7 @@ class Fitting:
         s = self._s
         feed = Feed(self._source, s._replicas, at.epoch, at.taken, s.on_bad)
         while self._reached is None:
+            self._interrupt.check()
             if self._is_due():  # here, as a resumed run may have been interrupted in validation
                 self._enter(epoch_ended=False)
                 continue
@@ -181,12 +193,12 @@ class Fitting:
 
     def _best_copy(self, replicas: Replicas, valid: Source) -> int:
         """The copy that validates best; each of them is evaluated."""
-        at, target = self._s._position, self._until or Target("loss", 0.0, at_least=False)
+        target = self._until or Target("loss", 0.0, at_least=False)
         best, found = math.nan, 0
         for k, present in enumerate(replicas.present()):
             if present:
                 replicas.agree(k)
-                metrics = self._s._evaluate(valid, at.epoch, self._epochs, at.train_seconds).metrics
+                metrics = self._validate(valid)
                 if target.better(metrics[target.metric], best):
                     best, found = metrics[target.metric], k
         return found
@@ -299,7 +311,7 @@ class Fitting:
         s, at = self._s, self._s._position
         valid: Mapping[str, float] = {}
         if self._valid is not None:
-            valid = s._evaluate(self._valid, at.epoch, self._epochs, at.train_seconds).metrics
+            valid = self._validate(self._valid)
         staleness = s._take_staleness()
         means = means_of(at.sums)
         return EpochEnded(
@@ -314,6 +326,11 @@ class Fitting:
             updates=self._updates(),
             time_s=at.train_seconds,
         )
+
+    def _validate(self, valid: Source) -> Mapping[str, float]:
+        self._interrupt.check()
+        at = self._s._position
+        return self._s._evaluate(valid, at.epoch, self._epochs, at.train_seconds).metrics
 
     def _updates(self) -> dict[str, int]:
         """Optimiser steps by part, copies of the model together."""

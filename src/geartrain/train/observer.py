@@ -10,6 +10,7 @@ from geartrain.engine.engine import Engine
 from geartrain.engine.instrument import AbstractInstrument, Fired, Progress, Updated
 from geartrain.engine.worker import Firing
 from geartrain.optim.part import PartState, StepTaken
+from geartrain.runtime.interrupt import interruptible
 
 _PAUSE_S = 0.1  # between two progress events
 
@@ -109,6 +110,7 @@ class Observer:
         tell(self._instruments, "on_progress", event)
 
 
+@interruptible
 def tell(instruments: Iterable[AbstractInstrument], method: str, event: object) -> None:
     """Call a method of every instrument.
 

@@ -8,6 +8,7 @@
                 run.log              messages, and the traceback of a failure
                 result.json          written last: a run without it is unfinished
                 files/...            what the recipe needs to be built again
+                .lock                held by the process that trains here; see ``lock``
 
 Everything is text or safetensors; nothing in it is executed when it is read.
 """
@@ -18,7 +19,8 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
@@ -26,6 +28,7 @@ from typing import Any, Final, final
 from geartrain.errors import DataError, GeartrainError
 from geartrain.files import read_bytes
 from geartrain.schema import Mismatch, parsed, read
+from geartrain.train.lock import held
 
 _FILES: Final = "files"
 _MOST_FILES: Final = 100
@@ -83,6 +86,22 @@ class RunFolder:
         """Whether a run was begun here."""
         return self.config_file.is_file()
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep the folder, which is made if need be, from other processes.
+
+        Raises:
+            BusyError: One of them has it.
+            GeartrainError: The folder cannot be written.
+        """
+        with ExitStack() as stack:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(held(self.path / ".lock"))
+            except OSError as error:
+                raise self._unwritable(error) from error
+            yield
+
     def check_free(self) -> None:
         """Refuse to write over a run that somebody may want.
 
@@ -123,10 +142,13 @@ class RunFolder:
             _write(self.path / "graph.mmd", graph)
             _write(self.config_file, json.dumps(config, indent=2) + "\n")
         except OSError as error:
-            raise GeartrainError(
-                f"{self.path}: the run's folder cannot be written: {error.strerror or error}; give "
-                "--out a folder that can"
-            ) from error
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> GeartrainError:
+        return GeartrainError(
+            f"{self.path}: the run's folder cannot be written: {error.strerror or error}; give "
+            "--out a folder that can"
+        )
 
     def read_config(self) -> dict[str, Any]:
         """What ``create`` wrote.

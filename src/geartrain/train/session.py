@@ -44,12 +44,14 @@ from geartrain.optim.part import PartState
 from geartrain.optim.replicas import Neighbours, Replicas
 from geartrain.optim.rules import Rules
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Feeder, OnBadInstance
+from geartrain.runtime.interrupt import asks_data
 from geartrain.runtime.threads import Threads
 from geartrain.train.checkpoint import Json, Retention, write_checkpoint
 from geartrain.train.copies import replicas_to_tensors
 from geartrain.train.fitting import Fitting, require_fit_arguments
 from geartrain.train.loading import load_session
 from geartrain.train.observer import Observer, means_of
+from geartrain.train.occupancy import Occupancy
 from geartrain.train.random_state import random_state_kept, random_state_to_json
 from geartrain.train.results import (
     Evaluation,
@@ -70,7 +72,9 @@ class Session:
     """A graph that learns.
 
     The modules of the graph are trained in place, and come back in the mode (``training``) in which
-    they came. Between calls everything is at rest: no thread is left, no row waits.
+    they came. Between calls everything is at rest: no thread is left, no row waits. It does one
+    thing at a time: a call while another one runs is refused. An instrument may evaluate, predict
+    and save between two passes, as in ``on_epoch_ended``.
 
     Args:
         graph: Checked when the first instance is seen.
@@ -80,6 +84,9 @@ class Session:
         ramp: How training gets there; ``Ramp(over=0)`` starts at once, ``Synchronous(n)`` after n
             instances, one at a time.
         max_rows: Most rows in one firing.
+        max_rounds: How often rows of one instance may go round loops, all of them together: a cycle
+            in data would have them do so for ever. None: 100,000 times, and 1,000 more for each of
+            its vertices and edges.
         policy: Makes the firing policy of a worker, from its index.
         drain: Admit only when nothing is in flight: minibatches of ``max_active``, the synchronous
             way; with ``update_every=Instances(max_active)`` and no ramp it is minibatch training.
@@ -113,6 +120,7 @@ class Session:
             ``replicas`` do not go together with something else that is given.
         GraphError: ``bf16``, and a module's weights are not float32.
         GraphError: From ``fit``, ``evaluate``, ``predict``: the graph cannot run.
+        BusyError: From all methods that train, run, save or load: another one is running.
     """
 
     def __init__(
@@ -124,6 +132,7 @@ class Session:
         max_active: int = 64,
         ramp: AbstractRamp | None = None,
         max_rows: int = 4096,
+        max_rounds: int | None = None,
         policy: Callable[[int], AbstractPolicy] | None = None,
         drain: bool = False,
         lanes: bool = False,
@@ -155,6 +164,7 @@ class Session:
             precision=require_precision(precision, "precision="),
             meter=meter,
             device=found,
+            max_rounds=max_rounds,
         )
         self.placement = dict(placement or {})
         self.convert, self.shuffle, self.seed, self.on_bad = convert, shuffle, seed, on_bad
@@ -173,6 +183,7 @@ class Session:
             for name, part in self.parts.items():
                 require_float32(name, dict(part.module.named_parameters()))
         self._position = Position()
+        self._used = Occupancy()
         self._engine: Engine | None = None
         self._memories: dict[str, Memory] = {}  # of nodes, when the engine was last at rest
         self._costs: dict[str, float] = {}
@@ -211,13 +222,16 @@ class Session:
                 Gradients that wait for their update go on waiting.
 
         Raises:
-            WorkerError, DataError, NonFiniteError, StuckError, CheckpointError: As they say; the
+            WorkerError, DataError, NonFiniteError, StuckError, EndlessLoopError: As they say; the
                 weights are those of the last step. ``fit`` may be called again: it repeats the
                 instances since the graph was last drained, for a checkpoint or the end of an
                 epoch. To go back to the weights of that time as well, ``load`` the checkpoint.
-            KeyboardInterrupt: After what was in flight has finished and the checkpoint is written;
-                ``fit`` continues with the next instance. A second Ctrl-C abandons what is in
-                flight, as a failure does.
+            CheckpointError: The same, with a checkpoint that cannot be written.
+            KeyboardInterrupt: Ctrl-C, after what was in flight has finished and the checkpoint is
+                written; ``fit`` continues with the next instance. Data that do not answer are not
+                waited for. A second Ctrl-C abandons what is in flight, as a failure does. SIGTERM
+                is as a first Ctrl-C, unless the program has a handler of its own; what is raised is
+                then ``runtime.interrupt.Terminated``. In the main thread alone.
             ValueError: The arguments do not go together, or ``until`` names no metric.
         """
         require_fit_arguments(
@@ -227,20 +241,22 @@ class Session:
         log.info("%s", kernels_status())
         source = self._source(train, shuffle=self.shuffle)
         validation = None if valid is None else self._source(valid, shuffle=False)
-        retention = None
-        if folder is not None:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            retention = Retention(Path(folder), keep_last)
-        return Fitting(
-            self, source, validation, epochs, until, retention, checkpoint_every, evaluate_every
-        ).run()
+        with self._used.by("fit"):
+            retention = None
+            if folder is not None:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+                retention = Retention(Path(folder), keep_last)
+            return Fitting(
+                self, source, validation, epochs, until, retention, checkpoint_every, evaluate_every
+            ).run()
 
     def evaluate(self, data: Data) -> Evaluation:
         """Losses and metrics of a pass without training.
 
         Nothing changes by it: no weight, optimiser, gradient that waits, or random generator.
         """
-        return self._evaluate(self._source(data, shuffle=False), epoch=0, epochs=0, began=0.0)
+        with self._used.by("evaluate", inside=True):
+            return self._evaluate(self._source(data, shuffle=False), epoch=0, epochs=0, began=0.0)
 
     def predict(self, data: Data) -> list[Any]:
         """What reaches the outputs, in the order of the instances.
@@ -253,19 +269,8 @@ class Session:
             where the payload has several tensors; a dict by name where the graph has several
             outputs.
         """
-        source = self._source(data, shuffle=False)
-        engine = self._ready(source)
-        engine.begin(train=False, judge=False, collect=True)
-        feeder = Feeder(source.epoch(0), "raise")
-        watch = Observer(self.instruments, "predict", 0, 0, source.length, self.parts, 0.0)
-        self._run(engine, feeder, watch)
-        outputs = {
-            name: _by_instance(collected, feeder.taken)
-            for name, collected in engine.collected().items()
-        }
-        if len(outputs) == 1:
-            return next(iter(outputs.values()))
-        return [{name: values[i] for name, values in outputs.items()} for i in range(feeder.taken)]
+        with self._used.by("predict", inside=True):
+            return self._predict(self._source(data, shuffle=False))
 
     def save(self, path: Path | str) -> None:
         """Write a checkpoint: weights, optimisers, versions, data position, random state.
@@ -273,8 +278,9 @@ class Session:
         Raises:
             CheckpointError: It cannot be written; what was there is intact.
         """
-        tensors, document = self._snapshot()
-        write_checkpoint(path, tensors, document)
+        with self._used.by("save", inside=True):
+            tensors, document = self._snapshot()
+            write_checkpoint(path, tensors, document)
 
     def load(self, path: Path | str, *, weights_only: bool = False) -> None:
         """Read a checkpoint; ``fit`` then continues where it stood.
@@ -288,7 +294,8 @@ class Session:
                 was. A file may come from anybody: nothing in it is executed, and all of it is
                 looked at before any of it is loaded.
         """
-        load_session(self, path, weights_only=weights_only)
+        with self._used.by("load"):
+            load_session(self, path, weights_only=weights_only)
 
     def statistics(self) -> dict[str, Any]:
         """Versions of the parts, rows that wait, bytes of the stores."""
@@ -298,6 +305,20 @@ class Session:
             "trained": self._position.trained,
             "store_bytes": sum(n.nbytes() for n in engine.wiring.nodes.values()) if engine else 0,
         }
+
+    def _predict(self, source: Source) -> list[Any]:
+        engine = self._ready(source)
+        engine.begin(train=False, judge=False, collect=True)
+        feeder = Feeder(source.epoch(0), "raise")
+        watch = Observer(self.instruments, "predict", 0, 0, source.length, self.parts, 0.0)
+        self._run(engine, feeder, watch)
+        outputs = {
+            name: _by_instance(collected, feeder.taken)
+            for name, collected in engine.collected().items()
+        }
+        if len(outputs) == 1:
+            return next(iter(outputs.values()))
+        return [{name: values[i] for name, values in outputs.items()} for i in range(feeder.taken)]
 
     def _move_modules_without_weights(self, device: torch.device | None) -> None:
         """Those of nodes and losses may have buffers, such as the weights of classes."""
@@ -426,6 +447,7 @@ class Session:
         if self._engine is not None:
             self._memories = self._engine.memories()
 
+    @asks_data
     def _first_shapes(self, source: Source) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shapes of the rows of the first instance that can be made."""
         with random_state_kept():
@@ -444,8 +466,12 @@ class Session:
         """One stretch of a pass; an engine that failed in it is not used again."""
         training = engine.controller.training
         try:
-            with _mode(
-                [*self.graph.modules(), *(p.module for p in self.trained_parts.values())], training
+            with (
+                self._used.passing(),
+                _mode(
+                    [*self.graph.modules(), *(p.module for p in self.trained_parts.values())],
+                    training,
+                ),
             ):
                 seconds = self.runtime.run(engine, feeder, watch)
             engine.check_empty()

@@ -20,6 +20,7 @@ from geartrain.data.loader import seeded
 from geartrain.errors import DataError
 from geartrain.ir.columns import Columns
 from geartrain.ir.instance import InOrder, Instance
+from geartrain.runtime.interrupt import asks_data
 from geartrain.train.random_state import random_state_kept
 
 Data: TypeAlias = Iterable[Any]
@@ -82,6 +83,7 @@ class Source:
         except TypeError:
             return None
 
+    @asks_data
     def epoch(self, number: int, start: int = 0) -> Iterator[Instance]:
         """The instances of an epoch, from position ``start`` on.
 
