@@ -11,7 +11,7 @@ for row kernels.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -49,6 +49,11 @@ class Inside:
         """An edge column for numpy; waits for a device only where the engine did not make this."""
         found = self.host.get(column)
         return np.asarray(self.edges[column].cpu()) if found is None else found
+
+    def edge_called(self, k: int) -> str:
+        """What errors call edge k of this batch: with its instance, where that is known."""
+        called: Callable[[int], str] | None = getattr(self.host, "edge_called", None)
+        return f"edge {k}" if called is None else called(k)
 
 
 class AbstractBundleKernel(ABC):

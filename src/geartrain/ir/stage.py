@@ -24,6 +24,7 @@ from geartrain.errors import GraphError
 from geartrain.ir.bundle import Inside
 from geartrain.ir.call import (
     Call,
+    arguments,
     as_payload,
     differentiate,
     gather_inputs,
@@ -33,6 +34,7 @@ from geartrain.ir.call import (
 )
 from geartrain.ir.chance import Remembered
 from geartrain.ir.inside import look_inside
+from geartrain.ir.leaves import foreign
 from geartrain.ir.message import (
     INSTANCE,
     ROW_MASK,
@@ -44,8 +46,11 @@ from geartrain.ir.message import (
     join_gradient,
     wants_gradient,
 )
+from geartrain.ir.method import called_by
 from geartrain.ir.node import AbstractNode, Emission, Place
+from geartrain.ir.player import plain
 from geartrain.ir.rows import RowStore
+from geartrain.ir.trial import foreign_story
 from geartrain.ir.weights import AbstractWeights, Sight
 
 
@@ -73,6 +78,7 @@ class GraphNode(AbstractNode):
         self._kept: dict[int, _Kept] = {}
         self._parameters: list[nn.Parameter] = []
         self._device: torch.device | None = None  # None: the host, and so is everything
+        self._walked = False
         if weights is not None and isinstance(call.function, nn.Module):
             self._parameters = [p for p in call.function.parameters() if p.requires_grad]
 
@@ -135,6 +141,21 @@ class GraphNode(AbstractNode):
         ]
         with torch.enable_grad():
             kept.outputs = as_payload(run_module(function, kept.inputs, kept.inside))
+        if not self._walked:
+            self._refuse_foreign(kept)
+
+    def _refuse_foreign(self, kept: _Kept) -> None:
+        """Once: nothing else may learn from a message than the leaves that it is differentiated by.
+
+        Raises:
+            GraphError: The module uses weights that are not its own, or not by its attributes.
+        """
+        self._walked = True
+        leaves = [] if kept.sight is None else list(kept.sight.leaves.values())
+        function = plain(self._call.function)
+        weights = foreign(kept.outputs, [*kept.inputs, *leaves], function)
+        if weights is not None:
+            raise GraphError(foreign_story(self.name, called_by(function), weights))
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
         return Emission(backward=[self.backward_one(one) for one in one_by_one(batches)])
@@ -234,8 +255,8 @@ class GraphNode(AbstractNode):
             for name, buffer in module.named_buffers(remove_duplicate=False):
                 tensors[name] = copies.setdefault(id(buffer), buffer.clone())
 
-        def function(*args: object) -> object:
-            return torch.func.functional_call(module, tensors, args)
+        def function(*args: Any) -> object:
+            return torch.func.functional_call(module, tensors, arguments(module, args))
 
         return function
 

@@ -431,7 +431,8 @@ class Session:
         uninterrupted one does.
         """
         if not self._checked:
-            self.graph.check(self._first_shapes(source))
+            first = self._first_instance(source)
+            self.graph.check({} if first is None else _shapes(first), like=first)
             self._checked = True
         if self._replicas is not None and not fresh:
             if self._plain is None:
@@ -464,8 +465,8 @@ class Session:
         if self._engine is not None:
             self._memories = self._engine.memories()
 
-    def _first_shapes(self, source: Source) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shapes of the rows of the first instance that can be made."""
+    def _first_instance(self, source: Source) -> Instance | None:
+        """The first instance that can be made."""
         with random_state_kept():
             items = source.epoch(0)
             for _ in range(_TRIED):
@@ -475,8 +476,8 @@ class Session:
                     if self.on_bad == "raise":
                         raise
                     continue
-                return _shapes(first) if isinstance(first, Instance) else {}
-        return {}
+                return first if isinstance(first, Instance) else None
+        return None
 
     def _run(self, engine: Engine, feeder: AbstractFeeder, watch: Observer) -> float:
         """One stretch of a pass; an engine that failed in it is not used again."""
