@@ -273,6 +273,14 @@ class Engine:
         lines += [f"  {line}" for line in self.controller.unfinished()]
         for node in self.wiring.nodes.values():
             lines += [f"  {line}" for line in node.story()]
+        for part in self.parts.values():
+            if not part.open:
+                lines.append(
+                    f"  part '{part.name}' has window={part.rules.window}: {part.outstanding} "
+                    "messages are between their forward and their backward, so others wait; where "
+                    "rows come back to a part before they are answered, as in a loop, leave window "
+                    "out, or give it room for all of their turns"
+                )
         return "\n".join(lines)
 
     def sums(self) -> dict[str, tuple[float, float]]:

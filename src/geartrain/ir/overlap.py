@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, final
 
+import numpy as np
+
 from geartrain.ir.call import Call, one_by_one
 from geartrain.ir.message import (
     CONTROLLER,
@@ -132,6 +134,10 @@ class OverlapNode(AbstractNode):
     @property
     def open(self) -> bool:
         return self._inner.open
+
+    def origins(self, rows: IntArray) -> IntArray | None:
+        slots = [self._pairs[row][1].slot for row in rows.tolist() if row in self._pairs]
+        return np.concatenate(slots) if slots else None
 
     def check_empty(self) -> None:
         self._rows.check_empty()

@@ -226,6 +226,10 @@ class RowNode(AbstractNode):
     def open(self) -> bool:
         return self._weights is None or self._weights.open
 
+    def origins(self, rows: IntArray) -> IntArray:
+        found: IntArray = self._rows["origin"][rows]
+        return found
+
     def check_empty(self) -> None:
         self._rows.check_empty()
 

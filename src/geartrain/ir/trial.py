@@ -180,8 +180,9 @@ class Trial:
                 runs = _runs(player, (together, alone), double, train)
                 if runs is None:
                     continue
-                off = _mixed(call, sample, *runs, few)
-                if off and not _by_chance(_runs(player, (together,), double, train), runs[0]):
+                y, part = runs
+                off = _mixed(call, sample, y, part, few)
+                if off and not _by_chance(_runs(player, (together,), double, train), y):
                     raise GraphError(self._mixing_story(call, off))
                 break
 

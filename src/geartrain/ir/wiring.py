@@ -264,8 +264,8 @@ def _try_out(
         return
     weights = {id(p): f"{n} of '{t.name}'" for t in graph.throughs() for n, p in _named(t)}
     rows: dict[int, torch.Tensor] = {}
-    for name, operator in inputs.items():
-        payload = known[operator.id, 0].payload
+    for name, entry in inputs.items():
+        payload = known[entry.id, 0].payload
         if payload is not None and name in scene.rows:
             rows[id(payload[0])] = scene.rows[name]
     for operator in operators:

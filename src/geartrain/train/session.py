@@ -32,6 +32,7 @@ from geartrain.engine.mailbox import AbstractPolicy
 from geartrain.errors import CheckpointError, DataError
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
+from geartrain.ir.learning import remarks, require_loss
 from geartrain.ir.loss import Collected
 from geartrain.ir.node import Memory
 from geartrain.ir.operators import Losing, Replaying
@@ -187,7 +188,8 @@ class Session:
         self._memories: dict[str, Memory] = {}  # of nodes, when the engine was last at rest
         self._costs: dict[str, float] = {}
         self._met = 0  # instances trained at the last meeting of copies
-        self._checked = False
+        self._checked = self._remarked = False
+        self._example: Instance | None = None  # that the graph was checked with
 
     def fit(
         self,
@@ -228,12 +230,16 @@ class Session:
                 ``fit`` continues with the next instance. A second Ctrl-C abandons what is in
                 flight, as a failure does.
             ValueError: The arguments do not go together, or ``until`` names no metric.
+            GraphError: The graph cannot run, or has no loss.
         """
         require_fit_arguments(
             epochs, until, valid, folder, checkpoint_every, keep_last, evaluate_every
         )
+        require_loss(self.graph)
         self._require_metric(until)
         source = self._source(train, shuffle=self.shuffle)
+        self._check(source)
+        self._remark()
         validation = None if valid is None else self._source(valid, shuffle=False)
         retention = None
         if folder is not None:
@@ -430,10 +436,7 @@ class Session:
         part of the order in which sums are added, and a resumed run must find what an
         uninterrupted one does.
         """
-        if not self._checked:
-            first = self._first_instance(source)
-            self.graph.check({} if first is None else _shapes(first), like=first)
-            self._checked = True
+        self._check(source)
         if self._replicas is not None and not fresh:
             if self._plain is None:
                 self._plain = Engine(self.graph, self.parts, self.settings, self.runtime.workers)
@@ -454,6 +457,21 @@ class Session:
             self._engine.recall(self._memories)
             self._engine.began_s = self._position.train_seconds
         return self._engine
+
+    def _check(self, source: Source) -> None:
+        """Check the graph with a first instance, when it is first used."""
+        if not self._checked:
+            self._example = self._first_instance(source)
+            shapes = {} if self._example is None else self._shapes(self._example)
+            self.graph.check(shapes, like=self._example)
+            self._checked = True
+
+    def _remark(self) -> None:
+        """Say once what in the graph will never learn, and may not be meant."""
+        if not self._remarked:
+            for remark in remarks(self.graph, self._example):
+                log.warning("%s", remark)
+        self._remarked, self._example = True, None
 
     def _memories_of(self, checkpoint: Checkpoint, path: str) -> dict[str, Memory]:
         names = [o.name for o in self.graph.operators if isinstance(o, Replaying)]
@@ -478,6 +496,17 @@ class Session:
                     continue
                 return first if isinstance(first, Instance) else None
         return None
+
+    def _shapes(self, instance: Instance) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of the rows that an instance brings, as they enter."""
+        shapes = {}
+        for name, given in instance.inputs.items():
+            rows = given[0] if isinstance(given, tuple) else given
+            if isinstance(rows, Tensor):
+                short = self.settings.precision == "bf16" and rows.dtype is torch.bfloat16
+                dtype = torch.float32 if short else rows.dtype  # modules get it widened
+                shapes[name] = tuple(rows.shape[1:]), dtype
+        return shapes
 
     def _run(self, engine: Engine, feeder: AbstractFeeder, watch: Observer) -> float:
         """One stretch of a pass; an engine that failed in it is not used again."""
@@ -563,15 +592,6 @@ def _mode(modules: Sequence[torch.nn.Module], train: bool) -> Iterator[None]:
     finally:
         for inner, mode in before.items():
             inner.training = mode
-
-
-def _shapes(instance: Instance) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    shapes = {}
-    for name, given in instance.inputs.items():
-        rows = given[0] if isinstance(given, tuple) else given
-        if isinstance(rows, Tensor):
-            shapes[name] = (tuple(rows.shape[1:]), rows.dtype)
-    return shapes
 
 
 def _by_instance(collected: Sequence[Collected], n: int) -> list[Any]:
