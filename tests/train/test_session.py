@@ -90,7 +90,7 @@ def test_a_generator_is_refused_as_it_can_be_read_once_only(make_line, make_rows
 
 def test_items_that_are_no_instances_are_refused_with_the_remedy(make_line, make_rows):
     session = simulated(make_line().graph)
-    with pytest.raises(TypeError, match=r"the data gave a tuple.*convert="):
+    with pytest.raises(gt.DataError, match=r"the data gave a tuple.*convert="):
         session.fit(Pairs(make_rows(3)), epochs=1)
     with pytest.raises(TypeError, match="NoneType"):
         simulated(make_line().graph, convert=lambda item: None).fit(make_rows(3), epochs=1)

@@ -101,8 +101,7 @@ class OverlapNode(AbstractNode):
         emission = Emission()
         for one in one_by_one(batches):
             rows = one.rows & ROW_MASK
-            self._rows.release(rows)
-            port, pair = self._pairs.pop(int(rows[0]))
+            port, pair = self._pairs[int(rows[0])]
             pair.answers[port] = one
             if port == OWN:
                 emission.backward.append(self._send_down(pair, one))
@@ -110,6 +109,8 @@ class OverlapNode(AbstractNode):
                 emission.backward.append(Backward(pair.slot | (CONTROLLER << ROW_BITS), None))
             if len(pair.answers) == 2:
                 self._learn(pair)
+            del self._pairs[int(rows[0])]
+            self._rows.release(rows)
         return emission
 
     def _send_down(self, pair: _Pair, own: Backward) -> Backward:

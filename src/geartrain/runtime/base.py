@@ -174,7 +174,7 @@ class Feeder(AbstractFeeder):
                 self.exhausted = self.source_ended = True
                 break
             if not isinstance(instance, Instance):
-                raise TypeError(
+                raise DataError(
                     f"the data gave a {type(instance).__name__}; it gives gt.Instance objects: "
                     "pass convert=... to turn yours into them"
                 )
