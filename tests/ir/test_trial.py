@@ -276,19 +276,25 @@ def test_a_shell_computes_what_the_module_does_and_shares_its_tensors() -> None:
     class Both(nn.Module):
         """Modules in attributes of all kinds."""
 
-        def __init__(self) -> None:
+        __slots__ = ("gain",)
+
+        def __new__(cls, gain: float) -> Both:
+            return super().__new__(cls)
+
+        def __init__(self, gain: float) -> None:
             super().__init__()
+            self.gain = gain
             self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
             self.rows, self.named = [self.a, self.b], {"b": self.b}
             self.bound = self.last
 
         def last(self, x: Tensor) -> Tensor:
-            return self.rows[1](x) + self.named["b"](x)
+            return self.gain * self.rows[1](x) + self.named["b"](x)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.bound(self.rows[0](x))
 
-    module, x = Both(), torch.randn(3, 4)
+    module, x = Both(3.0), torch.randn(3, 4)
     shell = shell_of(module)
     assert torch.equal(shell(x), module(x))
     assert [id(p) for p in shell.parameters()] == [id(p) for p in module.parameters()]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MethodType
 from typing import Any, Final, final
 
@@ -104,12 +104,24 @@ def tensors_of(function: Callable[..., Any]) -> dict[str, Tensor]:
 
 def shell_of(module: nn.Module) -> nn.Module:
     """The module with the same tensors and attributes; what it sets then is its own."""
-    shells: dict[int, Any] = {id(m): type(m).__new__(type(m)) for m in module.modules()}
+    # Not by the class's own __new__, which may want arguments.
+    shells: dict[int, Any] = {id(m): object.__new__(type(m)) for m in module.modules()}
     for inner in module.modules():
+        shell = shells[id(inner)]
         own = {name: _loose(value, shells) for name, value in vars(inner).items()}
-        vars(shells[id(inner)]).update(own)
-    shell: nn.Module = shells[id(module)]
-    return shell
+        vars(shell).update(own)
+        for slot in _slots(type(inner)):
+            if hasattr(inner, slot):
+                object.__setattr__(shell, slot, getattr(inner, slot))
+    made: nn.Module = shells[id(module)]
+    return made
+
+
+def _slots(kind: type) -> Iterator[str]:
+    """Attributes of its instances that are in no dict."""
+    for each in kind.__mro__:
+        named = vars(each).get("__slots__", ())
+        yield from (named,) if isinstance(named, str) else named
 
 
 def _loose(value: Any, shells: Mapping[int, Any]) -> Any:

@@ -30,6 +30,9 @@ from geartrain.ir.player import plain, tensors_of
 MESSAGES: Final = 3
 """So many are tried together."""
 
+MOST_ROWS: Final = 4096
+"""More rows in a trial would take time; where a bundle is so large, nothing is tried."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,9 @@ class Scene:
         except Exception:  # noqa: BLE001 - the example has not what rows, or a user's function, want
             return []
         rows, ids = MESSAGES * (each or 1), min(map(len, _tables(call)), default=2)
-        found = []
+        found: list[Sample] = []
+        if rows > MOST_ROWS:
+            return found
         for fill in (_normal, _share, _real, _nought):
             draws = torch.Generator().manual_seed(0)
             made = [
@@ -270,4 +275,4 @@ def _tables(call: Call) -> Iterator[Tensor]:
             yield inner.weight
 
 
-__all__ = ["MESSAGES", "Sample", "Scene", "scene_of"]
+__all__ = ["MESSAGES", "MOST_ROWS", "Sample", "Scene", "scene_of"]

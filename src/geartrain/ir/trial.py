@@ -35,7 +35,7 @@ from geartrain.ir.node import Place
 from geartrain.ir.operator import describe
 from geartrain.ir.player import Player, plain
 from geartrain.ir.precision import widened
-from geartrain.ir.scene import MESSAGES, Sample
+from geartrain.ir.scene import MESSAGES, MOST_ROWS, Sample
 
 
 @final
@@ -107,6 +107,9 @@ class Trial:
         if n < 2:
             return
         rows = n if lengths is None else int(lengths[:n].sum())
+        if rows > MOST_ROWS:
+            self.settled = True
+            return
 
         def inside(messages: IntArray) -> Inside:
             sizes = None if lengths is None else lengths[messages]
@@ -133,8 +136,8 @@ class Trial:
         function = plain(call.function)
         first = np.arange(1 if self._one_only(sample) else sample.n)
         inputs, inside = sample.arguments(first)
-        player = Player(function, owns=not self._judges)
         try:
+            player = Player(function, owns=not self._judges)
             outputs = player.play(inputs, inside)
         except Exception:  # noqa: BLE001 - it wants other rows, or is broken: a real run will tell
             return False
@@ -282,8 +285,9 @@ def _dtype_story(
     error: Exception,
 ) -> str:
     taken = len(inputs) - len(call.read)
+    numbers = call.taken(taken)
     told = [
-        f"{f'payload {i}' if i < taken else f'column {call.read[i - taken]!r}'} comes as "
+        f"{f'payload {numbers[i]}' if i < taken else f'column {call.read[i - taken]!r}'} comes as "
         f"{describe([inputs[i]])}, expected {_short(dtype)}"
         for i, dtype in change.items()
     ]
