@@ -289,7 +289,7 @@ def test_a_module_whose_forward_is_overridden_runs_again() -> None:
             return -h
 
     assert bundle_kernel_of(Heir()) is None
-    with pytest.raises(TypeError, match="expected an AbstractBundleKernel"):
+    with pytest.raises(GraphError, match="expected an AbstractBundleKernel"):
         bundle_kernel_of(Other())
 
 
