@@ -148,6 +148,21 @@ class Logarithm(nn.Module):
         return x.log()
 
 
+class Headstrong(nn.Module):
+    """Its modes are its own affair."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def train(self, mode: bool = True) -> None:  # type: ignore[override]
+        super().train(mode)
+        self.linear.training = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
 class Picks(nn.Module):
     """Looks integers up in a table that is none of torch's."""
 
@@ -218,6 +233,8 @@ RIGHT: dict[str, tuple[Callable[[], Any], Any]] = {
     "softmax of a row": (lambda: lambda x: x.softmax(1), FLOATS),
     "not a number": (lambda: lambda x: (x - 100).log(), FLOATS),
     "no rows of floats": (lambda: lambda x: x > 0, FLOATS),
+    "complex numbers": (lambda: lambda x: torch.fft.fft(x), FLOATS),
+    "modes of its own": (Headstrong, FLOATS),
     "a bilinear map": (lambda: lambda x: torch.einsum("ni,nj->nij", x, x), FLOATS),
 }
 

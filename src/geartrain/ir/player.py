@@ -35,10 +35,15 @@ class Player:
     Args:
         function: A module, or any function; of that, what hangs on it is used as it is.
         owns: Whether a module's parameters are its own; else they are in the graph like others'.
+
+    Attributes:
+        may_double: Whether it may be asked for float64.
+        modes: For ``train``: a function has but one.
     """
 
     def __init__(self, function: Callable[..., Any], *, owns: bool = True) -> None:
         self._shell = shell_of(function) if isinstance(function, nn.Module) else None
+        self.modes = (False,) if self._shell is None else (False, True)
         self._owns = owns
         self._function = function
         self._tensors = tensors_of(function)

@@ -141,7 +141,7 @@ class Scene:
         if rows > MOST_ROWS:
             return found
         for fill in (_normal, _share, _real, _nought):
-            draws = torch.Generator().manual_seed(0)
+            draws = torch.Generator(_HOST).manual_seed(0)
             made = [
                 fill((rows, *like.shape[1:]), like.dtype, own, ids, draws) for like, own in here
             ]
@@ -186,7 +186,7 @@ def scene_of(
 def _made_up(inputs: Mapping[str, Input]) -> Instance | None:
     """An instance of zeros, whose vertices are a ring, without any column."""
     rows = {
-        name: torch.zeros((MESSAGES, *o.shape), dtype=o.dtype)
+        name: torch.zeros((MESSAGES, *o.shape), dtype=o.dtype, device=_HOST)
         for name, o in inputs.items()
         if o.shape is not None and o.dtype is not None
     }
@@ -195,6 +195,8 @@ def _made_up(inputs: Mapping[str, Input]) -> Instance | None:
     ring = np.arange(MESSAGES)
     return Instance(rows, edge={"source": ring, "target": np.roll(ring, 1)})
 
+
+_HOST: Final = torch.device("cpu")  # whatever torch's default is
 
 _Fill: TypeAlias = Callable[
     [tuple[int, ...], torch.dtype, Tensor | None, int, torch.Generator], Tensor | None
@@ -210,10 +212,10 @@ def _normal(
 ) -> Tensor | None:
     """Normal numbers; integers are the example's, or below the number of ids."""
     if dtype.is_floating_point:
-        return torch.randn(shape, generator=draws).to(dtype)
+        return torch.randn(shape, generator=draws, device=_HOST).to(dtype)
     if known is not None:
-        return known[torch.randint(known.shape[0], shape[:1], generator=draws)]
-    return torch.randint(ids, shape, generator=draws).to(dtype)
+        return known[torch.randint(known.shape[0], shape[:1], generator=draws, device=_HOST)]
+    return torch.randint(ids, shape, generator=draws, device=_HOST).to(dtype)
 
 
 def _share(
@@ -225,7 +227,7 @@ def _share(
 ) -> Tensor | None:
     """Numbers from a quarter to three, as shares of one; integers as for ``_normal``."""
     if dtype.is_floating_point:
-        return (0.25 + 0.5 * torch.rand(shape, generator=draws)).to(dtype)
+        return (0.25 + 0.5 * torch.rand(shape, generator=draws, device=_HOST)).to(dtype)
     return _normal(shape, dtype, known, ids, draws)
 
 
@@ -239,7 +241,7 @@ def _real(
     """The rows of the example, one after the other."""
     if known is None:
         return None
-    return _apart(known[torch.arange(shape[0]) % known.shape[0]])
+    return _apart(known[torch.arange(shape[0], device=known.device) % known.shape[0]])
 
 
 def _nought(
@@ -250,14 +252,15 @@ def _nought(
     draws: torch.Generator,
 ) -> Tensor | None:
     """Zeros."""
-    return torch.zeros(shape, dtype=dtype)
+    return torch.zeros(shape, dtype=dtype, device=_HOST)
 
 
 def _apart(x: Tensor) -> Tensor:
     if not x.is_floating_point():
         return x
-    draws = torch.Generator().manual_seed(0)
-    return x * (0.9 + 0.2 * torch.rand(x.shape, generator=draws)).to(x.device, x.dtype)
+    draws = torch.Generator(_HOST).manual_seed(0)
+    near = 0.9 + 0.2 * torch.rand(x.shape, generator=draws, device=_HOST)
+    return x * near.to(x.device, x.dtype)
 
 
 def _fitting(known: Tensor | None, like: Tensor) -> Tensor | None:

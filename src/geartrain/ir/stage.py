@@ -129,12 +129,14 @@ class GraphNode(AbstractNode):
                         run_module(self._call.function, kept.inputs, kept.inside)
                     )
                 return kept
-        leaves = None if kept.sight is None else kept.sight.leaves
-        self._trace(kept, self._at(leaves, learn=kept.learn))
+        self._trace(kept, None if kept.sight is None else kept.sight.leaves)
         return kept
 
-    def _trace(self, kept: _Kept, function: Callable[..., Any]) -> None:
-        """Make autograd's graph of a message."""
+    def _trace(
+        self, kept: _Kept, leaves: Mapping[nn.Parameter, Tensor] | None, *, again: bool = False
+    ) -> None:
+        """Make autograd's graph of a message, at these weights."""
+        function = self._at(leaves, learn=kept.learn, again=again)
         kept.inputs = [
             x.detach().requires_grad_(kept.answered) if x.is_floating_point() else x
             for x in kept.inputs
@@ -142,16 +144,15 @@ class GraphNode(AbstractNode):
         with torch.enable_grad():
             kept.outputs = as_payload(run_module(function, kept.inputs, kept.inside))
         if not self._walked:
-            self._refuse_foreign(kept)
+            self._refuse_foreign(kept, [] if leaves is None else list(leaves.values()))
 
-    def _refuse_foreign(self, kept: _Kept) -> None:
+    def _refuse_foreign(self, kept: _Kept, leaves: Sequence[Tensor]) -> None:
         """Once: nothing else may learn from a message than the leaves that it is differentiated by.
 
         Raises:
             GraphError: The module uses weights that are not its own, or not by its attributes.
         """
         self._walked = True
-        leaves = [] if kept.sight is None else list(kept.sight.leaves.values())
         function = plain(self._call.function)
         weights = foreign(kept.outputs, [*kept.inputs, *leaves], function)
         if weights is not None:
@@ -208,7 +209,7 @@ class GraphNode(AbstractNode):
         leaves = self._weights.look_back(kept.sight)
         if kept.chance is not None:
             with kept.chance.repeated():
-                self._trace(kept, self._at(leaves, learn=kept.learn, again=True))
+                self._trace(kept, leaves, again=True)
         if not kept.learn:
             return []
         return [leaves[p] for p in self._parameters]

@@ -197,6 +197,8 @@ class Through(AbstractOperator):
         kernel = None if keep == "inputs" else self._kernel()
         if objective is None and isinstance(kernel, AbstractBundleKernel) and not kernel.keeps_rows:
             kernel = None
+        if kernel is not None:
+            call = replace(call, trial=None)  # who wrote it has seen to it that rows are apart
         if kernel is None and keep == "activations":
             if self.call.inside:
                 raise GraphError(
@@ -209,8 +211,6 @@ class Through(AbstractOperator):
             return RowNode(place, call, Recompute(function, self.parameters), weights)
         if precision == "bf16":
             kernel = self._for_bf16(kernel)
-        if self.written_kernel() is not None:
-            call = replace(call, trial=None)
         if objective is not None:
             return ReadoutNode(place, call, kernel, objective, weights)
         return RowNode(place, call, kernel, weights)
@@ -314,7 +314,8 @@ def _on_meta(function: Callable[..., Any], args: Sequence[Any]) -> object:
         tensors = tensors_of(function)
         made = {id(t): t.detach().to("meta") for t in tensors.values()}  # one for tied ones
         meta = {name: made[id(t)] for name, t in tensors.items()}
-        shell = shell_of(function).eval()  # shapes are the same, and nothing random is refused
+        shell = shell_of(function)
+        shell.eval()  # shapes are the same, and nothing random is refused
         return torch.func.functional_call(shell, meta, arguments(function, args))
 
 

@@ -178,7 +178,7 @@ class Trial:
         every = np.arange(sample.n)
         few = every[:0:-1].copy()
         together, alone = sample.arguments(every), sample.arguments(few)
-        for train in (False, True):
+        for train in player.modes:
             for double in (True, False) if player.may_double else (False,):
                 runs = _runs(player, (together, alone), double, train)
                 if runs is None:
@@ -335,6 +335,8 @@ def _apart(a: Tensor, b: Tensor) -> float:
     a, b = a.detach(), b.detach()
     if a.shape != b.shape:
         return 1.0
+    if a.is_complex() and b.is_complex():
+        a, b = torch.view_as_real(a), torch.view_as_real(b)
     if not a.is_floating_point():
         return float(not torch.equal(a, b))
     near, size = torch.finfo(a.dtype).eps ** 0.5, _size(a)
