@@ -155,15 +155,15 @@ class Objective:
             return None
         view = self.place.row_view(state, lengths)
         target = column_of(self._target, view)
-        if self._trial is not None:
-            args = prediction if target is None else (*prediction, target)
-            self._try_out(self._trial, args, state)
         found = self._by_native_kernel(prediction, target) if train else None
         if found is None and self._check_classes and target is not None:
             self._refuse_classes(prediction[0], target, state, lengths)
         device = came[0].device if self.place.spread else None
         if target is not None and device is not None:
             target = moved(target, device)
+        if self._trial is not None:
+            args = prediction if target is None else (*prediction, target)
+            self._try_out(self._trial, args, state)
         losses, gradient = found or self._losses(prediction, target, train)
         weight = column_of(self._weight, view)
         if weight is not None:

@@ -120,9 +120,11 @@ class GatedGraphCell(nn.Module):
                 f"have {sorted(inside.edges)}; declare it: Graph(edge=('{self.column}',)), or give "
                 "column="
             )
-        if inside.edges[self.column].is_meta:  # a dry run, of shapes alone
+        given = inside.edges[self.column]
+        if given.is_meta:  # a dry run, of shapes alone
             return
-        kind = inside.on_host(self.column)
+        at_hand = given.is_cpu and type(given) is Tensor
+        kind = given.numpy() if at_hand else inside.on_host(self.column)
         if kind.dtype.kind != "i":
             raise DataError(
                 f"edge column '{self.column}' holds {kind.dtype}; types are integers, 0.."
