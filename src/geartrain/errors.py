@@ -13,7 +13,8 @@
     ├── CheckpointError    a checkpoint cannot be written, read or does not fit
     └── WouldBlock         a ``..._nowait`` call found nothing
 
-Misuse of an argument stays ``ValueError`` or ``TypeError``.
+What is wrong with a graph, with data, with a file or with a run is one of these. Misuse of an
+argument, a number out of range or a thing of the wrong type, stays ``ValueError`` or ``TypeError``.
 """
 
 from __future__ import annotations

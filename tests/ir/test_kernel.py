@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from geartrain.errors import GraphError
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import AbstractRowKernel, kernel_of, register_kernel
 from geartrain.nn import RowDropout, TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
@@ -161,7 +162,7 @@ def test_a_kernel_follows_when_weights_are_replaced() -> None:
 
 
 def test_something_else_than_a_kernel_is_refused_by_name() -> None:
-    with pytest.raises(TypeError, match=r"_WrongAnswer.row_kernel\(\) returned int; expected an"):
+    with pytest.raises(GraphError, match=r"_WrongAnswer.row_kernel\(\) returned int; expected an"):
         kernel_of(_WrongAnswer())
 
 

@@ -289,7 +289,7 @@ def test_a_module_whose_forward_is_overridden_runs_again() -> None:
             return -h
 
     assert bundle_kernel_of(Heir()) is None
-    with pytest.raises(TypeError, match="expected an AbstractBundleKernel"):
+    with pytest.raises(GraphError, match="expected an AbstractBundleKernel"):
         bundle_kernel_of(Other())
 
 
@@ -308,3 +308,52 @@ def test_a_sum_refuses_features_that_it_was_not_made_for(features, given, said) 
         module(h, *given, within)
     with pytest.raises(GraphError, match=said), torch.no_grad():
         kernel(module).forward(h, *given, inside=within)
+
+
+def typed_ring(kinds: Sequence[object], key: object = None) -> gt.Instance:
+    """A ring whose edges have these types; not sorted by source, as instances may be."""
+    v = np.arange(len(kinds))[::-1].copy()
+    edge = {"source": v, "target": (v + 1) % v.size, "type": list(kinds), "length": [1.0] * v.size}
+    return gt.Instance({"h": torch.randn(v.size, H)}, edge=edge, value={"aim": 0.5}, key=key)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("length", [None, "length"])
+@pytest.mark.parametrize("keep", ["auto", "inputs", "graph"])
+@pytest.mark.parametrize("wrong", [-1, TYPES])
+def test_an_edge_of_a_type_that_there_is_not_is_refused_with_its_instance(
+    wrong: int, keep: str, length: str | None, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken for granted, the type -1 of an edge would be another vertex's last type."""
+    if not native:
+        monkeypatch.setattr(library, "current", lambda: None)
+    for steps in (1, 2):
+        graph = gt.Graph(edge=("type", "length"), value=("aim",))
+        cell = GatedGraphCell(H, TYPES, length=length, steps=steps)
+        h = graph.input("h", bundle=True).through(cell, inside=True, keep=keep, name="cell")
+        total = h.through(GatedSum(H), inside=True, pool=True, name="total")
+        total.loss(nn.functional.mse_loss, "aim")
+        data = [typed_ring([0, 1, 2], key=f"line {k}") for k in range(4)]
+        data.append(typed_ring([0, wrong, 2], key="line 4"))
+        words = rf"edge 1 → 2 of instance \d+ \(line 4\) has type {wrong} in column 'type'.*0\.\.2"
+        for act in ("fit", "evaluate", "predict"):
+            session = gt.Session(graph, runtime=gt.Simulated(1), shuffle=False)
+            with pytest.raises(gt.DataError, match=words):
+                session.fit(data, epochs=1) if act == "fit" else getattr(session, act)(data)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_types_that_are_no_integers_or_not_there_are_refused(
+    native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native:
+        monkeypatch.setattr(library, "current", lambda: None)
+    for edge, kinds, error, words in (
+        (("type",), [0.0, 1.0, 2.0], gt.DataError, "'type' holds float64; types are integers"),
+        ((), [0, 1, 2], GraphError, r"reads edge column 'type'.*Graph\(edge=\('type',\)\)"),
+    ):
+        graph = gt.Graph(edge=edge)
+        cell = GatedGraphCell(H, TYPES)
+        graph.input("h", bundle=True).through(cell, inside=True, name="cell").output()
+        with pytest.raises(error, match=words):
+            gt.Session(graph).predict([typed_ring(kinds)] * 2)

@@ -25,8 +25,10 @@ from geartrain.engine.engine import Engine, Settings, make_parts
 from geartrain.ir import packed, sums
 from geartrain.ir.graph import Graph
 from geartrain.ir.loss import Metric, Objective, accuracy, cross_entropy
+from geartrain.ir.operators import Losing
 from geartrain.ir.precision import Precision
 from geartrain.ir.sums import Sums
+from geartrain.ir.through import Through
 from geartrain.native import transfer
 from geartrain.nn import GatedGraphCell, GatedSum, TreeLSTMBranch, VertexChoice
 from geartrain.nn.choice import choice_accuracy, choice_loss
@@ -209,6 +211,9 @@ def run(
         update_every=Flush() if HOST in devices else 7,  # a step on the host looks at numbers
         clip=Clip(1.0, 2.0),
     )
+    for operator in model.graph.operators:
+        if isinstance(operator, Through | Losing):
+            operator.trial.settled = True  # which looks at numbers, and here there are none
     parts = make_parts(model.graph, rules)
     settings = Settings(
         max_active=5, ramp=AT_ONCE, lanes=how.lanes, precision=how.precision, device=fed

@@ -78,5 +78,5 @@ def test_one_that_is_skipped_takes_no_other_with_it(caplog):
 
 
 def test_items_of_a_list_that_are_no_instances_are_named():
-    with pytest.raises(TypeError, match=r"the data gave a dict; it gives gt\.Instance"):
+    with pytest.raises(DataError, match=r"the data gave a dict; it gives gt\.Instance"):
         fed(Feeder(InOrder([*rows(), {}], range(N + 1))), engine())

@@ -90,6 +90,50 @@ def test_parts_without_a_kernel_work_in_float32_beside_others(make_rows, keep):
     assert set(seen) <= {torch.float32} and seen
 
 
+class Rounds(gt.AbstractBundleKernel):
+    """A map of bundles that says in its results whether it was told to be brief."""
+
+    def __init__(self, module: nn.Module, *, brief: bool = False) -> None:
+        self._module, self._brief = module, brief
+
+    def for_bf16(self) -> gt.AbstractBundleKernel:
+        return Rounds(self._module, brief=True)
+
+    def forward(self, *inputs, inside, room=None):
+        (x,) = inputs
+        return (x + (1 if self._brief else 2),), (x,)
+
+    def backward(self, gradients, residuals, into, inside):
+        return gradients
+
+
+class Bundled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor, inside: gt.Inside) -> torch.Tensor:
+        return x * self.weight
+
+    def bundle_kernel(self) -> gt.AbstractBundleKernel:
+        return Rounds(self)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("full", [False, True])
+def test_products_over_bundles_are_not_rounded_where_full_precision_is_asked_for(full, fused):
+    graph = gt.Graph(value=("label",))
+    part = gt.Part(Bundled(), full_precision=full)
+    y = graph.input("x", bundle=True).through(part, inside=True, name="node")
+    if fused:
+        y.loss(gt.cross_entropy, target="label")
+    else:
+        y.output()
+    data = [gt.Instance({"x": torch.zeros(2, 3)}, value={"label": 0})]
+    (found,) = session(graph).predict(data)
+    assert (found == (2 if full else 1)).all()
+
+
 def test_what_cannot_be_is_refused_when_the_session_is_made(make_line):
     line = make_line()
     with pytest.raises(ValueError, match="precision='half': expected one of full, bf16"):

@@ -27,9 +27,10 @@ from geartrain.engine.placement import place
 from geartrain.engine.rounds import Rounds
 from geartrain.engine.router import Outbox, Router
 from geartrain.engine.worker import Finished, WorkerState
-from geartrain.errors import GraphError, LeakError
+from geartrain.errors import LeakError
 from geartrain.ir.graph import Graph
 from geartrain.ir.loss import Collected, LossNode, Objective, OutputNode
+from geartrain.ir.method import in_place_of
 from geartrain.ir.node import Memory
 from geartrain.ir.operators import Losing
 from geartrain.ir.precision import Precision
@@ -139,8 +140,8 @@ class Engine:
                 copies = [d.member.part for d in replicas.desks[name]]
             else:
                 copies = copies_of(name, parts)
-            inside = _path_inside(parts[name].module, through.function)
-            return [Owner(c.module.get_submodule(inside), c) for c in copies]
+            module, function = parts[name].module, through.function
+            return [Owner(in_place_of(function, module, c.module), c) for c in copies]
 
         spread = _is_spread(graph, parts, settings.device)
         placed = {original_name(n) for n in placement or ()}
@@ -282,6 +283,14 @@ class Engine:
         lines += [f"  {line}" for line in self.controller.unfinished()]
         for node in self.wiring.nodes.values():
             lines += [f"  {line}" for line in node.story()]
+        for part in self.parts.values():
+            if not part.open:
+                lines.append(
+                    f"  part '{part.name}' has window={part.rules.window}: {part.outstanding} "
+                    "messages are between their forward and their backward, so others wait; where "
+                    "rows come back to a part before they are answered, as in a loop, leave window "
+                    "out, or give it room for all of their turns"
+                )
         return "\n".join(lines)
 
     def sums(self) -> dict[str, tuple[float, float]]:
@@ -334,7 +343,7 @@ def part_names(graph: Graph) -> dict[str, str]:
     for through in graph.throughs():
         if not through.parameters:
             continue
-        owner = through.part if through.part is not None else through.function
+        owner = through.owner
         if id(owner) not in names:
             wished = through.part.name if through.part is not None else None
             names[id(owner)] = wished or through.name
@@ -383,7 +392,7 @@ def make_parts(
         if through.name not in names:
             continue
         name = names[through.name]
-        owner = through.part if through.part is not None else through.function
+        owner = through.owner
         if owners.setdefault(name, id(owner)) != id(owner):
             raise ValueError(
                 f"two parts are called '{name}'; name one of them: Part(..., name=...)"
@@ -391,8 +400,8 @@ def make_parts(
         if name in parts:
             continue
         if not isinstance(through.part, Part):
-            assert isinstance(through.function, nn.Module)
-            parts[name] = PartState(name, through.function, defaults, device=device)
+            assert through.module is not None
+            parts[name] = PartState(name, through.module, defaults, device=device)
             continue
         part, rules = through.part, through.part.rules(defaults)
         where = device
@@ -417,18 +426,3 @@ def copies_of(name: str, parts: Mapping[str, PartState]) -> list[PartState]:
 def original_name(name: str) -> str:
     """The part that a copy is of."""
     return name.partition("#")[0]
-
-
-def _path_inside(module: nn.Module, function: object) -> str:
-    """Where a node's module stands inside its part's.
-
-    Raises:
-        GraphError: It does not.
-    """
-    for path, inner in module.named_modules():
-        if inner is function:
-            return str(path)
-    raise GraphError(
-        f"{type(function).__name__} is not inside the module of its part, {type(module).__name__}; "
-        "a Part's module holds the modules of all nodes that name it"
-    )

@@ -18,11 +18,14 @@ from geartrain.ir.control import AbstractStep, Passage
 from geartrain.ir.message import (
     CONTROLLER,
     INSTANCE,
+    ROW_BITS,
     ROW_MASK,
     Backward,
     Forward,
     IntArray,
     by_owner,
+    distinct,
+    join_arrays,
 )
 from geartrain.ir.node import Emission
 from geartrain.ir.wiring import Port, Wiring
@@ -81,6 +84,7 @@ class Router:
         self._copies, self._operator_of = wiring.copies, wiring.operator_of
         self._arena, self._lanes = wiring.arena, lanes
         self._rounds, self._back = rounds, rounds.ports
+        self._nodes = wiring.nodes
 
     def emit(self, node: int, emission: Emission, out: Outbox) -> None:
         """Route what a node has sent."""
@@ -158,6 +162,29 @@ class Router:
                 out.answered.append(part.rows & ROW_MASK)
             else:
                 out.deliveries.append(Delivery(owner, BACKWARD, part))
+
+    def told(self, rows: IntArray) -> str:
+        """The instances that answers are of, for errors.
+
+        Args:
+            rows: int64, return addresses; they are followed to where the rows were fed.
+        """
+        slots: list[IntArray] = []
+        for _ in range(_FAR):
+            owners = rows >> ROW_BITS
+            slots.append(rows[owners == CONTROLLER] & ROW_MASK)
+            found: list[IntArray] = []
+            for owner in distinct(owners[owners != CONTROLLER]).tolist():
+                origins = self._nodes[owner].origins(rows[owners == owner] & ROW_MASK)
+                if origins is not None:
+                    found.append(origins)
+            if not found:
+                break
+            rows = distinct(join_arrays(found))
+        return self._arena.describe_several(join_arrays(slots))
+
+
+_FAR: Final = 100_000  # nodes that a row may have come through
 
 
 def _apply(step: AbstractStep, batch: Forward) -> Passage:

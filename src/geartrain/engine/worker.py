@@ -279,12 +279,11 @@ class WorkerState:
                 if holds is not None:
                     firing.held[part.name] = holds
         except GeartrainError as error:
-            error.add_note(_story(node, port, batches))
+            error.add_note(_story(node, port, batches, self._router))
             raise
         except Exception as error:
-            raise WorkerError(
-                f"{type(error).__name__} in node {_story(node, port, batches)}: {error}"
-            ) from error
+            story = _story(node, port, batches, self._router)
+            raise WorkerError(f"{type(error).__name__} in node {story}: {error}") from error
         for delivery in out.deliveries:
             home = self._home[delivery.node]
             if home == self.index:
@@ -394,7 +393,9 @@ _UPDATES_LIGHT: Final = 4  # ... and no more than in so many updates
 _LIGHT: Final = 4096  # weights of a worker's parts, at most, that make a row cost so little
 
 
-def _story(node: AbstractNode, port: int, batches: Sequence[Forward | Backward]) -> str:
+def _story(
+    node: AbstractNode, port: int, batches: Sequence[Forward | Backward], router: Router
+) -> str:
     """Node, part, direction, shapes, instances."""
     part = f" of part '{node.part_name}'" if node.part_name is not None else ""
     way = "backward" if port == BACKWARD else f"forward (port {port})"
@@ -408,5 +409,6 @@ def _story(node: AbstractNode, port: int, batches: Sequence[Forward | Backward])
     told = f"'{node.name}'{loss}{part}, {way}, {rows} rows, payload {', '.join(shapes) or 'zero'}"
     if isinstance(first, Forward):
         slots = np.concatenate([b.state[INSTANCE] for b in batches if isinstance(b, Forward)])
-        told += f", {node.place.arena.describe_several(slots)}"
-    return told
+        return f"{told}, {node.place.arena.describe_several(slots)}"
+    answered = np.concatenate([b.rows for b in batches if isinstance(b, Backward)])
+    return f"{told}, {router.told(answered)}"

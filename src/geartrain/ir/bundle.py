@@ -11,7 +11,7 @@ for row kernels.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from geartrain.errors import GraphError
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.kernel import may_have_kernel, own_kernel
 from geartrain.ir.message import IntArray
@@ -49,6 +50,11 @@ class Inside:
         """An edge column for numpy; waits for a device only where the engine did not make this."""
         found = self.host.get(column)
         return np.asarray(self.edges[column].cpu()) if found is None else found
+
+    def edge_called(self, k: int) -> str:
+        """What errors call edge k of this batch: with its instance, where that is known."""
+        called: Callable[[int], str] | None = getattr(self.host, "edge_called", None)
+        return f"edge {k}" if called is None else called(k)
 
 
 class AbstractBundleKernel(ABC):
@@ -184,13 +190,13 @@ def bundle_kernel_of(module: nn.Module) -> AbstractBundleKernel | None:
     None is the answer too where a kernel would pass something over, as for ``kernel_of``.
 
     Raises:
-        TypeError: It gives something else.
+        GraphError: It gives something else.
     """
     if not may_have_kernel(module) or not hasattr(module, "bundle_kernel"):
         return None
     kernel = own_kernel(module, "bundle_kernel")
     if kernel is not None and not isinstance(kernel, AbstractBundleKernel):
-        raise TypeError(
+        raise GraphError(
             f"{type(module).__name__}.bundle_kernel() returned {type(kernel).__name__}; expected "
             "an AbstractBundleKernel, or None to have the module run again"
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ from geartrain.ir.node import Place
 from geartrain.ir.weights import AbstractWeights
 from geartrain.native.transfer import upload
 
+if TYPE_CHECKING:
+    from geartrain.ir.trial import Trial
+
 B = TypeVar("B", Forward, Backward)
 
 
@@ -43,6 +46,7 @@ class Call:
         pool: Whether it makes one row of every bundle.
         take: The payload tensors that it gets; None: all.
         alone: Whether it gets one message at a time.
+        trial: What is known of it by trying it; None: there is nothing to be found out.
     """
 
     function: Callable[..., Any]
@@ -51,6 +55,7 @@ class Call:
     pool: bool = False
     take: tuple[int, ...] | None = None
     alone: bool = False
+    trial: Trial | None = None
 
     def taken(self, width: int) -> tuple[int, ...] | range:
         """Of so many payload tensors, those that the module gets."""
@@ -62,6 +67,11 @@ class Call:
             return gradient[:width]
         found = dict(zip(self.take, gradient, strict=False))
         return tuple(found.get(j) for j in range(width))
+
+
+def unsettled(call: Call) -> Trial | None:
+    """The trial of a function of which something is still to be found out."""
+    return None if call.trial is None or call.trial.settled else call.trial
 
 
 def where_it_computes(
@@ -174,7 +184,15 @@ def own_integers(outputs: Payload) -> Payload:
 def run_module(
     function: Callable[..., Any], inputs: Sequence[Tensor], inside: Inside | None
 ) -> object:
-    return function(*inputs) if inside is None else function(*inputs, inside)
+    args = arguments(function, inputs)
+    return function(*args) if inside is None else function(*args, inside)
+
+
+def arguments(function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments as the function has them: ``nn.LSTMCell`` takes its two states as a pair."""
+    if isinstance(function, nn.LSTMCell) and len(inputs) == 3:
+        return inputs[0], tuple(inputs[1:])
+    return tuple(inputs)
 
 
 def differentiate(

@@ -2,15 +2,19 @@
 
     with Remembered() as chance: y = f(x; θ then)       what is drawn is kept
     with chance.repeated():      y = f(x; θ now)        and comes again, in the same order
+    with generators_kept(...):   f(some rows)           nobody sees that something was drawn
 
 A generator that is set back would serve one thread only: workers draw from the same one.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -35,6 +39,26 @@ _MAKING: Final = frozenset(
     ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like")
 )
 """Operators of whose tensors only the shapes matter."""
+
+
+@contextmanager
+def generators_kept(device: torch.device | None) -> Iterator[None]:
+    """The global generators stand afterwards as before.
+
+    Args:
+        device: Whose generator is kept beside those of the host; None: the host's alone.
+    """
+    host, numbers, python = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    cuda = device is not None and device.type == "cuda"
+    there = torch.cuda.get_rng_state(device) if device is not None and cuda else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(host)
+        np.random.set_state(numbers)
+        random.setstate(python)
+        if there is not None and device is not None:
+            torch.cuda.set_rng_state(there, device)
 
 
 @final

@@ -187,6 +187,11 @@ class Collector:
             release_ragged(self._cells, self._rows["start"][rows], self._rows["length"][rows])
         self._rows.release(rows)
 
+    def origins(self, rows: IntArray) -> IntArray:
+        """Where these rows came from."""
+        found: IntArray = self._rows["origin"][rows]
+        return found
+
     def check_empty(self) -> None:
         self._rows.check_empty()
 

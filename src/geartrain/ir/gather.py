@@ -286,6 +286,10 @@ class Group(AbstractNode):
         self._groups.release(rows)
         release_ragged(self._cells, starts, sizes)
 
+    def origins(self, rows: IntArray) -> IntArray:
+        found: IntArray = self._groups.state[INSTANCE, rows]  # a slot is its own address
+        return found
+
     def check_empty(self) -> None:
         self._groups.check_empty()
 
@@ -455,6 +459,10 @@ class Join(AbstractNode):
                 emission.backward.append(Backward(origin, piece, lengths))
             self._rows.release(rows)
         return emission
+
+    def origins(self, rows: IntArray) -> IntArray:
+        found: IntArray = self._rows.state[INSTANCE, rows]  # a slot is its own address
+        return found
 
     def check_empty(self) -> None:
         self._rows.check_empty()

@@ -34,6 +34,7 @@ from geartrain.ir.message import (
     SKIPPED,
     Backward,
     Forward,
+    IntArray,
     wants_gradient,
 )
 from geartrain.ir.node import AbstractNode, Emission, Place, Spared
@@ -156,6 +157,9 @@ class GearedNode(AbstractNode):
     @property
     def open(self) -> bool:
         return self._inner.open
+
+    def origins(self, rows: IntArray) -> IntArray | None:
+        return self._inner.origins(rows)
 
     def check_empty(self) -> None:
         self._inner.check_empty()

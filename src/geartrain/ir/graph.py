@@ -28,7 +28,9 @@ from geartrain.ir import drawing, wiring
 from geartrain.ir.frame import Schema, View
 from geartrain.ir.gather import Column, How
 from geartrain.ir.gear import Gear, Geared
+from geartrain.ir.instance import Instance
 from geartrain.ir.loss import Metric, Target
+from geartrain.ir.method import bound, path_inside, weights_of
 from geartrain.ir.operator import AbstractOperator, Input, Keep, PartLike
 from geartrain.ir.operators import (
     Detaching,
@@ -78,10 +80,11 @@ class Stream:
 
         Args:
             module: Maps tensors ``(n, ...)`` to one or several ``(n, ...)``, each row on its own. A
-                ``Part`` stands for its module.
+                ``Part`` stands for its module. Also a method of a module, or a ``partial`` of
+                either: then the module's weights learn. A function has no weights of its own.
             name: In errors, traces and drawings; default: the module's class.
             part: The part that owns the weights, if the module is a piece of it. The same module
-                used twice is the same part.
+                used twice, itself or by its methods, is the same part.
             keep: What the way back needs: ``inputs`` (the module runs again, exact at the weights
                 of now), ``activations`` (a row kernel), ``graph`` (autograd's graph of one
                 message), ``auto`` (a kernel where there is one, else inputs).
@@ -579,8 +582,8 @@ class Graph:
 
     def modules(self) -> list[nn.Module]:
         """The modules of the graph, each once."""
-        found = [o.function for o in self.throughs() if isinstance(o.function, nn.Module)]
-        return list(dict.fromkeys(found))
+        found = [weights_of(o.function) for o in self.throughs()]
+        return list(dict.fromkeys(module for module in found if module is not None))
 
     def copy_with_broadcasts(self) -> list[AbstractOperator]:
         """The operators, with a broadcast where a stream has several readers; ids from 1.
@@ -591,18 +594,26 @@ class Graph:
         return wiring.with_broadcasts(self._operators)
 
     def check(
-        self, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]] | None = None
+        self,
+        shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]] | None = None,
+        like: Instance | None = None,
     ) -> None:
         """Find what cannot work, before anything moves.
 
+        Functions run on meta tensors, and then on a few rows of random numbers: neither they nor
+        any generator of random numbers is changed by it.
+
         Args:
             shapes: Input name to shape and dtype of one row, for inputs declared without.
+            like: An instance of the data, whose columns and edges such rows shall have. Without it
+                what reads columns is tried on the first real rows.
 
         Raises:
-            GraphError: Unknown columns, unread streams, payloads that do not fit (a dry run on meta
-                tensors), endless loops; names node and port, what came and what was expected.
+            GraphError: Unknown columns, unread streams, payloads that do not fit, weights that
+                belong to no part, modules that mix rows, endless loops; names node and port, what
+                came and what was expected.
         """
-        wiring.check(self, shapes or {})
+        wiring.check(self, shapes or {}, like)
 
     def __str__(self) -> str:
         return drawing.text(self)
@@ -655,15 +666,21 @@ def _function_and_part(
     verb: str, module: Callable[..., Any] | PartLike, part: PartLike | None
 ) -> tuple[Callable[..., Any], PartLike | None]:
     """What a verb runs, and whose weights they are; a ``Part`` stands for its module."""
-    if not isinstance(module, nn.Module) and isinstance(
-        inner := getattr(module, "module", None), nn.Module
-    ):
-        return inner, module  # type: ignore[return-value]
-    if not callable(module):
-        raise TypeError(
-            f"{verb}() takes a module, a function or a Part, not {type(module).__name__}"
-        )
-    return module, part
+    if not callable(module) and isinstance(inner := getattr(module, "module", None), nn.Module):
+        return inner, module
+    if not callable(module) or isinstance(module, type):
+        came = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
+        raise TypeError(f"{verb}() takes a module, a function or a Part, not {came}")
+    function = bound(module)
+    weights = weights_of(function)
+    if part is not None and weights is not None and next(weights.parameters(), None) is not None:
+        if path_inside(part.module, weights) is None:
+            raise GraphError(
+                f"{verb}(): {type(weights).__name__} is not inside the module of its part, "
+                f"{type(part.module).__name__}; a Part's module holds the modules of all nodes "
+                "that name it"
+            )
+    return function, part
 
 
 def _refuse_gear(verb: str, part: PartLike | None) -> None:
@@ -672,7 +689,7 @@ def _refuse_gear(verb: str, part: PartLike | None) -> None:
 
 
 def _called(function: object) -> str:
-    name = getattr(function, "__name__", type(function).__name__)
+    name: str = getattr(function, "__name__", type(function).__name__)
     return "function" if name == "<lambda>" else name.lower()
 
 

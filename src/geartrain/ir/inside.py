@@ -87,6 +87,15 @@ class ColumnsInside(Mapping[str, NDArray[Any]]):
     def __len__(self) -> int:
         return len(self._arena.edge_names)
 
+    def edge_called(self, k: int) -> str:
+        """``the edge 2 → 0 of instance 7 (line 8)``, for edge k of the batch."""
+        arena, slots = self._arena, self._slots
+        ends = arena.edge_size[slots].cumsum()
+        owner = int(np.searchsorted(ends, k, side="right"))
+        first = int((self._lengths[:owner]).sum())
+        source, target = (int(self[name][k]) - first for name in ("source", "target"))
+        return f"the edge {source} → {target} of {arena.describe(int(slots[owner]))}"
+
     def _column(self, name: str) -> NDArray[Any]:
         arena, slots = self._arena, self._slots
         if self._where is None:

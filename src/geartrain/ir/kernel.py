@@ -23,6 +23,7 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from torch import Tensor, nn
 
+from geartrain.errors import GraphError
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.message import IntArray
 from geartrain.native.rows import take
@@ -143,13 +144,16 @@ def kernel_of(module: nn.Module) -> AbstractRowKernel | None:
     for whatever a kernel would pass over in silence: hooks on the module, on one inside it or on a
     parameter, and a ``forward`` that is overridden below the class whose kernel it would be. Asked
     when a graph is built: what is hooked or overridden later is not seen.
+
+    Raises:
+        GraphError: ``row_kernel()`` gives something else.
     """
     if not may_have_kernel(module):
         return None
     if hasattr(module, "row_kernel"):
         kernel = own_kernel(module, "row_kernel")
         if kernel is not None and not isinstance(kernel, AbstractRowKernel):
-            raise TypeError(
+            raise GraphError(
                 f"{type(module).__name__}.row_kernel() returned {type(kernel).__name__}; expected "
                 f"an AbstractRowKernel, or None to have the module run again"
             )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from geartrain.errors import DataError, GraphError
-from geartrain.ir.call import own_integers
+from geartrain.ir.call import Call, own_integers
 from geartrain.ir.frame import View
 from geartrain.ir.message import (
     INSTANCE,
@@ -40,6 +40,9 @@ from geartrain.ir.precision import widened
 from geartrain.ir.sums import Sums
 from geartrain.native.losses import cross_entropy as native_cross_entropy
 from geartrain.native.transfer import moved
+
+if TYPE_CHECKING:
+    from geartrain.ir.trial import Trial
 
 Target: TypeAlias = str | Callable[[View], Any] | None
 Collected: TypeAlias = tuple[IntArray, IntArray, IntArray | None, Payload]
@@ -101,6 +104,7 @@ class Objective:
         metrics: Name to ``Metric``, averaged over a pass.
         weight: A column or function that scales the rows' losses; None is 1.
         label: What the criterion's sum is called; None: it is not reported.
+        trial: What is known of the criterion by trying it; None: it is trusted.
 
     Attributes:
         sums: What is averaged over a pass; the criterion's is under the label.
@@ -114,12 +118,14 @@ class Objective:
         metrics: Mapping[str, Metric],
         weight: Target = None,
         label: str | None = "loss",
+        trial: Trial | None = None,
     ) -> None:
         self.place, self.name, self._label = place, place.name, label
         self._criterion = per_row(criterion, place.name)
         self._target, self._weight = target, weight
         self._metrics = dict(metrics)
         self._check_classes = isinstance(self._criterion, CrossEntropy)
+        self._trial = None if trial is None or trial.settled else trial
         self.sums = Sums(place.name, place.arena)
         self.collected: list[Collected] | None = None
         self.judge = True
@@ -155,6 +161,9 @@ class Objective:
         device = came[0].device if self.place.spread else None
         if target is not None and device is not None:
             target = moved(target, device)
+        if self._trial is not None:
+            args = prediction if target is None else (*prediction, target)
+            self._try_out(self._trial, args, state)
         losses, gradient = found or self._losses(prediction, target, train)
         weight = column_of(self._weight, view)
         if weight is not None:
@@ -176,6 +185,12 @@ class Objective:
             None if g is None else g.to(p.dtype) for g, p in zip(gradient, came, strict=True)
         )
 
+    def _try_out(self, trial: Trial, args: Payload, state: IntArray) -> None:
+        """Look at the criterion, until enough rows have come for it."""
+        read = () if self._target is None else (_named(self._target),)
+        trial.look(Call(self._criterion, read), self.place, args, state, None, None)
+        self._trial = None if trial.settled else trial
+
     def _count_metrics(
         self, args: Payload, view: View, state: IntArray, lengths: IntArray | None
     ) -> None:
@@ -183,9 +198,21 @@ class Objective:
         for name, metric in self._metrics.items():
             key = id(metric.function)
             if key not in measured:
-                measured[key] = metric.function(*args)
+                measured[key] = self._measured(name, metric.function(*args), args[0].shape[0])
             mask = None if metric.where is None else metric.where(view)
             self.sums.add(name, measured[key], mask, state[INSTANCE], lengths)
+
+    def _measured(self, name: str, values: Any, n: int) -> Tensor:
+        """Raises:
+        GraphError: What a metric gave is not one number a row.
+        """
+        if isinstance(values, Tensor) and values.shape == (n,):
+            return values
+        came = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise GraphError(
+            f"'{self.name}': metric '{name}' returned {came} for {n} rows; it must give one number "
+            "a row, shape (n,), and no mean: they are averaged over the pass"
+        )
 
     def _by_native_kernel(
         self, prediction: Payload, target: Tensor | None
@@ -331,6 +358,11 @@ def column_of(what: Target, view: View) -> Tensor | None:
     column = found if isinstance(found, Tensor) else torch.from_numpy(np.ascontiguousarray(found))
     (column,) = own_integers((column,))
     return column
+
+
+def _named(target: Target) -> str:
+    """What messages call a target."""
+    return target if isinstance(target, str) else "target"
 
 
 def per_row(criterion: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -29,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from geartrain.errors import GraphError
 from geartrain.native.rows import Moves
 from geartrain.native.transfer import moved
 
@@ -255,8 +256,10 @@ def join_column(
 
     Raises:
         ProtocolError: An index names a row that its tensor has not.
+        GraphError: The parts have several dtypes.
     """
     moves = Moves()
+    _require_one_dtype(parts)
     joined = _join_later(moves, parts, out, device)
     moves.run()
     return joined
@@ -269,11 +272,24 @@ def join_columns(
 ) -> Payload:
     """``join_column`` of several columns, all copies in one call."""
     moves = Moves()
+    for parts in columns:
+        _require_one_dtype(parts)
     joined = tuple(
         _join_later(moves, parts, o, device) for parts, o in zip(columns, outs, strict=True)
     )
     moves.run()
     return joined
+
+
+def _require_one_dtype(parts: Sequence[tuple[Tensor, IntArray | None]]) -> None:
+    """A copy would cast all to that of the first, and of floats integers would be left."""
+    dtype = parts[0][0].dtype
+    for tensor, _ in parts:
+        if tensor.dtype is not dtype:
+            raise GraphError(
+                f"rows of {dtype} and of {tensor.dtype} meet in one batch; all rows of a stream "
+                "have one dtype: cast them where they are made"
+            )
 
 
 def _join_later(

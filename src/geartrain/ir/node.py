@@ -167,6 +167,17 @@ class AbstractNode(ABC):
     def backward(self, batches: Sequence[Backward]) -> Emission:
         """Rows that this node sent have been answered."""
 
+    def origins(self, rows: IntArray) -> IntArray | None:
+        """Return addresses of rows that wait here, for errors: followed, they lead to instances.
+
+        Args:
+            rows: int64 ``(n,)``, without marks.
+
+        Returns:
+            int64, of any number: one row may stand for several. None: nobody knows.
+        """
+        return None
+
     @abstractmethod
     def check_empty(self) -> None:
         """Raises:

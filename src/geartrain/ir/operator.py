@@ -126,14 +126,15 @@ class Input(AbstractOperator):
         super().__init__(name, [])
         self.shape, self.dtype, self.bundle, self.fields = shape, dtype, bundle, dict(fields)
         self.alone = alone
+        self._rows: Tensor | None = None
 
     def detail(self) -> str:
         return "one bundle an instance" if self.bundle else ""
 
     def specs(self, given: Sequence[Spec], schema: Schema) -> list[Spec]:
-        payload = None
-        if self.shape is not None and self.dtype is not None:
-            payload = (torch.empty((ROWS, *self.shape), dtype=self.dtype, device="meta"),)
+        if self.shape is not None and self.dtype is not None and self._rows is None:
+            self._rows = torch.empty((ROWS, *self.shape), dtype=self.dtype, device="meta")
+        payload = None if self._rows is None else (self._rows,)
         return [Spec(frozenset({"instance", "vertex", *self.fields}), payload, self.bundle)]
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:

@@ -28,14 +28,25 @@ import torch
 from torch import Tensor
 
 from geartrain.errors import GraphError
+from geartrain.ir.call import Call
 from geartrain.ir.control import Detach, Move, Route, Stop
 from geartrain.ir.frame import Schema, View
 from geartrain.ir.gather import Column, Group, How, Join
-from geartrain.ir.loss import LossNode, Metric, Objective, OutputNode, Target
+from geartrain.ir.loss import (
+    LossNode,
+    Metric,
+    Objective,
+    OutputNode,
+    Target,
+    column_of,
+    per_row,
+)
 from geartrain.ir.node import Place
 from geartrain.ir.operator import ROWS, AbstractOperator, Made, Spec, describe, imagine, readable
 from geartrain.ir.replay import REPLAY, ReplayNode, Replays
+from geartrain.ir.scene import Scene
 from geartrain.ir.structure import Broadcast, Flatmap, Split, Ungroup
+from geartrain.ir.trial import Trial
 from geartrain.ir.weights import AbstractWeights
 
 
@@ -386,9 +397,13 @@ class Losing(AbstractOperator):
         self.label, self.alone = label, alone
         self.classes: int | None = None
         """Columns of the prediction, where a check of the graph could tell."""
+        self.trial = Trial(name, self._called(), mixes=alone, judges=True)
+
+    def _called(self) -> str:
+        return getattr(self.criterion, "__name__", None) or repr(self.criterion)
 
     def detail(self) -> str:
-        called = getattr(self.criterion, "__name__", None) or repr(self.criterion)
+        called = self._called()
         target = self.target if isinstance(self.target, str) else None
         return f"{called}{f' against {target}' if target else ''}"
 
@@ -409,9 +424,40 @@ class Losing(AbstractOperator):
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:
         return LossNode(place, self.objective(place), self.alone)
 
+    def try_out(self, given: Spec, scene: Scene, known: Sequence[Tensor | None]) -> None:
+        """Run the criterion on predictions that are made up, and real targets.
+
+        Args:
+            given: What comes in.
+            scene: Where such rows are.
+            known: Of each payload tensor rows of the example, or None.
+
+        Raises:
+            GraphError: It has weights, does not take the dtypes, or mixes rows.
+        """
+        if given.payload is None:
+            return
+        target = self.target
+        read = () if target is None else (target if isinstance(target, str) else "target",)
+
+        def look_up(view: View) -> list[Tensor]:
+            column = column_of(target, view)
+            return [] if column is None else [column]
+
+        call = Call(per_row(self.criterion, self.name), read)
+        self.trial.imagine(call, scene.samples(call, given.payload, known, look_up))
+
     def objective(self, place: Place) -> Objective:
         """What it computes, counted anew."""
-        return Objective(place, self.criterion, self.target, self.metrics, self.weight, self.label)
+        return Objective(
+            place,
+            self.criterion,
+            self.target,
+            self.metrics,
+            self.weight,
+            self.label,
+            self.trial,
+        )
 
 
 @final

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, final
 
+import numpy as np
+
 from geartrain.ir.call import Call, one_by_one
 from geartrain.ir.message import (
     CONTROLLER,
@@ -99,8 +101,7 @@ class OverlapNode(AbstractNode):
         emission = Emission()
         for one in one_by_one(batches):
             rows = one.rows & ROW_MASK
-            self._rows.release(rows)
-            port, pair = self._pairs.pop(int(rows[0]))
+            port, pair = self._pairs[int(rows[0])]
             pair.answers[port] = one
             if port == OWN:
                 emission.backward.append(self._send_down(pair, one))
@@ -108,6 +109,8 @@ class OverlapNode(AbstractNode):
                 emission.backward.append(Backward(pair.slot | (CONTROLLER << ROW_BITS), None))
             if len(pair.answers) == 2:
                 self._learn(pair)
+            del self._pairs[int(rows[0])]
+            self._rows.release(rows)
         return emission
 
     def _send_down(self, pair: _Pair, own: Backward) -> Backward:
@@ -132,6 +135,10 @@ class OverlapNode(AbstractNode):
     @property
     def open(self) -> bool:
         return self._inner.open
+
+    def origins(self, rows: IntArray) -> IntArray | None:
+        slots = [self._pairs[row][1].slot for row in rows.tolist() if row in self._pairs]
+        return np.concatenate(slots) if slots else None
 
     def check_empty(self) -> None:
         self._rows.check_empty()

@@ -268,7 +268,7 @@ class Packer:
         known = self._shapes.get(operator.name)
         if known is None:
             known = self._shapes[operator.name] = _declared(operator, rows)
-        if known != (rows.shape[1:], rows.dtype) and not operator.bundle:
+        if not _are_such(rows, known, operator):
             raise DataError(f"input '{operator.name}' has rows of another shape or type")
 
     def _counts(self, instances: Sequence[Instance], inputs: Mapping[str, Rows]) -> IntArray:
@@ -328,7 +328,7 @@ class Packer:
         known = self._shapes.get(operator.name)
         if known is None:
             known = self._shapes[operator.name] = _declared(operator, rows)
-        if known != (shape[1:], rows.dtype) and not operator.bundle:
+        if not _are_such(rows, known, operator):
             raise DataError(
                 f"{called(instance)}: input '{operator.name}' has rows of {rows.dtype} "
                 f"{tuple(shape[1:])}; the input (or its first instance) says {known[1]} "
@@ -548,6 +548,12 @@ def _check_finite(
         f"{called(instances[owner])}: input '{name}' holds NaN or infinity; clean the features "
         "before they are fed"
     )
+
+
+def _are_such(rows: Tensor, known: tuple[torch.Size, torch.dtype], operator: Input) -> bool:
+    """Whether rows have the dtype that is known, and the shape, which bundles may each have."""
+    shape, dtype = known
+    return rows.dtype is dtype and (operator.bundle or rows.shape[1:] == shape)
 
 
 def _declared(operator: Input, rows: Tensor) -> tuple[torch.Size, torch.dtype]:

@@ -30,6 +30,7 @@ from geartrain.ir.call import (
     own_integers,
     require_rows,
     run_module,
+    unsettled,
     where_it_computes,
 )
 from geartrain.ir.collector import allocate_ragged, release_ragged
@@ -118,6 +119,7 @@ class RowNode(AbstractNode):
     ) -> None:
         super().__init__(place)
         self._call, self._kernel, self._weights = call, kernel, weights
+        self._trial = unsettled(call)
         self.alone = call.alone
         self.part_name = None if weights is None else weights.name
         self._rows = RowStore(place.name, ("origin", "version", "start", "length", "instance"))
@@ -225,6 +227,10 @@ class RowNode(AbstractNode):
     def open(self) -> bool:
         return self._weights is None or self._weights.open
 
+    def origins(self, rows: IntArray) -> IntArray:
+        found: IntArray = self._rows["origin"][rows]
+        return found
+
     def check_empty(self) -> None:
         self._rows.check_empty()
 
@@ -254,9 +260,13 @@ class RowNode(AbstractNode):
         in_place: Mapping[int, Tensor],
     ) -> Payload:
         self._width = len(batches[0].payload)
-        return gather_inputs(
+        inputs = gather_inputs(
             self._call, self.place, batches, state, lengths, in_place, self._device
         )
+        if self._trial is not None:
+            self._trial.look(self._call, self.place, inputs, state, lengths, self._device)
+            self._trial = unsettled(self._call)
+        return inputs
 
     def _run(
         self, inputs: Payload, inside: Inside | None, room: Tensor | None = None

@@ -113,11 +113,16 @@ class CastKernel(AbstractRowKernel):
 
 @final
 class CastBundleKernel(AbstractBundleKernel):
-    """A bundle kernel that works, and keeps its residuals, in float32, for bfloat16 rows."""
+    """A bundle kernel that works, and keeps its residuals, in float32, for bfloat16 rows.
+
+    Args:
+        kernel: As it shall compute: ``for_bf16()`` of one may round what its products multiply.
+    """
 
     def __init__(self, kernel: AbstractBundleKernel) -> None:
-        self._kernel = kernel.for_bf16()
-        self.room_for, self.looks_up = self._kernel.room_for, self._kernel.looks_up
+        self._kernel = kernel
+        self.room_for, self.looks_up = kernel.room_for, kernel.looks_up
+        self.keeps_rows = kernel.keeps_rows
 
     def forward(
         self, *inputs: Tensor, inside: Inside, room: Tensor | None = None

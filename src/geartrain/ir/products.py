@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from geartrain.errors import GraphError
 from geartrain.native.rows import transposed
 
 GRAIN: Final = 32
@@ -75,12 +76,21 @@ def outer_suits(d: Tensor, x: Tensor) -> bool:
 
 
 def matching(weight: Tensor, x: Tensor) -> Tensor:
-    """The weight in the dtype of the rows that it meets: itself, or a copy that is kept for it.
+    """The weight in the dtype of the rows that it meets: itself, or a copy in bfloat16.
 
-    The copy is made anew after a step, as torch counts what is written to a tensor.
+    The copy is kept; it is made anew after a step, as torch counts what is written to a tensor.
+
+    Raises:
+        GraphError: The rows are neither of the weight's dtype nor bfloat16: of a weight in integers
+            nothing would be left.
     """
     if weight.dtype is x.dtype:
         return weight
+    if x.dtype is not torch.bfloat16 or weight.dtype is not torch.float32:
+        raise GraphError(
+            f"rows of {x.dtype} meet a weight of {weight.dtype}; bring rows of {weight.dtype}: "
+            f"x.to({weight.dtype}), or convert the module"
+        )
     version, copy = _COPIES.get(weight, (-1, weight))
     if version != weight._version or copy.dtype is not x.dtype:
         version, copy = weight._version, weight.detach().to(x.dtype)

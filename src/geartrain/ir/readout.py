@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from geartrain.ir.bundle import AbstractBundleKernel, Inside
-from geartrain.ir.call import Call, gather_inputs, require_rows, where_it_computes
+from geartrain.ir.call import Call, gather_inputs, require_rows, unsettled, where_it_computes
 from geartrain.ir.gradient import GradientSum
 from geartrain.ir.inside import look_inside
 from geartrain.ir.kernel import AbstractRowKernel
@@ -59,6 +59,7 @@ class ReadoutNode(AbstractNode):
     ) -> None:
         super().__init__(place)
         self._call, self._kernel, self._weights = call, kernel, weights
+        self._trial = unsettled(call)
         self.objective, self.loss_name = objective, objective.name
         self.alone = call.alone
         self.part_name = None if weights is None else weights.name
@@ -76,6 +77,9 @@ class ReadoutNode(AbstractNode):
         if self._call.inside:
             inside = look_inside(self.place, state[INSTANCE], lengths, device)
         inputs = gather_inputs(self._call, self.place, batches, state, lengths, {}, device)
+        if self._trial is not None:
+            self._trial.look(self._call, self.place, inputs, state, lengths, device)
+            self._trial = unsettled(self._call)
         outputs, residuals = self._run(inputs, inside)
         rows = origin.size if lengths is None else int(lengths.sum())
         pooled = lengths is None or self._call.pool

@@ -344,6 +344,10 @@ class ReplayNode(AbstractNode):
         sent = Forward(entry.payload, state, origin, entry.lengths)
         emission.forward.append((0, sent))
 
+    def origins(self, rows: IntArray) -> IntArray | None:
+        slots = [self._open[row].slot for row in rows.tolist() if row in self._open]
+        return np.concatenate(slots) if slots else None
+
     def check_empty(self) -> None:
         self._rows.check_empty()
 

@@ -24,6 +24,7 @@ from geartrain.errors import GraphError
 from geartrain.ir.bundle import Inside
 from geartrain.ir.call import (
     Call,
+    arguments,
     as_payload,
     differentiate,
     gather_inputs,
@@ -34,6 +35,7 @@ from geartrain.ir.call import (
 )
 from geartrain.ir.chance import Remembered
 from geartrain.ir.inside import look_inside
+from geartrain.ir.leaves import foreign
 from geartrain.ir.message import (
     INSTANCE,
     ROW_MASK,
@@ -45,8 +47,11 @@ from geartrain.ir.message import (
     join_gradient,
     wants_gradient,
 )
+from geartrain.ir.method import called_by
 from geartrain.ir.node import AbstractNode, Emission, Place
+from geartrain.ir.player import plain
 from geartrain.ir.rows import RowStore
+from geartrain.ir.trial import foreign_story
 from geartrain.ir.weights import AbstractWeights, Sight
 
 
@@ -74,6 +79,7 @@ class GraphNode(AbstractNode):
         self._kept: dict[int, _Kept] = {}
         self._parameters: list[nn.Parameter] = []
         self._device: torch.device | None = None  # None: the host, and so is everything
+        self._walked = False
         if weights is not None and isinstance(call.function, nn.Module):
             self._parameters = [p for p in call.function.parameters() if p.requires_grad]
 
@@ -124,18 +130,34 @@ class GraphNode(AbstractNode):
                         run_module(self._call.function, kept.inputs, kept.inside)
                     )
                 return kept
-        leaves = None if kept.sight is None else kept.sight.leaves
-        self._trace(kept, self._at(leaves, learn=kept.learn))
+        self._trace(kept, None if kept.sight is None else kept.sight.leaves)
         return kept
 
-    def _trace(self, kept: _Kept, function: Callable[..., Any]) -> None:
-        """Make autograd's graph of a message."""
+    def _trace(
+        self, kept: _Kept, leaves: Mapping[nn.Parameter, Tensor] | None, *, again: bool = False
+    ) -> None:
+        """Make autograd's graph of a message, at these weights."""
+        function = self._at(leaves, learn=kept.learn, again=again)
         kept.inputs = [
             x.detach().requires_grad_(kept.answered) if x.is_floating_point() else x
             for x in kept.inputs
         ]
         with torch.enable_grad():
             kept.outputs = as_payload(run_module(function, kept.inputs, kept.inside))
+        if not self._walked:
+            self._refuse_foreign(kept, [] if leaves is None else list(leaves.values()))
+
+    def _refuse_foreign(self, kept: _Kept, leaves: Sequence[Tensor]) -> None:
+        """Once: nothing else may learn from a message than the leaves that it is differentiated by.
+
+        Raises:
+            GraphError: The module uses weights that are not its own, or not by its attributes.
+        """
+        self._walked = True
+        function = plain(self._call.function)
+        weights = foreign(kept.outputs, [*kept.inputs, *leaves], function)
+        if weights is not None:
+            raise GraphError(foreign_story(self.name, called_by(function), weights))
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
         return Emission(backward=[self.backward_one(one) for one in one_by_one(batches)])
@@ -188,7 +210,7 @@ class GraphNode(AbstractNode):
         leaves = self._weights.look_back(kept.sight)
         if kept.chance is not None:
             with kept.chance.repeated():
-                self._trace(kept, self._at(leaves, learn=kept.learn, again=True))
+                self._trace(kept, leaves, again=True)
         if not kept.learn:
             return []
         return [leaves[p] for p in self._parameters]
@@ -196,6 +218,10 @@ class GraphNode(AbstractNode):
     @property
     def open(self) -> bool:
         return self._weights is None or self._weights.open
+
+    def origins(self, rows: IntArray) -> IntArray:
+        found: IntArray = self._rows["origin"][rows]
+        return found
 
     def check_empty(self) -> None:
         self._rows.check_empty()
@@ -235,8 +261,8 @@ class GraphNode(AbstractNode):
             for name, buffer in module.named_buffers(remove_duplicate=False):
                 tensors[name] = copies.setdefault(id(buffer), buffer.clone())
 
-        def function(*args: object) -> object:
-            return torch.func.functional_call(module, tensors, args)
+        def function(*args: Any) -> object:
+            return torch.func.functional_call(module, tensors, arguments(module, args))
 
         return function
 

@@ -69,6 +69,9 @@ class Broadcast(AbstractNode):
     def backward(self, batches: Sequence[Backward]) -> Emission:
         return Emission(backward=self._waiting.collect(batches))
 
+    def origins(self, rows: IntArray) -> IntArray:
+        return self._waiting.origins(rows)
+
     def check_empty(self) -> None:
         self._waiting.check_empty()
 
@@ -142,6 +145,9 @@ class Flatmap(AbstractNode):
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
         return Emission(backward=self._waiting.collect(batches))
+
+    def origins(self, rows: IntArray) -> IntArray:
+        return self._waiting.origins(rows)
 
     def check_empty(self) -> None:
         self._waiting.check_empty()
@@ -236,6 +242,11 @@ class Cells:
             columns.append(column)
         return tuple(columns)
 
+    def origins(self, cells: IntArray) -> IntArray:
+        """Where the rows came from that these are parts of."""
+        found: IntArray = self._rows["origin"][self._cells["row"][cells]]
+        return found
+
     def check_empty(self) -> None:
         self._rows.check_empty()
 
@@ -307,6 +318,9 @@ class Split(AbstractNode):
         missing = widest - column.shape[-1]
         return Backward(batch.rows, (torch.nn.functional.pad(column, (0, missing)),))
 
+    def origins(self, rows: IntArray) -> IntArray:
+        return self._cells.origins(rows)
+
     def check_empty(self) -> None:
         self._cells.check_empty()
 
@@ -376,6 +390,9 @@ class Ungroup(AbstractNode):
                 )
                 emission.backward.append(Backward(origin, parts))
         return emission
+
+    def origins(self, rows: IntArray) -> IntArray:
+        return self._cells.origins(rows)
 
     def check_empty(self) -> None:
         self._cells.check_empty()

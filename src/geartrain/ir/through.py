@@ -17,10 +17,12 @@ from torch import Tensor, nn
 
 from geartrain.errors import GraphError
 from geartrain.ir.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
-from geartrain.ir.call import Call, as_payload
+from geartrain.ir.call import Call, arguments, as_payload
+from geartrain.ir.chance import generators_kept
 from geartrain.ir.frame import Schema
 from geartrain.ir.kernel import AbstractRowKernel, derived_kernel, kernel_of
 from geartrain.ir.loss import Objective
+from geartrain.ir.method import called_by, weights_of
 from geartrain.ir.node import AbstractNode, Place
 from geartrain.ir.operator import (
     ROWS,
@@ -33,9 +35,12 @@ from geartrain.ir.operator import (
     readable,
 )
 from geartrain.ir.payload import Recompute, RowNode
+from geartrain.ir.player import shell_of, tensors_of
 from geartrain.ir.precision import Cast, CastBundleKernel, CastKernel, Precision, in_bf16
 from geartrain.ir.readout import ReadoutNode
+from geartrain.ir.scene import Scene
 from geartrain.ir.stage import GraphNode
+from geartrain.ir.trial import Trial, refuse_dtype
 from geartrain.ir.weights import AbstractWeights
 
 
@@ -93,27 +98,36 @@ class Through(AbstractOperator):
                     f"'{name}': {use.detail()} wants autograd's graph of whole messages, but keep "
                     f"is {keep!r}; use keep='graph', with minibatches as bundles"
                 )
-        self.call = Call(function, tuple(read), inside, pool, take, alone)
+        together = keep == "graph" or alone or (pool and not inside)
+        self.trial = Trial(name, called_by(function), mixes=together)
+        self.call = Call(function, tuple(read), inside, pool, take, alone, self.trial)
 
     def with_function(self, function: Callable[..., Any]) -> Through:
         """The same node around another function: a copy's own module."""
         if function is self.function:
             return self
         other = copy.copy(self)
-        other.function, other.call = function, replace(self.call, function=function)
+        other.trial = self.trial.again() if self.trial.clings else self.trial
+        other.function = function
+        other.call = replace(self.call, function=function, trial=other.trial)
         return other
 
     @property
+    def module(self) -> nn.Module | None:
+        """The module whose weights it uses: its function, or what its method is bound to."""
+        return weights_of(self.function)
+
+    @property
     def parameters(self) -> list[nn.Parameter]:
-        return list(self.function.parameters()) if isinstance(self.function, nn.Module) else []
+        return [] if self.module is None else list(self.module.parameters())
+
+    @property
+    def owner(self) -> object:
+        """What makes nodes share a part: the part that is named, or the module."""
+        return self.part if self.part is not None else self.module
 
     def detail(self) -> str:
-        function = self.function
-        called = (
-            type(function).__name__
-            if isinstance(function, nn.Module)
-            else getattr(function, "__name__", type(function).__name__)
-        )
+        called = called_by(self.function)
         reads = f", reads {', '.join(self.call.read)}" if self.call.read else ""
         uses = f", {self.use.detail()}" if self.use is not None else ""
         return f"{called}{reads}{uses}"
@@ -135,6 +149,23 @@ class Through(AbstractOperator):
         payload = None if spec.payload is None else self._dry_run(spec.payload, schema)
         sent = Spec(spec.columns, payload, bundled)
         return [sent] if self.use is None else self.use.specs(self.name, spec, sent)
+
+    def try_out(self, given: Spec, scene: Scene, known: Sequence[Tensor | None]) -> None:
+        """Run the function on rows that are made up.
+
+        Args:
+            given: What comes in.
+            scene: Where such rows are.
+            known: Of each payload tensor rows of the example, or None.
+
+        Raises:
+            GraphError: It uses weights that are not its own, does not take the dtype, or mixes rows
+                that may come back apart.
+        """
+        if given.payload is None:
+            return
+        self.trial.mixes = self.trial.mixes or self.written_kernel() is not None
+        self.trial.imagine(self.call, scene.samples(self.call, given.payload, known))
 
     def make(
         self,
@@ -168,6 +199,8 @@ class Through(AbstractOperator):
         kernel = None if keep == "inputs" else self._kernel()
         if objective is None and isinstance(kernel, AbstractBundleKernel) and not kernel.keeps_rows:
             kernel = None
+        if kernel is not None:
+            call = replace(call, trial=None)  # who wrote it has seen to it that rows are apart
         if kernel is None and keep == "activations":
             if self.call.inside:
                 raise GraphError(
@@ -187,9 +220,9 @@ class Through(AbstractOperator):
     def _for_bf16(
         self, kernel: AbstractRowKernel | AbstractBundleKernel
     ) -> AbstractRowKernel | AbstractBundleKernel:
-        if isinstance(kernel, AbstractBundleKernel):
-            return CastBundleKernel(kernel)
         full = self.part is not None and self.part.full_precision
+        if isinstance(kernel, AbstractBundleKernel):
+            return CastBundleKernel(kernel if full else kernel.for_bf16())
         return CastKernel(kernel) if full else in_bf16(kernel)
 
     def has_kernel(self) -> bool:
@@ -255,6 +288,13 @@ class Through(AbstractOperator):
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             if "meta" in str(error) or self.call.read or self.call.inside:
                 return None  # needs values: only a real run can tell
+            refuse_dtype(
+                self.name,
+                called_by(self.function),
+                self.call,
+                payload,
+                lambda changed: _on_meta(self.function, changed),
+            )
             raise GraphError(
                 f"'{self.name}': {self.detail()} does not take rows of {describe(payload)}: {error}"
             ) from error
@@ -269,21 +309,16 @@ class Through(AbstractOperator):
         return outputs
 
 
-def _on_meta(function: Callable[..., Any], args: Sequence[object]) -> object:
-    with torch.no_grad():
+def _on_meta(function: Callable[..., Any], args: Sequence[Any]) -> object:
+    with torch.no_grad(), generators_kept(None):
         if not isinstance(function, nn.Module):
             return function(*args)
-        tensors = dict(function.named_parameters(remove_duplicate=False))
-        tensors.update(function.named_buffers(remove_duplicate=False))  # type: ignore[arg-type]
+        tensors = tensors_of(function)
         made = {id(t): t.detach().to("meta") for t in tensors.values()}  # one for tied ones
         meta = {name: made[id(t)] for name, t in tensors.items()}
-        modes = {inner: inner.training for inner in function.modules()}
-        function.eval()  # shapes are the same, and nothing random is drawn or refused
-        try:
-            return torch.func.functional_call(function, meta, tuple(args))
-        finally:
-            for inner, mode in modes.items():
-                inner.training = mode
+        shell = shell_of(function)
+        shell.eval()  # shapes are the same, and nothing random is refused
+        return torch.func.functional_call(shell, meta, arguments(function, args))
 
 
 def _imagined_inside(schema: Schema) -> Inside:

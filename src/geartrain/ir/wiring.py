@@ -15,11 +15,13 @@ from geartrain.ir.control import AbstractStep
 from geartrain.ir.frame import Arena, Schema
 from geartrain.ir.fusion import fused
 from geartrain.ir.gear import Gear, Geared, refuse_idle_replays, refuse_starving
+from geartrain.ir.instance import Instance
 from geartrain.ir.node import AbstractNode, Place
 from geartrain.ir.operator import AbstractOperator, Input, Spec
 from geartrain.ir.operators import Copying, Detaching, Losing, Merging, Replaying
 from geartrain.ir.overlap import Overlapped
 from geartrain.ir.precision import Precision
+from geartrain.ir.scene import scene_of
 from geartrain.ir.synthetic import Synthesizing
 from geartrain.ir.through import Through
 from geartrain.ir.weights import AbstractWeights
@@ -216,7 +218,11 @@ def with_broadcasts(given: Sequence[AbstractOperator]) -> list[AbstractOperator]
     return operators
 
 
-def check(graph: Graph, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
+def check(
+    graph: Graph,
+    shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+    like: Instance | None = None,
+) -> None:
     """See ``Graph.check``."""
     operators = graph.copy_with_broadcasts()
     if not any(isinstance(o, Input) for o in operators):
@@ -244,6 +250,35 @@ def check(graph: Graph, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]
                     "are behind it; join a stream that starts at an input"
                 )
     _publish_keys(graph, operators)
+    _try_out(graph, operators, known, like)
+
+
+def _try_out(
+    graph: Graph,
+    operators: Sequence[AbstractOperator],
+    known: Mapping[Port, Spec],
+    like: Instance | None,
+) -> None:
+    """Run every function on a few rows that are made up, in the frame of an example."""
+    inputs = {o.name: o for o in operators if isinstance(o, Input)}
+    scene = scene_of(
+        lambda: Arena(graph.vertex, graph.edge, graph.value), graph.schema(), inputs, like
+    )
+    if scene is None:
+        return
+    weights = {id(p): f"{n} of '{t.name}'" for t in graph.throughs() for n, p in _named(t)}
+    rows: dict[int, torch.Tensor] = {}
+    for name, entry in inputs.items():
+        payload = known[entry.id, 0].payload
+        if payload is not None and name in scene.rows:
+            rows[id(payload[0])] = scene.rows[name]
+    for operator in operators:
+        if isinstance(operator, Through | Losing):
+            (sources,) = operator.sources
+            given = next(known[s.id, p] for s, p in sources if (s.id, p) in known)
+            examples = [rows.get(id(p)) for p in given.payload or ()]
+            operator.trial.weights = weights
+            operator.try_out(given, scene, examples)
 
 
 def _propagate(operator: AbstractOperator, known: dict[Port, Spec], schema: Schema) -> None:
@@ -424,7 +459,7 @@ def _reachable(
 def _refuse_shared_parameters(graph: Graph) -> None:
     owners: dict[int, tuple[object, str]] = {}
     for through in graph.throughs():
-        owner: object = through.part if through.part is not None else through.function
+        owner = through.owner
         for name, parameter in _named(through):
             other = owners.setdefault(id(parameter), (owner, through.name))
             if other[0] is not owner:
@@ -435,9 +470,7 @@ def _refuse_shared_parameters(graph: Graph) -> None:
 
 
 def _named(through: Through) -> list[tuple[str, torch.nn.Parameter]]:
-    if not isinstance(through.function, torch.nn.Module):
-        return []
-    return list(through.function.named_parameters())
+    return [] if through.module is None else list(through.module.named_parameters())
 
 
 def _port(operator: AbstractOperator, port: int) -> str:

@@ -59,6 +59,7 @@ class GatedGraphCell(nn.Module):
 
     Raises:
         ValueError: ``steps`` is not positive.
+        DataError: From ``forward``: an edge has no such type; names instance and edge.
 
     Source: Li et al. 2016, arXiv:1511.05493; bumps as of Schütt et al. 2017, arXiv:1706.08566.
     """
@@ -86,6 +87,7 @@ class GatedGraphCell(nn.Module):
 
     def forward(self, h: Tensor, inside: Inside) -> Tensor:
         at = inside.edges["source"] * self.types
+        self.require_types(inside)
         if self.types > 1:
             at = at + inside.edges[self.column]
         scales = None
@@ -117,6 +119,40 @@ class GatedGraphCell(nn.Module):
     def bundle_kernel(self) -> AbstractBundleKernel | None:
         """Keeps h and, for each step, what was heard and the GRU's gates; None with lengths."""
         return None if self.scale is not None else _CellKernel(self)
+
+    def require_types(self, inside: Inside) -> None:
+        """Look at the types of all edges: another number would be another vertex's message.
+
+        Raises:
+            DataError: One is no integer from 0 to types-1; names instance and edge.
+            GraphError: Edges have no such column.
+        """
+        if self.types == 1:
+            return
+        if self.column not in inside.edges:
+            raise GraphError(
+                f"GatedGraphCell(types={self.types}) reads edge column '{self.column}', and edges "
+                f"have {sorted(inside.edges)}; declare it: Graph(edge=('{self.column}',)), or give "
+                "column="
+            )
+        given = inside.edges[self.column]
+        if given.is_meta:  # a dry run, of shapes alone
+            return
+        at_hand = given.is_cpu and type(given) is Tensor
+        kind = given.numpy() if at_hand else inside.on_host(self.column)
+        if kind.dtype.kind != "i":
+            raise DataError(
+                f"edge column '{self.column}' holds {kind.dtype}; types are integers, 0.."
+                f"{self.types - 1}"
+            )
+        wrong = np.flatnonzero((kind < 0) | (kind >= self.types))
+        if wrong.size:
+            at = int(wrong[0])
+            raise DataError(
+                f"{inside.edge_called(at)} has type {int(kind[at])} in column '{self.column}', "
+                f"expected 0..{self.types - 1}: number the types from 0, or give the cell more of "
+                "them"
+            )
 
     def _scales(self, length: Tensor, scale: nn.Linear) -> Tensor:
         centres = upload(self._centres, length.device).to(length.dtype)
@@ -245,7 +281,11 @@ class _CellKernel(AbstractPlacedKernel):
             kept = h.new_empty((h.shape[0], self._module.steps, HEARD, h.shape[1]))
         y = None
         if h.is_cpu:
-            y = gated_forward(h, self._edges(inside), self._weights(), kept)
+            try:
+                y = gated_forward(h, self._edges(inside), self._weights(), kept)
+            except DataError:
+                self._module.require_types(inside)  # says whose edge it is
+                raise
         if y is None:
             y = self._steps(h, inside, kept)
         return (y,), (h, kept)
@@ -280,7 +320,13 @@ class _CellKernel(AbstractPlacedKernel):
         found = None
         if h.is_cpu:
             edges, weights = self._edges(inside), self._weights()
-            found = gated_backward(dy.contiguous(), h, kept, rows, edges, weights, wanted=wanted)
+            try:
+                found = gated_backward(
+                    dy.contiguous(), h, kept, rows, edges, weights, wanted=wanted
+                )
+            except DataError:
+                self._module.require_types(inside)
+                raise
         if found is None:
             if rows is not None:
                 h, kept = take((h, kept), rows)
@@ -368,10 +414,11 @@ class _CellKernel(AbstractPlacedKernel):
 
     def _senders(self, h: Tensor, inside: Inside) -> _Senders:
         rows, types = h.shape[0], self._module.types
+        self._module.require_types(inside)
         source, target = inside.on_host("source"), inside.on_host("target")
         kind = inside.on_host(self._module.column) if types > 1 else np.zeros_like(source)
-        for column, limit in ((source, rows), (target, rows), (kind, types)):
-            if column.size and (column.min() < 0 or column.max() >= limit):
+        for column in (source, target):
+            if column.size and (column.min() < 0 or column.max() >= rows):
                 raise self._edges(inside).refuse(rows, types)
         return _senders(rows, types, source, kind, h.device)
 

@@ -404,6 +404,8 @@ def _layers(module: nn.Sequential) -> Iterator[nn.Module]:
 
 
 def _tanh(x: Tensor) -> Tensor:
+    if not x.is_floating_point():
+        return torch.tanh(x)  # of integers it makes floats
     y = torch.empty_like(x)
     tanh_into(x, y)
     return y

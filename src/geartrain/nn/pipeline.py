@@ -142,7 +142,8 @@ class Pipeline:
         local = {k: self._local(k, module, judge_heads) for k, module in self.heads.items()}
         refuse_shared(
             {f"part {k}": stage for k, stage in enumerate(self.stages)}
-            | {f"head {k}": module for k, module in self.heads.items()}
+            | {f"head {k}": head for k, head in self.heads.items()},
+            module,
         )
         self.graph = self._graph(local)
 

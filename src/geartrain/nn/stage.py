@@ -72,21 +72,22 @@ def boundaries(stages: Sequence[Stage], sample: Tensor) -> list[Tensor]:
     return found
 
 
-def refuse_shared(modules: Mapping[str, nn.Module]) -> None:
+def refuse_shared(modules: Mapping[str, nn.Module], whole: nn.Module) -> None:
     """Parts have parameters of their own, and their buffers are kept in checkpoints.
 
     Args:
         modules: By the name of their part.
+        whole: The user's module that was cut; parameters are called as in it.
 
     Raises:
         GraphError: Two of them share a parameter, or one has buffers and no parameter.
     """
     for (one, first), (other, second) in itertools.combinations(modules.items(), 2):
-        names = {id(p): name for name, p in first.named_parameters()}
-        for name, parameter in second.named_parameters():
-            if id(parameter) in names:
+        mine, others = _names(first, whole), _names(second, whole)
+        for parameter, name in others.items():
+            if parameter in mine:
                 raise GraphError(
-                    f"parameter '{names[id(parameter)]}' of {one} is also '{name}' of {other}: "
+                    f"parameter '{mine[parameter]}' of {one} is also '{name}' of {other}: "
                     "weights have one owner; move the cut so that both uses are in one part, or "
                     "untie them (a copy for each use)"
                 )
@@ -96,6 +97,21 @@ def refuse_shared(modules: Mapping[str, nn.Module]) -> None:
                 f"{name} has buffers but no parameter, so no part keeps them; move the cut so that "
                 "a block with parameters is in it"
             )
+
+
+def _names(module: nn.Module, whole: nn.Module) -> dict[nn.Parameter, str]:
+    """The parameters of a module by the names that they have in another where they are in it."""
+    known = {
+        (id(inner), name): f"{path}.{name}" if path else name
+        for path, inner in whole.named_modules()
+        for name in inner._parameters
+    }
+    return {
+        parameter: known.get((id(inner), name), f"{path}.{name}" if path else name)
+        for path, inner in module.named_modules()
+        for name, parameter in inner._parameters.items()
+        if parameter is not None
+    }
 
 
 @final

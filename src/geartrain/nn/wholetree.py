@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from geartrain.errors import DataError
 from geartrain.ir.admission import Brought, check_of
 from geartrain.ir.bundle import AbstractBundleKernel, AbstractPlacedKernel, Inside
 from geartrain.ir.call import as_payload
@@ -133,12 +134,22 @@ class WholeTree(nn.Module):
         return _TreeKernel(leaf, branch, table)
 
 
+def _require_integers(parent: Tensor, slot: Tensor) -> None:
+    for name, column in (("parent", parent), ("slot", slot)):
+        if column.is_floating_point():
+            raise DataError(
+                f"WholeTree: column {name} holds {column.dtype}; vertices and slots are integers"
+            )
+
+
 def _forest(parent: Tensor, slot: Tensor, inside: Inside) -> Forest:
+    _require_integers(parent, slot)
     return forest_of(*(x.cpu().numpy() for x in (parent, slot, inside.lengths)))
 
 
 def _groves(parent: Tensor, slot: Tensor, inside: Inside, hidden: int) -> list[Grove]:
     """As many trees at a time as stay near between one height and the next; all threads busy."""
+    _require_integers(parent, slot)
     parents, slots, lengths = (x.numpy() for x in (parent, slot, inside.lengths))
     ends, total = lengths.cumsum(), parents.size
     threads = threads_of(total, hidden)

@@ -31,7 +31,7 @@ from geartrain.native.transfer import Verdicts
 from geartrain.optim.delay import mean_age
 from geartrain.optim.mixer import AbstractMixer, Average
 from geartrain.optim.plain import require_like
-from geartrain.optim.rules import Clip, Instances, Messages, Rows, Rules
+from geartrain.optim.rules import Clip, Instances, Messages, Rows, Rules, make_optimizer
 from geartrain.optim.staleness import Ages, bincount
 from geartrain.optim.views import Corrected, Stashed
 from geartrain.schema import Count, Finite, NotNegative, read
@@ -102,8 +102,9 @@ class PartState(AbstractWeights):
     do not require a gradient when the part is made stay for good.
 
     Raises:
-        ValueError: The scheduler wants a metric at every step, or the weights lie on several
-            devices.
+        ValueError: The optimiser wants a closure, the scheduler a metric at every step, or the
+            weights lie on several devices.
+        TypeError: What the rules make is no optimiser.
     """
 
     def __init__(
@@ -127,7 +128,9 @@ class PartState(AbstractWeights):
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.gradient = GradientSum(module.parameters())
         self.size = sum(p.numel() for p in module.parameters())
-        self.optimizer = rules.optimizer(self.parameters) if self.parameters else None
+        self.optimizer = (
+            make_optimizer(name, rules.optimizer, self.parameters) if self.parameters else None
+        )
         self._trigger = rules.trigger()
         self._scheduler = (
             rules.scheduler(self.optimizer)

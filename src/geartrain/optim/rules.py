@@ -8,7 +8,8 @@ ours is called ``update_every``, as it is a count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypeAlias, final
 
@@ -118,7 +119,7 @@ class Rules:
 
     Raises:
         ValueError: A number is out of range, or ``average`` is none of the three.
-        TypeError: ``update_every`` is something else.
+        TypeError: Something else is given, such as an optimiser in place of what makes one.
     """
 
     optimizer: MakeOptimizer = torch.optim.Adam
@@ -133,11 +134,7 @@ class Rules:
     window: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.update_every, int | Rows | Instances | Messages | Flush):
-            raise TypeError(
-                f"update_every={self.update_every!r}: give a number of gradient rows, Rows(n), "
-                "Instances(n), Messages(n) or Flush()"
-            )
+        _require_kinds(self)
         self.trigger()
         if self.average not in ("rows", "instances", "none"):
             raise ValueError(f"average={self.average!r}: give 'rows', 'instances' or 'none'")
@@ -194,6 +191,7 @@ class Part:
     def __post_init__(self) -> None:
         _positive("Part(replicas=...)", self.replicas)
         require_at_most(f"Part(replicas={self.replicas})", self.replicas, MOST_COPIES, COPIES)
+        _require_kinds(self)
         if self.view is None:
             return
         if self.keep not in ("auto", "graph"):
@@ -212,6 +210,72 @@ class Part:
         """The session's rules with this part's own in front."""
         own = {f.name: value for f in fields(Rules) if (value := getattr(self, f.name)) is not None}
         return replace(defaults, **own)
+
+
+def make_optimizer(part: str, make: MakeOptimizer, parameters: Sequence[nn.Parameter]) -> Optimizer:
+    """The optimiser of a part.
+
+    Raises:
+        TypeError: What was made is none.
+        ValueError: It wants a closure that computes the loss again.
+    """
+    made = make(parameters)
+    if not isinstance(made, Optimizer):
+        raise TypeError(
+            f"part '{part}': optimizer= made {_article(made)}; it gets the parameters of a part "
+            "and makes a torch.optim.Optimizer of them: partial(torch.optim.Adam, lr=1e-3)"
+        )
+    closure = inspect.signature(made.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"part '{part}': {type(made).__name__}.step() wants a closure that computes the loss "
+            "again, and a part steps with gradients that have come, of rows that are gone; use an "
+            "optimiser that steps with what is in .grad, such as SGD, Adam or Adagrad"
+        )
+    return made
+
+
+def _require_kinds(rules: Rules | Part) -> None:
+    """Raises:
+    TypeError: A field holds what is no such thing.
+    """
+    if isinstance(rules.optimizer, Optimizer):
+        kind = type(rules.optimizer).__name__
+        raise TypeError(
+            f"optimizer={kind}(...): an optimiser has its parameters already, and every part makes "
+            f"one for its own; give what makes it: partial(torch.optim.{kind}, lr=...)"
+        )
+    if isinstance(rules.scheduler, LRScheduler):
+        kind = type(rules.scheduler).__name__
+        raise TypeError(
+            f"scheduler={kind}(...): a scheduler has its optimiser already, and every part makes "
+            f"one of its own; give what makes it: partial(torch.optim.lr_scheduler.{kind}, ...)"
+        )
+    for name, wanted in (
+        ("optimizer", "what makes an optimiser of parameters: partial(torch.optim.Adam, lr=1e-3)"),
+        ("schedule", "a function of the instances trained that gives a factor"),
+        ("scheduler", "what makes a torch scheduler of an optimiser"),
+    ):
+        value = getattr(rules, name)
+        if value is not None and not callable(value):
+            raise TypeError(f"{name}={value!r}: give {wanted}")
+    for name, kinds, wanted in (
+        (
+            "update_every",
+            (int, Rows, Instances, Messages, Flush),
+            "a number of gradient rows, Rows(n), Instances(n), Messages(n) or Flush()",
+        ),
+        ("clip", (Clip,), "Clip(norm=...) or Clip(value=...)"),
+        ("view", (AbstractView,), "a view, such as Stashed()"),
+        ("delay", (AbstractDelay,), "a rule, such as GapAware()"),
+    ):
+        value = getattr(rules, name)
+        if value is not None and not isinstance(value, kinds):
+            raise TypeError(f"{name}={value!r}: give {wanted}")
+
+
+def _article(thing: object) -> str:
+    return "nothing" if thing is None else f"a {type(thing).__name__}"
 
 
 def _positive(what: str, n: int) -> None:

@@ -206,7 +206,7 @@ class Feeder(AbstractFeeder):
             if instance is _END:
                 return batch, refused, True
             if not isinstance(instance, Instance):
-                raise TypeError(
+                raise DataError(
                     f"the data gave a {type(instance).__name__}; it gives gt.Instance objects: "
                     "pass convert=... to turn yours into them"
                 )

@@ -33,6 +33,7 @@ from geartrain.engine.mailbox import AbstractPolicy
 from geartrain.errors import DataError
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
+from geartrain.ir.learning import remarks, require_loss
 from geartrain.ir.loss import Collected
 from geartrain.ir.node import Memory
 from geartrain.ir.operators import Losing
@@ -188,7 +189,8 @@ class Session:
         self._memories: dict[str, Memory] = {}  # of nodes, when the engine was last at rest
         self._costs: dict[str, float] = {}
         self._met = 0  # instances trained at the last meeting of copies
-        self._checked = False
+        self._checked = self._remarked = False
+        self._example: Instance | None = None  # that the graph was checked with
         kernels_kind()  # compiled now, if need be: later it would count as training
 
     def fit(
@@ -233,15 +235,19 @@ class Session:
                 is as a first Ctrl-C, unless the program has a handler of its own; what is raised is
                 then ``runtime.interrupt.Terminated``. In the main thread alone.
             ValueError: The arguments do not go together, or ``until`` names no metric.
+            GraphError: The graph cannot run, or has no loss.
         """
         require_fit_arguments(
             epochs, until, valid, folder, checkpoint_every, keep_last, evaluate_every
         )
+        require_loss(self.graph)
         self._require_metric(until)
         log.info("%s", kernels_status())
         source = self._source(train, shuffle=self.shuffle)
         validation = None if valid is None else self._source(valid, shuffle=False)
         with self._used.by("fit"):
+            self._check(source)
+            self._remark()
             retention = None
             if folder is not None:
                 Path(folder).mkdir(parents=True, exist_ok=True)
@@ -418,9 +424,7 @@ class Session:
         part of the order in which sums are added, and a resumed run must find what an
         uninterrupted one does.
         """
-        if not self._checked:
-            self.graph.check(self._first_shapes(source))
-            self._checked = True
+        self._check(source)
         if self._replicas is not None and not fresh:
             if self._plain is None:
                 self._plain = Engine(self.graph, self.parts, self.settings, self.runtime.workers)
@@ -442,14 +446,29 @@ class Session:
             self._engine.began_s = self._position.train_seconds
         return self._engine
 
+    def _check(self, source: Source) -> None:
+        """Check the graph with a first instance, when it is first used."""
+        if not self._checked:
+            self._example = self._first_instance(source)
+            shapes = {} if self._example is None else self._shapes(self._example)
+            self.graph.check(shapes, like=self._example)
+            self._checked = True
+
+    def _remark(self) -> None:
+        """Say once what in the graph will never learn, and may not be meant."""
+        if not self._remarked:
+            for remark in remarks(self.graph, self._example):
+                log.warning("%s", remark)
+        self._remarked, self._example = True, None
+
     def _remember(self) -> None:
         """Take what nodes remember from an engine at rest."""
         if self._engine is not None:
             self._memories = self._engine.memories()
 
     @asks_data
-    def _first_shapes(self, source: Source) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shapes of the rows of the first instance that can be made."""
+    def _first_instance(self, source: Source) -> Instance | None:
+        """The first instance that can be made."""
         with random_state_kept():
             items = source.epoch(0)
             for _ in range(_TRIED):
@@ -459,8 +478,19 @@ class Session:
                     if self.on_bad == "raise":
                         raise
                     continue
-                return _shapes(first) if isinstance(first, Instance) else {}
-        return {}
+                return first if isinstance(first, Instance) else None
+        return None
+
+    def _shapes(self, instance: Instance) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of the rows that an instance brings, as they enter."""
+        shapes = {}
+        for name, given in instance.inputs.items():
+            rows = given[0] if isinstance(given, tuple) else given
+            if isinstance(rows, Tensor):
+                short = self.settings.precision == "bf16" and rows.dtype is torch.bfloat16
+                dtype = torch.float32 if short else rows.dtype  # modules get it widened
+                shapes[name] = tuple(rows.shape[1:]), dtype
+        return shapes
 
     def _run(self, engine: Engine, feeder: AbstractFeeder, watch: Observer) -> float:
         """One stretch of a pass; an engine that failed in it is not used again."""
@@ -550,15 +580,6 @@ def _mode(modules: Sequence[torch.nn.Module], train: bool) -> Iterator[None]:
     finally:
         for inner, mode in before.items():
             inner.training = mode
-
-
-def _shapes(instance: Instance) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    shapes = {}
-    for name, given in instance.inputs.items():
-        rows = given[0] if isinstance(given, tuple) else given
-        if isinstance(rows, Tensor):
-            shapes[name] = (tuple(rows.shape[1:]), rows.dtype)
-    return shapes
 
 
 def _by_instance(collected: Sequence[Collected], n: int) -> list[Any]:
