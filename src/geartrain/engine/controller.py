@@ -24,7 +24,7 @@ from torch import Tensor
 from geartrain.engine.router import Outbox, Router
 from geartrain.errors import ProtocolError
 from geartrain.ir.instance import Instance
-from geartrain.ir.message import INSTANCE, VERTEX, Forward, IntArray
+from geartrain.ir.message import INSTANCE, VERTEX, Forward, IntArray, join_arrays
 from geartrain.ir.operator import Input
 from geartrain.ir.packed import Packed, Packer, Rows
 from geartrain.ir.precision import narrowed
@@ -144,11 +144,14 @@ class ControllerState:
         self.copies = copies
         self.active_of = np.zeros(copies, np.int64)
         self.finished_of = np.zeros(copies, np.int64)  # by the last call of settle
+        self.finished_turns: IntArray = np.zeros(0, np.int64)  # of those instances
+        self.finished_owners: IntArray = np.zeros(0, np.int64)  # their copies or lanes
         self.trained_of = np.full(copies, finished, np.int64)
         self.open = np.ones(copies, np.bool_)  # copies that instances may be admitted to
         self._copy = np.zeros(64, np.int64)  # slot -> copy
         self._serials = np.zeros(copies, np.int64)
         self._in_lane = np.zeros(lanes, np.int64)
+        self._turns_of_lane = np.zeros(lanes, np.int64)
 
     def begin(self, *, training: bool) -> None:
         """A new pass: counts start from 0.
@@ -160,6 +163,7 @@ class ControllerState:
         self.training = training
         self.finished = 0
         self._serials[:] = self.trained_of if training else 0
+        self._turns_of_lane[:] = 0
         self.fed_rows = self.answered_rows = 0
 
     @property
@@ -242,6 +246,9 @@ class ControllerState:
         for lane in np.argsort(self._in_lane, kind="stable").tolist():
             end = min(n, begin + max(0, height - int(self._in_lane[lane])))
             self._arena.lane[slots[begin:end]] = lane
+            turn = int(self._turns_of_lane[lane])
+            self._arena.turn[slots[begin:end]] = np.arange(turn, turn + end - begin)
+            self._turns_of_lane[lane] += end - begin
             self._in_lane[lane] += end - begin
             begin = end
 
@@ -270,7 +277,7 @@ class ControllerState:
         Raises:
             ProtocolError: An instance got more answers than rows were fed for it.
         """
-        finished = 0
+        finished: list[IntArray] = []
         self.finished_of[:] = 0
         for slots in out.spawned:
             np.add.at(self._pending, slots, 1)
@@ -289,23 +296,30 @@ class ControllerState:
                 )
             done = touched[left == 0]
             if done.size:
-                if self._in_lane.size > 1:
-                    self._in_lane -= np.bincount(
-                        self._arena.lane[done], minlength=self._in_lane.size
-                    )
                 self._arena.release(done)
-                if self.copies == 1:
-                    self.finished_of += done.size
-                else:
-                    self.finished_of += np.bincount(self._copy[done], minlength=self.copies)
-                finished += done.size
-        self.active -= finished
+                finished.append(done)
+        if not finished:
+            return 0
+        done = join_arrays(finished)
+        self.finished_turns = self._arena.turn[done]
+        if self._in_lane.size > 1:
+            self.finished_owners = self._arena.lane[done]
+            self._in_lane -= np.bincount(self.finished_owners, minlength=self._in_lane.size)
+        elif self.copies > 1:
+            self.finished_owners = self._copy[done]
+        else:
+            self.finished_owners = np.zeros(done.size, np.int64)
+        if self.copies == 1:
+            self.finished_of += done.size
+        else:
+            self.finished_of += np.bincount(self.finished_owners, minlength=self.copies)
+        self.active -= done.size
         self.active_of -= self.finished_of
-        self.finished += finished
+        self.finished += done.size
         if self.training:
-            self.trained += finished
+            self.trained += done.size
             self.trained_of += self.finished_of
-        return finished
+        return done.size
 
     def check_empty(self) -> None:
         """Raises:

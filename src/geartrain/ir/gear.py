@@ -34,6 +34,7 @@ from geartrain.ir.message import (
     SKIPPED,
     Backward,
     Forward,
+    IntArray,
     wants_gradient,
 )
 from geartrain.ir.node import AbstractNode, Emission, Place, Spared
@@ -152,6 +153,9 @@ class GearedNode(AbstractNode):
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
         return self._inner.backward(batches)
+
+    def slots(self, batch: Forward | Backward) -> IntArray:
+        return self._inner.slots(batch)
 
     @property
     def open(self) -> bool:

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, final
 
+import numpy as np
+
 from geartrain.ir.call import Call, one_by_one
 from geartrain.ir.message import (
     CONTROLLER,
@@ -128,6 +130,12 @@ class OverlapNode(AbstractNode):
             )
             taught = Backward(pair.inner, total, up.lengths)
         self._inner.backward_one(_at(pair.inner, taught), "weights")
+
+    def slots(self, batch: Forward | Backward) -> IntArray:
+        if isinstance(batch, Forward):
+            return super().slots(batch)
+        rows = (batch.rows & ROW_MASK).tolist()
+        return np.concatenate([self._pairs[row][1].slot for row in rows])
 
     @property
     def open(self) -> bool:

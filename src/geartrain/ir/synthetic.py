@@ -27,6 +27,7 @@ from geartrain.ir.message import (
     Backward,
     Forward,
     Gradient,
+    IntArray,
     Payload,
     join_gradient,
 )
@@ -85,6 +86,9 @@ class SyntheticNode(AbstractNode):
             for guess, t in zip(guesses, true, strict=False)
         )
         return self._inner.backward_one(Backward(one.rows, error, one.lengths))
+
+    def slots(self, batch: Forward | Backward) -> IntArray:
+        return self._inner.slots(batch)
 
     def check_empty(self) -> None:
         self._inner.check_empty()

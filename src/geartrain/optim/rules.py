@@ -1,4 +1,4 @@
-"""What a user says of how weights move: parts, their rules, and the units these count in.
+"""What a user says of how weights move: parts and their rules; triggers are in ``optim.triggers``.
 
 ``Part`` and ``Rules`` are values; what runs them is ``PartState`` in ``geartrain.optim.part``.
 
@@ -21,52 +21,16 @@ from geartrain.ir.gear import Gear
 from geartrain.ir.operator import Keep
 from geartrain.optim.delay import AbstractDelay
 from geartrain.optim.mixer import AbstractMixer, Average
+from geartrain.optim.triggers import Flush as Flush
+from geartrain.optim.triggers import Instances as Instances
+from geartrain.optim.triggers import Messages as Messages
+from geartrain.optim.triggers import Rows as Rows
+from geartrain.optim.triggers import Trigger as Trigger
+from geartrain.optim.triggers import require_positive
 from geartrain.optim.views import AbstractView, DoubleBuffered
 
 MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
 Averaging: TypeAlias = Literal["rows", "instances", "none"]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Step when so many gradient rows have been added (AMPNet's min_update_frequency)."""
-
-    n: int
-
-    def __post_init__(self) -> None:
-        _positive("Rows", self.n)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Instances:
-    """Step when so many instances have finished."""
-
-    n: int = 1
-
-    def __post_init__(self) -> None:
-        _positive("Instances", self.n)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Messages:
-    """Step when so many messages have been answered; a minibatch that travels whole is one."""
-
-    n: int = 1
-
-    def __post_init__(self) -> None:
-        _positive("Messages", self.n)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Flush:
-    """Step only when the session flushes: at the end of an epoch, or when it is told to."""
-
-
-Trigger: TypeAlias = Rows | Instances | Messages | Flush
 
 
 @final
@@ -191,7 +155,7 @@ class Part:
     device: str | torch.device | None = None
 
     def __post_init__(self) -> None:
-        _positive("Part(replicas=...)", self.replicas)
+        require_positive("Part(replicas=...)", self.replicas)
         if self.view is None:
             return
         if self.keep not in ("auto", "graph"):
@@ -210,8 +174,3 @@ class Part:
         """The session's rules with this part's own in front."""
         own = {f.name: value for f in fields(Rules) if (value := getattr(self, f.name)) is not None}
         return replace(defaults, **own)
-
-
-def _positive(what: str, n: int) -> None:
-    if n < 1:
-        raise ValueError(f"{what}({n}): give 1 or more")

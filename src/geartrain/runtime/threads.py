@@ -222,26 +222,26 @@ class _Run:
             for part, holds in firing.held.items():
                 self._engine.controller.hold(part, holds)
             if out.answered or out.spawned or firing.held:
-                self._settle(out, w)
+                self._settle(out)
         for worker, delivery in firing.elsewhere:
             self._post(worker, delivery)
         self._post_letters(firing.letters)
 
-    def _settle(self, out: Outbox, by: int) -> None:
-        self._count(out, by)
-        self._admit(by)
+    def _settle(self, out: Outbox) -> None:
+        self._count(out)
+        self._admit()
 
-    def _count(self, out: Outbox, by: int) -> None:
+    def _count(self, out: Outbox) -> None:
         """Let the controller count a worker's answers, and tell of instances that have finished."""
-        if finished := self._engine.settle(out):
-            for w, told in self._engine.tell_finished(finished, by):
+        if self._engine.settle(out):
+            for w, told in self._engine.tell_finished():
                 self._post(w, told)
             self._watch.finished(self._engine, self._now())
 
-    def _admit(self, by: int = 0) -> None:
+    def _admit(self) -> None:
         """Fill up; runs under the control lock."""
         while (out := self._feeder.admit(self._engine)) is not None:
-            self._count(out, by)
+            self._count(out)
             for delivery in out.deliveries:
                 self._post(self._engine.home[delivery.node], delivery)
         if self._engine.replicas is not None:

@@ -274,12 +274,21 @@ class Fitting:
         except KeyboardInterrupt:
             if s._engine is not None:
                 self._account(engine, feeder, watch, watch.now_s, began)
+                self._rest(engine)
             raise
         self._account(engine, feeder, watch, seconds, began)
+        self._rest(engine)
         if measure:
             s._costs = watch.busy
             log.info("measured, in seconds: %s", watch.busy)
         return feeder.source_ended
+
+    def _rest(self, engine: Engine) -> None:
+        """The steps that fall due as lanes hand in what they have gathered."""
+        with self._counted():
+            steps = engine.rest()
+        for worker, step in steps:
+            self._tell_steps(worker, [step])
 
     def _account(
         self, engine: Engine, feeder: AbstractFeeder, watch: Observer, seconds: float, began: int

@@ -33,6 +33,7 @@ def parts_to_tensors(parts: Mapping[str, PartState]) -> tuple[dict[str, Tensor],
             "version": part.version,
             "rows": part.rows,
             "instances": part.instances,
+            "over": part.over,
             "staleness": list(part.histogram()),
             "optimizer": None,
             "scheduler": None,
@@ -138,6 +139,7 @@ def _put_one(
     part.abandon()
     part.module.load_state_dict(_inside(tensors, f"{name}/weights/"))
     part.version, part.rows, part.instances = entry["version"], entry["rows"], entry["instances"]
+    part.over = entry.get("over", 0)  # of runs from before updates counted it
     part.load_histogram(entry["staleness"])
     if part.optimizer is not None and entry["optimizer"] is not None:
         state = _inside(tensors, f"{name}/optimizer/")
