@@ -107,7 +107,8 @@ class ControllerState:
         max_active: Most instances in flight.
         ramp: How training gets there.
         finished: Instances finished in training before (of a resumed run).
-        drain: Admit only when nothing is in flight: synchronous minibatches of ``max_active``.
+        drain: Admit only when nothing is in flight, and all that are wanted then: synchronous
+            minibatches of ``max_active``. It is called ``whole`` here.
         copies: Copies of the whole model, to each of which ``max_active`` and ``drain`` apply by
             itself; instances are admitted to one of them.
         device: Where rows are fed; None: where instances have them.
@@ -130,7 +131,7 @@ class ControllerState:
         if max_active < 1:
             raise ValueError(f"max_active={max_active}: give 1 or more")
         self._wiring, self._arena, self._router = wiring, wiring.arena, router
-        self._max_active, self._ramp, self._drain = max_active, ramp, drain
+        self._max_active, self._ramp, self.whole = max_active, ramp, drain
         self._device = device
         self._pending = np.zeros(64, np.int64)
         self.trained = finished
@@ -175,7 +176,7 @@ class ControllerState:
 
     def want(self) -> int:
         """How many more instances may be admitted now; 0 while there is room for a few only."""
-        if self._drain and self.active:
+        if self.whole and self.active:
             return 0
         if self._holding and self.active:
             return 0
@@ -186,7 +187,7 @@ class ControllerState:
     def want_of(self, copy: int) -> int:
         """``want`` of one copy."""
         active = int(self.active_of[copy])
-        if not self.open[copy] or (active and (self._drain or self._holds(copy))):
+        if not self.open[copy] or (active and (self.whole or self._holds(copy))):
             return 0
         limit = self.limit
         room = limit - active

@@ -21,6 +21,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from geartrain.errors import DataError
+
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,6 +55,14 @@ def as_column(array: object) -> NDArray[Any]:
     return column
 
 
+def stopped(where: str) -> DataError:
+    """What a ``StopIteration`` is that came out of an item: it would end an epoch silently."""
+    return DataError(
+        f"{where} raised StopIteration, which would pass for the end of the data; next(...) in it "
+        "has found nothing: give it a default, or catch StopIteration there"
+    )
+
+
 @final
 class InOrder(Iterator[Any]):
     """Items of a list in some order, which may be looked at before they are taken.
@@ -69,7 +79,11 @@ class InOrder(Iterator[Any]):
         if self._at >= len(self._order):
             raise StopIteration
         self._at += 1
-        return self.items[int(self._order[self._at - 1])]
+        place = int(self._order[self._at - 1])
+        try:
+            return self.items[place]
+        except StopIteration as error:
+            raise stopped(f"item {place} of a {type(self.items).__name__}") from error
 
     def places(self, n: int) -> Sequence[int] | NDArray[np.int64]:
         """Where the next n items are, or as many as are left."""

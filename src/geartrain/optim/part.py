@@ -330,7 +330,7 @@ class PartState(AbstractWeights):
 
     def step_if_due(self, progress: int) -> StepTaken | None:
         """Take a step if one is due."""
-        return self._step(progress, flush=False) if self.due() else None
+        return self._step(progress) if self.due() else None
 
     def step(self, progress: int) -> StepTaken | None:
         """Take an optimiser step with the gradient so far; None if there is none.
@@ -348,7 +348,7 @@ class PartState(AbstractWeights):
             self._seeing.rest()
         return taken
 
-    def _step(self, progress: int, *, flush: bool) -> StepTaken | None:
+    def _step(self, progress: int, *, flush: bool = False) -> StepTaken | None:
         self._verdicts.look()
         with nullcontext() if self.meeting is None else self.meeting.taking():
             self.absorb_shares()

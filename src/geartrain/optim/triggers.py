@@ -119,10 +119,8 @@ class Rows(AbstractTrigger):
         return max(so_far.rows, self._wanted(so_far))
 
     def delay(self, so_far: Counts, outstanding: int, each: int) -> int:
-        each = each or self.n
-        first = -(-max(self._wanted(so_far) - so_far.rows, 1) // each)
-        more = outstanding - first
-        return 0 if more < 0 else 1 + more // -(-self.n // each)
+        rows = so_far.over + so_far.rows + outstanding * each
+        return min(rows // self.n, outstanding)  # a message makes one update at most
 
 
 @final

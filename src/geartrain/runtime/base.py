@@ -57,6 +57,8 @@ class AbstractDoor(Protocol):
 
     packer: Packer
     one_by_one: bool
+    whole: bool
+    """Whether all that are wanted go in together: a minibatch, which nothing cuts."""
 
     def want(self) -> int: ...
 
@@ -98,7 +100,8 @@ class Feeder(AbstractFeeder):
     Args:
         instances: Pulled one by one.
         on_bad: ``raise`` on an instance that is refused, or ``skip`` it: counted and logged.
-        limit: Most instances to pull, or None.
+        limit: Most instances to pull, or None. Where minibatches go in whole, one that has been
+            begun is filled all the same.
     """
 
     def __init__(
@@ -120,46 +123,54 @@ class Feeder(AbstractFeeder):
         Raises:
             DataError: An instance is refused and the policy is to raise.
         """
-        while not self.exhausted and (n := door.want()):
-            if door.one_by_one:
-                n = 1
-            else:
-                packed = self._take_packed(n, door.packer)
-                if packed is not None:
-                    return door.admit(packed)
-            batch = self._take(n)
-            if not batch:
-                continue  # the source has ended, or all of them were skipped
-            try:
-                return door.admit(batch)
-            except DataError:
-                if self._on_bad == "raise":
-                    raise
-                good = self._admit_singly(door, batch)
-                if good is not None:
-                    return good
-        return None
+        fed, admitted = Outbox(), 0
+        wanted = 0 if self.exhausted else door.want()
+        while admitted < wanted and self._goes_on(door, begun=admitted > 0):
+            n = wanted - admitted
+            if self._left is not None and not door.whole:
+                n = min(n, self._left)
+            admitted += self._feed_some(door, n, fed)
+            if admitted and not door.whole:
+                break
+        self.exhausted |= self._left is not None and self._left <= 0
+        return fed if admitted else None
 
-    def _take_packed(self, n: int, packer: Packer) -> Packed | None:
-        """Up to n instances of a list; None where they are to be taken one by one."""
-        if self._block is None:
-            return None
-        packed = self._block.take(n if self._left is None else min(n, self._left), packer)
-        if packed is not None:
-            self.taken += len(packed)
-            if self._left is not None:
-                self._left -= len(packed)
-                self.exhausted = self._left == 0
-        return packed
+    def _goes_on(self, door: AbstractDoor, *, begun: bool) -> bool:
+        """Whether more may be pulled for what is admitted together."""
+        if self.source_ended:
+            return False
+        if begun and door.whole:
+            return not self.exhausted or self._block is not None  # what is in memory makes it whole
+        return not self.exhausted and (self._left is None or self._left > 0)
+
+    def _feed_some(self, door: AbstractDoor, n: int, fed: Outbox) -> int:
+        """Pull up to n instances, and admit those that are good; returns how many were."""
+        if door.one_by_one:
+            n = 1
+        elif self._block is not None and (packed := self._block.take(n, door.packer)) is not None:
+            self._count(len(packed))
+            fed.add(door.admit(packed))
+            return len(packed)
+        batch = self._take(n)
+        if not batch:
+            return 0  # the source has ended, or all of them were skipped
+        try:
+            fed.add(door.admit(batch))
+        except DataError:
+            if self._on_bad == "raise":
+                raise
+            return self._admit_singly(door, batch, fed)
+        return len(batch)
+
+    def _count(self, taken: int) -> None:
+        self.taken += taken
+        if self._left is not None:
+            self._left -= taken
 
     def _take(self, n: int) -> list[Instance]:
-        if self._left is not None:
-            n = min(n, self._left)
         if self._block is not None and self._block.loose:
             n = min(n, self._block.loose)
             self._block.loose -= n
-        if self._left is not None:
-            self._left -= n
         batch: list[Instance] = []
         for _ in range(n):
             try:
@@ -167,7 +178,8 @@ class Feeder(AbstractFeeder):
             except DataError as error:
                 if self._on_bad == "raise":
                     raise
-                self.taken, self.skipped = self.taken + 1, self.skipped + 1
+                self._count(1)
+                self.skipped += 1
                 log.warning("skipped: %s", error)
                 continue
             if instance is _END:
@@ -179,27 +191,19 @@ class Feeder(AbstractFeeder):
                     "pass convert=... to turn yours into them"
                 )
             batch.append(instance)
-        if self._left == 0:
-            self.exhausted = True
-        self.taken += len(batch)
+        self._count(len(batch))
         return batch
 
-    def _admit_singly(self, door: AbstractDoor, batch: list[Instance]) -> Outbox | None:
-        merged: Outbox | None = None
+    def _admit_singly(self, door: AbstractDoor, batch: list[Instance], fed: Outbox) -> int:
+        admitted = 0
         for instance in batch:
             try:
-                out = door.admit([instance])
+                fed.add(door.admit([instance]))
+                admitted += 1
             except DataError as error:
                 self.skipped += 1
                 log.warning("skipped: %s", error)
-                continue
-            if merged is None:
-                merged = out
-            else:
-                merged.deliveries += out.deliveries
-                merged.answered += out.answered
-                merged.spawned += out.spawned
-        return merged
+        return admitted
 
 
 @final

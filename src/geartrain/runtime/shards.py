@@ -26,16 +26,17 @@ Shard: TypeAlias = Callable[[int, int], Iterator[Instance]]
 
 @final
 class CopyDoor:
-    """The controller, for one copy; never asks for more than ``left``."""
+    """The controller, for so many instances that one copy wants."""
 
-    def __init__(self, controller: ControllerState, copy: int, left: int | None) -> None:
-        self._controller, self._copy, self._left = controller, copy, left
+    def __init__(
+        self, controller: ControllerState, copy: int, wanted: int, *, whole: bool = False
+    ) -> None:
+        self._controller, self._copy, self._wanted = controller, copy, wanted
         self.packer: Packer = controller.packer
-        self.one_by_one = controller.one_by_one
+        self.one_by_one, self.whole = controller.one_by_one, whole
 
     def want(self) -> int:
-        n = self._controller.want_of(self._copy)
-        return n if self._left is None else min(n, self._left)
+        return self._wanted
 
     def admit(self, instances: Sequence[Instance] | Packed) -> Outbox:
         return self._controller.admit(instances, self._copy)
@@ -49,8 +50,10 @@ class ShardFeeder(AbstractFeeder):
         shard: Gives a copy its instances.
         lengths: Instances of each shard, one or more.
         positions: How many each copy has taken before; counted on here.
-        limit: Instances to take by all together.
-        total: Whether the end of this pass is that of the data.
+        limit: Instances to take by all together; where minibatches go in whole, one that has been
+            begun is filled all the same.
+        ends: Whether the end of this pass is that of the data.
+        beyond: Instances that the epoch has beyond the limit, and that may fill a minibatch.
         on_bad: As for ``Feeder``.
     """
 
@@ -62,10 +65,12 @@ class ShardFeeder(AbstractFeeder):
         limit: int,
         *,
         ends: bool,
+        beyond: int = 0,
         on_bad: OnBadInstance = "raise",
     ) -> None:
         self._shard, self._lengths, self._positions = shard, lengths, positions
         self._left, self._ends, self._on_bad = limit, ends, on_bad
+        self._beyond = beyond
         self._feeders = [self._lap(k) for k in range(len(lengths))]
         self._close_if_done()
 
@@ -80,21 +85,31 @@ class ShardFeeder(AbstractFeeder):
 
     def _feed(self, k: int, controller: ControllerState) -> Outbox | None:
         """For one copy; goes on to the next lap where a shard ends."""
-        while not self.exhausted and controller.want_of(k):
+        fed, admitted = Outbox(), 0
+        wanted, whole = controller.want_of(k), controller.whole
+        while admitted < wanted and not self.source_ended and not (self.exhausted and not admitted):
+            n = min(wanted - admitted, self._left + self._beyond if whole else self._left)
             feeder = self._feeders[k]
-            before, skipped = feeder.taken, feeder.skipped
-            out = feeder.feed(CopyDoor(controller, k, self._left))
-            taken = feeder.taken - before
-            self._positions[k] += taken
-            self.taken += taken
-            self.skipped += feeder.skipped - skipped
-            self._left -= taken
-            self._close_if_done()
+            taken, skipped, good = feeder.taken, feeder.skipped, 0
+            out = feeder.feed(CopyDoor(controller, k, n))
+            taken, skipped = feeder.taken - taken, feeder.skipped - skipped
+            if out is not None:
+                fed.add(out)
+                good = taken - skipped
+            admitted += good
+            self._count(k, taken, skipped)
             if feeder.exhausted:
                 self._feeders[k] = self._lap(k)
-            if out is not None:
-                return out
-        return None
+            if admitted and not whole:
+                break
+        return fed if admitted else None
+
+    def _count(self, k: int, taken: int, skipped: int) -> None:
+        self._positions[k] += taken
+        self.taken += taken
+        self.skipped += skipped
+        self._left -= taken
+        self._close_if_done()
 
     def _lap(self, k: int) -> Feeder:
         return Feeder(self._shard(k, self._positions[k] % self._lengths[k]), self._on_bad)
@@ -102,7 +117,7 @@ class ShardFeeder(AbstractFeeder):
     def _close_if_done(self) -> None:
         if self._left <= 0:
             self.exhausted = True
-            self.source_ended = self._ends
+            self.source_ended = self._ends or 0 < self._beyond <= -self._left
 
 
 @final
@@ -132,7 +147,8 @@ class PullFeeder(AbstractFeeder):
         controller, feeder = engine.controller, self._feeder
         for k in range(controller.copies):
             before = feeder.taken
-            out = feeder.feed(CopyDoor(controller, k, None)) if controller.want_of(k) else None
+            door = CopyDoor(controller, k, controller.want_of(k), whole=controller.whole)
+            out = feeder.feed(door)
             self._positions[k] += feeder.taken - before
             self.taken, self.skipped = feeder.taken, feeder.skipped
             self.exhausted, self.source_ended = feeder.exhausted, feeder.source_ended

@@ -267,6 +267,7 @@ class Session:
         feeder = Feeder(source.epoch(0), "raise")
         watch = Observer(self.instruments, "predict", 0, 0, source.length, self.parts, 0.0)
         self._run(engine, feeder, watch)
+        source.require_whole(feeder.taken, "the data to predict")
         outputs = {
             name: _by_instance(collected, feeder.taken)
             for name, collected in engine.collected().items()
@@ -320,7 +321,7 @@ class Session:
         if self._replicas is not None:
             load_replicas(self._replicas, checkpoint.tensors, document, weights_only, str(path))
         if position is not None:
-            self._position = position
+            self._position, self._met = position, position.trained
             self._engine, self._plain, self._memories = None, None, memories
             load_random_state(document["random"])
 
@@ -513,6 +514,7 @@ class Session:
                 self.instruments, "evaluate", epoch, epochs, source.length, self.parts, began
             )
             seconds = self._run(engine, feeder, watch)
+        source.require_whole(feeder.taken, "an evaluation")
         return Evaluation(means_of(engine.sums()), feeder.taken - feeder.skipped, seconds)
 
     def _require_metric(self, until: Target | None) -> None:
@@ -542,7 +544,7 @@ class Session:
         for group in self._groups():
             every = group[0].mixer.every
             trained = self._position.trained
-            due = every is not None and trained % every == 0 and trained != self._met
+            due = every is not None and trained // every > self._met // every
             if now or due:
                 group[0].mixer.mix(group)
         self._met = self._position.trained
