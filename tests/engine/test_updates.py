@@ -21,15 +21,20 @@ from geartrain.engine.worker import Firing
 from geartrain.optim.rules import Rules
 from geartrain.runtime.base import AbstractRuntime
 
-N = 50
+N = 40
 SGD = partial(torch.optim.SGD, lr=1e-3)
+SLOW = pytest.mark.slow
 ORDERS = {
-    "simulated, 1 in flight": (1, lambda: gt.Simulated(1)),
-    "simulated, 7 in flight": (7, lambda: gt.Simulated(1)),
-    "simulated, 64 in flight": (64, lambda: gt.Simulated(1)),
-    "3 simulated workers": (64, lambda: gt.Simulated(3, seed=1, jitter=0.7)),
-    "threads, 7 in flight": (7, lambda: gt.Threads(2, kernel_threads=1)),
-    "threads, 64 in flight": (64, lambda: gt.Threads(3, kernel_threads=1)),
+    "7 in flight": (7, lambda: gt.Simulated(1)),
+    "64 in flight": (64, lambda: gt.Simulated(1)),
+    "64 on threads": (64, lambda: gt.Threads(3, kernel_threads=1)),
+}
+MORE = {
+    "1 in flight": (1, lambda: gt.Simulated(1)),
+    "1 on threads": (1, lambda: gt.Threads(2, kernel_threads=1)),
+    "7 on threads": (7, lambda: gt.Threads(2, kernel_threads=1)),
+    "64 in flight, 3 workers": (64, lambda: gt.Simulated(3, seed=1, jitter=0.7)),
+    "256 in flight": (256, lambda: gt.Simulated(1)),
 }
 
 
@@ -55,13 +60,13 @@ def trained(
     return steps, session, fit
 
 
-@pytest.fixture(params=ORDERS)
+@pytest.fixture(params=[*ORDERS, *(pytest.param(name, marks=SLOW) for name in MORE)])
 def order(request) -> tuple[int, AbstractRuntime]:
-    in_flight, make = ORDERS[request.param]
+    in_flight, make = (ORDERS | MORE)[request.param]
     return in_flight, make()
 
 
-@pytest.mark.parametrize("n", [1, 8, 20])
+@pytest.mark.parametrize("n", [8, pytest.param(1, marks=SLOW), pytest.param(20, marks=SLOW)])
 @pytest.mark.parametrize("name", KINDS)
 def test_an_update_of_instances_is_of_that_many(name, n, order):
     kind = KINDS[name](N)
@@ -74,7 +79,7 @@ def test_an_update_of_instances_is_of_that_many(name, n, order):
             assert steps.of(part) == cut(rows, n)
 
 
-@pytest.mark.parametrize("n", [1, 7, 50])
+@pytest.mark.parametrize("n", [7, pytest.param(1, marks=SLOW), pytest.param(50, marks=SLOW)])
 @pytest.mark.parametrize("name", KINDS)
 def test_an_update_of_rows_is_of_that_many_and_bundles_even_out(name, n, order):
     kind = KINDS[name](N)
@@ -94,7 +99,7 @@ def test_an_update_of_rows_is_of_that_many_and_bundles_even_out(name, n, order):
             assert last < n + largest
 
 
-@pytest.mark.parametrize("n", [1, 6])
+@pytest.mark.parametrize("n", [6, pytest.param(1, marks=SLOW)])
 @pytest.mark.parametrize("name", KINDS)
 def test_an_update_of_messages_is_of_that_many(name, n, order):
     kind = KINDS[name](N)
@@ -106,6 +111,7 @@ def test_an_update_of_messages_is_of_that_many(name, n, order):
             assert steps.of(part) == cut(sizes, n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_what_waits_for_the_flush_is_one_update(name, order):
     kind = KINDS[name](N)
@@ -117,8 +123,17 @@ LANES = [gt.Simulated(3, seed=2, jitter=0.5), gt.Threads(3, kernel_threads=1)]
 IN_LANES = [name for name in KINDS if name != "minibatches"]  # which keep autograd's graph
 
 
-@pytest.mark.parametrize("runtime", LANES, ids=repr)
-@pytest.mark.parametrize("trigger", [gt.Instances(1), gt.Instances(8), gt.Messages(3), gt.Rows(20)])
+@pytest.mark.parametrize("runtime", LANES, ids=["simulated", "threads"])
+@pytest.mark.parametrize(
+    "trigger",
+    [
+        gt.Instances(8),
+        gt.Rows(20),
+        pytest.param(gt.Instances(1), marks=SLOW),
+        pytest.param(gt.Messages(3), marks=SLOW),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("name", IN_LANES)
 def test_lanes_make_as_many_updates_as_one_worker(name, trigger, runtime):
     kind = KINDS[name](N)
@@ -128,7 +143,9 @@ def test_lanes_make_as_many_updates_as_one_worker(name, trigger, runtime):
         visits = [bool(brought) for brought in messages]
         total = {"rows": sum(sizes), "messages": len(sizes), "instances": N}[trigger.unit]
         if all(visits) or trigger.unit != "instances":
-            assert len(steps.of(part)) in (total // trigger.n, -(-total // trigger.n))
+            # What the very last update has too much is lost, where bundles of several lanes meet.
+            least = total // trigger.n - (trigger.unit == "rows" and max(sizes) > 1)
+            assert least <= len(steps.of(part)) <= -(-total // trigger.n)
 
 
 def test_copies_of_a_part_count_the_instances_that_go_to_them():
@@ -192,7 +209,7 @@ class Moves(Quiet):
             self.seen.append(self.weight.detach().clone())
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     many=st.integers(20, 60),
     n=st.integers(1, 12),
@@ -243,8 +260,7 @@ def triggers() -> st.SearchStrategy[object]:
     )
 
 
-@settings(max_examples=120)
-@given(
+MIXED = given(
     name=st.sampled_from([*KINDS]),
     chosen=st.lists(triggers(), min_size=3, max_size=3),
     bound=st.sampled_from([None, None, None, 0, 2]),
@@ -261,10 +277,23 @@ def triggers() -> st.SearchStrategy[object]:
         st.sampled_from([1, 5, 4096]),
     ),
 )
-def test_parts_with_rules_of_their_own_never_wait_for_one_another_in_vain(
-    name, chosen, bound, drain, ramp, order
-):
-    many = 40
+
+
+@settings(max_examples=30)
+@MIXED
+def test_parts_with_rules_of_their_own_never_wait_for_one_another_in_vain(**drawn):
+    train_with_mixed_rules(**drawn)
+
+
+@pytest.mark.slow
+@settings(max_examples=500)
+@MIXED
+def test_parts_with_many_rules_of_their_own_never_wait_for_one_another_in_vain(**drawn):
+    train_with_mixed_rules(**drawn)
+
+
+def train_with_mixed_rules(name, chosen, bound, drain, ramp, order) -> None:
+    many = 30
     kind, steps = KINDS[name](many), Steps()
     parts = make_parts(kind.graph, Rules(optimizer=SGD))
     for part, trigger in zip(parts.values(), chosen, strict=False):
@@ -303,7 +332,7 @@ class Versions(Quiet):
             self.seen += [self.engine.parts["lower"].version] * firing.rows
 
 
-@pytest.mark.parametrize("n", [1, 8, 20])
+@pytest.mark.parametrize("n", [8, pytest.param(1, marks=SLOW), pytest.param(20, marks=SLOW)])
 @pytest.mark.parametrize("in_flight", [1, 7, 64, 256])
 @pytest.mark.parametrize("name", ["one row", "equal bundles"])
 def test_staleness_is_the_updates_between_a_forward_and_the_update_that_it_is_part_of(

@@ -49,6 +49,8 @@ class Instance:
 
 def as_column(array: object) -> NDArray[Any]:
     """Integers as int64, floats as they are."""
+    if isinstance(array, Tensor):
+        array = array.detach()
     column = array if isinstance(array, np.ndarray) else np.asarray(array)
     if column.dtype.kind in "iub" and column.dtype != np.int64:
         return column.astype(np.int64)
