@@ -1,6 +1,6 @@
 """Kinds of messages, with what each instance brings to each part: for tests of updates.
 
-    Kind   graph, instances, and for each part the payload rows of every message of every instance
+Kind   graph, instances, and for each part the payload rows of every message of every instance
 """
 
 from __future__ import annotations

@@ -244,7 +244,9 @@ def test_an_update_is_the_gradient_of_its_cohort_and_of_nobody_else(
     engine = Engine(graph, make_parts(graph, rules), order.settings(), workers)
     watch = Moves(weight.weight)
     one_pass(graph, data, order, engine=engine, watch=watch)
-    gradients = np.arange(many) + (rounds - 1)  # its own row, and one of ones for each further round
+    gradients = np.arange(many) + (
+        rounds - 1
+    )  # its own row, and one of ones for each further round
     moved = [float((a - b)[0, 0]) for a, b in zip(watch.seen, watch.seen[1:], strict=False)]
     assert moved == [float(gradients[i : i + n].sum()) for i in range(0, many - many % n, n)]
 
