@@ -172,8 +172,8 @@ folder = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
 folder.mkdir()
 ages = {"cell": {"mean": 0.5, "max": 1, "histogram": [5, 5]}}
 line = {"event": "EpochEnded", "epoch": 0.5, "epochs": 2, "instances": 150, "seconds": 1.0,
-    "loss": None, "metrics": {}, "valid": {"accuracy": 0.25}, "staleness": ages, "updates": {"cell": 3},
-    "time_s": 1.0}
+    "loss": None, "metrics": {}, "valid": {"accuracy": 0.25}, "staleness": ages,
+    "updates": {"cell": 3}, "time_s": 1.0}
 for each in [{"event": "RunStarted"}] + [line] * %d:
     with open(folder / "metrics.jsonl", "a") as file:
         file.write(json.dumps(each) + "\\n")

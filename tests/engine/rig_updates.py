@@ -51,24 +51,26 @@ def _two_maps(sizes: Sequence[int], **given: bool) -> tuple[gt.Graph, list[gt.In
 
 def one_row(n: int) -> Kind:
     graph, data = _two_maps([1] * n)
-    return Kind(graph, data, dict.fromkeys(("lower", "upper"), [[1]] * n))
+    return Kind(graph, data, {"lower": [[1]] * n, "upper": [[1]] * n})
 
 
 def several_rows(n: int) -> Kind:
     sizes = [1 + i * i % 5 for i in range(n)]
     graph, data = _two_maps(sizes)
-    return Kind(graph, data, dict.fromkeys(("lower", "upper"), [[1] * s for s in sizes]))
+    rows = [[1] * s for s in sizes]
+    return Kind(graph, data, {"lower": rows, "upper": rows})
 
 
 def equal_bundles(n: int) -> Kind:
     graph, data = _two_maps([4] * n, bundle=True)
-    return Kind(graph, data, dict.fromkeys(("lower", "upper"), [[4]] * n))
+    return Kind(graph, data, {"lower": [[4]] * n, "upper": [[4]] * n})
 
 
 def uneven_bundles(n: int) -> Kind:
     sizes = [1 + i * i % 5 for i in range(n)]
     graph, data = _two_maps(sizes, bundle=True)
-    return Kind(graph, data, dict.fromkeys(("lower", "upper"), [[s] for s in sizes]))
+    rows = [[s] for s in sizes]
+    return Kind(graph, data, {"lower": rows, "upper": rows})
 
 
 def loops(n: int) -> Kind:
