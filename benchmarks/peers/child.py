@@ -65,7 +65,12 @@ def ours(request: Request) -> Training:
         **system["session"],
     )
     passes = (session.fit(instances, epochs=n).train_seconds for n in count(1))
-    return Training(len(instances), passes, _versions(geartrain=gt.__version__))
+    return Training(
+        len(instances),
+        passes,
+        _versions(geartrain=gt.__version__),
+        lambda: session.statistics()["versions"],
+    )
 
 
 def baseline(request: Request) -> Training:
@@ -81,18 +86,22 @@ def baseline(request: Request) -> Training:
     )
     epochs = found.train(terms)
     first = next(epochs)  # also tells how many instances there are
+    updates = first.updates
 
     def passes() -> Iterator[float]:
+        nonlocal updates
         yield first.seconds
         before = first.seconds
         for epoch in epochs:
+            updates += epoch.updates
             yield epoch.seconds - before
             before = epoch.seconds
 
     extra = {}
     if found.needs is not None:
         extra = {found.needs: __import__(found.needs).__version__}
-    return Training(int(first.instances), passes(), _versions(**extra))
+    versions = _versions(**extra)
+    return Training(int(first.instances), passes(), versions, lambda: {found.name: updates})
 
 
 def steps(request: Request) -> Training:
@@ -103,8 +112,10 @@ def steps(request: Request) -> Training:
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, betas=(0.9, 0.98), fused=True)
     lists = Lists.of(generate(options["train_size"], request["seed"]))
     random = np.random.default_rng(request["seed"])
+    updates = 0
 
     def passes() -> Iterator[float]:
+        nonlocal updates
         while True:
             begin = time.perf_counter()
             for rows in mixed_batches(lists.length, request["system"]["batch"], random):
@@ -114,9 +125,10 @@ def steps(request: Request) -> Training:
                 F.cross_entropy(scores, lists.label[rows]).backward()
                 nn.utils.clip_grad_norm_(net.parameters(), 1.0)
                 optimizer.step()
+                updates += 1
             yield time.perf_counter() - begin
 
-    return Training(len(lists.label), passes(), _versions())
+    return Training(len(lists.label), passes(), _versions(), lambda: {"steps": updates})
 
 
 def stepped(net: ListRnn, tokens: Tensor, length: Tensor) -> Tensor:

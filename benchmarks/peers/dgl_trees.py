@@ -99,8 +99,10 @@ def answer(request: Request) -> Training | Checked:
         torch.optim.Adagrad(net.embedding.parameters(), lr=0.05),
     )
     random, batch = np.random.default_rng(request["seed"]), request["system"]["batch"]
+    updates = 0
 
     def passes() -> Iterator[float]:
+        nonlocal updates
         while True:
             begin = time.perf_counter()
             order = random.permutation(len(graphs)).tolist()
@@ -112,10 +114,12 @@ def answer(request: Request) -> Training | Checked:
                 ).backward()
                 for optimizer in optimizers:
                     optimizer.step()
+                updates += 1
             yield time.perf_counter() - begin
 
     versions = {"python": platform.python_version(), "torch": torch.__version__}
-    return Training(len(graphs), passes(), versions | {"dgl": dgl.__version__})
+    versions |= {"dgl": dgl.__version__}
+    return Training(len(graphs), passes(), versions, lambda: {"levels": updates})
 
 
 def loss_of(net: TreeLstm, trees: Any) -> Tensor:

@@ -95,8 +95,10 @@ def answer(request: Request) -> Training | Checked:
     trainer = dy.AdagradTrainer(net.model, learning_rate=0.05)
     trainer.set_clip_threshold(0)
     random, batch = np.random.default_rng(request["seed"]), request["system"]["batch"]
+    updates = 0
 
     def passes() -> Iterator[float]:
+        nonlocal updates
         while True:
             begin = time.perf_counter()
             order = random.permutation(len(trees)).tolist()
@@ -105,10 +107,11 @@ def answer(request: Request) -> Training | Checked:
                 loss.value()
                 loss.backward()
                 trainer.update()
+                updates += 1
             yield time.perf_counter() - begin
 
     versions = {"python": platform.python_version(), "dynet": str(dy.__version__)}
-    return Training(len(trees), passes(), versions)
+    return Training(len(trees), passes(), versions, lambda: {"batching": updates})
 
 
 def check(net: TreeLstm, trees: list[dict[str, list[int]]]) -> Checked:

@@ -16,6 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, TypeAlias, final
 
+from geartrain.cli.standings import updates_told
+
 DISTURBED_CORES: Final = 0.1
 """Runs beside which other programs use more than so many cores say little."""
 
@@ -90,21 +92,31 @@ def markdown(document: Document) -> Iterator[str]:
     rounds = rounds_of(document)
     best = set(best_of(document).values())
     unit = document["settings"]["unit"]
-    yield from ("", f"| system | {unit}/s, median | min to max | peak MiB |", "|---|---|---|---|")
+    counted = any(run.get("updates") for s in document["systems"] for run in s["runs"])
+    heads = ["system", f"{unit}/s, median", "min to max", "peak MiB"]
+    heads[3:3] = ["updates a pass"] * counted  # older results have none
+    yield from ("", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|")
     for place, system in enumerate(document["systems"]):
         spread = Spread.of(known(rates_of(system, rounds)))
         name = f"{system['family']}, {system['detail']}"
         if place in best:
             name = f"**{name}**"
         if spread is None:
-            yield f"| {name} | failed: {_failure(system)} | | |"
+            yield f"| {name} | failed: {_failure(system)} | | |" + " |" * counted
             continue
         peak = max(run["peak_mib"] for run in system["runs"] if "peak_mib" in run)
+        updates = f"| {_updates(system)} " if counted else ""
         yield (
             f"| {name} | {spread.median:,.0f} | {spread.low:,.0f} to {spread.high:,.0f} "
-            f"| {peak:,.0f} |"
+            f"{updates}| {peak:,.0f} |"
         )
     yield from ratio_table(document)
+
+
+def _updates(system: Mapping[str, Any]) -> str:
+    """Of a pass, by the last run that has counted them."""
+    counted = [found for run in system["runs"] if (found := run.get("updates"))]
+    return updates_told(counted[-1] if counted else {})
 
 
 def _wrapped(command: str) -> Iterator[str]:

@@ -32,11 +32,13 @@ class Training:
         passes: Trains a pass whenever it is asked for the next one, and gives its seconds; the
             first one warms up.
         versions: Of the packages that matter, by name.
+        updates: Optimiser steps so far by part, warm-up included; None: it is not known.
     """
 
     instances: int
     passes: Iterator[float]
     versions: dict[str, str] = field(default_factory=dict)
+    updates: Callable[[], dict[str, int]] | None = None
 
 
 @final
@@ -64,10 +66,13 @@ def _reply(found: Training | Checked, request: Request) -> dict[str, Any]:
     next(found.passes)
     forget_peak()
     neighbours = Neighbours()
+    before = {} if found.updates is None else found.updates()
     seconds = [next(found.passes) for _ in range(request["repeats"])]
+    after = {} if found.updates is None else found.updates()
     return {
         "instances": found.instances,
         "seconds": seconds,
+        "updates": {part: (n - before[part]) / len(seconds) for part, n in after.items()},
         "peak_mib": peak_mib(),
         "others_cores": neighbours.cores(),
         "versions": found.versions,

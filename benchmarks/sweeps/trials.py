@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from geartrain.cli.standings import EpochOf, Outcome
-from geartrain.cli.train import finite, staleness_over
+from geartrain.cli.train import finite, staleness_over, updates_over
 from geartrain.engine.instrument import EpochEnded
 from geartrain.observe.jsonlog import read_json_log
 from geartrain.train.results import epoch_from_json
@@ -29,7 +29,7 @@ Line = Mapping[str, Any]
 
 SOURCE: Final = Path(__file__).parents[2] / "src"
 _DIGITS: Final = 5
-_KEPT: Final = ("history", "instances", "staleness", "peak_rss_mib")
+_KEPT: Final = ("history", "instances", "updates", "staleness", "peak_rss_mib")
 _TARGET_MISSED: Final = 1  # exit status of geartrain train, its JSON printed
 
 
@@ -122,7 +122,9 @@ def outcome_of(line: Line, label: str) -> Outcome | None:
         )
         for entry, before in zip(history, ends, strict=False)
     ]
-    return Outcome(label, line["seed"], evaluations, line["peak_rss_mib"], line["staleness"])
+    updates = {part: n / ends[-1] for part, n in line.get("updates", {}).items()}
+    found = line["peak_rss_mib"], line["staleness"], updates  # older lines have no updates
+    return Outcome(label, line["seed"], evaluations, *found)
 
 
 def _run(command: Sequence[str], cap_s: float) -> tuple[int | None, str, str]:
@@ -160,6 +162,7 @@ def _what_there_was(run: Path) -> dict[str, Any]:
                 {"epoch": e.epoch, "seconds": e.time_s, "valid": finite(e.valid)} for e in ends
             ],
             "instances": sum(e.instances for e in ends),
+            "updates": updates_over(ends),
             "staleness": staleness_over(ends),
             "peak_rss_mib": None,
         }

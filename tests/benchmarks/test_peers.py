@@ -85,6 +85,22 @@ def test_the_table_tells_rates_memory_and_ratios_of_the_best(document: Document)
     assert "a processor, 2 cores, Python 3.11, torch 2; 3 rounds" in lines
 
 
+def test_updates_stand_beside_the_rates_where_they_were_counted(document: Document) -> None:
+    for part in document["systems"][:2]:
+        for run in part["runs"]:
+            run["updates"] = {"cell": 20.0, "readout": 21.0}
+    for run in document["systems"][2]["runs"]:
+        run["updates"] = {"level": 4.0}
+    broken = {**system("DGL", "dgl", "25"), "runs": [{"round": 1, "error": "no dgl"}]}
+    document["systems"].append(broken)
+    lines = list(markdown(document))
+    assert "| system | trees/s, median | min to max | updates a pass | peak MiB |" in lines
+    assert "| **geartrain, 256 in flight, 2 workers** | 200 | 100 to 250 | 20 to 21 | 30 |" in lines
+    assert "| **levels, 25** | 50 | 50 to 50 | 4 | 30 |" in lines
+    assert "| levels, 100 | 50 | 25 to 100 | - | 30 |" in lines
+    assert "| DGL, 25 | failed: no dgl | | | |" in lines
+
+
 def test_a_system_that_failed_is_in_the_table_with_its_reason(document: Document) -> None:
     broken = system("DGL", "dgl", "25")
     broken["runs"] = [{"round": 1, "error": "ImportError: no dgl"}]

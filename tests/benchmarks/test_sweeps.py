@@ -48,7 +48,7 @@ class Stub:
         ages = {"cell": {"mean": point.max_active / 10, "max": point.max_active}}
         return {
             **line, "outcome": "done", "history": history, "instances": 100 * at,
-            "staleness": ages, "peak_rss_mib": 300.0,
+            "staleness": ages, "peak_rss_mib": 300.0, "updates": {"cell": 30 * at, "out": 31 * at},
         }  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def test_every_setting_is_tried_once_for_every_seed(tmp_path: Path, capsys) -> N
     for axis in ("max_active, with update_every=100, replicas=1:", "replicas, with max_active=256"):
         assert axis in table
     (row,) = [line for line in table.splitlines() if line.startswith("| 16 |")]
-    assert "| 1,600 |" in row  # instances/s
+    assert "| 1,600 | 30 to 31 |" in row  # instances/s, updates an epoch
     assert "| 0.50 |" in row  # epochs to the target
     assert "| 2/2 |" in row
     assert "70.5% (70.0%..71.0%)" in row
@@ -172,8 +172,8 @@ folder = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
 folder.mkdir()
 ages = {"cell": {"mean": 0.5, "max": 1, "histogram": [5, 5]}}
 line = {"event": "EpochEnded", "epoch": 0.5, "epochs": 2, "instances": 150, "seconds": 1.0,
-    "loss": None, "metrics": {}, "valid": {"accuracy": 0.25}, "staleness": ages, "updates": {},
-    "time_s": 1.0}
+    "loss": None, "metrics": {}, "valid": {"accuracy": 0.25}, "staleness": ages,
+    "updates": {"cell": 3}, "time_s": 1.0}
 for each in [{"event": "RunStarted"}] + [line] * %d:
     with open(folder / "metrics.jsonl", "a") as file:
         file.write(json.dumps(each) + "\\n")
@@ -207,7 +207,7 @@ def test_a_trial_at_its_cap_keeps_what_its_log_says(
     assert ("history" in line) == bool(evaluations)
     if evaluations:
         assert line["history"] == [{"epoch": 0.5, "seconds": 1.0, "valid": {"accuracy": 0.25}}]
-        assert line["instances"] == 150
+        assert line["instances"] == 150 and line["updates"] == {"cell": 3}
         assert line["staleness"] == {"cell": {"mean": 0.5, "max": 1}}
 
 

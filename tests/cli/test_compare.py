@@ -29,9 +29,10 @@ LISTS += ("--option", "hidden=8")
 ROW = {
     "system", "what", "batch", "seeds", "reached", "epochs", "instances_per_second",
     "seconds_to_target", "epochs_to_target", "valid", "peak_rss_mib", "spread", "staleness",
+    "updates_per_epoch",
 }  # fmt: skip
 TIMED = {"instances_per_second", "seconds_to_target", "epochs_to_target", "peak_rss_mib", "valid"}
-TIMED |= {"staleness"}
+TIMED |= {"staleness", "updates_per_epoch"}
 
 
 def settings(recipe: str = "listreduce", **given: object) -> Settings:
@@ -70,6 +71,8 @@ def test_a_row_for_each_system_in_the_order_that_was_asked_for(missed) -> None:
         assert row["spread"]["valid"]["accuracy"] == [row["valid"]["accuracy"]] * 2
     assert set(rows[0]["staleness"]) == {"cell"}
     assert rows[1]["staleness"] == {}
+    # 300 lists: ours and the synchronous one in updates of 100, the baseline in batches of 50.
+    assert [row["updates_per_epoch"] for row in rows] == [{"cell": 3}, {"mixed": 6}, {"cell": 3}]
 
 
 def test_drained_after_every_minibatch_no_gradient_is_stale(missed) -> None:
@@ -104,7 +107,7 @@ def test_the_folder_gets_the_json_every_run_and_the_figure(missed) -> None:
         ("ours", 0, 2), ("mixed:50", 0, 2), ("ours-sync", 0, 2)
     ]  # fmt: skip
     page = (out / "compare.md").read_text()
-    assert "| system | inst./s |" in page
+    assert "| system | inst./s | updates an epoch |" in page
     assert all(f"\n| {system} | " in page for system in ("ours", "mixed:50", "ours-sync"))
     assert "- mixed:50: " in page
     assert "hidden=8" in page
@@ -173,7 +176,7 @@ def test_an_interrupt_says_where_the_trials_that_had_ended_are(
     pytest.importorskip("matplotlib")
     ended = [
         {"epoch": 1, "seconds": 1.0, "instances": 300, "valid": {"accuracy": 0.5}},
-        {"peak_rss_mib": 100.0, "staleness": {}},
+        {"peak_rss_mib": 100.0, "staleness": {}, "updates": {"cell": 3.0}},
     ]
 
     def lines(plan: object, trial: Trial, called: str) -> Iterator[dict[str, object]]:
@@ -290,7 +293,7 @@ def test_every_tree_baseline_trains_in_a_trial(system: str, trees: Path, capsys)
     assert {e["instances"] for e in epochs} == {4}
     assert epochs[0]["seconds"] < epochs[1]["seconds"]
     assert set(epochs[1]["valid"]) == {"all", "root"}
-    assert end["staleness"] == {}
+    assert end["staleness"] == {} and [*end["updates"].values()] == [2]
     assert end["peak_rss_mib"] > 50
 
 

@@ -63,6 +63,22 @@ def test_a_missed_target_counts_as_infinitely_late(misses: int, median: float | 
     assert row["spread"]["seconds_to_target"] == [2.0, None]
 
 
+def test_updates_are_medians_over_the_seeds_and_a_column_where_anybody_has_counted() -> None:
+    counted = [
+        replace(outcome(0.9, seed=k), updates={"cell": n, "readout": n + 1.0})
+        for k, n in enumerate((10.0, 12.0, 20.0))
+    ]
+    row = row_of(OURS, counted, TARGET)
+    assert row["updates_per_epoch"] == {"cell": 12, "readout": 13}
+    assert row["spread"]["updates_per_epoch"] == {"cell": [10, 20], "readout": [11, 21]}
+    other = row_of(OURS, [outcome(0.9)], TARGET)
+    head, _, first, second = markdown_of([row, other], TARGET)
+    assert head.startswith("| system | inst./s | updates an epoch | to accuracy")
+    assert first.split(" | ")[2] == "12 to 13" and second.split(" | ")[2] == "-"
+    assert "updates" not in markdown_of([other], TARGET)[0]
+    assert table_of([row], TARGET).columns[2].header == "updates an epoch"
+
+
 def test_staleness_is_medians_over_the_seeds_with_least_and_most() -> None:
     row = row_of(OURS, [outcome(0.9, age=a) for a in (1.0, 2.0, 4.0)], TARGET)
     assert row["staleness"] == {"cell": {"mean": 2.0, "max": 6}}

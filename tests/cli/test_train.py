@@ -24,7 +24,7 @@ SMALL_LISTS += ("--option", "hidden=8", "--runtime", "simulated", "--epochs", "2
 FIELDS = {
     "recipe", "runtime", "workers", "max_active", "update_every", "replicas", "seed", "epochs",
     "instances", "train_seconds", "instances_per_second", "valid", "history", "reached",
-    "staleness", "peak_rss_mib", "precision", "device", "topology", "mixer",
+    "staleness", "updates", "peak_rss_mib", "precision", "device", "topology", "mixer",
 }  # fmt: skip
 
 
@@ -46,6 +46,7 @@ def test_the_last_line_is_the_json_of_the_run_and_the_rest_goes_to_standard_erro
     assert result["history"][0]["seconds"] < result["train_seconds"]
     assert result["reached"] is None
     assert set(result["staleness"]) == {"cell"}
+    assert result["updates"] == {"cell": 2 * 3}  # 300 lists in updates of 100
     assert all(set(part) == {"mean", "max"} for part in result["staleness"].values())
     assert result["peak_rss_mib"] > 10
     assert "epoch 2/2" in done.err
@@ -481,7 +482,7 @@ def test_copies_of_the_bottleneck_train_resume_and_are_evaluated(geartrain, tmp_
     (folder / "config.json").write_text(json.dumps(config))
     resumed = geartrain("train", "listreduce", "--out", folder, "--resume", "--json")
     assert resumed.status == 0
-    same = "valid", "history", "instances", "replicas", "staleness"
+    same = "valid", "history", "instances", "replicas", "staleness", "updates"
     assert [resumed.json[name] for name in same] == [whole.json[name] for name in same]
     found = geartrain("evaluate", folder, "--json")
     assert found.json["metrics"]["loss"] == pytest.approx(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import geartrain.nn  # noqa: F401 - registers the kernels
 from geartrain.engine.engine import Engine, Settings, make_parts
+from geartrain.ir.columns import Columns
 from geartrain.ir.graph import Graph
 from geartrain.ir.instance import Instance
 from geartrain.ir.message import Backward, Forward, address
@@ -362,3 +363,40 @@ def test_kept_graphs_survive_the_steps_of_many_instances_in_flight():
     order = Order(workers=2, policy="random", jitter=0.5, max_active=20)
     outcome = one_pass(model.graph, model.data, order, rules=rules)
     assert max(len(p.take_histogram()) for p in outcome.parts.values()) > 3
+
+
+def asking(given: Instance) -> Instance:
+    """The same instance, whose rows were made by something that may still be differentiated."""
+
+    def made(rows: Tensor) -> Tensor:
+        return rows.clone().requires_grad_() * 1 if rows.is_floating_point() else rows
+
+    inputs = {
+        name: (made(rows[0]), rows[1]) if isinstance(rows, tuple) else made(rows)
+        for name, rows in given.inputs.items()
+    }
+    return Instance(inputs, given.vertex, given.edge, given.value)
+
+
+@pytest.mark.parametrize("keep", ["auto", "inputs", "graph"])
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_that_require_a_gradient_are_data_like_any_other(name, keep):
+    found = []
+    for change in (asking, lambda given: given):
+        model = MODELS[name](keep=keep)
+        rules = Rules(optimizer=SGD, update_every=Instances(3))
+        for train in (True, False):
+            one_pass(model.graph, map(change, model.data), rules=rules, train=train)
+        found.append(weights_of(model.modules))
+    assert all(torch.equal(found[0][key], weight) for key, weight in found[1].items())
+
+
+def test_columns_that_require_a_gradient_are_data_like_any_other():
+    weight = nn.Linear(2, 1).double()
+    graph = Graph(vertex=("aim",))
+    graph.input("x").through(weight, name="map").loss(lambda y, aim: (y[:, 0] - aim) ** 2, "aim")
+    rows, aims = torch.ones(4, 2).double().requires_grad_(), torch.ones(4).requires_grad_() * 2
+    data = Columns([1, 3], {"x": rows * 2}, {"aim": aims})
+    accumulate(graph, data)
+    accumulate(graph, list(data))
+    assert rows.grad is None

@@ -24,7 +24,7 @@ class Desk:
         self.got: list[tuple[int, object]] = []
         self.controller = self
         self.packer = self
-        self.one_by_one = False
+        self.one_by_one = self.whole = False
 
     def pack(self, instances):
         raise ValueError("one by one")

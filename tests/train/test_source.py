@@ -180,3 +180,90 @@ def test_data_that_end_before_the_place_to_go_on_from_are_refused(data) -> None:
         gt.DataError, match=f"{length + 1} instances of this epoch .* the data have"
     ):
         source.epoch(1, length + 1)
+
+
+class Stopping(Dataset):
+    """Its 59th item asks an iterator that has nothing left."""
+
+    def __len__(self) -> int:
+        return 300
+
+    def __getitem__(self, i: int) -> gt.Instance:
+        return next(iter([gt.Instance({"x": torch.zeros(1, 2)})] if i != 58 else []))
+
+
+class Short:
+    """Says that it has 300 instances, and gives 58."""
+
+    def __len__(self) -> int:
+        return 300
+
+    def __iter__(self):
+        return iter([gt.Instance({"x": torch.zeros(1, 2)})] * 58)
+
+
+def session(**given) -> gt.Session:
+    graph = gt.Graph()
+    graph.input("x").through(torch.nn.Linear(2, 1), name="map").loss(lambda y: y.square().sum(1))
+    return gt.Session(graph, shuffle=False, **given)
+
+
+class ShortStream(IterableDataset):
+    def __len__(self) -> int:
+        return 300
+
+    def __iter__(self):
+        return iter(Short())
+
+
+class Calling:
+    """An instance's key that has nothing left to give."""
+
+    def __call__(self, i: int) -> object:
+        return next(iter([i] if i != 58 else []))
+
+
+LENGTHS = np.ones(300, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("data", "convert", "named"),
+    [
+        (Stopping(), None, r"Stopping.__getitem__\(58\) raised StopIteration"),
+        (list(range(300)), lambda i: Stopping()[i], r"<lambda>\(58\) raised StopIteration"),
+        (
+            gt.Columns(LENGTHS, {"x": torch.zeros(300, 2)}, called=Calling()),
+            None,
+            "item 58 of a Columns raised StopIteration",
+        ),
+        (Short(), None, "ended after 58 of 300 instances, which is the length that the Short has"),
+        (
+            DataLoader(ShortStream(), batch_size=7, collate_fn=list),
+            None,
+            "ended after 58 of 300 instances",
+        ),
+    ],
+    ids=["item", "convert", "key", "iterable", "loader"],
+)
+@pytest.mark.parametrize("use", ["fit", "evaluate", "predict"])
+def test_nothing_ends_an_epoch_before_its_length(data, convert, named, use):
+    made = session(convert=convert)
+    with pytest.raises(gt.DataError, match=named):
+        made.fit(data, epochs=1) if use == "fit" else getattr(made, use)(data)
+
+
+def test_an_item_that_stops_may_be_skipped_and_the_others_are_trained() -> None:
+    fit = session(on_bad="skip").fit(Stopping(), epochs=1)
+    assert (fit.instances, fit.skipped) == (299, 1)
+
+
+def test_copies_do_not_begin_their_shards_anew_where_an_item_stops() -> None:
+    made = session(replicas=gt.Neighbours(copies=2), runtime=gt.Simulated(2))
+    with pytest.raises(gt.DataError, match=r"__getitem__\(58\) raised StopIteration"):
+        made.fit(Stopping(), epochs=1)
+
+
+def test_batches_of_unknown_sizes_have_no_length() -> None:
+    batches = [[0, 1, 2], [3], [4, 5, 6, 7, 8, 9]]
+    source = Source(DataLoader(Numbers(10), batch_sampler=batches, collate_fn=list))
+    assert source.length is None and taken(source) == list(range(10))

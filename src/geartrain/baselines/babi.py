@@ -174,6 +174,7 @@ def train(terms: Terms, form: Form, rate: float | None = None) -> Iterator[Epoch
             seconds=seconds,
             instances=len(stretch),
             loss=loss_sum / len(stretch),
+            updates=len(stretch.batches),
             valid={"accuracy": share_right(net, held, truth)},
         )
 

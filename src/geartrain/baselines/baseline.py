@@ -55,6 +55,7 @@ class Epoch:
         seconds: Training so far, collation included, without validation.
         instances: Trained meanwhile, as the recipe counts them.
         loss: Mean training loss meanwhile.
+        updates: Optimiser steps meanwhile.
         valid: Metrics of the validation, those of the recipe among them.
     """
 
@@ -62,6 +63,7 @@ class Epoch:
     seconds: float
     instances: float
     loss: float
+    updates: int
     valid: Mapping[str, float]
 
 

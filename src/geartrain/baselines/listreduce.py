@@ -232,6 +232,7 @@ def train(
                 seconds=seconds,
                 instances=len(stretch),
                 loss=loss_sum / len(stretch),
+                updates=len(stretch.batches),
                 valid=shares_right(net, valid, unseen),
             )
             begin = time.perf_counter()

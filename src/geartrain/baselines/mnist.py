@@ -105,6 +105,7 @@ def train(terms: Terms, plan: Plan = PLAN) -> Iterator[Epoch]:
             seconds=seconds,
             instances=instances * len(stretch) / len(y),
             loss=loss_sum / len(stretch),
+            updates=len(stretch.batches),
             valid={"accuracy": right},
         )
 

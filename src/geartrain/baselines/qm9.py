@@ -100,6 +100,7 @@ def train(terms: Terms, form: Form, rate: float | None = None) -> Iterator[Epoch
             seconds=seconds,
             instances=len(stretch),
             loss=loss_sum / len(stretch),
+            updates=len(stretch.batches),
             valid={"mae": error, "error_ratio": error / CLOSE},
         )
 

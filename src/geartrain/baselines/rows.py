@@ -111,6 +111,7 @@ def train_rows(terms: Terms, plan: Plan, data: Dealt, held: Sequence[Instance]) 
             seconds=seconds,
             instances=len(stretch) * share,
             loss=loss_sum / len(stretch),
+            updates=len(stretch.batches),
             valid=plan.evaluate(held),
         )
 

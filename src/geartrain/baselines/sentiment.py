@@ -438,6 +438,7 @@ def train(
             seconds=seconds,
             instances=len(stretch),
             loss=loss_sum / vertices,
+            updates=len(stretch.batches),
             valid={"all": every, "root": root},
         )
 

@@ -206,7 +206,8 @@ def _try(plan: _Plan, system: System, seed: int) -> Outcome:
             file=sys.stderr,
             flush=True,
         )
-    return Outcome(system.key, seed, evaluations, end["peak_rss_mib"], end["staleness"])
+    found = (end[name] for name in ("peak_rss_mib", "staleness", "updates"))
+    return Outcome(system.key, seed, evaluations, *found)
 
 
 def _lines(plan: _Plan, trial: Trial, called: str) -> Iterator[dict[str, Any]]:

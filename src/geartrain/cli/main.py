@@ -204,9 +204,10 @@ def train(
 
     The JSON has recipe, runtime, workers, max_active, update_every, replicas, topology, mixer,
     precision, device, seed, epochs (trained), instances, train_seconds, instances_per_second,
-    valid, history, reached, staleness, peak_rss_mib, and with copies of the model copies: distance,
-    bytes_per_gradient, letters, letter_staleness, instances of each. Seconds are of training alone,
-    since the run began; epochs are fractions where the run is evaluated within them.
+    valid, history, reached, updates and staleness of every part, peak_rss_mib, and with copies of
+    the model copies: distance, bytes_per_gradient, letters, letter_staleness, instances of each.
+    Seconds are of training alone, since the run began; epochs are fractions where the run is
+    evaluated within them.
     """
     from geartrain.cli import train as command
 
@@ -357,8 +358,8 @@ def compare(
     All get the same data, model size, order and number of kernel threads, seed after seed. Numbers
     are medians over the seeds; a seed that misses the target counts as infinitely late. The JSON
     has rows with system, instances_per_second, seconds_to_target, epochs_to_target, valid,
-    peak_rss_mib, spread (least and most over the seeds) and, for ours, staleness: mean and max of
-    every part.
+    peak_rss_mib, updates_per_epoch of every part, spread (least and most over the seeds) and, for
+    ours, staleness: mean and max of every part.
     """
     from geartrain.cli import compare as command
 

@@ -72,6 +72,7 @@ class Outcome:
         epochs: All evaluations, at least one.
         peak_rss_mib: Of its process.
         staleness: Part to mean and max; empty for baselines.
+        updates: Part to its optimiser steps an epoch; empty where nobody has counted them.
     """
 
     system: str
@@ -79,6 +80,7 @@ class Outcome:
     epochs: Sequence[EpochOf]
     peak_rss_mib: float | None
     staleness: Mapping[str, Mapping[str, float]]
+    updates: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def instances_per_second(self) -> float:
@@ -108,6 +110,7 @@ def row_of(system: System, outcomes: Sequence[Outcome], target: Target) -> dict[
         "peak_rss_mib": [m for o in outcomes if (m := o.peak_rss_mib) is not None] or [math.nan],
     }
     staleness = _staleness([outcome.staleness for outcome in outcomes])
+    updates = {part: [o.updates[part] for o in outcomes] for part in _parts(outcomes)}
     valid = {m: [outcome.epochs[-1].valid[m] for outcome in outcomes] for m in metrics}
     return {
         "system": system.key,
@@ -121,11 +124,13 @@ def row_of(system: System, outcomes: Sequence[Outcome], target: Target) -> dict[
         "spread": {
             **{name: _range(values) for name, values in columns.items()},
             "valid": {m: _range(values) for m, values in valid.items()},
+            "updates_per_epoch": {part: _range(values) for part, values in updates.items()},
             "staleness": {
                 part: {what: _range(values) for what, values in ages.items()}
                 for part, ages in staleness.items()
             },
         },
+        "updates_per_epoch": {part: statistics.median(values) for part, values in updates.items()},
         "staleness": {
             part: {what: statistics.median(values) for what, values in ages.items()}
             for part, ages in staleness.items()
@@ -143,10 +148,11 @@ def table_of(rows: Sequence[Mapping[str, Any]], target: Target) -> Table:
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("system", no_wrap=True)
     metrics = list(rows[0]["valid"])
-    for head in _heads(metrics, target):
+    counted = _counted(rows)
+    for head in _heads(metrics, target, counted=counted):
         table.add_column(head, justify="right")
     for row in rows:
-        table.add_row(row["system"], *_cells(row, metrics))
+        table.add_row(row["system"], *_cells(row, metrics, counted=counted))
     return table
 
 
@@ -161,11 +167,16 @@ def markdown_of(
         first: Over the first column.
     """
     metrics = list(rows[0]["valid"])
-    heads = [first, *_heads(metrics, target), "staleness: mean, max"]
+    counted = _counted(rows)
+    heads = [first, *_heads(metrics, target, counted=counted), "staleness: mean, max"]
     lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 2)}---|"]
     for row in rows:
         stale = "<br>".join(_ages(row)) or "-"
-        cells = [row["system"], *(_flat(cell) for cell in _cells(row, metrics)), stale]
+        cells = [
+            row["system"],
+            *(_flat(cell) for cell in _cells(row, metrics, counted=counted)),
+            stale,
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -179,20 +190,33 @@ def staleness_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _heads(metrics: Sequence[str], target: Target) -> list[str]:
-    return ["inst./s", f"to {target}", "epochs", "reached", *metrics, "peak MiB"]
+def _counted(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether updates were counted in any of them; in older results they were not."""
+    return any(row["updates_per_epoch"] for row in rows)
 
 
-def _cells(row: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
+def _heads(metrics: Sequence[str], target: Target, *, counted: bool) -> list[str]:
+    updates = ["updates an epoch"] * counted
+    return ["inst./s", *updates, f"to {target}", "epochs", "reached", *metrics, "peak MiB"]
+
+
+def _cells(row: Mapping[str, Any], metrics: Sequence[str], *, counted: bool) -> list[str]:
     spread = row["spread"]
     return [
         _cell(row, "instances_per_second", lambda x: rate(x).removesuffix("/s")),
+        *([updates_told(row["updates_per_epoch"])] if counted else ()),
         _cell(row, "seconds_to_target", duration),
         _cell(row, "epochs_to_target", epochs),
         f"{row['reached']}/{row['seeds']}",
         *(_told(row["valid"][m], spread["valid"][m], _as(m)) for m in metrics),
         _cell(row, "peak_rss_mib", lambda x: f"{x:,.0f}"),
     ]
+
+
+def updates_told(updates: Mapping[str, float]) -> str:
+    """Such as ``285``, or ``283 to 285`` where parts differ; ``-`` where nobody has counted."""
+    ends = dict.fromkeys(f"{end(updates.values()):,.0f}" for end in (min, max) if updates)
+    return " to ".join(ends) or "-"
 
 
 def _flat(cell: str) -> str:
@@ -239,6 +263,11 @@ def _staleness(
         part: {what: [seed[part][what] for seed in of_seeds] for what in ("mean", "max")}
         for part in of_seeds[0]
     }
+
+
+def _parts(outcomes: Sequence[Outcome]) -> list[str]:
+    """Whose updates have been counted in all outcomes."""
+    return [part for part in outcomes[0].updates if all(part in o.updates for o in outcomes)]
 
 
 def _range(values: Sequence[float]) -> list[float | None]:

@@ -238,6 +238,7 @@ def result_of(settings: Settings, history: Sequence[EpochEnded]) -> dict[str, An
             {"epoch": e.epoch, "seconds": e.time_s, "valid": finite(e.valid)} for e in history
         ],
         "reached": reached,
+        "updates": updates_over(history),
         "staleness": staleness_over(history),
         "peak_rss_mib": peak_rss_mib(),
     }
@@ -246,6 +247,15 @@ def result_of(settings: Settings, history: Sequence[EpochEnded]) -> dict[str, An
 def finite(values: Mapping[str, float]) -> dict[str, float | None]:
     """With None for what JSON cannot say."""
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def updates_over(history: Sequence[EpochEnded]) -> dict[str, int]:
+    """Optimiser steps of each part, over all epochs."""
+    found: dict[str, int] = {}
+    for epoch in history:
+        for part, steps in epoch.updates.items():
+            found[part] = found.get(part, 0) + steps
+    return found
 
 
 def staleness_over(history: Sequence[EpochEnded]) -> dict[str, dict[str, float]]:

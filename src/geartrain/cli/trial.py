@@ -4,7 +4,7 @@
 
     standard output   {"epoch": 0.5, "seconds": 1.6, "instances": 4272, "valid": {...}}  evaluated
                       {"epoch": 1, "seconds": 3.2, "instances": 4272, "valid": {...}}    again
-                      {"peak_rss_mib": 512.0, "staleness": {...}}                        at the end
+                      {"peak_rss_mib": 512.0, "staleness": {...}, "updates": {...}}      at the end
     standard error    the reason, where the exit status is not 0
 
 ``geartrain compare`` starts it, and reads its lines as they come. The number of kernel threads is
@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
 
 import torch
 import typer
@@ -26,7 +26,7 @@ import typer
 from geartrain.baselines import PEERS, Baseline, Terms
 from geartrain.cli.exits import FAILED, WRONG_USE, fail, preparing, stopped, unforeseen
 from geartrain.cli.settings import Settings
-from geartrain.cli.train import finite, peak_rss_mib, staleness_over
+from geartrain.cli.train import finite, peak_rss_mib, staleness_over, updates_over
 from geartrain.engine.controller import Ramp
 from geartrain.engine.instrument import AbstractInstrument, EpochEnded
 from geartrain.errors import DataError, GeartrainError
@@ -73,12 +73,18 @@ def run(trial: Trial) -> None:
     """Train, and print a line of JSON an evaluation and one at the end."""
     torch.set_num_threads(trial.threads)
     ours = trial.system in (OURS, SYNCHRONOUS)
-    staleness = run_ours(trial) if ours else run_baseline(trial)
-    _say({"peak_rss_mib": peak_rss_mib(), "staleness": staleness})
+    staleness, updates = run_ours(trial) if ours else run_baseline(trial)
+    _say({"peak_rss_mib": peak_rss_mib(), "staleness": staleness, "updates": updates})
 
 
-def run_ours(trial: Trial) -> Mapping[str, Any]:
-    """Train the recipe, and return the staleness of its parts."""
+Ages: TypeAlias = Mapping[str, Mapping[str, float]]
+"""Part to the mean and the maximum of its staleness."""
+Rates: TypeAlias = Mapping[str, float]
+"""Part to its optimiser steps an epoch; a baseline is one part."""
+
+
+def run_ours(trial: Trial) -> tuple[Ages, Rates]:
+    """Train the recipe."""
     settings, data = trial.settings, None if trial.data is None else Path(trial.data)
     with preparing():
         task = find_recipe(settings.recipe).build(settings.setting(data, {}))
@@ -110,7 +116,9 @@ def run_ours(trial: Trial) -> Mapping[str, Any]:
         until=settings.target(),
         evaluate_every=settings.evaluate_every,
     )
-    return staleness_over(fit.history)
+    epochs = fit.history[-1].epoch
+    updates = {part: n / epochs for part, n in updates_over(fit.history).items()}
+    return staleness_over(fit.history), updates
 
 
 def _require_drained(session: Session, batch: int) -> None:
@@ -123,8 +131,8 @@ def _require_drained(session: Session, batch: int) -> None:
             )
 
 
-def run_baseline(trial: Trial) -> Mapping[str, Any]:
-    """Train a baseline until its last epoch or its target; there is no staleness to return."""
+def run_baseline(trial: Trial) -> tuple[Ages, Rates]:
+    """Train a baseline until its last epoch or its target; it has no staleness."""
     settings = trial.settings
     baseline = find_baseline(settings.recipe, trial.system)
     target = settings.target()
@@ -136,11 +144,13 @@ def run_baseline(trial: Trial) -> Mapping[str, Any]:
         options=settings.options,
         evaluate_every=settings.evaluate_every,
     )
+    updates, epochs = 0, 1.0
     for epoch in baseline.train(terms):
+        updates, epochs = updates + epoch.updates, epoch.epoch
         _tell(epoch.epoch, epoch.seconds, epoch.instances, epoch.valid)
         if target is not None and target.reached(epoch.valid):
             break
-    return {}
+    return {}, {baseline.name: updates / epochs}
 
 
 def find_baseline(recipe: str, name: str) -> Baseline:

@@ -25,7 +25,7 @@ from geartrain.engine.rounds import Rounds
 from geartrain.engine.router import Outbox, Router
 from geartrain.errors import ProtocolError
 from geartrain.ir.instance import Instance
-from geartrain.ir.message import INSTANCE, VERTEX, Forward, IntArray
+from geartrain.ir.message import INSTANCE, VERTEX, Forward, IntArray, join_arrays
 from geartrain.ir.operator import Input
 from geartrain.ir.packed import Packed, Packer, Rows
 from geartrain.ir.precision import narrowed
@@ -108,7 +108,8 @@ class ControllerState:
         max_active: Most instances in flight.
         ramp: How training gets there.
         finished: Instances finished in training before (of a resumed run).
-        drain: Admit only when nothing is in flight: synchronous minibatches of ``max_active``.
+        drain: Admit only when nothing is in flight, and all that are wanted then: synchronous
+            minibatches of ``max_active``. It is called ``whole`` here.
         copies: Copies of the whole model, to each of which ``max_active`` and ``drain`` apply by
             itself; instances are admitted to one of them.
         device: Where rows are fed; None: where instances have them.
@@ -134,7 +135,7 @@ class ControllerState:
             raise ValueError(f"max_active={max_active}: give 1 or more")
         self._wiring, self._arena, self._router = wiring, wiring.arena, router
         self.rounds = rounds
-        self._max_active, self._ramp, self._drain = max_active, ramp, drain
+        self._max_active, self._ramp, self.whole = max_active, ramp, drain
         self._device = device
         self._pending = np.zeros(64, np.int64)
         self.trained = finished
@@ -148,11 +149,14 @@ class ControllerState:
         self.copies = copies
         self.active_of = np.zeros(copies, np.int64)
         self.finished_of = np.zeros(copies, np.int64)  # by the last call of settle
+        self.finished_turns: IntArray = np.zeros(0, np.int64)  # of those instances
+        self.finished_owners: IntArray = np.zeros(0, np.int64)  # their copies or lanes
         self.trained_of = np.full(copies, finished, np.int64)
         self.open = np.ones(copies, np.bool_)  # copies that instances may be admitted to
         self._copy = np.zeros(64, np.int64)  # slot -> copy
         self._serials = np.zeros(copies, np.int64)
         self._in_lane = np.zeros(lanes, np.int64)
+        self._turns_of_lane = np.zeros(lanes, np.int64)
 
     def begin(self, *, training: bool) -> None:
         """A new pass: counts start from 0.
@@ -165,6 +169,7 @@ class ControllerState:
         self.finished = 0
         self.rounds.begin()
         self._serials[:] = self.trained_of if training else 0
+        self._turns_of_lane[:] = 0
         self.fed_rows = self.answered_rows = 0
 
     @property
@@ -176,7 +181,7 @@ class ControllerState:
 
     def want(self) -> int:
         """How many more instances may be admitted now; 0 while there is room for a few only."""
-        if self._drain and self.active:
+        if self.whole and self.active:
             return 0
         if self._holding and self.active:
             return 0
@@ -187,7 +192,7 @@ class ControllerState:
     def want_of(self, copy: int) -> int:
         """``want`` of one copy."""
         active = int(self.active_of[copy])
-        if not self.open[copy] or (active and (self._drain or self._holds(copy))):
+        if not self.open[copy] or (active and (self.whole or self._holds(copy))):
             return 0
         limit = self.limit
         room = limit - active
@@ -248,6 +253,9 @@ class ControllerState:
         for lane in np.argsort(self._in_lane, kind="stable").tolist():
             end = min(n, begin + max(0, height - int(self._in_lane[lane])))
             self._arena.lane[slots[begin:end]] = lane
+            turn = int(self._turns_of_lane[lane])
+            self._arena.turn[slots[begin:end]] = np.arange(turn, turn + end - begin)
+            self._turns_of_lane[lane] += end - begin
             self._in_lane[lane] += end - begin
             begin = end
 
@@ -279,7 +287,7 @@ class ControllerState:
         """
         if out.rounds:
             self.rounds.add(out.rounds)
-        finished = 0
+        finished: list[IntArray] = []
         self.finished_of[:] = 0
         for slots in out.spawned:
             np.add.at(self._pending, slots, 1)
@@ -298,23 +306,30 @@ class ControllerState:
                 )
             done = touched[left == 0]
             if done.size:
-                if self._in_lane.size > 1:
-                    self._in_lane -= np.bincount(
-                        self._arena.lane[done], minlength=self._in_lane.size
-                    )
                 self._arena.release(done)
-                if self.copies == 1:
-                    self.finished_of += done.size
-                else:
-                    self.finished_of += np.bincount(self._copy[done], minlength=self.copies)
-                finished += done.size
-        self.active -= finished
+                finished.append(done)
+        if not finished:
+            return 0
+        done = join_arrays(finished)
+        self.finished_turns = self._arena.turn[done]
+        if self._in_lane.size > 1:
+            self.finished_owners = self._arena.lane[done]
+            self._in_lane -= np.bincount(self.finished_owners, minlength=self._in_lane.size)
+        elif self.copies > 1:
+            self.finished_owners = self._copy[done]
+        else:
+            self.finished_owners = np.zeros(done.size, np.int64)
+        if self.copies == 1:
+            self.finished_of += done.size
+        else:
+            self.finished_of += np.bincount(self.finished_owners, minlength=self.copies)
+        self.active -= done.size
         self.active_of -= self.finished_of
-        self.finished += finished
+        self.finished += done.size
         if self.training:
-            self.trained += finished
+            self.trained += done.size
             self.trained_of += self.finished_of
-        return finished
+        return done.size
 
     def check_empty(self) -> None:
         """Raises:

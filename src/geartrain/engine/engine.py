@@ -37,9 +37,10 @@ from geartrain.ir.precision import Precision
 from geartrain.ir.products import forget_copies
 from geartrain.ir.readout import ReadoutNode
 from geartrain.ir.through import Through
+from geartrain.ir.visits import once
 from geartrain.ir.wiring import Owner, Wiring, copy_name, wire
 from geartrain.native.transfer import require_device
-from geartrain.optim.part import PartState
+from geartrain.optim.part import PartState, StepTaken
 from geartrain.optim.replicas import Replicas
 from geartrain.optim.rules import Part, Rules
 from geartrain.optim.share import AbstractLock, NoLock, Share, share
@@ -121,6 +122,7 @@ class Engine:
         names = part_names(graph)
         for part in self.parts.values():
             part.in_flight(settings.max_active)
+        self._let_messages_count(graph, names)
 
         lanes = workers if settings.lanes else 1 if replicas is None else replicas.copies
         shares = (
@@ -176,6 +178,16 @@ class Engine:
         if replicas is not None:
             self.controller.trained_of[:] = replicas.trained
 
+    def _let_messages_count(self, graph: Graph, names: Mapping[str, str]) -> None:
+        """Tell parts that every instance comes by in one message."""
+        single = once(graph.copy_with_broadcasts())
+        nodes: dict[str, list[str]] = {}
+        for node, name in names.items():
+            nodes.setdefault(name, []).append(node)
+        for part in self.parts.values():
+            its = nodes[original_name(part.name)]
+            part.once = len(its) == 1 and its[0] in single
+
     def settle(self, out: Outbox) -> int:
         """Let the controller count, and the copies what each of them has finished."""
         finished = self.controller.settle(out)
@@ -184,23 +196,20 @@ class Engine:
                 self.replicas.finished(k, int(self.controller.finished_of[k]))
         return finished
 
-    def tell_finished(self, finished: int, by: int) -> list[tuple[int, Finished]]:
-        """Whom to tell of instances that have just finished, and what.
+    def tell_finished(self) -> list[tuple[int, Finished]]:
+        """Whom to tell of the instances that have just finished, and what.
 
-        Args:
-            finished: How many.
-            by: The worker whose answers they waited for: it counts them for all lanes, as another
-                may be in the middle of a firing.
+        A lane counts its own, and a worker those of the copies of the model that live there.
         """
-        trained = self.controller.trained
-        if self.settings.lanes and self.replicas is None:
-            return [(by, Finished(finished, trained))]
-        if self.replicas is None:
-            return [(w, Finished(finished, trained)) for w in range(len(self.workers))]
-        of = self.controller.finished_of
+        controller, many = self.controller, len(self.workers)
+        trained, turns = controller.trained, controller.finished_turns
+        if self.replicas is None and not self.settings.lanes:
+            return [(w, Finished(turns, trained)) for w in range(many)]
+        owners = controller.finished_owners
+        copied = self.replicas is not None
         return [
-            (k % len(self.workers), Finished(int(of[k]), trained, k))
-            for k in np.flatnonzero(of).tolist()
+            (k % many, Finished(turns[owners == k], trained, k if copied else None))
+            for k in np.unique(owners).tolist()
         ]
 
     def home_of(self, copy: int) -> int:
@@ -256,8 +265,19 @@ class Engine:
             loss.collected = [] if collect and not outputs else None
             loss.sums.forget()
         for worker in self.workers:
-            worker.train = train
-            worker.progress = self.controller.trained
+            worker.begin(self.wiring.arena, self.controller.trained, self._first_turn, train=train)
+
+    def rest(self) -> list[tuple[int, StepTaken]]:
+        """Steps that fall due as nothing is in flight any more, and the workers that took them."""
+        return [(w.index, step) for w in self.workers for step in w.rest()]
+
+    def _first_turn(self, part: str) -> int:
+        """The turn of the next instance that may come by a part."""
+        if self.replicas is not None:
+            copy = next(k for k, d in enumerate(self.replicas.desks[original_name(part)])
+                        if d.member.part.name == part)  # fmt: skip
+            return int(self.controller.trained_of[copy])
+        return 0 if self.settings.lanes and len(self.workers) > 1 else self.controller.trained
 
     def check_empty(self) -> None:
         """After a drain: nothing waits anywhere.
@@ -407,11 +427,10 @@ def make_parts(
         where = device
         if part.device is not None:
             where = require_device(part.device, f"part '{name}'")
-        parts[name] = PartState(name, part.module, rules, part.mixer, where)
-        for k in range(1, part.replicas):
+        for k in range(part.replicas):
             copied = copy_name(name, k)
-            copied_module = copy.deepcopy(part.module)
-            parts[copied] = PartState(copied, copied_module, rules, part.mixer, where)
+            module = copy.deepcopy(part.module) if k else part.module
+            parts[copied] = PartState(copied, module, rules, part.mixer, where, k, part.replicas)
     return parts
 
 

@@ -63,6 +63,12 @@ class Outbox:
     spawned: list[IntArray] = field(default_factory=list)
     rounds: list[Passed] = field(default_factory=list)
 
+    def add(self, other: Outbox) -> None:
+        """All of another one, after what is here."""
+        self.deliveries += other.deliveries
+        self.answered += other.answered
+        self.spawned += other.spawned
+
 
 @final
 class Router:

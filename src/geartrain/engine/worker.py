@@ -8,23 +8,25 @@ Whoever calls carries the outbox on; see ``runtime``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast, final
 
 import numpy as np
 
+from geartrain.engine.cohorts import Cohorts
 from geartrain.engine.instrument import AbstractMeter
 from geartrain.engine.mailbox import AbstractPolicy, Queue
 from geartrain.engine.router import BACKWARD, Delivery, Outbox, Router
 from geartrain.errors import GeartrainError, WorkerError
-from geartrain.ir.message import INSTANCE, Backward, Forward
+from geartrain.ir.frame import Arena
+from geartrain.ir.message import INSTANCE, Backward, Forward, IntArray
 from geartrain.ir.node import AbstractNode, Emission
 from geartrain.optim.exchange import Letter
 from geartrain.optim.part import PartState, StepTaken
 from geartrain.optim.replicas import Desk, Replicas
-from geartrain.optim.rules import Instances, Messages, Rows
 from geartrain.optim.share import Share
+from geartrain.optim.triggers import Instances
 
 
 @final
@@ -62,12 +64,16 @@ class Firing:
 @final
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Instances that have finished, all that have so far, and the copy of the model they were of.
+    """Instances that have finished.
 
-    Without copies of the model ``copy`` is None.
+    Args:
+        turns: int64, an entry for each: its number among those of its lane or of its copy of the
+            model, or of all.
+        trained: All that have finished in training so far.
+        copy: The copy of the model that they were of; None: there are no copies.
     """
 
-    instances: int
+    turns: IntArray
     trained: int
     copy: int | None = None
 
@@ -121,12 +127,49 @@ class WorkerState:
         mine = [] if replicas is None else [*replicas.all_desks()]
         self._desks = {d.member.part.name: d for d in mine if d.member.part.name in self.parts}
         self._mail: dict[Desk, None] = {}
+        self._cohorts: dict[str, Cohorts] = {}
+
+    def begin(self, arena: Arena, trained: int, turn: Callable[[str], int], *, train: bool) -> None:
+        """A pass begins.
+
+        Args:
+            arena: The frames.
+            trained: Instances finished in training so far.
+            turn: Part name to the turn of the first instance that may come by.
+            train: Whether it is for training.
+        """
+        self.train, self.progress = train, trained
+        self._cohorts = {}
+        if not train:
+            return
+        for name, part in self.parts.items():
+            trigger = part.trigger
+            # With a window, rows that wait might keep out those that they wait for.
+            if isinstance(trigger, Instances) and not part.once and part.rules.window is None:
+                begun = 0 if isinstance(part, Share) else part.instances % trigger.n
+                cohorts = Cohorts(arena, trigger.n, turn(name), begun, part.copy, part.copies)
+                self._cohorts[name] = cohorts
+            if isinstance(part, Share):
+                # Lanes have cohorts of their own, and none waits for another.
+                part.gathers = name in self._cohorts and part.rules.max_staleness is None
+            else:
+                part.updates_before = self._cohorts[name].ahead if name in self._cohorts else None
 
     def deliver(self, delivery: Delivery) -> None:
         """A batch has come for a node that lives here."""
-        if self._nodes[delivery.node].eager:
+        node = self._nodes[delivery.node]
+        if node.eager:
             self._eager.append(delivery)
             return
+        if self._cohorts and self._adds_gradients(node, delivery.port):
+            cohorts = self._cohorts.get(node.part_name or "")
+            if cohorts is not None:
+                for now in cohorts.sort(delivery, node.slots(delivery.batch)):
+                    self._enqueue(now)
+                return
+        self._enqueue(delivery)
+
+    def _enqueue(self, delivery: Delivery) -> None:
         self._clock += 1
         key = (delivery.node, delivery.port)
         queue = self._queues.get(key)
@@ -160,14 +203,25 @@ class WorkerState:
         for name, part in self.parts.items():
             if told.copy is not None and self._desks[name].member.index != told.copy:
                 continue
-            part.finished(told.instances)
-            steps.append(part.step_if_due(self.progress))
+            cohorts = self._cohorts.get(name)
+            if isinstance(part, Share):
+                part.heard(self.progress)
+            for instances in [told.turns.size] if cohorts is None else cohorts.finished(told.turns):
+                part.finished(instances)
+                steps.append(part.step_if_due(self.progress))
+                for delivery in () if cohorts is None else cohorts.take():
+                    self._enqueue(delivery)
         return [step for step in steps if step is not None]
 
     def flush(self) -> list[StepTaken]:
         """Step with whatever gradients are left."""
         taken = (part.step(self.progress) for part in self.parts.values())
         return [step for step in taken if step is not None]
+
+    def rest(self) -> list[StepTaken]:
+        """Nothing is in flight any more: steps that fall due by that."""
+        lanes = [part for part in self.parts.values() if isinstance(part, Share)]
+        return [step for part in lanes if (step := part.rest()) is not None]
 
     @property
     def ready(self) -> bool:
@@ -230,19 +284,22 @@ class WorkerState:
                 return self._take_mail(desk)
             queue = self._choose()
             node = self._nodes[queue.node]
+            adds = self._adds_gradients(node, queue.port)
             limit = min(self._policy.limit(queue, self._max_rows), queue.rows)
-            if queue.portion is not None:
-                limit = min(limit, queue.portion)
-            elif self._adds_gradients(node, queue.port):
-                limit = min(limit, self._most_adding(node))
-            if limit > 2 * node.grain:
+            most = queue.portion
+            if most is None and adds and not queue.alone:
+                most = self._most_adding(queue, node)
+            if most is not None:
+                limit = min(limit, most)
+            if limit > 2 * node.grain and limit != most:  # what completes an update goes at once
                 limit -= limit % node.grain
             batches = queue.take(limit)
             if not queue.rows:
                 del self._ready[queue]
             forward, rows = queue.port >= 0, sum(map(len, batches))
-            both = forward and self._adds_gradients(node, queue.port)
-            firing = Firing(node.name, node.part_name, forward, rows, both)
+            if adds:
+                self._reserve(node, batches)
+            firing = Firing(node.name, node.part_name, forward, rows, forward and adds)
             self._run(node, queue.port, batches, firing)
         else:
             node = self._nodes[self._eager[0].node]
@@ -308,51 +365,51 @@ class WorkerState:
                 queue.portion = None
         return self._policy.choose(choices)
 
-    def _most_adding(self, node: AbstractNode) -> int:
-        """Most rows of one firing that adds gradients, so that updates have about the right size.
+    def _most_adding(self, queue: Queue, node: AbstractNode) -> int | None:
+        """Most messages of one firing that adds gradients: as many as the update lacks.
 
         Rows that move in lockstep would else come back together, and one update would take them
-        all, however few it was asked for.
+        all, however few it was asked for. None: any number.
         """
         if not self.train or node.part_name is None:
-            return self._max_rows
-        match self.parts[node.part_name].rules.trigger():
-            case Rows(n) | Messages(n):
-                return n
-            case _:
-                return self._max_rows
+            return None
+        part = self.parts[node.part_name]
+        lacking = part.lacking
+        if lacking is None or part.trigger.unit != "rows" or not (queue.bundled or node.bundled):
+            return lacking
+        return queue.messages_with(lacking, node.lengths)
+
+    def _reserve(self, node: AbstractNode, batches: Sequence[Forward | Backward]) -> None:
+        """Tell other lanes what a firing is going to add."""
+        part = None if node.part_name is None else self.parts[node.part_name]
+        if not self.train or not isinstance(part, Share):
+            return
+        units = sum(map(len, batches))
+        if part.trigger.unit == "rows":
+            lengths = ((node.lengths(batch), len(batch)) for batch in batches)
+            units = sum(n if each is None else int(each.sum()) for each, n in lengths)
+        part.reserve(units)
 
     def _portion(self, queue: Queue, node: AbstractNode) -> int:
         """Most bundles of one firing: about what one update wants of them.
 
-        A bundle stands for an instance. Where gradients are added, as many as the update still
-        lacks; but half an update at least and not too few, as every firing costs something. Forward
-        as many as a whole update takes, so that what waits for its way back has seen few updates;
-        but enough payload rows to be worth a firing.
+        Where gradients are added, as many as the update still lacks. Forward as many as a whole
+        update takes, so that what waits for its way back has seen few updates; but enough payload
+        rows to be worth a firing.
         """
         if self._adds_gradients(node, queue.port):
-            if node.part_name is None:
-                return self._max_rows
-            part = self.parts[node.part_name]
-            match part.rules.trigger():
-                case Rows(n):
-                    return queue.messages_with(max(-(-n // 2), n - part.rows), node.lengths)
-                case Messages(n):
-                    return n
-                case Instances(n):
-                    return max(-(-n // 2), min(n, _FEWEST_BUNDLES), n - part.instances)
-                case _:
-                    return self._max_rows
+            most = self._most_adding(queue, node)
+            return self._max_rows if most is None else most
         own = [self.parts[node.part_name]] if node.part_name is not None else self.parts.values()
         rows, messages = _WORTH, 1
         for part in own:
-            match part.rules.trigger():
-                case Rows(n):
-                    rows = max(rows, n)
-                case Messages(n) | Instances(n):
-                    messages = max(messages, n)
-                case _:
-                    return self._max_rows
+            trigger = part.trigger
+            if trigger.unit is None:
+                return self._max_rows
+            if trigger.unit == "rows":
+                rows = max(rows, trigger.n)
+            else:
+                messages = max(messages, trigger.n)
         most = max(messages, queue.messages_with(rows, node.lengths))
         if self._light and messages > 1:
             more = queue.messages_with(_WORTH_LIGHT, node.lengths)
@@ -386,7 +443,6 @@ class WorkerState:
         return emission
 
 
-_FEWEST_BUNDLES: Final = 8
 _WORTH: Final = 512  # payload rows from which on a firing of bundles gains little by more
 _WORTH_LIGHT: Final = 2048  # the same where a row costs next to nothing ...
 _UPDATES_LIGHT: Final = 4  # ... and no more than in so many updates

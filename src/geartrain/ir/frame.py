@@ -159,6 +159,7 @@ class Arena:
         self.edge_size = np.zeros(64, np.int64)
         self.serial = np.full(64, -1, np.int64)
         self.lane = np.zeros(64, np.int64)  # that runs the instance, where there are several
+        self.turn = np.zeros(64, np.int64)  # its number among those of its lane, or of all
         self.keys: NDArray[np.object_] = np.full(64, None, np.object_)
         self.active = 0
         self._cohort = np.zeros(64, np.int64)
@@ -185,6 +186,7 @@ class Arena:
         self.base[slots] = packed.vertex_ends[:-1] + (start - int(packed.vertex_ends[0]))
         self.size[slots] = packed.sizes
         self.serial[slots] = np.arange(first_serial, first_serial + n)
+        self.turn[slots] = self.serial[slots]
         for name, column in packed.vertex.items():
             self.vertices.write(name, start, column)
         if self.has_edges:
@@ -232,7 +234,10 @@ class Arena:
     def _take_slots(self, n: int) -> IntArray:
         while len(self._spare) < n:
             old = self.base.size
-            names = ("base", "size", "edge_base", "edge_size", "serial", "lane", "_cohort", "keys")
+            names = (
+                *("base", "size", "edge_base", "edge_size", "serial", "lane", "turn"),
+                *("_cohort", "keys"),
+            )
             for name in names:
                 column = getattr(self, name)
                 setattr(self, name, np.concatenate([column, np.zeros_like(column)]))

@@ -154,6 +154,9 @@ class GearedNode(AbstractNode):
     def backward(self, batches: Sequence[Backward]) -> Emission:
         return self._inner.backward(batches)
 
+    def slots(self, batch: Forward | Backward) -> IntArray:
+        return self._inner.slots(batch)
+
     @property
     def open(self) -> bool:
         return self._inner.open

@@ -21,6 +21,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from geartrain.errors import DataError
+
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,10 +49,20 @@ class Instance:
 
 def as_column(array: object) -> NDArray[Any]:
     """Integers as int64, floats as they are."""
+    if isinstance(array, Tensor):
+        array = array.detach()
     column = array if isinstance(array, np.ndarray) else np.asarray(array)
     if column.dtype.kind in "iub" and column.dtype != np.int64:
         return column.astype(np.int64)
     return column
+
+
+def stopped(where: str) -> DataError:
+    """What a ``StopIteration`` is that came out of an item: it would end an epoch silently."""
+    return DataError(
+        f"{where} raised StopIteration, which would pass for the end of the data; next(...) in it "
+        "has found nothing: give it a default, or catch StopIteration there"
+    )
 
 
 @final
@@ -69,7 +81,11 @@ class InOrder(Iterator[Any]):
         if self._at >= len(self._order):
             raise StopIteration
         self._at += 1
-        return self.items[int(self._order[self._at - 1])]
+        place = int(self._order[self._at - 1])
+        try:
+            return self.items[place]
+        except StopIteration as error:
+            raise stopped(f"item {place} of a {type(self.items).__name__}") from error
 
     def places(self, n: int) -> Sequence[int] | NDArray[np.int64]:
         """Where the next n items are, or as many as are left."""

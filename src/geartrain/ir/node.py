@@ -142,6 +142,16 @@ class AbstractNode(ABC):
         """Payload rows of each message of a batch that waits for this node; None: one each."""
         return batch.lengths
 
+    def slots(self, batch: Forward | Backward) -> IntArray:
+        """The instance's slot of each message of a batch that waits for this node.
+
+        Of answers only a node with weights can tell.
+        """
+        if isinstance(batch, Backward):
+            raise AssertionError(f"'{self.name}' does not know whose answers these are")
+        found: IntArray = batch.state[INSTANCE]
+        return found
+
     @property
     def grain(self) -> int:
         """Rows of a firing are best a multiple of this; the rest may wait for company."""

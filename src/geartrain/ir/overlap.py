@@ -132,6 +132,12 @@ class OverlapNode(AbstractNode):
             taught = Backward(pair.inner, total, up.lengths)
         self._inner.backward_one(_at(pair.inner, taught), "weights")
 
+    def slots(self, batch: Forward | Backward) -> IntArray:
+        if isinstance(batch, Forward):
+            return super().slots(batch)
+        rows = (batch.rows & ROW_MASK).tolist()
+        return np.concatenate([self._pairs[row][1].slot for row in rows])
+
     @property
     def open(self) -> bool:
         return self._inner.open

@@ -217,7 +217,7 @@ class Packer:
                 inputs[name] = Rows(None, nothing, _NOWHERE, _ends(nothing))
                 continue
             self._require_shape(operator, given)
-            payload = given.index_select(0, rows)
+            payload = given.detach().index_select(0, rows)
             if payload.is_floating_point() and not payload.isfinite().all():
                 raise DataError(f"input '{name}' holds NaN or infinity")
             inputs[name] = Rows(payload, sizes, at, ends)
@@ -334,7 +334,7 @@ class Packer:
                 f"{tuple(shape[1:])}; the input (or its first instance) says {known[1]} "
                 f"{tuple(known[0])}"
             )
-        return rows, here
+        return rows.detach(), here  # to autograd what is fed is data, whatever it was made from
 
     def _column(
         self, instances: Sequence[Instance], table: Table, name: str, sizes: IntArray

@@ -145,7 +145,7 @@ class RowNode(AbstractNode):
         if self._weights is not None:
             store["version"][start:end] = self._weights.version
             self._weights.sent(n)
-        if self._call.inside:
+        if self._call.inside or self._weights is not None:
             store["instance"][start:end] = state[INSTANCE]
         buffers, first, total = self._rows, start, n
         if lengths is not None:
@@ -218,6 +218,12 @@ class RowNode(AbstractNode):
             return batch.lengths
         found: IntArray = self._rows["length"][batch.rows & ROW_MASK]
         return found  # a pooled answer has one row itself
+
+    def slots(self, batch: Forward | Backward) -> IntArray:
+        if isinstance(batch, Forward):
+            return super().slots(batch)
+        found: IntArray = self._rows["instance"][batch.rows & ROW_MASK]
+        return found
 
     @property
     def grain(self) -> int:

@@ -86,6 +86,8 @@ class ReadoutNode(AbstractNode):
         require_rows(self.name, outputs, origin.size if pooled else rows)
         dy = self.objective.measure(outputs, state, None if pooled else lengths, train)
         if dy is None:
+            if train and self._weights is not None:
+                self._weights.answered(0, origin.size)
             return Emission(backward=[Backward(origin, None)])
         found = self._back(dy, residuals, inside)
         if self._weights is not None:

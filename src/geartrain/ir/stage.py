@@ -75,7 +75,7 @@ class GraphNode(AbstractNode):
         super().__init__(place)
         self._call, self._weights = call, weights
         self.part_name = None if weights is None else weights.name
-        self._rows = RowStore(place.name, ("origin", "version"))
+        self._rows = RowStore(place.name, ("origin", "version", "instance"))
         self._kept: dict[int, _Kept] = {}
         self._parameters: list[nn.Parameter] = []
         self._device: torch.device | None = None  # None: the host, and so is everything
@@ -110,6 +110,7 @@ class GraphNode(AbstractNode):
         self._refuse_writing(inputs, came)
         row = self._rows.allocate(1)
         self._rows["origin"][row] = one.origin[0]
+        self._rows["instance"][row] = one.state[INSTANCE, 0]
         if self._weights is not None and kept.sight is not None:
             self._rows["version"][row] = kept.sight.version
             self._weights.sent(1, kept.sight.version)
@@ -214,6 +215,12 @@ class GraphNode(AbstractNode):
         if not kept.learn:
             return []
         return [leaves[p] for p in self._parameters]
+
+    def slots(self, batch: Forward | Backward) -> IntArray:
+        if isinstance(batch, Forward):
+            return super().slots(batch)
+        found: IntArray = self._rows["instance"][batch.rows & ROW_MASK]
+        return found
 
     @property
     def open(self) -> bool:

@@ -90,6 +90,9 @@ class SyntheticNode(AbstractNode):
     def origins(self, rows: IntArray) -> IntArray | None:
         return self._inner.origins(rows)
 
+    def slots(self, batch: Forward | Backward) -> IntArray:
+        return self._inner.slots(batch)
+
     def check_empty(self) -> None:
         self._inner.check_empty()
 

@@ -186,6 +186,9 @@ def _summary(history: _History) -> str:
         tiles.append(("training time", duration(spent) + virtual))
         tiles.append(("instances", count(instances)))
         tiles.append(("speed", rate(instances / spent)))
+    for part in history.names("updates"):
+        steps = sum(epoch["updates"].get(part, 0) for epoch in history.epochs)
+        tiles.append((f"updates of {part}", count(steps)))
     tiles.extend(_best_valid(history))
     shown = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in tiles)
     told = f"<p class=message>{escape(end['message'])}</p>" if end and end["message"] else ""

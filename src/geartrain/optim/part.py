@@ -11,7 +11,7 @@ ours is called ``update_every``, as it is a count.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, final
@@ -31,8 +31,9 @@ from geartrain.native.transfer import Verdicts
 from geartrain.optim.delay import mean_age
 from geartrain.optim.mixer import AbstractMixer, Average
 from geartrain.optim.plain import require_like
-from geartrain.optim.rules import Clip, Instances, Messages, Rows, Rules, make_optimizer
+from geartrain.optim.rules import Clip, Rules, make_optimizer
 from geartrain.optim.staleness import Ages, bincount
+from geartrain.optim.triggers import Messages
 from geartrain.optim.views import Corrected, Stashed
 from geartrain.schema import Count, Finite, NotNegative, read
 
@@ -97,9 +98,13 @@ class PartState(AbstractWeights):
         rules: When and how.
         mixer: How it meets its copies.
         device: Where the module is moved to; None: it stays where it is.
+        copy, copies: It is one of so many copies, each of which gets every so-many-th instance.
 
     While ``frozen`` is True, gradients pass through the part and its weights stay. Parameters that
     do not require a gradient when the part is made stay for good.
+
+    ``rows``, ``instances``, ``messages`` and ``over`` say how far the update in the making is; see
+    ``triggers.Counts``.
 
     Raises:
         ValueError: The optimiser wants a closure, the scheduler a metric at every step, or the
@@ -114,6 +119,8 @@ class PartState(AbstractWeights):
         rules: Rules,
         mixer: AbstractMixer | None = None,
         device: torch.device | None = None,
+        copy: int = 0,
+        copies: int = 1,
     ) -> None:
         if device is not None:
             module.to(device)
@@ -124,6 +131,12 @@ class PartState(AbstractWeights):
         self.rows = 0
         self.instances = 0
         self.messages = 0
+        self.over = 0
+        self.once = False
+        """Whether every instance comes by in exactly one message, which then counts for it."""
+        self.copy, self.copies = copy, copies
+        self.updates_before: Callable[[int], int] | None = None
+        """Updates before that of an instance, by its number, where instances are in cohorts."""
         self.frozen = False
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.gradient = GradientSum(module.parameters())
@@ -131,7 +144,7 @@ class PartState(AbstractWeights):
         self.optimizer = (
             make_optimizer(name, rules.optimizer, self.parameters) if self.parameters else None
         )
-        self._trigger = rules.trigger()
+        self.trigger = rules.trigger()
         self._scheduler = (
             rules.scheduler(self.optimizer)
             if rules.scheduler is not None and self.optimizer is not None
@@ -148,6 +161,7 @@ class PartState(AbstractWeights):
         self.step_delay = 0.0
         self.rate_factor = 1.0
         self._rows_each = 0
+        self._number = 0
         self._ages: dict[int, int] = {}
         self._aliases: dict[nn.Parameter, Tensor] | None = None
         self._told_holding = False
@@ -198,12 +212,34 @@ class PartState(AbstractWeights):
     @property
     def holding(self) -> bool:
         """Whether a step that is due waits for older rows to come back."""
-        return self._enough() and not self._young_enough()
+        return self.trigger.due(self) and not self._young_enough()
+
+    @property
+    def lacking(self) -> int | None:
+        """What one firing may add, in the unit of the trigger, 1 or more; None: any number.
+
+        While a step is held back, gradients go on adding up.
+        """
+        if self.trigger.unit == "instances" and not self.once:
+            return None  # the queues hold what may be added
+        left = self.trigger.lacking(self)
+        if left is None or left > 0:
+            return left
+        return self.trigger.n if self.trigger.due(self) else 1
+
+    def completes(self, rows: int = 0, messages: int = 0, instances: int = 0) -> bool:
+        """Whether the update would be due with so much more."""
+        if self.once:
+            instances = messages
+        more = _Sum(
+            self.rows + rows, self.instances + instances, self.messages + messages, self.over
+        )
+        return self.trigger.due(more)
 
     @property
     def period(self) -> int | None:
         """Messages to an update, where they are what is counted."""
-        return self._trigger.n if isinstance(self._trigger, Messages) else None
+        return self.trigger.n if isinstance(self.trigger, Messages) else None
 
     def in_flight(self, most: int) -> None:
         """So many instances may be in flight.
@@ -218,7 +254,7 @@ class PartState(AbstractWeights):
         return self.rules.window is None or self.outstanding < self.rules.window
 
     def look(self, number: int, rows: int) -> Sight:
-        self._rows_each = rows
+        self._rows_each, self._number = rows, number
         return self._seeing.look(number)
 
     def look_back(self, sight: Sight) -> Mapping[nn.Parameter, Tensor]:
@@ -245,18 +281,9 @@ class PartState(AbstractWeights):
 
     def expected_delay(self) -> int:
         """Updates until the message that leaves now is answered, if answers come in order."""
-        match self._trigger:
-            case Messages(n):
-                return (self.messages + self.outstanding) // n
-            case Instances(n):
-                return (self.instances + self.outstanding) // n
-            case Rows(n):
-                each = self._rows_each or n
-                first = -(-max(n - self.rows, 1) // each)
-                more = self.outstanding - first
-                return 0 if more < 0 else 1 + more // -(-n // each)
-            case _:
-                return 0
+        if self.updates_before is not None:
+            return self.updates_before(self._number)
+        return self.trigger.delay(self, self.outstanding, self._rows_each)
 
     def sent(self, rows: int, version: int | None = None) -> None:
         self.outstanding += rows
@@ -273,8 +300,10 @@ class PartState(AbstractWeights):
         self.dropped(versions)
 
     def answered(self, rows: int, messages: int, version: int | None = None) -> None:
+        self._answer(messages)
+        if not rows:
+            return
         self.rows += rows
-        self.messages += messages
         counts = np.zeros(1 if version is None else self.version - version + 1, np.int64)
         counts[-1] = rows
         self._histogram.add(counts)
@@ -282,8 +311,12 @@ class PartState(AbstractWeights):
             self._step_ages.add(counts)
 
     def dropped(self, versions: IntArray) -> None:
+        self._answer(versions.size)
+        self.returned(versions)
+
+    def returned(self, versions: IntArray) -> None:
+        """Rows that left at these versions are in flight no more."""
         self.outstanding -= versions.size
-        self.messages += versions.size
         if self.rules.max_staleness is not None:
             values, counts = np.unique(versions, return_counts=True)
             for version, count in zip(values.tolist(), counts.tolist(), strict=True):
@@ -293,13 +326,19 @@ class PartState(AbstractWeights):
                 else:
                     del self._ages[version]
 
+    def _answer(self, messages: int) -> None:
+        self.messages += messages
+        if self.once:
+            self.instances += messages
+
     def finished(self, instances: int) -> None:
         """Instances have finished anywhere in the graph."""
-        self.instances += instances
+        if not self.once:
+            self.instances += instances
 
     def due(self) -> bool:
         """Whether the part should step now."""
-        return self._enough() and self._young_enough()
+        return self.trigger.due(self) and self._young_enough()
 
     def note_holding(self) -> bool | None:
         """Whether a step is held back, where that has changed since the last call; else None."""
@@ -323,16 +362,18 @@ class PartState(AbstractWeights):
                 device other than the CPU this is found some steps later, without a wait: a step
                 with such a gradient is then taken with zeros in its place.
         """
-        taken = self._step(progress)
+        taken = self._step(progress, flush=True)
         if not self.outstanding:
             self._seeing.rest()
         return taken
 
-    def _step(self, progress: int) -> StepTaken | None:
+    def _step(self, progress: int, *, flush: bool = False) -> StepTaken | None:
         self._verdicts.look()
         with nullcontext() if self.meeting is None else self.meeting.taking():
             self.absorb_shares()
-            rows, instances, messages = self.rows, self.instances, self.messages
+            rows, divisor = self.rows, self._divisor()
+            held = self.rules.max_staleness is not None
+            self.over = 0 if flush else self.trigger.carried(self, held=held)
             self.rows = self.instances = self.messages = 0
         self._seeing.turn()
         if self.frozen:
@@ -344,7 +385,7 @@ class PartState(AbstractWeights):
         if not gradients:
             self._step_ages.clear()
             return None
-        self._tame(gradients, self._divisor(rows, instances, messages))
+        self._tame(gradients, divisor)
         if self._wants_ages:
             self.step_delay = mean_age(self._step_ages.counts)
         self.progress = progress
@@ -451,7 +492,7 @@ class PartState(AbstractWeights):
             share.forget()
         self.absorb_shares()
         self._discard_gradient()
-        self.rows = self.instances = self.messages = self.outstanding = 0
+        self.rows = self.instances = self.messages = self.over = self.outstanding = 0
         self._ages.clear()
         self._step_ages.clear()
         self._aliases = None
@@ -603,42 +644,17 @@ class PartState(AbstractWeights):
             named = dict(self.module.named_parameters())
             self._compensation.load({named[name]: t for name, t in found.items()})
 
-    def _enough(self) -> bool:
-        match self._trigger:
-            case Rows(n):
-                return self.rows >= n
-            case Instances(n):
-                return self.instances >= n
-            case Messages(n):
-                return self.messages >= n
-            case _:
-                return False
-
     def _young_enough(self) -> bool:
         bound = self.rules.max_staleness
         return bound is None or not self._ages or self.version + 1 - min(self._ages) <= bound
 
-    def _divisor(self, rows: int, instances: int, messages: int) -> float:
-        """What the sum is divided by.
-
-        The last update of an epoch has fewer rows than it takes to fall due. It counts for what it
-        is, a share of an update: the mean of a handful would be noise at the full rate.
-        """
-        match self.rules.average, self._trigger:
-            case "rows", Rows(n):
-                return max(rows, n)
-            case "rows", Instances(n):
-                return rows * max(1.0, n / max(instances, 1))
-            case "rows", Messages(n):
-                return rows * max(1.0, n / max(messages, 1))
-            case "rows", _:
-                return rows
-            case "instances", Instances(n):
-                return max(instances, n)
-            case "instances", _:
-                return max(instances, 1)
-            case _:
-                return 1
+    def _divisor(self) -> float:
+        """What the sum is divided by."""
+        if self.rules.average == "rows":
+            return self.trigger.rows_to_divide_by(self)
+        if self.rules.average == "instances":
+            return self.trigger.instances_to_divide_by(self)
+        return 1
 
     def _gradients(self) -> list[Tensor]:
         gradients, owners = [], []
@@ -777,6 +793,17 @@ class PartState(AbstractWeights):
 
 
 _CPU = torch.device("cpu")
+
+
+@final
+@dataclass(slots=True)
+class _Sum:
+    """Counts that might be."""
+
+    rows: int
+    instances: int
+    messages: int
+    over: int
 
 
 def _on_one_device(name: str, module: nn.Module) -> None:

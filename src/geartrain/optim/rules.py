@@ -1,4 +1,4 @@
-"""What a user says of how weights move: parts, their rules, and the units these count in.
+"""What a user says of how weights move: parts and their rules; triggers are in ``optim.triggers``.
 
 ``Part`` and ``Rules`` are values; what runs them is ``PartState`` in ``geartrain.optim.part``.
 
@@ -18,57 +18,21 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from geartrain.bounds import COPIES, COUNT, MOST_COPIES, MOST_COUNT, require_at_most
+from geartrain.bounds import COPIES, MOST_COPIES, require_at_most
 from geartrain.ir.gear import Gear
 from geartrain.ir.operator import Keep
 from geartrain.optim.delay import AbstractDelay
 from geartrain.optim.mixer import AbstractMixer, Average
+from geartrain.optim.triggers import Flush as Flush
+from geartrain.optim.triggers import Instances as Instances
+from geartrain.optim.triggers import Messages as Messages
+from geartrain.optim.triggers import Rows as Rows
+from geartrain.optim.triggers import Trigger as Trigger
+from geartrain.optim.triggers import require_positive
 from geartrain.optim.views import AbstractView, DoubleBuffered
 
 MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
 Averaging: TypeAlias = Literal["rows", "instances", "none"]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Step when so many gradient rows have been added (AMPNet's min_update_frequency)."""
-
-    n: int
-
-    def __post_init__(self) -> None:
-        _positive("Rows", self.n)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Instances:
-    """Step when so many instances have finished."""
-
-    n: int = 1
-
-    def __post_init__(self) -> None:
-        _positive("Instances", self.n)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Messages:
-    """Step when so many messages have been answered; a minibatch that travels whole is one."""
-
-    n: int = 1
-
-    def __post_init__(self) -> None:
-        _positive("Messages", self.n)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Flush:
-    """Step only when the session flushes: at the end of an epoch, or when it is told to."""
-
-
-Trigger: TypeAlias = Rows | Instances | Messages | Flush
 
 
 @final
@@ -189,7 +153,7 @@ class Part:
     device: str | torch.device | None = None
 
     def __post_init__(self) -> None:
-        _positive("Part(replicas=...)", self.replicas)
+        require_positive("Part(replicas=...)", self.replicas)
         require_at_most(f"Part(replicas={self.replicas})", self.replicas, MOST_COPIES, COPIES)
         _require_kinds(self)
         if self.view is None:
@@ -276,9 +240,3 @@ def _require_kinds(rules: Rules | Part) -> None:
 
 def _article(thing: object) -> str:
     return "nothing" if thing is None else f"a {type(thing).__name__}"
-
-
-def _positive(what: str, n: int) -> None:
-    if n < 1:
-        raise ValueError(f"{what}({n}): give 1 or more")
-    require_at_most(f"{what}({n})", n, MOST_COUNT, COUNT)

@@ -27,10 +27,11 @@ import copy
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -77,16 +78,31 @@ class NoLock:
 class Share(AbstractWeights):
     """A part as one lane sees it; entered for each firing.
 
+    What a firing adds and counts is settled at its end, in one go. Whoever completes an update by
+    that takes its step at once, and whoever would complete the next one waits for it: so updates
+    are as many as was asked for, however many lanes add.
+
     Args:
         part: The part, whose ``shares`` this becomes one of.
         meeting: Of all its shares.
+
+    Attributes:
+        gathers: Whether what is added is settled when so many instances of this lane have finished
+            as make an update, and not before.
     """
+
+    gathers = False
 
     def __init__(self, part: PartState, meeting: AbstractMeeting) -> None:
         self.name, self._part, self._meeting = part.name, part, meeting
         self.module = part.module
         self.wants_graph = part.wants_graph
-        self.size = part.size
+        self.size, self.trigger = part.size, part.trigger
+        self.copy, self.copies = part.copy, part.copies
+        self._counts: list[Callable[[], None]] = []
+        self._rows = self._messages = self._instances = 0  # that are not settled
+        self._reserved = 0
+        self._taken: StepTaken | None = None
 
     @property
     def guard(self) -> Share:
@@ -100,12 +116,20 @@ class Share(AbstractWeights):
     def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
 
     @abstractmethod
+    def _hand_in(self) -> None:
+        """Add the firing's gradient to what has been settled."""
+
+    @abstractmethod
     def hand_over(self, into: GradientSum) -> None:
         """Add what has been settled to a sum."""
 
-    @abstractmethod
     def forget(self) -> None:
         """Drop what firings have added and not settled; none is under way."""
+        self.gradient.forget()
+        self._counts.clear()
+        self._rows = self._messages = self._instances = self._reserved = 0
+        self._meeting.reserved = 0
+        self._taken = None
 
     @property
     def open(self) -> bool:
@@ -120,33 +144,104 @@ class Share(AbstractWeights):
         return self._part.rules
 
     @property
-    def rows(self) -> int:
-        return self._part.rows
+    def once(self) -> bool:
+        return self._part.once
 
     @property
-    def instances(self) -> int:
-        return self._part.instances
+    def lacking(self) -> int | None:
+        """As of the part, less what firings under way are adding; where nothing is left of that,
+        the next update begins."""
+        lacking = self._part.lacking
+        if lacking is None:
+            return None
+        left = lacking - self._meeting.reserved
+        return left if left > 0 else self.trigger.n
 
-    @abstractmethod
+    def reserve(self, units: int) -> None:
+        """The next firing is going to add so much, in the unit of the trigger."""
+        with self._meeting.counts:
+            self._reserved += units
+            self._meeting.reserved += units
+
+    def heard(self, progress: int) -> None:
+        """So many instances have finished in training."""
+        self._meeting.progress = max(progress, self._meeting.progress)
+
     def finished(self, instances: int) -> None:
         """Instances have finished; called outside of any firing."""
+        self._instances += instances
+        if not self.gathers or self._instances == self.trigger.n:
+            self._settle()
+
+    def rest(self) -> StepTaken | None:
+        """Nothing is in flight: settle what is left; a step that falls due by it."""
+        self._settle()
+        taken, self._taken = self._taken, None
+        return taken
+
+    def received(self, rows: int, versions: IntArray, lengths: IntArray | None = None) -> None:
+        self._add(rows, versions.size, lambda: self._part.received(rows, versions, lengths))
+
+    def answered(self, rows: int, messages: int) -> None:
+        seen = self.version
+        self._add(rows, messages, lambda: self._part.answered(rows, messages, seen))
+
+    def dropped(self, versions: IntArray) -> None:
+        self._add(0, versions.size, lambda: self._part.dropped(versions))
+
+    def _add(self, rows: int, messages: int, count: Callable[[], None]) -> None:
+        self._rows += rows
+        self._messages += messages
+        self._counts.append(count)
+
+    def _end_firing(self) -> None:
+        """Settle what a firing has added and counted; no lock is held."""
+        if not self.gathers and (self._counts or self._reserved):
+            self._settle()
+
+    def _settle(self) -> None:
+        meeting, part = self._meeting, self._part
+        added = self._rows, self._messages, self._instances
+        with meeting.counts:
+            if not any(added) or part.holding or not part.completes(*added):
+                self._count()
+                return
+        with meeting.stepping:
+            with meeting.counts:
+                self._count()
+            self._taken = self._step_if_due()
+
+    def _count(self) -> None:
+        self._meeting.reserved -= self._reserved
+        if self._rows or self._messages:
+            self._hand_in()
+        for count in self._counts:
+            count()
+        self._part.finished(self._instances)
+        self._counts.clear()
+        self._rows = self._messages = self._instances = self._reserved = 0
+
+    def _step_if_due(self) -> StepTaken | None:
+        with self._meeting.quiet():
+            return self._part.step_if_due(self._meeting.progress)
 
     def note_holding(self) -> bool | None:
         return None
 
     def step_if_due(self, progress: int) -> StepTaken | None:
-        part, meeting = self._part, self._meeting
-        meeting.progress = progress = max(progress, meeting.progress)
+        """The step that has been taken since the last call, or one that has been held till now."""
+        self.heard(progress)
+        taken, self._taken = self._taken, None
         # Another lane that steps just now will do; what is left over comes due with the next rows.
-        if not part.due() or not meeting.stepping.acquire(blocking=False):
-            return None
+        if taken or not self._part.due() or not self._meeting.stepping.acquire(blocking=False):
+            return taken
         try:
-            return part.step_if_due(progress)
+            return self._step_if_due()
         finally:
-            meeting.stepping.release()
+            self._meeting.stepping.release()
 
     def step(self, progress: int) -> StepTaken | None:
-        with self._meeting.stepping:
+        with self._meeting.stepping, self._meeting.quiet():
             return self._part.step(progress)
 
 
@@ -160,43 +255,42 @@ class GuardedShare(Share):
         super().__init__(part, meeting)
         self.lock = lock
         self.gradient = GradientSum(part.module.parameters())
+        self._settled = GradientSum(part.module.parameters())
 
     def __enter__(self) -> None:
         self.lock.acquire()
 
     def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None:
         self.lock.release()
+        if kind is None:
+            self._end_firing()
 
     @property
     def version(self) -> int:  # type: ignore[override]
         return self._part.version
 
+    def _hand_in(self) -> None:
+        self._settled.absorb(self.gradient)
+
     def hand_over(self, into: GradientSum) -> None:
-        into.absorb(self.gradient)
+        into.absorb(self._settled)
 
     def forget(self) -> None:
-        self.gradient.forget()
+        super().forget()
+        self._settled.forget()
 
-    def finished(self, instances: int) -> None:
-        # Outside of any firing, so a step of another lane would not wait for it by itself.
-        with self.lock, self._meeting.counts:
-            self._part.finished(instances)
+    # A step must know of every row that has seen the weights and is not settled, so that is told at
+    # once.
 
     def sent(self, rows: int, version: int | None = None) -> None:
         with self._meeting.counts:
             self._part.sent(rows, version)
 
-    def received(self, rows: int, versions: IntArray, lengths: IntArray | None = None) -> None:
-        with self._meeting.counts:
-            self._part.received(rows, versions, lengths)
-
     def answered(self, rows: int, messages: int) -> None:
-        with self._meeting.counts:
-            self._part.answered(rows, messages)
-
-    def dropped(self, versions: IntArray) -> None:
-        with self._meeting.counts:
-            self._part.dropped(versions)
+        self.sent(messages)
+        versions = np.full(messages, self.version)
+        super().answered(rows, messages)
+        self._counts.append(lambda: self._part.returned(versions))
 
     def aliases(self) -> Mapping[nn.Parameter, Tensor]:
         with self._meeting.counts:
@@ -242,8 +336,6 @@ class FreeShare(Share):
         self._original = dict(zip(self._leaves, part.module.parameters(), strict=True))
         self.gradient = GradientSum(self._leaves)
         self._settled = GradientSum(part.module.parameters())
-        self._adds = False
-        self._counts: list[Callable[[], None]] = []
         self.version = part.version
         self.holds: Snapshot | None = None  # written under the lock of counts
         self._guarding = False
@@ -269,15 +361,11 @@ class FreeShare(Share):
         if self._guarding:
             self._guarding = False
             self.tables.release()
-        if kind is not None or not self._counts:
-            return
-        with self._meeting.counts:
-            if self._adds:
-                self._settled.absorb(self.gradient, self._original)
-            for count in self._counts:
-                count()
-        self._counts.clear()
-        self._adds = False
+        if kind is None:
+            self._end_firing()
+
+    def _hand_in(self) -> None:
+        self._settled.absorb(self.gradient, self._original)
 
     def begin(self) -> None:
         """A pass begins: take over what is not a weight."""
@@ -289,31 +377,9 @@ class FreeShare(Share):
     def hand_over(self, into: GradientSum) -> None:
         into.absorb(self._settled)
 
-    def forget(self) -> None:
-        self.gradient.forget()
-        self._counts.clear()
-        self._adds = False
-
-    def finished(self, instances: int) -> None:
-        with self._meeting.counts:
-            self._part.finished(instances)
-
-    # Rows that leave or come back are counted where the firing is settled, with what it has added.
-
     def sent(self, rows: int, version: int | None = None) -> None:
         seen = self.version if version is None else version
         self._counts.append(lambda: self._part.sent(rows, seen))
-
-    def received(self, rows: int, versions: IntArray, lengths: IntArray | None = None) -> None:
-        self._adds = True
-        self._counts.append(lambda: self._part.received(rows, versions, lengths))
-
-    def answered(self, rows: int, messages: int) -> None:
-        self._adds, seen = True, self.version
-        self._counts.append(lambda: self._part.answered(rows, messages, seen))
-
-    def dropped(self, versions: IntArray) -> None:
-        self._counts.append(lambda: self._part.dropped(versions))
 
     def aliases(self) -> Mapping[nn.Parameter, Tensor]:
         raise AssertionError(f"part '{self.name}' has a node that keeps graphs")
@@ -333,10 +399,17 @@ class AbstractMeeting(ABC):
         """Held by the one that steps."""
         self.progress = 0
         """Instances finished in training, as far as any lane has been told."""
+        self.reserved = 0
+        """What firings under way are adding, in the unit of the trigger; under the lock of
+        counts."""
 
     @abstractmethod
+    def quiet(self) -> AbstractContextManager[object]:
+        """Around a whole step: while no lane may compute, if that is so."""
+
     def taking(self) -> AbstractContextManager[object]:
-        """While sums and counts are taken from lanes, or counted outside of a firing."""
+        """While sums and counts are taken from lanes."""
+        return self.counts
 
     @abstractmethod
     def moving(self) -> AbstractContextManager[object]:
@@ -356,19 +429,14 @@ class Guarded(AbstractMeeting):
         self.shares: list[GuardedShare] = []
 
     @contextmanager
-    def taking(self) -> Iterator[None]:
+    def quiet(self) -> Iterator[None]:
         with ExitStack() as stack:
             for share in self.shares:
                 stack.enter_context(share.lock)
-            stack.enter_context(self.counts)
             yield
 
-    @contextmanager
-    def moving(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for share in self.shares:
-                stack.enter_context(share.lock)
-            yield
+    def moving(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def begin(self) -> None:
         pass
@@ -412,8 +480,8 @@ class Free(AbstractMeeting):
         self.guards_all = False
         self.current: Snapshot = self._snapshot(part.version)
 
-    def taking(self) -> AbstractContextManager[object]:
-        return self.counts
+    def quiet(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     @contextmanager
     def moving(self) -> Iterator[None]:

@@ -60,6 +60,8 @@ class AbstractDoor(Protocol):
 
     packer: Packer
     one_by_one: bool
+    whole: bool
+    """Whether all that are wanted go in together: a minibatch, which nothing cuts."""
 
     def want(self) -> int: ...
 
@@ -115,7 +117,8 @@ class Feeder(AbstractFeeder):
     Args:
         instances: Pulled one by one.
         on_bad: ``raise`` on an instance that is refused, or ``skip`` it: counted and logged.
-        limit: Most instances to pull, or None.
+        limit: Most instances to pull, or None. Where minibatches go in whole, one that has been
+            begun is filled all the same.
     """
 
     def __init__(
@@ -127,6 +130,12 @@ class Feeder(AbstractFeeder):
         self._instances, self._on_bad = instances, on_bad
         self._left = limit
         self._block = Block(instances) if isinstance(instances, InOrder) else None
+        self._fed, self._admitted = Outbox(), 0  # of a minibatch that is not whole yet
+
+    @property
+    def begun(self) -> bool:
+        """Whether instances were admitted that ``feed`` has not handed over: the data block."""
+        return self._admitted > 0
 
     def admit(self, engine: Engine) -> Outbox | None:
         return self.feed(engine.controller)
@@ -137,41 +146,52 @@ class Feeder(AbstractFeeder):
         Raises:
             DataError: An instance is refused and the policy is to raise.
         """
-        while not self.exhausted and (n := door.want()):
-            if door.one_by_one:
-                n = 1
-            else:
-                packed = self._take_packed(n, door.packer)
-                if packed is not None:
-                    return door.admit(packed)
-            batch = self._take(n)
-            if not batch:
-                continue  # the source has ended, or all of them were skipped
-            try:
-                return door.admit(batch)
-            except DataError:
-                if self._on_bad == "raise":
-                    raise
-                good = self._admit_singly(door, batch)
-                if good is not None:
-                    return good
-        return None
+        wanted = 0 if self.exhausted else door.want()
+        while self._admitted < wanted and self._goes_on(door):
+            n, taken = wanted - self._admitted, self.taken
+            if self._left is not None and not door.whole:
+                n = min(n, self._left)
+            self._admitted += self._feed_some(door, n, self._fed)
+            if (self._admitted and not door.whole) or self.taken == taken:
+                break
+        self.exhausted |= self._left is not None and self._left <= 0
+        fed, admitted = self._fed, self._admitted
+        self._fed, self._admitted = Outbox(), 0
+        return fed if admitted else None
 
-    def _take_packed(self, n: int, packer: Packer) -> Packed | None:
-        """Up to n instances of a list; None where they are to be taken one by one."""
-        if self._block is None:
-            return None
-        packed = self._block.take(n if self._left is None else min(n, self._left), packer)
-        if packed is not None:
-            self.taken += len(packed)
-            if self._left is not None:
-                self._left -= len(packed)
-                self.exhausted = self._left == 0
-        return packed
+    def _goes_on(self, door: AbstractDoor) -> bool:
+        """Whether more may be pulled for what is admitted together."""
+        if self.source_ended:
+            return False
+        if self.begun and door.whole:
+            return not self.exhausted or self._block is not None  # what is in memory makes it whole
+        return not self.exhausted and (self._left is None or self._left > 0)
+
+    def _feed_some(self, door: AbstractDoor, n: int, fed: Outbox) -> int:
+        """Pull up to n instances, and admit those that are good; returns how many were."""
+        if door.one_by_one:
+            n = 1
+        elif self._block is not None and (packed := self._block.take(n, door.packer)) is not None:
+            self._count(len(packed))
+            fed.add(door.admit(packed))
+            return len(packed)
+        batch = self._take(n)
+        if not batch:
+            return 0  # the source has ended, or all of them were skipped
+        try:
+            fed.add(door.admit(batch))
+        except DataError:
+            if self._on_bad == "raise":
+                raise
+            return self._admit_singly(door, batch, fed)
+        return len(batch)
+
+    def _count(self, taken: int) -> None:
+        self.taken += taken
+        if self._left is not None:
+            self._left -= taken
 
     def _take(self, n: int) -> list[Instance]:
-        if self._left is not None:
-            n = min(n, self._left)
         if self._block is not None and self._block.loose:
             n = min(n, self._block.loose)
             self._block.loose -= n
@@ -182,12 +202,10 @@ class Feeder(AbstractFeeder):
             if not self.closed:
                 raise  # the user's own
             return []
-        self.taken += len(batch) + refused
+        self._count(len(batch) + refused)
         self.skipped += refused
-        if self._left is not None:
-            self._left -= n
-        self.source_ended = self.source_ended or ended
-        self.exhausted = self.exhausted or ended or self._left == 0
+        self.source_ended |= ended
+        self.exhausted |= ended
         return batch
 
     def _pull(self, n: int) -> tuple[list[Instance], int, bool]:
@@ -215,22 +233,16 @@ class Feeder(AbstractFeeder):
                 break
         return batch, refused, False
 
-    def _admit_singly(self, door: AbstractDoor, batch: list[Instance]) -> Outbox | None:
-        merged: Outbox | None = None
+    def _admit_singly(self, door: AbstractDoor, batch: list[Instance], fed: Outbox) -> int:
+        admitted = 0
         for instance in batch:
             try:
-                out = door.admit([instance])
+                fed.add(door.admit([instance]))
+                admitted += 1
             except DataError as error:
                 self.skipped += 1
                 log.warning("skipped: %s", error)
-                continue
-            if merged is None:
-                merged = out
-            else:
-                merged.deliveries += out.deliveries
-                merged.answered += out.answered
-                merged.spawned += out.spawned
-        return merged
+        return admitted
 
 
 @final

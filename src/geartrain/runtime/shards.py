@@ -27,16 +27,17 @@ Shard: TypeAlias = Callable[[int, int], Iterator[Instance]]
 
 @final
 class CopyDoor:
-    """The controller, for one copy; never asks for more than ``left``."""
+    """The controller, for so many instances that one copy wants."""
 
-    def __init__(self, controller: ControllerState, copy: int, left: int | None) -> None:
-        self._controller, self._copy, self._left = controller, copy, left
+    def __init__(
+        self, controller: ControllerState, copy: int, wanted: int, *, whole: bool = False
+    ) -> None:
+        self._controller, self._copy, self._wanted = controller, copy, wanted
         self.packer: Packer = controller.packer
-        self.one_by_one = controller.one_by_one
+        self.one_by_one, self.whole = controller.one_by_one, whole
 
     def want(self) -> int:
-        n = self._controller.want_of(self._copy)
-        return n if self._left is None else min(n, self._left)
+        return self._wanted
 
     def admit(self, instances: Sequence[Instance] | Packed) -> Outbox:
         return self._controller.admit(instances, self._copy)
@@ -50,8 +51,10 @@ class ShardFeeder(AbstractFeeder):
         shard: Gives a copy its instances.
         lengths: Instances of each shard, one or more.
         positions: How many each copy has taken before; counted on here.
-        limit: Instances to take by all together.
-        total: Whether the end of this pass is that of the data.
+        limit: Instances to take by all together; where minibatches go in whole, one that has been
+            begun is filled all the same.
+        ends: Whether the end of this pass is that of the data.
+        beyond: Instances that the epoch has beyond the limit, and that may fill a minibatch.
         on_bad: As for ``Feeder``.
     """
 
@@ -63,11 +66,16 @@ class ShardFeeder(AbstractFeeder):
         limit: int,
         *,
         ends: bool,
+        beyond: int = 0,
         on_bad: OnBadInstance = "raise",
     ) -> None:
         self._shard, self._lengths, self._positions = shard, lengths, positions
         self._left, self._ends, self._on_bad = limit, ends, on_bad
+        self._beyond = beyond
         self._feeders = [self._lap(k) for k in range(len(lengths))]
+        self._counted = [(0, 0) for _ in lengths]  # of what each lap has taken and skipped
+        self._fed = [Outbox() for _ in lengths]  # of minibatches that are not whole yet
+        self._admitted = [0 for _ in lengths]
         self._close_if_done()
 
     def close(self) -> None:
@@ -82,8 +90,6 @@ class ShardFeeder(AbstractFeeder):
 
     def admit(self, engine: Engine) -> Outbox | None:
         for k in range(len(self._feeders)):
-            if self.exhausted:
-                return None
             out = self._feed(k, engine.controller)
             if out is not None:
                 return out
@@ -91,21 +97,41 @@ class ShardFeeder(AbstractFeeder):
 
     def _feed(self, k: int, controller: ControllerState) -> Outbox | None:
         """For one copy; goes on to the next lap where a shard ends."""
-        while not self.exhausted and controller.want_of(k):
+        whole = controller.whole
+        wanted = 0 if self.exhausted else controller.want_of(k)
+        while self._wants(k, wanted):
+            n = min(wanted - self._admitted[k], self._left + self._beyond if whole else self._left)
             feeder = self._feeders[k]
-            before, skipped = feeder.taken, feeder.skipped
-            out = feeder.feed(CopyDoor(controller, k, self._left))
-            taken = feeder.taken - before
-            self._positions[k] += taken
-            self.taken += taken
-            self.skipped += feeder.skipped - skipped
-            self._left -= taken
-            self._close_if_done()
-            if feeder.exhausted and not self.closed:
-                self._feeders[k] = self._lap(k)
+            out = feeder.feed(CopyDoor(controller, k, n))
+            good = self._count(k)
             if out is not None:
-                return out
-        return None
+                self._fed[k].add(out)
+                self._admitted[k] += good
+            if feeder.exhausted and not self.closed:
+                self._feeders[k], self._counted[k] = self._lap(k), (0, 0)
+            if self.closed or (self._admitted[k] and not whole):
+                break
+        fed, admitted = self._fed[k], self._admitted[k]
+        self._fed[k], self._admitted[k] = Outbox(), 0
+        return fed if admitted else None
+
+    def _wants(self, k: int, wanted: int) -> bool:
+        if self.closed:
+            return self._feeders[k].begun
+        begun = self._admitted[k]
+        return begun < wanted and not self.source_ended and (begun > 0 or not self.exhausted)
+
+    def _count(self, k: int) -> int:
+        """What a copy has taken since it was counted; returns how many of it were not skipped."""
+        feeder, (taken, skipped) = self._feeders[k], self._counted[k]
+        self._counted[k] = feeder.taken, feeder.skipped
+        taken, skipped = feeder.taken - taken, feeder.skipped - skipped
+        self._positions[k] += taken
+        self.taken += taken
+        self.skipped += skipped
+        self._left -= taken
+        self._close_if_done()
+        return taken - skipped
 
     def _lap(self, k: int) -> Feeder:
         feeder = Feeder(self._shard(k, self._positions[k] % self._lengths[k]), self._on_bad)
@@ -115,7 +141,7 @@ class ShardFeeder(AbstractFeeder):
     def _close_if_done(self) -> None:
         if self._left <= 0:
             self.exhausted = True
-            self.source_ended = self._ends
+            self.source_ended = self._ends or 0 < self._beyond <= -self._left
 
 
 @final
@@ -136,6 +162,7 @@ class PullFeeder(AbstractFeeder):
         limit: int | None = None,
     ) -> None:
         self._feeder, self._positions = Feeder(instances, on_bad, limit), positions
+        self._turn = 0  # the copy that is fed
 
     def close(self) -> None:
         super().close()
@@ -147,11 +174,18 @@ class PullFeeder(AbstractFeeder):
     def admit(self, engine: Engine) -> Outbox | None:
         controller, feeder = engine.controller, self._feeder
         for k in range(controller.copies):
-            before = feeder.taken
-            out = feeder.feed(CopyDoor(controller, k, None)) if controller.want_of(k) else None
-            self._positions[k] += feeder.taken - before
-            self.taken, self.skipped = feeder.taken, feeder.skipped
-            self.exhausted, self.source_ended = feeder.exhausted, feeder.source_ended
+            if not feeder.begun:  # else a minibatch was begun and data did not answer
+                self._count()
+                self._turn = k
+            door = CopyDoor(controller, k, controller.want_of(k), whole=controller.whole)
+            out = feeder.feed(door)
+            self._count()
             if out is not None:
                 return out
         return None
+
+    def _count(self) -> None:
+        feeder = self._feeder
+        self._positions[self._turn] += feeder.taken - self.taken
+        self.taken, self.skipped = feeder.taken, feeder.skipped
+        self.exhausted, self.source_ended = feeder.exhausted, feeder.source_ended

@@ -303,7 +303,7 @@ class _Clockwork:
             self._watch.stepped(w, step, self._now)
         for part, holds in firing.held.items():
             self._engine.controller.hold(part, holds)
-        self._settle(firing.outbox, w)
+        self._settle(firing.outbox)
         for to, delivery in firing.elsewhere:
             self._send(w, to, delivery)
         self._send_letters(w, firing.letters)
@@ -344,15 +344,16 @@ class _Clockwork:
         self._engine.workers[w].receive(letter)
         self._turn(w)
 
-    def _settle(self, out: Outbox, by: int) -> None:
-        self._count(out, by)
-        self._admit(by)
+    def _settle(self, out: Outbox) -> None:
+        self._count(out)
+        self._admit()
 
-    def _count(self, out: Outbox, by: int) -> None:
+    def _count(self, out: Outbox) -> None:
         """Let the controller count a worker's answers, and tell of instances that have finished."""
         engine = self._engine
-        if finished := engine.settle(out):
-            for w, told in engine.tell_finished(finished, by):
+        if engine.settle(out):
+            news = engine.tell_finished()
+            for w, told in news:
                 worker = engine.workers[w]
                 for step in worker.finished(told):
                     self._watch.stepped(w, step, self._now)
@@ -361,10 +362,12 @@ class _Clockwork:
                         self._watch.stepped(w, step, self._now)
                     self._send_letters(w, worker.take_letters())
             self._watch.finished(engine, self._now)
+            for w, _ in news:
+                self._turn(w)  # what has waited for these may go on
 
-    def _admit(self, by: int = 0) -> None:
+    def _admit(self) -> None:
         while (out := self._feeder.admit(self._engine)) is not None:
             for delivery in out.deliveries:
                 w = self._engine.home[delivery.node]
                 self._at(self._now, lambda w=w, d=delivery: self._deliver(w, d))  # type: ignore[misc]
-            self._count(out, by)
+            self._count(out)

@@ -228,7 +228,7 @@ class _Run:
         worker = self._engine.workers[w]
         try:
             if admits:
-                self._admit(w)
+                self._admit()
             while True:
                 for item in self._receive(w, worker.ready):
                     if isinstance(item, Delivery):
@@ -320,31 +320,30 @@ class _Run:
                 self._watch.stepped(w, step, now)
             for part, holds in firing.held.items():
                 self._engine.controller.hold(part, holds)
-            settles = bool(out.answered or out.spawned or firing.held)
-            if settles:
-                self._count(out, w)
+            if settles := bool(out.answered or out.spawned or firing.held):
+                self._count(out)
             elif out.rounds:
                 self._engine.controller.rounds.add(out.rounds)
         for worker, delivery in firing.elsewhere:
             self._post(worker, delivery)
         self._post_letters(firing.letters)
         if settles:  # last, as the data may keep this thread
-            self._admit(w)
+            self._admit()
 
-    def _count(self, out: Outbox, by: int) -> None:
+    def _count(self, out: Outbox) -> None:
         """Let the controller count a worker's answers, and tell of instances that have finished."""
-        if finished := self._engine.settle(out):
-            for w, told in self._engine.tell_finished(finished, by):
+        if self._engine.settle(out):
+            for w, told in self._engine.tell_finished():
                 self._post(w, told)
             self._watch.finished(self._engine, self._now())
 
-    def _admit(self, by: int) -> None:
+    def _admit(self) -> None:
         """Fill up, unless another worker is asking the data: then that one will."""
         with self._control:
             if self._outside.thread is not None:
                 return
             while (out := self._feeder.admit(self._engine)) is not None:
-                self._count(out, by)
+                self._count(out)
                 for delivery in out.deliveries:
                     self._post(self._engine.home[delivery.node], delivery)
             if self._engine.replicas is not None:

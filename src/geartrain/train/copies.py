@@ -80,6 +80,7 @@ class Feed:
             replicas.positions,
             left if limit is None else min(limit, left),
             ends=limit is None or limit >= left,
+            beyond=0 if limit is None else max(0, left - limit),
             on_bad=self._on_bad,
         )
 

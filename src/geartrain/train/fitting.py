@@ -140,22 +140,28 @@ class Fitting:
             if self._is_due():  # here, as a resumed run may have been interrupted in validation
                 self._enter(epoch_ended=False)
                 continue
+            before = at.taken
             ended = self._stretch(feed)
             self._meet(now=False)
             if ended:
                 if not at.taken:
                     raise DataError(f"the training data gave no instance in epoch {at.epoch}")
+                self._source.require_whole(at.taken, f"epoch {at.epoch}")
                 self._flush()
                 self._enter(epoch_ended=True)
                 return
-            if self._every is not None and at.taken % self._every == 0 and not self._is_due():
+            if self._saves_between(before, at.taken) and not self._is_due():
                 self._agree()
                 self._save(is_best=False)
 
     def _is_due(self) -> bool:
-        """Whether this is a point within the epoch to validate at, and was not yet."""
+        """Whether there was a point within the epoch to validate at, and nobody has yet."""
         at = self._s._position
-        return at.taken in self._points[:-1] and at.taken > at.entered
+        return any(at.entered < point <= at.taken for point in self._points[:-1])
+
+    def _saves_between(self, before: int, after: int) -> bool:
+        """Whether a checkpoint within the epoch is due; minibatches that are whole go past it."""
+        return self._every is not None and after // self._every > before // self._every
 
     def _enter(self, *, epoch_ended: bool) -> None:
         """Validate, and add to the history what was trained since its last entry."""
@@ -287,12 +293,21 @@ class Fitting:
         except KeyboardInterrupt:
             if s._engine is not None:
                 self._account(engine, feeder, watch, watch.now_s, began)
+                self._rest(engine)
             raise
         self._account(engine, feeder, watch, seconds, began)
+        self._rest(engine)
         if measure:
             s._costs = watch.busy
             log.info("measured, in seconds: %s", watch.busy)
         return feeder.source_ended
+
+    def _rest(self, engine: Engine) -> None:
+        """The steps that fall due as lanes hand in what they have gathered."""
+        with self._counted():
+            steps = engine.rest()
+        for worker, step in steps:
+            self._tell_steps(worker, [step])
 
     def _account(
         self, engine: Engine, feeder: AbstractFeeder, watch: Observer, seconds: float, began: int

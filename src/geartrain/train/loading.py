@@ -102,7 +102,7 @@ def _load_all(
     put_parts(everything, parts)
     if put is not None:
         put()
-    session._position = position
+    session._position, session._met = position, position.trained
     session._engine, session._plain, session._memories = None, None, memories
     random.set()
     used = document.get("kernels", kernels_kind())

@@ -318,6 +318,7 @@ class Session:
         feeder = Feeder(source.epoch(0), "raise")
         watch = Observer(self.instruments, "predict", 0, 0, source.length, self.parts, 0.0)
         self._run(engine, feeder, watch)
+        source.require_whole(feeder.taken, "the data to predict")
         outputs = {
             name: _by_instance(collected, feeder.taken)
             for name, collected in engine.collected().items()
@@ -531,6 +532,7 @@ class Session:
                 self.instruments, "evaluate", epoch, epochs, source.length, self.parts, began
             )
             seconds = self._run(engine, feeder, watch)
+        source.require_whole(feeder.taken, "an evaluation")
         return Evaluation(means_of(engine.sums()), feeder.taken - feeder.skipped, seconds)
 
     def _require_metric(self, until: Target | None) -> None:
@@ -560,7 +562,7 @@ class Session:
         for group in self._groups():
             every = group[0].mixer.every
             trained = self._position.trained
-            due = every is not None and trained % every == 0 and trained != self._met
+            due = every is not None and trained // every > self._met // every
             if now or due:
                 group[0].mixer.mix(group)
         self._met = self._position.trained

@@ -39,6 +39,7 @@ def parts_to_tensors(parts: Mapping[str, PartState]) -> tuple[dict[str, Tensor],
             "version": part.version,
             "rows": part.rows,
             "instances": part.instances,
+            "over": part.over,
             "staleness": list(part.histogram()),
             "optimizer": None,
             "scheduler": None,
@@ -68,6 +69,7 @@ class PartEntry:
     optimizer: Mapping[str, Any] | None
     scheduler: Mapping[str, Any] | None
     view: Mapping[str, Any] | None = None
+    over: Count = 0  # of what the trigger counts; not in runs from before updates counted it
 
 
 @final
@@ -325,6 +327,7 @@ def _put_one(part: PartState, found: FoundPart) -> None:
     part.module.load_state_dict(found.weights)
     entry = found.entry
     part.version, part.rows, part.instances = entry.version, entry.rows, entry.instances
+    part.over = entry.over
     part.load_histogram(entry.staleness)
     if part.optimizer is not None and found.optimizer is not None:
         put_optimizer_state(part.optimizer, found.optimizer)

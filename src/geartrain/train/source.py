@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from geartrain.data.loader import seeded
 from geartrain.errors import DataError
 from geartrain.ir.columns import Columns
-from geartrain.ir.instance import InOrder, Instance
+from geartrain.ir.instance import InOrder, Instance, stopped
 from geartrain.runtime.interrupt import asks_data
 from geartrain.train.random_state import random_state_kept
 
@@ -92,8 +92,25 @@ class Source:
         Raises:
             DataError: The data end before it.
         """
-        items = self._items(number, start)
-        return items if self._convert is None else map(self._convert, items)
+        return self._converted(self._items(number, start))
+
+    def require_whole(self, taken: int, what: str) -> None:
+        """After a pass; one over items by their places cannot end too early.
+
+        Args:
+            taken: Instances that it gave, refused ones among them.
+            what: The pass.
+
+        Raises:
+            DataError: They are fewer than the data say that they have.
+        """
+        length = None if self._map_style else self.length
+        if length is not None and taken < length:
+            raise DataError(
+                f"{what} ended after {taken} of {length} instances, which is the length that the "
+                f"{type(self._data).__name__} has; find out why it ends too early, or let it have "
+                "the length that it gives"
+            )
 
     def shard(self, number: int, copy: int, copies: int, start: int = 0) -> Iterator[Instance]:
         """Every so-many-th instance of an epoch's order.
@@ -104,14 +121,7 @@ class Source:
             copies: Shards.
             start: Position within the shard to begin with.
         """
-        data: Any = self._data
-        order = self._order(number)[copy::copies][start:]
-        items: Iterator[Any] = (
-            InOrder(data, order)
-            if type(data) in (list, tuple, Columns)
-            else map(data.__getitem__, order)
-        )
-        return items if self._convert is None else map(self._convert, items)
+        return self._converted(self._in_order(self._order(number)[copy::copies][start:]))
 
     def require_shards(self, copies: int) -> None:
         """Raises:
@@ -136,6 +146,16 @@ class Source:
         if self._map_style and start > len(self):
             raise _ends_before(start, len(self))
 
+    def _in_order(self, order: Any) -> Iterator[Any]:
+        """Items of map-style data at these places."""
+        data: Any = self._data
+        if type(data) in (list, tuple, Columns):
+            return InOrder(data, order)
+        return map(_not_the_end(data.__getitem__), order)
+
+    def _converted(self, items: Iterator[Any]) -> Iterator[Instance]:
+        return items if self._convert is None else map(_not_the_end(self._convert), items)
+
     def _order(self, number: int) -> Any:
         """Places in map-style data, in the order of an epoch."""
         data: Any = self._data
@@ -156,10 +176,7 @@ class Source:
             set_epoch(number)
         if self._map_style:
             self.require_start(start)
-            order = self._order(number)[start:]
-            if type(data) in (list, tuple, Columns):
-                return InOrder(data, order)
-            return map(data.__getitem__, order)
+            return self._in_order(self._order(number)[start:])
         with random_state_kept():
             if isinstance(data, DataLoader):
                 return self._loaded(data, number, start)
@@ -177,6 +194,23 @@ class Source:
             _skip(items, start)
             first = list(itertools.islice(items, 1))  # a sampler draws when it is first asked
         return itertools.chain(first, items)
+
+
+def _not_the_end(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same function; a ``StopIteration`` in it is an error, not the end of the data."""
+
+    def call(item: Any) -> Any:
+        try:
+            return function(item)
+        except StopIteration as error:
+            called = getattr(function, "__qualname__", repr(function))
+            raise stopped(f"{called}({_short(item)})") from error
+
+    return call
+
+
+def _short(item: Any) -> str:
+    return repr(item) if isinstance(item, int | str) else type(item).__name__
 
 
 def _skip(items: Iterator[Any], n: int) -> None:
@@ -200,8 +234,10 @@ def _batched(loader: DataLoader[Any]) -> bool:
 
 
 def _loader_length(loader: DataLoader[Any]) -> int:
-    if not _batched(loader) or loader.batch_size is None:
+    if not _batched(loader):
         return len(loader)
+    if loader.batch_size is None:
+        raise TypeError("a batch sampler says how many batches it has, and not how large they are")
     if isinstance(loader.dataset, IterableDataset):
         return len(loader.dataset)  # type: ignore[arg-type]
     if loader.drop_last:

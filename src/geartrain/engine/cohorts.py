@@ -1,0 +1,126 @@
+"""Updates of so many instances: whose gradients may be added now, and whose wait.
+
+    turn        0 1 2 3 │ 4 5 6 7 │ 8 9 ...        in the order of admission
+    cohort      present │    1    │    2
+                added   │  wait at the part; forward they go on
+
+A part whose update is to be of n instances takes the gradients of a cohort of n. When all of these
+have finished it steps, and the next cohort is the present one. Every part agrees on the order, so
+the instance that came first is of the present cohort wherever it goes: there is always one that can
+go on, whatever the numbers of other parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import final
+
+import numpy as np
+
+from geartrain.engine.router import Delivery
+from geartrain.ir.frame import Arena
+from geartrain.ir.message import Backward, Forward, IntArray, distinct
+
+
+@final
+class Cohorts:
+    """The instances that come by one part, or one copy of it.
+
+    Args:
+        arena: Knows an instance's turn.
+        n: Instances of a cohort.
+        first: The turn of the next instance.
+        begun: Instances of the present cohort that have finished before.
+        copy, copies: It is one of so many copies, each of which gets every so-many-th turn.
+    """
+
+    def __init__(
+        self, arena: Arena, n: int, first: int, begun: int, copy: int = 0, copies: int = 1
+    ) -> None:
+        self._arena, self._n = arena, n
+        self._copy, self._copies = copy, copies
+        self._base = int(self._place(np.array([first]))[0]) - begun
+        self._done = {0: begun}  # finished, by cohort
+        self._present = 0
+        self._waiting: dict[int, list[Delivery]] = {}
+
+    def sort(self, delivery: Delivery, slots: IntArray) -> list[Delivery]:
+        """What may be added now; the rest waits.
+
+        Args:
+            delivery: Some messages.
+            slots: int64, of their instances.
+        """
+        cohorts = self._cohort(self._arena.turn[slots])
+        least, most = int(cohorts.min()), int(cohorts.max())
+        if most <= self._present:
+            return [delivery]
+        if least == most:
+            self._wait(most, delivery)
+            return []
+        now: list[Delivery] = []
+        for cohort, batch in _apart(delivery.batch, cohorts):
+            piece = Delivery(delivery.node, delivery.port, batch)
+            if cohort <= self._present:
+                now.append(piece)
+            else:
+                self._wait(cohort, piece)
+        return now
+
+    def finished(self, turns: IntArray) -> Iterator[int]:
+        """Instances have finished: how many of the present cohort, then of those that follow it.
+
+        After each number the part may be due; the next cohort is present when it is asked for.
+        """
+        if self._copies > 1:
+            turns = turns[turns % self._copies == self._copy]
+        if turns.size:
+            of = self._cohort(turns)
+            for cohort, many in zip(*np.unique(of, return_counts=True), strict=True):
+                self._done[int(cohort)] = self._done.get(int(cohort), 0) + int(many)
+            yield int((of == self._present).sum())
+        while self._done.get(self._present, 0) == self._n:
+            del self._done[self._present]
+            self._present += 1
+            yield self._done.get(self._present, 0)
+
+    def take(self) -> list[Delivery]:
+        """What has waited and may be added now."""
+        return self._waiting.pop(self._present, [])
+
+    def ahead(self, turn: int) -> int:
+        """Cohorts before that of an instance, the present one among them."""
+        return max(0, int(self._cohort(np.array([turn]))[0]) - self._present)
+
+    def _cohort(self, turns: IntArray) -> IntArray:
+        found: IntArray = (self._place(turns) - self._base) // self._n
+        return found
+
+    def _place(self, turns: IntArray) -> IntArray:
+        """Among the turns of this copy."""
+        if self._copies == 1:
+            return turns
+        found: IntArray = (turns + (self._copies - 1 - self._copy)) // self._copies
+        return found
+
+    def _wait(self, cohort: int, delivery: Delivery) -> None:
+        self._waiting.setdefault(cohort, []).append(delivery)
+
+
+def _apart(
+    batch: Forward | Backward, cohorts: IntArray
+) -> Iterator[tuple[int, Forward | Backward]]:
+    """The messages of each cohort; cut, not gathered, where they come one after the other."""
+    values = distinct(cohorts)
+    if (np.diff(cohorts) >= 0).all():
+        ends = np.searchsorted(cohorts, values, side="right").tolist()
+        start = 0
+        for cohort, end in zip(values.tolist(), ends, strict=True):
+            piece = batch
+            if end < cohorts.size:
+                piece, batch = batch.cut(end - start)
+            yield cohort, piece
+            start = end
+        return
+    for cohort in values.tolist():
+        yield cohort, batch.take(np.flatnonzero(cohorts == cohort))
