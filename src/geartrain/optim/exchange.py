@@ -16,8 +16,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, final
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, Protocol, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -101,6 +101,9 @@ class Ledger:
 
     Between stretches ``came == applied + dropped`` for every copy, and over all copies
     ``sent == came + lost``; ``merged`` of those applied came in company.
+
+    ``meetings`` says how often the copy's weights were mixed with others': a pair that meets counts
+    it twice, once each. Exchanges of gradients have none.
     """
 
     rounds: int = 0  # own gradients
@@ -111,14 +114,19 @@ class Ledger:
     merged: int = 0
     dropped: int = 0
     lost: int = 0  # of those sent: the receiver was absent
+    meetings: int = 0
+    declined: int = 0  # of those sent: what the receiver did not take up
     staleness: dict[int, int] = field(default_factory=dict)  # versions passed under way -> letters
 
     def add(self, other: Ledger) -> None:
         """Count what another has counted as well."""
-        for name in ("rounds", "sent", "bytes", "came", "applied", "merged", "dropped", "lost"):
+        for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for age, letters in other.staleness.items():
             self.staleness[age] = self.staleness.get(age, 0) + letters
+
+
+_COUNTS: Final = tuple(f.name for f in fields(Ledger) if f.name != "staleness")
 
 
 @final
@@ -198,6 +206,11 @@ class Member:
     def write(self, weights: Sequence[Tensor]) -> None:
         """Overwrite the weights; the version grows by one, the optimiser's state stays."""
         self.part.overwrite(weights)
+
+    def meet(self, weights: Sequence[Tensor]) -> None:
+        """Overwrite the weights with what they have become by those of others; it is counted."""
+        self.ledger.meetings += 1
+        self.write(weights)
 
     def send(self, to: int, kind: str, tensors: Tensors, weight: float = 1.0) -> None:
         """Send a letter with copies of the tensors."""

@@ -93,7 +93,7 @@ class PushSum(AbstractExchange):
             for total, share in zip(x, letter.tensors, strict=True):
                 assert share is not None, "weights have no gaps"
                 total.add_(share)
-        me.write([total.div_(omega) for total in x])
+        me.meet([total.div_(omega) for total in x])
         me.numbers["omega"] = omega
 
     @torch.no_grad()

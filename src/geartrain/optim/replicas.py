@@ -438,7 +438,7 @@ class Replicas:
         for desk in self.all_desks():
             me, entry = desk.member, document["members"][desk.member.part.name]
             me.rounds = entry["rounds"]
-            me.numbers = dict(entry["numbers"])
+            me.numbers |= entry["numbers"]
             me.tensors = {
                 key: [tensors[f"{me.part.name}/exchange/{key}/{i}"].clone() for i in range(n)]
                 for key, n in entry["tensors"].items()

@@ -173,6 +173,8 @@ def _copy_event(
         bytes_per_round=since("bytes") / rounds if rounds else 0.0,
         staleness=staleness_of(_ages(new, old)),
         present=present,
+        meetings=since("meetings"),
+        declined=since("declined"),
     )
 
 
