@@ -174,6 +174,7 @@ def _copy_event(
         staleness=staleness_of(_ages(new, old)),
         present=present,
         meetings=since("meetings"),
+        meetings_per_round=since("meetings") / since("rounds") if since("rounds") else 0.0,
         declined=since("declined"),
     )
 
