@@ -81,6 +81,22 @@ def test_how_often_copies_have_met_is_in_the_summary_the_json_the_log_and_the_pa
     assert "declined" in page and "meetings/gradient" in page
 
 
+def test_a_mixer_that_drives_copies_apart_is_named_on_the_screen_and_in_the_log(
+    geartrain, tmp_path
+):
+    given = ("--runtime", "simulated", "--replicas", "5", "--topology", "ring")
+    found = geartrain("train", "listreduce", *FEW, *given, "--out", tmp_path / "run")
+    assert found.status == 0, found.err
+    told = "5 copies, NearestNeighbours, topology='ring': the least eigenvalue of I + A"
+    assert found.err.count(told) == 1
+    log = (tmp_path / "run" / "run.log").read_text(encoding="utf-8")
+    assert log.count(told) == 1 and "--mixer weights" in log
+    found = geartrain(
+        "train", "listreduce", *FEW, *given, "--mixer", "weights", "--out", tmp_path / "other"
+    )
+    assert found.status == 0 and "eigenvalue" not in found.err
+
+
 def test_simulate_measures_and_trains(geartrain, tmp_path):
     found = geartrain(
         "simulate", "listreduce", *FEW, "--option", "whole=0", "--replicas", "5",

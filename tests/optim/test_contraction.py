@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.optim import SGD
 
 from geartrain.optim.centre import DelayedNesterov, ElasticAverage
 from geartrain.optim.exchange import AbstractExchange, Member, NearestNeighbours
@@ -216,3 +217,64 @@ def test_gradients_alone_bring_nobody_closer(copies, still, make, graph, speeds,
     hand, before, _ = run(copies, make(), graph, speeds, latency, still, 10)
     assert torch.equal(hand.x, before)
     assert not any(m.ledger.meetings for m in hand.members)
+
+
+GRADIENTS = {
+    "published": NearestNeighbours,
+    "every fourth": partial(NearestNeighbours, 4),
+    "a fifth": partial(NearestNeighbours, scale=0.2),
+    "staleness-aware": StalenessAware,
+    "delay-compensated": partial(CompensatedNeighbours, 0.001),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "graph"),
+    [
+        *(("published", graph) for graph in GRAPHS if graph != "torus 4x4"),
+        *((name, graph) for name in GRADIENTS for graph in ("ring of 5", "torus 3x3", "full 4")),
+    ],
+)
+def test_copies_that_send_gradients_drift_apart_just_where_they_are_advised_against(
+    copies, name, graph
+):
+    n, topology = GRAPHS[graph]
+    hand = copies(GRADIENTS[name](), n=n, topology=topology, optimizer=partial(SGD, lr=0.05))
+    before = hand.x
+    weights = [m.weights()[0].flatten() for m in hand.members]
+    hand.clocked(40, lambda k: weights[k])  # the gradient of half the square
+    hand.settle()
+    if hand.exchange.advice() is None:
+        assert spread(hand.x) < 1.01 * spread(before)
+    else:
+        assert spread(hand.x) > 1.5 * spread(before)
+
+
+def test_advice_gives_the_eigenvalue_and_a_scale_that_brings_copies_together(copies):
+    for n, topology, least, scale in (
+        (4, "ring", "-1.00", "0.33"),
+        (5, "ring", "-0.62", "0.33"),
+        (16, "torus", "-3.00", "0.2"),
+        (8, "exponential", "-0.71", "0.25"),
+    ):
+        advice = copies(NearestNeighbours(), n=n, topology=topology).exchange.advice()
+        assert f"least eigenvalue of I + A, A being this graph, is {least}: below 0" in advice
+        assert f"averages, or NearestNeighbours(scale={scale}), or topology='full'" in advice
+        again = NearestNeighbours(scale=float(scale))
+        assert copies(again, n=n, topology=topology).exchange.advice() is None
+    often = copies(NearestNeighbours(2), n=16, topology="torus").exchange.advice()
+    assert "I + 0.5 A, A being this graph, is -1.00" in often and "(scale=0.4)" in often
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(DecentralizedSGD, torch.eye(4).tolist()),
+        partial(DecentralizedSGD, [[0, 0.5, 0, 0.5], [0.5, 0, 0.5, 0]] * 2),
+        partial(PushSum, matrix=[[0, 0.5, 0, 0.5], [0.5, 0, 0.5, 0]] * 2, least=0.01),
+    ],
+)
+def test_a_matrix_by_which_some_difference_stays_is_advised_against(copies, make):
+    hand = copies(make())
+    assert "absolute value 1" in hand.exchange.advice()
+    assert copies(DecentralizedSGD()).exchange.advice() is None

@@ -92,9 +92,7 @@ def session(exchange, runtime=None, *, copies=3, optimizer=None, **settings) -> 
         graph,
         rules=Rules(optimizer=made, update_every=EACH),
         runtime=runtime or Simulated(1),
-        **(
-            {"max_active": 1, "replicas": Neighbours(copies=copies, exchange=exchange)} | settings
-        ),
+        **({"max_active": 1, "replicas": Neighbours(copies=copies, exchange=exchange)} | settings),
     )
 
 

@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 
 from geartrain.optim.exchange import AbstractExchange, Letter, Member, Tensors, copies
-from geartrain.optim.mixing import Matrix, check_doubly_stochastic, metropolis, uniform
+from geartrain.optim.mixing import (
+    Matrix,
+    advice_on_matrix,
+    check_doubly_stochastic,
+    metropolis,
+    uniform,
+)
 from geartrain.optim.topology import levels_of
 
 MixingWeights: TypeAlias = Literal["metropolis", "uniform"] | Matrix
@@ -67,6 +73,9 @@ class DecentralizedSGD(AbstractExchange):
         self._held = [None for _ in members]
         for me in members:
             me.numbers |= {"round": 0, "mixed": 0, "first": 1}
+
+    def advice(self) -> str | None:
+        return advice_on_matrix("DecentralizedSGD(weights=...)", self._matrix)
 
     def stepping(self, me: Member, gradients: Tensors) -> Tensors | None:
         if not me.senders or not me.present or not self.due(me):
@@ -234,8 +243,10 @@ class PairAverage(AbstractExchange):
         if me.numbers["partner"] != _NOBODY:
             return
         self._answer(me)
+        if not me.numbers["owed"]:
+            return
         present = [k for k in self._above[me.index] if self.members[k].present]
-        if me.numbers["owed"] and present:
+        if present:
             partner = random.Random(f"{self.seed}/{me.index}/{me.rounds}").choice(present)
             me.numbers |= {"partner": partner, "offered": me.rounds, "owed": 0}
             me.send(partner, "offer", me.weights(), me.rounds)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from geartrain.optim.exchange import AbstractExchange, Inbox, Letter, Member, Tensors
-from geartrain.optim.mixing import Matrix, check_column_stochastic, shares
+from geartrain.optim.mixing import Matrix, advice_on_matrix, check_column_stochastic, shares
 
 
 @final
@@ -73,6 +73,11 @@ class PushSum(AbstractExchange):
         self._before = [[] for _ in members]
         for me in members:
             me.numbers |= {"omega": 1.0, "pushes": 0}
+
+    def advice(self) -> str | None:
+        if self.matrix is None or self._shares is None:
+            return None
+        return advice_on_matrix("PushSum(matrix=...)", self._shares)
 
     def stepping(self, me: Member, gradients: Tensors) -> Tensors | None:
         if me.numbers["omega"] != 1.0:

@@ -209,6 +209,7 @@ class Replicas:
         lock: Callable[[], AbstractLock] = NoLock,
     ) -> None:
         self.setting, self.copies = setting, setting.copies
+        self._advised = False
         self._base = parts
         self.positions = [0] * self.copies  # instances of this epoch that each copy has taken
         self.desks: dict[str, list[Desk]] = {
@@ -237,6 +238,19 @@ class Replicas:
         exchange.lock = lock()
         exchange.prepare(members)
         return [Desk(exchange, m) for m in members]
+
+    def advice(self) -> str | None:
+        """What speaks against training so; None: nothing, or it has been said."""
+        if self._advised:
+            return None
+        self._advised = True
+        exchange = next((d.exchange for d in self.all_desks()), None)
+        said = None if exchange is None else exchange.advice()
+        if said is None:
+            return None
+        topology = self.setting.topology
+        named = f"topology={topology!r}" if isinstance(topology, str) else "this topology"
+        return f"{self.copies} copies, {self.exchange_name}, {named}: {said}"
 
     def all_desks(self) -> Iterator[Desk]:
         for desks in self.desks.values():

@@ -18,9 +18,18 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, final
 
-from geartrain.optim.exchange import AbstractTopology
+
+class AbstractTopology(Protocol):
+    """Who is whose neighbour."""
+
+    def neighbours(self, copies: int) -> Sequence[Sequence[int]]:
+        """For each copy the copies that it sends to.
+
+        Raises:
+            ValueError: It cannot be made of so many copies; says why.
+        """
 
 
 @final
