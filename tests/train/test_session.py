@@ -39,6 +39,17 @@ class Pairs(Dataset):
         return self._instances[i].inputs["x"], self._instances[i].vertex["label"]
 
 
+class ConvertsByEpoch:
+    """An object whose call asks for the epoch."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, pair, *, epoch):
+        self.seen.append(epoch)
+        return to_instance(pair)
+
+
 class Again:
     """Starts anew for every epoch; knows no length."""
 
@@ -57,6 +68,41 @@ def to_instance(pair):
 def simulated(graph, **options):
     options.setdefault("rules", gt.Rules(optimizer=SGD, update_every=8))
     return gt.Session(graph, runtime=options.pop("runtime", None) or gt.Simulated(), **options)
+
+
+@pytest.mark.parametrize("shards", [None, "static", "pull"])
+def test_convert_is_told_the_epoch_if_it_asks_for_it(shards, make_line, make_rows, tmp_path):
+    def session(convert):
+        copies = None
+        if shards is not None:
+            copies = gt.Neighbours(copies=2, exchange="weights", shards=shards)
+        return simulated(make_line().graph, convert=convert, replicas=copies)
+
+    pairs = Pairs(make_rows(12))
+    convert = ConvertsByEpoch()
+    told = session(convert)
+    told.fit(pairs, epochs=2, folder=tmp_path, checkpoint_every=6, keep_last=9)
+    assert [convert.seen.count(epoch) for epoch in (1, 2)] == [12, 12]
+    assert convert.seen[0] == 0 == convert.seen.index(0)  # one item was looked at first, for shapes
+    convert.seen.clear()
+    told.evaluate(pairs)
+    told.predict(pairs)
+    assert convert.seen == [0] * 24
+    convert.seen.clear()
+    resumed = session(convert)
+    resumed.load(sorted(tmp_path.glob("*18*.safetensors"))[0])
+    resumed.fit(pairs, epochs=3)
+    assert [convert.seen.count(epoch) for epoch in (1, 2, 3)] == [0, 6, 12]
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [to_instance, lambda pair, *epoch: to_instance(pair), lambda pair, **k: to_instance(pair)],
+    ids=["plain", "positional", "named"],
+)
+def test_convert_is_told_no_epoch_that_it_does_not_name(convert, make_line, make_rows):
+    fit = simulated(make_line().graph, convert=convert).fit(Pairs(make_rows(5)), epochs=1)
+    assert fit.instances == 5
 
 
 @pytest.mark.parametrize("kind", ["list", "dataset", "loader", "loader of singles", "iterable"])
@@ -572,6 +618,41 @@ def test_parts_step_by_their_own_rules_in_one_session(make_line, make_rows):
     assert torch.equal(line.first.weight, first)
     moved = float((line.second.weight.detach() - second).norm())
     assert 0 < moved <= 2 * 0.1 * 1e-3
+
+
+def test_the_learning_rate_of_now_can_be_read_between_fits_and_while_one_runs(make_line, make_rows):
+    read = []
+
+    class Reading(gt.AbstractInstrument):
+        def on_epoch_ended(self, event: EpochEnded) -> None:
+            read.append(session.learning_rates())
+
+    line = make_line()
+    rules = gt.Rules(
+        optimizer=SGD,
+        update_every=gt.Instances(10),
+        schedule=lambda trained: 1 if trained < 30 else 0.5,
+        scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=3, gamma=0.1),
+    )
+    session = simulated(line.graph, rules=rules, instruments=[Reading()])
+    assert session.learning_rates() == {"first": [0.1], "second": [0.1]}
+    session.fit(make_rows(20), epochs=2)
+    assert read[0] == {"first": [0.1], "second": [0.1]}
+    assert read[1]["first"] == [pytest.approx(0.005)]  # 40 instances, 4 updates
+    assert session.learning_rates() == read[1]
+
+
+def test_learning_rates_are_those_of_each_group_and_each_copy(make_line):
+    line = make_line()
+
+    def two_groups(parameters):
+        weight, *others = parameters
+        return torch.optim.SGD([{"params": [weight]}, {"params": others, "lr": 0.2}], lr=0.1)
+
+    ring = gt.Neighbours(copies=2, exchange="weights")
+    session = simulated(line.graph, rules=gt.Rules(optimizer=two_groups), replicas=ring)
+    found = session.learning_rates()
+    assert found == dict.fromkeys(("first#0", "first#1", "second#0", "second#1"), [0.1, 0.2])
 
 
 def test_a_schedule_counts_the_instances_of_the_run_also_after_a_resume(

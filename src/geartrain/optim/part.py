@@ -128,6 +128,8 @@ class PartState(AbstractWeights):
         self.outstanding = 0
         self.step_delay = 0.0
         self.rate_factor = 1.0
+        self._alterations = 0  # of rates, and of those the returns: odd while they are altered
+        self._set_aside: list[float] = []
         self._rows_each = 0
         self._ages: dict[int, int] = {}
         self._aliases: dict[nn.Parameter, Tensor] | None = None
@@ -185,6 +187,21 @@ class PartState(AbstractWeights):
     def period(self) -> int | None:
         """Messages to an update, where they are what is counted."""
         return self._trigger.n if isinstance(self._trigger, Messages) else None
+
+    def rates(self, progress: int) -> list[float]:
+        """The learning rate of each group of parameters now, without what ``delay`` takes off.
+
+        Args:
+            progress: Instances finished in training, for the schedule.
+        """
+        factor = 1.0 if self.rules.schedule is None else self.rules.schedule(progress)
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        while True:  # a step that another thread takes just now has set rates aside
+            seen, rates = self._alterations, self._set_aside
+            if seen % 2 == 0:
+                rates = [float(group["lr"]) for group in groups]
+            if seen == self._alterations:
+                return [rate * factor for rate in rates]
 
     def in_flight(self, most: int) -> None:
         """So many instances may be in flight.
@@ -672,7 +689,8 @@ class PartState(AbstractWeights):
             optimizer.step()
             return
         # Set for this step alone, so that a torch scheduler goes on from its own numbers.
-        rates = [group["lr"] for group in optimizer.param_groups]
+        rates = self._set_aside = [group["lr"] for group in optimizer.param_groups]
+        self._alterations += 1
         try:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
@@ -680,6 +698,7 @@ class PartState(AbstractWeights):
         finally:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
+            self._alterations += 1
 
     def _discard_gradient(self) -> None:
         for parameter in self.module.parameters():

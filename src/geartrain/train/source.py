@@ -9,8 +9,10 @@ any other iterable        its own order, after ``set_epoch`` if it has one; resu
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sized
+from functools import partial
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -22,7 +24,8 @@ from geartrain.ir.instance import InOrder, Instance
 from geartrain.train.random_state import random_state_kept
 
 Data: TypeAlias = Iterable[Any]
-Convert: TypeAlias = Callable[[Any], Instance]
+Convert: TypeAlias = Callable[..., Instance]
+"""Item to instance: ``convert(item)``, or ``convert(item, epoch)`` by the name of its parameter."""
 
 
 @final
@@ -34,7 +37,8 @@ class Source:
 
     Args:
         data: See above; items are ``Instance`` unless ``convert`` makes them.
-        convert: Item to ``Instance``, called when the item is admitted.
+        convert: Item to ``Instance``, called when the item is admitted. If it has a parameter named
+            ``epoch``, it is told the number of the epoch, from 1; outside of training 0.
         shuffle: Whether lists and map-style datasets are shuffled.
         seed: Of the order.
 
@@ -46,6 +50,7 @@ class Source:
         self, data: Data, convert: Convert | None = None, *, shuffle: bool = False, seed: int = 0
     ) -> None:
         self._data, self._convert = data, convert
+        self._tells_epoch = convert is not None and _has_epoch(convert)
         self._shuffle, self._seed = shuffle, seed
         self._map_style = (
             hasattr(data, "__getitem__")
@@ -86,8 +91,7 @@ class Source:
 
         Finding the place disturbs no random generator.
         """
-        items = self._items(number, start)
-        return items if self._convert is None else map(self._convert, items)
+        return self._converted(self._items(number, start), number)
 
     def shard(self, number: int, copy: int, copies: int, start: int = 0) -> Iterator[Instance]:
         """Every so-many-th instance of an epoch's order.
@@ -105,7 +109,7 @@ class Source:
             if type(data) in (list, tuple, Columns)
             else map(data.__getitem__, order)
         )
-        return items if self._convert is None else map(self._convert, items)
+        return self._converted(items, number)
 
     def require_shards(self, copies: int) -> None:
         """Raises:
@@ -122,6 +126,13 @@ class Source:
                 "have no data; use fewer copies, more instances (smaller minibatches), or "
                 "shards='pull'"
             )
+
+    def _converted(self, items: Iterator[Any], number: int) -> Iterator[Instance]:
+        if self._convert is None:
+            return items
+        if self._tells_epoch:
+            return map(partial(self._convert, epoch=number), items)
+        return map(self._convert, items)
 
     def _order(self, number: int) -> Any:
         """Places in map-style data, in the order of an epoch."""
@@ -163,6 +174,15 @@ class Source:
             _skip(items, start)
             first = list(itertools.islice(items, 1))  # a sampler draws when it is first asked
         return itertools.chain(first, items)
+
+
+def _has_epoch(convert: Convert) -> bool:
+    """Whether it asks for the epoch; what has no signature to look at does not."""
+    try:
+        found = inspect.signature(convert).parameters.get("epoch")
+    except (TypeError, ValueError):
+        return False
+    return found is not None and found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY)
 
 
 def _skip(items: Iterator[Any], n: int) -> None:
