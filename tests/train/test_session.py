@@ -652,7 +652,7 @@ def test_learning_rates_are_those_of_each_group_and_each_copy(make_line):
     ring = gt.Neighbours(copies=2, exchange="weights")
     session = simulated(line.graph, rules=gt.Rules(optimizer=two_groups), replicas=ring)
     found = session.learning_rates()
-    assert found == dict.fromkeys(("first#0", "first#1", "second#0", "second#1"), [0.1, 0.2])
+    assert found == {key: [0.1, 0.2] for key in ("first#0", "first#1", "second#0", "second#1")}
 
 
 def test_a_schedule_counts_the_instances_of_the_run_also_after_a_resume(
