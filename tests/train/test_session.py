@@ -620,6 +620,51 @@ def test_parts_step_by_their_own_rules_in_one_session(make_line, make_rows):
     assert 0 < moved <= 2 * 0.1 * 1e-3
 
 
+def test_a_limit_over_all_parts_is_by_the_norms_of_their_last_steps(make_line, make_rows):
+    line, twin = make_line(), make_line()
+    rules = gt.Rules(optimizer=SGD, update_every=gt.Instances(1), clip=gt.Clip(0.2, over="all"))
+    data = make_rows(20)
+    session = simulated(line.graph, rules=rules, max_active=1, shuffle=False)
+    session.fit(data, epochs=1)
+    last = {"first": 0.0, "second": 0.0}
+    modules = {"first": twin.first, "second": twin.second}
+    for instance in data:
+        label = torch.as_tensor(instance.vertex["label"])
+        for module in modules.values():
+            module.zero_grad()
+        nn.functional.cross_entropy(twin(instance.inputs["x"]), label).backward()
+        for name in session.parts:  # the order in which they step
+            gradients = [p.grad for p in modules[name].parameters()]
+            last[name] = float(torch.stack([g.norm() for g in gradients]).norm())
+            factor = min(1.0, 0.2 / (math.hypot(*last.values()) + 1e-6))
+            with torch.no_grad():
+                for p, g in zip(modules[name].parameters(), gradients, strict=True):
+                    p.sub_(g * factor, alpha=0.1)
+    for ours, theirs in ((line.first, twin.first), (line.second, twin.second)):
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("copies", [None, 3])
+def test_a_resumed_run_goes_on_with_the_norms_of_all_parts(copies, make_line, make_rows, tmp_path):
+    def session():
+        ring = None if copies is None else gt.Neighbours(copies=copies, exchange="weights")
+        rules = gt.Rules(optimizer=ADAM, update_every=4, clip=gt.Clip(0.01, over="all"))
+        return simulated(make_line().graph, rules=rules, replicas=ring)
+
+    whole, resumed = session(), session()
+    stretches = {"epochs": 2, "checkpoint_every": 10}
+    whole.fit(make_rows(30), folder=tmp_path, keep_last=9, **stretches)
+    resumed.load(sorted(tmp_path.glob("*20*.safetensors"))[0])
+    resumed.fit(make_rows(30), folder=tmp_path / "resumed", **stretches)
+    for name, part in whole.trained_parts.items():
+        assert part.norms is not None and part.norms.last(name) > 0
+        found = resumed.trained_parts[name]
+        assert part.norms.last(name) == found.norms.last(name)
+        for p, q in zip(part.parameters, found.parameters, strict=True):
+            assert torch.equal(p, q)
+
+
 def test_the_learning_rate_of_now_can_be_read_between_fits_and_while_one_runs(make_line, make_rows):
     read = []
 

@@ -36,6 +36,7 @@ from geartrain.ir.readout import ReadoutNode
 from geartrain.ir.through import Through
 from geartrain.ir.wiring import Owner, Wiring, copy_name, wire
 from geartrain.native.transfer import require_device
+from geartrain.optim.norms import share_norms
 from geartrain.optim.part import PartState
 from geartrain.optim.replicas import Replicas
 from geartrain.optim.rules import Part, Rules
@@ -393,6 +394,7 @@ def make_parts(
             copied = copy_name(name, k)
             copied_module = copy.deepcopy(part.module)
             parts[copied] = PartState(copied, copied_module, rules, part.mixer, where)
+    share_norms(parts)
     return parts
 
 

@@ -30,6 +30,7 @@ from geartrain.native.steps import norm_of, scaled_
 from geartrain.native.transfer import Verdicts
 from geartrain.optim.delay import mean_age
 from geartrain.optim.mixer import AbstractMixer, Average
+from geartrain.optim.norms import Norms
 from geartrain.optim.rules import Clip, Instances, Messages, Rows, Rules
 from geartrain.optim.staleness import Ages, bincount
 from geartrain.optim.views import Corrected, Stashed
@@ -141,6 +142,7 @@ class PartState(AbstractWeights):
         self.tables: set[nn.Parameter] = set()  # whose gradients have come as rows
         self.guard: AbstractContextManager[Any] = nullcontext()
         self.desk: AbstractDesk | None = None
+        self.norms: Norms | None = None  # of all parts, where one is limited by them
         self._held_rows = 0
         self.progress = 0  # instances trained, at the last step
         self.view = rules.view or Stashed()
@@ -518,8 +520,10 @@ class PartState(AbstractWeights):
         self._seeing.replaced()
 
     def view_to_tensors(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What view and delay remember: tensors by name, its own, and JSON."""
+        """What view, delay and limits remember: tensors by name, its own, and JSON."""
         tensors = {f"view/{name}": t for name, t in self._seeing.tensors().items()}
+        if self.norms is not None:
+            tensors["norm/last"] = torch.tensor(self.norms.last(self.name), dtype=torch.float64)
         if self._compensation is not None:
             held = self._compensation.tensors()
             names = {p: n for n, p in self.module.named_parameters()}
@@ -550,6 +554,8 @@ class PartState(AbstractWeights):
         self.rate_factor, self.step_delay = document["rate_factor"], document["step_delay"]
         self._step_ages.load(document["step_ages"])
         self._seeing.load(_inside(tensors, "view/"), document["view"])
+        if self.norms is not None and "norm/last" in tensors:
+            self.norms.note(self.name, float(tensors["norm/last"]))
         if self._compensation is not None:
             found = _inside(tensors, "delay/")
             named = dict(self.module.named_parameters())
@@ -649,12 +655,12 @@ class PartState(AbstractWeights):
             for g in gradients:
                 g.clamp_(-clip.value, clip.value)
         factor = 1.0
-        if clip.norm is not None:
+        if clip.norm is not None or self.norms is not None:
             known = None if self._elsewhere else norm_of(gradients)
             if known is None:
                 norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
                 if self._elsewhere:  # a look at the norm would wait for the device
-                    scale = (clip.norm / (norm / divisor + 1e-6)).clamp(max=1) / divisor
+                    scale = self._scale_there(clip, norm / divisor) / divisor
                     for g in gradients:
                         g.mul_(scale)
                     return
@@ -662,9 +668,21 @@ class PartState(AbstractWeights):
             total = known
             if total - total != 0.0:
                 self._refuse_non_finite()
-            factor = min(1.0, clip.norm / (total / divisor + 1e-6))
+            norm_now = total / divisor
+            if self.norms is not None:
+                self.norms.note(self.name, norm_now)
+                norm_now = self.norms.of_all() if clip.over == "all" else norm_now
+            if clip.norm is not None:
+                factor = min(1.0, clip.norm / (norm_now + 1e-6))
         if factor != divisor and not scaled_(gradients, factor / divisor):
             torch._foreach_mul_(gradients, factor / divisor)
+
+    def _scale_there(self, clip: Clip, norm: Tensor) -> Tensor | float:
+        """What a limit makes of a gradient with this norm, on the device where that is."""
+        if self.norms is not None:
+            self.norms.note(self.name, norm)
+            norm = self.norms.of_all_on(self.device) if clip.over == "all" else norm
+        return 1.0 if clip.norm is None else (clip.norm / (norm + 1e-6)).clamp(max=1)
 
     def _optimize(self, optimizer: Optimizer, progress: int) -> None:
         """A step at the rate of now, and what the rules want to learn from it."""

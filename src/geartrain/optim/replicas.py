@@ -32,6 +32,7 @@ from geartrain.optim.exchange import (
 )
 from geartrain.optim.foreign import CompensatedNeighbours, StalenessAware
 from geartrain.optim.gossip import DecentralizedSGD, PairAverage
+from geartrain.optim.norms import share_norms
 from geartrain.optim.part import PartState, StepTaken
 from geartrain.optim.periodic import DiLoCo, PeriodicAverage
 from geartrain.optim.pushsum import PushSum
@@ -216,6 +217,8 @@ class Replicas:
             name: self._desks(name, part, lock) for name, part in parts.items()
         }
         self.parts = {d.member.part.name: d.member.part for d in self.all_desks()}
+        for k in range(self.copies):
+            share_norms({d.member.part.name: d.member.part for d in self.of_copy(k)})
         self.trained = [0] * self.copies  # instances that each copy has finished in training
 
     def _desks(self, name: str, base: PartState, lock: Callable[[], AbstractLock]) -> list[Desk]:

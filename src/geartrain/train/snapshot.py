@@ -146,9 +146,8 @@ def _put_one(
         load_scheduler_state(part.scheduler, entry["scheduler"])
     part.load_pending_gradients(_inside(tensors, f"{name}/gradient/"))
     if (view := entry.get("view")) is not None:
-        held = {
-            k: v for k, v in tensors.items() if k.startswith((f"{name}/view/", f"{name}/delay/"))
-        }
+        kinds = tuple(f"{name}/{kind}/" for kind in ("view", "delay", "norm"))
+        held = {k: v for k, v in tensors.items() if k.startswith(kinds)}
         part.load_view(_inside(held, f"{name}/"), view)
 
 
