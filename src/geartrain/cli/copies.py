@@ -1,6 +1,6 @@
 """Copies of the model on the command line: who talks to whom, how, over what links, how fast.
 
---replicas 16 --topology torus --mixer gradients --speeds 1,1,0.25 --link 50us,1.25GB
+--replicas 16 --topology torus --mixer weights --speeds 1,1,0.25 --link 50us,1.25GB
 """
 
 from __future__ import annotations
