@@ -72,9 +72,15 @@ _ADVICE: Final = f"""\
 - No gears to save operations.
 
 Not what was hoped for: `dgl` is `greedy` to the last bit here, since a buffer that hands out what
-was used least, the freshest first, always hands out the minibatch that has just come; `dni` does
-not train in so few minibatches, and diverges on cifar; with {DEPTH} minibatches more in flight than
-parts, T1, T2 and T3 together do not help on charlm.
+was used least, the freshest first, always hands out the minibatch that has just come; with {DEPTH}
+minibatches more in flight than parts, T1, T2 and T3 together do not help on charlm.
+
+**Nothing here is said against local critics and synthetic gradients as they were published.** The
+rows `critic` and `dni` have the heads that `gt.Pipeline` makes by itself, trained by the recipe's
+optimiser: two linear maps (for a critic behind a mean over the image), where those that were
+published are convolutional networks of 3 x 3 with 128 channels and have Adam at a small rate. What
+a head is decides how it fares: {CRITIC}
+A comparison with the published ones is still to be made.
 """
 
 _GEARS: Final = """\
