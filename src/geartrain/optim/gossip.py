@@ -169,8 +169,8 @@ class PairAverage(AbstractExchange):
     algorithms").
 
     A meeting is two models on the links. An offer that falls due while one is open is made when the
-    answer is there: with ``every=1`` a copy makes one in two steps of its own, as the other takes
-    letters between firings, and those of the highest level make none.
+    answer is there. With ``every=1`` and fast links a copy makes one in one to two steps of its
+    own, as the other takes letters between firings; those of the highest level make none.
 
     Source: Lian et al. 2018, arXiv:1710.06952, where copies of one side are active.
 
