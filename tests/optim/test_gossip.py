@@ -196,6 +196,16 @@ def test_when_one_leaves_nobody_keeps_its_offer_or_waits_for_its_answer(copies, 
     assert {m.index for m in hand.members if m.ledger.meetings} == {k for p in meetings for k in p}
 
 
+def test_an_offer_of_before_it_left_is_not_answered_when_it_is_back(copies, noise):
+    made = (copies(PairAverage(seed=seed), n=3) for seed in range(20))
+    hand = next(hand for hand in made if _one_behind_the_other(hand, noise))
+    hand.deliver((0, 1))  # kept
+    hand.leave(0)
+    hand.replicas.join(0)
+    hand.settle()
+    assert [m.ledger.meetings for m in hand.members] == [0, 1, 1]
+
+
 def test_an_answer_to_an_offer_of_before_it_left_keeps_the_sum(copies, still):
     hand = copies(PairAverage(), n=2)
     hand.step(0, still(0))
