@@ -13,7 +13,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +39,7 @@ METHODS: Final = (
 RATES: Final = (0.03, 0.09, 0.27)
 FOREIGN_RATES: Final = (0.01, 0.03, 0.09)  # of methods with more steps than minibatches
 ADAM_RATES: Final = (0.0003, 0.001, 0.003)
+ANSWERS: Final = 2  # of 9 copies on a torus, one that makes no offers to others with ``weights``
 STEPS: Final = 20  # minibatches a copy where throughput is measured
 
 
@@ -94,12 +95,15 @@ def accuracy(best: Mapping[tuple[str, int], float]) -> Iterator[Trial]:
 
 
 def stragglers(best: Mapping[tuple[str, int], float]) -> Iterator[Trial]:
-    """Copy 0 at full and at a quarter of the speed."""
+    """One copy at full and at a quarter of the speed; of pairs, also one that makes no offers."""
     for seed in (1, 2, 3):
         for slow in (1.0, 0.25):
             for method in ("all-reduce", "d-psgd", "weights", "gradients*0.2"):
                 if (method, 9) in best:
                     yield _judged("stragglers", method, 9, best[method, 9], seed, slow)
+        if ("weights", 9) in best:
+            trial = _judged("stragglers", "weights", 9, best["weights", 9], seed, 0.25)
+            yield replace(trial, slow_copy=ANSWERS)
 
 
 def cifar_rates() -> Iterator[Trial]:
@@ -210,7 +214,11 @@ def _add(results: Path, table: str, line: Mapping[str, Any]) -> None:
 
 
 def _key(line: Mapping[str, Any]) -> str:
-    return json.dumps([line[field.name] for field in fields(Trial)], sort_keys=True)
+    """What was asked for; older lines lack later settings, which had their defaults."""
+    given = [
+        line[f.name] if f.default is MISSING else line.get(f.name, f.default) for f in fields(Trial)
+    ]
+    return json.dumps(given, sort_keys=True)
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:

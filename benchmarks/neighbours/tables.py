@@ -34,6 +34,7 @@ def page_of(lines: Lines) -> Iterator[str]:
         ("Accuracy", accuracy_table(lines["accuracy"])),
         ("Photographs", accuracy_table(lines.get("cifar", []))),
         ("Stragglers", straggler_table(lines["stragglers"])),
+        ("Meetings", meetings_table([*lines["accuracy"], *lines["stragglers"]])),
         ("Clock", clock_table(lines["clock"])),
     ):
         if table:
@@ -89,20 +90,20 @@ def accuracy_table(lines: Sequence[Line]) -> list[str]:
 
 
 def straggler_table(lines: Sequence[Line]) -> list[str]:
-    """Virtual seconds to the target with copy 0 at full and at lesser speed."""
-    methods = dict.fromkeys(line["method"] for line in lines)
+    """Virtual seconds to the target with one copy at full and at lesser speed; else copy 0."""
     extra: dict[str, dict[int, float]] = {}
     rows = []
-    for method in methods:
+    for method, copy in dict.fromkeys((line["method"], line.get("slow_copy", 0)) for line in lines):
         times: dict[float, dict[int, float]] = {}
         for line in lines:
-            if line["method"] == method:
+            same = line["slow"] == 1 or line.get("slow_copy", 0) == copy
+            if line["method"] == method and same:
                 times.setdefault(line["slow"], {})[line["seed"]] = seconds_to(line, TARGET)
-        slow = min(times)
+        slow, name = min(times), f"{method}, copy {copy} slow" if copy else method
         seeds = sorted(times[slow].keys() & times.get(1.0, {}).keys())
-        extra[method] = {seed: times[slow][seed] - times[1.0][seed] for seed in seeds}
-        columns = times.get(1.0, {}), times[slow], extra[method]
-        rows.append([method, *(_seconds(list(column.values())) for column in columns)])
+        extra[name] = {seed: times[slow][seed] - times[1.0][seed] for seed in seeds}
+        columns = times.get(1.0, {}), times[slow], extra[name]
+        rows.append([name, *(_seconds(list(column.values())) for column in columns)])
     for row in rows:
         ratios = [
             extra[row[0]][seed] / extra[SYNCHRONOUS][seed]
@@ -110,6 +111,45 @@ def straggler_table(lines: Sequence[Line]) -> list[str]:
         ]
         row.append(_numbers(ratios))
     head = ["method", "all equal", "one at a quarter", "extra", "extra / all-reduce's"]
+    return _markdown(head, rows) if rows else []
+
+
+def meetings_table(lines: Sequence[Line]) -> list[str]:
+    """How often copies met, of the lines that say so; medians."""
+    told = [x for x in lines if x["history"] and x["exchanged"].get("meetings_per_gradient")]
+    kinds = dict.fromkeys((x["method"], x["copies"], x["slow"]) for x in told)
+    rows = []
+    for method, copies, slow in kinds:
+        here = [
+            x["exchanged"]
+            for x in told
+            if (x["method"], x["copies"], x["slow"]) == (method, copies, slow)
+        ]
+
+        def middle(values: Iterator[float]) -> float:
+            return statistics.median(list(values))
+
+        rows.append(
+            [
+                method,
+                str(copies),
+                "no" if slow == 1 else f"one at {slow:g}",
+                f"{middle(x['meetings_per_gradient'] for x in here):.2f}",
+                f"{middle(x['letters']['declined'] for x in here):.0f} of "
+                f"{middle(x['letters']['sent'] for x in here):,.0f}",
+                f"{middle(x['bytes_per_gradient'] for x in here) / 1e6:.2f}",
+                f"{middle(x['distance'] for x in here):.2g}",
+            ]
+        )
+    head = [
+        "method",
+        "copies",
+        "slow",
+        "meetings a copy and minibatch",
+        "declined",
+        "MB",
+        "distance",
+    ]
     return _markdown(head, rows) if rows else []
 
 

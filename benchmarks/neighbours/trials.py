@@ -56,9 +56,10 @@ class Trial:
         epochs: How many.
         minibatches: The first so many of the data; None: all.
         evaluate_every: Share of an epoch; None: no validation.
-        slow: Speed of copy 0; the others have 1.
+        slow: Speed of one copy; the others have 1.
         runtime: ``simulated`` or ``threads``.
         repeat: Number of an equal trial, where time is measured.
+        slow_copy: Which copy that is.
     """
 
     table: str
@@ -75,6 +76,7 @@ class Trial:
     slow: float = 1.0
     runtime: str = "simulated"
     repeat: int = 0
+    slow_copy: int = 0
 
 
 def exchange_of(method: str) -> gt.AbstractExchange:
@@ -203,7 +205,7 @@ def _runtime(trial: Trial, nodes: Nodes | None) -> AbstractRuntime:
         latency_s=0.0 if trial.table == "clock" else LATENCY_S,
         bytes_per_s=None if trial.table == "clock" else BYTES_PER_S,  # threads have no links
     )
-    speeds = [trial.slow] + [1.0] * (trial.copies - 1)
+    speeds = [trial.slow if k == trial.slow_copy else 1.0 for k in range(trial.copies)]
     return gt.Simulated(trial.copies, seed=trial.seed, costs=costs, speeds=speeds)
 
 

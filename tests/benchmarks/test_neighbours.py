@@ -6,11 +6,12 @@ import math
 from typing import Any
 
 import pytest
-from benchmarks.neighbours.main import accuracy, best_rates, rates, scale
+from benchmarks.neighbours.main import accuracy, best_rates, rates, scale, stragglers
 from benchmarks.neighbours.tables import page_of, seconds_to
 from benchmarks.neighbours.trials import Trial, costs_key, exchange_of
 
 import geartrain as gt
+from geartrain.optim.topology import levels_of, topology_of
 
 NOTHING: dict[str, list[dict[str, Any]]] = {
     name: [] for name in ("costs", "clock", "scale", "rates", "accuracy", "stragglers")
@@ -81,7 +82,7 @@ def test_the_tables_set_methods_beside_all_reduce() -> None:
                 ("all-reduce", 1.0, 1.0), ("all-reduce", 0.25, 4.0),
                 ("gradients", 1.0, 1.0), ("gradients", 0.25, 1.3),
             )
-        ],
+        ] + [line("gradients", slow=0.25, slow_copy=2, history=history((1.6, 0.93)))],
         "clock": [
             line("alone", copies=1, runtime="threads", seconds=2.0),
             line("alone", copies=1, runtime="simulated", seconds=1.8),
@@ -91,7 +92,26 @@ def test_the_tables_set_methods_beside_all_reduce() -> None:
     assert "| 25 images | gradients | torus | of linear | 90% |" in page
     assert "| gradients | 93.0% | -2.0 | 0.1 | 0.5 |" in page
     assert "| gradients | 1.00 s | 1.30 s | 0.30 s | 0.10 |" in page
+    assert "| gradients, copy 2 slow | 1.00 s | 1.60 s | 0.60 s | 0.20 |" in page
     assert "| 1 | alone | 2.00 s | 1.80 s | -10% |" in page
+
+
+def test_meetings_are_told_of_lines_that_counted_them() -> None:
+    letters = {"sent": 1200, "declined": 3}
+    told = {"distance": 0.5, "bytes_per_gradient": 2e6, "letters": letters}
+    lines = [
+        line("weights", history=history((1.0, 0.9)), exchanged={**told, "meetings_per_gradient": x})
+        for x in (0.75, 0.5, 1.0)
+    ]
+    page = "\n".join(page_of(NOTHING | {"accuracy": [*lines, line("d-psgd")]}))
+    assert "| weights | 4 | no | 0.75 | 3 of 1,200 | 2.00 | 0.5 |" in page
+
+
+def test_the_slow_copy_of_stragglers_makes_no_offers_where_it_is_said_so() -> None:
+    told = [t for t in stragglers({("weights", 9): 0.1}) if t.slow_copy]
+    levels = levels_of(topology_of("torus").neighbours(9))
+    assert [t.seed for t in told] == [1, 2, 3]
+    assert {levels[t.slow_copy] for t in told} == {max(levels)} != {levels[0]}
 
 
 def test_a_training_that_failed_has_no_accuracy() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -48,6 +49,7 @@ def test_train_with_a_topology_copies_the_whole_model(geartrain, tmp_path):
     assert (told["replicas"], told["topology"], told["mixer"]) == (3, "ring", None)
     assert sum(told["copies"]["instances"]) == told["instances"] == 96
     assert told["copies"]["letters"]["sent"] > 0
+    assert told["copies"]["letters"]["declined"] == told["copies"]["meetings"] == 0
     assert geartrain("report", tmp_path / "run").status == 0
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "3 copies of the model, NearestNeighbours" in page
@@ -56,6 +58,43 @@ def test_train_with_a_topology_copies_the_whole_model(geartrain, tmp_path):
     assert [len(e["copies"]) for e in exchanged] == [3]
     found = geartrain("evaluate", tmp_path / "run", "--json")
     assert found.status == 0, found.err
+
+
+def test_how_often_copies_have_met_is_in_the_summary_the_json_the_log_and_the_page(
+    geartrain, tmp_path
+):
+    found = geartrain(
+        "train", "listreduce", *FEW, "--runtime", "simulated", "--replicas", "3", "--topology",
+        "ring", "--mixer", "weights", "--out", tmp_path / "run", "--json",
+    )  # fmt: skip
+    assert found.status == 0, found.err
+    told = found.json["copies"]
+    assert told["meetings"] == told["letters"]["sent"] > 0
+    assert told["letters"]["declined"] == 0
+    words = f"3 by PairAverage, 0 of {told['letters']['sent']} letters declined, .* "
+    assert re.search(words + f"{told['meetings_per_gradient']:.2f} meetings a gradient", found.err)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    exchanged = [json.loads(x) for x in lines if '"Exchanged"' in x]
+    assert sum(c["meetings"] for e in exchanged for c in e["copies"]) == told["meetings"]
+    assert geartrain("report", tmp_path / "run").status == 0
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "declined" in page and "meetings/gradient" in page
+
+
+def test_a_mixer_that_drives_copies_apart_is_named_on_the_screen_and_in_the_log(
+    geartrain, tmp_path
+):
+    given = ("--runtime", "simulated", "--replicas", "5", "--topology", "ring")
+    found = geartrain("train", "listreduce", *FEW, *given, "--out", tmp_path / "run")
+    assert found.status == 0, found.err
+    told = "5 copies, NearestNeighbours, topology='ring': the least eigenvalue of I + A"
+    assert found.err.count(told) == 1
+    log = (tmp_path / "run" / "run.log").read_text(encoding="utf-8")
+    assert log.count(told) == 1 and "--mixer weights" in log
+    found = geartrain(
+        "train", "listreduce", *FEW, *given, "--mixer", "weights", "--out", tmp_path / "other"
+    )
+    assert found.status == 0 and "eigenvalue" not in found.err
 
 
 def test_simulate_measures_and_trains(geartrain, tmp_path):

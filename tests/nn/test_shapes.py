@@ -220,6 +220,77 @@ def test_a_column_says_how_many_children_there_are(how: str | None, order: Order
     agree(graph, data, plain, {"leaf": leaf, "branch": branch, "readout": readout}, order)
 
 
+# --- pieces that share weights
+
+
+class Shared(nn.Module):
+    """A piece with weights of its own and some that all pieces have."""
+
+    def __init__(self, shared: nn.Linear, wide: int = H) -> None:
+        super().__init__()
+        self.shared, self.own = shared, nn.Linear(wide, H, dtype=torch.float64)
+
+    def forward(self, x: Tensor, *_: object) -> Tensor:
+        return torch.tanh(self.shared(self.own(x.flatten(1))))
+
+
+SHAPES: dict[str, Callable[[nn.Module, gt.Part], Callable[[gt.Stream], gt.Stream]]] = {
+    "recurrent": lambda cell, part: Recurrent(cell, part=part, name="cell"),
+    "tree": lambda cell, part: Tree(cell, children="siblings", part=part, name="cell"),
+    "message passing": lambda cell, part: MessagePassing(cell, steps=2, part=part, name="cell"),
+}
+
+
+def folded(shape: str, cell: nn.Module, h: Tensor, given: gt.Instance) -> Tensor:
+    """What a shape makes of first states, in plain PyTorch."""
+    if shape == "message passing":
+        return cell(cell(h))
+    if shape == "recurrent":
+        for _ in given.vertex["label"]:
+            h = cell(h)
+        return h
+    states = list(h)
+    for _, members in sorted(children_of(given).items()):
+        states.append(cell(torch.stack([states[k] for k in members]).sum(0)[None])[0])
+    return torch.stack(states)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pieces_that_share_weights_are_one_part(shape: str, order: Order) -> None:
+    torch.manual_seed(5)
+    shared = nn.Linear(H, H, dtype=torch.float64)
+    below, cell, readout = Shared(shared, 2), Shared(shared), Shared(shared)
+    part = gt.Part(nn.ModuleList([below, cell, readout]), name="all")
+    graph = gt.Graph(vertex=("parent", "slot", "siblings", "label"), edge=())
+    start = graph.input("x", bundle=shape == "message passing")
+    states = SHAPES[shape](cell, part)(start.through(below, part=part, name="below"))
+    states.head(readout, gt.cross_entropy, "label", part=part, name="readout").stop()
+
+    def plain(given: gt.Instance) -> Tensor:
+        x = given.inputs["x"]
+        h = folded(shape, cell, below(x[0] if isinstance(x, tuple) else x), given)
+        label = torch.as_tensor(given.vertex["label"])[-len(h) :]
+        return F.cross_entropy(readout(h), label, reduction="sum")
+
+    rng = np.random.default_rng(5)
+    data = [with_rows(bush(rng, 3), shape, rng) for _ in range(6)]
+    agree(graph, data, plain, {"all": part.module}, order)
+
+
+def with_rows(given: gt.Instance, shape: str, rng: np.random.Generator) -> gt.Instance:
+    """The same with rows of numbers for words: at the leaves, at vertex 0, or at all vertices."""
+    n = len(given.vertex["parent"])
+    leaves = [v for v in range(n) if v not in children_of(given)]
+    at = {"recurrent": [0], "tree": leaves, "message passing": list(range(n))}[shape]
+    x = torch.from_numpy(rng.standard_normal((len(at), 2)))
+    columns = {name: given.vertex[name] for name in ("parent", "slot", "siblings", "label")}
+    return gt.Instance(
+        {"x": x if shape == "message passing" else (x, at)},
+        columns,
+        edge={"source": [], "target": []},
+    )
+
+
 # --- graphs
 
 

@@ -10,6 +10,7 @@ import pytest
 from geartrain.engine.instrument import (
     AbstractInstrument,
     EpochEnded,
+    Exchanged,
     Fired,
     PartStaleness,
     Progress,
@@ -18,7 +19,7 @@ from geartrain.engine.instrument import (
     Updated,
 )
 
-Event = RunStarted | Fired | Updated | Progress | EpochEnded | RunEnded
+Event = RunStarted | Fired | Updated | Progress | EpochEnded | Exchanged | RunEnded
 VALID = (0.70, 0.82, 0.79)
 
 
@@ -91,6 +92,8 @@ def tell(instrument: AbstractInstrument, *events: Event) -> None:
                 instrument.on_progress(event)
             case EpochEnded():
                 instrument.on_epoch_ended(event)
+            case Exchanged():
+                instrument.on_exchanged(event)
             case RunEnded():
                 instrument.on_run_ended(event)
 

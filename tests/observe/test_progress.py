@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.text import Text
 
-from geartrain.engine.instrument import RunEnded, RunStarted
+from geartrain.engine.instrument import (
+    CopyExchanged,
+    Exchanged,
+    PartStaleness,
+    RunEnded,
+    RunStarted,
+)
 from geartrain.observe.progress import ProgressLine
 from geartrain.observe.screen import ESSENTIAL, Piece, _fit
 
@@ -289,3 +295,21 @@ def test_the_first_line_says_where_workers_are_lanes(terminal, clock):
     started = RunStarted("threads", 2, 8, 3, lanes=True)
     ProgressLine(terminal, clock=clock).on_run_started(started)
     assert terminal.lines()[0] == "threads: 2 workers as lanes, at most 8 in flight, 3 epochs"
+
+
+def test_the_summary_says_how_often_copies_have_met_and_what_was_declined(told, clock):
+    def said(meetings: float, declined: int) -> CopyExchanged:
+        return CopyExchanged(
+            instances=50, rounds=20, instances_per_second=9.0, sent=1200, applied=1200, merged=0,
+            dropped=0, lost=0, bytes=10, bytes_per_round=0.5, present=True, declined=declined,
+            staleness=PartStaleness(0.0, 0, (1200,)), meetings=20, meetings_per_round=meetings,
+        )  # fmt: skip
+
+    *events, end = told.run_events()
+    both = Exchanged(1.0, 1.0, "ElasticAverage", 0.25, (said(0.5, 3), said(0.75, 0)))
+    plain = io.StringIO()
+    told.tell(ProgressLine(plain, clock=clock), *events, both, both, end)
+    assert plain.getvalue().splitlines()[-1] == (
+        "  copies     2 by ElasticAverage, 6 of 4,800 letters declined, 0.2500 apart, "
+        "0.62 meetings a gradient"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import random
 import sys
 from collections import deque
@@ -127,13 +128,84 @@ class Copies:
                 after()
         return total
 
+    def clocked(
+        self,
+        seconds: float,
+        gradient: Callable[[int], Tensor],
+        speeds: Sequence[float] | None = None,
+        latency: float = 0.0,
+        after: Any = None,
+    ) -> int:
+        """On a clock: copy k takes 1 / speed seconds for an own gradient, a letter ``latency``.
+
+        Letters that come during a firing are taken behind it, but after the next has begun if they
+        come at the very moment: as in the simulator.
+
+        Returns:
+            Own gradients of all copies.
+        """
+        speeds = speeds or [1.0] * len(self.desks)
+        heap: list[tuple[float, int, int, Letter | None]] = []
+        busy, made, moves = [False] * len(self.desks), 0, 0
+
+        def at(time: float, k: int, letter: Letter | None = None) -> None:
+            nonlocal moves
+            moves += 1
+            heapq.heappush(heap, (time, moves, k, letter))
+
+        def turn(k: int) -> None:
+            if busy[k]:
+                return
+            if self.members[k].mail:
+                self.desks[k].receive()
+                send(k)
+            if not self.desks[k].waiting:
+                busy[k] = True
+                at(now + 1 / speeds[k], k)
+
+        def send(k: int) -> None:
+            self._post(k)
+            for link in self.links.values():
+                for letter in link:
+                    at(now + latency, letter.receiver, letter)
+            self.links.clear()
+
+        now = 0.0
+        for k in range(len(self.desks)):
+            turn(k)
+        while heap and heap[0][0] <= seconds:
+            now, _, k, letter = heapq.heappop(heap)
+            if letter is None:
+                busy[k], made = False, made + 1
+                self.step(k, gradient(k))
+                send(k)
+            else:
+                assert self.replicas.put(letter)
+            turn(k)
+            if after is not None:
+                after()
+        for _, _, k, letter in sorted(heap):
+            if letter is not None:
+                self.links.setdefault((letter.sender, k), deque()).append(letter)
+        for desk in self.desks:
+            if desk.member.mail:
+                desk.receive()
+                self._post(desk.member.index)
+        return made
+
+    def leave(self, k: int) -> None:
+        """A copy takes part no more."""
+        self.replicas.leave(k)
+        for other in range(len(self.desks)):
+            self._post(other)
+
     def _post(self, k: int) -> None:
         for letter in self.desks[k].take_letters():
             self.links.setdefault((letter.sender, letter.receiver), deque()).append(letter)
         self.desks[k].take_steps()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def copies() -> type[Copies]:
     """Makes copies whose letters are delivered by hand."""
     return Copies

@@ -101,6 +101,24 @@ def test_momentum_comes_with_every_nth_push(copies):
     torch.testing.assert_close(centre(hand), two)
 
 
+@pytest.mark.parametrize("make", MIXERS)
+def test_a_question_to_one_who_has_no_centre_any_more_is_declined_and_counted(copies, still, make):
+    hand = copies(make())
+    for _ in range(2):
+        hand.step(2, still(2))  # asks copy 0
+    hand.leave(0)
+    hand.replicas.join(0)
+    hand.settle()
+    assert hand.exchange.keeper.index == 1
+    assert [m.ledger.declined for m in hand.members] == [0, 0, 1, 0]
+    assert [m.ledger.meetings for m in hand.members] == [0] * 4
+    for _ in range(2):
+        hand.step(2, still(2))
+    hand.settle()
+    assert [m.ledger.declined for m in hand.members] == [0, 0, 1, 0]
+    assert hand.members[2].ledger.meetings == 1
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_without_momentum_the_centre_moves_by_all_pushes(copies, noise, seed):
     hand = copies(DelayedNesterov(2, rate=1.0, momentum=0.0, buffer=3), equal=True)

@@ -115,7 +115,8 @@ def test_a_pair_becomes_its_mean_and_keeps_what_it_did_meanwhile(copies):
     hand.step(0, zero)
     hand.step(0, one)  # while its offer is under way
     assert len(hand.links[0, 1]) == 1  # one offer at a time
-    hand.deliver_all()
+    hand.deliver((0, 1))
+    hand.deliver((1, 0))
     torch.testing.assert_close(hand.x[1], (a + b) / 2)
     torch.testing.assert_close(hand.x[0], (a + b) / 2 - RATE)
 
@@ -133,28 +134,89 @@ def _nobody_waits(hand):
     assert not any(d.waiting for d in hand.desks)
 
 
-def test_one_side_offers_where_there_are_two_and_all_do_where_not(copies, noise):
-    for n, offering in ((4, {0, 2}), (3, {0, 1, 2})):
-        hand = copies(PairAverage(), n=n)
+def test_all_but_those_of_the_highest_level_offer(copies, noise):
+    for n, topology, offering in (
+        (4, "ring", {0, 2}),
+        (3, "ring", {0, 1}),
+        (4, "full", {0, 1, 2}),
+        (4, STAR, {1, 2, 3}),
+    ):
+        hand = copies(PairAverage(), n=n, topology=topology)
         for k in range(n):
             hand.step(k, noise(k))
         assert {a for a, _ in hand.links} == offering
 
 
-def test_two_open_offers_to_one_another_are_both_declined(copies, noise):
+def test_one_with_an_open_offer_keeps_what_is_offered_to_it_and_answers_next(copies, noise):
     made = (copies(PairAverage(seed=seed), n=3) for seed in range(20))
-    hand = next(hand for hand in made if _both_offer(hand, noise))
-    before = hand.x
-    for link in ((0, 1), (1, 0), (0, 1), (1, 0)):
-        hand.deliver(link)
-    assert torch.equal(hand.x, before)
-    assert not hand.links
+    hand = next(hand for hand in made if _one_behind_the_other(hand, noise))
+    a, b, c = hand.x
+    one = torch.ones(3, dtype=torch.float64)
+    hand.deliver((0, 1))
+    assert torch.equal(hand.x, torch.stack([a, b, c]))  # 1 has an offer open
+    hand.step(1, one)  # and goes on
+    hand.deliver((1, 2))
+    hand.deliver((2, 1))
+    own = -RATE * one
+    torch.testing.assert_close(hand.x[2], (b + c) / 2)
+    torch.testing.assert_close(hand.x[1], (a + (b + c) / 2 + own) / 2)
+    hand.deliver((1, 0))
+    torch.testing.assert_close(hand.x[0], hand.x[1])
 
 
-def _both_offer(hand, noise):
+def _one_behind_the_other(hand, noise):
     hand.step(0, noise(0))
     hand.step(1, noise(1))
-    return set(hand.links) == {(0, 1), (1, 0)}
+    return set(hand.links) == {(0, 1), (1, 2)}
+
+
+def test_an_offer_that_falls_due_while_one_is_open_is_made_when_the_answer_is_there(copies, still):
+    hand = copies(PairAverage(every=2), n=2)
+    for _ in range(3):
+        hand.step(0, still(0))
+    assert len(hand.links[0, 1]) == 1
+    hand.deliver_all()
+    assert hand.members[0].ledger.sent == 1  # the third step owes none
+    for _ in range(3):
+        hand.step(0, still(0))  # the fourth offers, the sixth is owed
+    hand.deliver((0, 1))
+    hand.deliver((1, 0))
+    assert hand.members[0].ledger.sent == 3
+
+
+@pytest.mark.parametrize("who", [0, 1, 2])
+def test_when_one_leaves_nobody_keeps_its_offer_or_waits_for_its_answer(copies, noise, who):
+    made = (copies(PairAverage(seed=seed), n=3) for seed in range(20))
+    hand = next(hand for hand in made if _one_behind_the_other(hand, noise))
+    hand.deliver((0, 1))  # 1 keeps the offer of 0 and waits for 2
+    hand.leave(who)
+    hand.settle()
+    assert {m.numbers["partner"] for m in hand.members} == {-1}
+    meetings = {0: {(1, 2)}, 1: set(), 2: {(0, 1)}}[who]
+    assert {m.index for m in hand.members if m.ledger.meetings} == {k for p in meetings for k in p}
+
+
+def test_an_offer_of_before_it_left_is_not_answered_when_it_is_back(copies, noise):
+    made = (copies(PairAverage(seed=seed), n=3) for seed in range(20))
+    hand = next(hand for hand in made if _one_behind_the_other(hand, noise))
+    hand.deliver((0, 1))  # kept
+    hand.leave(0)
+    hand.replicas.join(0)
+    hand.settle()
+    assert [m.ledger.meetings for m in hand.members] == [0, 1, 1]
+
+
+def test_an_answer_to_an_offer_of_before_it_left_keeps_the_sum(copies, still):
+    hand = copies(PairAverage(), n=2)
+    hand.step(0, still(0))
+    hand.leave(0)
+    hand.replicas.join(0)
+    hand.step(0, still(0))  # a second offer
+    before = hand.x.sum(0)
+    hand.deliver_all()
+    torch.testing.assert_close(hand.x.sum(0), before)
+    hand.settle()
+    assert {m.numbers["partner"] for m in hand.members} == {-1}
 
 
 @pytest.mark.parametrize("mixer", MIXERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import networkx as nx
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 from geartrain.optim.mixing import (
     check_column_stochastic,
     check_doubly_stochastic,
+    least_pull,
     metropolis,
     shares,
+    slowest,
     uniform,
 )
 from geartrain.optim.topology import Exponential, Full, Ring, Torus, topology_of
@@ -46,6 +49,40 @@ def test_shares_are_column_stochastic_on_any_graph():
     check_column_stochastic(shares(STAR), STAR)
     with pytest.raises(ValueError, match=r"row 0 sums to 1\.75"):
         check_doubly_stochastic(shares(STAR), STAR)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3])
+@pytest.mark.parametrize(
+    "graph",
+    [nx.cycle_graph(4), nx.cycle_graph(5), nx.grid_2d_graph(4, 4, periodic=True), nx.path_graph(3),
+     nx.complete_graph(5), nx.DiGraph([(0, 1), (1, 2), (2, 0)])],
+)  # fmt: skip
+def test_the_least_pull_is_the_least_eigenvalue_of_i_plus_a(graph, share):
+    graph = nx.convert_node_labels_to_integers(graph)
+    adjacency = torch.tensor(nx.to_numpy_array(graph))
+    found = least_pull([sorted(graph[k]) for k in range(len(graph))], share)
+    assert found == pytest.approx(1 + share * float(torch.linalg.eigvals(adjacency).real.min()))
+
+
+@settings(deadline=None, derandomize=True, max_examples=50)
+@given(st.integers(2, 9), st.floats(0, 1), st.integers(0, 1000))
+def test_the_least_pull_of_raw_gradients_is_below_zero_unless_the_graph_is_full(n, share, seed):
+    graph = nx.gnp_random_graph(n, share, seed)
+    nx.add_path(graph, range(n))
+    neighbours = [sorted(graph[k]) for k in range(n)]
+    found = least_pull(neighbours)
+    if graph.number_of_edges() == n * (n - 1) // 2:
+        assert found == pytest.approx(0, abs=1e-9)
+    else:
+        assert found < 1 - 2**0.5 + 1e-9
+    assert least_pull(neighbours, 1 / (1 + max(map(len, neighbours)))) > 0
+
+
+def test_the_slowest_of_a_matrix_is_what_a_round_leaves():
+    assert slowest(metropolis(Ring().neighbours(3))) == pytest.approx(0, abs=1e-9)
+    assert slowest([[0.75, 0.25], [0.25, 0.75]]) == pytest.approx(0.5)
+    assert slowest([[0.0, 1.0], [1.0, 0.0]]) == pytest.approx(1)
+    assert slowest([[1.0]]) == 0
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,32 @@ def test_a_torch_scheduler_steps_once_an_update_and_multiplies_with_a_schedule()
     assert moves == pytest.approx([1.5, 1.5, 0.15, 0.15])
 
 
+def test_the_rate_of_now_is_that_of_the_next_step_also_while_one_is_taken():
+    seen = []
+
+    class Looking(torch.optim.SGD):
+        def step(self, closure=None):
+            seen.append((self.param_groups[0]["lr"], part.rates(20)))
+            return super().step(closure)
+
+    part = linear_part(
+        optimizer=partial(Looking, lr=0.4),
+        scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5),
+        schedule=lambda n: 1 / (1 + n),
+        average="none",
+    )
+    assert [part.rates(0), part.rates(3)] == [[0.4], [0.1]]
+    feed(part, [1.0, 1.0])
+    part.step(3)
+    assert part.rates(3) == [0.05]  # the scheduler has stepped
+    assert seen == [(pytest.approx(0.1), [pytest.approx(0.4 / 21)])]
+
+
+def test_a_part_without_weights_that_learn_has_no_rates():
+    module = nn.Linear(2, 1).requires_grad_(False)
+    assert PartState("p", module, gt.Rules()).rates(0) == []
+
+
 def test_a_scheduler_that_wants_a_metric_is_refused():
     with pytest.raises(ValueError, match="part 'p': ReduceLROnPlateau wants a metric"):
         linear_part(scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau)

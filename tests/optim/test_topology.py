@@ -13,8 +13,8 @@ from geartrain.optim.topology import (
     Torus,
     check_connected,
     checked,
+    levels_of,
     senders_of,
-    sides_of,
     topology_of,
 )
 
@@ -77,9 +77,31 @@ def test_edges_and_graphs_are_taken_as_they_are():
     assert senders_of(topology_of(circle).neighbours(3)) == [[2], [0], [1]]
 
 
-def test_sides_are_found_where_no_cycle_is_odd():
-    assert sides_of(topology_of("ring").neighbours(4)) == [0, 1, 0, 1]
-    assert sides_of(topology_of("ring").neighbours(5)) is None
+def test_levels_are_two_sides_where_no_cycle_is_odd():
+    assert levels_of(topology_of("ring").neighbours(4)) == [0, 1, 0, 1]
+    assert set(levels_of(topology_of("torus").neighbours(16))) == {0, 1}
+    assert levels_of(topology_of([(0, 1), (0, 2), (0, 3)]).neighbours(4)) == [1, 0, 0, 0]
+    assert levels_of([[]]) == [0]
+
+
+@pytest.mark.parametrize(
+    ("topology", "n", "most"), [("ring", 5, 3), (Torus(3, 3), 9, 3), ("full", 6, 6)]
+)
+def test_odd_cycles_take_few_more_levels(topology, n, most):
+    assert len(set(levels_of(topology_of(topology).neighbours(n)))) == most
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.integers(2, 12), st.floats(0, 1), st.integers(0, 100))
+def test_no_two_neighbours_have_the_same_level_and_most_have_the_lowest(n, share, seed):
+    graph = nx.gnp_random_graph(n, share, seed)
+    found = levels_of([sorted(graph[k]) for k in range(n)])
+    assert all(found[a] != found[b] for a, b in graph.edges)
+    counts = [found.count(level) for level in range(max(found) + 1)]
+    assert counts == sorted(counts, reverse=True) and counts[-1] > 0
+    if nx.is_bipartite(graph):
+        assert len(counts) <= 2
+    assert len(counts) <= 1 + max(dict(graph.degree).values())
 
 
 class Wrong:

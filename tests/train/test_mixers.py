@@ -27,7 +27,7 @@ from geartrain.optim.replicas import EXCHANGES, Neighbours
 from geartrain.optim.rules import Rules
 from geartrain.optim.topology import Ring
 from geartrain.runtime.base import AbstractRuntime
-from geartrain.runtime.simulated import Join, Leave, Pause, Simulated
+from geartrain.runtime.simulated import Costs, Join, Leave, Pause, Simulated
 from geartrain.runtime.threads import Threads
 from geartrain.train.session import Session
 
@@ -92,8 +92,7 @@ def session(exchange, runtime=None, *, copies=3, optimizer=None, **settings) -> 
         graph,
         rules=Rules(optimizer=made, update_every=EACH),
         runtime=runtime or Simulated(1),
-        replicas=Neighbours(copies=copies, exchange=exchange),
-        **({"max_active": 1} | settings),
+        **({"max_active": 1, "replicas": Neighbours(copies=copies, exchange=exchange)} | settings),
     )
 
 
@@ -106,6 +105,54 @@ def gradients(model: nn.Linear, instance: Instance) -> list[Tensor]:
     label = torch.from_numpy(np.asarray(instance.vertex["label"]))
     nn.functional.cross_entropy(model(instance.inputs["x"]), label).backward()
     return [p.grad.clone() for p in model.parameters()]
+
+
+GRAPHS = {
+    "ring of 3": (3, "ring"),
+    "ring of 5": (5, "ring"),
+    "ring of 7": (7, "ring"),
+    "torus 3x3": (9, "torus"),
+    "full 4": (4, "full"),
+}
+WAYS = {
+    "equal": Simulated,
+    "far": lambda n: Simulated(n, costs=Costs(latency_s=3e-4), speeds=[0.25] + [1.0] * (n - 1)),
+    "threads": lambda _: Threads(2, kernel_threads=1),
+}
+
+
+def begin_apart(module: nn.Module, k: int) -> None:
+    generator = torch.Generator().manual_seed(k)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator))
+
+
+@pytest.mark.parametrize(
+    ("name", "graph", "way"),
+    [
+        *(("ad-psgd", graph, way) for graph in GRAPHS for way in WAYS),
+        *((name, "torus 3x3", way) for name in ("d-psgd", "push-sum") for way in WAYS),
+    ],
+)
+def test_copies_that_begin_apart_come_together(name, graph, way):
+    copies, topology = GRAPHS[graph]
+    seen = Seen()
+    neighbours = Neighbours(
+        copies=copies, topology=topology, exchange=MIXERS[name](), start=begin_apart
+    )
+    frozen = partial(torch.optim.SGD, lr=0.0)
+    s = session(
+        neighbours.exchange, WAYS[way](copies), optimizer=frozen, replicas=neighbours,
+        instruments=[seen],
+    )  # fmt: skip
+    assert s._replicas is not None
+    before = s._replicas.distance()
+    s.fit(data(20 * copies), epochs=1)
+    assert s._replicas.distance() < 0.5 * before
+    found = seen.events[-1].copies
+    assert all(c.meetings_per_round > 0.05 for c in found)
+    assert sum(c.declined for c in found) == 0
 
 
 @pytest.mark.parametrize("max_active", [1, 4])

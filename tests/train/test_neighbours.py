@@ -273,6 +273,35 @@ def test_a_full_inbox_drops_or_merges_and_counts(full):
     assert (slow.merged if full == "drop" else slow.dropped) == 0
 
 
+def test_training_says_once_that_gradients_of_neighbours_drive_copies_apart(caplog):
+    with caplog.at_level("WARNING", "geartrain"):
+        s = session(Neighbours(copies=4), Simulated(4))
+        s.fit(data(8), epochs=2)
+        s.fit(data(8), epochs=3)
+    (said,) = caplog.messages
+    assert said.startswith("4 copies, NearestNeighbours, topology='ring': the least eigenvalue")
+    assert "is -1.00" in said and "exchange='weights'" in said
+    assert caplog.records[0].name.startswith("geartrain.")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        Neighbours(copies=4, topology="full"),
+        Neighbours(copies=2),
+        Neighbours(copies=4, exchange=NearestNeighbours(scale=0.33)),
+        Neighbours(copies=4, when=4),
+        Neighbours(copies=4, exchange="weights"),
+        Neighbours(copies=4, exchange="d-psgd"),
+        Neighbours(copies=4, exchange="all-reduce"),
+    ],
+)
+def test_nothing_is_said_where_copies_come_together_or_stay_as_far(setting, caplog):
+    with caplog.at_level("WARNING", "geartrain"):
+        session(setting, Simulated(4)).fit(data(8), epochs=1)
+    assert not caplog.messages
+
+
 def test_letters_are_applied_between_minibatches_never_inside_one():
     """A part's rows are answered at the version at which they left."""
     s = session(Neighbours(copies=4), Simulated(4, seed=1, jitter=0.5))

@@ -39,6 +39,17 @@ class Pairs(Dataset):
         return self._instances[i].inputs["x"], self._instances[i].vertex["label"]
 
 
+class ConvertsByEpoch:
+    """An object whose call asks for the epoch."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, pair, *, epoch):
+        self.seen.append(epoch)
+        return to_instance(pair)
+
+
 class Again:
     """Starts anew for every epoch; knows no length."""
 
@@ -57,6 +68,41 @@ def to_instance(pair):
 def simulated(graph, **options):
     options.setdefault("rules", gt.Rules(optimizer=SGD, update_every=8))
     return gt.Session(graph, runtime=options.pop("runtime", None) or gt.Simulated(), **options)
+
+
+@pytest.mark.parametrize("shards", [None, "static", "pull"])
+def test_convert_is_told_the_epoch_if_it_asks_for_it(shards, make_line, make_rows, tmp_path):
+    def session(convert):
+        copies = None
+        if shards is not None:
+            copies = gt.Neighbours(copies=2, exchange="weights", shards=shards)
+        return simulated(make_line().graph, convert=convert, replicas=copies)
+
+    pairs = Pairs(make_rows(12))
+    convert = ConvertsByEpoch()
+    told = session(convert)
+    told.fit(pairs, epochs=2, folder=tmp_path, checkpoint_every=6, keep_last=9)
+    assert [convert.seen.count(epoch) for epoch in (1, 2)] == [12, 12]
+    assert convert.seen[0] == 0 == convert.seen.index(0)  # one item was looked at first, for shapes
+    convert.seen.clear()
+    told.evaluate(pairs)
+    told.predict(pairs)
+    assert convert.seen == [0] * 24
+    convert.seen.clear()
+    resumed = session(convert)
+    resumed.load(sorted(tmp_path.glob("*18*.safetensors"))[0])
+    resumed.fit(pairs, epochs=3)
+    assert [convert.seen.count(epoch) for epoch in (1, 2, 3)] == [0, 6, 12]
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [to_instance, lambda pair, *epoch: to_instance(pair), lambda pair, **k: to_instance(pair)],
+    ids=["plain", "positional", "named"],
+)
+def test_convert_is_told_no_epoch_that_it_does_not_name(convert, make_line, make_rows):
+    fit = simulated(make_line().graph, convert=convert).fit(Pairs(make_rows(5)), epochs=1)
+    assert fit.instances == 5
 
 
 @pytest.mark.parametrize("kind", ["list", "dataset", "loader", "loader of singles", "iterable"])
@@ -576,6 +622,86 @@ def test_parts_step_by_their_own_rules_in_one_session(make_line, make_rows):
     assert torch.equal(line.first.weight, first)
     moved = float((line.second.weight.detach() - second).norm())
     assert 0 < moved <= 2 * 0.1 * 1e-3
+
+
+def test_a_limit_over_all_parts_is_by_the_norms_of_their_last_steps(make_line, make_rows):
+    line, twin = make_line(), make_line()
+    rules = gt.Rules(optimizer=SGD, update_every=gt.Instances(1), clip=gt.Clip(0.2, over="all"))
+    data = make_rows(20)
+    session = simulated(line.graph, rules=rules, max_active=1, shuffle=False)
+    session.fit(data, epochs=1)
+    last = {"first": 0.0, "second": 0.0}
+    modules = {"first": twin.first, "second": twin.second}
+    for instance in data:
+        label = torch.as_tensor(instance.vertex["label"])
+        for module in modules.values():
+            module.zero_grad()
+        nn.functional.cross_entropy(twin(instance.inputs["x"]), label).backward()
+        for name in session.parts:  # the order in which they step
+            gradients = [p.grad for p in modules[name].parameters()]
+            last[name] = float(torch.stack([g.norm() for g in gradients]).norm())
+            factor = min(1.0, 0.2 / (math.hypot(*last.values()) + 1e-6))
+            with torch.no_grad():
+                for p, g in zip(modules[name].parameters(), gradients, strict=True):
+                    p.sub_(g * factor, alpha=0.1)
+    for ours, theirs in ((line.first, twin.first), (line.second, twin.second)):
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("copies", [None, 3])
+def test_a_resumed_run_goes_on_with_the_norms_of_all_parts(copies, make_line, make_rows, tmp_path):
+    def session():
+        ring = None if copies is None else gt.Neighbours(copies=copies, exchange="weights")
+        rules = gt.Rules(optimizer=ADAM, update_every=4, clip=gt.Clip(0.01, over="all"))
+        return simulated(make_line().graph, rules=rules, replicas=ring)
+
+    whole, resumed = session(), session()
+    stretches = {"epochs": 2, "checkpoint_every": 10}
+    whole.fit(make_rows(30), folder=tmp_path, keep_last=9, **stretches)
+    resumed.load(sorted(tmp_path.glob("*20*.safetensors"))[0])
+    resumed.fit(make_rows(30), folder=tmp_path / "resumed", **stretches)
+    for name, part in whole.trained_parts.items():
+        assert part.norms is not None and part.norms.last(name) > 0
+        found = resumed.trained_parts[name]
+        assert part.norms.last(name) == found.norms.last(name)
+        for p, q in zip(part.parameters, found.parameters, strict=True):
+            assert torch.equal(p, q)
+
+
+def test_the_learning_rate_of_now_can_be_read_between_fits_and_while_one_runs(make_line, make_rows):
+    read = []
+
+    class Reading(gt.AbstractInstrument):
+        def on_epoch_ended(self, event: EpochEnded) -> None:
+            read.append(session.learning_rates())
+
+    line = make_line()
+    rules = gt.Rules(
+        optimizer=SGD,
+        update_every=gt.Instances(10),
+        schedule=lambda trained: 1 if trained < 30 else 0.5,
+        scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=3, gamma=0.1),
+    )
+    session = simulated(line.graph, rules=rules, instruments=[Reading()])
+    assert session.learning_rates() == {"first": [0.1], "second": [0.1]}
+    session.fit(make_rows(20), epochs=2)
+    assert read[0] == {"first": [0.1], "second": [0.1]}
+    assert read[1]["first"] == [pytest.approx(0.005)]  # 40 instances, 4 updates
+    assert session.learning_rates() == read[1]
+
+
+def test_learning_rates_are_those_of_each_group_and_each_copy(make_line):
+    line = make_line()
+
+    def two_groups(parameters):
+        weight, *others = parameters
+        return torch.optim.SGD([{"params": [weight]}, {"params": others, "lr": 0.2}], lr=0.1)
+
+    ring = gt.Neighbours(copies=2, exchange="weights")
+    session = simulated(line.graph, rules=gt.Rules(optimizer=two_groups), replicas=ring)
+    found = session.learning_rates()
+    assert found == {key: [0.1, 0.2] for key in ("first#0", "first#1", "second#0", "second#1")}
 
 
 def test_a_schedule_counts_the_instances_of_the_run_also_after_a_resume(

@@ -1,6 +1,6 @@
 """Copies of the model on the command line: who talks to whom, how, over what links, how fast.
 
---replicas 16 --topology torus --mixer gradients --speeds 1,1,0.25 --link 50us,1.25GB
+--replicas 16 --topology torus --mixer weights --speeds 1,1,0.25 --link 50us,1.25GB
 """
 
 from __future__ import annotations
@@ -98,8 +98,12 @@ class CopiesSeen(AbstractInstrument):
             "bytes_per_gradient": sum(c.bytes for c in copies) / rounds if rounds else 0.0,
             "letters": {
                 name: sum(getattr(c, name) for c in copies)
-                for name in ("sent", "applied", "merged", "dropped", "lost")
+                for name in ("sent", "applied", "merged", "dropped", "lost", "declined")
             },
+            "meetings": sum(c.meetings for c in copies),
+            "meetings_per_gradient": (
+                sum(c.meetings_per_round * c.rounds for c in copies) / rounds if rounds else 0.0
+            ),
             "letter_staleness": ages / letters if letters else 0.0,
             "instances": [
                 sum(e.copies[k].instances for e in self._events)

@@ -40,6 +40,7 @@ from geartrain.ir.through import Through
 from geartrain.ir.visits import once
 from geartrain.ir.wiring import Owner, Wiring, copy_name, wire
 from geartrain.native.transfer import require_device
+from geartrain.optim.norms import share_norms
 from geartrain.optim.part import PartState, StepTaken
 from geartrain.optim.replicas import Replicas
 from geartrain.optim.rules import Part, Rules
@@ -431,6 +432,7 @@ def make_parts(
             copied = copy_name(name, k)
             module = copy.deepcopy(part.module) if k else part.module
             parts[copied] = PartState(copied, module, rules, part.mixer, where, k, part.replicas)
+    share_norms(parts)
     return parts
 
 

@@ -114,6 +114,9 @@ class CopyExchanged:
     bytes_per_round: float
     staleness: PartStaleness  # receiver's versions while a letter was under way
     present: bool
+    meetings: int = 0  # times that its weights were mixed with others'; parts meet by themselves
+    meetings_per_round: float = 0.0  # mean over its parts
+    declined: int = 0  # of those sent: what the receiver did not take up
 
 
 @dataclass(frozen=True, slots=True)

@@ -423,14 +423,20 @@ class Stream:
         *,
         name: str | None = None,
         metrics: Mapping[str, Callable[..., Any] | Metric] | None = None,
+        part: PartLike | None = None,
         keep: Keep | None = None,
     ) -> Stream:
         """Put a local loss beside the stream; its gradient joins the stream's.
 
+        Args:
+            module, name, part, keep: As for ``through``.
+            criterion, target, metrics: As for ``loss``.
+
         Returns:
             This stream. Detach it behind the head and only the local loss trains what is before.
         """
-        self.through(module, name=name, keep=keep).loss(criterion, target, metrics=metrics)
+        head = self.through(module, name=name, part=part, keep=keep)
+        head.loss(criterion, target, metrics=metrics)
         return self
 
     def output(
@@ -633,7 +639,10 @@ class Graph:
     def _name(self, given: str | None, default: str) -> str:
         if given is not None:
             if given in self._names:
-                raise GraphError(f"the name '{given}' is taken; names are unique in a graph")
+                raise GraphError(
+                    f"the name '{given}' is taken; inputs, nodes and outputs of a graph have names "
+                    "of their own: choose another for one of them"
+                )
             self._names.add(given)
             return given
         name, k = default, 2

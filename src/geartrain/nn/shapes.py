@@ -35,7 +35,7 @@ class Recurrent:
             or a module.
         read: Vertex columns given to the cell at each vertex (tokens).
         name: Of the cell's node; the nodes of the loop are named after it.
-        keep: As in ``Stream.through``.
+        part, keep: As in ``Stream.through``.
 
     Called with the stream of first states, one row an instance at vertex 0.
 
@@ -50,9 +50,11 @@ class Recurrent:
         *,
         read: str | Sequence[str] = (),
         name: str | None = None,
+        part: PartLike | None = None,
         keep: Keep | None = None,
     ) -> None:
-        self._cell, self._read, self._name, self._keep = cell, read, name, keep
+        self._cell, self._read, self._name = cell, read, name
+        self._part, self._keep = part, keep
 
     def __call__(self, start: Stream) -> Stream:
         return self._wire(start)[1]
@@ -66,7 +68,9 @@ class Recurrent:
     def _wire(self, start: Stream) -> tuple[Stream, Stream]:
         loop = start.graph.loop(name=_beside(self._name, "loop"))
         loop.join(start)
-        states = loop.through(self._cell, read=self._read, name=self._name, keep=self._keep)
+        states = loop.through(
+            self._cell, read=self._read, name=self._name, part=self._part, keep=self._keep
+        )
         assert isinstance(states.operator, Through)
         states.operator.every_vertex = True
         on, last = states.where(lambda m: m.vertex + 1 < m.size, name=_beside(self._name, "again"))
@@ -91,7 +95,7 @@ class Tree:
         parent: Vertex column with the parent, -1 at the root.
         slot: Vertex column with the position among its siblings, from 0.
         name: Of the branch's node; the nodes of the loop are named after it.
-        keep: As in ``Stream.through``.
+        part, keep: As in ``Stream.through``.
 
     Called with the stream of leaf states. Returns the stream of all vertices' states.
 
@@ -109,11 +113,13 @@ class Tree:
         parent: str = "parent",
         slot: str = "slot",
         name: str | None = None,
+        part: PartLike | None = None,
         keep: Keep | None = None,
     ) -> None:
         self._branch, self._children, self._read = branch, children, read
         self._how: How = how or ("stack" if isinstance(children, int) else "sum")
-        self._parent, self._slot, self._name, self._keep = parent, slot, name, keep
+        self._parent, self._slot, self._name = parent, slot, name
+        self._part, self._keep = part, keep
 
     def __call__(self, leaves: Stream) -> Stream:
         parent, name = self._parent, self._name
@@ -129,7 +135,10 @@ class Tree:
             how=self._how,
             name=_beside(name, "children"),
         )
-        vertices.join(family.through(self._branch, read=self._read, name=name, keep=self._keep))
+        states = family.through(
+            self._branch, read=self._read, name=name, part=self._part, keep=self._keep
+        )
+        vertices.join(states)
         root.stop(name=_beside(name, "root"))
         return vertices
 
@@ -144,7 +153,7 @@ class MessagePassing:
         steps: How often.
         read: Vertex columns given to the cell before ``inside``.
         name: Of the cell's node; the nodes of the loop are named after it.
-        keep: As in ``Stream.through``.
+        part, keep: As in ``Stream.through``.
 
     Called with a stream of bundles, the vertices of an instance each (``input(bundle=True)``).
     Returns the stream of bundles after the last step. Rows count their steps in the state column
@@ -160,18 +169,21 @@ class MessagePassing:
         steps: int,
         read: str | Sequence[str] = (),
         name: str | None = None,
+        part: PartLike | None = None,
         keep: Keep | None = None,
     ) -> None:
         if steps < 1:
             raise ValueError(f"MessagePassing(steps={steps}): give 1 or more")
         self._cell, self._steps, self._read = cell, steps, read
-        self._name, self._keep = name, keep
+        self._name, self._part, self._keep = name, part, keep
 
     def __call__(self, vertices: Stream) -> Stream:
         steps, name = self._steps, self._name
         loop = vertices.graph.loop(name=_beside(name, "loop"))
         loop.join(vertices.move(step=0, name=_beside(name, "first step")))
-        passed = loop.through(self._cell, read=self._read, inside=True, name=name, keep=self._keep)
+        passed = loop.through(
+            self._cell, read=self._read, inside=True, name=name, part=self._part, keep=self._keep
+        )
         on, done = passed.where(lambda m: m.step + 1 < steps, name=_beside(name, "again"))
         _ends(done, "step")
         loop.join(on.move(step=lambda m: m.step + 1, name=_beside(name, "next step")))

@@ -15,7 +15,7 @@ from geartrain.observe.page import section, table
 
 _HEAD = (
     "copy", "instances", "instances/s", "own gradients", "letters sent", "bytes/gradient",
-    "applied", "merged", "dropped", "lost", "staleness",
+    "applied", "merged", "dropped", "lost", "declined", "meetings/gradient", "staleness",
 )  # fmt: skip
 
 
@@ -34,14 +34,15 @@ def copies_section(events: Sequence[Mapping[str, Any]]) -> str:
     rows = [_row(k, [e["copies"][k] for e in events]) for k in range(len(events[-1]["copies"]))]
     note = (
         f"<p>{len(rows)} copies of the model, {events[-1]['exchange']}. Staleness: versions of the "
-        "receiver while a letter was under way.</p>"
+        "receiver while a letter was under way. Declined: sent, and not taken up by the receiver. "
+        "Meetings: weights mixed with others', mean over parts.</p>"
     )
     return section("Copies", note + chart + table(_HEAD, rows))
 
 
 def _row(k: int, entries: Sequence[Mapping[str, Any]]) -> list[str]:
     def total(name: str) -> int:
-        return sum(int(e[name]) for e in entries)
+        return sum(int(e.get(name, 0)) for e in entries)  # older logs lack some
 
     rounds = total("rounds")
     seconds = sum(
@@ -49,7 +50,8 @@ def _row(k: int, entries: Sequence[Mapping[str, Any]]) -> list[str]:
     )
     letters = sum(n for e in entries for n in e["staleness"]["histogram"])
     ages = sum(age * n for e in entries for age, n in enumerate(e["staleness"]["histogram"]))
-    counts = [count(total(name)) for name in ("applied", "merged", "dropped", "lost")]
+    counts = [count(total(name)) for name in ("applied", "merged", "dropped", "lost", "declined")]
+    meetings = sum(e.get("meetings_per_round", 0.0) * e["rounds"] for e in entries)
     return [
         str(k) if entries[-1]["present"] else f"{k} (absent)",
         count(total("instances")),
@@ -58,6 +60,7 @@ def _row(k: int, entries: Sequence[Mapping[str, Any]]) -> list[str]:
         count(total("sent")),
         count(total("bytes") // rounds) if rounds else "-",
         *counts,
+        f"{meetings / rounds:.2f}" if rounds else "-",
         f"{ages / letters:.2f}" if letters else "-",
     ]
 

@@ -26,6 +26,7 @@ from rich.text import Text
 from geartrain.engine.instrument import (
     AbstractInstrument,
     EpochEnded,
+    Exchanged,
     PartStaleness,
     Progress,
     RunEnded,
@@ -121,6 +122,10 @@ class ProgressLine(AbstractInstrument):
         self._pass = None
         self._keep(_epoch_pieces(event, self._is_virtual))
 
+    def on_exchanged(self, event: Exchanged) -> None:
+        """Count what copies of the model have said to one another, for the summary."""
+        self._ledger.add_exchanged(event)
+
     def on_run_ended(self, event: RunEnded) -> None:
         """Leave the summary."""
         self._pass = None
@@ -162,6 +167,11 @@ class _Ledger:
     best: dict[str, tuple[float, float]] = field(default_factory=dict)  # metric -> value, epoch
     updates: dict[str, int] = field(default_factory=dict)
     stalest: tuple[str, float, PartStaleness] | None = None
+    exchanged: Exchanged | None = None  # the last
+    letters: int = 0
+    declined: int = 0
+    rounds: int = 0
+    meetings: float = 0.0  # of a part, in the mean
 
     def add(self, event: EpochEnded) -> None:
         began = math.ceil(event.epoch) - 1 if self.at is None else self.at
@@ -174,6 +184,13 @@ class _Ledger:
         worst = _stalest(event.staleness)
         if worst is not None and (self.stalest is None or worst[1].mean > self.stalest[2].mean):
             self.stalest = (worst[0], event.epoch, worst[1])
+
+    def add_exchanged(self, event: Exchanged) -> None:
+        self.exchanged = event
+        for each in event.copies:
+            self.letters, self.declined = self.letters + each.sent, self.declined + each.declined
+            self.rounds += each.rounds
+            self.meetings += each.meetings_per_round * each.rounds
 
     def summary(self) -> list[tuple[str, list[str]]]:
         """Titles, and what there is to say under each."""
@@ -190,6 +207,15 @@ class _Ledger:
                 f"{part}: mean {stale.mean:.2f}, at most {count(stale.max)} (epoch {epochs(epoch)})"
             ]
             entries.append(("most stale", said))
+        if self.exchanged is not None:
+            said = [
+                f"{len(self.exchanged.copies)} by {self.exchanged.exchange}",
+                f"{count(self.declined)} of {count(self.letters)} letters declined",
+                f"{number(self.exchanged.distance)} apart",
+            ]
+            if self.rounds:
+                said.append(f"{self.meetings / self.rounds:.2f} meetings a gradient")
+            entries.append(("copies", said))
         return entries
 
     def _is_better(self, name: str, value: float) -> bool:

@@ -74,6 +74,8 @@ class AbstractCentre(AbstractExchange):
                 me.numbers["asking"] = 0
                 if letter.kind == "answer":
                     self.answered(me, tensors)
+                else:
+                    me.ledger.declined += 1
 
     def consensus(self, members: Sequence[Member]) -> Sequence[Tensor] | None:
         """The centre."""
@@ -157,7 +159,7 @@ class ElasticAverage(AbstractCentre):
 
     @torch.no_grad()
     def answered(self, me: Member, answer: Sequence[Tensor]) -> None:
-        me.write([x - e for x, e in zip(me.weights(), answer, strict=True)])
+        me.meet([x - e for x, e in zip(me.weights(), answer, strict=True)])
 
     def consensus(self, members: Sequence[Member]) -> Sequence[Tensor] | None:
         """The centre; of one copy alone, its weights."""
@@ -246,7 +248,7 @@ class DelayedNesterov(AbstractCentre):
 
     def answered(self, me: Member, answer: Sequence[Tensor]) -> None:
         me.tensors["given"] = [t.clone() for t in answer]
-        me.write(answer)
+        me.meet(answer)
 
     def check(self, members: Sequence[Member]) -> None:
         super().check(members)

@@ -16,11 +16,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, final
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
+
+from geartrain.optim.mixing import least_pull
 
 if TYPE_CHECKING:
     from geartrain.optim.part import PartState, StepTaken
@@ -101,6 +103,9 @@ class Ledger:
 
     Between stretches ``came == applied + dropped`` for every copy, and over all copies
     ``sent == came + lost``; ``merged`` of those applied came in company.
+
+    ``meetings`` says how often the copy's weights were mixed with others': a pair that meets counts
+    it twice, once each. Exchanges of gradients have none.
     """
 
     rounds: int = 0  # own gradients
@@ -111,14 +116,20 @@ class Ledger:
     merged: int = 0
     dropped: int = 0
     lost: int = 0  # of those sent: the receiver was absent
+    meetings: int = 0
+    declined: int = 0  # of those sent: what the receiver did not take up
     staleness: dict[int, int] = field(default_factory=dict)  # versions passed under way -> letters
 
     def add(self, other: Ledger) -> None:
         """Count what another has counted as well."""
-        for name in ("rounds", "sent", "bytes", "came", "applied", "merged", "dropped", "lost"):
+        for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for age, letters in other.staleness.items():
             self.staleness[age] = self.staleness.get(age, 0) + letters
+
+
+_NOTHING: Final = 1e-6  # of an eigenvalue: rounding
+_COUNTS: Final = tuple(f.name for f in fields(Ledger) if f.name != "staleness")
 
 
 @final
@@ -199,6 +210,11 @@ class Member:
         """Overwrite the weights; the version grows by one, the optimiser's state stays."""
         self.part.overwrite(weights)
 
+    def meet(self, weights: Sequence[Tensor]) -> None:
+        """Overwrite the weights with what they have become by those of others; it is counted."""
+        self.ledger.meetings += 1
+        self.write(weights)
+
     def send(self, to: int, kind: str, tensors: Tensors, weight: float = 1.0) -> None:
         """Send a letter with copies of the tensors."""
         self._post(to, kind, copies(tensors), weight)
@@ -273,17 +289,6 @@ class Member:
         self.steps.clear()
 
 
-class AbstractTopology(Protocol):
-    """Who is whose neighbour; see ``geartrain.optim.topology``."""
-
-    def neighbours(self, copies: int) -> Sequence[Sequence[int]]:
-        """For each copy the copies that it sends to.
-
-        Raises:
-            ValueError: It cannot be made of so many copies; says why.
-        """
-
-
 class AbstractExchange(ABC):
     """How copies of one part exchange. Each part has an object of its own, copied from the user's.
 
@@ -323,6 +328,13 @@ class AbstractExchange(ABC):
             ValueError: This cannot work with these members; says why.
         """
         self.members = members
+
+    def advice(self) -> str | None:
+        """What speaks against training so, as it was prepared, and what to do; None: nothing.
+
+        It is said once, when training begins.
+        """
+        return None
 
     def due(self, me: Member) -> bool:
         """Whether this own gradient is one to exchange at."""
@@ -405,6 +417,11 @@ class NearestNeighbours(AbstractExchange):
     step for each gradient that has come, through its own optimiser. Nothing is averaged and nobody
     waits. Balanced, a copy with k neighbours takes 1 + k steps for each minibatch.
 
+    That need not hold copies together: a round moves them by I + scale / every · A, A the graph,
+    and where it has an eigenvalue below 0 they drive each other apart, at any rate
+    (``geartrain.optim.mixing.least_pull``). As published it has one on every undirected graph that
+    is not full; with a scale of 1 / (1 + k), on none. ``advice`` says so when training begins.
+
     Source: Viviani et al. 2019, "Deep Learning at Scale", and the code released with it (FAST).
 
     Args:
@@ -434,6 +451,9 @@ class NearestNeighbours(AbstractExchange):
     def prepare(self, members: Sequence[Member]) -> None:
         super().prepare(members)
         self._early = [[] for _ in members]
+
+    def advice(self) -> str | None:
+        return advice_on_gradients(self, self.scale, f"{type(self).__name__}(scale={{scale}})")
 
     def stepped(self, me: Member, gradients: Tensors) -> None:
         if self.due(me):
@@ -627,6 +647,29 @@ class AllReduce(AbstractExchange):
 
     def abandoned(self, members: Sequence[Member]) -> None:
         self.prepare(members)
+
+
+def advice_on_gradients(exchange: AbstractExchange, scale: float, scaled: str) -> str | None:
+    """Why gradients that are sent so drive copies apart, and what to do; None: they do not.
+
+    Args:
+        exchange: As it was prepared.
+        scale: What foreign gradients are multiplied by.
+        scaled: The exchange with a scale that brings copies together, which fills ``{scale}``.
+    """
+    graph = [m.neighbours for m in exchange.members]
+    share = scale / exchange.every
+    least = least_pull(graph, share)
+    if least > -_NOTHING:
+        return None
+    most = max(len(m.senders) for m in exchange.members)
+    factor = "" if share == 1 else f"{share:.3g} "
+    return (
+        f"the least eigenvalue of I + {factor}A, A being this graph, is {least:.2f}: below 0, the "
+        "gradients of neighbours drive copies apart, whatever the learning rate. Use "
+        "exchange='weights' (--mixer weights), which averages, or "
+        f"{scaled.format(scale=f'{exchange.every / (1 + most):.2g}')}, or topology='full'"
+    )
 
 
 def copies(tensors: Tensors) -> tuple[Tensor | None, ...]:

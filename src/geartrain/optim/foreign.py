@@ -14,7 +14,15 @@ from typing import final
 import torch
 from torch import Tensor
 
-from geartrain.optim.exchange import AbstractExchange, Inbox, Letter, Member, Tensors, copies
+from geartrain.optim.exchange import (
+    AbstractExchange,
+    Inbox,
+    Letter,
+    Member,
+    Tensors,
+    advice_on_gradients,
+    copies,
+)
 
 
 @final
@@ -43,6 +51,12 @@ class StalenessAware(AbstractExchange):
         if not power >= 0:
             raise ValueError(f"StalenessAware(power={power}): give 0 or more; 1 was published")
         self.power = power
+
+    def advice(self) -> str | None:
+        """None: what comes from several neighbours is some versions old, and steps so much less."""
+        if self.power > 0:
+            return None
+        return advice_on_gradients(self, 1.0, "NearestNeighbours(scale={scale})")
 
     def stepped(self, me: Member, gradients: Tensors) -> None:
         if self.due(me):
@@ -97,6 +111,10 @@ class CompensatedNeighbours(AbstractExchange):
             )
         self.strength, self.adaptive, self.decay, self.eps = strength, adaptive, decay, eps
         self._before: list[Tensors] = []
+
+    def advice(self) -> str | None:
+        """As of raw gradients: what is corrected is small beside them."""
+        return advice_on_gradients(self, 1.0, "NearestNeighbours(scale={scale})")
 
     def prepare(self, members: Sequence[Member]) -> None:
         super().prepare(members)

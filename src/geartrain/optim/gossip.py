@@ -16,8 +16,14 @@ import torch
 from torch import Tensor
 
 from geartrain.optim.exchange import AbstractExchange, Letter, Member, Tensors, copies
-from geartrain.optim.mixing import Matrix, check_doubly_stochastic, metropolis, uniform
-from geartrain.optim.topology import sides_of
+from geartrain.optim.mixing import (
+    Matrix,
+    advice_on_matrix,
+    check_doubly_stochastic,
+    metropolis,
+    uniform,
+)
+from geartrain.optim.topology import levels_of
 
 MixingWeights: TypeAlias = Literal["metropolis", "uniform"] | Matrix
 
@@ -67,6 +73,9 @@ class DecentralizedSGD(AbstractExchange):
         self._held = [None for _ in members]
         for me in members:
             me.numbers |= {"round": 0, "mixed": 0, "first": 1}
+
+    def advice(self) -> str | None:
+        return advice_on_matrix("DecentralizedSGD(weights=...)", self._matrix)
 
     def stepping(self, me: Member, gradients: Tensors) -> Tensors | None:
         if not me.senders or not me.present or not self.due(me):
@@ -140,7 +149,7 @@ class DecentralizedSGD(AbstractExchange):
             return
         self._early[me.index] = [x for x in early if x.weight > now]
         me.numbers["mixed"] = now
-        me.write(mixed(me.weights(), self._matrix[me.index], me.index, here))
+        me.meet(mixed(me.weights(), self._matrix[me.index], me.index, here))
         gradients, self._held[me.index] = self._held[me.index], None
         if gradients is not None:
             me.apply(gradients, own=True)
@@ -151,15 +160,29 @@ class PairAverage(AbstractExchange):
     """AD-PSGD: a copy and one neighbour become their mean, while both go on training.
 
     A copy offers its weights; the other moves half of the way and answers with how far, and the
-    first goes as far towards it. Steps that it took meanwhile stay in it, as if they had come after
-    the meeting. Nobody waits, so nothing can deadlock. Where the graph has two sides (no odd
-    cycles), one side offers and the other answers, so every meeting is atomic; else all offer, and
-    one whose own offer is open declines those of others.
+    first goes as far towards it. Steps that either takes meanwhile stay in it, as if they had come
+    after the meeting. Training waits for nobody.
 
-    Source: Lian et al. 2018, arXiv:1710.06952.
+    *A meeting is atomic*: with an offer open, a copy takes in nothing but its answer, so the two
+    move from what they were to one point, and all meetings are as if one came after the other. What
+    is offered to it meanwhile it keeps, and answers next. *No circle of offers can form*: copies
+    have levels that differ between neighbours, and offer to neighbours of higher levels alone; one
+    of the highest level answers at once, then those that wait for it, and so on down. With two
+    sides these are the active and the passive copies as published; odd cycles take a third level.
+    So every offer is answered, none is declined, and copies mix on every connected graph. Where
+    meeting (i, j) comes with probability p_ij, the sum of squared distances from the mean falls by
+    a factor of 1 - λ / 2 a meeting, in expectation and without gradients, or faster; λ is the
+    second least eigenvalue of the Laplacian with weights p_ij (Boyd et al. 2006, "Randomized gossip
+    algorithms").
+
+    A meeting is two models on the links. An offer that falls due while one is open is made when the
+    answer is there. With ``every=1`` and fast links a copy makes one in one to two steps of its
+    own, as the other takes letters between firings; those of the highest level make none.
+
+    Source: Lian et al. 2018, arXiv:1710.06952, where copies of one side are active.
 
     Args:
-        every: Own steps between two offers; none is made while one is open.
+        every: Own steps between two offers; one is open at a time.
         seed: For the choice of the neighbour, which is random.
 
     Raises:
@@ -169,11 +192,11 @@ class PairAverage(AbstractExchange):
     def __init__(self, every: int = 1, *, seed: int = 0) -> None:
         super().__init__(every)
         self.seed = seed
-        self._sides: list[int] | None = None
+        self._above: list[list[int]] = []  # neighbours of higher levels: to whom a copy offers
+        self._kept: list[list[Letter]] = []  # offers that came while an own one was open
 
     def prepare(self, members: Sequence[Member]) -> None:
         super().prepare(members)
-        graph = [m.neighbours for m in members]
         for me in members:
             one_way = sorted(set(me.neighbours) ^ set(me.senders))
             if one_way:
@@ -181,50 +204,71 @@ class PairAverage(AbstractExchange):
                     f"PairAverage: between copies {me.index} and {one_way[0]} letters go one way, "
                     "where an answer was expected; give an undirected topology, or use PushSum"
                 )
-            me.numbers["partner"] = _NOBODY
-        self._sides = sides_of(graph)
+            me.numbers |= {"partner": _NOBODY, "offered": 0, "owed": 0}
+        level = levels_of([m.neighbours for m in members])
+        self._above = [[j for j in m.neighbours if level[j] > level[m.index]] for m in members]
+        self._kept = [[] for _ in members]
 
     def stepped(self, me: Member, gradients: Tensors) -> None:
-        free = me.present and me.numbers["partner"] == _NOBODY
-        if free and self.due(me) and self._offers(me):
-            present = [k for k in me.neighbours if self.members[k].present]
-            if present:
-                partner = random.Random(f"{self.seed}/{me.index}/{me.rounds}").choice(present)
-                me.numbers["partner"] = partner
-                me.send(partner, "offer", me.weights())
+        if self.due(me):
+            me.numbers["owed"] = 1
+        self._go_on(me)
 
     def received(self, me: Member, letters: Sequence[Letter]) -> None:
         for letter in letters:
             if letter.kind == "offer":
-                self._answer(me, letter)
-                continue
-            if letter.kind == "answer":
-                me.write(_less(me.weights(), _dense(letter.tensors)))
-            if letter.sender == me.numbers["partner"]:
-                me.numbers["partner"] = _NOBODY
+                self._kept[me.index].append(letter)
+            else:
+                me.meet(_less(me.weights(), _dense(letter.tensors)))
+                if letter.weight == me.numbers["offered"]:
+                    me.numbers["partner"] = _NOBODY
+        self._go_on(me)
+
+    def finish(self, members: Sequence[Member]) -> bool:
+        """Offers that were kept for an answer which was lost are answered."""
+        found = [m for m in members if self._kept[m.index] and m.numbers["partner"] == _NOBODY]
+        for me in found:
+            self._go_on(me)
+        return bool(found)
 
     def left(self, me: Member) -> None:
-        me.numbers["partner"] = _NOBODY
+        me.numbers |= {"partner": _NOBODY, "owed": 0}
+        self._kept[me.index].clear()
         for other in self.members:
+            kept = self._kept[other.index]
+            kept[:] = [x for x in kept if x.sender != me.index]
             if other.numbers["partner"] == me.index:
                 other.numbers["partner"] = _NOBODY
 
     def abandoned(self, members: Sequence[Member]) -> None:
+        self._kept = [[] for _ in members]
         for me in members:
-            me.numbers["partner"] = _NOBODY
+            me.numbers |= {"partner": _NOBODY, "owed": 0}
 
-    def _offers(self, me: Member) -> bool:
-        return self._sides is None or self._sides[me.index] == 0
+    def _go_on(self, me: Member) -> None:
+        """With no offer open: meet those whose offers wait, then make the one that is due."""
+        if me.numbers["partner"] != _NOBODY:
+            return
+        self._answer(me)
+        if not me.numbers["owed"]:
+            return
+        present = [k for k in self._above[me.index] if self.members[k].present]
+        if present:
+            partner = random.Random(f"{self.seed}/{me.index}/{me.rounds}").choice(present)
+            me.numbers |= {"partner": partner, "offered": me.rounds, "owed": 0}
+            me.send(partner, "offer", me.weights(), me.rounds)
 
     @torch.no_grad()
-    def _answer(self, me: Member, letter: Letter) -> None:
-        if me.numbers["partner"] != _NOBODY:
-            me.send(letter.sender, "busy", ())
-            return
-        mine = me.weights()
-        half = [(theirs - x) / 2 for theirs, x in zip(_dense(letter.tensors), mine, strict=True)]
-        me.write([x + d for x, d in zip(mine, half, strict=True)])
-        me.send(letter.sender, "answer", half)
+    def _answer(self, me: Member) -> None:
+        offers, self._kept[me.index] = self._kept[me.index], []
+        for letter in offers:
+            if not self.members[letter.sender].present:
+                continue  # it has left, and would never hear the answer
+            mine = me.weights()
+            theirs = _dense(letter.tensors)
+            half = [(x - y) / 2 for x, y in zip(theirs, mine, strict=True)]
+            me.meet([y + d for y, d in zip(mine, half, strict=True)])
+            me.send(letter.sender, "answer", half, letter.weight)
 
 
 _NOBODY: Final = -1

@@ -5,6 +5,8 @@
 Doubly stochastic: nothing is below zero, rows sum to 1 (equal copies stay equal) and columns sum to
 1 (the mean stays). Column-stochastic: columns alone, for push-sum, which carries a weight along.
 
+Gradients that are sent instead mix by I + A, which need not bring copies together: ``least_pull``.
+
 Sources: Metropolis weights, Xiao and Boyd 2004, "Fast linear iterations for distributed averaging";
 use in training, Lian et al. 2017, arXiv:1705.09056.
 """
@@ -14,6 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from typing import Final, TypeAlias
+
+import torch
 
 from geartrain.optim.topology import senders_of
 
@@ -68,6 +72,55 @@ def shares(neighbours: Sequence[Sequence[int]]) -> Matrix:
         for i in (j, *receivers):
             matrix[i][j] = 1.0 / (1 + len(receivers))
     return matrix
+
+
+def least_pull(neighbours: Sequence[Sequence[int]], share: float = 1.0) -> float:
+    """The least real part among the eigenvalues of I + share · A, A[i][j] = 1 where j sends to i.
+
+    Copies that step with their own gradients and with ``share`` of those of their senders move by
+    it: on a quadratic with curvature h and steps of rate η, a difference between copies along an
+    eigenvector with eigenvalue μ is multiplied by 1 - η h μ in each round. Below 0 it grows at any
+    rate, at 0 it stays. With share 1 the least is below 0 on every undirected graph but the full
+    one, where it is 0: some path of three copies has I + A with eigenvalue 1 - √2, and interlacing
+    puts the whole graph's no higher.
+
+    Args:
+        neighbours: For each copy those that it sends to.
+        share: Of a neighbour's gradient in a step for each of the own ones.
+    """
+    n = len(neighbours)
+    matrix = torch.eye(n, dtype=torch.float64)
+    for j, receivers in enumerate(neighbours):
+        for i in receivers:
+            matrix[i, j] += share
+    if torch.equal(matrix, matrix.T):
+        return float(torch.linalg.eigvalsh(matrix)[0])
+    return float(torch.linalg.eigvals(matrix).real.min())
+
+
+def slowest(matrix: Matrix) -> float:
+    """What a round leaves of the difference that it mixes worst: 1, none is mixed.
+
+    The second largest absolute value among the eigenvalues of a stochastic matrix.
+    """
+    values = torch.linalg.eigvals(torch.tensor(matrix, dtype=torch.float64)).abs()
+    return float(values.sort().values[-2]) if len(matrix) > 1 else 0.0
+
+
+def advice_on_matrix(name: str, matrix: Matrix) -> str | None:
+    """Why copies that mix by this matrix do not come together, and what to do; None: they do.
+
+    Args:
+        name: Where the matrix was given.
+        matrix: Stochastic.
+    """
+    if slowest(matrix) < 1 - _CLOSE:
+        return None
+    return (
+        f"{name}: a second eigenvalue of the matrix has absolute value 1, so some difference "
+        "between copies is never mixed away; give each a share of its own above 0 and a path to "
+        "every other, as Metropolis weights do"
+    )
 
 
 def check_doubly_stochastic(matrix: Matrix, neighbours: Sequence[Sequence[int]]) -> None:

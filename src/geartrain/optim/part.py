@@ -30,6 +30,7 @@ from geartrain.native.steps import norm_of, scaled_
 from geartrain.native.transfer import Verdicts
 from geartrain.optim.delay import mean_age
 from geartrain.optim.mixer import AbstractMixer, Average
+from geartrain.optim.norms import Norms
 from geartrain.optim.plain import require_like
 from geartrain.optim.rules import Clip, Rules, make_optimizer
 from geartrain.optim.staleness import Ages, bincount
@@ -160,6 +161,8 @@ class PartState(AbstractWeights):
         self.outstanding = 0
         self.step_delay = 0.0
         self.rate_factor = 1.0
+        self._alterations = 0  # of rates, and of those the returns: odd while they are altered
+        self._set_aside: list[float] = []
         self._rows_each = 0
         self._number = 0
         self._ages: dict[int, int] = {}
@@ -172,6 +175,7 @@ class PartState(AbstractWeights):
         self.tables: set[nn.Parameter] = set()  # whose gradients have come as rows
         self.guard: AbstractContextManager[Any] = nullcontext()
         self.desk: AbstractDesk | None = None
+        self.norms: Norms | None = None  # of all parts, where one is limited by them
         self._held_rows = 0
         self.progress = 0  # instances trained, at the last step
         self.view = rules.view or Stashed()
@@ -240,6 +244,21 @@ class PartState(AbstractWeights):
     def period(self) -> int | None:
         """Messages to an update, where they are what is counted."""
         return self.trigger.n if isinstance(self.trigger, Messages) else None
+
+    def rates(self, progress: int) -> list[float]:
+        """The learning rate of each group of parameters now, without what ``delay`` takes off.
+
+        Args:
+            progress: Instances finished in training, for the schedule.
+        """
+        factor = 1.0 if self.rules.schedule is None else self.rules.schedule(progress)
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        while True:  # a step that another thread takes just now has set rates aside
+            seen, rates = self._alterations, self._set_aside
+            if seen % 2 == 0:
+                rates = [float(group["lr"]) for group in groups]
+            if seen == self._alterations:
+                return [rate * factor for rate in rates]
 
     def in_flight(self, most: int) -> None:
         """So many instances may be in flight.
@@ -592,8 +611,10 @@ class PartState(AbstractWeights):
         self._seeing.replaced()
 
     def view_to_tensors(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What view and delay remember: tensors by name, its own, and JSON."""
+        """What view, delay and limits remember: tensors by name, its own, and JSON."""
         tensors = {f"view/{name}": t for name, t in self._seeing.tensors().items()}
+        if self.norms is not None:
+            tensors["norm/last"] = torch.tensor(self.norms.last(self.name), dtype=torch.float64)
         if self._compensation is not None:
             held = self._compensation.tensors()
             names = {p: n for n, p in self.module.named_parameters()}
@@ -631,6 +652,7 @@ class PartState(AbstractWeights):
         kept, _ = self.view_to_tensors()
         self._seeing.check(_inside(tensors, "view/"), entry.view, number)
         require_like(_inside(tensors, "delay/"), _inside(kept, "delay/"), "delay")
+        require_like(_inside(tensors, "norm/"), _inside(kept, "norm/"), "norm")
         return entry
 
     def load_view(self, tensors: Mapping[str, Tensor], entry: ViewEntry) -> None:
@@ -639,6 +661,8 @@ class PartState(AbstractWeights):
         self.rate_factor, self.step_delay = entry.rate_factor, entry.step_delay
         self._step_ages.load(entry.step_ages)
         self._seeing.load(_inside(tensors, "view/"), entry.view)
+        if self.norms is not None:
+            self.norms.note(self.name, float(tensors["norm/last"]))
         if self._compensation is not None:
             found = _inside(tensors, "delay/")
             named = dict(self.module.named_parameters())
@@ -713,12 +737,12 @@ class PartState(AbstractWeights):
             for g in gradients:
                 g.clamp_(-clip.value, clip.value)
         factor = 1.0
-        if clip.norm is not None:
+        if clip.norm is not None or self.norms is not None:
             known = None if self._elsewhere else norm_of(gradients)
             if known is None:
                 norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
                 if self._elsewhere:  # a look at the norm would wait for the device
-                    scale = (clip.norm / (norm / divisor + 1e-6)).clamp(max=1) / divisor
+                    scale = self._scale_there(clip, norm / divisor) / divisor
                     for g in gradients:
                         g.mul_(scale)
                     return
@@ -726,9 +750,21 @@ class PartState(AbstractWeights):
             total = known
             if total - total != 0.0:
                 self._refuse_non_finite()
-            factor = min(1.0, clip.norm / (total / divisor + 1e-6))
+            norm_now = total / divisor
+            if self.norms is not None:
+                self.norms.note(self.name, norm_now)
+                norm_now = self.norms.of_all() if clip.over == "all" else norm_now
+            if clip.norm is not None:
+                factor = min(1.0, clip.norm / (norm_now + 1e-6))
         if factor != divisor and not scaled_(gradients, factor / divisor):
             torch._foreach_mul_(gradients, factor / divisor)
+
+    def _scale_there(self, clip: Clip, norm: Tensor) -> Tensor | float:
+        """What a limit makes of a gradient with this norm, on the device where that is."""
+        if self.norms is not None:
+            self.norms.note(self.name, norm)
+            norm = self.norms.of_all_on(self.device) if clip.over == "all" else norm
+        return 1.0 if clip.norm is None else (clip.norm / (norm + 1e-6)).clamp(max=1)
 
     def _optimize(self, optimizer: Optimizer, progress: int) -> None:
         """A step at the rate of now, and what the rules want to learn from it."""
@@ -753,7 +789,8 @@ class PartState(AbstractWeights):
             optimizer.step()
             return
         # Set for this step alone, so that a torch scheduler goes on from its own numbers.
-        rates = [group["lr"] for group in optimizer.param_groups]
+        rates = self._set_aside = [group["lr"] for group in optimizer.param_groups]
+        self._alterations += 1
         try:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
@@ -761,6 +798,7 @@ class PartState(AbstractWeights):
         finally:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
+            self._alterations += 1
 
     def _discard_gradient(self) -> None:
         for parameter in self.module.parameters():

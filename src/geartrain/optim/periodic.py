@@ -114,7 +114,7 @@ class PeriodicAverage(AbstractPeriodic):
         return me.weights()
 
     def met(self, me: Member, mean: Sequence[Tensor]) -> None:
-        me.write(mean)
+        me.meet(mean)
 
 
 @final
@@ -160,7 +160,7 @@ class DiLoCo(AbstractPeriodic):
         for theta, m, g in zip(outer, me.tensors["momentum"], mean, strict=True):
             m.mul_(self.momentum).add_(g)
             theta.sub_(self.rate * (g + self.momentum * m if self.nesterov else m))
-        me.write(outer)
+        me.meet(outer)
 
     def joined(self, me: Member) -> None:
         super().joined(me)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from geartrain.optim.exchange import AbstractExchange, Inbox, Letter, Member, Tensors
-from geartrain.optim.mixing import Matrix, check_column_stochastic, shares
+from geartrain.optim.mixing import Matrix, advice_on_matrix, check_column_stochastic, shares
 
 
 @final
@@ -74,6 +74,11 @@ class PushSum(AbstractExchange):
         for me in members:
             me.numbers |= {"omega": 1.0, "pushes": 0}
 
+    def advice(self) -> str | None:
+        if self.matrix is None or self._shares is None:
+            return None
+        return advice_on_matrix("PushSum(matrix=...)", self._shares)
+
     def stepping(self, me: Member, gradients: Tensors) -> Tensors | None:
         if me.numbers["omega"] != 1.0:
             self._before[me.index] = [z.clone() for z in me.weights()]
@@ -93,7 +98,7 @@ class PushSum(AbstractExchange):
             for total, share in zip(x, letter.tensors, strict=True):
                 assert share is not None, "weights have no gaps"
                 total.add_(share)
-        me.write([total.div_(omega) for total in x])
+        me.meet([total.div_(omega) for total in x])
         me.numbers["omega"] = omega
 
     @torch.no_grad()

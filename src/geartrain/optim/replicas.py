@@ -33,6 +33,7 @@ from geartrain.optim.exchange import (
 )
 from geartrain.optim.foreign import CompensatedNeighbours, StalenessAware
 from geartrain.optim.gossip import DecentralizedSGD, PairAverage
+from geartrain.optim.norms import share_norms
 from geartrain.optim.part import PartState, StepTaken
 from geartrain.optim.periodic import DiLoCo, PeriodicAverage
 from geartrain.optim.pushsum import PushSum
@@ -213,12 +214,15 @@ class Replicas:
         lock: Callable[[], AbstractLock] = NoLock,
     ) -> None:
         self.setting, self.copies = setting, setting.copies
+        self._advised = False
         self._base = parts
         self.positions = [0] * self.copies  # instances of this epoch that each copy has taken
         self.desks: dict[str, list[Desk]] = {
             name: self._desks(name, part, lock) for name, part in parts.items()
         }
         self.parts = {d.member.part.name: d.member.part for d in self.all_desks()}
+        for k in range(self.copies):
+            share_norms({d.member.part.name: d.member.part for d in self.of_copy(k)})
         self.trained = [0] * self.copies  # instances that each copy has finished in training
 
     def _desks(self, name: str, base: PartState, lock: Callable[[], AbstractLock]) -> list[Desk]:
@@ -241,6 +245,19 @@ class Replicas:
         exchange.lock = lock()
         exchange.prepare(members)
         return [Desk(exchange, m) for m in members]
+
+    def advice(self) -> str | None:
+        """What speaks against training so; None: nothing, or it has been said."""
+        if self._advised:
+            return None
+        self._advised = True
+        exchange = next((d.exchange for d in self.all_desks()), None)
+        said = None if exchange is None else exchange.advice()
+        if said is None:
+            return None
+        topology = self.setting.topology
+        named = f"topology={topology!r}" if isinstance(topology, str) else "this topology"
+        return f"{self.copies} copies, {self.exchange_name}, {named}: {said}"
 
     def all_desks(self) -> Iterator[Desk]:
         for desks in self.desks.values():
@@ -524,7 +541,7 @@ _Kept: TypeAlias = tuple[int, dict[str, float], dict[str, list[Tensor]]]
 
 def _kept_of(desk: Desk, entry: MemberEntry, tensors: Mapping[str, Tensor]) -> _Kept:
     kept = {key: _kept(desk.member, key, tensors) for key in entry.tensors}
-    return entry.rounds, dict(entry.numbers), kept
+    return entry.rounds, desk.member.numbers | dict(entry.numbers), kept
 
 
 def _put(desks: Sequence[Desk], found: Sequence[_Kept]) -> None:

@@ -41,20 +41,29 @@ class Clip:
     """Limit the gradient before a step.
 
     Args:
-        norm: Largest 2-norm over all parameters of the part.
+        norm: Largest 2-norm over all parameters.
         value: Largest absolute entry; applied before the norm where both are given.
+        over: Whose norm: of the ``part`` alone, or of ``all`` parts. Parts step by themselves: of
+            the others it is that of their last steps (0 before the first). A part with such a limit
+            is scaled by norm / (norm of all). Exactly torch's ``clip_grad_norm_`` over several
+            modules is one ``Part`` of them all.
 
     Raises:
-        ValueError: A limit is not positive.
+        ValueError: A limit is not positive, ``over`` is neither, or ``all`` without a norm.
     """
 
     norm: float | None = None
     value: float | None = None
+    over: Literal["part", "all"] = "part"
 
     def __post_init__(self) -> None:
         for limit in (self.norm, self.value):
             if limit is not None and not limit > 0:
                 raise ValueError(f"{self}: a limit is positive, or None for no limit")
+        if self.over not in ("part", "all"):
+            raise ValueError(f"{self}: give over='part' or over='all'")
+        if self.over == "all" and self.norm is None:
+            raise ValueError(f"{self}: what is over all parts is the norm; give norm=...")
 
 
 @final

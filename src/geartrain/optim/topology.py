@@ -13,12 +13,23 @@ al. 2019, arXiv:1811.10792.
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, final
 
-from geartrain.optim.exchange import AbstractTopology
+
+class AbstractTopology(Protocol):
+    """Who is whose neighbour."""
+
+    def neighbours(self, copies: int) -> Sequence[Sequence[int]]:
+        """For each copy the copies that it sends to.
+
+        Raises:
+            ValueError: It cannot be made of so many copies; says why.
+        """
 
 
 @final
@@ -252,23 +263,29 @@ def senders_of(neighbours: Sequence[Sequence[int]]) -> list[list[int]]:
     return [[j for j, to in enumerate(neighbours) if k in to] for k in range(len(neighbours))]
 
 
-def sides_of(neighbours: Sequence[Sequence[int]]) -> list[int] | None:
-    """0 or 1 for each copy so that no two neighbours have the same; None: there is no such way."""
-    sides: dict[int, int] = {}
-    for start in range(len(neighbours)):
-        if start in sides:
-            continue
-        sides[start] = 0
-        open_ = [start]
-        while open_:
-            k = open_.pop()
-            for j in neighbours[k]:
-                if j not in sides:
-                    sides[j] = 1 - sides[k]
-                    open_.append(j)
-                elif sides[j] == sides[k]:
-                    return None
-    return [sides[k] for k in range(len(neighbours))]
+def levels_of(neighbours: Sequence[Sequence[int]]) -> list[int]:
+    """A number from 0 up for each copy so that no two neighbours have the same: few, most have 0.
+
+    0 and 1 are enough where no cycle is odd. Whoever sees most levels around it chooses next, the
+    lowest that is left (Brélaz 1979, "New methods to color the vertices of a graph"); levels are
+    then numbered by how many have them. Neighbours are mutual.
+    """
+    n = len(neighbours)
+    around: list[set[int]] = [set() for _ in range(n)]
+    level: dict[int, int] = {}
+    heap = [(0, -len(mine), k) for k, mine in enumerate(neighbours)]
+    heapq.heapify(heap)
+    while heap:
+        _, _, k = heapq.heappop(heap)
+        if k in level:
+            continue  # an entry from before it saw more
+        level[k] = next(free for free in range(n) if free not in around[k])
+        for j in neighbours[k]:
+            around[j].add(level[k])
+            heapq.heappush(heap, (-len(around[j]), -len(neighbours[j]), j))
+    count = Counter(level.values())
+    ranks = {each: rank for rank, each in enumerate(sorted(count, key=lambda x: (-count[x], x)))}
+    return [ranks[level[k]] for k in range(n)]
 
 
 def _reached(graph: Sequence[Sequence[int]]) -> set[int]:

@@ -183,6 +183,9 @@ def _copy_event(
         bytes_per_round=since("bytes") / rounds if rounds else 0.0,
         staleness=staleness_of(_ages(new, old)),
         present=present,
+        meetings=since("meetings"),
+        meetings_per_round=since("meetings") / since("rounds") if since("rounds") else 0.0,
+        declined=since("declined"),
     )
 
 

@@ -105,7 +105,9 @@ class Fitting:
         )
 
     def _epochs_until_the_end(self) -> None:
-        at = self._s._position
+        at, replicas = self._s._position, self._s._replicas
+        if replicas is not None and (advice := replicas.advice()) is not None:
+            log.warning("%s", advice)
         if at.epoch > self._epochs:
             log.warning(
                 "fit(epochs=%d): the session has trained %d epochs already; ask for more epochs",

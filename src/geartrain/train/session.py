@@ -107,7 +107,8 @@ class Session:
             are then fed where they are, or on the host if all modules are there.
         placement: Part or node name to worker; what is not named is placed automatically, after a
             short measurement where there are several workers.
-        convert: Makes an ``Instance`` of an item of the data.
+        convert: Makes an ``Instance`` of an item of the data. With a parameter named ``epoch`` it
+            is also told the epoch, from 1; in evaluations and predictions 0.
         shuffle: Whether lists and map-style training data are shuffled, by seed and epoch. A
             DataLoader shuffles by itself, by seed and epoch too.
         seed: Of the order of the data.
@@ -311,6 +312,19 @@ class Session:
             "trained": self._position.trained,
             "store_bytes": sum(n.nbytes() for n in engine.wiring.nodes.values()) if engine else 0,
         }
+
+    def learning_rates(self) -> dict[str, list[float]]:
+        """The rates at which parts step now, by part and parameter group of its optimiser.
+
+        A group's ``lr``, as its torch scheduler has left it, times the ``schedule`` at the number
+        of instances trained. What a ``delay`` takes off depends on the gradients of a step and is
+        not in it. Copies have entries of their own, ``name#1`` and so on. It may be called while
+        training goes on, by instruments and by ``convert``.
+        """
+        trained = self._position.trained
+        if self._engine is not None:
+            trained = self._engine.controller.trained
+        return {name: p.rates(trained) for name, p in self.trained_parts.items() if p.parameters}
 
     def _predict(self, source: Source) -> list[Any]:
         engine = self._ready(source)

@@ -207,7 +207,7 @@ def _copied(part: PartState) -> FoundPart:
         optimizer,
         scheduler,
         _inside(kept, "gradient/"),
-        {k: v for k, v in kept.items() if k.startswith(("view/", "delay/"))},
+        {k: v for k, v in kept.items() if k.startswith(("view/", "delay/", "norm/"))},
         ViewEntry(**document[""]["view"]),
     )
 
@@ -279,7 +279,7 @@ def require_no_others(
         )
 
 
-_KINDS = ("weights", "optimizer", "gradient", "view", "delay", "exchange")
+_KINDS = ("weights", "optimizer", "gradient", "view", "delay", "norm", "exchange")
 
 
 def _require_names(parts: Mapping[str, PartState], document: Any, path: str) -> None:
@@ -310,7 +310,7 @@ def _check_one(
         scheduler = check_scheduler_state(part.scheduler, entry.scheduler)
     gradients = _inside(tensors, "gradient/")
     part.check_pending_gradients(gradients)
-    held = {k: v for k, v in tensors.items() if k.startswith(("view/", "delay/"))}
+    held = {k: v for k, v in tensors.items() if k.startswith(("view/", "delay/", "norm/"))}
     if entry.view is not None:
         view = part.check_view(held, entry.view, number)
     weights = _inside(tensors, "weights/")

@@ -9,8 +9,10 @@ any other iterable        its own order, after ``set_epoch`` if it has one; resu
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sized
+from functools import partial
 from typing import Any, Final, TypeAlias, final
 
 import numpy as np
@@ -24,7 +26,8 @@ from geartrain.runtime.interrupt import asks_data
 from geartrain.train.random_state import random_state_kept
 
 Data: TypeAlias = Iterable[Any]
-Convert: TypeAlias = Callable[[Any], Instance]
+Convert: TypeAlias = Callable[..., Instance]
+"""Item to instance: ``convert(item)``, or ``convert(item, epoch)`` by the name of its parameter."""
 
 
 @final
@@ -36,7 +39,8 @@ class Source:
 
     Args:
         data: See above; items are ``Instance`` unless ``convert`` makes them.
-        convert: Item to ``Instance``, called when the item is admitted.
+        convert: Item to ``Instance``, called when the item is admitted. If it has a parameter named
+            ``epoch``, it is told the number of the epoch, from 1; outside of training 0.
         shuffle: Whether lists and map-style datasets are shuffled.
         seed: Of the order.
 
@@ -48,6 +52,7 @@ class Source:
         self, data: Data, convert: Convert | None = None, *, shuffle: bool = False, seed: int = 0
     ) -> None:
         self._data, self._convert = data, convert
+        self._tells_epoch = convert is not None and _has_epoch(convert)
         self._shuffle, self._seed = shuffle, seed
         self._map_style = (
             hasattr(data, "__getitem__")
@@ -92,7 +97,7 @@ class Source:
         Raises:
             DataError: The data end before it.
         """
-        return self._converted(self._items(number, start))
+        return self._converted(self._items(number, start), number)
 
     def require_whole(self, taken: int, what: str) -> None:
         """After a pass; one over items by their places cannot end too early.
@@ -121,7 +126,8 @@ class Source:
             copies: Shards.
             start: Position within the shard to begin with.
         """
-        return self._converted(self._in_order(self._order(number)[copy::copies][start:]))
+        items = self._in_order(self._order(number)[copy::copies][start:])
+        return self._converted(items, number)
 
     def require_shards(self, copies: int) -> None:
         """Raises:
@@ -153,8 +159,11 @@ class Source:
             return InOrder(data, order)
         return map(_not_the_end(data.__getitem__), order)
 
-    def _converted(self, items: Iterator[Any]) -> Iterator[Instance]:
-        return items if self._convert is None else map(_not_the_end(self._convert), items)
+    def _converted(self, items: Iterator[Any], number: int) -> Iterator[Instance]:
+        if self._convert is None:
+            return items
+        told = partial(self._convert, epoch=number) if self._tells_epoch else self._convert
+        return map(_not_the_end(told), items)
 
     def _order(self, number: int) -> Any:
         """Places in map-style data, in the order of an epoch."""
@@ -203,7 +212,8 @@ def _not_the_end(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         try:
             return function(item)
         except StopIteration as error:
-            called = getattr(function, "__qualname__", repr(function))
+            plain = function.func if isinstance(function, partial) else function
+            called = getattr(plain, "__qualname__", repr(plain))
             raise stopped(f"{called}({_short(item)})") from error
 
     return call
@@ -211,6 +221,15 @@ def _not_the_end(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _short(item: Any) -> str:
     return repr(item) if isinstance(item, int | str) else type(item).__name__
+
+
+def _has_epoch(convert: Convert) -> bool:
+    """Whether it asks for the epoch; what has no signature to look at does not."""
+    try:
+        found = inspect.signature(convert).parameters.get("epoch")
+    except (TypeError, ValueError):
+        return False
+    return found is not None and found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY)
 
 
 def _skip(items: Iterator[Any], n: int) -> None:
