@@ -174,7 +174,9 @@ def _ended(event: Line) -> EpochEnded | None:
         return None
     ages = {part: each["histogram"] for part, each in event["staleness"].items()}
     fields = {name: value for name, value in event.items() if name != "event"}
-    return epoch_from_json({**fields, "valid": _numbers(event["valid"]), "staleness": ages})
+    means = {name: _numbers(event[name]) for name in ("metrics", "valid")}
+    loss = math.nan if event["loss"] is None else event["loss"]
+    return epoch_from_json({**fields, **means, "loss": loss, "staleness": ages})
 
 
 def _numbers(valid: Line) -> dict[str, float]:

@@ -52,6 +52,7 @@ def runs(tuning: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
                     instances=10,
                     loss=value,
                     valid={"accuracy": value},
+                    updates={},
                 )
 
         return train

@@ -127,7 +127,7 @@ def test_a_log_on_a_full_disk_is_given_up_with_one_line(
             log.info("message %d", number)
     told = capsys.readouterr().err
     assert told.count("\n") == 1, told
-    assert "run.log: the log cannot be written any more: No space left on device" in told
+    assert "run.log: cannot be written: No space left on device" in told
 
 
 def test_a_log_that_cannot_be_opened_is_given_up_with_one_line(

@@ -72,7 +72,7 @@ def test_a_threshold_that_all_reach_makes_every_point_leave_at_once(
 def test_one_s_own_module_trains_is_saved_and_runs_without_geartrain(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    accuracy = load("own_module").main(["--sets", "600", "--epochs", "4"])
+    accuracy = load("own_module").main(["--sets", "600", "--epochs", "6"])
     assert accuracy > 0.65  # two classes
     assert "agree" in capsys.readouterr().out
 

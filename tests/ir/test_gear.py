@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import geartrain as gt
 from geartrain.errors import CheckpointError, GraphError
@@ -100,13 +101,14 @@ def test_uniform_draws_reach_every_entry():
 def test_a_buffer_of_a_smaller_capacity_recalls_the_newest():
     old, new = ReplayBuffer(Replays(buffer=4), "a"), ReplayBuffer(Replays(buffer=2), "a")
     for t in range(4):
-        old.put(Entry(t, (), None, 1))
+        old.put(Entry(t, (torch.zeros(1, 2),), None, 1))
     new.recall(old.memory())
     assert [e.minibatch for e in new.entries] == [2, 3]
 
 
 def test_a_damaged_buffer_is_refused():
     buffer = ReplayBuffer(Replays(buffer=4), "inlet")
-    for document in ({}, {"entries": [{"minibatch": 0, "uses": 1, "width": 1, "rows": None}]}):
-        with pytest.raises(CheckpointError, match="the buffer of 'inlet' is damaged"):
+    kept = {"entries": [{"minibatch": 0, "uses": 1, "width": 1, "rows": None}]}
+    for document, said in (({}, "has no 'entries'"), (kept, r"has or lacks tensors \['0/0'\]")):
+        with pytest.raises(CheckpointError, match=f"the buffer of 'inlet' {said}"):
             buffer.recall(({}, document))

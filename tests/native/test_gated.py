@@ -297,7 +297,7 @@ def test_an_answer_that_is_no_vertex_is_refused(
         ("source", -1, r"from or to no vertex of its graph; expected 0\.\.2"),
         ("source", 2**63 - 1, r"from or to no vertex of its graph; expected 0\.\.2"),
         ("target", -1, r"from or to no vertex of its graph; expected 0\.\.2"),
-        ("type", -1, r"type -1; expected 0\.\.1"),
+        ("type", -1, r"edge 2 has type -1 in column 'type', expected 0\.\.1"),
         ("type", None, r"columns of shapes \[\(3,\), \(3,\), \(2,\)\]; give each edge one source"),
         ("source", None, r"columns of shapes \[\(2,\), \(3,\), \(3,\)\]"),
     ],

@@ -335,7 +335,7 @@ def test_an_edge_of_a_type_that_there_is_not_is_refused_with_its_instance(
         total.loss(nn.functional.mse_loss, "aim")
         data = [typed_ring([0, 1, 2], key=f"line {k}") for k in range(4)]
         data.append(typed_ring([0, wrong, 2], key="line 4"))
-        words = rf"edge 1 → 2 of instance \d+ \(line 4\) has type {wrong} in column 'type'.*0\.\.2"
+        words = rf"instance line 4: 'cell': edge column 'type' has {wrong}; expected 0\.\.2"
         for act in ("fit", "evaluate", "predict"):
             session = gt.Session(graph, runtime=gt.Simulated(1), shuffle=False)
             with pytest.raises(gt.DataError, match=words):

@@ -429,7 +429,9 @@ def test_a_payload_that_is_not_finite_is_refused_before_it_enters(value, make_li
 def test_labels_out_of_range_name_the_instance(make_line, make_rows):
     rows = make_rows(5)
     rows[2] = gt.Instance(rows[2].inputs, {"label": rows[2].vertex["label"] + 2}, key="line 3")
-    with pytest.raises(gt.DataError, match=r"\(line 3\) has target [23].*classes 0\.\.1"):
+    with pytest.raises(
+        gt.DataError, match=r"instance line 3: 'loss': target 'label' is [23]; expected 0\.\.1"
+    ):
         gt.Session(make_line().graph, shuffle=False).fit(rows, epochs=1)
 
 

@@ -85,7 +85,7 @@ class _LogFile(logging.FileHandler):
         if not self._given_up:
             self._given_up = True
             print(
-                f"geartrain: {self.baseFilename}: the log cannot be written any more: "
+                f"geartrain: {self.baseFilename}: cannot be written: "
                 f"{error.strerror or error}; messages go to the screen alone",
                 file=sys.stderr,
             )
