@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, final
 
 from geartrain.engine.controller import Synchronous
-from geartrain.ir.loss import accuracy
-from geartrain.nn.credit import AbstractCredit, DecoupledGreedy
-from geartrain.nn.pipeline import Pipeline
-from geartrain.optim.delay import AnnealedRate, ScaledByStaleness
+from geartrain.nodes.loss import accuracy
+from geartrain.parts.late.delay import AnnealedRate, ScaledByStaleness
+from geartrain.pipeline.credit import AbstractCredit, DecoupledGreedy
+from geartrain.pipeline.pipeline import Pipeline
 from geartrain.recipes import find_recipe
 from geartrain.recipes.methods import METHODS
 from geartrain.recipes.recipe import Setting, Task, Value

@@ -25,13 +25,13 @@ from torch import Tensor
 from geartrain.engine.instrument import AbstractInstrument, AbstractMeter, Fired, RunStarted
 from geartrain.engine.router import Delivery
 from geartrain.engine.worker import Firing
-from geartrain.ir.instance import Instance
-from geartrain.ir.message import Backward
-from geartrain.ir.node import Spared
-from geartrain.nn.credit import DecoupledGreedy
-from geartrain.nn.pipeline import Pipeline
+from geartrain.frames.instance import Instance
+from geartrain.frames.message import Backward
+from geartrain.nodes.node import Spared
 from geartrain.observe.flops import FlopMeter
-from geartrain.optim.part import PartState
+from geartrain.parts.part import PartState
+from geartrain.pipeline.credit import DecoupledGreedy
+from geartrain.pipeline.pipeline import Pipeline
 from geartrain.recipes.recipe import Task, Value
 from geartrain.runtime.simulated import Costs, Simulated, batch_bytes
 from geartrain.train.session import Session

@@ -17,7 +17,7 @@ import time
 import torch
 from torch import Tensor
 
-from geartrain.ir.products import affine
+from geartrain.nodes.products import affine
 
 
 @torch.no_grad()

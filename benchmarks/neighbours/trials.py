@@ -19,12 +19,12 @@ import torch
 
 import geartrain as gt
 from geartrain.cli.copies import CopiesSeen
-from geartrain.ir.instance import Instance
+from geartrain.frames.instance import Instance
 from geartrain.observe.stopwatch import Stopwatch
-from geartrain.optim.replicas import EXCHANGES
 from geartrain.recipes import find_recipe
 from geartrain.recipes.recipe import Setting, Task
 from geartrain.runtime.base import AbstractRuntime
+from geartrain.sharing.replicas import EXCHANGES
 
 Nodes = Mapping[str, Sequence[float]]
 """Node, ``NODE backward`` or ``PART exchange`` to seconds a firing and a row."""

@@ -36,10 +36,10 @@ from torch import Tensor, nn
 import geartrain as gt
 from geartrain.engine.engine import Engine, Settings
 from geartrain.engine.worker import Firing
-from geartrain.ir.gradient import GradientSum
-from geartrain.ir.kernel import AbstractRowKernel
 from geartrain.native.rows import Moves
 from geartrain.nn import Recurrent
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.kernel import AbstractRowKernel
 from geartrain.runtime.base import Feeder
 
 Shape: TypeAlias = Literal["chain", "loop"]

@@ -40,9 +40,9 @@ from benchmarks.peers.systems import SIZES
 from numpy.typing import NDArray
 from torch import Tensor
 
-from geartrain.ir.products import affine
 from geartrain.native.build import shared_object
 from geartrain.native.tally import FIELDS, Noted
+from geartrain.nodes.products import affine
 
 PRODUCTS: Final = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "_linear_pointwise"}
 """Operators that are matrix products; ``linear`` and ``matmul`` come down to these."""

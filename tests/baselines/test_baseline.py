@@ -17,8 +17,8 @@ from geartrain.baselines.mnist import columns as mnist_columns
 from geartrain.baselines.mnist import train
 from geartrain.baselines.sentiment import TreeLstm
 from geartrain.data.mnist import load_mnist
-from geartrain.ir.graph import Graph
-from geartrain.ir.instance import Instance
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph
 from geartrain.recipes import find_recipe, listreduce, sentiment
 from geartrain.recipes.mnist import Minibatches
 from geartrain.train.session import Session

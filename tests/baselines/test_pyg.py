@@ -18,10 +18,10 @@ from geartrain.baselines.graphs import (
     GatedSum,
     Graphs,
     Method,
-    pyg_form,
 )
+from geartrain.baselines.pyg_forms import pyg_form
 from geartrain.data.qm9 import BONDS, ELEMENTS
-from geartrain.ir.instance import Instance
+from geartrain.frames.instance import Instance
 from geartrain.recipes.qm9 import Units, make_graph
 from geartrain.train.session import Session
 

@@ -11,7 +11,7 @@ from benchmarks.neighbours.tables import page_of, seconds_to
 from benchmarks.neighbours.trials import Trial, costs_key, exchange_of
 
 import geartrain as gt
-from geartrain.optim.topology import levels_of, topology_of
+from geartrain.sharing.topology import levels_of, topology_of
 
 NOTHING: dict[str, list[dict[str, Any]]] = {
     name: [] for name in ("costs", "clock", "scale", "rates", "accuracy", "stragglers")

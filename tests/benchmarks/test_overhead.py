@@ -19,8 +19,8 @@ from benchmarks.overhead.main import (
 )
 
 import geartrain as gt
-from geartrain.ir.kernel import kernel_of
 from geartrain.native.rows import take
+from geartrain.nodes.kernel import kernel_of
 
 
 @pytest.mark.parametrize("shape", ["chain", "loop"])

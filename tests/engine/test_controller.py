@@ -11,8 +11,8 @@ from geartrain.engine.controller import Ramp
 from geartrain.engine.engine import Engine, Settings
 from geartrain.engine.router import Outbox
 from geartrain.errors import ProtocolError
-from geartrain.ir.graph import Graph
-from geartrain.ir.instance import Instance
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph
 
 
 def graph() -> Graph:

@@ -69,7 +69,7 @@ def test_every_lane_has_all_nodes_and_gets_its_share_of_the_instances() -> None:
     )
     session.fit(pairs(60), epochs=1)
     assert len(set(fired.values())) == 1 and fired[0] > 0
-    engine = session._engine
+    engine = session.state.engine
     assert engine is not None
     for worker in range(3):
         names = {n.partition("#")[0] for n, w in engine.nodes_by_worker().items() if w == worker}

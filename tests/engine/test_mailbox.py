@@ -16,7 +16,7 @@ from geartrain.engine.mailbox import (
     RandomOrder,
     Sweeps,
 )
-from geartrain.ir.message import Backward, Forward, join_payload
+from geartrain.frames.message import Backward, Forward, join_payload
 
 
 def batch(first: int, n: int) -> Forward:

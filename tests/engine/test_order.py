@@ -12,10 +12,10 @@ from torch import Tensor
 from geartrain.engine.engine import Engine, Settings, make_parts
 from geartrain.engine.mailbox import AbstractPolicy, FullestFirst, Sweeps
 from geartrain.engine.order import ranks
-from geartrain.ir.graph import Graph
-from geartrain.ir.instance import Instance
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph
 from geartrain.nn import Tree, TreeLSTMBranch, TreeLSTMLeaf
-from geartrain.optim.rules import Flush, Rules
+from geartrain.parts.rules import Flush, Rules
 from geartrain.runtime.simulated import Simulated
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from geartrain.engine.engine import Engine, Settings, make_parts
-from geartrain.ir.graph import Graph
-from geartrain.optim.rules import Part, Rules
+from geartrain.graph.graph import Graph
+from geartrain.parts.rules import Part, Rules
 
 
 def squares(y: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from geartrain.engine.engine import Engine, Settings, make_parts
 from geartrain.engine.mailbox import AbstractPolicy, FullestFirst, RandomOrder, Sweeps
 from geartrain.engine.worker import Firing
-from geartrain.ir.graph import Graph
-from geartrain.ir.instance import Instance
-from geartrain.optim.rules import Flush, Instances, Messages, Rows, Rules, Trigger
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph
+from geartrain.parts.rules import Flush, Instances, Messages, Rows, Rules, Trigger
 from geartrain.runtime.simulated import Simulated
 
 ROWS = 60  # of every bundle

@@ -46,7 +46,7 @@ def test_gradients_of_all_copies_add_up_to_those_of_one(runtime, replicas: int) 
 def test_copies_live_on_different_workers_and_every_one_gets_rows() -> None:
     session = gt.Session(graph_of_pairs(2), runtime=gt.Simulated(2), shuffle=False)
     session.fit(pairs(40), epochs=1)
-    engine = session._engine
+    engine = session.state.engine
     assert engine is not None
     nodes = engine.nodes_by_worker()
     assert nodes["first"] != nodes["first#1"]

@@ -16,9 +16,9 @@ from geartrain.engine.controller import Ramp
 from geartrain.engine.engine import Engine, Settings, make_parts
 from geartrain.engine.rounds import Rounds, back_ports
 from geartrain.errors import DataError, EndlessLoopError, GraphError
-from geartrain.ir.graph import Graph
-from geartrain.ir.instance import Instance
-from geartrain.optim.rules import Flush, Rules
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph
+from geartrain.parts.rules import Flush, Rules
 from geartrain.runtime.base import AbstractRuntime, Feeder
 from geartrain.runtime.simulated import Simulated
 from geartrain.runtime.threads import Threads

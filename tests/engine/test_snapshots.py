@@ -13,12 +13,12 @@ from torch.testing import assert_close
 
 import geartrain as gt
 from geartrain.engine.instrument import Fired, Updated
-from geartrain.ir.gradient import GradientSum
-from geartrain.ir.kernel import AbstractRowKernel
-from geartrain.ir.tables import look_up
-from geartrain.optim.part import PartState
-from geartrain.optim.rules import Rules
-from geartrain.optim.share import Free, FreeShare, GuardedShare, NoLock, share, twin
+from geartrain.frames.tables import look_up
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.kernel import AbstractRowKernel
+from geartrain.parts.part import PartState
+from geartrain.parts.rules import Rules
+from geartrain.sharing.share import Free, FreeShare, GuardedShare, NoLock, share, twin
 
 WIDTH = 4096
 

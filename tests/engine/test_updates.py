@@ -18,7 +18,7 @@ from torch import nn
 import geartrain as gt
 from geartrain.engine.engine import Engine, make_parts
 from geartrain.engine.worker import Firing
-from geartrain.optim.rules import Rules
+from geartrain.parts.rules import Rules
 from geartrain.runtime.base import AbstractRuntime
 
 N = 40

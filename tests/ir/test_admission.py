@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import geartrain as gt
 from geartrain.errors import DataError
-from geartrain.ir.admission import Brought, check_of, require_range
+from geartrain.graph.admission import Brought, check_of, require_range
 
 Made = tuple[gt.Graph, Callable[..., gt.Instance], list[tuple[dict[str, object], str]]]
 CASES: dict[str, Callable[[], Made]] = {}
@@ -373,7 +373,7 @@ def test_a_check_that_refuses_many_and_none_of_them_is_told():
 
     graph = gt.Graph()
     graph.input("x").through(Fickle(), name="fickle").loss(squares)
-    packer = gt.Session(graph, runtime=gt.Simulated())._ready
+    packer = gt.Session(graph, runtime=gt.Simulated()).state.ready
     from geartrain.engine.engine import Engine, Settings
 
     engine = Engine(graph, {}, Settings())

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from geartrain.engine.engine import Engine, Settings
 from geartrain.errors import WorkerError
-from geartrain.ir.columns import Columns
-from geartrain.ir.graph import Graph
-from geartrain.ir.instance import Instance
+from geartrain.frames.columns import Columns
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph
 from geartrain.nn.cells import TokenRNN
-from geartrain.nn.wholelist import WholeList
+from geartrain.whole.list.module import WholeList
 
 IMPATIENT = Order(policy="backward", max_rows=1, max_active=4)
 """Answers are taken before rows, a row at a time: stores are reused as early as can be."""

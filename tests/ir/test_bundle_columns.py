@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from geartrain.errors import GraphError
-from geartrain.ir.graph import Graph
-from geartrain.ir.instance import Instance
-from geartrain.ir.loss import Metric, accuracy, cross_entropy
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph
+from geartrain.nodes.loss import Metric, accuracy, cross_entropy
 
 
 class Reads(nn.Module):

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.errors import GraphError
-from geartrain.ir.graph import Graph
-from geartrain.ir.wiring import Owner, wire
-from geartrain.optim.rules import Part
+from geartrain.graph.graph import Graph
+from geartrain.graph.wiring import Owner, wire
+from geartrain.parts.rules import Part
 
 FLOATS = {"x": ((4,), torch.float32)}
 
@@ -125,7 +125,7 @@ def test_an_unknown_column_of_a_predicate_is_named_with_those_that_can_be_read()
 
 @pytest.mark.parametrize("verb", ["read", "target", "weight", "metric", "size", "order", "move"])
 def test_an_unknown_column_is_found_wherever_it_is_named(verb):
-    from geartrain.ir.loss import Metric
+    from geartrain.nodes.loss import Metric
 
     graph = Graph(vertex=("kind",))
     x = graph.input("x")

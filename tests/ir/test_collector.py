@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geartrain.errors import LeakError, ProtocolError
-from geartrain.ir.collector import Collector
-from geartrain.ir.message import Backward
-from geartrain.ir.structure import Cells
+from geartrain.frames.message import Backward
+from geartrain.nodes.collector import Collector
+from geartrain.nodes.structure import Cells
 
 
 def rows(*values: int) -> np.ndarray:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 import geartrain as gt
 from geartrain.engine.engine import Engine, Settings
 from geartrain.errors import DataError
-from geartrain.ir.packed import Packed, Packer
+from geartrain.frames.packed import Packed
+from geartrain.frames.packer import Packer
 from geartrain.train.source import Source
 
 N = 40

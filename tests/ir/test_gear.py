@@ -7,7 +7,7 @@ import torch
 
 import geartrain as gt
 from geartrain.errors import CheckpointError, GraphError
-from geartrain.ir.replay import Entry, ReplayBuffer, Replays
+from geartrain.nodes.replay import Entry, ReplayBuffer, Replays
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.errors import GraphError
-from geartrain.ir.gradient import GradientSum
-from geartrain.ir.kernel import AbstractRowKernel, kernel_of, register_kernel
 from geartrain.nn import RowDropout, TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.kernel import AbstractRowKernel, kernel_of, register_kernel
 
 
 class _Doubling(nn.Module):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geartrain.ir.keys import DirectTable, HashTable
+from geartrain.nodes.keys import DirectTable, HashTable
 
 
 @settings(max_examples=60)

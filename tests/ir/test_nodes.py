@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from geartrain.engine.engine import Engine, Settings
 from geartrain.errors import DataError, GraphError, NonFiniteError, WorkerError
-from geartrain.ir.graph import Graph
-from geartrain.ir.instance import Instance
-from geartrain.ir.loss import Metric, cross_entropy
-from geartrain.ir.message import Backward, Forward
-from geartrain.ir.wiring import wire
+from geartrain.frames.instance import Instance
+from geartrain.frames.message import Backward, Forward
+from geartrain.graph.graph import Graph
+from geartrain.graph.wiring import wire
+from geartrain.nodes.loss import Metric, cross_entropy
 
 
 def squares(y: Tensor) -> Tensor:

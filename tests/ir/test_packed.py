@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from geartrain.engine.engine import Engine, Settings
 from geartrain.errors import DataError
-from geartrain.ir.frame import Arena
-from geartrain.ir.graph import Graph
-from geartrain.ir.instance import Instance
-from geartrain.ir.packed import Packed, Packer
+from geartrain.frames.frame import Arena
+from geartrain.frames.instance import Instance
+from geartrain.frames.packed import Packed
+from geartrain.frames.packer import Packer
+from geartrain.graph.graph import Graph
 
 DRAWN = settings(deadline=None, derandomize=True, max_examples=40)
 

@@ -9,16 +9,11 @@ from torch.testing import assert_close
 
 import geartrain.nn as gtn
 from geartrain.errors import GraphError
-from geartrain.ir import products
-from geartrain.ir.gradient import GradientSum
-from geartrain.ir.kernel import AbstractRowKernel, kernel_of
-from geartrain.ir.precision import (
-    Cast,
-    CastKernel,
-    in_bf16,
-    require_float32,
-    require_precision,
-)
+from geartrain.frames.precision import require_float32, require_precision
+from geartrain.nodes import products
+from geartrain.nodes.casts import Cast, CastKernel, in_bf16
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.kernel import AbstractRowKernel, kernel_of
 
 SHORT = torch.bfloat16
 ROUNDING = 2.0**-8

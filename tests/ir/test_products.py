@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from geartrain.ir import products
-from geartrain.ir.gradient import GradientSum
+from geartrain.nodes import products
+from geartrain.nodes.gradient import GradientSum
 
 
 @pytest.mark.parametrize("n", [1, 31, 32, 64, 100, 4096, 4128])

@@ -19,13 +19,13 @@ from torch.nn import functional as F
 
 import geartrain as gt
 from geartrain.errors import DataError, NonFiniteError, WorkerError
-from geartrain.ir.graph import Graph
-from geartrain.ir.instance import Instance
-from geartrain.ir.loss import Metric, accuracy, cross_entropy
-from geartrain.ir.message import Backward, Forward, join_gradient, join_payload
-from geartrain.ir.readout import ReadoutNode
+from geartrain.frames.instance import Instance
+from geartrain.frames.message import Backward, Forward, join_gradient, join_payload
+from geartrain.graph.graph import Graph
 from geartrain.nn import GatedGraphCell, GatedSum
-from geartrain.optim.rules import Flush, Instances, Part, Rules
+from geartrain.nodes.loss import Metric, accuracy, cross_entropy
+from geartrain.nodes.readout import ReadoutNode
+from geartrain.parts.rules import Flush, Instances, Part, Rules
 
 D, CLASSES = 3, 5
 APART = {"loss": 0}

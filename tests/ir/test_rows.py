@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geartrain.errors import LeakError, ProtocolError
-from geartrain.ir.rows import Ranges, RowStore
+from geartrain.frames.rows import Ranges, RowStore
 
 
 @given(data=st.data())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from geartrain.ir.gradient import GradientSum, _say_that_checks_are_off
+from geartrain.nodes.gradient import GradientSum, _say_that_checks_are_off
 
 
 @pytest.mark.parametrize("asked", [True, False])

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from geartrain import device as transfer
 from geartrain.errors import NonFiniteError
-from geartrain.ir.frame import Arena
-from geartrain.ir.sums import Sums
-from geartrain.native import transfer
+from geartrain.frames.frame import Arena
+from geartrain.nodes.sums import Sums
 
 SLOTS = np.arange(4)
 COUNTS = np.array([True, False, True, True])

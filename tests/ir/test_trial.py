@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import geartrain as gt
-from geartrain.ir.player import Player, shell_of
+from geartrain.nodes.player import Player, shell_of
 
 FLOATS = {"x": ((4,), torch.float32)}
 IMAGE = {"x": ((2, 6, 6), torch.float32)}

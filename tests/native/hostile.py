@@ -23,9 +23,6 @@ from torch import Tensor, nn
 
 import geartrain as gt
 from geartrain.errors import GeartrainError
-from geartrain.ir.bundle import Inside, bundle_kernel_of
-from geartrain.ir.gradient import GradientSum
-from geartrain.ir.kernel import kernel_of
 from geartrain.native import library
 from geartrain.native.ledger import Ledger
 from geartrain.native.losses import cross_entropy
@@ -45,6 +42,9 @@ from geartrain.nn import (
     choice_loss,
     first_states,
 )
+from geartrain.nodes.bundle import Inside, bundle_kernel_of
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.kernel import kernel_of
 
 Ints = NDArray[np.int64]
 F64 = torch.float64

@@ -14,10 +14,10 @@ from torch.testing import assert_close
 
 import geartrain.nn  # noqa: F401  (puts the kernels of torch's cells into the table)
 from geartrain.errors import ProtocolError
-from geartrain.ir.gradient import GradientSum
-from geartrain.ir.kernel import AbstractRowKernel, kernel_of
 from geartrain.native import cells, library
 from geartrain.nn import TreeLSTMBranch, TreeLSTMLeaf
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.kernel import AbstractRowKernel, kernel_of
 
 Use = Callable[[library.Library | None], None]
 both = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)

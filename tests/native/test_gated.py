@@ -14,17 +14,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from geartrain.errors import DataError, ProtocolError
-from geartrain.ir.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
-from geartrain.ir.gradient import GradientSum
 from geartrain.native import library
-from geartrain.native.gated import HEARD, Edges, Weights, gated_backward, gated_forward
-from geartrain.native.readouts import (
-    Maps,
-    choice_backward,
-    choice_forward,
-    sum_backward,
-    sum_forward,
-)
 from geartrain.nn import (
     GatedGraphCell,
     GatedSum,
@@ -34,6 +24,16 @@ from geartrain.nn import (
     VertexChoice,
     WholeList,
     WholeTree,
+)
+from geartrain.nodes.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
+from geartrain.nodes.gradient import GradientSum
+from geartrain.whole.graph.loader import HEARD, Edges, Weights, gated_backward, gated_forward
+from geartrain.whole.graph.readouts import (
+    Maps,
+    choice_backward,
+    choice_forward,
+    sum_backward,
+    sum_forward,
 )
 
 Use = Callable[[library.Library | None], None]

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from geartrain.ir import loss
 from geartrain.native import library
 from geartrain.native.losses import cross_entropy
+from geartrain.nodes import loss
 
 Use = Callable[[library.Library | None], None]
 both = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from geartrain.native import library, tally
-from geartrain.native.readouts import choice_backward, choice_forward
+from geartrain.whole.graph.readouts import choice_backward, choice_forward
 
 ROWS, WIDTH = 7, 5
 FORWARD = 2 * ROWS * WIDTH

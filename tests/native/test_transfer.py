@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from geartrain.native import transfer
-from geartrain.native.transfer import Staging, Verdicts, moved, read, require_device, upload
+from geartrain import device as transfer
+from geartrain.device import Staging, Verdicts, moved, read, require_device, upload
 
 CPU = torch.device("cpu")
 

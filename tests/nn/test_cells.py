@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from geartrain.ir.kernel import kernel_of
 from geartrain.nn import TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
+from geartrain.nodes.kernel import kernel_of
 
 H = 3
 

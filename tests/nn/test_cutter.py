@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from geartrain.errors import GraphError
-from geartrain.nn.cutter import (
+from geartrain.pipeline.cutter import (
     balanced_cuts,
     check_cuts,
     parameter_costs,

@@ -17,9 +17,9 @@ from torch.testing import assert_close
 
 from geartrain import Graph, Instance, Part, Rules, Session, Simulated
 from geartrain.errors import GraphError, ProtocolError
-from geartrain.ir.gradient import GradientSum
 from geartrain.nn.derived import MOST_PROGRAMS, DerivedKernel
-from geartrain.optim.rules import Flush
+from geartrain.nodes.gradient import GradientSum
+from geartrain.parts.rules import Flush
 
 ROWS, SENT, D, V = 7, 4, 3, 5
 Tensors = tuple[Tensor, ...]

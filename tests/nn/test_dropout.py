@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from geartrain.errors import GraphError
-from geartrain.ir.gradient import GradientSum
-from geartrain.ir.kernel import AbstractRowKernel, kernel_of
 from geartrain.nn import RowDropout
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.kernel import AbstractRowKernel, kernel_of
 
 NOTHING = GradientSum(())
 

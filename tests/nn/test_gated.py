@@ -12,11 +12,11 @@ from torch.testing import assert_close
 
 import geartrain as gt
 from geartrain.errors import GraphError
-from geartrain.ir.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
-from geartrain.ir.gradient import GradientSum
 from geartrain.native import library
-from geartrain.nn.choice import VertexChoice
-from geartrain.nn.gated import GatedGraphCell, GatedSum
+from geartrain.nodes.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
+from geartrain.nodes.gradient import GradientSum
+from geartrain.whole.graph.cell import GatedGraphCell, GatedSum
+from geartrain.whole.graph.choice import VertexChoice
 
 H, TYPES = 5, 3
 

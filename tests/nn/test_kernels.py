@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from geartrain.errors import ProtocolError
-from geartrain.ir.gradient import GradientSum
-from geartrain.ir.kernel import AbstractRowKernel, kernel_of
 from geartrain.nn import TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.kernel import AbstractRowKernel, kernel_of
 
 ROWS, SENT = 7, 4  # seven rows: four leave in the first forward, three in the second
 D, H, V = 3, 4, 5

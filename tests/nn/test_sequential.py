@@ -12,10 +12,10 @@ from torch.testing import assert_close
 
 import geartrain as gt
 from geartrain.engine.engine import Engine, Settings, make_parts
-from geartrain.ir.bundle import bundle_kernel_of
-from geartrain.ir.payload import Recompute, RowNode
-from geartrain.ir.readout import ReadoutNode
 from geartrain.nn import BundleSequential, TokenRNN, WholeList
+from geartrain.nodes.bundle import bundle_kernel_of
+from geartrain.nodes.payload import Recompute, RowNode
+from geartrain.nodes.readout import ReadoutNode
 
 H, TOKENS, CLASSES = 5, 7, 3
 

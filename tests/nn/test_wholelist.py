@@ -16,11 +16,11 @@ from torch.testing import assert_close
 
 import geartrain as gt
 from geartrain.errors import DataError
-from geartrain.ir.bundle import Inside, bundle_kernel_of
-from geartrain.ir.gradient import GradientSum
 from geartrain.native import library
-from geartrain.native import lists as native
 from geartrain.nn import Recurrent, TokenRNN, WholeList, first_states
+from geartrain.nodes.bundle import Inside, bundle_kernel_of
+from geartrain.nodes.gradient import GradientSum
+from geartrain.whole.list import loader as native
 
 H, TOKENS, IN = 5, 7, 3
 RAGGED = (3, 1, 4, 4, 2)

@@ -13,18 +13,18 @@ from torch.testing import assert_close
 
 import geartrain as gt
 from geartrain.errors import DataError, ProtocolError
-from geartrain.ir.bundle import Inside, bundle_kernel_of
-from geartrain.ir.gradient import GradientSum
 from geartrain.native import library
-from geartrain.native.trees import (
+from geartrain.nn import Tree, TreeLSTMBranch, TreeLSTMLeaf, WholeTree
+from geartrain.nn.kernels import EmbeddingKernel
+from geartrain.nodes.bundle import Inside, bundle_kernel_of
+from geartrain.nodes.gradient import GradientSum
+from geartrain.whole.tree.loader import (
     Grove,
     TreeWeights,
     forest_backward,
     forest_forward,
     forest_of,
 )
-from geartrain.nn import Tree, TreeLSTMBranch, TreeLSTMLeaf, WholeTree
-from geartrain.nn.kernels import EmbeddingKernel
 
 H, E, WORDS = 7, 5, 11
 SHAPES = ([1], [3], [1, 2, 1], [9, 1, 30, 4], [200], [40] * 30, [2, 900, 1, 1])

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import geartrain as gt
-from geartrain.ir.gradient import GradientSum
 from geartrain.native import library
-from geartrain.nn.gated import GatedGraphCell, GatedSum
+from geartrain.nodes.gradient import GradientSum
 from geartrain.observe.flops import _Counting, cost_of
+from geartrain.whole.graph.cell import GatedGraphCell, GatedSum
 
 ROWS, WIDTHS = 5, (3, 6, 4, 2)
 SIZES = [2 * ROWS * a * b for a, b in itertools.pairwise(WIDTHS)]

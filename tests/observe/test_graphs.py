@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 
 from geartrain.observe.graphs import draw_topology, places_of
-from geartrain.optim.topology import Exponential
+from geartrain.sharing.topology import Exponential
 
 plotting = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib, the extra plot"

@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from geartrain.optim.exchange import AbstractExchange, Letter, Member
-from geartrain.optim.part import PartState
-from geartrain.optim.replicas import Desk, Neighbours, Replicas
-from geartrain.optim.rules import Rules
+from geartrain.parts.part import PartState
+from geartrain.parts.rules import Rules
+from geartrain.sharing.exchange import AbstractExchange, Letter, Member
+from geartrain.sharing.replicas import Desk, Neighbours, Replicas
 
 if (folder := str(Path(__file__).parent)) not in sys.path:
     sys.path.insert(0, folder)  # for ``rig_pipes``

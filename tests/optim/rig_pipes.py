@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import geartrain as gt
 from geartrain.engine.engine import Engine, Settings
-from geartrain.ir.message import Backward, Forward, address
-from geartrain.optim.part import PartState
+from geartrain.frames.message import Backward, Forward, address
+from geartrain.parts.part import PartState
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from geartrain.optim.centre import DelayedNesterov, ElasticAverage
+from geartrain.sharing.exchanges.centre import DelayedNesterov, ElasticAverage
 
 RATE = 0.1  # of the copies' optimisers
 MIXERS = [partial(ElasticAverage, every=2), partial(DelayedNesterov, 2)]

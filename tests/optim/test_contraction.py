@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.optim import SGD
 
-from geartrain.optim.centre import DelayedNesterov, ElasticAverage
-from geartrain.optim.exchange import AbstractExchange, Member, NearestNeighbours
-from geartrain.optim.foreign import CompensatedNeighbours, StalenessAware
-from geartrain.optim.gossip import DecentralizedSGD, PairAverage
-from geartrain.optim.mixing import metropolis
-from geartrain.optim.periodic import DiLoCo, PeriodicAverage
-from geartrain.optim.pushsum import PushSum
-from geartrain.optim.topology import Torus, topology_of
+from geartrain.sharing.exchange import AbstractExchange, Member, NearestNeighbours
+from geartrain.sharing.exchanges.centre import DelayedNesterov, ElasticAverage
+from geartrain.sharing.exchanges.foreign import CompensatedNeighbours, StalenessAware
+from geartrain.sharing.exchanges.gossip import DecentralizedSGD, PairAverage
+from geartrain.sharing.exchanges.periodic import DiLoCo, PeriodicAverage
+from geartrain.sharing.exchanges.pushsum import PushSum
+from geartrain.sharing.mixing import metropolis
+from geartrain.sharing.topology import Torus, topology_of
 
 RATE = 0.1  # of the copies' optimisers
 GRAPHS = {

@@ -14,7 +14,7 @@ from rig_pipes import OneNode, close
 from torch import Tensor, nn
 
 import geartrain as gt
-from geartrain.optim.delay import mean_age
+from geartrain.parts.late.delay import mean_age
 
 
 def ages(*counts: int) -> np.ndarray:
@@ -192,7 +192,7 @@ def test_sparse_gradients_are_compensated_too():
 
 
 def _answer(sent, dy):
-    from geartrain.ir.message import Backward
+    from geartrain.frames.message import Backward
 
     return Backward(sent.origin, (dy,), sent.lengths)
 

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from geartrain.optim.exchange import (
+from geartrain.parts.part import PartState
+from geartrain.parts.rules import Rules
+from geartrain.sharing.exchange import (
     AllReduce,
     Collective,
     Inbox,
@@ -18,9 +20,7 @@ from geartrain.optim.exchange import (
     NearestNeighbours,
     tensor_bytes,
 )
-from geartrain.optim.part import PartState
-from geartrain.optim.rules import Rules
-from geartrain.optim.share import NoLock
+from geartrain.sharing.share import NoLock
 
 SGD = partial(torch.optim.SGD, lr=0.5)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from geartrain.optim.exchange import Inbox, NearestNeighbours
-from geartrain.optim.foreign import CompensatedNeighbours, StalenessAware
+from geartrain.sharing.exchange import Inbox, NearestNeighbours
+from geartrain.sharing.exchanges.foreign import CompensatedNeighbours, StalenessAware
 
 RATE = 0.1  # of the copies' optimisers
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from geartrain.optim.gossip import DecentralizedSGD, PairAverage
-from geartrain.optim.mixing import metropolis
-from geartrain.optim.topology import Exponential, Ring, topology_of
+from geartrain.sharing.exchanges.gossip import DecentralizedSGD, PairAverage
+from geartrain.sharing.mixing import metropolis
+from geartrain.sharing.topology import Exponential, Ring, topology_of
 
 RATE = 0.1  # of the copies' optimisers
 MIXERS = [DecentralizedSGD, PairAverage]

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from geartrain import device as transfer
 from geartrain.errors import NonFiniteError
-from geartrain.native import transfer
-from geartrain.optim.part import PartState
-from geartrain.optim.rules import Clip, Flush, Rules
+from geartrain.parts.part import PartState
+from geartrain.parts.rules import Clip, Flush, Rules
 
 
 class Late:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geartrain.optim.mixing import (
+from geartrain.sharing.mixing import (
     check_column_stochastic,
     check_doubly_stochastic,
     least_pull,
@@ -17,7 +17,7 @@ from geartrain.optim.mixing import (
     slowest,
     uniform,
 )
-from geartrain.optim.topology import Exponential, Full, Ring, Torus, topology_of
+from geartrain.sharing.topology import Exponential, Full, Ring, Torus, topology_of
 
 STAR = [[1, 2, 3], [0], [0], [0]]
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import geartrain as gt
-from geartrain.native import transfer
-from geartrain.optim.norms import Norms, share_norms
-from geartrain.optim.part import PartState
+from geartrain import device as transfer
+from geartrain.parts.norms import Norms, share_norms
+from geartrain.parts.part import PartState
 
 OVER_ALL = gt.Clip(norm=1.0, over="all")
 SGD = partial(torch.optim.SGD, lr=1.0)

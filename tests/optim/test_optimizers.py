@@ -11,7 +11,7 @@ from rig_pipes import EACH, OneNode, chain, close, minibatches, plain, session, 
 
 import geartrain as gt
 from geartrain.native import library
-from geartrain.optim.state import load_optimizer_state, optimizer_state_to_tensors
+from geartrain.parts.state import load_optimizer_state, optimizer_state_to_tensors
 
 SPIKE = partial(gt.SpikeCompensatedSGD, lr=0.05, momentum=0.9)
 AHEAD = partial(gt.LookAheadSGD, lr=0.05, momentum=0.9)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import geartrain as gt
-from geartrain.optim.part import PartState
+from geartrain.parts.part import PartState
 
 SGD = partial(torch.optim.SGD, lr=0.5)
 

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from geartrain.optim.periodic import DiLoCo, PeriodicAverage
+from geartrain.sharing.exchanges.periodic import DiLoCo, PeriodicAverage
 
 RATE = 0.1  # of the copies' optimisers
 PLAIN = partial(DiLoCo, rate=1.0, momentum=0.0)

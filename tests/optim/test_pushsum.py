@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from geartrain.optim.exchange import Inbox
-from geartrain.optim.pushsum import PushSum
-from geartrain.optim.topology import Exponential
+from geartrain.sharing.exchange import Inbox
+from geartrain.sharing.exchanges.pushsum import PushSum
+from geartrain.sharing.topology import Exponential
 
 RATE = 0.1  # of the copies' optimisers
 CIRCLE = Exponential()

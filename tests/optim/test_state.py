@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedules
 
+from geartrain.codec import decode, encode
 from geartrain.errors import CheckpointError
-from geartrain.optim.plain import decode, encode
-from geartrain.optim.state import (
+from geartrain.parts.state import (
     load_optimizer_state,
     load_scheduler_state,
     optimizer_state_to_tensors,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geartrain.optim.topology import (
+from geartrain.sharing.topology import (
     NAMED,
     Edges,
     Torus,

@@ -27,8 +27,8 @@ from torch import nn
 
 import geartrain as gt
 from geartrain.errors import GraphError, ProtocolError
-from geartrain.ir.bundle import Inside
-from geartrain.optim.part import PartState
+from geartrain.nodes.bundle import Inside
+from geartrain.parts.part import PartState
 
 VIEWS = [
     gt.Stashed(),

@@ -21,20 +21,21 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from geartrain import device as transfer
 from geartrain.engine.engine import Engine, Settings, make_parts
-from geartrain.ir import packed, sums
-from geartrain.ir.graph import Graph
-from geartrain.ir.loss import Metric, Objective, accuracy, cross_entropy
-from geartrain.ir.operators import Losing
-from geartrain.ir.precision import Precision
-from geartrain.ir.sums import Sums
-from geartrain.ir.through import Through
-from geartrain.native import transfer
+from geartrain.frames import packed
+from geartrain.frames.precision import Precision
+from geartrain.graph.graph import Graph
+from geartrain.graph.operators import Losing
+from geartrain.graph.through import Through
 from geartrain.nn import GatedGraphCell, GatedSum, TreeLSTMBranch, VertexChoice
-from geartrain.nn.choice import choice_accuracy, choice_loss
-from geartrain.optim.rules import Clip, Flush, Rules
+from geartrain.nodes import sums
+from geartrain.nodes.loss import Metric, Objective, accuracy, cross_entropy
+from geartrain.nodes.sums import Sums
+from geartrain.parts.rules import Clip, Flush, Rules
 from geartrain.runtime.base import Feeder
 from geartrain.runtime.simulated import Simulated
+from geartrain.whole.graph.choice import choice_accuracy, choice_loss
 
 _setup_privateuseone_for_python_backend("imagined")
 ONE, TWO, HOST = (torch.device(name) for name in ("imagined:0", "imagined:1", "cpu"))

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from geartrain.ir.graph import Graph
-from geartrain.ir.instance import Instance
-from geartrain.ir.loss import accuracy, cross_entropy
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph
+from geartrain.nodes.loss import accuracy, cross_entropy
 
 H = 4
 

@@ -26,10 +26,10 @@ from geartrain.engine.mailbox import (
     Sweeps,
 )
 from geartrain.engine.worker import Firing
-from geartrain.ir.graph import Graph
-from geartrain.ir.instance import Instance
-from geartrain.optim.part import PartState, StepTaken
-from geartrain.optim.rules import Flush, Rules
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph
+from geartrain.parts.part import PartState, StepTaken
+from geartrain.parts.rules import Flush, Rules
 from geartrain.runtime.base import AbstractRuntime, Feeder
 from geartrain.runtime.simulated import Simulated
 from geartrain.runtime.threads import Threads

@@ -15,17 +15,17 @@ import torch
 from rig import AT_ONCE, Quiet
 from torch.testing import assert_close
 
+from geartrain import device as transfer
 from geartrain.engine.engine import Engine, Settings, make_parts
 from geartrain.engine.worker import Firing, WorkerState
 from geartrain.errors import NonFiniteError
-from geartrain.ir.gradient import GradientSum
-from geartrain.ir.graph import Graph
-from geartrain.ir.instance import Instance
-from geartrain.ir.loss import cross_entropy
-from geartrain.native import transfer
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph
 from geartrain.nn.derived import DerivedKernel
-from geartrain.optim.part import PartState
-from geartrain.optim.rules import Flush, Part, Rules
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.loss import cross_entropy
+from geartrain.parts.part import PartState
+from geartrain.parts.rules import Flush, Part, Rules
 from geartrain.runtime.base import Feeder
 from geartrain.runtime.threads import Threads
 from geartrain.train.session import Session

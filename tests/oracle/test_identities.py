@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 import geartrain.nn  # noqa: F401 - registers the kernels
 from geartrain.engine.engine import Engine, Settings, make_parts
-from geartrain.ir.columns import Columns
-from geartrain.ir.graph import Graph
-from geartrain.ir.instance import Instance
-from geartrain.ir.message import Backward, Forward, address
-from geartrain.ir.wiring import Owner, wire
-from geartrain.optim.part import PartState
-from geartrain.optim.rules import Clip, Flush, Instances, Rows, Rules
+from geartrain.frames.columns import Columns
+from geartrain.frames.instance import Instance
+from geartrain.frames.message import Backward, Forward, address
+from geartrain.graph.graph import Graph
+from geartrain.graph.wiring import Owner, wire
+from geartrain.parts.part import PartState
+from geartrain.parts.rules import Clip, Flush, Instances, Rows, Rules
 
 ONE_BY_ONE = [
     Order(max_active=1),

@@ -11,7 +11,7 @@ from models import MODELS
 from rig import Order, accumulate, autograd
 
 from geartrain.engine.engine import Engine, make_parts
-from geartrain.optim.rules import Flush, Rules
+from geartrain.parts.rules import Flush, Rules
 
 ORDERS = (Order(), Order(workers=3, jitter=0.9, seed=2, policy="random", max_rows=5))
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from geartrain.ir.graph import Graph, Stream
-from geartrain.ir.instance import Instance
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph, Stream
 
 
 class Pair(nn.Module):

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from geartrain.data.babi import TASKS, GraphQuestion, generate_deduction
 from geartrain.data.babi import Task as Kind
 from geartrain.errors import DataError
-from geartrain.ir.instance import Instance
+from geartrain.frames.instance import Instance
 from geartrain.nn import GatedGraphCell, GatedSum, VertexChoice
 from geartrain.recipes import Setting, find_recipe
 from geartrain.recipes.babi import (

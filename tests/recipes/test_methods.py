@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from geartrain.baselines.baseline import shuffler
 from geartrain.data.minibatches import Minibatches, minibatch
 from geartrain.data.text import FILE as TEXT
-from geartrain.ir.instance import Instance
-from geartrain.nn.credit import Backprop
+from geartrain.frames.instance import Instance
+from geartrain.pipeline.credit import Backprop
 from geartrain.recipes import Setting, Task, find_recipe
 from geartrain.recipes.methods import METHODS, flops_of
 from geartrain.runtime.simulated import Simulated

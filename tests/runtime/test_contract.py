@@ -27,9 +27,9 @@ from geartrain.errors import (
     StuckError,
     WorkerError,
 )
-from geartrain.ir.graph import Graph
-from geartrain.ir.instance import Instance
-from geartrain.optim.rules import Flush, Instances, Rules
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph
+from geartrain.parts.rules import Flush, Instances, Rules
 from geartrain.runtime.base import AbstractRuntime, Feeder
 from geartrain.runtime.simulated import Costs, Simulated
 from geartrain.runtime.threads import Threads

@@ -10,8 +10,8 @@ import torch
 from geartrain.engine.controller import Ramp
 from geartrain.engine.engine import Engine, Settings
 from geartrain.errors import DataError
-from geartrain.ir.graph import Graph
-from geartrain.ir.instance import InOrder, Instance
+from geartrain.frames.instance import InOrder, Instance
+from geartrain.graph.graph import Graph
 from geartrain.runtime.base import Feeder
 
 N = 300

@@ -145,13 +145,13 @@ def test_data_that_wake_up_after_they_were_left_behind_change_nothing(program, r
         except KeyboardInterrupt as error:
             say("ended")
         before = [p.detach().clone() for p in mine.parts["first"].module.parameters()]
-        taken = mine._position.taken
+        taken = mine.state.position.taken
         never.set()
         for thread in threading.enumerate():
             if thread is not threading.current_thread():
                 thread.join(60)
         assert threading.active_count() == 1
-        assert taken == mine._position.taken == mine.statistics()["trained"]
+        assert taken == mine.state.position.taken == mine.statistics()["trained"]
         after = mine.parts["first"].module.parameters()
         assert all(a.equal(b) for a, b in zip(before, after))
         say("then", taken + mine.fit(rows, epochs=1).instances)
@@ -436,7 +436,7 @@ BETWEEN_PASSES = """
     class Halting(torch.optim.SGD):
         halts = True
         def step(self, closure=None):
-            if Halting.halts and mine._position.taken == 10 and place == "flush":
+            if Halting.halts and mine.state.position.taken == 10 and place == "flush":
                 Halting.halts = False
                 signal.raise_signal(number)
             return super().step(closure)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from geartrain.engine.worker import Firing
-from geartrain.optim.exchange import Letter
 from geartrain.runtime.simulated import Costs, Join, Leave, Pause, Simulated, _Clockwork
+from geartrain.sharing.exchange import Letter
 
 
 def letter(sender: int, receiver: int, nbytes: int, hops: int = 1, collective: bool = False):

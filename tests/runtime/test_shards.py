@@ -10,7 +10,7 @@ import torch
 
 from geartrain.engine.router import Outbox
 from geartrain.errors import DataError
-from geartrain.ir.instance import Instance
+from geartrain.frames.instance import Instance
 from geartrain.runtime.shards import PullFeeder, ShardFeeder
 from geartrain.train.source import Source
 

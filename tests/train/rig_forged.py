@@ -219,7 +219,7 @@ def forge_document(draw: random.Random, document: Json) -> str:
 
 
 def state(s: gt.Session) -> tuple[Tensors, str]:
-    tensors, document = s._snapshot()
+    tensors, document = s.state.snapshot()
     return {k: v.clone() for k, v in tensors.items()}, json.dumps(document)
 
 
@@ -260,13 +260,13 @@ class Trials:
             return True
         self._session = None
         try:
-            s.fit(self._data, epochs=min(s._position.epoch, 10**6))
+            s.fit(self._data, epochs=min(s.state.position.epoch, 10**6))
         except (gt.DataError, gt.NonFiniteError):
             pass  # data of another length, weights that are not finite
         except gt.GeartrainError as error:
             if "the buffer of" not in str(error):  # only the graph at work knows what comes there
                 raise
-        s._snapshot()
+        s.state.snapshot()
         return False
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import geartrain as gt
 from geartrain.engine.instrument import AbstractInstrument, Updated
-from geartrain.ir.instance import Instance
+from geartrain.frames.instance import Instance
 from geartrain.runtime import base
 from geartrain.runtime.base import AbstractRuntime
 

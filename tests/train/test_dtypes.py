@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import geartrain as gt
-from geartrain.ir import products
-from geartrain.ir.kernel import kernel_of
-from geartrain.ir.message import Forward, join_payload
+from geartrain.frames.message import Forward, join_payload
+from geartrain.nodes import products
+from geartrain.nodes.kernel import kernel_of
 
 N = 3
 WHOLE = torch.arange(4 * N).view(N, 4)

@@ -107,7 +107,7 @@ def test_a_run_resumed_within_an_epoch_is_the_uninterrupted_one(
     resumed.load(tmp_path / f"checkpoint-{stop:08d}.safetensors")
     again = resumed.fit(rows, folder=tmp_path / "again", **options)
     assert again.history == fit.history
-    (one, at), (other, where) = whole._snapshot(), resumed._snapshot()
+    (one, at), (other, where) = whole.state.snapshot(), resumed.state.snapshot()
     assert at == where
     assert all(torch.equal(one[k], other[k]) for k in one)
 
@@ -115,15 +115,15 @@ def test_a_run_resumed_within_an_epoch_is_the_uninterrupted_one(
 def test_an_evaluation_that_was_interrupted_is_made_up_for(make_line, make_rows, monkeypatch):
     rows, dev = make_rows(40), make_rows(9, seed=1)
     trained = session(make_line().graph)
-    evaluate, calls = type(trained)._evaluate, []
+    evaluate, calls = type(trained.state).evaluate, []
 
     def interrupted(self, *given, **options):
-        calls.append(self._position.taken)
+        calls.append(self.position.taken)
         if calls == [20]:
             raise KeyboardInterrupt
         return evaluate(self, *given, **options)
 
-    monkeypatch.setattr(type(trained), "_evaluate", interrupted)
+    monkeypatch.setattr(type(trained.state), "evaluate", interrupted)
     with pytest.raises(KeyboardInterrupt):
         trained.fit(rows, epochs=1, valid=dev, evaluate_every=0.5)
     fit = trained.fit(rows, epochs=1, valid=dev, evaluate_every=0.5)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import geartrain as gt
-from geartrain.optim.part import PartState
+from geartrain.parts.part import PartState
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.5)
 VIEWS = [
@@ -89,9 +89,9 @@ def test_copies_of_a_pipeline_learn_with_local_losses_in_threads(credit):
 def test_each_copy_counts_the_turns_of_a_gear_by_its_own_minibatches():
     s = session(gt.Neighbours(copies=2), gears=[gt.Gear(period=2), None, None], every=1, active=1)
     fit = s.fit(data(24), epochs=1)
-    seen = s._replicas.totals()
+    seen = s.state.replicas.totals()
     assert seen.finished == (12, 12)
-    rounds = {d.member.part.name: d.member.rounds for d in s._replicas.all_desks()}
+    rounds = {d.member.part.name: d.member.rounds for d in s.state.replicas.all_desks()}
     assert rounds == {
         "part 0#0": 6, "part 0#1": 6, "part 1#0": 12, "part 1#1": 12, "part 2#0": 12,
         "part 2#1": 12,

@@ -13,22 +13,22 @@ from torch import Tensor, nn
 
 from geartrain.engine.instrument import AbstractInstrument, Exchanged
 from geartrain.errors import WorkerError
-from geartrain.ir.graph import Graph
-from geartrain.ir.instance import Instance
-from geartrain.ir.loss import cross_entropy
-from geartrain.optim.centre import DelayedNesterov, ElasticAverage
-from geartrain.optim.exchange import AbstractExchange
-from geartrain.optim.foreign import CompensatedNeighbours, StalenessAware
-from geartrain.optim.gossip import DecentralizedSGD, PairAverage
-from geartrain.optim.mixing import metropolis
-from geartrain.optim.periodic import DiLoCo, PeriodicAverage
-from geartrain.optim.pushsum import PushSum
-from geartrain.optim.replicas import EXCHANGES, Neighbours
-from geartrain.optim.rules import Rules
-from geartrain.optim.topology import Ring
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph
+from geartrain.nodes.loss import cross_entropy
+from geartrain.parts.rules import Rules
 from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.simulated import Costs, Join, Leave, Pause, Simulated
 from geartrain.runtime.threads import Threads
+from geartrain.sharing.exchange import AbstractExchange
+from geartrain.sharing.exchanges.centre import DelayedNesterov, ElasticAverage
+from geartrain.sharing.exchanges.foreign import CompensatedNeighbours, StalenessAware
+from geartrain.sharing.exchanges.gossip import DecentralizedSGD, PairAverage
+from geartrain.sharing.exchanges.periodic import DiLoCo, PeriodicAverage
+from geartrain.sharing.exchanges.pushsum import PushSum
+from geartrain.sharing.mixing import metropolis
+from geartrain.sharing.replicas import EXCHANGES, Neighbours
+from geartrain.sharing.topology import Ring
 from geartrain.train.session import Session
 
 EACH, RATE = 4, 0.1
@@ -146,10 +146,10 @@ def test_copies_that_begin_apart_come_together(name, graph, way):
         neighbours.exchange, WAYS[way](copies), optimizer=frozen, replicas=neighbours,
         instruments=[seen],
     )  # fmt: skip
-    assert s._replicas is not None
-    before = s._replicas.distance()
+    assert s.state.replicas is not None
+    before = s.state.replicas.distance()
     s.fit(data(20 * copies), epochs=1)
-    assert s._replicas.distance() < 0.5 * before
+    assert s.state.replicas.distance() < 0.5 * before
     found = seen.events[-1].copies
     assert all(c.meetings_per_round > 0.05 for c in found)
     assert sum(c.declined for c in found) == 0
@@ -211,7 +211,7 @@ def test_d_psgd_is_w_x_minus_the_step(runtime):
 def test_push_sum_weights_sum_to_n(runtime):
     s = session(PushSum(), runtime, copies=5)
     s.fit(data(25), epochs=2)
-    members = [d.member for d in s._replicas.desks["p"]]
+    members = [d.member for d in s.state.replicas.desks["p"]]
     assert sum(m.numbers["omega"] for m in members) == pytest.approx(5)
 
 

@@ -14,10 +14,14 @@ from torch import Tensor, nn
 
 from geartrain.engine.instrument import AbstractInstrument, Exchanged
 from geartrain.errors import CheckpointError, StuckError, WorkerError
-from geartrain.ir.graph import Graph
-from geartrain.ir.instance import Instance
-from geartrain.ir.loss import accuracy, cross_entropy
-from geartrain.optim.exchange import (
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph
+from geartrain.nodes.loss import accuracy, cross_entropy
+from geartrain.parts.rules import Instances, Rows, Rules
+from geartrain.runtime.base import AbstractRuntime
+from geartrain.runtime.simulated import Costs, Join, Leave, Pause, Simulated
+from geartrain.runtime.threads import Threads
+from geartrain.sharing.exchange import (
     AbstractExchange,
     AllReduce,
     Inbox,
@@ -25,11 +29,7 @@ from geartrain.optim.exchange import (
     Member,
     NearestNeighbours,
 )
-from geartrain.optim.replicas import Neighbours
-from geartrain.optim.rules import Instances, Rows, Rules
-from geartrain.runtime.base import AbstractRuntime
-from geartrain.runtime.simulated import Costs, Join, Leave, Pause, Simulated
-from geartrain.runtime.threads import Threads
+from geartrain.sharing.replicas import Neighbours
 from geartrain.train.session import Session
 
 EACH = 4  # rows of a minibatch, which is one instance
@@ -119,12 +119,12 @@ def weights(module_of: Any) -> dict[str, Tensor]:
 
 
 def copies_of(s: Session) -> list[dict[str, Tensor]]:
-    assert s._replicas is not None
-    n = s._replicas.copies
+    assert s.state.replicas is not None
+    n = s.state.replicas.copies
     return [
         {
             f"{name}.{key}": value.clone()
-            for name, desks in s._replicas.desks.items()
+            for name, desks in s.state.replicas.desks.items()
             for key, value in desks[k].member.part.module.state_dict().items()
         }
         for k in range(n)
@@ -171,11 +171,11 @@ def test_without_neighbours_each_copy_is_plain_training_of_its_shard(runtime, up
         Neighbours(copies=3, exchange=Alone()), runtime, update_every=update_every, shuffle=False
     )
     s.fit(instances, epochs=1)
-    assert s._replicas is not None
+    assert s.state.replicas is not None
     for k, found in enumerate(copies_of(s)):
         plain = session(None, update_every=update_every, shuffle=False)
         shard = instances[k::3]
-        taken = s._replicas.positions[k]
+        taken = s.state.replicas.positions[k]
         plain.fit([shard[i % len(shard)] for i in range(taken)], epochs=1)
         expected = weights(plain.parts)
         for key in expected:
@@ -325,8 +325,8 @@ def test_the_best_copy_is_the_one_that_validates_best():
     fit = s.fit(data(15), epochs=1, valid=valid)
     losses = []
     for k in range(5):
-        assert s._replicas is not None
-        s._replicas.agree(k)
+        assert s.state.replicas is not None
+        s.state.replicas.agree(k)
         losses.append(s.evaluate(valid).metrics["loss"])
     assert fit.valid["loss"] == min(losses) < max(losses)
 
@@ -369,7 +369,7 @@ def test_a_resumed_run_goes_on_as_the_uninterrupted_one(tmp_path, exchange, shar
     resumed.fit(data(20), epochs=2, folder=tmp_path / "b", checkpoint_every=7)
     for one, other in zip(copies_of(whole), copies_of(resumed), strict=True):
         assert all(torch.equal(one[key], other[key]) for key in one)
-    assert resumed._position.trained == whole._position.trained == 40
+    assert resumed.state.position.trained == whole.state.position.trained == 40
 
 
 def test_a_checkpoint_of_other_copies_is_refused_and_gives_its_weights(tmp_path):
@@ -491,8 +491,8 @@ def test_workers_pause_leave_and_join(exchange):
 
 def test_a_joining_copy_begins_with_the_mean_of_the_others():
     s = session(Neighbours(copies=3, exchange=Alone()), Simulated(3, events=[Join(2, 1e-9)]))
-    assert s._replicas is not None
-    replicas = s._replicas
+    assert s.state.replicas is not None
+    replicas = s.state.replicas
     s.fit(data(9), epochs=1)
     replicas.leave(2)
     replicas.join(2)
@@ -591,7 +591,7 @@ def test_evaluations_within_an_epoch_leave_the_shards_where_they_are(exchange):
     fit = s.fit(data(24), epochs=2, valid=data(3), evaluate_every=0.25)
     assert [e.instances for e in fit.history] == [6] * 8
     assert len(seen.events) == 8
-    assert s._replicas is not None and s._replicas.positions == [8, 8, 8]
+    assert s.state.replicas is not None and s.state.replicas.positions == [8, 8, 8]
 
 
 def test_a_session_with_copies_predicts_with_their_consensus():

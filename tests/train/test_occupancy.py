@@ -139,7 +139,7 @@ def test_data_that_call_the_session_are_told(make_line, make_rows):
     rows = make_rows(9)
 
     def convert(instance):
-        if session._checked:
+        if session.state.checked:
             session.predict(rows)
         return instance
 

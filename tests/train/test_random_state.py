@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from geartrain.codec import decode, encode
 from geartrain.errors import CheckpointError
-from geartrain.optim.plain import decode, encode
 from geartrain.train.random_state import load_random_state, random_state_to_json
 
 

@@ -51,8 +51,8 @@ def forest_session(forest, optimizer="adagrad", **options):
 
 
 def same_snapshot(one, other):
-    tensors, document = one._snapshot()
-    others, theirs = other._snapshot()
+    tensors, document = one.state.snapshot()
+    others, theirs = other.state.snapshot()
     assert tensors.keys() == others.keys()
     different = [k for k in tensors if not torch.equal(tensors[k], others[k])]
     assert not different
@@ -75,7 +75,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_last_bit(
         """Keeps the checkpoint of the middle of epoch 2."""
 
         def on_updated(self, event):
-            if whole._position.epoch == 2 and 40 <= whole._position.taken < 60:
+            if whole.state.position.epoch == 2 and 40 <= whole.state.position.taken < 60:
                 (tmp_path / "middle").write_bytes(whole_folder.read_bytes())
 
     whole_folder = tmp_path / "whole" / "latest.safetensors"
@@ -258,7 +258,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(make_line, make_rows, tm
     other_type = gt.Session(make_line(seed=2).graph, rules=gt.Rules(optimizer=SGD))
     other_type.parts["first"].module.double()
     other_type.save(tmp_path / "double")
-    before = {k: v.clone() for k, v in session._snapshot()[0].items()}
+    before = {k: v.clone() for k, v in session.state.snapshot()[0].items()}
     for name, message in (
         ("adam", r"part 'first': optimizer SGD.*'Adam'"),
         ("seed", "made with seed 7, the session has 0"),
@@ -266,7 +266,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(make_line, make_rows, tm
     ):
         with pytest.raises(gt.CheckpointError, match=message):
             session.load(tmp_path / name)
-        after = session._snapshot()[0]
+        after = session.state.snapshot()[0]
         assert after.keys() == before.keys()
         assert all(torch.equal(after[k], before[k]) for k in after)
         assert session.statistics()["trained"] == 30
@@ -285,10 +285,10 @@ def test_weights_alone_leave_optimizers_position_and_random_state(make_line, mak
     line = make_line()
     session = gt.Session(line.graph, runtime=gt.Simulated(), seed=3)
     session.fit(make_rows(20), epochs=1)
-    _, before = session._snapshot()
+    _, before = session.state.snapshot()
     session.load(tmp_path / "trained", weights_only=True)
     assert torch.equal(line.first.weight, trained.parts["first"].module.weight)
-    assert session._snapshot()[1] == before
+    assert session.state.snapshot()[1] == before
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES, ids=lambda r: r.name)
@@ -300,7 +300,7 @@ def test_ctrl_c_finishes_what_is_in_flight_and_fit_goes_on_with_the_next_instanc
     threads = threading.active_count()
 
     def noted(instance):
-        if session._checked:
+        if session.state.checked:
             admitted[instance.key] += 1
         return instance
 
@@ -328,8 +328,8 @@ def test_ctrl_c_finishes_what_is_in_flight_and_fit_goes_on_with_the_next_instanc
     document = read_checkpoint(tmp_path / "latest.safetensors").document
     assert document["position"]["taken"] == document["position"]["trained"] == done
     assert document["position"]["epoch_seconds"] > 0
-    assert session._engine is not None
-    session._engine.check_empty()
+    assert session.state.engine is not None
+    session.state.engine.check_empty()
     fit = session.fit(rows, epochs=1, folder=tmp_path)
     assert fit.instances == 1500 - done
     assert set(admitted) == set(range(1500)) and set(admitted.values()) == {1}
@@ -355,8 +355,8 @@ def test_a_second_ctrl_c_abandons_what_is_in_flight(make_line, make_rows, record
         session.fit(rows, epochs=1)
     recorder.react = lambda event: None
     assert session.fit(rows, epochs=1).instances == 200
-    assert session._engine is not None
-    session._engine.check_empty()
+    assert session.state.engine is not None
+    session.state.engine.check_empty()
 
 
 class Fragile(nn.Linear):
@@ -405,8 +405,8 @@ def test_a_module_that_raises_on_its_1000th_row_is_named_and_the_session_goes_on
     counted = recorder.events[-1].instances  # of stretches that had ended with everything at rest
     fit = session.fit(rows, epochs=1)
     assert fit.instances == 800 - counted and fit.history[0].updates["weak"] >= 8
-    assert session._engine is not None
-    session._engine.check_empty()
+    assert session.state.engine is not None
+    session.state.engine.check_empty()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -578,7 +578,7 @@ def test_progress_of_a_resumed_epoch_counts_on(make_line, make_rows, tmp_path, r
     fit = resumed.fit(rows, epochs=1)
     last = recorder.of(Progress)[-1]
     assert (last.finished, last.total, fit.instances) == (60, 60, 10)
-    assert last.loss == pytest.approx(session._position.history[0].loss, rel=0.2)
+    assert last.loss == pytest.approx(session.state.position.history[0].loss, rel=0.2)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES, ids=lambda r: r.name)
@@ -630,7 +630,7 @@ def test_a_file_that_no_session_wrote_is_refused(make_line, tmp_path):
     write_checkpoint(tmp_path / "other", {"w": torch.zeros(2)}, {"parts": {}})
     with pytest.raises(gt.CheckpointError, match=r"has no \['position', 'random', 'seed'\]"):
         session.load(tmp_path / "other")
-    tensors, document = session._snapshot()
+    tensors, document = session.state.snapshot()
     document["position"] = {"epoch": 1}
     write_checkpoint(tmp_path / "damaged", tensors, document)
     with pytest.raises(gt.CheckpointError, match=r"position in the data is damaged .*'taken'"):

@@ -234,12 +234,12 @@ def test_an_evaluation_changes_nothing(data, make_forest, make_trees):
     session.convert = lambda tree: (torch.rand(1), np.random.rand(), random.random(), tree)[-1]
     assert session.parts["embed"].pending_gradients()
     forest.branch.eval()
-    before = copy.deepcopy(session._snapshot())
+    before = copy.deepcopy(session.state.snapshot())
     state = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
     valid = trees if data == "list" else DataLoader(trees, batch_size=4, collate_fn=list)
     first, second = session.evaluate(valid), session.evaluate(valid)
     assert first.metrics == second.metrics and first.instances == 40
-    after = session._snapshot()
+    after = session.state.snapshot()
     assert after[0].keys() == before[0].keys()
     assert all(torch.equal(after[0][k], before[0][k]) for k in before[0])
     assert after[1] == before[1]
@@ -513,15 +513,15 @@ def costly_and_cheap():
 def test_the_two_costly_parts_end_on_different_workers_after_the_measurement(make_rows):
     session = gt.Session(costly_and_cheap(), runtime=gt.Threads(2), max_active=16)
     session.fit(make_rows(400), epochs=1)
-    assert session._engine is not None
-    at = session._engine.nodes_by_worker()
+    assert session.state.engine is not None
+    at = session.state.engine.nodes_by_worker()
     assert {at["costly_1"], at["costly_2"]} == {0, 1}
-    assert set(session._costs) >= {"costly_1", "costly_2", "wide", "narrow"}
+    assert set(session.state.costs) >= {"costly_1", "costly_2", "wide", "narrow"}
     # by numbers of parameters, as before the measurement, the wide two would be kept apart
     unmeasured = gt.Session(costly_and_cheap(), runtime=gt.Simulated(2))
     unmeasured.fit(make_rows(5), epochs=1)
-    assert unmeasured._engine is not None
-    at = unmeasured._engine.nodes_by_worker()
+    assert unmeasured.state.engine is not None
+    at = unmeasured.state.engine.nodes_by_worker()
     assert {at["wide"], at["narrow"]} == {0, 1}
 
 
@@ -556,8 +556,8 @@ def test_nothing_is_left_running_after_a_fit(make_line, make_rows):
     session = gt.Session(make_line().graph, runtime=gt.Threads(2))
     session.fit(make_rows(50), epochs=2, valid=make_rows(5))
     assert threading.active_count() == before
-    assert session._engine is not None
-    session._engine.check_empty()
+    assert session.state.engine is not None
+    session.state.engine.check_empty()
 
 
 def test_skipped_instances_are_counted(make_line, make_rows, caplog):
@@ -747,7 +747,7 @@ def test_copies_of_a_part_resume_to_the_last_bit(make_line, make_rows, tmp_path)
     resumed = session(1)
     resumed.load(tmp_path / "checkpoint-00000070.safetensors")
     resumed.fit(rows, epochs=2, folder=tmp_path / "again", checkpoint_every=20)
-    (one, at), (other, where) = whole._snapshot(), resumed._snapshot()
+    (one, at), (other, where) = whole.state.snapshot(), resumed.state.snapshot()
     assert at == where and one.keys() == other.keys()
     assert "second#1/weights/weight" in one
     assert all(torch.equal(one[k], other[k]) for k in one)

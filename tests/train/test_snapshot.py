@@ -12,7 +12,7 @@ from torch import nn
 
 import geartrain as gt
 from geartrain.errors import CheckpointError
-from geartrain.optim.part import PartState
+from geartrain.parts.part import PartState
 from geartrain.train.snapshot import load_parts, parts_to_tensors
 
 

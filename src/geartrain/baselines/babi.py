@@ -40,10 +40,10 @@ from geartrain.baselines.graphs import (
     Form,
     GatedSum,
     Graphs,
-    pyg_form,
 )
+from geartrain.baselines.pyg_forms import pyg_form
 from geartrain.data.babi import TASKS, Task
-from geartrain.ir.instance import Instance
+from geartrain.frames.instance import Instance
 from geartrain.recipes.babi import BABI, SIZES
 from geartrain.recipes.recipe import Setting
 

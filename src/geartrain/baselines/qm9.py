@@ -34,8 +34,8 @@ from geartrain.baselines.graphs import (
     Form,
     GatedSum,
     Graphs,
-    pyg_form,
 )
+from geartrain.baselines.pyg_forms import pyg_form
 from geartrain.data.qm9 import BONDS, ELEMENTS, Molecules, load_qm9, split_indices
 from geartrain.recipes.qm9 import QM9
 

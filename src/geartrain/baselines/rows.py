@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from geartrain.baselines.baseline import Epoch, Terms, stretches
-from geartrain.ir.instance import Instance
+from geartrain.frames.instance import Instance
 
 
 class Dealt(Protocol):

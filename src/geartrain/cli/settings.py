@@ -33,16 +33,16 @@ from geartrain.bounds import (
 )
 from geartrain.cli.copies import parse_link, parse_speeds, require_mixer
 from geartrain.data.points import require_evaluate_every
+from geartrain.device import require_device
 from geartrain.errors import DataError
-from geartrain.ir.precision import Precision, require_precision
-from geartrain.native.transfer import require_device
-from geartrain.optim.replicas import Neighbours
-from geartrain.optim.topology import topology_of
+from geartrain.frames.precision import Precision, require_precision
 from geartrain.recipes import Recipe, Setting, Value, find_recipe
 from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.simulated import Costs, Simulated
 from geartrain.runtime.threads import Threads
 from geartrain.schema import Mismatch, NotNegative, Range, read
+from geartrain.sharing.replicas import Neighbours
+from geartrain.sharing.topology import topology_of
 from geartrain.train.results import Target
 
 RUNTIMES = ("threads", "simulated")

@@ -19,7 +19,7 @@ from geartrain.baselines import PEERS, Baseline
 from geartrain.cli.settings import Settings, require_settings
 from geartrain.cli.standings import System
 from geartrain.cli.trial import OURS, SYNCHRONOUS
-from geartrain.ir.precision import require_precision
+from geartrain.frames.precision import require_precision
 from geartrain.recipes import Choice, Recipe
 from geartrain.recipes.recipe import meant
 

@@ -22,7 +22,7 @@ from geartrain.cli.logs import logging_to
 from geartrain.cli.settings import Settings, config_of, new_settings, resumed_settings
 from geartrain.cli.version import version
 from geartrain.engine.instrument import AbstractInstrument, EpochEnded
-from geartrain.ir.instance import Instance
+from geartrain.frames.instance import Instance
 from geartrain.observe.jsonlog import JsonLog
 from geartrain.observe.progress import ProgressLine
 from geartrain.observe.tensorboard import TensorBoard

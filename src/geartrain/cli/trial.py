@@ -30,7 +30,7 @@ from geartrain.cli.train import finite, peak_rss_mib, staleness_over, updates_ov
 from geartrain.engine.controller import Ramp
 from geartrain.engine.instrument import AbstractInstrument, EpochEnded
 from geartrain.errors import DataError, GeartrainError
-from geartrain.optim.rules import Instances
+from geartrain.parts.rules import Instances
 from geartrain.recipes import find_recipe
 from geartrain.train.session import Session
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.errors import DataError
-from geartrain.ir.instance import Instance
+from geartrain.frames.instance import Instance
 
 Numbering: TypeAlias = Mapping[Any, int] | Callable[[Any], int]
 """From a label to its number: a dict, or a function such as ``int``."""

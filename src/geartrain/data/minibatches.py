@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from geartrain.data.loader import seeded
 from geartrain.errors import DataError
-from geartrain.ir.instance import Instance
+from geartrain.frames.instance import Instance
 
 Augment: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
 

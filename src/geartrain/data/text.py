@@ -29,7 +29,7 @@ from geartrain.data.folder import find_data
 from geartrain.data.minibatches import minibatch
 from geartrain.errors import DataError
 from geartrain.files import read_bytes
-from geartrain.ir.instance import Instance
+from geartrain.frames.instance import Instance
 from geartrain.schema import parsed
 
 FILE: Final = "text/tinyshakespeare.txt"

@@ -18,8 +18,8 @@ from typing import final
 import numpy as np
 
 from geartrain.engine.router import Delivery
-from geartrain.ir.frame import Arena
-from geartrain.ir.message import Backward, Forward, IntArray, distinct
+from geartrain.frames.frame import Arena
+from geartrain.frames.message import Backward, Forward, IntArray, distinct
 
 
 @final

@@ -21,16 +21,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from geartrain.device import moved
 from geartrain.engine.rounds import Rounds
 from geartrain.engine.router import Outbox, Router
 from geartrain.errors import ProtocolError
-from geartrain.ir.instance import Instance
-from geartrain.ir.message import INSTANCE, VERTEX, Forward, IntArray, join_arrays
-from geartrain.ir.operator import Input
-from geartrain.ir.packed import Packed, Packer, Rows
-from geartrain.ir.precision import narrowed
-from geartrain.ir.wiring import Wiring
-from geartrain.native.transfer import moved
+from geartrain.frames.instance import Instance
+from geartrain.frames.message import INSTANCE, VERTEX, Forward, IntArray, join_arrays
+from geartrain.frames.packed import Packed, Rows
+from geartrain.frames.packer import Packer
+from geartrain.frames.precision import narrowed
+from geartrain.graph.operator import Input
+from geartrain.graph.wiring import Wiring
 
 
 class AbstractRamp(ABC):

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from geartrain.bounds import ACTIVE, MOST_ACTIVE, MOST_ROWS, ROWS, require_at_most
+from geartrain.device import require_device
 from geartrain.engine.controller import AbstractRamp, ControllerState, Ramp
 from geartrain.engine.instrument import AbstractMeter
 from geartrain.engine.mailbox import AbstractPolicy, Sweeps
@@ -28,23 +29,22 @@ from geartrain.engine.rounds import Rounds
 from geartrain.engine.router import Outbox, Router
 from geartrain.engine.worker import Finished, WorkerState
 from geartrain.errors import LeakError
-from geartrain.ir.graph import Graph
-from geartrain.ir.loss import Collected, LossNode, Objective, OutputNode
-from geartrain.ir.method import in_place_of
-from geartrain.ir.node import Memory
-from geartrain.ir.operators import Losing
-from geartrain.ir.precision import Precision
-from geartrain.ir.products import forget_copies
-from geartrain.ir.readout import ReadoutNode
-from geartrain.ir.through import Through
-from geartrain.ir.visits import once
-from geartrain.ir.wiring import Owner, Wiring, copy_name, wire
-from geartrain.native.transfer import require_device
-from geartrain.optim.norms import share_norms
-from geartrain.optim.part import PartState, StepTaken
-from geartrain.optim.replicas import Replicas
-from geartrain.optim.rules import Part, Rules
-from geartrain.optim.share import AbstractLock, NoLock, Share, share
+from geartrain.frames.precision import Precision
+from geartrain.graph.graph import Graph
+from geartrain.graph.operators import Losing
+from geartrain.graph.through import Through
+from geartrain.graph.visits import once
+from geartrain.graph.wiring import Owner, Wiring, copy_name, wire
+from geartrain.nodes.loss import Collected, LossNode, Objective, OutputNode
+from geartrain.nodes.method import in_place_of
+from geartrain.nodes.node import Memory
+from geartrain.nodes.products import forget_copies
+from geartrain.nodes.readout import ReadoutNode
+from geartrain.parts.norms import share_norms
+from geartrain.parts.part import PartState, StepTaken
+from geartrain.parts.rules import Part, Rules
+from geartrain.sharing.replicas import Replicas
+from geartrain.sharing.share import AbstractLock, NoLock, Share, share
 
 
 @final

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from geartrain.ir.node import Spared
+from geartrain.nodes.node import Spared
 
 
 @dataclass(frozen=True, slots=True)

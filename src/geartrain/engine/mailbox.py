@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar, final
 
-from geartrain.ir.message import Backward, Forward, IntArray
+from geartrain.frames.message import Backward, Forward, IntArray
 
 B = TypeVar("B", Forward, Backward)
 Batch: TypeAlias = Forward | Backward

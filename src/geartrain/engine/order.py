@@ -8,7 +8,7 @@ The nodes of a loop stand at one place, as each of them may feed every other.
 
 from __future__ import annotations
 
-from geartrain.ir.wiring import Wiring
+from geartrain.graph.wiring import Wiring
 
 
 def ranks(wiring: Wiring) -> dict[int, tuple[int, int]]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from geartrain.ir.node import AbstractNode
-from geartrain.ir.wiring import Wiring
-from geartrain.optim.part import PartState
+from geartrain.graph.wiring import Wiring
+from geartrain.nodes.node import AbstractNode
+from geartrain.parts.part import PartState
 
 
 def place(

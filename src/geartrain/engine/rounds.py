@@ -17,8 +17,8 @@ from typing import Final, TypeAlias, final
 import numpy as np
 
 from geartrain.errors import EndlessLoopError
-from geartrain.ir.message import Forward, IntArray
-from geartrain.ir.wiring import Port, Wiring
+from geartrain.frames.message import Forward, IntArray
+from geartrain.graph.wiring import Port, Wiring
 
 Passed: TypeAlias = tuple[Port, IntArray]
 """Where rows have entered a loop again, and the slots of their instances, one entry a row."""

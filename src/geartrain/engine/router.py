@@ -14,8 +14,7 @@ import numpy as np
 
 from geartrain.engine.rounds import Passed, Rounds
 from geartrain.errors import GeartrainError, WorkerError
-from geartrain.ir.control import AbstractStep, Passage
-from geartrain.ir.message import (
+from geartrain.frames.message import (
     CONTROLLER,
     INSTANCE,
     ROW_BITS,
@@ -27,8 +26,9 @@ from geartrain.ir.message import (
     distinct,
     join_arrays,
 )
-from geartrain.ir.node import Emission
-from geartrain.ir.wiring import Port, Wiring
+from geartrain.graph.wiring import Port, Wiring
+from geartrain.nodes.control import AbstractStep, Passage
+from geartrain.nodes.node import Emission
 
 BACKWARD = -1
 """Stands for the port of a delivery that goes back."""

@@ -19,14 +19,14 @@ from geartrain.engine.instrument import AbstractMeter
 from geartrain.engine.mailbox import AbstractPolicy, Queue
 from geartrain.engine.router import BACKWARD, Delivery, Outbox, Router
 from geartrain.errors import GeartrainError, WorkerError
-from geartrain.ir.frame import Arena
-from geartrain.ir.message import INSTANCE, Backward, Forward, IntArray
-from geartrain.ir.node import AbstractNode, Emission
-from geartrain.optim.exchange import Letter
-from geartrain.optim.part import PartState, StepTaken
-from geartrain.optim.replicas import Desk, Replicas
-from geartrain.optim.share import Share
-from geartrain.optim.triggers import Instances
+from geartrain.frames.frame import Arena
+from geartrain.frames.message import INSTANCE, Backward, Forward, IntArray
+from geartrain.nodes.node import AbstractNode, Emission
+from geartrain.parts.part import PartState, StepTaken
+from geartrain.parts.triggers import Instances
+from geartrain.sharing.exchange import Letter
+from geartrain.sharing.replicas import Desk, Replicas
+from geartrain.sharing.share import Share
 
 
 @final

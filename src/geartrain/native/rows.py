@@ -21,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from geartrain.device import moved, upload
 from geartrain.errors import ProtocolError
 from geartrain.native import library
-from geartrain.native.transfer import moved, upload
 
 Rows: TypeAlias = NDArray[np.int64]
 """Row numbers."""

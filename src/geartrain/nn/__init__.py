@@ -1,27 +1,22 @@
-"""Cells, row kernels, dropout, networks of blocks; importing it registers torch's kernels."""
+"""Cells, row kernels, dropout, networks of blocks; importing it registers torch's kernels.
 
-from geartrain.ir.kernel import register_derivation
+The modules of ``whole`` and ``pipeline`` that users write are exported here as well.
+"""
+
 from geartrain.nn.cells import TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
-from geartrain.nn.critic import LocalCritic, RowLoss, teach_critics
 from geartrain.nn.derived import DerivedKernel
 from geartrain.nn.dropout import RowDropout
 from geartrain.nn.kernels import register_torch_checks, register_torch_kernels
 from geartrain.nn.residual import PooledHead, ResidualBlock, residual_network
 from geartrain.nn.sequential import BundleSequential
-from geartrain.nn.shapes import (
-    GatedGraphCell,
-    GatedSum,
-    MessagePassing,
-    Recurrent,
-    Tree,
-    VertexChoice,
-    choice_accuracy,
-    choice_loss,
-    first_states,
-)
+from geartrain.nn.shapes import MessagePassing, Recurrent, Tree, first_states
 from geartrain.nn.transformer import DecoderBlock, TokenEmbedding, TokenReadout, decoder
-from geartrain.nn.wholelist import WholeList
-from geartrain.nn.wholetree import WholeTree
+from geartrain.nodes.kernel import register_derivation
+from geartrain.pipeline.critic import LocalCritic, RowLoss, teach_critics
+from geartrain.whole.graph.cell import GatedGraphCell, GatedSum
+from geartrain.whole.graph.choice import VertexChoice, choice_accuracy, choice_loss
+from geartrain.whole.list.module import WholeList
+from geartrain.whole.tree.module import WholeTree
 
 register_torch_kernels()
 register_torch_checks()

@@ -17,16 +17,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from geartrain.ir.admission import Brought, require_range
-from geartrain.ir.gradient import GradientSum
-from geartrain.ir.kernel import AbstractRowKernel, kernel_of
-from geartrain.ir.message import IntArray
-from geartrain.ir.precision import in_bf16
-from geartrain.ir.products import affine, matching, times, whole_rows
+from geartrain.frames.message import IntArray
+from geartrain.graph.admission import Brought, require_range
 from geartrain.native.cells import tree_backward, tree_forward
 from geartrain.native.rows import take, take_whole
 from geartrain.nn.elementwise import sigmoid_backward_, squash_into, tanh_backward_, tanh_into
 from geartrain.nn.recurrent import cell_gradient, hidden_gradient, squash_hidden_
+from geartrain.nodes.casts import in_bf16
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.kernel import AbstractRowKernel, kernel_of
+from geartrain.nodes.products import affine, matching, times, whole_rows
 
 
 @final

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.errors import GraphError, ProtocolError
-from geartrain.ir.call import as_payload
-from geartrain.ir.gradient import GradientSum
-from geartrain.ir.kernel import AbstractRowKernel, may_have_kernel
-from geartrain.ir.payload import Recompute
 from geartrain.nn.split import SIZES, Split, Term, split
+from geartrain.nodes.call import as_payload
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.kernel import AbstractRowKernel, may_have_kernel
+from geartrain.nodes.payload import Recompute
 
 log = logging.getLogger("geartrain.nn")
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.errors import GraphError
-from geartrain.ir.gradient import GradientSum
-from geartrain.ir.kernel import AbstractRowKernel
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.kernel import AbstractRowKernel
 
 _LOW = 0xFFFFFFFF  # the hash is 32 bits wide, in int64 so that nothing overflows unseen
 

@@ -27,12 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from geartrain.errors import ProtocolError
-from geartrain.ir.admission import Brought, check_of, register_check, require_range
-from geartrain.ir.gradient import GradientSum
-from geartrain.ir.kernel import AbstractRowKernel, kernel_of, register_kernel
-from geartrain.ir.precision import in_bf16
-from geartrain.ir.products import affine, matching, times
-from geartrain.ir.tables import look_up
+from geartrain.frames.tables import look_up
+from geartrain.graph.admission import Brought, check_of, register_check, require_range
 from geartrain.native.maps import map_backward, map_forward
 from geartrain.nn.dropout import DropoutKernel
 from geartrain.nn.elementwise import (
@@ -47,6 +43,10 @@ from geartrain.nn.elementwise import (
     tanh_into,
 )
 from geartrain.nn.recurrent import GruKernel, LstmKernel, RnnKernel
+from geartrain.nodes.casts import in_bf16
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.kernel import AbstractRowKernel, kernel_of, register_kernel
+from geartrain.nodes.products import affine, matching, times
 
 
 def register_torch_checks() -> None:

@@ -16,10 +16,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from geartrain.ir.gradient import GradientSum
-from geartrain.ir.kernel import AbstractRowKernel
-from geartrain.ir.message import IntArray
-from geartrain.ir.products import affine, filled, matching, times, whole_rows
+from geartrain.frames.message import IntArray
 from geartrain.native.cells import gru_backward, gru_forward, lstm_backward, lstm_forward
 from geartrain.native.rows import take_whole
 from geartrain.nn.elementwise import (
@@ -29,6 +26,9 @@ from geartrain.nn.elementwise import (
     tanh_backward_,
     tanh_into,
 )
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.kernel import AbstractRowKernel
+from geartrain.nodes.products import affine, filled, matching, times, whole_rows
 
 
 @final

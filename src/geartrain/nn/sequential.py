@@ -13,10 +13,10 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from geartrain.ir.admission import Brought, check_of
-from geartrain.ir.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
-from geartrain.ir.gradient import GradientSum
-from geartrain.ir.kernel import AbstractRowKernel, kernel_of
+from geartrain.graph.admission import Brought, check_of
+from geartrain.nodes.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.kernel import AbstractRowKernel, kernel_of
 
 
 @final

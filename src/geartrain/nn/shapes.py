@@ -5,8 +5,6 @@
     MessagePassing  vertices ─► cell ─► ... ─► vertices, after some steps     over the edges
 
 A shape is called with a stream and returns one; around it one writes inputs, read-outs and losses.
-Beside the shapes stand modules for them: a gated graph cell, a gated sum over the vertices of a
-graph, and the choice of one of them.
 """
 
 from __future__ import annotations
@@ -17,13 +15,11 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from geartrain.ir.gather import How
-from geartrain.ir.graph import Stream
-from geartrain.ir.operator import Keep, PartLike
-from geartrain.ir.operators import Routing
-from geartrain.ir.through import Through
-from geartrain.nn.choice import VertexChoice, choice_accuracy, choice_loss
-from geartrain.nn.gated import GatedGraphCell, GatedSum
+from geartrain.graph.graph import Stream
+from geartrain.graph.operator import Keep, PartLike
+from geartrain.graph.operators import Routing
+from geartrain.graph.through import Through
+from geartrain.nodes.gather import How
 
 
 @final
@@ -211,13 +207,8 @@ def _beside(name: str | None, what: str) -> str | None:
 
 
 __all__ = [
-    "GatedGraphCell",
-    "GatedSum",
     "MessagePassing",
     "Recurrent",
     "Tree",
-    "VertexChoice",
-    "choice_accuracy",
-    "choice_loss",
     "first_states",
 ]

@@ -12,7 +12,7 @@ and what is not a multiple of the number of rows is refused instead of specialis
 
 What the backward reads of the forward are *residuals*, and each must have one row for each row.
 What it can make of weights alone it makes of the weights of now: the mixed view of
-``ir/kernel.py``.
+``nodes/kernel.py``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from geartrain.errors import GraphError
-from geartrain.ir.products import affine, times
+from geartrain.nodes.products import affine, times
 
 aten = torch.ops.aten
 Function: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]

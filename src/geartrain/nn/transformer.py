@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from geartrain.errors import DataError
-from geartrain.ir.admission import Brought, require_range
+from geartrain.graph.admission import Brought, require_range
 
 SPREAD: Final = 0.02 * math.sqrt(768)  # of initial weights, times the root of the dimension
 WIDER: Final = 4  # the middle of the MLP

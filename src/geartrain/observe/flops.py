@@ -24,8 +24,8 @@ from torch.utils.flop_counter import (
 )
 
 from geartrain.engine.instrument import AbstractMeter
-from geartrain.ir.node import Spared
 from geartrain.native.tally import Counted, is_told_before
+from geartrain.nodes.node import Spared
 
 Shapes: TypeAlias = tuple[tuple[torch.Size, torch.dtype], ...]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from geartrain.observe.curves import require_matplotlib
-from geartrain.optim.topology import Torus, topology_of
+from geartrain.sharing.topology import Torus, topology_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -34,9 +34,8 @@ from torch.nn import functional as F
 from geartrain.data.babi import TASKS, GraphQuestion, generate_deduction, load_babi
 from geartrain.data.babi import Task as Kind
 from geartrain.engine.controller import Ramp
-from geartrain.ir.columns import Columns
-from geartrain.ir.graph import Graph, Stream
-from geartrain.ir.loss import accuracy, cross_entropy
+from geartrain.frames.columns import Columns
+from geartrain.graph.graph import Graph, Stream
 from geartrain.nn import (
     GatedGraphCell,
     GatedSum,
@@ -44,8 +43,9 @@ from geartrain.nn import (
     choice_accuracy,
     choice_loss,
 )
-from geartrain.optim.optimizers import FusedAdam
-from geartrain.optim.rules import Clip, Instances, Part, Rules
+from geartrain.nodes.loss import accuracy, cross_entropy
+from geartrain.parts.optimizers import FusedAdam
+from geartrain.parts.rules import Clip, Instances, Part, Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
     ONE,

@@ -25,10 +25,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from geartrain.data.text import FILE, Text, Tokens, Windows, load_text
-from geartrain.ir.graph import Graph
-from geartrain.ir.loss import accuracy
+from geartrain.graph.graph import Graph
 from geartrain.nn.transformer import TokenReadout, decoder
-from geartrain.optim.rules import Clip
+from geartrain.nodes.loss import accuracy
+from geartrain.parts.rules import Clip
 from geartrain.recipes.methods import Network, in_flight, method_options, pipeline_of, task_of
 from geartrain.recipes.recipe import Choice, LoadSplit, Option, Recipe, Setting, Task, Value
 from geartrain.recipes.schedules import up_and_down

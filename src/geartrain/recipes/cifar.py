@@ -32,10 +32,10 @@ from geartrain.data.cifar10 import (
     standardised,
 )
 from geartrain.data.minibatches import Minibatches
-from geartrain.ir.graph import Graph
-from geartrain.ir.loss import accuracy
+from geartrain.graph.graph import Graph
 from geartrain.nn.residual import PooledHead, residual_network
-from geartrain.optim.optimizers import LookAheadSGD
+from geartrain.nodes.loss import accuracy
+from geartrain.parts.optimizers import LookAheadSGD
 from geartrain.recipes.methods import Network, in_flight, method_options, pipeline_of, task_of
 from geartrain.recipes.recipe import LoadSplit, Option, Recipe, Setting, Task, Value
 from geartrain.recipes.schedules import up_and_down

@@ -25,13 +25,13 @@ from torch import nn
 
 from geartrain.data.listreduce import CLASSES, SYMBOLS, ListReduction, generate
 from geartrain.engine.controller import Ramp
-from geartrain.ir.columns import Columns
-from geartrain.ir.graph import Graph
-from geartrain.ir.instance import Instance
-from geartrain.ir.loss import accuracy, cross_entropy
+from geartrain.frames.columns import Columns
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph
 from geartrain.nn import BundleSequential, Recurrent, TokenRNN, WholeList
-from geartrain.optim.optimizers import FusedAdam
-from geartrain.optim.rules import Clip, Instances, Rules
+from geartrain.nodes.loss import accuracy, cross_entropy
+from geartrain.parts.optimizers import FusedAdam
+from geartrain.parts.rules import Clip, Instances, Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
     ONE,

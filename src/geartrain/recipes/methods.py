@@ -24,9 +24,25 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from geartrain.engine.controller import AbstractRamp, Ramp, Synchronous
-from geartrain.ir.gear import Gear
-from geartrain.ir.loss import Metric
-from geartrain.nn.credit import (
+from geartrain.graph.gear import Gear
+from geartrain.nodes.loss import Metric
+from geartrain.parts.late.delay import (
+    AbstractDelay,
+    AnnealedRate,
+    DelayCompensated,
+    GapAware,
+    ScaledByStaleness,
+)
+from geartrain.parts.late.views import (
+    AbstractView,
+    Corrected,
+    DoubleBuffered,
+    Mixed,
+    Predicted,
+    Recomputed,
+)
+from geartrain.parts.rules import Clip, MakeOptimizer, Messages
+from geartrain.pipeline.credit import (
     AbstractCredit,
     Backprop,
     Chunked,
@@ -36,24 +52,8 @@ from geartrain.nn.credit import (
     Overlapping,
     Synthetic,
 )
-from geartrain.nn.cutter import balanced_cuts
-from geartrain.nn.pipeline import Pipeline
-from geartrain.optim.delay import (
-    AbstractDelay,
-    AnnealedRate,
-    DelayCompensated,
-    GapAware,
-    ScaledByStaleness,
-)
-from geartrain.optim.rules import Clip, MakeOptimizer, Messages
-from geartrain.optim.views import (
-    AbstractView,
-    Corrected,
-    DoubleBuffered,
-    Mixed,
-    Predicted,
-    Recomputed,
-)
+from geartrain.pipeline.cutter import balanced_cuts
+from geartrain.pipeline.pipeline import Pipeline
 from geartrain.recipes.recipe import Choice, LoadSplit, Option, Setting, Task, Value
 
 PARTS: Final = 4

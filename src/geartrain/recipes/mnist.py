@@ -27,11 +27,11 @@ from torch import Tensor, nn
 from geartrain.data import minibatches
 from geartrain.data.mnist import CLASSES, SIDE, Digits, load_mnist
 from geartrain.engine.controller import Ramp
-from geartrain.ir.graph import Graph
-from geartrain.ir.instance import Instance
-from geartrain.ir.loss import accuracy, cross_entropy
-from geartrain.optim.optimizers import LookAheadSGD
-from geartrain.optim.rules import Rows, Rules
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph
+from geartrain.nodes.loss import accuracy, cross_entropy
+from geartrain.parts.optimizers import LookAheadSGD
+from geartrain.parts.rules import Rows, Rules
 from geartrain.recipes import methods
 from geartrain.recipes.methods import Network, method_options, task_of
 from geartrain.recipes.recipe import LoadSplit, Option, Recipe, Setting, Task, Value

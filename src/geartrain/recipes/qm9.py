@@ -26,11 +26,10 @@ from torch import Tensor
 from geartrain.data.qm9 import BONDS, ELEMENTS, FILE, Molecules, load_qm9, split_indices
 from geartrain.engine.controller import Ramp
 from geartrain.errors import DataError
-from geartrain.ir.columns import Columns
-from geartrain.ir.graph import Graph
-from geartrain.nn.shapes import GatedGraphCell, GatedSum
-from geartrain.optim.optimizers import FusedAdam
-from geartrain.optim.rules import Clip, Instances, Rules
+from geartrain.frames.columns import Columns
+from geartrain.graph.graph import Graph
+from geartrain.parts.optimizers import FusedAdam
+from geartrain.parts.rules import Clip, Instances, Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
     ONE,
@@ -41,6 +40,7 @@ from geartrain.recipes.recipe import (
     Setting,
     Task,
 )
+from geartrain.whole.graph.cell import GatedGraphCell, GatedSum
 
 RATE: Final = 7e-4  # Adam's; a little less than without staleness
 CLIP_NORM: Final = 1.0  # per part

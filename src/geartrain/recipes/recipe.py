@@ -21,11 +21,11 @@ from torch import nn
 
 from geartrain.bounds import COPIES, MOST_COPIES, MOST_SEED, SEED, require_at_most
 from geartrain.engine.controller import AbstractRamp
-from geartrain.ir.graph import Graph
-from geartrain.ir.instance import Instance
-from geartrain.nn.pipeline import Pipeline
-from geartrain.optim.mixer import Average
-from geartrain.optim.rules import Part, Rules
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph
+from geartrain.parts.mixer import Average
+from geartrain.parts.rules import Part, Rules
+from geartrain.pipeline.pipeline import Pipeline
 
 Number: TypeAlias = int | float
 Value: TypeAlias = Number | str

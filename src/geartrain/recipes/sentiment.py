@@ -29,14 +29,14 @@ from torch import nn
 
 from geartrain.data.sst import CLASSES, Split, Tree, Vocabulary, load_sst
 from geartrain.engine.controller import Ramp
-from geartrain.ir.columns import Columns
-from geartrain.ir.graph import Graph
-from geartrain.ir.instance import Instance
-from geartrain.ir.loss import Metric, accuracy, cross_entropy
+from geartrain.frames.columns import Columns
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph
 from geartrain.nn import Tree as TreeShape
 from geartrain.nn import TreeLSTMBranch, TreeLSTMLeaf, WholeTree
-from geartrain.optim.optimizers import FusedAdagrad
-from geartrain.optim.rules import Rules
+from geartrain.nodes.loss import Metric, accuracy, cross_entropy
+from geartrain.parts.optimizers import FusedAdagrad
+from geartrain.parts.rules import Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
     ONE,

@@ -29,11 +29,12 @@ from geartrain.engine.engine import Engine
 from geartrain.engine.router import Outbox
 from geartrain.engine.worker import Firing
 from geartrain.errors import DataError
-from geartrain.ir.columns import Columns
-from geartrain.ir.instance import InOrder, Instance
-from geartrain.ir.packed import Packed, Packer
-from geartrain.optim.part import StepTaken
-from geartrain.optim.share import AbstractLock, NoLock
+from geartrain.frames.columns import Columns
+from geartrain.frames.instance import InOrder, Instance
+from geartrain.frames.packed import Packed
+from geartrain.frames.packer import Packer
+from geartrain.parts.part import StepTaken
+from geartrain.sharing.share import AbstractLock, NoLock
 
 log = logging.getLogger("geartrain.runtime")
 

@@ -17,8 +17,9 @@ from typing import TypeAlias, final
 from geartrain.engine.controller import ControllerState
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Outbox
-from geartrain.ir.instance import Instance
-from geartrain.ir.packed import Packed, Packer
+from geartrain.frames.instance import Instance
+from geartrain.frames.packed import Packed
+from geartrain.frames.packer import Packer
 from geartrain.runtime.base import AbstractFeeder, Feeder, OnBadInstance
 
 Shard: TypeAlias = Callable[[int, int], Iterator[Instance]]

@@ -21,10 +21,10 @@ from geartrain.engine.engine import Engine
 from geartrain.engine.router import Delivery, Outbox
 from geartrain.engine.worker import Firing
 from geartrain.errors import StuckError
-from geartrain.ir.message import Backward
-from geartrain.optim.exchange import Letter
+from geartrain.frames.message import Backward
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch
 from geartrain.runtime.interrupt import Interruptible
+from geartrain.sharing.exchange import Letter
 
 _COPY: Final = re.compile(r"#\d+")
 

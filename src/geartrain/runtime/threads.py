@@ -24,9 +24,9 @@ from geartrain.engine.engine import Engine
 from geartrain.engine.router import Delivery, Outbox
 from geartrain.engine.worker import Finished, Firing
 from geartrain.errors import StuckError
-from geartrain.optim.exchange import Letter
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch, log
 from geartrain.runtime.interrupt import Interruptible
+from geartrain.sharing.exchange import Letter
 
 
 @final

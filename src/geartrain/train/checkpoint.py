@@ -23,9 +23,9 @@ from typing import Final, final
 
 from torch import Tensor
 
+from geartrain.codec import Json
 from geartrain.errors import CheckpointError
 from geartrain.files import open_regular
-from geartrain.optim.plain import Json
 from geartrain.schema import parsed
 from geartrain.train import tensor_file
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from geartrain.engine.instrument import CopyExchanged, Exchanged
 from geartrain.errors import CheckpointError
-from geartrain.ir.instance import Instance
-from geartrain.optim.exchange import Ledger
-from geartrain.optim.replicas import Replicas, ReplicasEntry, Totals
+from geartrain.frames.instance import Instance
 from geartrain.runtime.base import AbstractFeeder, Feeder, OnBadInstance
 from geartrain.runtime.shards import PullFeeder, ShardFeeder
+from geartrain.sharing.exchange import Ledger
+from geartrain.sharing.replicas import Replicas, ReplicasEntry, Totals
 from geartrain.train.results import staleness_of
 from geartrain.train.snapshot import FoundPart, check_parts, parts_to_tensors
 from geartrain.train.source import Source

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, final
+from typing import Literal, final
 
 import torch
 
@@ -33,18 +33,16 @@ from geartrain.engine.instrument import (
     Updated,
 )
 from geartrain.errors import DataError
-from geartrain.optim.part import StepTaken
-from geartrain.optim.replicas import Replicas
+from geartrain.parts.part import StepTaken
 from geartrain.runtime.base import AbstractFeeder
 from geartrain.runtime.interrupt import Interruptible
+from geartrain.sharing.replicas import Replicas
 from geartrain.train.checkpoint import Retention
 from geartrain.train.copies import Feed, Tally
 from geartrain.train.observer import Observer, add_sums, means_of, tell
 from geartrain.train.results import Fit, Reached, Target
 from geartrain.train.source import Data, Source
-
-if TYPE_CHECKING:
-    from geartrain.train.session import Session
+from geartrain.train.state import State
 
 log = logging.getLogger("geartrain.train")
 
@@ -55,7 +53,7 @@ class Fitting:
 
     def __init__(
         self,
-        session: Session,
+        state: State,
         source: Source,
         valid: Source | None,
         epochs: int,
@@ -64,21 +62,21 @@ class Fitting:
         every: int | None,
         evaluate_every: float | None,
     ) -> None:
-        self._s, self._source, self._valid = session, source, valid
+        self._s, self._source, self._valid = state, source, valid
         self._epochs, self._until, self._retention, self._every = epochs, until, retention, every
-        self._points = _points(source, evaluate_every, session)
+        self._points = _points(source, evaluate_every, state)
         self._instances = self._skipped = 0
         self._seconds = 0.0
         self._reached: Reached | None = None
         self._interrupt = Interruptible()
-        self._tally = None if session._replicas is None else Tally(session._replicas)
+        self._tally = None if state.replicas is None else Tally(state.replicas)
 
     def run(self) -> Fit:
         with self._interrupt:
             return self._run()
 
     def _run(self) -> Fit:
-        at = self._s._position
+        at = self._s.position
         outcome: Literal["done", "target reached", "interrupted", "failed"] = "failed"
         message = ""
         failure: BaseException | None = None
@@ -88,9 +86,9 @@ class Fitting:
             outcome = "target reached" if self._reached else "done"
         except KeyboardInterrupt as error:
             outcome, message, failure = "interrupted", str(error), error
-            if self._s._engine is not None:
-                if self._s._replicas is not None:
-                    self._s._replicas.agree()  # without a search for the best: somebody waits
+            if self._s.engine is not None:
+                if self._s.replicas is not None:
+                    self._s.replicas.agree()  # without a search for the best: somebody waits
                 self._save(is_best=False)
             raise
         except BaseException as error:
@@ -105,7 +103,7 @@ class Fitting:
         )
 
     def _epochs_until_the_end(self) -> None:
-        at, replicas = self._s._position, self._s._replicas
+        at, replicas = self._s.position, self._s.replicas
         if replicas is not None and (advice := replicas.advice()) is not None:
             log.warning("%s", advice)
         if at.epoch > self._epochs:
@@ -134,9 +132,9 @@ class Fitting:
 
     def _epoch(self) -> None:
         """To the end of the epoch, or to the target."""
-        at = self._s._position
+        at = self._s.position
         s = self._s
-        feed = Feed(self._source, s._replicas, at.epoch, at.taken, s.on_bad)
+        feed = Feed(self._source, s.replicas, at.epoch, at.taken, s.on_bad)
         while self._reached is None:
             self._interrupt.check()
             if self._is_due():  # here, as a resumed run may have been interrupted in validation
@@ -158,7 +156,7 @@ class Fitting:
 
     def _is_due(self) -> bool:
         """Whether there was a point within the epoch to validate at, and nobody has yet."""
-        at = self._s._position
+        at = self._s.position
         return any(at.entered < point <= at.taken for point in self._points[:-1])
 
     def _saves_between(self, before: int, after: int) -> bool:
@@ -167,7 +165,7 @@ class Fitting:
 
     def _enter(self, *, epoch_ended: bool) -> None:
         """Validate, and add to the history what was trained since its last entry."""
-        s, at = self._s, self._s._position
+        s, at = self._s, self._s.position
         # One model is validated and kept, not one for each copy.
         self._meet(now=True)
         self._agree()
@@ -193,11 +191,11 @@ class Fitting:
     def _agree(self) -> None:
         """Write the consensus of the copies of the model into the user's modules."""
         s = self._s
-        if s._replicas is None:
+        if s.replicas is None:
             return
-        s._replicas.agree()
-        if s._replicas.setting.consensus == "best" and self._valid is not None:
-            s._replicas.agree(self._best_copy(s._replicas, self._valid))
+        s.replicas.agree()
+        if s.replicas.setting.consensus == "best" and self._valid is not None:
+            s.replicas.agree(self._best_copy(s.replicas, self._valid))
 
     def _best_copy(self, replicas: Replicas, valid: Source) -> int:
         """The copy that validates best; each of them is evaluated."""
@@ -213,7 +211,7 @@ class Fitting:
 
     def _restart(self, epoch: int) -> None:
         """Let all copies go on from the consensus, where that is asked for after this epoch."""
-        replicas = self._s._replicas
+        replicas = self._s.replicas
         every = None if replicas is None else replicas.setting.restart_every
         if replicas is not None and every is not None and epoch % every == 0:
             with self._counted():
@@ -221,7 +219,7 @@ class Fitting:
 
     def _meet(self, *, now: bool) -> None:
         with self._counted():
-            self._s._meet(now=now)
+            self._s.meet(now=now)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -232,7 +230,7 @@ class Fitting:
             self._spend(time.perf_counter() - began)
 
     def _spend(self, seconds: float) -> None:
-        at = self._s._position
+        at = self._s.position
         at.epoch_seconds += seconds
         at.train_seconds += seconds
         self._seconds += seconds
@@ -240,22 +238,22 @@ class Fitting:
     def _flush(self) -> None:
         """The steps of an epoch's end, with whatever gradients are left."""
         s = self._s
-        assert s._engine is not None
-        for worker in s._engine.workers:
+        assert s.engine is not None
+        for worker in s.engine.workers:
             with self._counted(), _kernel_threads(s.runtime.kernel_threads):
                 steps = worker.flush()
             self._tell_steps(worker.index, steps)
-        if s._replicas is not None:
+        if s.replicas is not None:
             with self._counted():
-                steps = s._replicas.settle()
+                steps = s.replicas.settle()
             self._tell_steps(0, steps)
-            s._replicas.check_settled()
+            s.replicas.check_settled()
         with self._counted():
             for part in s.trained_parts.values():
                 part.check_finite()
 
     def _tell_steps(self, worker: int, steps: Sequence[StepTaken]) -> None:
-        s, at = self._s, self._s._position
+        s, at = self._s, self._s.position
         for step in steps:
             at.updates[step.part] = at.updates.get(step.part, 0) + 1
             updated = Updated(worker, step.part, step.version, step.rows, at.train_seconds)
@@ -263,9 +261,9 @@ class Fitting:
 
     def _stretch(self, feed: Feed) -> bool:
         """Train until the engine is to be drained, or the epoch ends; True at the end."""
-        s, at = self._s, self._s._position
-        measure = s._places_by_cost and not s._costs
-        meetings = [g[0].mixer.every for g in s._groups()]
+        s, at = self._s, self._s.position
+        measure = s.places_by_cost and not s.costs
+        meetings = [g[0].mixer.every for g in s.groups()]
         until_next = [every - at.trained % every for every in meetings if every is not None]
         if self._every is not None:
             until_next.append(self._every - at.taken % self._every)
@@ -275,7 +273,7 @@ class Fitting:
             measured = -(-_MEASURED // s.settings.max_active) * s.settings.max_active
         limit = min([*until_next, *([measured] if measure else [])], default=None)
         with self._counted():
-            engine = s._ready(self._source, fresh=True)
+            engine = s.ready(self._source, fresh=True)
         engine.begin(train=True)
         feeder = feed.stretch(at.taken, limit)
         watch = Observer(
@@ -291,16 +289,16 @@ class Fitting:
         )
         began = engine.controller.trained
         try:
-            seconds = s._run(engine, feeder, watch)
+            seconds = s.run(engine, feeder, watch)
         except KeyboardInterrupt:
-            if s._engine is not None:
+            if s.engine is not None:
                 self._account(engine, feeder, watch, watch.now_s, began)
                 self._rest(engine)
             raise
         self._account(engine, feeder, watch, seconds, began)
         self._rest(engine)
         if measure:
-            s._costs = watch.busy
+            s.costs = watch.busy
             log.info("measured, in seconds: %s", watch.busy)
         return feeder.source_ended
 
@@ -314,7 +312,7 @@ class Fitting:
     def _account(
         self, engine: Engine, feeder: AbstractFeeder, watch: Observer, seconds: float, began: int
     ) -> None:
-        at = self._s._position
+        at = self._s.position
         at.taken += feeder.taken
         at.trained = engine.controller.trained
         self._spend(seconds)
@@ -325,11 +323,11 @@ class Fitting:
         self._skipped += feeder.skipped
 
     def _ended(self, *, epoch_ended: bool) -> EpochEnded:
-        s, at = self._s, self._s._position
+        s, at = self._s, self._s.position
         valid: Mapping[str, float] = {}
         if self._valid is not None:
             valid = self._validate(self._valid)
-        staleness = s._take_staleness()
+        staleness = s.take_staleness()
         means = means_of(at.sums)
         return EpochEnded(
             epoch=at.epoch if epoch_ended else at.epoch - 1 + at.taken / self._points[-1],
@@ -346,13 +344,13 @@ class Fitting:
 
     def _validate(self, valid: Source) -> Mapping[str, float]:
         self._interrupt.check()
-        at = self._s._position
-        return self._s._evaluate(valid, at.epoch, self._epochs, at.train_seconds).metrics
+        at = self._s.position
+        return self._s.evaluate(valid, at.epoch, self._epochs, at.train_seconds).metrics
 
     def _updates(self) -> dict[str, int]:
         """Optimiser steps by part, copies of the model together."""
-        at = self._s._position
-        if self._s._replicas is None:
+        at = self._s.position
+        if self._s.replicas is None:
             return dict(at.updates)
         summed: dict[str, int] = {}
         for part, n in at.updates.items():
@@ -361,7 +359,7 @@ class Fitting:
         return summed
 
     def _is_best(self, event: EpochEnded) -> bool:
-        at = self._s._position
+        at = self._s.position
         if not event.valid:
             return False
         target = self._until or Target("loss", 0.0, at_least=False)
@@ -373,13 +371,13 @@ class Fitting:
 
     def _save(self, *, is_best: bool) -> None:
         if self._retention is not None:
-            tensors, document = self._s._snapshot()
-            number = self._s._position.trained
+            tensors, document = self._s.snapshot()
+            number = self._s.position.trained
             self._retention.save(number, tensors, document, is_best=is_best)
 
     def _started(self) -> RunStarted:
         s = self._s
-        engine = s._ready(self._source)
+        engine = s.ready(self._source)
         return RunStarted(
             runtime=s.runtime.name,
             workers=s.runtime.workers,
@@ -420,7 +418,7 @@ def require_fit_arguments(
         )
 
 
-def _points(source: Source, every: float | None, session: Session) -> list[int]:
+def _points(source: Source, every: float | None, state: State) -> list[int]:
     """Instances of an epoch that are done at each evaluation; the last stands for the end.
 
     Raises:
@@ -434,7 +432,7 @@ def _points(source: Source, every: float | None, session: Session) -> list[int]:
             "their length; give them a __len__, or leave out evaluate_every"
         )
     # Whole minibatches where they are drained, or those after it would straddle updates.
-    whole = session.settings.max_active if session.settings.drain else 1
+    whole = state.settings.max_active if state.settings.drain else 1
     return evaluation_points(source.length, every, whole)
 
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from geartrain.errors import CheckpointError
-from geartrain.ir.operators import Replaying
+from geartrain.graph.operators import Replaying
 from geartrain.native import kind as kernels_kind
 from geartrain.native import status as kernels_status
 from geartrain.train.checkpoint import Checkpoint, read_checkpoint
@@ -31,9 +31,7 @@ from geartrain.train.snapshot import (
     require_no_others,
     tensors_to_memories,
 )
-
-if TYPE_CHECKING:
-    from geartrain.train.session import Session
+from geartrain.train.state import State
 
 log = logging.getLogger("geartrain.train")
 
@@ -44,10 +42,10 @@ _LATER = {
     "precision",
     "replicas",
 }  # not in the first checkpoints, or not in all
-# These are all keys of the document that ``Session._snapshot`` makes: others are refused.
+# These are all keys of the document that ``State.snapshot`` makes: others are refused.
 
 
-def load_session(session: Session, path: Path | str, *, weights_only: bool) -> None:
+def load_session(state: State, path: Path | str, *, weights_only: bool) -> None:
     """As ``Session.load`` says.
 
     Raises:
@@ -61,26 +59,24 @@ def load_session(session: Session, path: Path | str, *, weights_only: bool) -> N
             "a session"
         )
     if weights_only:
-        found = check_weights(session.parts, checkpoint.tensors, document["parts"], str(path))
-        put_weights(session.parts, found)
-        if session._replicas is not None:
-            session._replicas.restart()
+        found = check_weights(state.parts, checkpoint.tensors, document["parts"], str(path))
+        put_weights(state.parts, found)
+        if state.replicas is not None:
+            state.replicas.restart()
     else:
-        _load_all(session, checkpoint, document, str(path))
+        _load_all(state, checkpoint, document, str(path))
 
 
-def _load_all(
-    session: Session, checkpoint: Checkpoint, document: dict[str, Any], path: str
-) -> None:
-    _require_same_session(session, document, path)
-    tensors, replicas = checkpoint.tensors, session._replicas
+def _load_all(state: State, checkpoint: Checkpoint, document: dict[str, Any], path: str) -> None:
+    _require_same_session(state, document, path)
+    tensors, replicas = checkpoint.tensors, state.replicas
     position = position_from_json(document["position"], path)
-    numbers = dict.fromkeys(session.parts, position.trained)
-    parts = check_parts(session.parts, tensors, document["parts"], path, numbers)
+    numbers = dict.fromkeys(state.parts, position.trained)
+    parts = check_parts(state.parts, tensors, document["parts"], path, numbers)
     copies = None if replicas is None else check_replicas(replicas, tensors, document, path)
-    replaying = [o.name for o in session.graph.operators if isinstance(o, Replaying)]
+    replaying = [o.name for o in state.graph.operators if isinstance(o, Replaying)]
     memories = tensors_to_memories(tensors, document.get("memories", {}), replaying, path)
-    names = [*session.parts, *(() if replicas is None else replicas.parts)]
+    names = [*state.parts, *(() if replicas is None else replicas.parts)]
     require_no_others(tensors, names, memories, path)
     if not isinstance(document["random"], dict):
         raise CheckpointError(
@@ -94,7 +90,7 @@ def _load_all(
 
     # From here on nothing is refused any more; and should memory run out, nothing is loaded.
     put = None
-    everything = dict(session.parts)
+    everything = dict(state.parts)
     if replicas is not None and copies is not None:
         put = replicas.loading(tensors, copies.entry)
         everything |= replicas.parts
@@ -102,8 +98,8 @@ def _load_all(
     put_parts(everything, parts)
     if put is not None:
         put()
-    session._position, session._met = position, position.trained
-    session._engine, session._plain, session._memories = None, None, memories
+    state.position, state.met = position, position.trained
+    state.engine, state.plain, state.memories = None, None, memories
     random.set()
     used = document.get("kernels", kernels_kind())
     if used != kernels_kind():
@@ -117,17 +113,17 @@ def _load_all(
         )
 
 
-def _require_same_session(session: Session, document: dict[str, Any], path: str) -> None:
-    if document["seed"] != session.seed or type(document["seed"]) is not int:
+def _require_same_session(state: State, document: dict[str, Any], path: str) -> None:
+    if document["seed"] != state.seed or type(document["seed"]) is not int:
         raise CheckpointError(
-            f"{path}: was made with seed {document['seed']!r:.40}, the session has {session.seed}; "
+            f"{path}: was made with seed {document['seed']!r:.40}, the session has {state.seed}; "
             "the order of the data would differ: use the same seed, or weights_only=True"
         )
     was = document.get("precision", "full")
-    if was != session.settings.precision:
+    if was != state.settings.precision:
         raise CheckpointError(
             f"{path}: was made with precision {was!r:.40}, the session has "
-            f"{session.settings.precision!r}; the run would not go on as it was: use the same "
+            f"{state.settings.precision!r}; the run would not go on as it was: use the same "
             "precision, or weights_only=True"
         )
     used = document.get("kernels", kernels_kind())
@@ -136,7 +132,7 @@ def _require_same_session(session: Session, document: dict[str, Any], path: str)
             f"{path}: was made with kernels {used!r:.40}, expected 'native' or 'torch'; use "
             "another checkpoint of the run"
         )
-    if session._replicas is None and document.get("replicas") is not None:
+    if state.replicas is None and document.get("replicas") is not None:
         raise CheckpointError(
             f"{path}: was made with copies of the model, and the session has none; make the "
             "session as it was, or load with weights_only=True"

@@ -23,8 +23,8 @@ from typing import Any, Final, TypeAlias, final
 import numpy as np
 import torch
 
+from geartrain.codec import Json, decode, encode, require_like
 from geartrain.errors import CheckpointError
-from geartrain.optim.plain import Json, decode, encode, require_like
 
 RandomSource: TypeAlias = torch.Generator | np.random.Generator | random.Random
 

@@ -12,58 +12,45 @@ empty again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from geartrain.bounds import MOST_SEED, SEED
+from geartrain.device import require_device
 from geartrain.engine.controller import AbstractRamp
-from geartrain.engine.engine import Engine, Settings, copies_of, make_parts, original_name
+from geartrain.engine.engine import Settings, make_parts, original_name
 from geartrain.engine.instrument import (
     AbstractInstrument,
     AbstractMeter,
-    PartStaleness,
 )
 from geartrain.engine.mailbox import AbstractPolicy
-from geartrain.errors import DataError
-from geartrain.ir.graph import Graph
-from geartrain.ir.instance import Instance
-from geartrain.ir.learning import remarks, require_loss
-from geartrain.ir.loss import Collected
-from geartrain.ir.node import Memory
-from geartrain.ir.operators import Losing
-from geartrain.ir.precision import Precision, require_float32, require_precision
+from geartrain.frames.precision import Precision, require_float32, require_precision
+from geartrain.graph.graph import Graph
+from geartrain.graph.learning import require_loss
+from geartrain.graph.operators import Losing
 from geartrain.native import kind as kernels_kind
 from geartrain.native import status as kernels_status
-from geartrain.native.transfer import require_device
-from geartrain.optim.part import PartState
-from geartrain.optim.replicas import Neighbours, Replicas
-from geartrain.optim.rules import Rules
-from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Feeder, OnBadInstance
-from geartrain.runtime.interrupt import asks_data
+from geartrain.nodes.loss import Collected
+from geartrain.parts.part import PartState
+from geartrain.parts.rules import Rules
+from geartrain.runtime.base import AbstractRuntime, Feeder, OnBadInstance
 from geartrain.runtime.threads import Threads
-from geartrain.train.checkpoint import Json, Retention, write_checkpoint
-from geartrain.train.copies import replicas_to_tensors
+from geartrain.sharing.replicas import Neighbours, Replicas
+from geartrain.train.checkpoint import Retention, write_checkpoint
 from geartrain.train.fitting import Fitting, require_fit_arguments
 from geartrain.train.loading import load_session
-from geartrain.train.observer import Observer, means_of
-from geartrain.train.occupancy import Occupancy
-from geartrain.train.random_state import random_state_kept, random_state_to_json
+from geartrain.train.observer import Observer
 from geartrain.train.results import (
     Evaluation,
     Fit,
-    Position,
     Target,
-    epoch_to_json,
-    staleness_of,
 )
-from geartrain.train.snapshot import memories_to_tensors, parts_to_tensors
 from geartrain.train.source import Convert, Data, Source
+from geartrain.train.state import State
 
 log = logging.getLogger("geartrain.train")
 
@@ -175,23 +162,23 @@ class Session:
         self._move_modules_without_weights(found)
         self._refuse_lanes_beside_others()
         self._refuse_replicas_beside_others(replicas)
-        self._replicas = (
-            None if replicas is None else Replicas(self.parts, replicas, self.runtime.lock)
+        copies = None if replicas is None else Replicas(self.parts, replicas, self.runtime.lock)
+        self.state = State(
+            graph,
+            self.runtime,
+            self.settings,
+            self.placement,
+            self.instruments,
+            self.parts,
+            copies,
+            seed,
+            on_bad,
         )
-        self._plain: Engine | None = None  # evaluates the consensus where there are replicas
         for part in self.trained_parts.values():
             part.in_flight(max_active)
         if precision == "bf16":
             for name, part in self.parts.items():
                 require_float32(name, dict(part.module.named_parameters()))
-        self._position = Position()
-        self._used = Occupancy()
-        self._engine: Engine | None = None
-        self._memories: dict[str, Memory] = {}  # of nodes, when the engine was last at rest
-        self._costs: dict[str, float] = {}
-        self._met = 0  # instances trained at the last meeting of copies
-        self._checked = self._remarked = False
-        self._example: Instance | None = None  # that the graph was checked with
         kernels_kind()  # compiled now, if need be: later it would count as training
 
     def fit(
@@ -246,15 +233,22 @@ class Session:
         log.info("%s", kernels_status())
         source = self._source(train, shuffle=self.shuffle)
         validation = None if valid is None else self._source(valid, shuffle=False)
-        with self._used.by("fit"):
-            self._check(source)
-            self._remark()
+        with self.state.used.by("fit"):
+            self.state.check(source)
+            self.state.remark()
             retention = None
             if folder is not None:
                 Path(folder).mkdir(parents=True, exist_ok=True)
                 retention = Retention(Path(folder), keep_last)
             return Fitting(
-                self, source, validation, epochs, until, retention, checkpoint_every, evaluate_every
+                self.state,
+                source,
+                validation,
+                epochs,
+                until,
+                retention,
+                checkpoint_every,
+                evaluate_every,
             ).run()
 
     def evaluate(self, data: Data) -> Evaluation:
@@ -262,8 +256,10 @@ class Session:
 
         Nothing changes by it: no weight, optimiser, gradient that waits, or random generator.
         """
-        with self._used.by("evaluate", inside=True):
-            return self._evaluate(self._source(data, shuffle=False), epoch=0, epochs=0, began=0.0)
+        with self.state.used.by("evaluate", inside=True):
+            return self.state.evaluate(
+                self._source(data, shuffle=False), epoch=0, epochs=0, began=0.0
+            )
 
     def predict(self, data: Data) -> list[Any]:
         """What reaches the outputs, in the order of the instances.
@@ -276,7 +272,7 @@ class Session:
             where the payload has several tensors; a dict by name where the graph has several
             outputs.
         """
-        with self._used.by("predict", inside=True):
+        with self.state.used.by("predict", inside=True):
             return self._predict(self._source(data, shuffle=False))
 
     def save(self, path: Path | str) -> None:
@@ -285,8 +281,8 @@ class Session:
         Raises:
             CheckpointError: It cannot be written; what was there is intact.
         """
-        with self._used.by("save", inside=True):
-            tensors, document = self._snapshot()
+        with self.state.used.by("save", inside=True):
+            tensors, document = self.state.snapshot()
             write_checkpoint(path, tensors, document)
 
     def load(self, path: Path | str, *, weights_only: bool = False) -> None:
@@ -301,15 +297,15 @@ class Session:
                 was. A file may come from anybody: nothing in it is executed, and all of it is
                 looked at before any of it is loaded.
         """
-        with self._used.by("load"):
-            load_session(self, path, weights_only=weights_only)
+        with self.state.used.by("load"):
+            load_session(self.state, path, weights_only=weights_only)
 
     def statistics(self) -> dict[str, Any]:
         """Versions of the parts, rows that wait, bytes of the stores."""
-        engine = self._engine
+        engine = self.state.engine
         return {
             "versions": {name: p.version for name, p in self.parts.items()},
-            "trained": self._position.trained,
+            "trained": self.state.position.trained,
             "store_bytes": sum(n.nbytes() for n in engine.wiring.nodes.values()) if engine else 0,
         }
 
@@ -321,17 +317,17 @@ class Session:
         not in it. Copies have entries of their own, ``name#1`` and so on. It may be called while
         training goes on, by instruments and by ``convert``.
         """
-        trained = self._position.trained
-        if self._engine is not None:
-            trained = self._engine.controller.trained
+        trained = self.state.position.trained
+        if self.state.engine is not None:
+            trained = self.state.engine.controller.trained
         return {name: p.rates(trained) for name, p in self.trained_parts.items() if p.parameters}
 
     def _predict(self, source: Source) -> list[Any]:
-        engine = self._ready(source)
+        engine = self.state.ready(source)
         engine.begin(train=False, judge=False, collect=True)
         feeder = Feeder(source.epoch(0), "raise")
         watch = Observer(self.instruments, "predict", 0, 0, source.length, self.parts, 0.0)
-        self._run(engine, feeder, watch)
+        self.state.run(engine, feeder, watch)
         source.require_whole(feeder.taken, "the data to predict")
         outputs = {
             name: _by_instance(collected, feeder.taken)
@@ -388,214 +384,16 @@ class Session:
     @property
     def trained_parts(self) -> dict[str, PartState]:
         """The parts that learn: those of the graph, or of its copies (``name#k``)."""
-        return self.parts if self._replicas is None else self._replicas.parts
-
-    @property
-    def _places_by_cost(self) -> bool:
-        """Whether it matters where nodes live, and time can tell."""
-        runtime = self.runtime
-        apart = self.settings.lanes or self._replicas is not None
-        return runtime.workers > 1 and not runtime.virtual and not apart
+        return self.state.trained_parts
 
     def _source(self, data: Data, *, shuffle: bool) -> Source:
         return Source(data, self.convert, shuffle=shuffle, seed=self.seed)
-
-    def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Json]]:
-        tensors, parts = parts_to_tensors(self.parts)
-        self._remember()
-        remembered, memories = memories_to_tensors(self._memories)
-        tensors.update(remembered)
-        at = self._position
-        document: dict[str, Any] = {
-            "parts": parts,
-            "memories": memories,
-            "seed": self.seed,
-            "precision": self.settings.precision,
-            "kernels": kernels_kind(),
-            "position": {
-                "epoch": at.epoch,
-                "taken": at.taken,
-                "entered": at.entered,
-                "trained": at.trained,
-                "epoch_seconds": at.epoch_seconds,
-                "train_seconds": at.train_seconds,
-                "sums": {name: list(pair) for name, pair in at.sums.items()},
-                "updates": at.updates,
-                "history": [epoch_to_json(e) for e in at.history],
-                "best": at.best,
-                "best_of": at.best_of,
-            },
-            "random": random_state_to_json(),
-        }
-        if self._replicas is not None:
-            copied, document["replicas"] = replicas_to_tensors(self._replicas)
-            tensors.update(copied)
-        return tensors, document
-
-    def _ready(self, source: Source, *, fresh: bool = False) -> Engine:
-        """The engine, made when it is first wanted; the graph is checked with a first instance.
-
-        Training begins every stretch with a fresh one: policies and stores have a past, which is
-        part of the order in which sums are added, and a resumed run must find what an
-        uninterrupted one does.
-        """
-        self._check(source)
-        if self._replicas is not None and not fresh:
-            if self._plain is None:
-                self._plain = Engine(self.graph, self.parts, self.settings, self.runtime.workers)
-            return self._plain
-        if self._engine is None or fresh:
-            self._remember()
-            self._engine = Engine(
-                self.graph,
-                self.parts,
-                self.settings,
-                self.runtime.workers,
-                self.placement,
-                self._costs,
-                self._position.trained,
-                self.runtime.lock,
-                self._replicas,
-            )
-            self._engine.recall(self._memories)
-            self._engine.began_s = self._position.train_seconds
-        return self._engine
-
-    def _check(self, source: Source) -> None:
-        """Check the graph with a first instance, when it is first used."""
-        if not self._checked:
-            self._example = self._first_instance(source)
-            shapes = {} if self._example is None else self._shapes(self._example)
-            self.graph.check(shapes, like=self._example)
-            self._checked = True
-
-    def _remark(self) -> None:
-        """Say once what in the graph will never learn, and may not be meant."""
-        if not self._remarked:
-            for remark in remarks(self.graph, self._example):
-                log.warning("%s", remark)
-        self._remarked, self._example = True, None
-
-    def _remember(self) -> None:
-        """Take what nodes remember from an engine at rest."""
-        if self._engine is not None:
-            self._memories = self._engine.memories()
-
-    @asks_data
-    def _first_instance(self, source: Source) -> Instance | None:
-        """The first instance that can be made."""
-        with random_state_kept():
-            items = source.epoch(0)
-            for _ in range(_TRIED):
-                try:
-                    first = next(items, None)
-                except DataError:
-                    if self.on_bad == "raise":
-                        raise
-                    continue
-                return first if isinstance(first, Instance) else None
-        return None
-
-    def _shapes(self, instance: Instance) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of the rows that an instance brings, as they enter."""
-        shapes = {}
-        for name, given in instance.inputs.items():
-            rows = given[0] if isinstance(given, tuple) else given
-            if isinstance(rows, Tensor):
-                short = self.settings.precision == "bf16" and rows.dtype is torch.bfloat16
-                dtype = torch.float32 if short else rows.dtype  # modules get it widened
-                shapes[name] = tuple(rows.shape[1:]), dtype
-        return shapes
-
-    def _run(self, engine: Engine, feeder: AbstractFeeder, watch: Observer) -> float:
-        """One stretch of a pass; an engine that failed in it is not used again."""
-        training = engine.controller.training
-        try:
-            with (
-                self._used.passing(),
-                _mode(
-                    [*self.graph.modules(), *(p.module for p in self.trained_parts.values())],
-                    training,
-                ),
-            ):
-                seconds = self.runtime.run(engine, feeder, watch)
-            engine.check_empty()
-            watch.progress(engine, seconds)
-        except BaseException as error:
-            if not isinstance(error, KeyboardInterrupt) or engine.controller.active:
-                self._abandon(training)
-            raise
-        return seconds
-
-    def _abandon(self, training: bool) -> None:
-        if not training:
-            self._remember()  # an evaluation has left them as they were
-        self._engine = self._plain = None
-        if training:
-            for part in self.parts.values():
-                part.abandon()
-            if self._replicas is not None:
-                self._replicas.abandon()
-
-    def _evaluate(self, source: Source, epoch: int, epochs: int, began: float) -> Evaluation:
-        with random_state_kept():
-            engine = self._ready(source)
-            engine.begin(train=False)
-            feeder = Feeder(source.epoch(0), self.on_bad)
-            watch = Observer(
-                self.instruments, "evaluate", epoch, epochs, source.length, self.parts, began
-            )
-            seconds = self._run(engine, feeder, watch)
-        source.require_whole(feeder.taken, "an evaluation")
-        return Evaluation(means_of(engine.sums()), feeder.taken - feeder.skipped, seconds)
 
     def _require_metric(self, until: Target | None) -> None:
         losses = [o for o in self.graph.operators if isinstance(o, Losing)]
         known = {o.label for o in losses if o.label} | {name for o in losses for name in o.metrics}
         if until is not None and until.metric not in known:
             raise ValueError(f"until={until}: the graph's losses have {sorted(known)}")
-
-    def _groups(self) -> list[list[PartState]]:
-        """Parts that have copies, each with them."""
-        originals = [name for name in self.parts if name == original_name(name)]
-        groups = [copies_of(name, self.parts) for name in originals]
-        return [group for group in groups if len(group) > 1]
-
-    def _take_staleness(self) -> dict[str, PartStaleness]:
-        """Since the last entry of the history, copies of a part together."""
-        histograms: dict[str, list[int]] = {}
-        for name, part in self.trained_parts.items():
-            counts = histograms.setdefault(original_name(name), [])
-            for age, rows in enumerate(part.take_histogram()):
-                counts.extend([0] * (age + 1 - len(counts)))
-                counts[age] += rows
-        return {name: staleness_of(counts) for name, counts in histograms.items()}
-
-    def _meet(self, *, now: bool) -> None:
-        """Let the copies meet whose time has come, or all of them now; nothing is in flight."""
-        for group in self._groups():
-            every = group[0].mixer.every
-            trained = self._position.trained
-            due = every is not None and trained // every > self._met // every
-            if now or due:
-                group[0].mixer.mix(group)
-        self._met = self._position.trained
-
-
-_TRIED = 100  # items that are tried for a first instance
-
-
-@contextmanager
-def _mode(modules: Sequence[torch.nn.Module], train: bool) -> Iterator[None]:
-    """Modules in training or evaluation mode, and afterwards as they were."""
-    before = {inner: inner.training for module in modules for inner in module.modules()}
-    for module in modules:
-        module.train(train)
-    try:
-        yield
-    finally:
-        for inner, mode in before.items():
-            inner.training = mode
 
 
 def _by_instance(collected: Sequence[Collected], n: int) -> list[Any]:

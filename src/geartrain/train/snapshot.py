@@ -11,10 +11,10 @@ from torch import Tensor
 
 from geartrain.engine.engine import original_name
 from geartrain.errors import CheckpointError
-from geartrain.ir.node import Memory
-from geartrain.ir.replay import require_memory
-from geartrain.optim.part import PartState, ViewEntry
-from geartrain.optim.state import (
+from geartrain.nodes.node import Memory
+from geartrain.nodes.replay import require_memory
+from geartrain.parts.part import PartState, ViewEntry
+from geartrain.parts.state import (
     OptimizerState,
     check_optimizer_state,
     check_scheduler_state,

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from geartrain.data.loader import seeded
 from geartrain.errors import DataError
-from geartrain.ir.columns import Columns
-from geartrain.ir.instance import InOrder, Instance, stopped
+from geartrain.frames.columns import Columns
+from geartrain.frames.instance import InOrder, Instance, stopped
 from geartrain.runtime.interrupt import asks_data
 from geartrain.train.random_state import random_state_kept
 

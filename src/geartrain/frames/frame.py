@@ -1,0 +1,270 @@
+"""Frames: the integer columns that instances bring, all of them in one arena.
+
+    slot      0        1             2
+    base      0        9             14            vertices of an instance are contiguous, so
+    parent  [ 1 .. -1 | 2 2 4 4 -1 | ...           ``m.parent`` is one gather
+    edges   in CSR form, sorted by source: a flatmap over edges is two gathers
+
+State columns hold absolute indices; users see and return local ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from geartrain.device import upload
+from geartrain.errors import GraphError
+from geartrain.frames.message import INSTANCE, VERTEX, Forward, IntArray
+from geartrain.frames.packed import Packed
+from geartrain.frames.precision import widened
+from geartrain.frames.table import Table
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cohort:
+    """The places of instances that were admitted together; given back with the last of them."""
+
+    start: int
+    vertices: int
+    edge_start: int
+    edges: int
+
+
+@final
+class Arena:
+    """The frames of all instances in flight.
+
+    Args:
+        vertex: Vertex columns that every instance brings.
+        edge: Edge columns besides ``source`` and ``target``; None when instances have no edges.
+        value: Columns with one entry per instance.
+    """
+
+    def __init__(
+        self,
+        vertex: Sequence[str] = (),
+        edge: Sequence[str] | None = None,
+        value: Sequence[str] = (),
+    ) -> None:
+        self.has_edges = edge is not None
+        self.vertex_names, self.value_names = tuple(vertex), tuple(value)
+        self.edge_names = ("source", "target", *edge) if edge is not None else ()
+        built_in = ("out_start", "out_degree", "in_degree") if self.has_edges else ()
+        self.vertices = Table("vertex", (*vertex, *built_in))
+        self.edges = Table("edge", self.edge_names)
+        self.values = Table("value", value, capacity=64)
+        self._spare = list(range(63, -1, -1))
+        self.base = np.zeros(64, np.int64)
+        self.size = np.zeros(64, np.int64)
+        self.edge_base = np.zeros(64, np.int64)
+        self.edge_size = np.zeros(64, np.int64)
+        self.serial = np.full(64, -1, np.int64)
+        self.lane = np.zeros(64, np.int64)  # that runs the instance, where there are several
+        self.turn = np.zeros(64, np.int64)  # its number among those of its lane, or of all
+        self.keys: NDArray[np.object_] = np.full(64, None, np.object_)
+        self.active = 0
+        self._cohort = np.zeros(64, np.int64)
+        self._cohorts = [Cohort(0, 0, 0, 0)] * 64
+        self._left = np.zeros(64, np.int64)  # instances of a cohort that are unfinished
+        self._spare_cohorts = list(range(63, -1, -1))
+        self.optional: frozenset[str] = frozenset()  # columns that may be missing: read as 0
+
+    def admit(self, packed: Packed, first_serial: int) -> IntArray:
+        """Give instances their slots and places.
+
+        Args:
+            packed: What they bring.
+            first_serial: The number of the first; the others count on from it.
+
+        Returns:
+            Their slots.
+        """
+        n = len(packed)
+        slots = self._take_slots(n)
+        vertices, edges = int(packed.sizes.sum()), int(packed.edge_sizes.sum())
+        start = self.vertices.place(vertices)
+        edge_start = self.edges.place(edges) if self.has_edges else 0
+        self.base[slots] = packed.vertex_ends[:-1] + (start - int(packed.vertex_ends[0]))
+        self.size[slots] = packed.sizes
+        self.serial[slots] = np.arange(first_serial, first_serial + n)
+        self.turn[slots] = self.serial[slots]
+        for name, column in packed.vertex.items():
+            self.vertices.write(name, start, column)
+        if self.has_edges:
+            shift = edge_start - int(packed.edge_ends[0])
+            self.edge_base[slots] = packed.edge_ends[:-1] + shift
+            self.edge_size[slots] = packed.edge_sizes
+            for name, column in packed.edge.items():
+                self.edges.write(name, edge_start, column)
+            self.vertices["out_start"][start : start + vertices] += shift
+        for name, column in packed.value.items():
+            self.values.put(name, slots, column)
+        self.keys[slots] = packed.keys
+        self.active += n
+        self._open_cohort(slots, Cohort(start, vertices, edge_start, edges))
+        return slots
+
+    def release(self, slots: IntArray) -> None:
+        """The instances in these slots, each named once, are finished."""
+        cohorts = self._cohort[slots]
+        counts = np.bincount(cohorts)
+        touched = np.flatnonzero(counts)
+        self._left[touched] -= counts[touched]
+        for number in touched[self._left[touched] == 0].tolist():
+            self._close_cohort(number)
+        self.serial[slots] = -1
+        self.keys[slots] = None
+        self.active -= slots.size
+        self._spare.extend(slots.tolist())
+
+    def describe(self, slot: int) -> str:
+        """What errors call the instance in a slot."""
+        return _called(int(self.serial[slot]), self.keys[slot])
+
+    def describer(self, slots: IntArray) -> Callable[[int], str]:
+        """``describe`` for one of these slots, by its place among them, whatever comes of it."""
+        serial, keys = self.serial[slots], self.keys[slots]
+        return lambda i: _called(int(serial[i]), keys[i])
+
+    def describe_several(self, slots: IntArray) -> str:
+        """The first instances of these slots by name, and how many more there are."""
+        live = [s for s in np.unique(slots).tolist() if self.serial[s] >= 0]
+        more = f" and {len(live) - 3} more" if len(live) > 3 else ""
+        return ", ".join(self.describe(s) for s in live[:3]) + more
+
+    def _take_slots(self, n: int) -> IntArray:
+        while len(self._spare) < n:
+            old = self.base.size
+            names = (
+                *("base", "size", "edge_base", "edge_size", "serial", "lane", "turn"),
+                *("_cohort", "keys"),
+            )
+            for name in names:
+                column = getattr(self, name)
+                setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
+            self.serial[old:] = -1
+            self.values.grow(2 * old)
+            self._spare[:0] = range(2 * old - 1, old - 1, -1)
+        slots = np.array(self._spare[: -n - 1 : -1], np.int64)
+        del self._spare[-n:]
+        return slots
+
+    def _open_cohort(self, slots: IntArray, cohort: Cohort) -> None:
+        if not self._spare_cohorts:
+            old = len(self._cohorts)
+            self._left = np.concatenate([self._left, np.zeros(old, np.int64)])
+            self._cohorts += [cohort] * old
+            self._spare_cohorts = list(range(2 * old - 1, old - 1, -1))
+        number = self._spare_cohorts.pop()
+        self._cohort[slots] = number
+        self._cohorts[number] = cohort
+        self._left[number] = slots.size
+
+    def _close_cohort(self, number: int) -> None:
+        cohort = self._cohorts[number]
+        if cohort.vertices:
+            self.vertices.ranges.give(cohort.start, cohort.vertices)
+        if cohort.edges:
+            self.edges.ranges.give(cohort.edge_start, cohort.edges)
+        self._spare_cohorts.append(number)
+
+
+def _called(serial: int, key: object) -> str:
+    name = f"instance {serial}"
+    return name if key is None else f"{name} ({key})"
+
+
+@final
+class Schema:
+    """Which names mean what: state columns of the graph, and columns of its frames."""
+
+    def __init__(
+        self,
+        state: Sequence[str],
+        vertex: Sequence[str],
+        edge: Sequence[str] | None,
+        value: Sequence[str],
+    ) -> None:
+        self.state = {name: i for i, name in enumerate(state)}
+        self.vertex = frozenset(vertex) | (
+            {"out_degree", "in_degree"} if edge is not None else frozenset()
+        )
+        self.edge = frozenset(("source", "target", *edge)) if edge is not None else frozenset()
+        self.value = frozenset(value)
+
+    def names(self) -> list[str]:
+        """All names that a predicate may read."""
+        return sorted({*self.state, *self.vertex, *self.edge, *self.value, "size", "payload"})
+
+
+@final
+class View:
+    """The rows of a batch as a predicate, mover or key sees them: ``m.parent``, ``m.step``.
+
+    Attributes are state columns, or frame columns looked up at the row's vertex, edge or instance;
+    ``m.size`` is the number of vertices of the row's instance, ``m.payload`` the tuple of payload
+    tensors. Columns are int64 arrays ``(n,)`` (frame columns of floats stay floats). Vertices and
+    edges are numbered inside their instance.
+    """
+
+    __slots__ = ("_arena", "_batch", "_nowhere", "_schema")
+
+    def __init__(
+        self, batch: Forward, arena: Arena, schema: Schema, nowhere: str | None = None
+    ) -> None:
+        self._batch, self._arena, self._schema = batch, arena, schema
+        self._nowhere = nowhere  # why the rows are at no vertex, if they are not
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    def __getattr__(self, name: str) -> Any:
+        schema, arena, state = self._schema, self._arena, self._batch.state
+        at = schema.state.get(name)
+        if at is not None:
+            if at == VERTEX:
+                return state[VERTEX] - arena.base[state[INSTANCE]]
+            if name == "edge":
+                return state[at] - arena.edge_base[state[INSTANCE]]
+            if at == INSTANCE:
+                return arena.serial[state[INSTANCE]]
+            return state[at]
+        if name in schema.vertex:
+            if self._nowhere is not None:
+                raise GraphError(
+                    f"{self._nowhere}, so vertex column '{name}' cannot be read; send one row for "
+                    "every vertex, or make it a column of whole instances: Graph(value=...)"
+                )
+            return arena.vertices[name].take(state[VERTEX], 0)
+        if name in schema.edge:
+            if "edge" not in schema.state:
+                raise GraphError(
+                    f"'{name}' is an edge column, and no row of this graph is at an edge; "
+                    "flatmap('edge') puts rows there"
+                )
+            return arena.edges[name].take(state[schema.state["edge"]], 0)
+        if name in schema.value:
+            return arena.values[name].take(state[INSTANCE], 0)
+        if name == "size":
+            return arena.size[state[INSTANCE]]
+        raise AttributeError(f"rows have no '{name}'; they have {schema.names()}")
+
+    @property
+    def payload(self) -> tuple[Tensor, ...]:
+        batch = self._batch
+        if batch.index is None:
+            return tuple(map(widened, batch.payload))
+        index = batch.index
+        return tuple(widened(p.index_select(0, upload(index, p.device))) for p in batch.payload)
+
+    @property
+    def lengths(self) -> IntArray | None:
+        """Lengths of the bundles, or None where every message is one row."""
+        return self._batch.lengths

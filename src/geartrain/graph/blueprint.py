@@ -1,0 +1,35 @@
+"""What wiring and drawing must know of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from geartrain.frames.frame import Schema
+from geartrain.graph.operator import AbstractOperator
+from geartrain.graph.through import Through
+
+
+class AbstractGraph(Protocol):
+    """A graph as it has been written; ``graph.graph.Graph`` is one.
+
+    Attributes:
+        vertex, edge, value: Names of columns; without edges None.
+        operators: In the order in which they were made.
+    """
+
+    vertex: tuple[str, ...]
+    edge: tuple[str, ...] | None
+    value: tuple[str, ...]
+
+    @property
+    def operators(self) -> Sequence[AbstractOperator]: ...
+
+    def copy_with_broadcasts(self) -> list[AbstractOperator]:
+        """The operators, with a broadcast where a stream has several readers."""
+
+    def schema(self) -> Schema:
+        """The columns."""
+
+    def throughs(self) -> Iterable[Through]:
+        """The operators that run modules and functions."""

@@ -1,0 +1,91 @@
+"""A graph as text, as Mermaid and as Graphviz DOT."""
+
+from __future__ import annotations
+
+from geartrain.graph.blueprint import AbstractGraph
+from geartrain.graph.fusion import fused
+from geartrain.graph.operator import AbstractOperator
+from geartrain.graph.through import Through
+
+_SHAPES = {
+    "input": ("([", "])", "oval"),
+    "through": ("[", "]", "box"),
+    "route": ("{", "}", "diamond"),
+    "merge": ("((", "))", "circle"),
+    "loss": ("[[", "]]", "doubleoctagon"),
+    "output": ("([", "])", "oval"),
+    "stop": ("([", "])", "plaintext"),
+}
+_OTHER = ("(", ")", "ellipse")
+
+
+def text(graph: AbstractGraph) -> str:
+    """One line an operator: number, name, what it does, where its rows go."""
+    operators = graph.copy_with_broadcasts()
+    targets = _targets(operators)
+    endings = fused(operators)
+    rows = []
+    for operator in operators:
+        does = operator.kind if not operator.detail() else f"{operator.kind} {operator.detail()}"
+        if isinstance(operator, Through):
+            loss = endings.get(operator.id)
+            does += f" [{operator.keeps()}{'' if loss is None else f', fused with {loss.name}'}]"
+        to = ", ".join(
+            (f"{label}: " if label else "") + reader.name for label, reader in targets[operator.id]
+        )
+        rows.append((str(operator.id), operator.name, does, f"→ {to}" if to else ""))
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    parts = len({id(t.owner) for t in graph.throughs() if t.parameters})
+    head = f"graph of {len(operators)} operators, {parts} parts"
+    lines = [
+        f"  {n:>{widths[0]}}  {name:<{widths[1]}}  {does:<{widths[2]}}  {to}".rstrip()
+        for n, name, does, to in rows
+    ]
+    return "\n".join([head, *lines])
+
+
+def mermaid(graph: AbstractGraph) -> str:
+    """Mermaid flowchart source."""
+    operators = graph.copy_with_broadcasts()
+    lines = ["flowchart LR"]
+    for operator in operators:
+        left, right, _ = _SHAPES.get(operator.kind, _OTHER)
+        label = _label(operator).replace("<", "&lt;").replace("\n", "<br/>")
+        lines.append(f'    n{operator.id}{left}"{label}"{right}')
+    for operator in operators:
+        for label, reader in _targets(operators)[operator.id]:
+            arrow = f"-->|{label}|" if label else "-->"
+            lines.append(f"    n{operator.id} {arrow} n{reader.id}")
+    return "\n".join(lines) + "\n"
+
+
+def dot(graph: AbstractGraph) -> str:
+    """Graphviz source."""
+    operators = graph.copy_with_broadcasts()
+    lines = ["digraph geartrain {", "    rankdir=LR;"]
+    for operator in operators:
+        shape = _SHAPES.get(operator.kind, _OTHER)[2]
+        label = _label(operator).replace("\n", "\\n")
+        lines.append(f'    n{operator.id} [label="{label}", shape={shape}];')
+    for operator in operators:
+        for label, reader in _targets(operators)[operator.id]:
+            option = f' [label="{label}"]' if label else ""
+            lines.append(f"    n{operator.id} -> n{reader.id}{option};")
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _label(operator: AbstractOperator) -> str:
+    detail = operator.detail().replace('"', "'")
+    return f"{operator.name}\n{detail}" if detail else operator.name
+
+
+def _targets(
+    operators: list[AbstractOperator],
+) -> dict[int, list[tuple[str, AbstractOperator]]]:
+    targets: dict[int, list[tuple[str, AbstractOperator]]] = {o.id: [] for o in operators}
+    for reader in operators:
+        for sources in reader.sources:
+            for source, port in sources:
+                label = source.port_name(port) if source.kind != "broadcast" else ""
+                targets[source.id].append((label, reader))
+    return targets

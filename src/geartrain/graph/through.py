@@ -1,0 +1,330 @@
+"""The operator that runs a module: its checks, its dry run, and which node keeps what.
+
+payload of meta tensors ─► module on meta ─► payload of meta tensors, or a GraphError
+keep ─► RowNode with a kernel, RowNode that runs again, GraphNode; ReadoutNode with a loss inside
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from geartrain.errors import GraphError
+from geartrain.frames.frame import Schema
+from geartrain.frames.precision import Precision
+from geartrain.graph.operator import (
+    ROWS,
+    AbstractOperator,
+    Keep,
+    Made,
+    PartLike,
+    Spec,
+    describe,
+    readable,
+)
+from geartrain.graph.scene import Scene
+from geartrain.graph.trial import Trial, refuse_dtype
+from geartrain.nodes.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
+from geartrain.nodes.call import Call, arguments, as_payload
+from geartrain.nodes.casts import Cast, CastBundleKernel, CastKernel, in_bf16
+from geartrain.nodes.chance import generators_kept
+from geartrain.nodes.kernel import AbstractRowKernel, derived_kernel, kernel_of
+from geartrain.nodes.loss import Objective
+from geartrain.nodes.method import called_by, weights_of
+from geartrain.nodes.node import AbstractNode, Place
+from geartrain.nodes.payload import Recompute, RowNode
+from geartrain.nodes.player import shell_of, tensors_of
+from geartrain.nodes.readout import ReadoutNode
+from geartrain.nodes.stage import GraphNode
+from geartrain.nodes.weights import AbstractWeights
+
+
+class AbstractUse(ABC):
+    """How a node with ``keep="graph"`` uses its module, where it is not the plain way."""
+
+    ways: ClassVar[int] = 1
+    ports: ClassVar[tuple[str, ...]] = ("",)
+
+    @abstractmethod
+    def specs(self, name: str, given: Spec, sent: Spec) -> list[Spec]:
+        """What leaves, by port, where the plain way would send ``sent``.
+
+        Raises:
+            GraphError: The module does not fit this use.
+        """
+
+    @abstractmethod
+    def make(self, place: Place, call: Call, weights: AbstractWeights | None) -> AbstractNode:
+        """A fresh node."""
+
+    @abstractmethod
+    def detail(self) -> str:
+        """What the printed graph says of it."""
+
+
+@final
+class Through(AbstractOperator):
+    """Run a module or a function on the rows."""
+
+    kind = "through"
+
+    def __init__(
+        self,
+        name: str,
+        source: tuple[AbstractOperator, int],
+        function: Callable[..., Any],
+        part: PartLike | None,
+        keep: Keep,
+        read: Sequence[str],
+        inside: bool,
+        pool: bool,
+        take: tuple[int, ...] | None = None,
+        alone: bool = False,
+        use: AbstractUse | None = None,
+    ) -> None:
+        super().__init__(name, [[source]])
+        self.every_vertex = False
+        """Whether each row goes to all vertices of its instance, as a shape knows that makes it."""
+        self.function, self.part, self.keep, self.use = function, part, keep, use
+        if use is not None:
+            self.ways = use.ways
+            if keep != "graph":
+                raise GraphError(
+                    f"'{name}': {use.detail()} wants autograd's graph of whole messages, but keep "
+                    f"is {keep!r}; use keep='graph', with minibatches as bundles"
+                )
+        together = keep == "graph" or alone or (pool and not inside)
+        self.trial = Trial(name, called_by(function), mixes=together)
+        self.call = Call(function, tuple(read), inside, pool, take, alone, self.trial)
+
+    def with_function(self, function: Callable[..., Any]) -> Through:
+        """The same node around another function: a copy's own module."""
+        if function is self.function:
+            return self
+        other = copy.copy(self)
+        other.trial = self.trial.again() if self.trial.clings else self.trial
+        other.function = function
+        other.call = replace(self.call, function=function, trial=other.trial)
+        return other
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module whose weights it uses: its function, or what its method is bound to."""
+        return weights_of(self.function)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [] if self.module is None else list(self.module.parameters())
+
+    @property
+    def owner(self) -> object:
+        """What makes nodes share a part: the part that is named, or the module."""
+        return self.part if self.part is not None else self.module
+
+    def detail(self) -> str:
+        called = called_by(self.function)
+        reads = f", reads {', '.join(self.call.read)}" if self.call.read else ""
+        uses = f", {self.use.detail()}" if self.use is not None else ""
+        return f"{called}{reads}{uses}"
+
+    def port_name(self, port: int) -> str:
+        return "" if self.use is None else self.use.ports[port]
+
+    def specs(self, given: Sequence[Spec], schema: Schema) -> list[Spec]:
+        spec = given[0]
+        for name in self.call.read:
+            readable(self.name, name, spec.columns, schema)
+        bundled = spec.bundled and not self.call.pool
+        if (self.call.inside or self.call.pool) and not spec.bundled:
+            raise GraphError(
+                f"'{self.name}': inside and pool are for bundles, but single rows come in; declare "
+                "the input with bundle=True, or group(..., how='bundle') first"
+            )
+        self._refuse_row_mixers()
+        payload = None if spec.payload is None else self._dry_run(spec.payload, schema)
+        sent = Spec(spec.columns, payload, bundled)
+        return [sent] if self.use is None else self.use.specs(self.name, spec, sent)
+
+    def try_out(self, given: Spec, scene: Scene, known: Sequence[Tensor | None]) -> None:
+        """Run the function on rows that are made up.
+
+        Args:
+            given: What comes in.
+            scene: Where such rows are.
+            known: Of each payload tensor rows of the example, or None.
+
+        Raises:
+            GraphError: It uses weights that are not its own, does not take the dtype, or mixes rows
+                that may come back apart.
+        """
+        if given.payload is None:
+            return
+        self.trial.mixes = self.trial.mixes or self.written_kernel() is not None
+        self.trial.imagine(self.call, scene.samples(self.call, given.payload, known))
+
+    def make(
+        self,
+        place: Place,
+        weights: AbstractWeights | None,
+        precision: Precision = "full",
+        objective: Objective | None = None,
+    ) -> Made:
+        """A fresh node.
+
+        Args:
+            place, weights: As for every operator.
+            precision: Of the rows.
+            objective: Of the loss that alone reads this node and is computed in it; only where
+                ``has_kernel``.
+        """
+        keep, function, call = self.keep, self.function, self.call
+        if precision == "bf16":
+            function = Cast(function)
+            call = replace(call, function=function)
+        if self.use is not None:
+            return self.use.make(place, call, weights)
+        if keep == "graph":
+            return GraphNode(place, call, weights)
+        if weights is not None and weights.wants_graph is not None and objective is None:
+            raise GraphError(
+                f"'{self.name}': {weights.wants_graph} of part '{weights.name}' is for nodes with "
+                f"keep='graph', and this one has keep='{keep}'; give keep='graph' and whole "
+                "minibatches as bundles, or leave the part's view and delay alone"
+            )
+        kernel = None if keep == "inputs" else self._kernel()
+        if objective is None and isinstance(kernel, AbstractBundleKernel) and not kernel.keeps_rows:
+            kernel = None
+        if kernel is not None:
+            call = replace(call, trial=None)  # who wrote it has seen to it that rows are apart
+        if kernel is None and keep == "activations":
+            if self.call.inside:
+                raise GraphError(
+                    f"'{self.name}': keep='activations' wants a bundle kernel and {self.detail()} "
+                    "has none; give it a bundle_kernel() method, or use keep='inputs' (runs the "
+                    "module again)"
+                )
+            kernel = derived_kernel(self.name, self.function)
+        if kernel is None:
+            return RowNode(place, call, Recompute(function, self.parameters), weights)
+        if precision == "bf16":
+            kernel = self._for_bf16(kernel)
+        if objective is not None:
+            return ReadoutNode(place, call, kernel, objective, weights)
+        return RowNode(place, call, kernel, weights)
+
+    def _for_bf16(
+        self, kernel: AbstractRowKernel | AbstractBundleKernel
+    ) -> AbstractRowKernel | AbstractBundleKernel:
+        full = self.part is not None and self.part.full_precision
+        if isinstance(kernel, AbstractBundleKernel):
+            return CastBundleKernel(kernel if full else kernel.for_bf16())
+        return CastKernel(kernel) if full else in_bf16(kernel)
+
+    def has_kernel(self) -> bool:
+        """Whether its node keeps a kernel's residuals, written by hand or derived."""
+        if self.keep in ("inputs", "graph"):
+            return False
+        derived = self.keep == "activations" and not self.call.inside
+        return derived or self._kernel() is not None
+
+    def written_kernel(self) -> AbstractRowKernel | AbstractBundleKernel | None:
+        """The kernel of its node, where somebody has written it."""
+        if self.use is not None or self.keep in ("inputs", "graph"):
+            return None
+        return self._kernel()
+
+    def keeps(self) -> str:
+        """``keep``, and whether it means a kernel that is derived."""
+        derived = self.keep == "activations" and not self.call.inside and self._kernel() is None
+        return "activations, derived" if derived else self.keep
+
+    def _kernel(self) -> AbstractRowKernel | AbstractBundleKernel | None:
+        if not isinstance(self.function, nn.Module):
+            return None
+        return bundle_kernel_of(self.function) if self.call.inside else kernel_of(self.function)
+
+    def _refuse_row_mixers(self) -> None:
+        if self.keep == "graph" or not isinstance(self.function, nn.Module):
+            return
+        if self.keep != "inputs" and self._kernel() is not None:
+            return
+        for inner, module in self.function.named_modules():
+            where = f"'{self.name}': {type(module).__name__} ({inner or 'the module itself'})"
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                raise GraphError(
+                    f"{where} mixes rows of different instances; use LayerNorm or GroupNorm, or "
+                    "send whole minibatches as bundles with keep='graph'"
+                )
+            if self.keep == "activations":
+                continue  # a derived kernel keeps the mask, or refuses
+            if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+                raise GraphError(
+                    f"{where} would draw another mask when the module is run again for its "
+                    "gradient; use keep='activations' or geartrain.nn.RowDropout as a node of its "
+                    "own (they keep the mask), or keep='graph' with bundles"
+                )
+
+    def _dry_run(self, payload: tuple[Tensor, ...], schema: Schema) -> tuple[Tensor, ...] | None:
+        if self.call.take is not None and max(self.call.take) >= len(payload):
+            raise GraphError(
+                f"'{self.name}': takes payload {max(self.call.take)}, but rows of "
+                f"{describe(payload)} come, payload 0..{len(payload) - 1}"
+            )
+        payload = tuple(payload[j] for j in self.call.taken(len(payload)))
+        args: list[object] = [*payload]
+        args += [torch.empty(ROWS, dtype=torch.int64, device="meta") for _ in self.call.read]
+        rows = ROWS
+        if self.call.inside:
+            args.append(_imagined_inside(schema))
+        try:
+            outputs = as_payload(_on_meta(self.function, args))
+        except NotImplementedError:
+            return None
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            if "meta" in str(error) or self.call.read or self.call.inside:
+                return None  # needs values: only a real run can tell
+            refuse_dtype(
+                self.name,
+                called_by(self.function),
+                self.call,
+                payload,
+                lambda changed: _on_meta(self.function, changed),
+            )
+            raise GraphError(
+                f"'{self.name}': {self.detail()} does not take rows of {describe(payload)}: {error}"
+            ) from error
+        if self.call.pool:
+            return tuple(y.new_empty((ROWS, *y.shape[1:])) for y in outputs)
+        for y in outputs:
+            if y.ndim == 0 or y.shape[0] != rows:
+                raise GraphError(
+                    f"'{self.name}': {self.detail()} made {tuple(y.shape)} of {rows} rows of "
+                    f"{describe(payload)}; it must keep the leading dimension, one row for each"
+                )
+        return outputs
+
+
+def _on_meta(function: Callable[..., Any], args: Sequence[Any]) -> object:
+    with torch.no_grad(), generators_kept(None):
+        if not isinstance(function, nn.Module):
+            return function(*args)
+        tensors = tensors_of(function)
+        made = {id(t): t.detach().to("meta") for t in tensors.values()}  # one for tied ones
+        meta = {name: made[id(t)] for name, t in tensors.items()}
+        shell = shell_of(function)
+        shell.eval()  # shapes are the same, and nothing random is refused
+        return torch.func.functional_call(shell, meta, arguments(function, args))
+
+
+def _imagined_inside(schema: Schema) -> Inside:
+    def column(n: int) -> Tensor:
+        return torch.empty(n, dtype=torch.int64, device="meta")
+
+    edges = {name: column(4) for name in schema.edge}
+    return Inside(column(2), column(ROWS), edges)

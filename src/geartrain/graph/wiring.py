@@ -1,0 +1,475 @@
+"""From operators to wires: who reads what, what is defined where, and fresh nodes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, final
+
+import torch
+
+from geartrain.errors import GraphError
+from geartrain.frames.frame import Arena, Schema
+from geartrain.frames.instance import Instance
+from geartrain.frames.precision import Precision
+from geartrain.graph.admission import Admission
+from geartrain.graph.blueprint import AbstractGraph
+from geartrain.graph.fusion import fused
+from geartrain.graph.gear import Gear, Geared, refuse_idle_replays, refuse_starving
+from geartrain.graph.operator import AbstractOperator, Input, Spec
+from geartrain.graph.operators import Copying, Detaching, Losing, Merging, Replaying
+from geartrain.graph.overlap import Overlapped
+from geartrain.graph.scene import scene_of
+from geartrain.graph.synthetic import Synthesizing
+from geartrain.graph.through import Through
+from geartrain.nodes.control import AbstractStep
+from geartrain.nodes.node import AbstractNode, Place
+from geartrain.nodes.weights import AbstractWeights
+
+Port: TypeAlias = tuple[int, int]
+"""Operator number, port number."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """A graph made into nodes.
+
+    Args:
+        arena: The frames that all nodes share.
+        schema: Its columns.
+        nodes: By number; the controller is 0.
+        steps: Store-less operators by number.
+        readers: Output port to the input port that it leads to, merges resolved.
+        inputs: Input name to its operator.
+        operators: All, by number.
+        copies: Operator number to the numbers of its nodes, one a copy; none where the node of
+            another operator does its work.
+        operator_of: Node number to operator number.
+        precision: Of the rows that enter.
+        admission: What the nodes demand of instances.
+    """
+
+    arena: Arena
+    schema: Schema
+    nodes: Mapping[int, AbstractNode]
+    steps: Mapping[int, AbstractStep]
+    readers: Mapping[Port, Port]
+    inputs: Mapping[str, Input]
+    operators: Mapping[int, AbstractOperator]
+    copies: Mapping[int, tuple[int, ...]]
+    operator_of: Mapping[int, int]
+    precision: Precision
+    admission: Admission
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What one copy of a ``through`` runs with.
+
+    Args:
+        function: Its module or function.
+        weights: Its part's, or None.
+    """
+
+    function: Callable[..., Any]
+    weights: AbstractWeights | None
+
+
+def wire(
+    graph: AbstractGraph,
+    owners: Callable[[Through], Sequence[Owner]],
+    copies_of_all: int = 1,
+    precision: Precision = "full",
+    apart: Collection[str] = (),
+    spread: bool = False,
+) -> Wiring:
+    """Make fresh nodes.
+
+    Rows choose a copy by their instance. A node without weights has as many copies as the nodes
+    that write to it, so that rows of one instance meet.
+
+    Args:
+        graph: A checked graph.
+        owners: What the copies of a ``through`` run with; one where it is not replicated.
+        copies_of_all: Least copies of every node.
+        precision: Of the rows.
+        apart: Names of losses that get a node of their own; others may be fused with what is
+            before them.
+        spread: Whether rows may lie elsewhere than on the host.
+    """
+    operators = graph.copy_with_broadcasts()
+    schema = graph.schema()
+    arena = Arena(graph.vertex, graph.edge, graph.value)
+    nodes: dict[int, AbstractNode] = {}
+    steps: dict[int, AbstractStep] = {}
+    readers = _readers(operators)
+    owned = {o.id: list(owners(o)) for o in operators if isinstance(o, Through)}
+    how_many = _count_copies(operators, owned, readers, copies_of_all)
+    copies: dict[int, tuple[int, ...]] = {}
+    operator_of: dict[int, int] = {}
+    next_number = len(operators) + 1
+    endings = fused(operators, apart)
+    inside = {loss.id for loss in endings.values()}
+    for operator in operators:
+        numbers = []
+        if operator.id in inside:
+            copies[operator.id] = ()
+            continue
+        for k in range(how_many[operator.id]):
+            number = operator.id if k == 0 else next_number
+            next_number += k > 0
+            place = Place(number, copy_name(operator.name, k), arena, schema, spread)
+            made: AbstractNode | AbstractStep | None
+            if isinstance(operator, Through):
+                owner = owned[operator.id][k]
+                loss = endings.get(operator.id)
+                objective = None
+                if loss is not None:
+                    objective = loss.objective(replace(place, name=copy_name(loss.name, k)))
+                made = operator.with_function(owner.function).make(
+                    place, owner.weights, precision, objective
+                )
+            else:
+                made = operator.make(place, None)
+            if isinstance(made, AbstractStep):
+                steps[operator.id] = made
+                break
+            if made is not None:
+                nodes[number] = made
+                numbers.append(number)
+                operator_of[number] = operator.id
+        copies[operator.id] = tuple(numbers)
+    return Wiring(
+        arena,
+        schema,
+        nodes,
+        steps,
+        readers,
+        {o.name: o for o in operators if isinstance(o, Input)},
+        {o.id: o for o in operators},
+        copies,
+        operator_of,
+        precision,
+        Admission(operators, schema),
+    )
+
+
+def copy_name(name: str, copy: int) -> str:
+    """What the copies of a node or part are called: ``branch``, ``branch#1``."""
+    return f"{name}#{copy}" if copy else name
+
+
+def _count_copies(
+    operators: Sequence[AbstractOperator],
+    owned: Mapping[int, Sequence[Owner]],
+    readers: Mapping[Port, Port],
+    least: int,
+) -> dict[int, int]:
+    count = {o.id: len(owned[o.id]) if o.id in owned else least for o in operators}
+    changed = True
+    while changed:
+        changed = False
+        for (source, _), (reader, _) in readers.items():
+            if reader not in owned and count[source] > count[reader]:
+                count[reader] = count[source]
+                changed = True
+    return count
+
+
+def with_broadcasts(given: Sequence[AbstractOperator]) -> list[AbstractOperator]:
+    """Copies of the operators, numbered from 1, with a broadcast where a stream is used twice."""
+    copies = {id(o): copy.copy(o) for o in given}
+    operators = list(copies.values())
+    for operator in operators:
+        operator.sources = [
+            [(copies[id(source)], port) for source, port in sources] for sources in operator.sources
+        ]
+    uses: dict[tuple[int, int], list[tuple[AbstractOperator, int, int]]] = {}
+    for operator in operators:
+        for p, sources in enumerate(operator.sources):
+            if not sources:
+                raise GraphError(
+                    f"'{operator.name}' has no source; give the loop one: "
+                    f"{operator.name}.join(stream)"
+                )
+            for i, (source, port) in enumerate(sources):
+                uses.setdefault((id(source), port), []).append((operator, p, i))
+    for source in list(operators):
+        for port in range(source.ways):
+            readers = uses.get((id(source), port), [])
+            if not readers:
+                raise GraphError(
+                    f"the stream of '{source.name}'{_port(source, port)} is read by nobody; end it "
+                    "with .loss(...), .output() or .stop()"
+                )
+            if len(readers) > 1:
+                name = f"{source.name}{_port(source, port).replace(' port', '')} broadcast"
+                broadcast = Copying(name, (source, port), len(readers))
+                operators.append(broadcast)
+                for k, (reader, p, i) in enumerate(readers):
+                    reader.sources[p][i] = (broadcast, k)
+    for number, operator in enumerate(operators, 1):
+        operator.id = number
+    return operators
+
+
+def check(
+    graph: AbstractGraph,
+    shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+    like: Instance | None = None,
+) -> None:
+    """See ``Graph.check``."""
+    operators = graph.copy_with_broadcasts()
+    if not any(isinstance(o, Input) for o in operators):
+        raise GraphError("the graph has no input; rows enter by graph.input(name)")
+    _refuse_shared_parameters(graph)
+    _refuse_endless_loops(operators)
+    _refuse_frames_behind_replays(operators)
+    _refuse_gears_that_starve(operators)
+    schema = graph.schema()
+    for operator in operators:
+        if isinstance(operator, Input) and operator.shape is None and operator.name in shapes:
+            operator.shape, operator.dtype = shapes[operator.name]
+    known: dict[Port, Spec] = {}
+    for _ in range(len(operators) + 2):
+        before = dict(known)
+        for operator in operators:
+            _propagate(operator, known, schema)
+        if _same(before, known):
+            break
+    for operator in operators:
+        for sources in operator.sources:
+            if not any((s.id, p) in known for s, p in sources):
+                raise GraphError(
+                    f"'{operator.name}' ({operator.kind}) can never get a row: its only sources "
+                    "are behind it; join a stream that starts at an input"
+                )
+    _publish_keys(graph, operators)
+    _try_out(graph, operators, known, like)
+
+
+def _try_out(
+    graph: AbstractGraph,
+    operators: Sequence[AbstractOperator],
+    known: Mapping[Port, Spec],
+    like: Instance | None,
+) -> None:
+    """Run every function on a few rows that are made up, in the frame of an example."""
+    inputs = {o.name: o for o in operators if isinstance(o, Input)}
+    scene = scene_of(
+        lambda: Arena(graph.vertex, graph.edge, graph.value), graph.schema(), inputs, like
+    )
+    if scene is None:
+        return
+    weights = {id(p): f"{n} of '{t.name}'" for t in graph.throughs() for n, p in _named(t)}
+    rows: dict[int, torch.Tensor] = {}
+    for name, entry in inputs.items():
+        payload = known[entry.id, 0].payload
+        if payload is not None and name in scene.rows:
+            rows[id(payload[0])] = scene.rows[name]
+    for operator in operators:
+        if isinstance(operator, Through | Losing):
+            (sources,) = operator.sources
+            given = next(known[s.id, p] for s, p in sources if (s.id, p) in known)
+            examples = [rows.get(id(p)) for p in given.payload or ()]
+            operator.trial.weights = weights
+            operator.try_out(given, scene, examples)
+
+
+def _propagate(operator: AbstractOperator, known: dict[Port, Spec], schema: Schema) -> None:
+    given: list[Spec] = []
+    for sources in operator.sources:
+        here = [known[s.id, p] for s, p in sources if (s.id, p) in known]
+        if not here:
+            return
+        if isinstance(operator, Merging):
+            given.extend(here)
+        else:
+            given.append(here[0])
+    for port, spec in enumerate(operator.specs(given, schema)):
+        known[operator.id, port] = spec
+
+
+def _same(before: Mapping[Port, Spec], after: Mapping[Port, Spec]) -> bool:
+    def facts(spec: Spec) -> object:
+        shapes = None if spec.payload is None else [(p.shape, p.dtype) for p in spec.payload]
+        return spec.columns, shapes, spec.bundled
+
+    return before.keys() == after.keys() and all(facts(before[p]) == facts(after[p]) for p in after)
+
+
+def _publish_keys(graph: AbstractGraph, operators: Sequence[AbstractOperator]) -> None:
+    """Default keys of joins were found on copies; the originals learn them. So with classes."""
+    found = {o.name: o for o in operators}
+    for operator in graph.operators:
+        same = found[operator.name]
+        if isinstance(operator, Losing) and isinstance(same, Losing):
+            operator.classes = same.classes
+        key = getattr(found[operator.name], "_key", None)
+        if key is not None:
+            operator._key = key  # type: ignore[attr-defined]
+
+
+def _readers(operators: Sequence[AbstractOperator]) -> dict[Port, Port]:
+    direct: dict[Port, tuple[AbstractOperator, int]] = {}
+    for operator in operators:
+        for p, sources in enumerate(operator.sources):
+            for source, port in sources:
+                direct[source.id, port] = (operator, p)
+    readers: dict[Port, Port] = {}
+    for start, (reader, port) in direct.items():
+        while isinstance(reader, Merging):
+            reader, port = direct[reader.id, 0]
+        readers[start] = (reader.id, port)
+    return readers
+
+
+_PASSING = frozenset(
+    ("through", "move", "merge", "detach", "replay", "broadcast", "ungroup", "split", "join")
+)
+"""Kinds whose every row comes out again; a flatmap ends rows that have no edges."""
+
+
+def _refuse_endless_loops(operators: Sequence[AbstractOperator]) -> None:
+    """A cycle that no row can leave and that uses none up would turn for ever."""
+    ahead = _readers_of(operators)
+    passing = {o.id for o in operators if o.kind in _PASSING}
+    for start in operators:
+        if start.id not in passing or not isinstance(start, Merging):
+            continue
+        stack: list[tuple[AbstractOperator, list[str]]] = [(start, [start.name])]
+        seen = {start.id}
+        while stack:
+            operator, path = stack.pop()
+            for reader in ahead[operator.id]:
+                if reader is start:
+                    raise GraphError(
+                        f"the loop {' → '.join([*path, start.name])} can never end: every row goes "
+                        "round for ever; split off those that are done with where(), or group them"
+                    )
+                if reader.id in passing and reader.id not in seen:
+                    seen.add(reader.id)
+                    stack.append((reader, [*path, reader.name]))
+
+
+def _refuse_frames_behind_replays(operators: Sequence[AbstractOperator]) -> None:
+    """Replayed rows carry another instance's frame: what they need is in their payload."""
+    ahead = _readers_of(operators)
+    for start in operators:
+        if not isinstance(start, Replaying) or not start.rule.times:
+            continue
+        for operator in _reachable(start, ahead):
+            reads: object = None
+            if isinstance(operator, Losing):
+                reads = operator.target if operator.target is not None else operator.weight
+            elif isinstance(operator, Through):
+                reads = operator.call.read or ("edges" if operator.call.inside else None)
+            if reads is not None and reads != ():
+                raise GraphError(
+                    f"'{operator.name}' reads {reads!r} of the instance, but rows that "
+                    f"'{start.name}' replays come from other instances; let it ride along in the "
+                    "payload: concat(stream, targets, how='tuple')"
+                )
+
+
+def _refuse_gears_that_starve(operators: Sequence[AbstractOperator]) -> None:
+    """See ``gear.check_gears``; here wherever gradients alone of one part feed another."""
+    ahead = _readers_of(operators)
+    for upper in operators:
+        above = gear_of(upper)
+        if above is None or not above.slow:
+            continue
+        for lower in _fed_by(upper):
+            if isinstance(lower, Through) and lower.parameters:
+                refuse_starving(upper.name, above, lower.name, gear_of(lower) or Gear())
+    for start in operators:
+        if isinstance(start, Replaying):
+            for upper in _only_ahead(start, ahead):
+                if (above := gear_of(upper)) is not None:
+                    refuse_idle_replays(upper.name, above, start.name, start.rule.times)
+
+
+def gear_of(operator: AbstractOperator) -> Gear | None:
+    """The gear of a ``through``, or None."""
+    use = operator.use if isinstance(operator, Through) else None
+    return use.gear if isinstance(use, Geared) else None
+
+
+def _fed_by(start: AbstractOperator) -> list[AbstractOperator]:
+    """Whoever has gradients from this operator and nowhere else."""
+    found: list[AbstractOperator] = []
+    queue = [start]
+    while queue:
+        for sources in queue.pop().sources:
+            for source, _ in sources:
+                if _has_other_teachers(source) or source in found:
+                    continue
+                found.append(source)
+                queue.append(source)
+    return found
+
+
+def _has_other_teachers(operator: AbstractOperator) -> bool:
+    if isinstance(operator, Copying | Detaching):
+        return True
+    if isinstance(operator, Replaying):
+        return not operator.rule.fresh
+    return isinstance(operator, Through) and isinstance(operator.use, Overlapped | Synthesizing)
+
+
+def _only_ahead(
+    start: AbstractOperator, ahead: Mapping[int, Sequence[AbstractOperator]]
+) -> list[AbstractOperator]:
+    """Operators that follow one another behind this one, up to the first with several readers."""
+    found: list[AbstractOperator] = []
+    while len(ahead[start.id]) == 1 and ahead[start.id][0] not in found:
+        start = ahead[start.id][0]
+        found.append(start)
+    return found
+
+
+def _readers_of(operators: Sequence[AbstractOperator]) -> dict[int, list[AbstractOperator]]:
+    ahead: dict[int, list[AbstractOperator]] = {o.id: [] for o in operators}
+    for operator in operators:
+        for sources in operator.sources:
+            for source, _ in sources:
+                ahead[source.id].append(operator)
+    return ahead
+
+
+def _reachable(
+    start: AbstractOperator, ahead: Mapping[int, Sequence[AbstractOperator]]
+) -> list[AbstractOperator]:
+    """All operators behind this one."""
+    found: list[AbstractOperator] = []
+    queue = [start]
+    while queue:
+        for reader in ahead[queue.pop().id]:
+            if reader not in found:
+                found.append(reader)
+                queue.append(reader)
+    return found
+
+
+def _refuse_shared_parameters(graph: AbstractGraph) -> None:
+    owners: dict[int, tuple[object, str]] = {}
+    for through in graph.throughs():
+        owner = through.owner
+        for name, parameter in _named(through):
+            other = owners.setdefault(id(parameter), (owner, through.name))
+            if other[0] is not owner:
+                raise GraphError(
+                    f"parameter '{name}' of '{through.name}' also belongs to '{other[1]}': weights "
+                    "have one owner; make one Part of both modules and name it in both through()s"
+                )
+
+
+def _named(through: Through) -> list[tuple[str, torch.nn.Parameter]]:
+    return [] if through.module is None else list(through.module.named_parameters())
+
+
+def _port(operator: AbstractOperator, port: int) -> str:
+    return f" port {operator.port_name(port)}" if operator.ways > 1 else ""

@@ -1,0 +1,195 @@
+"""Steps that touch only state and addresses: no store, so rows pass them where they are made.
+
+    where, route   (Cond)  split rows by a function of state or payload     no way back
+    move           (Isu)   new state columns                                none, no inverse
+    loop, merge    (Phi)   wiring alone: several streams lead to one reader
+    stop, detach           answer zero at once; swallow the rows or pass them on
+
+A gradient goes straight to the node that made the payload; the way back does not know these steps.
+
+Source: Gaunt et al. 2017, arXiv:1705.09786; return addresses in place of inverse state updates are
+ours.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from geartrain.device import upload
+from geartrain.errors import GraphError
+from geartrain.frames.frame import View
+from geartrain.frames.message import CONTROLLER, INSTANCE, ROW_BITS, Backward, Forward, IntArray
+from geartrain.nodes.node import Place
+
+assert CONTROLLER == 0  # a slot is its own address at the controller
+
+
+@final
+@dataclass(slots=True)
+class Passage:
+    """What a step makes of a batch.
+
+    Args:
+        forward: Batches by output port.
+        backward: Answers that are due at once.
+        spawned: Slots of the instances for which the controller must await one answer more, one
+            entry a row; it must learn of them before the answers travel.
+    """
+
+    forward: list[tuple[int, Forward]] = field(default_factory=list)
+    backward: list[Backward] = field(default_factory=list)
+    spawned: IntArray | None = None
+
+
+class AbstractStep(ABC):
+    """A step without a store."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.name = place.name
+
+    @abstractmethod
+    def apply(self, batch: Forward) -> Passage:
+        """Route or rename the rows of a batch."""
+
+
+@final
+class Route(AbstractStep):
+    """Split rows by a function of state or payload.
+
+    Args:
+        place: Number, name, frames.
+        choose: Gets a ``View`` of n rows, returns n integers in ``[0, ways)`` or n booleans (True
+            is port 0): numpy or torch.
+        ways: Number of output ports.
+    """
+
+    def __init__(self, place: Place, choose: Callable[[View], Any], ways: int) -> None:
+        super().__init__(place)
+        self._choose, self._ways = choose, ways
+
+    def apply(self, batch: Forward) -> Passage:
+        choice = _array(self._choose(self.place.view(batch)))
+        if choice.shape != (len(batch),):
+            raise GraphError(
+                f"'{self.name}': its function returned shape {choice.shape} for {len(batch)} rows; "
+                "it gets columns and returns a column"
+            )
+        if choice.dtype == np.bool_:
+            return self._halves(batch, choice)
+        ports = choice.astype(np.int64)
+        if ports.min() < 0 or ports.max() >= self._ways:
+            raise GraphError(
+                f"'{self.name}': its function chose port {int(ports.min())}..{int(ports.max())}, "
+                f"but the route has {self._ways} ways, 0..{self._ways - 1}"
+            )
+        first = int(ports[0])
+        if (ports == first).all():
+            return Passage([(first, batch)])
+        chosen = [(k, np.flatnonzero(ports == k)) for k in range(self._ways)]
+        return Passage([(k, batch.take(rows)) for k, rows in chosen if rows.size])
+
+    def _halves(self, batch: Forward, mask: Any) -> Passage:
+        yes = np.flatnonzero(mask)
+        if yes.size == mask.size:
+            return Passage([(0, batch)])
+        if yes.size == 0:
+            return Passage([(1, batch)])
+        return Passage([(0, batch.take(yes)), (1, batch.take(np.flatnonzero(~mask)))])
+
+
+@final
+class Move(AbstractStep):
+    """Give state columns new values.
+
+    Args:
+        place: Number, name, frames.
+        fields: Column name to a function of the ``View``, or to a constant. All functions see the
+            old state. ``vertex`` and ``edge`` are numbered inside the instance.
+    """
+
+    def __init__(self, place: Place, fields: Mapping[str, Callable[[View], Any] | int]) -> None:
+        super().__init__(place)
+        self._fields = dict(fields)
+
+    def apply(self, batch: Forward) -> Passage:
+        return Passage([(0, batch.with_state(self.move(batch, self.place.view(batch))))])
+
+    def move(self, batch: Forward, view: View) -> IntArray:
+        """The new state of rows; only the state of ``batch`` is read."""
+        state = batch.state.copy()
+        columns = self.place.schema.state
+        for name, function in self._fields.items():
+            value = _array(function(view) if callable(function) else function)
+            if value.dtype.kind not in "iub" or value.shape not in ((), (len(batch),)):
+                raise GraphError(
+                    f"'{self.name}': {name} became {value.dtype} {value.shape} for {len(batch)} "
+                    "rows; a state column is integers, one a row"
+                )
+            if name == "vertex":
+                value = self._absolute(batch, value, "vertex")
+            elif name == "edge":
+                value = self._absolute(batch, value, "edge")
+            state[columns[name]] = value
+        return state
+
+    def _absolute(self, batch: Forward, value: IntArray, kind: str) -> IntArray:
+        value = np.array(value)  # ours: checked is what is used
+        arena, slots = self.place.arena, batch.state[INSTANCE]
+        base, size = (
+            (arena.base, arena.size) if kind == "vertex" else (arena.edge_base, arena.edge_size)
+        )
+        bad = (value < 0) | (value >= size[slots])
+        if bad.any():
+            i = int(np.flatnonzero(bad)[0])
+            slot = int(slots[i])
+            at = int(np.broadcast_to(value, slots.shape)[i])
+            raise GraphError(
+                f"'{self.name}': a row of {arena.describe(slot)} was moved to {kind} {at}, but the "
+                f"instance has {kind} 0..{int(size[slot]) - 1}; split such rows off with where() "
+                "first"
+            )
+        moved: IntArray = value + base[slots]
+        return moved
+
+
+@final
+class Stop(AbstractStep):
+    """Swallow rows; their gradient is zero."""
+
+    def apply(self, batch: Forward) -> Passage:
+        return Passage(backward=[Backward(batch.origin, None)])
+
+
+@final
+class Detach(AbstractStep):
+    """Pass rows on and answer zero at once; what comes back later ends at the controller.
+
+    The instance stays unfinished until that has come, as its frame is still in use. A payload
+    that is read where it lies is copied: who made it may write over it once it is answered.
+    """
+
+    def apply(self, batch: Forward) -> Passage:
+        slots = batch.state[INSTANCE].copy()
+        copied = tuple(
+            x if batch.index is None else x.index_select(0, upload(batch.index, x.device))
+            for x in batch.payload
+        )
+        origin = slots | (CONTROLLER << ROW_BITS)
+        return Passage(
+            [(0, Forward(copied, batch.state, origin, batch.lengths))],
+            [Backward(batch.origin, None)],
+            slots,
+        )
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().numpy()
+    return np.asarray(value)

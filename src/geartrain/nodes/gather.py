@@ -1,0 +1,549 @@
+"""Nodes that wait until rows belong together: a group waits for its members, a join for its ports.
+
+    Group   members (key, position) ─► stack (n, size, ...), sum, mean, max, or a bundle
+    Join    port 0, port 1, ... of one key ─► columns side by side, or a longer tuple
+
+A group of fixed size writes members straight to where the next module reads them. What comes out
+does not depend on the order of arrival: positions come from ``order``, else members are sorted by
+their state.
+
+Source: Group and Concat of Gaunt et al. 2017, arXiv:1705.09786.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, TypeAlias, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from geartrain.device import moved, upload
+from geartrain.errors import GraphError
+from geartrain.frames.frame import View
+from geartrain.frames.message import (
+    INSTANCE,
+    ROW_MASK,
+    VERTEX,
+    Backward,
+    Forward,
+    IntArray,
+    Payload,
+    distinct,
+    join_arrays,
+    join_gradient,
+    join_origins,
+    join_payload,
+    join_states,
+    marks,
+    ranges,
+    together,
+)
+from geartrain.frames.precision import widened
+from geartrain.frames.rows import RowStore
+from geartrain.native.rows import Moves, add, take
+from geartrain.nodes.collector import allocate_ragged, release_ragged
+from geartrain.nodes.control import Move
+from geartrain.nodes.keys import AbstractTable, DirectTable, HashTable
+from geartrain.nodes.node import AbstractNode, Emission, Place
+
+How: TypeAlias = Literal["stack", "sum", "mean", "max", "bundle"]
+Column: TypeAlias = str | Callable[[View], Any]
+
+
+def table_for(columns: Sequence[int], edge: int | None) -> AbstractTable:
+    """Addressed directly where the key is one index of the arena, else hashed."""
+    if len(columns) == 1 and columns[0] in (INSTANCE, VERTEX, edge):
+        return DirectTable()
+    return HashTable(len(columns))
+
+
+_MOST_MEMBERS: Final = 1 << 24
+
+
+@final
+class Group(AbstractNode):
+    """Collect the members of a key.
+
+    Args:
+        place: Number, name, frames.
+        by: State columns of the key; members of one group belong to one instance.
+        move: Sets key columns first; ``size`` and ``order`` see the members as they came.
+        size: How many members: a number, a column, or a function of the ``View``.
+        order: Position of a member, 0..size-1: a column or a function. None: members are sorted by
+            their state.
+        how: What becomes of them.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        by: Sequence[int],
+        move: Move | None,
+        size: int | Column,
+        order: Column | None,
+        how: How,
+    ) -> None:
+        super().__init__(place)
+        edge = place.schema.state.get("edge")
+        inside = {VERTEX, INSTANCE} | ({edge} if edge is not None else set())
+        self._by = list(by) if inside & set(by) else [INSTANCE, *by]
+        self._table = table_for(self._by, edge)
+        self._move = move
+        self._size, self._order, self._how = size, order, how
+        self._sorted = order is None
+        self._stacked: int | None = size if isinstance(size, int) else None
+        states = len(place.schema.state)
+        self._groups = RowStore(place.name, ("start", "size", "arrived"), states)
+        self._cells = RowStore(f"{place.name} members", ("origin", "filled"), states)
+
+    def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
+        state = join_states(batches)
+        view = self.place.view(Forward((), state, state[0]))
+        keyed = state
+        if self._move is not None:
+            keyed = self._move.move(Forward((), state, state[0]), view)
+        groups = self._table.slots(keyed[self._by], lambda rows: self._open(rows, keyed, view))
+        cells = self._position(groups, view)
+        store = self._cells
+        store["origin"][cells] = join_origins(batches)
+        if self._sorted:
+            store.state[:, cells] = state
+        self._write(batches, cells)
+        arrived = self._groups["arrived"]
+        np.add.at(arrived, groups, 1)
+        done = distinct(groups[arrived[groups] == self._groups["size"][groups]])
+        if not done.size:
+            return Emission()
+        states = self._groups.state.take(done, 1)
+        self._table.remove(states[self._by])
+        if self._sorted:
+            self._sort(done)
+        return Emission([(0, self._result(done, states))])
+
+    def _open(self, rows: IntArray, state: IntArray, view: View) -> int:
+        """New groups, one for each of these rows of the batch."""
+        size = self._size
+        if isinstance(size, int):
+            sizes = np.full(rows.size, size, np.int64)
+        else:
+            column = getattr(view, size) if isinstance(size, str) else size(view)
+            sizes = np.asarray(column)[rows].astype(np.int64)
+            if sizes.min() < 1 or sizes.max() > _MOST_MEMBERS:
+                wrong = int(sizes.min()) if sizes.min() < 1 else int(sizes.max())
+                raise GraphError(
+                    f"'{self.name}': a group got size {wrong:,} while a member is here; sizes are "
+                    f"1 or more, at most {_MOST_MEMBERS:,}"
+                )
+        start = self._groups.allocate(rows.size)
+        end = start + rows.size
+        self._groups["start"][start:end] = allocate_ragged(self._cells, sizes)
+        self._groups["size"][start:end] = sizes
+        self._groups["arrived"][start:end] = 0
+        self._groups.state[:, start:end] = state.take(rows, 1)
+        first = int(self._groups["start"][start])
+        self._cells["filled"][first : first + int(sizes.sum())] = 0
+        return start
+
+    def _position(self, groups: IntArray, view: View) -> IntArray:
+        """The cell of each member."""
+        sizes = self._groups["size"][groups]
+        if self._order is None:
+            position = self._groups["arrived"][groups] + _rank(groups)
+        else:
+            column = (
+                getattr(view, self._order) if isinstance(self._order, str) else self._order(view)
+            )
+            position = np.array(column, np.int64)  # ours: checked is what is used
+        cells = self._groups["start"][groups] + position
+        wrong: NDArray[np.bool_] = (position < 0) | (position >= sizes)
+        if not wrong.any():
+            filled = self._cells["filled"]
+            twice = filled[cells] > 0
+            filled[cells] = 1
+            if not twice.any() and distinct(cells).size == cells.size:
+                return cells
+            wrong = twice if twice.any() else _repeated(cells)
+        i = int(np.flatnonzero(wrong)[0])
+        group = int(groups[i])
+        raise GraphError(
+            f"'{self.name}': a member of {self._key(group)} came for position {int(position[i])}, "
+            f"but the group has {int(sizes[i])} positions and each is taken once; look at 'size' "
+            "and 'order', and at rows that reach the group twice"
+        )
+
+    def _write(self, batches: Sequence[Forward], cells: IntArray) -> None:
+        moves, at = Moves(), 0
+        for batch in batches:
+            where = cells[at : at + len(batch)]
+            at += len(batch)
+            for j, column in enumerate(batch.payload):
+                buffer = self._cells.buffer(j, column, len(batch))
+                moves.add(buffer, where, column, batch.index)
+        moves.run()
+
+    def _sort(self, done: IntArray) -> None:
+        """Give members their place by their state."""
+        starts, sizes = self._groups["start"][done], self._groups["size"][done]
+        cells = ranges(starts, sizes)
+        group = np.repeat(np.arange(done.size), sizes)
+        keys = self._cells.state[::-1].take(cells, 1)
+        order = cells[np.lexsort([*keys, group])]
+        if np.array_equal(order, cells):
+            return
+        self._cells["origin"][cells] = self._cells["origin"][order]
+        moves, buffers = Moves(), self._cells.buffers()
+        for buffer, sorted_rows in zip(buffers, take(buffers, order), strict=True):
+            moves.add(buffer, cells, sorted_rows, None)
+        moves.run()
+
+    def _result(self, done: IntArray, state: IntArray) -> Forward:
+        starts, sizes = self._groups["start"][done], self._groups["size"][done]
+        origin = done + (self.id << 40)
+        if self._how == "bundle":
+            return Forward(self._cells.buffers(), state, origin, sizes, ranges(starts, sizes))
+        if self._how == "stack":
+            return self._stack(starts, sizes, state, origin)
+        members = take(self._cells.buffers(), ranges(starts, sizes))
+        payload = tuple(self._reduce(b, sizes) for b in members)
+        return Forward(payload, state, origin)
+
+    def _stack(
+        self, starts: IntArray, sizes: IntArray, state: IntArray, origin: IntArray
+    ) -> Forward:
+        k = self._stacked = int(sizes[0]) if self._stacked is None else self._stacked
+        if (sizes != k).any():
+            other = int(sizes[sizes != k][0])
+            raise GraphError(
+                f"'{self.name}': groups of {k} and of {other} members cannot be stacked, as all "
+                "rows of a stream have one shape; use how='bundle', or sum, mean, max"
+            )
+        if (starts % k == 0).all() and self._cells.capacity % k == 0:
+            payload = tuple(b.view(-1, k, *b.shape[1:]) for b in self._cells.buffers())
+            return Forward(payload, state, origin, None, starts // k)  # read where they lie
+        members = take(self._cells.buffers(), ranges(starts, sizes))
+        payload = tuple(b.view(starts.size, k, *b.shape[1:]) for b in members)
+        return Forward(payload, state, origin)
+
+    def _reduce(self, x: Tensor, sizes: IntArray) -> Tensor:
+        if (sizes == sizes[0]).all():
+            x = x.reshape(sizes.size, int(sizes[0]), *x.shape[1:])
+            if self._how == "max":
+                return x.amax(1)
+            return x.sum(1) if self._how == "sum" else x.mean(1)
+        owner = np.repeat(np.arange(sizes.size), sizes)
+        if self._how == "max":
+            return _segment_max(x, upload(owner, x.device), sizes.size)
+        wide = widened(x)
+        total = add(wide.new_zeros((sizes.size, *x.shape[1:])), owner, wide, None)
+        if self._how == "mean":
+            total /= _column(sizes, total)
+        return total.to(x.dtype)
+
+    def backward(self, batches: Sequence[Backward]) -> Emission:
+        emission = Emission()
+        zero = [b.rows for b in batches if b.gradient is None]
+        some = [b for b in batches if b.gradient is not None]
+        if zero:
+            rows = join_arrays(zero) & ROW_MASK
+            cells = ranges(self._groups["start"][rows], self._groups["size"][rows])
+            emission.backward.append(Backward(self._cells["origin"][cells], None))
+            self._release(rows)
+        if some:
+            rows = join_arrays([b.rows for b in some]) & ROW_MASK
+            sizes = self._groups["size"][rows]
+            cells = ranges(self._groups["start"][rows], sizes)
+            emission.backward.append(self._answer(join_gradient(some), cells, sizes))
+            self._release(rows)
+        return emission
+
+    def _answer(
+        self, gradient: tuple[Tensor | None, ...], cells: IntArray, sizes: IntArray
+    ) -> Backward:
+        origin = self._cells["origin"][cells]
+        if self._how == "bundle":
+            return Backward(origin, gradient)
+        if self._how == "stack":
+            return Backward(origin, tuple(None if g is None else g.flatten(0, 1) for g in gradient))
+        owner = np.repeat(np.arange(sizes.size), sizes)
+        if self._how == "max":
+            members = take(self._cells.buffers(), cells)
+            return Backward(
+                origin,
+                tuple(
+                    None if g is None else _share_of_max(members[j], owner, sizes.size, g)
+                    for j, g in enumerate(gradient)
+                ),
+            )
+        if self._how == "mean":
+            gradient = tuple(None if g is None else g / _column(sizes, g) for g in gradient)
+        return Backward(origin, gradient, None, owner)
+
+    def _release(self, rows: IntArray) -> None:
+        starts, sizes = self._groups["start"][rows], self._groups["size"][rows]
+        self._groups.release(rows)
+        release_ragged(self._cells, starts, sizes)
+
+    def origins(self, rows: IntArray) -> IntArray:
+        found: IntArray = self._groups.state[INSTANCE, rows]  # a slot is its own address
+        return found
+
+    def check_empty(self) -> None:
+        self._groups.check_empty()
+
+    def story(self) -> list[str]:
+        told = []
+        rows = self._groups.live_rows()
+        missing = self._groups["arrived"][rows] < self._groups["size"][rows]
+        for group in rows[missing][:5].tolist():
+            start, size = int(self._groups["start"][group]), int(self._groups["size"][group])
+            here = np.flatnonzero(self._cells["filled"][start : start + size]).tolist()
+            told.append(
+                f"'{self.name}' waits for members of {self._key(group)}: positions {here} of "
+                f"0..{size - 1} are there"
+            )
+        if missing.sum() > 5:
+            told.append(f"'{self.name}' waits for members of {int(missing.sum()) - 5} more groups")
+        if (~missing).any():
+            told.append(f"'{self.name}' waits for the gradients of {int((~missing).sum())} groups")
+        return told
+
+    def nbytes(self) -> int:
+        return self._cells.nbytes()
+
+    def _key(self, group: int) -> str:
+        state = self._groups.state[:, group : group + 1]
+        return describe_key(self.place, state, self._by)
+
+
+@final
+class Join(AbstractNode):
+    """Wait for one row from every port with an equal key; put them side by side.
+
+    Args:
+        place: Number, name, frames.
+        ports: How many.
+        on: State columns of the key.
+        how: ``features`` concatenates the last dimension, ``tuple`` makes one longer payload.
+    """
+
+    eager = True
+
+    def __init__(
+        self, place: Place, ports: int, on: Sequence[int], how: Literal["features", "tuple"]
+    ) -> None:
+        super().__init__(place)
+        edge = place.schema.state.get("edge")
+        inside = {VERTEX, INSTANCE} | ({edge} if edge is not None else set())
+        self._on = list(on) if inside & set(on) else [INSTANCE, *on]
+        self._table = table_for(self._on, edge)
+        self._ports, self._how = ports, how
+        origins = tuple(f"origin {p}" for p in range(ports))
+        self._rows = RowStore(place.name, ("arrived", *origins), len(place.schema.state))
+        self._widths: list[list[int]] = [[] for _ in range(ports)]
+        self._bundles: dict[int, list[Payload | None]] = {}
+        self._bundled = False
+
+    def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
+        state = join_states(batches)
+        rows = self._table.slots(state[self._on], lambda new: self._open(new, state))
+        if distinct(rows).size < rows.size:
+            self._refuse(port, int(rows[_repeated(rows)][0]))
+        bit = 1 << port
+        arrived = self._rows["arrived"]
+        if (arrived[rows] & bit).any():
+            self._refuse(port, int(rows[(arrived[rows] & bit) > 0][0]))
+        arrived[rows] |= bit
+        self._rows[f"origin {port}"][rows] = join_origins(batches)
+        if port == 0:
+            self._rows.state[:, rows] = state
+        self._write(port, batches, rows)
+        done = rows[arrived[rows] == (1 << self._ports) - 1]
+        if not done.size:
+            return Emission()
+        states = self._rows.state.take(done, 1)
+        self._table.remove(states[self._on])
+        return Emission([(0, self._result(done, states))])
+
+    def _open(self, new: IntArray, state: IntArray) -> int:
+        start = self._rows.allocate(new.size)
+        end = start + new.size
+        self._rows["arrived"][start:end] = 0
+        self._rows.state[:, start:end] = state.take(new, 1)
+        return start
+
+    def _write(self, port: int, batches: Sequence[Forward], rows: IntArray) -> None:
+        self._bundled = self._bundled or batches[0].lengths is not None
+        at = 0
+        for batch in batches:
+            here = rows[at : at + len(batch)]
+            at += len(batch)
+            payload = batch.payload
+            self._widths[port] = [int(c.shape[-1]) if c.ndim > 1 else 1 for c in payload]
+            if batch.lengths is not None:
+                self._write_bundles(port, join_payload([batch]), batch.lengths, here)
+                continue
+            moves = Moves()
+            for j, x in enumerate(payload):
+                buffer = self._rows.buffer(_BUFFER * port + j, x, len(batch))
+                moves.add(buffer, here, x, batch.index)
+            moves.run()
+
+    def _write_bundles(
+        self, port: int, columns: Payload, lengths: IntArray, rows: IntArray
+    ) -> None:
+        pieces = [c.split_with_sizes(lengths.tolist()) for c in columns]
+        for i, row in enumerate(rows.tolist()):
+            ports = self._bundles.setdefault(row, [None] * self._ports)
+            ports[port] = tuple(p[i] for p in pieces)
+
+    def _result(self, done: IntArray, states: IntArray) -> Forward:
+        origin = done + (self.id << 40)
+        if self._bundled:
+            ports = [marks(self._rows[f"origin {p}"][done]) for p in range(self._ports)]
+            return self._bundle_result(done, states, origin | np.bitwise_and.reduce(ports))
+        if self._how == "tuple":
+            payload = tuple(
+                self._buffer(p, j) for p in range(self._ports) for j in range(len(self._widths[p]))
+            )
+            return Forward(payload, states, origin, None, done)
+        side_by_side = take([self._buffer(p, 0) for p in range(self._ports)], done)
+        return Forward((self._cat(side_by_side, -1),), states, origin)
+
+    def _bundle_result(self, done: IntArray, states: IntArray, origin: IntArray) -> Forward:
+        messages = []
+        for row in done.tolist():
+            ports = [p for p in self._bundles.pop(row) if p is not None]
+            sizes = {x.shape[0] for p in ports for x in p}
+            if len(sizes) > 1:
+                raise GraphError(
+                    f"'{self.name}': bundles of {sorted(sizes)} rows meet under {self._key(row)}; "
+                    "bundles that are joined have equally many rows"
+                )
+            if self._how == "tuple":
+                messages.append(tuple(x for p in ports for x in p))
+            else:
+                messages.append((self._cat([p[0] for p in ports], -1),))
+        lengths = np.array([m[0].shape[0] for m in messages], np.int64)
+        payload = tuple(self._cat(column, 0) for column in zip(*messages, strict=True))
+        return Forward(payload, states, origin, lengths)
+
+    def _cat(self, columns: Sequence[Tensor], dim: int) -> Tensor:
+        if len(columns) == 1:
+            return columns[0]
+        if self.place.spread:
+            columns = together(columns)
+        return torch.cat(tuple(columns), dim)
+
+    def backward(self, batches: Sequence[Backward]) -> Emission:
+        emission = Emission()
+        for batch in batches:
+            rows = batch.rows & ROW_MASK
+            gradient = None if batch.gradient is None else join_gradient([batch])
+            at = 0
+            for p in range(self._ports):
+                piece: tuple[Tensor | None, ...] | None = None
+                n = len(self._widths[p])
+                if gradient is not None and self._how == "tuple":
+                    piece = gradient[at : at + n]
+                    at += n
+                elif gradient is not None and gradient[0] is not None:
+                    piece = (gradient[0][..., at : at + self._widths[p][0]],)
+                    at += self._widths[p][0]
+                if piece is not None and all(g is None for g in piece):
+                    piece = None
+                origin = self._rows[f"origin {p}"][rows]
+                lengths = None if piece is None else batch.lengths
+                emission.backward.append(Backward(origin, piece, lengths))
+            self._rows.release(rows)
+        return emission
+
+    def origins(self, rows: IntArray) -> IntArray:
+        found: IntArray = self._rows.state[INSTANCE, rows]  # a slot is its own address
+        return found
+
+    def check_empty(self) -> None:
+        self._rows.check_empty()
+
+    def story(self) -> list[str]:
+        told = []
+        rows = self._rows.live_rows()
+        missing = self._rows["arrived"][rows] != (1 << self._ports) - 1
+        for row in rows[missing][:5].tolist():
+            arrived = int(self._rows["arrived"][row])
+            absent = [p for p in range(self._ports) if not arrived >> p & 1]
+            told.append(f"'{self.name}' waits for port {absent} of {self._key(row)}")
+        if missing.sum() > 5:
+            told.append(f"'{self.name}' waits for ports of {int(missing.sum()) - 5} more rows")
+        if (~missing).any():
+            told.append(f"'{self.name}' waits for the gradients of {int((~missing).sum())} rows")
+        return told
+
+    def nbytes(self) -> int:
+        return self._rows.nbytes()
+
+    def _buffer(self, port: int, j: int) -> Tensor:
+        buffer = self._rows.existing(_BUFFER * port + j)
+        assert buffer is not None
+        return buffer
+
+    def _key(self, row: int) -> str:
+        state = self._rows.state[:, row : row + 1]
+        return describe_key(self.place, state, self._on)
+
+    def _refuse(self, port: int, row: int) -> None:
+        raise GraphError(
+            f"'{self.name}': two rows of port {port} have the key {self._key(row)}; a join wants "
+            "one row a port and key: name more columns in 'on', or group the rows first"
+        )
+
+
+def describe_key(place: Place, state: IntArray, columns: Sequence[int]) -> str:
+    """A key in the user's numbers: ``instance 7 (train.txt:12), vertex=3, step=1``."""
+    view = View(Forward((), state, np.zeros(1, np.int64)), place.arena, place.schema)
+    names = {i: name for name, i in place.schema.state.items()}
+    parts = [place.arena.describe(int(state[INSTANCE, 0]))]
+    parts += [f"{names[i]}={int(getattr(view, names[i])[0])}" for i in columns if i != INSTANCE]
+    return ", ".join(parts)
+
+
+_BUFFER = 16  # most tensors of one port's payload
+
+
+def _rank(groups: IntArray) -> IntArray:
+    """How many earlier rows of the batch have the same group."""
+    order = np.argsort(groups, kind="stable")
+    ordered = groups[order]
+    first = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    rank = np.empty_like(groups)
+    run = np.repeat(first, np.diff(np.r_[first, groups.size]))
+    rank[order] = np.arange(groups.size) - run
+    return rank
+
+
+def _repeated(values: IntArray) -> NDArray[np.bool_]:
+    """Mask of the entries that occurred before."""
+    _, first = np.unique(values, return_index=True)
+    mask = np.ones(values.size, np.bool_)
+    mask[first] = False
+    return mask
+
+
+def _column(sizes: IntArray, like: Tensor) -> Tensor:
+    return upload(sizes, like.device).to(like.dtype).view(-1, *[1] * (like.ndim - 1))
+
+
+def _segment_max(x: Tensor, segment: Tensor, n: int) -> Tensor:
+    index = segment.view(-1, *[1] * (x.ndim - 1)).expand_as(x)
+    empty = x.new_full((n, *x.shape[1:]), -torch.inf)
+    return empty.scatter_reduce_(0, index, x, "amax")
+
+
+def _share_of_max(x: Tensor, owner: IntArray, n: int, gradient: Tensor) -> Tensor:
+    """The gradient to the members that hold the maximum; equal ones share it."""
+    segment, gradient = upload(owner, x.device), moved(gradient, x.device)
+    holds = (x == _segment_max(x, segment, n).index_select(0, segment)).to(gradient.dtype)
+    shares = holds.new_zeros((n, *x.shape[1:])).index_add_(0, segment, holds)
+    return gradient.index_select(0, segment) * holds / shares.index_select(0, segment)

@@ -1,0 +1,133 @@
+"""What a module sees of the bundles whose rows it gets, looked up when it asks.
+
+slots, lengths ─► Inside ─► lengths, segment            at once
+                         ├► on_host("type"), ...        a column when it is first read
+                         └► edges["type"], ...          the same, on the device of the module
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from geartrain.device import upload
+from geartrain.errors import GraphError
+from geartrain.frames.frame import Arena
+from geartrain.frames.message import IntArray, ranges
+from geartrain.nodes.bundle import Inside
+from geartrain.nodes.node import Place
+
+
+def look_inside(
+    place: Place, slots: IntArray, lengths: IntArray | None, device: torch.device | None
+) -> Inside:
+    """Lengths, segments and edges of bundles, as tensors.
+
+    Args:
+        place: Of the node that asks.
+        slots: int64 ``(n,)``, the instances of the bundles.
+        lengths: int64 ``(n,)``; None: one row each.
+        device: Where the tensors are to be; None: on the host.
+
+    Raises:
+        GraphError: There are edges, and a bundle does not hold exactly its instance's vertices.
+    """
+    if lengths is None:
+        lengths = np.ones(slots.size, np.int64)
+    segment = np.arange(lengths.size).repeat(lengths)
+    at, of = upload(lengths, device), upload(segment, device)
+    if not place.arena.has_edges:
+        return Inside(at, of, {})
+    columns = ColumnsInside(place.arena, slots, lengths)
+    return Inside(at, of, EdgesInside(columns, device), columns)
+
+
+@final
+class ColumnsInside(Mapping[str, NDArray[Any]]):
+    """Edge columns of whole instances; ``source`` and ``target`` number the rows of the batch.
+
+    It is for the firing that it is made in: afterwards the frames may be another instance's.
+
+    Args:
+        arena: The frames.
+        slots: int64 ``(n,)``, the instances.
+        lengths: int64 ``(n,)``, rows of each.
+
+    Raises:
+        GraphError: The lengths are not those of the instances.
+    """
+
+    def __init__(self, arena: Arena, slots: IntArray, lengths: IntArray) -> None:
+        size = arena.size[slots]
+        if not np.array_equal(size, lengths):
+            raise GraphError(
+                f"bundles of {lengths[:4].tolist()} rows came where edges are asked for, but their "
+                f"instances have {size[:4].tolist()} vertices; one row for every vertex"
+            )
+        self._arena, self._slots, self._lengths = arena, slots, lengths
+        self._where: tuple[IntArray, IntArray] | None = None
+        self._found: dict[str, NDArray[Any]] = {}
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        found = self._found.get(name)
+        if found is None:
+            if name not in self._arena.edge_names:
+                raise KeyError(name)
+            found = self._found[name] = self._column(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arena.edge_names)
+
+    def __len__(self) -> int:
+        return len(self._arena.edge_names)
+
+    def edge_called(self, k: int) -> str:
+        """``the edge 2 → 0 of instance 7 (line 8)``, for edge k of the batch."""
+        arena, slots = self._arena, self._slots
+        ends = arena.edge_size[slots].cumsum()
+        owner = int(np.searchsorted(ends, k, side="right"))
+        first = int((self._lengths[:owner]).sum())
+        source, target = (int(self[name][k]) - first for name in ("source", "target"))
+        return f"the edge {source} → {target} of {arena.describe(int(slots[owner]))}"
+
+    def _column(self, name: str) -> NDArray[Any]:
+        arena, slots = self._arena, self._slots
+        if self._where is None:
+            counts, lengths = arena.edge_size[slots], self._lengths
+            offsets = (lengths.cumsum() - lengths).repeat(counts)
+            self._where = ranges(arena.edge_base[slots], counts), offsets
+        which, offsets = self._where
+        column: NDArray[Any] = arena.edges[name][which]
+        return column + offsets if name in ("source", "target") else column
+
+
+@final
+class EdgesInside(Mapping[str, Tensor]):
+    """The same columns as tensors, on the host in the same memory.
+
+    Args:
+        columns: Of the firing.
+        device: Where the tensors are to be; None: on the host.
+    """
+
+    def __init__(self, columns: ColumnsInside, device: torch.device | None) -> None:
+        self._columns, self._device = columns, device
+        self._found: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        found = self._found.get(name)
+        if found is None:
+            found = self._found[name] = upload(self._columns[name], self._device)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)

@@ -1,0 +1,342 @@
+"""Nodes that run a module on rows (the paper's parameterised and plain transforms).
+
+    forward   x  ─► y = f(x; θ)          keep residuals and return addresses in the row store
+    backward  dy ─► dx = (∂f/∂x)ᵀ dy     gather the residuals of those rows, add (∂f/∂θ)ᵀ dy
+
+What is kept decides the class: ``RowNode`` keeps a kernel's residuals (``keep="activations"``), or
+the inputs alone and runs the module again (``keep="inputs"``: exact at the weights of now).
+``GraphNode`` (in ``stage``) keeps autograd's own graph of one whole message (``keep="graph"``).
+
+A node computes where its weights are: rows and gradients from other devices are copied there. One
+without weights computes where its rows are.
+
+Source: PPT and NPT of Gaunt et al. 2017, arXiv:1705.09786.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from geartrain.frames.message import (
+    INSTANCE,
+    ROW_MASK,
+    Backward,
+    Forward,
+    Gradient,
+    IntArray,
+    Payload,
+    address,
+    join_arrays,
+    join_gradient,
+    join_lengths,
+    join_origins,
+    join_states,
+    ranges,
+)
+from geartrain.frames.rows import RowStore
+from geartrain.native.rows import take
+from geartrain.nodes.bundle import AbstractBundleKernel, Inside
+from geartrain.nodes.call import (
+    Call,
+    as_payload,
+    differentiate,
+    gather_inputs,
+    own_integers,
+    require_rows,
+    run_module,
+    unsettled,
+    where_it_computes,
+)
+from geartrain.nodes.collector import allocate_ragged, release_ragged
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.inside import look_inside
+from geartrain.nodes.kernel import AbstractRowKernel
+from geartrain.nodes.node import AbstractNode, Emission, Place
+from geartrain.nodes.products import GRAIN
+from geartrain.nodes.weights import AbstractWeights
+
+
+@final
+class Recompute:
+    """A kernel for any module: keeps the inputs, and runs the module again for the gradient.
+
+    The gradient is exactly that of f at today's weights for that input, whatever weights made the
+    output. Inputs of integers get none.
+    """
+
+    def __init__(self, function: Callable[..., Any], parameters: Sequence[nn.Parameter]) -> None:
+        self._function = function
+        self._parameters = [p for p in parameters if p.requires_grad]
+
+    def forward(self, *inputs: Tensor, inside: Inside | None = None) -> tuple[Payload, Payload]:
+        with torch.no_grad():
+            return own_integers(as_payload(run_module(self._function, inputs, inside))), inputs
+
+    def backward(
+        self,
+        gradients: Gradient,
+        residuals: Payload,
+        into: GradientSum | None,
+        inside: Inside | None = None,
+    ) -> Gradient:
+        # Run f again rather than keep its graph: an optimiser step in between would make a kept
+        # graph raise, and one through ``.data`` would silently mix old activations with the new θ.
+        inputs = [x.detach().requires_grad_() if x.is_floating_point() else x for x in residuals]
+        with torch.enable_grad():
+            outputs = as_payload(run_module(self._function, inputs, inside))
+        wanted = [x for x in inputs if x.requires_grad]
+        found = differentiate(outputs, gradients, [*wanted, *self._parameters])
+        if into is not None:
+            for parameter, d in zip(self._parameters, found[len(wanted) :], strict=True):
+                if d is not None:
+                    into.add(parameter, d)
+        answers = iter(found[: len(wanted)])
+        return tuple(next(answers) if x.requires_grad else None for x in inputs)
+
+
+@final
+class RowNode(AbstractNode):
+    """Run a module on rows that may come back apart.
+
+    Args:
+        place: Number, name, frames.
+        call: The module and how it is called.
+        kernel: Computes it: a hand-written kernel (one for bundles if the call looks inside), or
+            ``Recompute``.
+        weights: The part, or None where there are no parameters.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        call: Call,
+        kernel: AbstractRowKernel | AbstractBundleKernel | Recompute,
+        weights: AbstractWeights | None,
+    ) -> None:
+        super().__init__(place)
+        self._call, self._kernel, self._weights = call, kernel, weights
+        self._trial = unsettled(call)
+        self.alone = call.alone
+        self.part_name = None if weights is None else weights.name
+        self._rows = RowStore(place.name, ("origin", "version", "start", "length", "instance"))
+        self._cells: RowStore | None = None
+        self._width = 1
+        self._device: torch.device | None = None  # None: the host, and so is everything
+        self._kept_input: dict[int, int] = {}  # residual j is input i itself: joined in place
+
+    def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
+        state, origin = join_states(batches), join_origins(batches)
+        lengths = join_lengths(batches)
+        if self.place.spread:
+            self._device = where_it_computes(self._call, self._weights, batches)
+        inside = self._inside(state[INSTANCE], lengths) if self._call.inside else None
+        if not train or self._owes_nothing(batches, origin):
+            inputs = self._inputs(batches, state, lengths, {})
+            outputs, _ = self._run(inputs, inside)
+            return self._emit(outputs, state, origin, lengths)
+        n = origin.size
+        start = self._rows.allocate(n)
+        store, end = self._rows, start + n
+        store["origin"][start:end] = origin
+        if self._weights is not None:
+            store["version"][start:end] = self._weights.version
+            self._weights.sent(n)
+        if self._call.inside or self._weights is not None:
+            store["instance"][start:end] = state[INSTANCE]
+        buffers, first, total = self._rows, start, n
+        if lengths is not None:
+            buffers = self._cells = self._cells or RowStore(f"{self.name} payload", ())
+            starts = allocate_ragged(buffers, lengths)
+            total = int(lengths.sum())
+            first = int(starts[0])
+            store["start"][start:end], store["length"][start:end] = starts, lengths
+        taken = self._call.taken(len(batches[0].payload))
+        in_place = {
+            i: kept[first : first + total]
+            for i, j in self._kept_input.items()
+            if (kept := buffers.existing(j)) is not None
+            and (i >= len(taken) or _fits(kept, batches, taken[i]))
+        }
+        inputs = self._inputs(batches, state, lengths, in_place)
+        room = self._room(buffers, first, total)
+        outputs, residuals = self._run(inputs, inside, room)
+        if in_place:  # a function may return its very input: rows of the store are for this node
+            stored = {x.untyped_storage().data_ptr() for x in in_place.values()}
+            outputs = tuple(
+                y.clone() if y.untyped_storage().data_ptr() in stored else y for y in outputs
+            )
+        for j, residual in enumerate(residuals):
+            if residual is room:
+                continue
+            i = next((i for i, x in enumerate(inputs) if x is residual), None)
+            if i is not None and i in in_place and self._kept_input.get(i) == j:
+                continue
+            buffers.buffer(j, residual)[first : first + total] = residual
+            if i is not None:
+                self._kept_input.setdefault(i, j)
+        return self._emit(outputs, state, address(self.id, start, n), lengths)
+
+    def backward(self, batches: Sequence[Backward]) -> Emission:
+        emission = Emission()
+        zero = [b.rows for b in batches if b.gradient is None]
+        some = [b for b in batches if b.gradient is not None]
+        if zero:
+            self._answer_zero(join_arrays(zero) & ROW_MASK, emission)
+        if not some:
+            return emission
+        rows = join_arrays([b.rows for b in some]) & ROW_MASK
+        store = self._rows
+        origin, versions = store["origin"][rows], store["version"][rows]
+        lengths, cells, inside = None, rows, None
+        if self._cells is not None:
+            lengths = store["length"][rows]
+            cells = ranges(store["start"][rows], lengths)
+        if self._call.inside:
+            inside = self._inside(store["instance"][rows], lengths)
+        wanted = bool((origin > ROW_MASK).any())  # the controller, at the bottom, reads none
+        gradient = self._back(join_gradient(some, self._device), cells, inside, wanted)
+        if self._weights is not None:
+            self._weights.received(cells.size, versions, lengths)
+        self._release(rows)
+        gradient = self._call.answer(gradient, self._width)
+        quiet = all(g is None for g in gradient)
+        emission.backward.append(
+            Backward(origin, None) if quiet else Backward(origin, gradient, lengths)
+        )
+        return emission
+
+    @property
+    def bundled(self) -> bool:
+        return self._cells is not None
+
+    def lengths(self, batch: Forward | Backward) -> IntArray | None:
+        if isinstance(batch, Forward) or self._cells is None:
+            return batch.lengths
+        found: IntArray = self._rows["length"][batch.rows & ROW_MASK]
+        return found  # a pooled answer has one row itself
+
+    def slots(self, batch: Forward | Backward) -> IntArray:
+        if isinstance(batch, Forward):
+            return super().slots(batch)
+        found: IntArray = self._rows["instance"][batch.rows & ROW_MASK]
+        return found
+
+    @property
+    def grain(self) -> int:
+        return 1 if self._weights is None or self._cells is not None else GRAIN
+
+    @property
+    def open(self) -> bool:
+        return self._weights is None or self._weights.open
+
+    def origins(self, rows: IntArray) -> IntArray:
+        found: IntArray = self._rows["origin"][rows]
+        return found
+
+    def check_empty(self) -> None:
+        self._rows.check_empty()
+
+    def story(self) -> list[str]:
+        n = self._rows.waiting
+        return [f"'{self.name}' waits for the gradients of {n} rows"] if n else []
+
+    def nbytes(self) -> int:
+        return (self._cells or self._rows).nbytes()
+
+    def _owes_nothing(self, batches: Sequence[Forward], origin: IntArray) -> bool:
+        """Whether no gradient is wanted: no weights, and integers that instances brought.
+
+        Then the answers to what is made of them may go straight to the controller.
+        """
+        return (
+            self._weights is None
+            and not any(x.is_floating_point() for b in batches for x in b.payload)
+            and bool((origin <= ROW_MASK).all())
+        )
+
+    def _inputs(
+        self,
+        batches: Sequence[Forward],
+        state: IntArray,
+        lengths: IntArray | None,
+        in_place: Mapping[int, Tensor],
+    ) -> Payload:
+        self._width = len(batches[0].payload)
+        inputs = gather_inputs(
+            self._call, self.place, batches, state, lengths, in_place, self._device
+        )
+        if self._trial is not None:
+            self._trial.look(self._call, self.place, inputs, state, lengths, self._device)
+            self._trial = unsettled(self._call)
+        return inputs
+
+    def _run(
+        self, inputs: Payload, inside: Inside | None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
+        if isinstance(self._kernel, Recompute):
+            return self._kernel.forward(*inputs, inside=inside)
+        with torch.no_grad():
+            if isinstance(self._kernel, AbstractBundleKernel):
+                assert inside is not None
+                return self._kernel.forward(*inputs, inside=inside, room=room)
+            if room is not None:
+                return self._kernel.forward_with_room(room, *inputs)
+            return self._kernel.forward(*inputs)
+
+    def _room(self, buffers: RowStore, first: int, total: int) -> Tensor | None:
+        """Where in the store the kernel may write its residual."""
+        if isinstance(self._kernel, Recompute) or self._kernel.room_for is None:
+            return None
+        buffer = buffers.existing(self._kernel.room_for)
+        return None if buffer is None else buffer[first : first + total]
+
+    def _back(
+        self, gradient: Gradient, cells: IntArray, inside: Inside | None, wanted: bool
+    ) -> Gradient:
+        into = None if self._weights is None else self._weights.gradient
+        kept = (self._cells or self._rows).buffers()
+        if isinstance(self._kernel, Recompute):
+            return self._kernel.backward(gradient, take(kept, cells), into, inside)
+        into = into or GradientSum(())
+        with torch.no_grad():
+            if isinstance(self._kernel, AbstractBundleKernel):
+                assert inside is not None
+                return self._kernel.backward_rows(
+                    gradient, kept, cells, into, inside, wanted=wanted
+                )
+            return self._kernel.backward_rows(gradient, kept, cells, into)
+
+    def _emit(
+        self, outputs: Payload, state: IntArray, origin: IntArray, lengths: IntArray | None
+    ) -> Emission:
+        if self._call.pool:
+            lengths = None
+        require_rows(self.name, outputs, origin.size if lengths is None else int(lengths.sum()))
+        return Emission([(0, Forward(outputs, state, origin, lengths))])
+
+    def _answer_zero(self, rows: IntArray, emission: Emission) -> None:
+        emission.backward.append(Backward(self._rows["origin"][rows], None))
+        if self._weights is not None:
+            self._weights.dropped(self._rows["version"][rows])
+        self._release(rows)
+
+    def _release(self, rows: IntArray) -> None:
+        starts, lengths = self._rows["start"][rows], self._rows["length"][rows]
+        self._rows.release(rows)
+        if self._cells is not None:
+            release_ragged(self._cells, starts, lengths)
+
+    def _inside(self, slots: IntArray, lengths: IntArray | None) -> Inside:
+        return look_inside(self.place, slots, lengths, self._device)
+
+
+def _fits(kept: Tensor, batches: Sequence[Forward], j: int) -> bool:
+    """Whether payload j can be written where it is kept (``out=`` would cast and broadcast)."""
+    return all(
+        b.payload[j].shape[1:] == kept.shape[1:] and b.payload[j].dtype == kept.dtype
+        for b in batches
+    )

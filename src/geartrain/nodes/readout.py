@@ -1,0 +1,141 @@
+"""A module with the loss that alone reads it, in one node.
+
+    x ─► y = f(x; θ) ─► one loss a row ─► dy ─► dx = (∂f/∂x)ᵀ dy, at once
+                                           └──► (∂f/∂θ)ᵀ dy is added to the part's gradient
+
+Nobody else wants y, so its gradient is known in the firing that makes it: nothing is stored, no row
+waits, and there is no second firing. Forward and backward are of one version: such rows are never
+stale. ``fusion`` says which nodes are of this kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import nn
+
+from geartrain.frames.message import (
+    INSTANCE,
+    Backward,
+    Forward,
+    Gradient,
+    Payload,
+    join_lengths,
+    join_origins,
+    join_states,
+)
+from geartrain.nodes.bundle import AbstractBundleKernel, Inside
+from geartrain.nodes.call import Call, gather_inputs, require_rows, unsettled, where_it_computes
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.inside import look_inside
+from geartrain.nodes.kernel import AbstractRowKernel
+from geartrain.nodes.loss import Objective
+from geartrain.nodes.node import AbstractNode, Emission, Place
+from geartrain.nodes.products import GRAIN
+from geartrain.nodes.weights import AbstractWeights
+
+
+@final
+class ReadoutNode(AbstractNode):
+    """Run a module on rows, compute their losses, and send the gradient of the rows back.
+
+    Args:
+        place: Number, name, frames.
+        call: The module and how it is called.
+        kernel: Computes it; one for bundles where the call looks inside them.
+        objective: The loss.
+        weights: The part, or None where there are no parameters.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        call: Call,
+        kernel: AbstractRowKernel | AbstractBundleKernel,
+        objective: Objective,
+        weights: AbstractWeights | None,
+    ) -> None:
+        super().__init__(place)
+        self._call, self._kernel, self._weights = call, kernel, weights
+        self._trial = unsettled(call)
+        self.objective, self.loss_name = objective, objective.name
+        self.alone = call.alone
+        self.part_name = None if weights is None else weights.name
+        self._bundled = call.inside or call.pool
+        self._grain = _grain_of(call.function)
+
+    def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
+        state, origin = join_states(batches), join_origins(batches)
+        lengths = join_lengths(batches)
+        self._bundled = lengths is not None
+        device = None
+        if self.place.spread:
+            device = where_it_computes(self._call, self._weights, batches)
+        inside = None
+        if self._call.inside:
+            inside = look_inside(self.place, state[INSTANCE], lengths, device)
+        inputs = gather_inputs(self._call, self.place, batches, state, lengths, {}, device)
+        if self._trial is not None:
+            self._trial.look(self._call, self.place, inputs, state, lengths, device)
+            self._trial = unsettled(self._call)
+        outputs, residuals = self._run(inputs, inside)
+        rows = origin.size if lengths is None else int(lengths.sum())
+        pooled = lengths is None or self._call.pool
+        require_rows(self.name, outputs, origin.size if pooled else rows)
+        dy = self.objective.measure(outputs, state, None if pooled else lengths, train)
+        if dy is None:
+            if train and self._weights is not None:
+                self._weights.answered(0, origin.size)
+            return Emission(backward=[Backward(origin, None)])
+        found = self._back(dy, residuals, inside)
+        if self._weights is not None:
+            self._weights.answered(rows, origin.size)
+        dx = self._call.answer(found, len(batches[0].payload))
+        quiet = all(d is None for d in dx)
+        return Emission(
+            backward=[Backward(origin, None) if quiet else Backward(origin, dx, lengths)]
+        )
+
+    def backward(self, batches: Sequence[Backward]) -> Emission:
+        raise AssertionError(f"'{self.name}' sends nothing, so nothing can come back")
+
+    @property
+    def bundled(self) -> bool:
+        return self._bundled
+
+    @property
+    def grain(self) -> int:
+        return 1 if self._bundled else self._grain
+
+    def check_empty(self) -> None:
+        """Every row is answered at once, but a device may still have to say of what loss.
+
+        Raises:
+            NonFiniteError: A loss was NaN or infinite.
+        """
+        self.objective.sums.check_finite()
+
+    def _run(self, inputs: Payload, inside: Inside | None) -> tuple[Payload, Payload]:
+        with torch.no_grad():
+            if isinstance(self._kernel, AbstractBundleKernel):
+                assert inside is not None
+                return self._kernel.forward(*inputs, inside=inside)
+            return self._kernel.forward(*inputs)
+
+    def _back(self, dy: Gradient, residuals: Payload, inside: Inside | None) -> Gradient:
+        into = GradientSum(()) if self._weights is None else self._weights.gradient
+        with torch.no_grad():
+            if isinstance(self._kernel, AbstractBundleKernel):
+                assert inside is not None
+                return self._kernel.backward(dy, residuals, into, inside)
+            return self._kernel.backward(dy, residuals, into)
+
+
+def _grain_of(function: object) -> int:
+    """Rows that its products are best a multiple of: narrow maps care for none."""
+    if not isinstance(function, nn.Module):
+        return 1
+    wide = any(p.ndim == 2 and min(p.shape) >= GRAIN for p in function.parameters())
+    return GRAIN if wide else 1

@@ -1,0 +1,251 @@
+"""What a user says of how weights move: parts and their rules; triggers are in ``parts.triggers``.
+
+``Part`` and ``Rules`` are values; what runs them is ``PartState`` in ``geartrain.parts.part``.
+
+Source: local updates after min_update_frequency gradients, Gaunt et al. 2017, arXiv:1705.09786;
+ours is called ``update_every``, as it is a count.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal, TypeAlias, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from geartrain.bounds import COPIES, MOST_COPIES, require_at_most
+from geartrain.graph.gear import Gear
+from geartrain.graph.operator import Keep
+from geartrain.parts.late.delay import AbstractDelay
+from geartrain.parts.late.views import AbstractView, DoubleBuffered
+from geartrain.parts.mixer import AbstractMixer, Average
+from geartrain.parts.triggers import Flush as Flush
+from geartrain.parts.triggers import Instances as Instances
+from geartrain.parts.triggers import Messages as Messages
+from geartrain.parts.triggers import Rows as Rows
+from geartrain.parts.triggers import Trigger as Trigger
+from geartrain.parts.triggers import require_positive
+
+MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
+Averaging: TypeAlias = Literal["rows", "instances", "none"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """Limit the gradient before a step.
+
+    Args:
+        norm: Largest 2-norm over all parameters.
+        value: Largest absolute entry; applied before the norm where both are given.
+        over: Whose norm: of the ``part`` alone, or of ``all`` parts. Parts step by themselves: of
+            the others it is that of their last steps (0 before the first). A part with such a limit
+            is scaled by norm / (norm of all). Exactly torch's ``clip_grad_norm_`` over several
+            modules is one ``Part`` of them all.
+
+    Raises:
+        ValueError: A limit is not positive, ``over`` is neither, or ``all`` without a norm.
+    """
+
+    norm: float | None = None
+    value: float | None = None
+    over: Literal["part", "all"] = "part"
+
+    def __post_init__(self) -> None:
+        for limit in (self.norm, self.value):
+            if limit is not None and not limit > 0:
+                raise ValueError(f"{self}: a limit is positive, or None for no limit")
+        if self.over not in ("part", "all"):
+            raise ValueError(f"{self}: give over='part' or over='all'")
+        if self.over == "all" and self.norm is None:
+            raise ValueError(f"{self}: what is over all parts is the norm; give norm=...")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How parts learn; a ``Part`` overrides what it names.
+
+    Args:
+        optimizer: Makes the optimiser from parameters: ``partial(torch.optim.Adam, lr=1e-3)``.
+        update_every: A number of gradient rows, ``Rows``, ``Instances``, ``Messages`` or ``Flush``.
+        average: What the summed gradient is divided by: the ``rows`` that it has, the ``instances``
+            that finished, or nothing. An update at the end of an epoch that has fewer rows (or
+            instances) than ``update_every`` is divided by ``update_every``.
+        clip: Limits on the averaged gradient.
+        schedule: Factor on the learning rate, from the number of instances finished in training.
+        scheduler: Makes a torch scheduler of the part's optimiser; it steps once an update. With a
+            ``schedule`` as well, the two multiply.
+        max_staleness: A step waits while it would make a row older than so many versions; admission
+            pauses meanwhile. None: no bound.
+        view: Which weights forward and backward see, for nodes with ``keep="graph"``; see
+            ``geartrain.parts.late.views``. None: ``Stashed()``.
+        delay: What is done about the age of gradients; see ``geartrain.parts.late.delay``.
+        window: Most messages between their forward and their backward; others wait at the part. For
+            chains of nodes that run one message at a time, where P - s for part s of P makes one
+            forward one backward; elsewhere it may block for ever. None: no bound.
+
+    Raises:
+        ValueError: A number is out of range, or ``average`` is none of the three.
+        TypeError: Something else is given, such as an optimiser in place of what makes one.
+    """
+
+    optimizer: MakeOptimizer = torch.optim.Adam
+    update_every: int | Trigger = 100
+    average: Averaging = "rows"
+    clip: Clip | None = None
+    schedule: Callable[[int], float] | None = None
+    scheduler: Callable[[Optimizer], LRScheduler] | None = None
+    max_staleness: int | None = None
+    view: AbstractView | None = None
+    delay: AbstractDelay | None = None
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        _require_kinds(self)
+        self.trigger()
+        if self.average not in ("rows", "instances", "none"):
+            raise ValueError(f"average={self.average!r}: give 'rows', 'instances' or 'none'")
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise ValueError(f"max_staleness={self.max_staleness}: give 0 or more, or None")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window={self.window}: give 1 or more messages, or None")
+
+    def trigger(self) -> Trigger:
+        return Rows(self.update_every) if isinstance(self.update_every, int) else self.update_every
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """A module, its optimiser and its rules.
+
+    Args:
+        module: Its parameters belong to this part alone.
+        name: In logs and traces; default: the name of the first node that uses it.
+        optimizer, update_every, average, clip, schedule, scheduler, max_staleness, view, delay,
+            window: As in ``Rules``; None takes the session's.
+        keep: What nodes keep for the way back; see ``Stream.through``. With a ``view`` it is
+            ``graph``.
+        replicas: Copies of the part on different workers, each with its own optimiser; rows are
+            spread over them by instance. ``module`` is the first copy.
+        mixer: When and how the copies meet.
+        full_precision: Whether its nodes compute in float32 also where the session's precision is
+            ``bf16``; rows come and go in bfloat16 all the same.
+        gear: Its speed, for all its nodes; wants ``keep="graph"``.
+        device: Where the module is moved to, and where its rows are computed and kept: ``cpu``,
+            ``cuda``, ``cuda:1``. None takes the session's.
+    """
+
+    module: nn.Module
+    name: str | None = None
+    optimizer: MakeOptimizer | None = None
+    update_every: int | Trigger | None = None
+    average: Averaging | None = None
+    clip: Clip | None = None
+    schedule: Callable[[int], float] | None = None
+    scheduler: Callable[[Optimizer], LRScheduler] | None = None
+    max_staleness: int | None = None
+    view: AbstractView | None = None
+    delay: AbstractDelay | None = None
+    window: int | None = None
+    keep: Keep = "auto"
+    replicas: int = 1
+    mixer: AbstractMixer = field(default_factory=Average)
+    full_precision: bool = False
+    gear: Gear | None = None
+    device: str | torch.device | None = None
+
+    def __post_init__(self) -> None:
+        require_positive("Part(replicas=...)", self.replicas)
+        require_at_most(f"Part(replicas={self.replicas})", self.replicas, MOST_COPIES, COPIES)
+        _require_kinds(self)
+        if self.view is None:
+            return
+        if self.keep not in ("auto", "graph"):
+            raise ValueError(
+                f"Part(view={self.view}, keep='{self.keep}'): a view is for keep='graph'; leave "
+                "one of the two out"
+            )
+        object.__setattr__(self, "keep", "graph")
+        if self.replicas > 1 and isinstance(self.view, DoubleBuffered):
+            raise ValueError(
+                f"Part(view={self.view}, replicas={self.replicas}): a copy does not see every "
+                "instance, so it cannot tell an update's; use another view, or one copy"
+            )
+
+    def rules(self, defaults: Rules) -> Rules:
+        """The session's rules with this part's own in front."""
+        own = {f.name: value for f in fields(Rules) if (value := getattr(self, f.name)) is not None}
+        return replace(defaults, **own)
+
+
+def make_optimizer(part: str, make: MakeOptimizer, parameters: Sequence[nn.Parameter]) -> Optimizer:
+    """The optimiser of a part.
+
+    Raises:
+        TypeError: What was made is none.
+        ValueError: It wants a closure that computes the loss again.
+    """
+    made = make(parameters)
+    if not isinstance(made, Optimizer):
+        raise TypeError(
+            f"part '{part}': optimizer= made {_article(made)}; it gets the parameters of a part "
+            "and makes a torch.optim.Optimizer of them: partial(torch.optim.Adam, lr=1e-3)"
+        )
+    closure = inspect.signature(made.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"part '{part}': {type(made).__name__}.step() wants a closure that computes the loss "
+            "again, and a part steps with gradients that have come, of rows that are gone; use an "
+            "optimiser that steps with what is in .grad, such as SGD, Adam or Adagrad"
+        )
+    return made
+
+
+def _require_kinds(rules: Rules | Part) -> None:
+    """Raises:
+    TypeError: A field holds what is no such thing.
+    """
+    if isinstance(rules.optimizer, Optimizer):
+        kind = type(rules.optimizer).__name__
+        raise TypeError(
+            f"optimizer={kind}(...): an optimiser has its parameters already, and every part makes "
+            f"one for its own; give what makes it: partial(torch.optim.{kind}, lr=...)"
+        )
+    if isinstance(rules.scheduler, LRScheduler):
+        kind = type(rules.scheduler).__name__
+        raise TypeError(
+            f"scheduler={kind}(...): a scheduler has its optimiser already, and every part makes "
+            f"one of its own; give what makes it: partial(torch.optim.lr_scheduler.{kind}, ...)"
+        )
+    for name, wanted in (
+        ("optimizer", "what makes an optimiser of parameters: partial(torch.optim.Adam, lr=1e-3)"),
+        ("schedule", "a function of the instances trained that gives a factor"),
+        ("scheduler", "what makes a torch scheduler of an optimiser"),
+    ):
+        value = getattr(rules, name)
+        if value is not None and not callable(value):
+            raise TypeError(f"{name}={value!r}: give {wanted}")
+    for name, kinds, wanted in (
+        (
+            "update_every",
+            (int, Rows, Instances, Messages, Flush),
+            "a number of gradient rows, Rows(n), Instances(n), Messages(n) or Flush()",
+        ),
+        ("clip", (Clip,), "Clip(norm=...) or Clip(value=...)"),
+        ("view", (AbstractView,), "a view, such as Stashed()"),
+        ("delay", (AbstractDelay,), "a rule, such as GapAware()"),
+    ):
+        value = getattr(rules, name)
+        if value is not None and not isinstance(value, kinds):
+            raise TypeError(f"{name}={value!r}: give {wanted}")
+
+
+def _article(thing: object) -> str:
+    return "nothing" if thing is None else f"a {type(thing).__name__}"

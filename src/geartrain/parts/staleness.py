@@ -1,0 +1,50 @@
+"""How old gradients are: counted by the part that they reach.
+
+sent(version) ─► on its way ─► back(version now - version then) ─► by staleness: in all, in a step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import final
+
+import numpy as np
+
+from geartrain.frames.message import IntArray
+
+
+@final
+class Ages:
+    """Rows by staleness."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(8, np.int64)
+
+    def add(self, counts: IntArray) -> None:
+        """Add rows by staleness."""
+        if counts.size > self._counts.size:
+            self._counts = np.concatenate([self._counts, np.zeros(2 * counts.size, np.int64)])
+        self._counts[: counts.size] += counts
+
+    @property
+    def counts(self) -> IntArray:
+        """int64, by staleness."""
+        return self._counts
+
+    def clear(self) -> None:
+        """Start anew."""
+        self._counts[:] = 0
+
+    def to_tuple(self) -> tuple[int, ...]:
+        """Without the zeros at the end."""
+        return tuple(np.trim_zeros(self._counts, "b").tolist())
+
+    def load(self, counts: Iterable[int]) -> None:
+        """Put back what ``to_tuple`` gave."""
+        given = np.fromiter(counts, np.int64)
+        self._counts = np.concatenate([given, np.zeros(8, np.int64)])
+
+
+def bincount(ages: IntArray, lengths: IntArray | None) -> IntArray:
+    """Rows by staleness, of messages with these ages and lengths."""
+    return np.bincount(ages, lengths).astype(np.int64)

@@ -1,0 +1,297 @@
+"""What a session and a fit of it share: the graph's parts, the engine of now, and where it stands.
+
+Session   what a user calls          ┐
+Fitting   epochs of one fit          ├─► State: passes over data, checkpoints, copies that meet
+loading   a checkpoint into it       ┘
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from geartrain.engine.engine import Engine, Settings, copies_of, original_name
+from geartrain.engine.instrument import (
+    AbstractInstrument,
+    PartStaleness,
+)
+from geartrain.errors import DataError
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph
+from geartrain.graph.learning import remarks
+from geartrain.native import kind as kernels_kind
+from geartrain.nodes.node import Memory
+from geartrain.parts.part import PartState
+from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Feeder, OnBadInstance
+from geartrain.runtime.interrupt import asks_data
+from geartrain.sharing.replicas import Replicas
+from geartrain.train.checkpoint import Json
+from geartrain.train.copies import replicas_to_tensors
+from geartrain.train.observer import Observer, means_of
+from geartrain.train.occupancy import Occupancy
+from geartrain.train.random_state import random_state_kept, random_state_to_json
+from geartrain.train.results import (
+    Evaluation,
+    Position,
+    epoch_to_json,
+    staleness_of,
+)
+from geartrain.train.snapshot import memories_to_tensors, parts_to_tensors
+from geartrain.train.source import Source
+
+log = logging.getLogger("geartrain.train")
+
+
+@final
+class State:
+    """A graph with its parts, between and in passes over data; at rest between them.
+
+    Args:
+        graph, runtime, settings, placement, instruments, parts: As the session has them.
+        replicas: Copies of the model, or None.
+        seed: Of the order of the data; written into checkpoints.
+        on_bad: What is done with instances that are refused.
+
+    Attributes:
+        position: Where in the training data it stands.
+        engine: Of the last stretch of training, or of evaluations; None: not made, or it failed.
+        plain: Evaluates the consensus where there are copies of the model.
+        memories: Of nodes, when the engine was last at rest.
+        costs: Measured seconds by node, for placement.
+        met: Instances trained at the last meeting of copies of a part.
+        used: Who is at it.
+        checked: Whether the graph has been.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        runtime: AbstractRuntime,
+        settings: Settings,
+        placement: Mapping[str, int],
+        instruments: Sequence[AbstractInstrument],
+        parts: dict[str, PartState],
+        replicas: Replicas | None,
+        seed: int,
+        on_bad: OnBadInstance,
+    ) -> None:
+        self.graph, self.runtime, self.settings = graph, runtime, settings
+        self.placement, self.instruments, self.parts = placement, instruments, parts
+        self.replicas, self.seed, self.on_bad = replicas, seed, on_bad
+        self.position = Position()
+        self.engine: Engine | None = None
+        self.plain: Engine | None = None
+        self.memories: dict[str, Memory] = {}
+        self.costs: dict[str, float] = {}
+        self.met = 0
+        self.used = Occupancy()
+        self.checked = self._remarked = False
+        self._example: Instance | None = None  # that the graph was checked with
+
+    @property
+    def trained_parts(self) -> dict[str, PartState]:
+        """The parts that learn: those of the graph, or of its copies (``name#k``)."""
+        return self.parts if self.replicas is None else self.replicas.parts
+
+    @property
+    def places_by_cost(self) -> bool:
+        """Whether it matters where nodes live, and time can tell."""
+        runtime = self.runtime
+        apart = self.settings.lanes or self.replicas is not None
+        return runtime.workers > 1 and not runtime.virtual and not apart
+
+    def ready(self, source: Source, *, fresh: bool = False) -> Engine:
+        """The engine, made when it is first wanted; the graph is checked with a first instance.
+
+        Training begins every stretch with a fresh one: policies and stores have a past, which is
+        part of the order in which sums are added, and a resumed run must find what an
+        uninterrupted one does.
+        """
+        self.check(source)
+        if self.replicas is not None and not fresh:
+            if self.plain is None:
+                self.plain = Engine(self.graph, self.parts, self.settings, self.runtime.workers)
+            return self.plain
+        if self.engine is None or fresh:
+            self._remember()
+            self.engine = Engine(
+                self.graph,
+                self.parts,
+                self.settings,
+                self.runtime.workers,
+                self.placement,
+                self.costs,
+                self.position.trained,
+                self.runtime.lock,
+                self.replicas,
+            )
+            self.engine.recall(self.memories)
+            self.engine.began_s = self.position.train_seconds
+        return self.engine
+
+    def check(self, source: Source) -> None:
+        """Check the graph with a first instance, when it is first used."""
+        if not self.checked:
+            self._example = self._first_instance(source)
+            shapes = {} if self._example is None else self._shapes(self._example)
+            self.graph.check(shapes, like=self._example)
+            self.checked = True
+
+    def remark(self) -> None:
+        """Say once what in the graph will never learn, and may not be meant."""
+        if not self._remarked:
+            for remark in remarks(self.graph, self._example):
+                log.warning("%s", remark)
+        self._remarked, self._example = True, None
+
+    def run(self, engine: Engine, feeder: AbstractFeeder, watch: Observer) -> float:
+        """One stretch of a pass; an engine that failed in it is not used again."""
+        training = engine.controller.training
+        try:
+            with (
+                self.used.passing(),
+                _mode(
+                    [*self.graph.modules(), *(p.module for p in self.trained_parts.values())],
+                    training,
+                ),
+            ):
+                seconds = self.runtime.run(engine, feeder, watch)
+            engine.check_empty()
+            watch.progress(engine, seconds)
+        except BaseException as error:
+            if not isinstance(error, KeyboardInterrupt) or engine.controller.active:
+                self._abandon(training)
+            raise
+        return seconds
+
+    def evaluate(self, source: Source, epoch: int, epochs: int, began: float) -> Evaluation:
+        with random_state_kept():
+            engine = self.ready(source)
+            engine.begin(train=False)
+            feeder = Feeder(source.epoch(0), self.on_bad)
+            watch = Observer(
+                self.instruments, "evaluate", epoch, epochs, source.length, self.parts, began
+            )
+            seconds = self.run(engine, feeder, watch)
+        source.require_whole(feeder.taken, "an evaluation")
+        return Evaluation(means_of(engine.sums()), feeder.taken - feeder.skipped, seconds)
+
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Json]]:
+        tensors, parts = parts_to_tensors(self.parts)
+        self._remember()
+        remembered, memories = memories_to_tensors(self.memories)
+        tensors.update(remembered)
+        at = self.position
+        document: dict[str, Any] = {
+            "parts": parts,
+            "memories": memories,
+            "seed": self.seed,
+            "precision": self.settings.precision,
+            "kernels": kernels_kind(),
+            "position": {
+                "epoch": at.epoch,
+                "taken": at.taken,
+                "entered": at.entered,
+                "trained": at.trained,
+                "epoch_seconds": at.epoch_seconds,
+                "train_seconds": at.train_seconds,
+                "sums": {name: list(pair) for name, pair in at.sums.items()},
+                "updates": at.updates,
+                "history": [epoch_to_json(e) for e in at.history],
+                "best": at.best,
+                "best_of": at.best_of,
+            },
+            "random": random_state_to_json(),
+        }
+        if self.replicas is not None:
+            copied, document["replicas"] = replicas_to_tensors(self.replicas)
+            tensors.update(copied)
+        return tensors, document
+
+    def groups(self) -> list[list[PartState]]:
+        """Parts that have copies, each with them."""
+        originals = [name for name in self.parts if name == original_name(name)]
+        groups = [copies_of(name, self.parts) for name in originals]
+        return [group for group in groups if len(group) > 1]
+
+    def take_staleness(self) -> dict[str, PartStaleness]:
+        """Since the last entry of the history, copies of a part together."""
+        histograms: dict[str, list[int]] = {}
+        for name, part in self.trained_parts.items():
+            counts = histograms.setdefault(original_name(name), [])
+            for age, rows in enumerate(part.take_histogram()):
+                counts.extend([0] * (age + 1 - len(counts)))
+                counts[age] += rows
+        return {name: staleness_of(counts) for name, counts in histograms.items()}
+
+    def meet(self, *, now: bool) -> None:
+        """Let the copies meet whose time has come, or all of them now; nothing is in flight."""
+        for group in self.groups():
+            every = group[0].mixer.every
+            trained = self.position.trained
+            due = every is not None and trained // every > self.met // every
+            if now or due:
+                group[0].mixer.mix(group)
+        self.met = self.position.trained
+
+    def _remember(self) -> None:
+        """Take what nodes remember from an engine at rest."""
+        if self.engine is not None:
+            self.memories = self.engine.memories()
+
+    @asks_data
+    def _first_instance(self, source: Source) -> Instance | None:
+        """The first instance that can be made."""
+        with random_state_kept():
+            items = source.epoch(0)
+            for _ in range(_TRIED):
+                try:
+                    first = next(items, None)
+                except DataError:
+                    if self.on_bad == "raise":
+                        raise
+                    continue
+                return first if isinstance(first, Instance) else None
+        return None
+
+    def _shapes(self, instance: Instance) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of the rows that an instance brings, as they enter."""
+        shapes = {}
+        for name, given in instance.inputs.items():
+            rows = given[0] if isinstance(given, tuple) else given
+            if isinstance(rows, Tensor):
+                short = self.settings.precision == "bf16" and rows.dtype is torch.bfloat16
+                dtype = torch.float32 if short else rows.dtype  # modules get it widened
+                shapes[name] = tuple(rows.shape[1:]), dtype
+        return shapes
+
+    def _abandon(self, training: bool) -> None:
+        if not training:
+            self._remember()  # an evaluation has left them as they were
+        self.engine = self.plain = None
+        if training:
+            for part in self.parts.values():
+                part.abandon()
+            if self.replicas is not None:
+                self.replicas.abandon()
+
+
+_TRIED = 100  # items that are tried for a first instance
+
+
+@contextmanager
+def _mode(modules: Sequence[torch.nn.Module], train: bool) -> Iterator[None]:
+    """Modules in training or evaluation mode, and afterwards as they were."""
+    before = {inner: inner.training for module in modules for inner in module.modules()}
+    for module in modules:
+        module.train(train)
+    try:
+        yield
+    finally:
+        for inner, mode in before.items():
+            inner.training = mode

@@ -1,0 +1,558 @@
+"""Gated graph networks: steps of message passing and a read-out, which look inside bundles.
+
+    GatedGraphCell   h, Inside     ─► h'     messages along typed edges, summed, then a GRU
+    GatedSum         h, x, Inside  ─► y      one row a bundle
+
+Both are ordinary modules that also have a bundle kernel: no forward runs twice. The kernel of the
+cell makes the message of a vertex once for every type of edge that leaves it, and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from geartrain.device import upload
+from geartrain.errors import DataError, GraphError
+from geartrain.frames.message import IntArray
+from geartrain.graph.admission import Brought, require_range
+from geartrain.native.rows import take
+from geartrain.nn.elementwise import sigmoid_backward_
+from geartrain.nn.recurrent import GruKernel
+from geartrain.nodes.bundle import AbstractBundleKernel, AbstractPlacedKernel, Inside
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.products import affine, outer, outer_suits, times
+from geartrain.whole.graph.loader import HEARD, Edges, Weights, gated_backward, gated_forward
+from geartrain.whole.graph.readouts import Maps, sum_backward, sum_forward
+
+RADIAL: Final = 16
+"""Bumps that a length is spread over."""
+
+
+@final
+class GatedGraphCell(nn.Module):
+    """Steps of a gated graph network with typed edges.
+
+        a_v = Σ over edges (u, v) of type t of  s(d) (W_t h_u + b_t)          h'_v = GRU(a_v, h_v)
+
+    s is 1, or with lengths d a factor for each column: s = 2 σ(V φ(d) + c), φ being bumps spread
+    evenly over ``reach``.
+
+    Inputs: h float ``(rows, hidden)`` and an ``Inside`` whose edges have ``source``, ``target``
+    and, with more than one type, the type column. Output ``(rows, hidden)``.
+
+    Args:
+        hidden: Width of h.
+        types: Number of edge types.
+        column: Edge column with the type, 0..types-1.
+        bias: Whether messages have a bias.
+        length: Edge column of floats with the length of each edge, or None.
+        reach: Shortest and longest length.
+        steps: How often messages pass in one call. Steps of one call are one firing, so all of them
+            see the same weights; ``MessagePassing`` makes a firing of each step.
+
+    Raises:
+        ValueError: ``steps`` is not positive.
+        DataError: From ``forward``: an edge has no such type; names instance and edge.
+
+    Source: Li et al. 2016, arXiv:1511.05493; bumps as of Schütt et al. 2017, arXiv:1706.08566.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        types: int = 1,
+        column: str = "type",
+        *,
+        bias: bool = True,
+        length: str | None = None,
+        reach: tuple[float, float] = (0.8, 2.0),
+        steps: int = 1,
+    ) -> None:
+        super().__init__()
+        if steps < 1:
+            raise ValueError(f"GatedGraphCell(steps={steps}): give 1 or more")
+        self.steps = steps
+        self.hidden, self.types, self.column, self.length = hidden, types, column, length
+        self.message = nn.Linear(hidden, types * hidden, bias=bias)
+        self.update = nn.GRUCell(hidden, hidden)
+        self.scale = None if length is None else nn.Linear(RADIAL, hidden)
+        self._centres = np.linspace(*reach, RADIAL)
+
+    def forward(self, h: Tensor, inside: Inside) -> Tensor:
+        at = inside.edges["source"] * self.types
+        self.require_types(inside)
+        if self.types > 1:
+            at = at + inside.edges[self.column]
+        scales = None
+        if self.scale is not None and self.length is not None:
+            scales = self._scales(inside.edges[self.length].to(h.dtype), self.scale)
+        for _ in range(self.steps):
+            made = self.message(h).view(-1, self.hidden)
+            sent = made.index_select(0, at)
+            if scales is not None:
+                sent = sent * scales
+            heard = torch.zeros_like(h).index_add(0, inside.edges["target"], sent)
+            h = self.update(heard, h)
+        return h
+
+    def check_instances(self, brought: Brought) -> None:
+        """Types of edges, and their lengths.
+
+        Raises:
+            DataError: One of the instances brings others, or lengths that are not finite.
+        """
+        if self.types > 1 and self.column in brought.edges:
+            require_range(
+                f"edge column '{self.column}' has", brought.edges[self.column], self.types
+            )
+        if self.length is not None and self.length in brought.edges:
+            if not np.isfinite(brought.edges[self.length]).all():
+                raise DataError(f"edge column '{self.length}' holds NaN or infinity")
+
+    def bundle_kernel(self) -> AbstractBundleKernel | None:
+        """Keeps h and, for each step, what was heard and the GRU's gates; None with lengths."""
+        return None if self.scale is not None else _CellKernel(self)
+
+    def require_types(self, inside: Inside) -> None:
+        """Look at the types of all edges: another number would be another vertex's message.
+
+        Raises:
+            DataError: One is no integer from 0 to types-1; names instance and edge.
+            GraphError: Edges have no such column.
+        """
+        if self.types == 1:
+            return
+        if self.column not in inside.edges:
+            raise GraphError(
+                f"GatedGraphCell(types={self.types}) reads edge column '{self.column}', and edges "
+                f"have {sorted(inside.edges)}; declare it: Graph(edge=('{self.column}',)), or give "
+                "column="
+            )
+        given = inside.edges[self.column]
+        if given.is_meta:  # a dry run, of shapes alone
+            return
+        at_hand = given.is_cpu and type(given) is Tensor
+        kind = given.numpy() if at_hand else inside.on_host(self.column)
+        if kind.dtype.kind != "i":
+            raise DataError(
+                f"edge column '{self.column}' holds {kind.dtype}; types are integers, 0.."
+                f"{self.types - 1}"
+            )
+        wrong = np.flatnonzero((kind < 0) | (kind >= self.types))
+        if wrong.size:
+            at = int(wrong[0])
+            raise DataError(
+                f"{inside.edge_called(at)} has type {int(kind[at])} in column '{self.column}', "
+                f"expected 0..{self.types - 1}: number the types from 0, or give the cell more of "
+                "them"
+            )
+
+    def _scales(self, length: Tensor, scale: nn.Linear) -> Tensor:
+        centres = upload(self._centres, length.device).to(length.dtype)
+        width = centres[1] - centres[0]
+        factors: Tensor = scale(torch.exp(-(((length[:, None] - centres) / width) ** 2)))
+        return 2 * factors.sigmoid()
+
+
+@final
+class GatedSum(nn.Module):
+    """A graph's value from its vertices: Σ sigmoid(gate [h, x]) · value(h).
+
+    Inputs: h ``(rows, hidden)``; x float ``(rows, features)``, or int64 ``(rows,)`` for a one at
+    that place of zeros; an ``Inside``. Output ``(bundles, out)``: use it with ``inside=True,
+    pool=True``.
+
+    Args:
+        hidden: Width of h.
+        features: Width of x; 0: there is no x.
+        out: Width of the value.
+
+    Raises:
+        GraphError: x is missing or too much, or has another width.
+
+    Source: the readout of Li et al. 2016, arXiv:1511.05493.
+    """
+
+    def __init__(self, hidden: int, features: int = 0, out: int = 1) -> None:
+        super().__init__()
+        self.hidden, self.features = hidden, features
+        self.gate = nn.Linear(hidden + features, out)
+        self.value = nn.Linear(hidden, out)
+
+    def forward(self, h: Tensor, *rest: Any) -> Tensor:
+        *features, inside = rest
+        self.require_features(features)
+        seen = torch.cat([h, *(self._columns(f, h) for f in features)], 1)
+        shares = torch.sigmoid(self.gate(seen)) * self.value(h)
+        total = shares.new_zeros(inside.lengths.shape[0], shares.shape[1])
+        summed: Tensor = total.index_add(0, inside.segment, shares)
+        return summed
+
+    def check_instances(self, brought: Brought) -> None:
+        """An x of whole numbers that the gate has columns for.
+
+        Raises:
+            DataError: One of the instances brings another.
+        """
+        for name, x in brought.columns.items():
+            if self.features and x.ndim == 1:
+                require_range(f"column '{name}' has", x, self.features)
+
+    def bundle_kernel(self) -> AbstractBundleKernel:
+        """Keeps h, x and ``(rows, 2, out)``: gate, value."""
+        return _SumKernel(self)
+
+    def require_features(self, given: Sequence[Tensor]) -> None:
+        """Refuse an x that is not what the gate was made for.
+
+        Args:
+            given: One tensor, or none.
+
+        Raises:
+            GraphError: It is missing or too much, or has another width.
+        """
+        wanted = 1 if self.features else 0
+        if len(given) != wanted:
+            raise GraphError(
+                f"GatedSum(features={self.features}) got {len(given)} columns beside h, expected "
+                f"{wanted}: " + ("name it by read=" if wanted else "give features, or no read=")
+            )
+        if wanted and given[0].ndim > 1 and given[0].shape[1:] != (self.features,):
+            raise GraphError(
+                f"GatedSum(features={self.features}) got x {tuple(given[0].shape)}; give features "
+                f"its width, {given[0].shape[1]}"
+            )
+
+    def _columns(self, x: Tensor, h: Tensor) -> Tensor:
+        return (F.one_hot(x, self.features) if x.ndim == 1 else x).to(h.dtype)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Senders:
+    """Which vertices send along which type of edge, by type and then by vertex.
+
+    Args:
+        vertex: int64 ``(pairs,)``, rows of the batch.
+        bounds: Pairs of type t are ``bounds[t]`` to ``bounds[t + 1]``.
+        of_edge: int64 ``(E,)``, the pair whose message an edge carries.
+    """
+
+    vertex: Tensor
+    bounds: list[int]
+    of_edge: Tensor
+
+
+def _senders(
+    rows: int, types: int, source: IntArray, kind: IntArray, device: torch.device
+) -> _Senders:
+    pair = kind * rows + source
+    occurs = np.zeros(types * rows, np.bool_)
+    occurs[pair] = True
+    number = np.cumsum(occurs)
+    bounds = [0, *number[rows - 1 :: rows].tolist()] if rows else [0] * (types + 1)
+    vertex = np.flatnonzero(occurs) % max(rows, 1)
+    return _Senders(upload(vertex, device), bounds, upload(number[pair] - 1, device))
+
+
+@final
+class _CellKernel(AbstractPlacedKernel):
+    room_for = 1
+
+    def __init__(self, module: GatedGraphCell, *, brief: bool = False) -> None:
+        self._module, self._gru, self._brief = module, GruKernel(module.update), brief
+
+    def for_bf16(self) -> AbstractBundleKernel:
+        return _CellKernel(self._module, brief=True)
+
+    def forward(
+        self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        (h,) = inputs
+        kept = room
+        if kept is None:
+            kept = h.new_empty((h.shape[0], self._module.steps, HEARD, h.shape[1]))
+        y = None
+        if h.is_cpu:
+            try:
+                y = gated_forward(h, self._edges(inside), self._weights(), kept)
+            except DataError:
+                self._module.require_types(inside)  # says whose edge it is
+                raise
+        if y is None:
+            y = self._steps(h, inside, kept)
+        return (y,), (h, kept)
+
+    def _steps(self, h: Tensor, inside: Inside, kept: Tensor) -> Tensor:
+        """What ``gated_forward`` does, in torch."""
+        senders = self._senders(h, inside)
+        for step in range(self._module.steps):
+            messages = [
+                affine(h.index_select(0, vertices), weight, bias)
+                for vertices, weight, bias in self._by_type(senders)
+            ]
+            sent = torch.cat(messages).index_select(0, senders.of_edge)
+            heard = torch.zeros_like(h).index_add_(0, inside.edges["target"], sent)
+            kept[:, step, 0] = heard
+            (h,), (_, _, kept[:, step, 1:]) = self._gru.forward(heard, h)
+        return h
+
+    def backward_at(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        residuals: tuple[Tensor, ...],
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside,
+        *,
+        wanted: bool,
+    ) -> tuple[Tensor | None, ...]:
+        (dy,), (h, kept) = gradients, residuals
+        if dy is None:
+            return (None,)
+        found = None
+        if h.is_cpu:
+            edges, weights = self._edges(inside), self._weights()
+            try:
+                found = gated_backward(
+                    dy.contiguous(), h, kept, rows, edges, weights, wanted=wanted
+                )
+            except DataError:
+                self._module.require_types(inside)
+                raise
+        if found is None:
+            if rows is not None:
+                h, kept = take((h, kept), rows)
+            return (self._steps_back(dy, h, kept, into, inside),)
+        module = self._module
+        update = module.update
+        _add(module.message.weight, found.message, into)
+        _add(update.weight_ih, found.ih, into)
+        _add(update.weight_hh, found.hh, into)
+        if module.message.bias is not None:
+            _add(module.message.bias, found.message_bias, into)
+        if update.bias:
+            _add(update.bias_ih, found.ih_bias, into)
+            _add(update.bias_hh, found.hh_bias, into)
+        return (found.h,)
+
+    def _steps_back(
+        self, d: Tensor, h: Tensor, kept: Tensor, into: GradientSum, inside: Inside
+    ) -> Tensor:
+        """What ``gated_backward`` does, in torch."""
+        states = [h]
+        for step in range(self._module.steps - 1):
+            _, _, z, made, _ = kept[:, step].unbind(1)
+            states.append(torch.lerp(made, states[-1], z))
+        senders = self._senders(h, inside)
+        for step in reversed(range(self._module.steps)):
+            heard, before = kept[:, step, 0].contiguous(), states[step]
+            gates = kept[:, step, 1:].contiguous()
+            d_heard, dh = self._gru.backward((d,), (heard, before, gates), into)
+            assert d_heard is not None and dh is not None
+            self._messages_back(d_heard, before, senders, inside, dh, into)
+            d = dh
+        return d
+
+    def _messages_back(
+        self,
+        d_heard: Tensor,
+        h: Tensor,
+        senders: _Senders,
+        inside: Inside,
+        dh: Tensor,
+        into: GradientSum,
+    ) -> None:
+        """The gradients of the messages' weights; what reaches h is added to ``dh``."""
+        d_sent = d_heard.index_select(0, inside.edges["target"])
+        d_made = h.new_zeros((senders.vertex.shape[0], h.shape[1]))
+        d_made.index_add_(0, senders.of_edge, d_sent)
+        message = self._module.message
+        width = h.shape[1]
+        d_weight, d_bias = torch.zeros_like(message.weight), h.new_zeros(message.weight.shape[0])
+        for t, (vertices, weight, _) in enumerate(self._by_type(senders)):
+            if not vertices.shape[0]:
+                continue
+            d = d_made[senders.bounds[t] : senders.bounds[t + 1]]
+            of_type = slice(t * width, (t + 1) * width)
+            if message.weight.requires_grad:
+                sender = h.index_select(0, vertices)
+                if outer_suits(d, sender):
+                    d_weight[of_type] = outer(d, sender)
+                else:
+                    torch.mm(d.t(), sender, out=d_weight[of_type])
+            torch.sum(d, 0, out=d_bias[of_type])
+            dh.index_add_(0, vertices, times(d, weight))
+        _add(message.weight, d_weight, into)
+        if message.bias is not None:
+            _add(message.bias, d_bias, into)
+
+    def _weights(self) -> Weights:
+        message, update = self._module.message, self._module.update
+        biases = (update.bias_ih, update.bias_hh) if update.bias else (None, None)
+        return Weights(
+            message.weight,
+            message.bias,
+            update.weight_ih,
+            biases[0],
+            update.weight_hh,
+            biases[1],
+            self._brief,
+        )
+
+    def _edges(self, inside: Inside) -> Edges:
+        edges, module = inside.edges, self._module
+        kind = edges[module.column] if module.types > 1 else None
+        return Edges(edges["source"], edges["target"], kind)
+
+    def _senders(self, h: Tensor, inside: Inside) -> _Senders:
+        rows, types = h.shape[0], self._module.types
+        self._module.require_types(inside)
+        source, target = inside.on_host("source"), inside.on_host("target")
+        kind = inside.on_host(self._module.column) if types > 1 else np.zeros_like(source)
+        for column in (source, target):
+            if column.size and (column.min() < 0 or column.max() >= rows):
+                raise self._edges(inside).refuse(rows, types)
+        return _senders(rows, types, source, kind, h.device)
+
+    def _by_type(self, senders: _Senders) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+        """For each type: who sends, weight, bias."""
+        message, types = self._module.message, self._module.types
+        biases = [None] * types if message.bias is None else message.bias.chunk(types)
+        bounds = senders.bounds
+        return [
+            (senders.vertex[bounds[t] : bounds[t + 1]], weight, biases[t])
+            for t, weight in enumerate(message.weight.chunk(types))
+        ]
+
+
+@final
+class _SumKernel(AbstractBundleKernel):
+    def __init__(self, module: GatedSum) -> None:
+        self._module = module
+
+    def forward(
+        self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        h, *given = inputs
+        self._module.require_features(given)
+        x = given[0] if given else None
+        if x is None or x.ndim == 1:
+            found = sum_forward(h, x, inside.lengths, self._maps())
+            if found is not None:
+                y, made = found
+                return (y,), (h, *given, made)
+        gate, value = self._module.gate, self._module.value
+        width = self._module.hidden
+        made = affine(h, *self._both()).view(h.shape[0], 2, value.out_features)
+        for x in given:
+            of_x = gate.weight[:, width:]
+            made[:, 0] += of_x.t().index_select(0, x) if x.ndim == 1 else x.to(h.dtype) @ of_x.t()
+        made[:, 0].sigmoid_()
+        y = h.new_zeros((inside.lengths.shape[0], value.weight.shape[0]))
+        y.index_add_(0, inside.segment, made[:, 0] * made[:, 1])
+        return (y,), (h, *given, made)
+
+    def backward(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        residuals: tuple[Tensor, ...],
+        into: GradientSum,
+        inside: Inside,
+    ) -> tuple[Tensor | None, ...]:
+        found = self._native_backward(gradients, residuals, None, into, inside)
+        if found is not None:
+            return found
+        (dy,), (h, *given, made) = gradients, residuals
+        assert dy is not None
+        # Gate and value change places: the slope of each is the other.
+        d = made.flip(1).mul_(dy.index_select(0, inside.segment)[:, None])
+        sigmoid_backward_(d[:, 0], made[:, 0])
+        out = d.shape[2]
+        flat = d.view(-1, 2 * out)
+        d_weight, d_bias = flat.t() @ h, flat.sum(0)
+        module = self._module
+        columns, dx = [d_weight[:out]], []
+        for x in given:
+            columns.append(self._column_gradient(x, d[:, 0]))
+            of_x = module.gate.weight[:, module.hidden :]
+            dx.append(d[:, 0] @ of_x if x.is_floating_point() else None)
+        _add(module.gate.weight, torch.cat(columns, 1), into)
+        _add(module.gate.bias, d_bias[:out], into)
+        _add(module.value.weight, d_weight[out:], into)
+        _add(module.value.bias, d_bias[out:], into)
+        return (times(flat, self._both()[0]), *dx)
+
+    def backward_rows(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        rows: IntArray,
+        into: GradientSum,
+        inside: Inside,
+        *,
+        wanted: bool = True,
+    ) -> tuple[Tensor | None, ...]:
+        found = self._native_backward(gradients, kept, rows, into, inside)
+        if found is not None:
+            return found
+        return super().backward_rows(gradients, kept, rows, into, inside)
+
+    def _native_backward(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside,
+    ) -> tuple[Tensor | None, ...] | None:
+        """The gradients, or None where torch is to find them."""
+        (dy,), (h, *given, made) = gradients, kept
+        nothing = (None,) * len(given)
+        if dy is None:
+            return (None, *nothing)
+        x = given[0] if given else None
+        if x is not None and x.ndim > 1:
+            return None
+        maps = self._maps()
+        found = sum_backward(dy.contiguous(), h, x, made, rows, inside.lengths, maps)
+        if found is None:
+            return None
+        dh, slopes = found
+        module = self._module
+        _add(module.gate.weight, slopes.gate, into)
+        _add(module.gate.bias, slopes.gate_bias, into)
+        _add(module.value.weight, slopes.value, into)
+        _add(module.value.bias, slopes.value_bias, into)
+        return (dh, *nothing)
+
+    def _maps(self) -> Maps:
+        gate, value = self._module.gate, self._module.value
+        return Maps(gate.weight, gate.bias, value.weight, value.bias)
+
+    def _both(self) -> tuple[Tensor, Tensor]:
+        """The maps of h to gate and value, as one."""
+        gate, value = self._module.gate, self._module.value
+        width = self._module.hidden
+        return torch.cat([gate.weight[:, :width], value.weight]), torch.cat([gate.bias, value.bias])
+
+    def _column_gradient(self, x: Tensor, d: Tensor) -> Tensor:
+        if x.ndim > 1:
+            return d.t() @ x.to(d.dtype)
+        return d.new_zeros((self._module.features, d.shape[1])).index_add_(0, x, d).t()
+
+
+def _add(parameter: Tensor, gradient: Tensor, into: GradientSum) -> None:
+    if parameter.requires_grad:
+        assert isinstance(parameter, nn.Parameter)
+        into.add(parameter, gradient)
+
+
+__all__ = ["RADIAL", "GatedGraphCell", "GatedSum"]

@@ -1,0 +1,385 @@
+"""Recurrent networks over whole lists: all steps of many lists in one firing.
+
+    tokens of a bundle ─► cell, along the bundle ─► the state behind its last vertex
+
+``Recurrent`` makes a firing of every step, whose rows may meet other weights at each; here the
+steps of one call see the same weights, and a list costs no message a step. The module looks inside
+bundles: use it with ``input(..., bundle=True)`` and ``through(..., inside=True, pool=True)``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from geartrain.frames.message import IntArray
+from geartrain.graph.admission import Brought, check_of
+from geartrain.native.maps import map_backward, map_forward
+from geartrain.native.rows import take
+from geartrain.nn.cells import TokenRNN
+from geartrain.nn.recurrent import hidden_gradient, squash_hidden_
+from geartrain.nodes.bundle import AbstractBundleKernel, AbstractPlacedKernel, Inside
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.kernel import AbstractRowKernel, kernel_of
+from geartrain.nodes.products import affine, times
+from geartrain.whole.list.loader import lists_backward, lists_forward, require_tokens
+
+
+@final
+class WholeList(nn.Module):
+    """A cell along every list of a batch, from states of zero.
+
+    Inputs: what the cell reads at each vertex, tokens int64 ``(rows,)`` or features
+    ``(rows, in)``, lists one below the other; and an ``Inside`` with their lengths. Output: the
+    state behind the last vertex of each list, ``(lists, hidden)`` (that of an empty list is zero),
+    with ``every`` behind each vertex, ``(rows, hidden)``; a tuple where the cell has several.
+
+    Args:
+        cell: ``nn.RNNCell``, ``nn.GRUCell`` or ``nn.LSTMCell``, called as torch has them; any other
+            as in ``Recurrent``: ``(state, x) -> state``, with several states ``(*states, x)``.
+        every: Whether the state behind each vertex is wanted; the node must not pool then.
+        hidden: Width of a state; None: the cell's ``hidden``, ``hidden_size`` or ``weight``.
+        states: How many states a cell of your own has.
+
+    ``TokenRNN`` and ``nn.RNNCell`` have a bundle kernel, which keeps the states and does all steps
+    in one call of C; with other cells the module runs again for the gradient.
+
+    Raises:
+        DataError: From the kernel: a token is none of the cell's.
+        ValueError: The width is not known, or ``states`` is not positive.
+    """
+
+    def __init__(
+        self,
+        cell: nn.Module,
+        *,
+        every: bool = False,
+        hidden: int | None = None,
+        states: int = 1,
+    ) -> None:
+        super().__init__()
+        if states < 1:
+            raise ValueError(f"WholeList(states={states}): give 1 or more")
+        self.cell, self.every = cell, every
+        self.states = 2 if isinstance(cell, nn.LSTMCell) else states
+        self.hidden = _width(cell) if hidden is None else hidden
+
+    def forward(self, x: Tensor, inside: Inside) -> Tensor | tuple[Tensor, ...]:
+        lengths = inside.lengths
+        order, starts = _longest_first(lengths)
+        like = next((p for p in self.cell.parameters() if p.is_floating_point()), x)
+        state = tuple(
+            torch.zeros(lengths.shape[0], self.hidden, dtype=like.dtype, device=x.device)
+            for _ in range(self.states)
+        )
+        made: list[tuple[Tensor, ...]] = []  # behind each step, of the lists that have it
+        ended: list[tuple[Tensor, ...]] = []  # of lists that end, the shortest first
+        rows: list[Tensor] = []
+        for step, n in enumerate(_going(lengths)):
+            ended.append(tuple(s[n:] for s in state))
+            rows.append(starts[:n] + step)
+            state = self._step(x.index_select(0, rows[-1]), tuple(s[:n] for s in state))
+            made.append(state)
+        if self.every:
+            return self._placed([torch.cat(s) for s in zip(*made, strict=True)], torch.cat(rows))
+        ended.append(state)
+        last = [torch.cat(s) for s in zip(*reversed(ended), strict=True)]
+        return self._placed(last, order)
+
+    def check_instances(self, brought: Brought) -> None:
+        """What the cell demands of what it reads, given to it as a column.
+
+        Raises:
+            DataError: One of the instances brings something else.
+        """
+        check = check_of(self.cell)
+        if check is not None and brought.payload is not None:
+            check(Brought(brought.lengths, None, {"x": brought.payload[0].numpy()}))
+
+    def bundle_kernel(self) -> AbstractBundleKernel | None:
+        """Keeps what the cell read and the states; None for a cell without one."""
+        cell = self.cell
+        if isinstance(cell, TokenRNN) and type(cell) is TokenRNN:
+            table = kernel_of(cell.embedding)
+            return None if table is None else _ListKernel(_Tokens(cell, table), every=self.every)
+        if type(cell) is nn.RNNCell:
+            return _ListKernel(_Features(cell), every=self.every)
+        return None
+
+    def _step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        cell: Callable[..., Any] = self.cell
+        if isinstance(cell, nn.LSTMCell):
+            return tuple(cell(x, state))
+        made = cell(x, *state) if isinstance(cell, nn.RNNCellBase) else cell(*state, x)
+        return (made,) if isinstance(made, Tensor) else tuple(made)
+
+    def _placed(self, columns: list[Tensor], where: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """The columns in the order of the batch, of which they have the places given."""
+        back = torch.empty_like(where)
+        back[where] = torch.arange(where.shape[0], device=where.device)
+        found = tuple(column.index_select(0, back) for column in columns)
+        return found[0] if len(found) == 1 else found
+
+
+def _width(cell: nn.Module) -> int:
+    for name in ("hidden", "hidden_size"):
+        if isinstance(found := getattr(cell, name, None), int):
+            return found
+    if isinstance(weight := getattr(cell, "weight", None), Tensor) and weight.ndim == 2:
+        return int(weight.shape[0])
+    raise ValueError(
+        f"WholeList({type(cell).__name__}): how wide is its state? The cell has no 'hidden' nor "
+        "'hidden_size'; give WholeList(..., hidden=...)"
+    )
+
+
+def _going(lengths: Tensor) -> list[int]:
+    """How many lists have a first, a second, ... vertex."""
+    ended = torch.bincount(lengths).cumsum(0)
+    return (lengths.shape[0] - ended[:-1]).tolist()
+
+
+class _AbstractDrive(ABC):
+    """The cell h' = f(x + W h), and what x is of what it reads.
+
+    Attributes:
+        weight: W, ``(H, H)``.
+        bent: Whether f is tanh; else relu.
+    """
+
+    weight: Tensor
+    bent: bool
+
+    def table(self, rows: int) -> int | None:
+        """Rows of the table that x is looked up in for so many vertices; None: a row for each."""
+        return None
+
+    @abstractmethod
+    def driven(self, read: Tensor, table: int | None) -> Tensor:
+        """x, ``(table, H)`` or ``(rows, H)``.
+
+        Args:
+            read: What the vertices bring, ``(rows, ...)``.
+            table: As ``table(rows)`` says.
+        """
+
+    @abstractmethod
+    def back(
+        self, d: Tensor, read: Tensor, table: int | None, into: GradientSum, *, wanted: bool
+    ) -> Tensor | None:
+        """From the gradient of x to those of the parameters but W, and of what was read."""
+
+    @abstractmethod
+    def learn(self, d_weight: Tensor, into: GradientSum) -> None:
+        """Add the gradient of W."""
+
+
+@final
+class _Tokens(_AbstractDrive):
+    """Of ``TokenRNN``; where there are fewer tokens than rows, x is made once for each token."""
+
+    def __init__(self, cell: TokenRNN, embedding: AbstractRowKernel) -> None:
+        self._cell, self._embedding = cell, embedding
+        self.weight, self.bent = cell.weight, cell.nonlinearity == "tanh"
+
+    def table(self, rows: int) -> int | None:
+        embedding = self._cell.embedding
+        n = embedding.num_embeddings
+        return None if embedding.sparse or n > rows else n
+
+    def driven(self, read: Tensor, table: int | None) -> Tensor:
+        cell = self._cell
+        x = cell.embedding.weight if table is not None else self._looked_up(read)
+        if cell.input_weight is None:
+            return x + cell.bias
+        made = map_forward(x, cell.input_weight, cell.bias) if table is not None else None
+        return affine(x, cell.input_weight, cell.bias) if made is None else made
+
+    def back(
+        self, d: Tensor, read: Tensor, table: int | None, into: GradientSum, *, wanted: bool
+    ) -> None:
+        cell, weight = self._cell, self._cell.input_weight
+        embedding = cell.embedding.weight
+        if weight is None:
+            _add(cell.bias, d.sum(0), into)
+        else:
+            x = embedding.detach() if table is not None else self._looked_up(read)
+            learns = embedding.requires_grad
+            found = map_backward(d, x, weight, wanted=learns) if table is not None else None
+            if found is None:
+                found = times(d, weight) if learns else None, d.t() @ x, d.sum(0)
+            d_read, d_weight, d_bias = found
+            _add(weight, d_weight, into)
+            _add(cell.bias, d_bias, into)
+            if d_read is None:
+                return
+            d = d_read
+        if table is None:
+            self._embedding.backward((d,), (read,), into)
+        else:
+            _add(embedding, d, into)
+
+    def learn(self, d_weight: Tensor, into: GradientSum) -> None:
+        _add(self._cell.weight, d_weight, into)
+
+    def _looked_up(self, read: Tensor) -> Tensor:
+        require_tokens(read, self._cell.embedding.num_embeddings)
+        (x,), _ = self._embedding.forward(read)
+        return x
+
+
+@final
+class _Features(_AbstractDrive):
+    """Of ``nn.RNNCell``."""
+
+    def __init__(self, cell: nn.RNNCell) -> None:
+        self._cell = cell
+        self.weight, self.bent = cell.weight_hh, cell.nonlinearity == "tanh"
+
+    def driven(self, read: Tensor, table: int | None) -> Tensor:
+        cell = self._cell
+        return affine(read, cell.weight_ih, cell.bias_ih + cell.bias_hh if cell.bias else None)
+
+    def back(
+        self, d: Tensor, read: Tensor, table: int | None, into: GradientSum, *, wanted: bool
+    ) -> Tensor | None:
+        cell = self._cell
+        if cell.weight_ih.requires_grad:
+            into.add_product(cast(nn.Parameter, cell.weight_ih), d, read)
+        if cell.bias:
+            _add(cell.bias_ih, d.sum(0), into)
+            _add(cell.bias_hh, d.sum(0), into)
+        return times(d, cell.weight_ih) if wanted else None
+
+    def learn(self, d_weight: Tensor, into: GradientSum) -> None:
+        _add(self._cell.weight_hh, d_weight, into)
+
+
+@final
+class _ListKernel(AbstractPlacedKernel):
+    """All steps of a cell h' = f(x + W h); keeps what it read and the states.
+
+    Gradients are those of the states of then, with the weights, and the tokens' vectors, of now.
+    """
+
+    looks_up = True
+    room_for = 1
+
+    def __init__(self, drive: _AbstractDrive, *, every: bool) -> None:
+        self._drive, self._every = drive, every
+
+    def forward(
+        self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        (read,) = inputs
+        drive, lengths, n = self._drive, inside.lengths, read.shape[0]
+        table = drive.table(n)
+        x, tokens = drive.driven(read, table), read if table is not None else None
+        kept = x.new_empty((n, x.shape[1])) if room is None else room
+        last = lists_forward(x, tokens, lengths, drive.weight, kept, bent=drive.bent)
+        if last is None:
+            last = self._steps(x, tokens, lengths, kept)
+        return (kept.clone() if self._every else last,), (read, kept)
+
+    def backward_at(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        residuals: tuple[Tensor, ...],
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside,
+        *,
+        wanted: bool,
+    ) -> tuple[Tensor | None, ...]:
+        (dy,), (read, kept) = gradients, residuals
+        if dy is None:
+            return (None,)
+        drive, lengths = self._drive, inside.lengths
+        table = drive.table(kept.shape[0] if rows is None else rows.size)
+        tokens = read if table is not None else None
+        found = lists_backward(
+            dy.contiguous(),
+            kept,
+            tokens,
+            rows,
+            lengths,
+            drive.weight,
+            table or 0,
+            bent=drive.bent,
+            every=self._every,
+        )
+        if table is None and rows is not None:
+            (read,) = take((read,), rows)
+        if found is None:
+            if rows is not None:
+                (kept,) = take((kept,), rows)
+                if table is not None:
+                    (read,) = take((read,), rows)
+            found = self._steps_back(dy, read, kept, lengths, table)
+        d, d_weight = found
+        drive.learn(d_weight, into)
+        return (drive.back(d, read, table, into, wanted=wanted),)
+
+    def _steps(self, x: Tensor, tokens: Tensor | None, lengths: Tensor, kept: Tensor) -> Tensor:
+        """What ``lists_forward`` does, in torch."""
+        if tokens is not None:
+            require_tokens(tokens, x.shape[0])
+        drive, f = self._drive, "tanh" if self._drive.bent else "relu"
+        order, starts = _longest_first(lengths)
+        last = x.new_zeros((lengths.shape[0], x.shape[1]))
+        h = last
+        for step, n in enumerate(_going(lengths)):
+            rows = starts[:n] + step
+            h = x.index_select(0, rows if tokens is None else tokens[rows]).addmm_(
+                h[:n], drive.weight.t()
+            )
+            squash_hidden_(h, f)
+            kept[rows] = h
+            last[order[:n]] = h
+        return last
+
+    def _steps_back(
+        self, dy: Tensor, read: Tensor, kept: Tensor, lengths: Tensor, table: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """What ``lists_backward`` does, in torch."""
+        drive, f = self._drive, "tanh" if self._drive.bent else "relu"
+        order, starts = _longest_first(lengths)
+        d = torch.empty_like(kept)
+        d_weight = torch.zeros_like(drive.weight)
+        g = dy.new_zeros((0, dy.shape[1]))
+        going = _going(lengths)
+        for step in reversed(range(len(going))):
+            n, before = going[step], g.shape[0]
+            rows = starts[:n] + step
+            if self._every:
+                more, g = g, dy.index_select(0, rows)
+                g[:before] += more
+            else:
+                g = torch.cat([g, dy.index_select(0, order[before:n])])
+            slope = hidden_gradient(g, kept.index_select(0, rows), f)
+            d[rows] = slope
+            if step:
+                d_weight.addmm_(slope.t(), kept.index_select(0, rows - 1))
+                g = slope @ drive.weight
+        if table is None:
+            return d, d_weight
+        return d.new_zeros((table, d.shape[1])).index_add_(0, read, d), d_weight
+
+
+def _longest_first(lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Lists by length, and the first row of each in that order."""
+    order = lengths.argsort(descending=True, stable=True)
+    return order, (lengths.cumsum(0) - lengths)[order]
+
+
+def _add(parameter: Tensor, gradient: Tensor, into: GradientSum) -> None:
+    if parameter.requires_grad:
+        assert isinstance(parameter, nn.Parameter)
+        into.add(parameter, gradient, given=True)
+
+
+__all__ = ["WholeList"]

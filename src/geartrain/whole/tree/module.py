@@ -1,0 +1,351 @@
+"""Whole trees in one firing: all heights of many trees, each height a batch.
+
+    x, parent, slot, Inside ─► leaf at the leaves ─► branch, height by height ─► h at every vertex
+
+An ordinary module of any two cells; for the Tree-LSTM's it also has a bundle kernel, which does all
+heights in one call of C each way, where there are native kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from geartrain.device import upload
+from geartrain.errors import DataError
+from geartrain.frames.message import IntArray
+from geartrain.graph.admission import Brought, check_of
+from geartrain.native.rows import take
+from geartrain.nn.cells import TreeLSTMBranch, TreeLSTMLeaf
+from geartrain.nodes.bundle import AbstractBundleKernel, AbstractPlacedKernel, Inside
+from geartrain.nodes.call import as_payload
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.kernel import AbstractRowKernel, kernel_of, may_have_kernel
+from geartrain.nodes.products import affine
+from geartrain.whole.tree.loader import (
+    Forest,
+    Grove,
+    TreeSlopes,
+    TreeWeights,
+    forest_backward,
+    forest_forward,
+    forest_of,
+    takes,
+    threads_of,
+)
+
+ROWS_AT_ONCE: Final = 1024
+"""Vertices whose gates stay in the processor's caches: more at once are computed no faster."""
+
+
+@final
+class WholeTree(nn.Module):
+    """A network over binary trees, from the leaves to the root, in one call.
+
+        state(v) = leaf(x_v) at a leaf, branch(states of its two children) elsewhere
+
+    Inputs: x ``(rows, ...)``, one row a vertex, of which those of the leaves are read (word ids
+    with -1 elsewhere will do); parent and slot int64 ``(rows,)``, as ``read=("parent", "slot")``
+    hands them on: the parent of each vertex in its tree, -1 at a root, and whether it is the left
+    (0) or the right (1) child; an ``Inside``. Output: the first state of every vertex, h
+    ``(rows, H)``:
+
+        words = graph.input("word", bundle=True)
+        tree = WholeTree(TreeLSTMLeaf(64, 64, vocabulary=9000), TreeLSTMBranch(64))
+        h = words.through(tree, read=("parent", "slot"), inside=True)
+
+    The shape ``Tree`` makes a firing of each step instead: there leaf and branch may be parts on
+    workers of their own, and a vertex goes on as soon as both children are there. Here all vertices
+    of a tree see the same weights, and a step costs no message.
+
+    Args:
+        leaf: ``(x) -> states``, one tensor or a tuple; such as ``TreeLSTMLeaf``.
+        branch: ``(*states of children) -> states``, each ``(n, 2, ...)``, left before right; such
+            as ``TreeLSTMBranch``.
+
+    Raises:
+        DataError: The columns are no binary trees; names the vertex. Behind an input that is found
+            before the instance enters.
+
+    Source: Tai, Socher, Manning 2015, arXiv:1503.00075; heights as batches as in Looks et al. 2017,
+    arXiv:1702.02181.
+    """
+
+    def __init__(self, leaf: nn.Module, branch: nn.Module) -> None:
+        super().__init__()
+        self.leaf, self.branch = leaf, branch
+
+    def forward(self, x: Tensor, parent: Tensor, slot: Tensor, inside: Inside) -> Tensor:
+        forest = _forest(parent, slot, inside)
+        order, child = upload(forest.order, x.device), upload(forest.child, x.device)
+        leaves = forest.leaves
+        place = torch.empty_like(order)
+        place[order] = torch.arange(order.shape[0], device=order.device)
+        below = place[child]
+        made = as_payload(self.leaf(x.index_select(0, order[:leaves])))
+        states = [y.new_empty((order.shape[0], *y.shape[1:])) for y in made]
+        begin = 0
+        for end in forest.bounds[1:].tolist():
+            if begin:
+                pairs = below[begin - leaves : end - leaves].flatten()
+                chosen = [s.index_select(0, pairs) for s in states]
+                given = [s.view(-1, 2, *s.shape[1:]) for s in chosen]
+                made = as_payload(self.branch(*given))
+            for state, y in zip(states, made, strict=True):
+                state[begin:end] = y
+            begin = end
+        return states[0].index_select(0, place)
+
+    def check_instances(self, brought: Brought) -> None:
+        """Binary trees, and what the leaf demands of those of its rows that are leaves.
+
+        Raises:
+            DataError: One of the instances brings something else.
+        """
+        if len(brought.columns) != 2:
+            return
+        parent, slot = (np.ascontiguousarray(c, np.int64) for c in brought.columns.values())
+        forest = forest_of(parent, slot, brought.lengths)
+        check = check_of(self.leaf)
+        if check is not None and brought.payload is not None:
+            leaves = forest.order[: forest.leaves]  # ascending
+            lengths = np.diff(np.searchsorted(leaves, brought.lengths.cumsum()), prepend=0)
+            check(Brought(lengths, take(brought.payload, leaves)))
+
+    def bundle_kernel(self) -> AbstractBundleKernel | None:
+        """Of a Tree-LSTM: keeps x, parent, slot, gates and cells; None: run it again.
+
+        Gradients are those of the gates and cells of then, with the weights of now.
+        """
+        leaf, branch = self.leaf, self.branch
+        if not (isinstance(leaf, TreeLSTMLeaf) and isinstance(branch, TreeLSTMBranch)):
+            return None
+        if not (may_have_kernel(leaf) and may_have_kernel(branch)):
+            return None
+        if leaf.hidden != branch.hidden:
+            return None
+        table = None if leaf.embedding is None else kernel_of(leaf.embedding)
+        if leaf.embedding is not None and table is None:
+            return None
+        return _TreeKernel(leaf, branch, table)
+
+
+def _require_integers(parent: Tensor, slot: Tensor) -> None:
+    for name, column in (("parent", parent), ("slot", slot)):
+        if column.is_floating_point():
+            raise DataError(
+                f"WholeTree: column {name} holds {column.dtype}; vertices and slots are integers"
+            )
+
+
+def _forest(parent: Tensor, slot: Tensor, inside: Inside) -> Forest:
+    _require_integers(parent, slot)
+    return forest_of(*(x.cpu().numpy() for x in (parent, slot, inside.lengths)))
+
+
+def _groves(parent: Tensor, slot: Tensor, inside: Inside, hidden: int) -> list[Grove]:
+    """As many trees at a time as stay near between one height and the next; all threads busy."""
+    _require_integers(parent, slot)
+    parents, slots, lengths = (x.numpy() for x in (parent, slot, inside.lengths))
+    ends, total = lengths.cumsum(), parents.size
+    threads = threads_of(total, hidden)
+    most = -(-total // (threads * -(-total // (threads * ROWS_AT_ONCE)))) if total else 1
+    found: list[Grove] = []
+    start = first = 0
+    while first < lengths.size:
+        last = max(int(np.searchsorted(ends, start + most, "right")), first + 1)
+        if total - start <= most * 5 // 4:  # no crumbs
+            last = lengths.size
+        rows = slice(start, int(ends[last - 1]))
+        found.append(Grove(forest_of(parents[rows], slots[rows], lengths[first:last]), rows))
+        start, first = rows.stop, last
+    if start != total:  # refused, as there are other vertices than trees say
+        forest_of(parents, slots, lengths)
+    return found
+
+
+@final
+class _TreeKernel(AbstractPlacedKernel):
+    """All heights in C, or in torch where there are no kernels or the tensors are elsewhere."""
+
+    looks_up = True
+    room_for = 3
+
+    def __init__(
+        self,
+        leaf: TreeLSTMLeaf,
+        branch: TreeLSTMBranch,
+        table: AbstractRowKernel | None,
+        *,
+        brief: bool = False,
+    ) -> None:
+        self._leaf, self._branch, self._table, self._brief = leaf, branch, table, brief
+
+    def for_bf16(self) -> AbstractBundleKernel:
+        return _TreeKernel(self._leaf, self._branch, self._table, brief=True)
+
+    def forward(
+        self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        x, parent, slot = inputs
+        weights = self._weights()
+        kept = room
+        if kept is None:
+            kept = weights.leaf.new_empty((x.shape[0], weights.kept()))
+        h = kept.new_empty((x.shape[0], weights.hidden))
+        done = False
+        if x.is_cpu and takes(weights):
+            groves = _groves(parent, slot, inside, weights.hidden)
+            entering = [self._entering(x[g.rows].index_select(0, g.leaves)) for g in groves]
+            done = forest_forward(groves, entering, weights, kept, h)
+        if not done:
+            self._heights(x, _Placed(_forest(parent, slot, inside), x.device), weights, kept, h)
+        return (h,), (x, parent, slot, kept)
+
+    def backward_at(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        residuals: tuple[Tensor, ...],
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside,
+        *,
+        wanted: bool,
+    ) -> tuple[Tensor | None, ...]:
+        (dh,), (x, parent, slot, kept) = gradients, residuals
+        if dh is None:
+            return None, None, None
+        if rows is not None:
+            x, parent, slot = take((x, parent, slot), rows)
+        weights, has_table = self._weights(), self._table is not None
+        wanted = self._table_learns() if has_table else wanted
+        found, places = None, []
+        if dh.is_cpu and takes(weights):
+            groves = _groves(parent, slot, inside, weights.hidden)
+            found = forest_backward(groves, dh.contiguous(), kept, rows, weights, wanted=wanted)
+            places = [(g.rows, g.leaves) for g in groves]
+        if found is None:
+            if rows is not None:
+                (kept,) = take((kept,), rows)
+            at = _Placed(_forest(parent, slot, inside), dh.device)
+            found = self._heights_back(dh, at, weights, kept, wanted=wanted)
+            places = [(slice(0, x.shape[0]), at.leaves)] if x.shape[0] else []
+        if places:
+            _give(self._leaf.weight, found.leaf, into)
+            _give(self._leaf.bias, found.leaf_bias, into)
+            _give(self._branch.weight, found.branch, into)
+            _give(self._branch.bias, found.branch_bias, into)
+        dx = x.new_zeros(x.shape) if wanted and not has_table else None
+        for (mine, leaves), each in zip(places, found.x, strict=False):
+            if self._table is not None:
+                ids = x[mine].index_select(0, leaves)
+                self._table.backward((each,), (ids,), into)
+            elif dx is not None:
+                dx[mine].index_copy_(0, leaves, each)
+        return dx, None, None
+
+    def _heights(
+        self, x: Tensor, at: _Placed, weights: TreeWeights, kept: Tensor, h: Tensor
+    ) -> None:
+        """What ``forest_forward`` does, in torch."""
+        width, entering = weights.hidden, self._entering(x.index_select(0, at.leaves))
+        for v, pair in at.heights():
+            if pair is None:
+                rest = entering
+                made = affine(entering, weights.leaf, weights.leaf_bias)
+                i, o = made[:, : 2 * width].sigmoid().chunk(2, 1)
+                u = made[:, 2 * width :].tanh()
+                c = i * u
+            else:
+                below = h.index_select(0, pair).view(-1, 2 * width)
+                made = affine(below, weights.branch, weights.branch_bias)
+                gates = made[:, : 4 * width].sigmoid()
+                i, rest, o = gates.split([width, 2 * width, width], 1)  # type: ignore[no-untyped-call]
+                u = made[:, 4 * width :].tanh()
+                c_below = kept.index_select(0, pair)[:, _C * width : _REST * width]
+                c = i * u + (rest.reshape(-1, 2, width) * c_below.view(-1, 2, width)).sum(1)
+            t = c.tanh()
+            row = torch.cat([i, o, u, t, c, rest], 1)
+            kept[v, : row.shape[1]] = row
+            h[v] = o * t
+
+    def _heights_back(
+        self, dh: Tensor, at: _Placed, weights: TreeWeights, kept: Tensor, *, wanted: bool
+    ) -> TreeSlopes:
+        """What ``forest_backward`` does, in torch."""
+        width, depth = weights.hidden, weights.depth
+        d, dc = dh.clone(), torch.zeros_like(dh)
+        slopes = [torch.zeros_like(w) for w in weights.trained()]
+        leaf, leaf_bias, branch, branch_bias = slopes
+        d_x = dh.new_empty((0, depth))
+        for v, pair in reversed(list(at.heights())):
+            row = kept.index_select(0, v)
+            i, o, u, t, _ = row[:, : _REST * width].chunk(_REST, 1)
+            whole = d[v] * o * (1 - t * t) + dc[v]
+            d_i = whole * u * (i * (1 - i))
+            d_o = d[v] * t * (o * (1 - o))
+            d_u = whole * i * (1 - u * u)
+            if pair is None:
+                gates = torch.cat([d_i, d_o, d_u], 1)
+                leaf.addmm_(gates.t(), row[:, _REST * width : _REST * width + depth])
+                leaf_bias += gates.sum(0)
+                d_x = gates @ weights.leaf if wanted else d_x
+                continue
+            f = row[:, _REST * width : (_REST + 2) * width].reshape(-1, 2, width)
+            _, o_below, _, t_below, c_below = (
+                kept.index_select(0, pair)[:, : _REST * width].view(-1, 2, _REST, width).unbind(2)
+            )
+            d_f = (whole[:, None] * c_below * (f * (1 - f))).flatten(1)
+            gates = torch.cat([d_i, d_f, d_o, d_u], 1)
+            dc[pair] = (whole[:, None] * f).view(-1, width)  # a vertex has one parent
+            d[pair] += (gates @ weights.branch).view(-1, width)
+            branch.addmm_(gates.t(), (o_below * t_below).flatten(1))
+            branch_bias += gates.sum(0)
+        return TreeSlopes([d_x] if wanted else [], leaf, leaf_bias, branch, branch_bias)
+
+    def _entering(self, x: Tensor) -> Tensor:
+        if self._table is not None:
+            (x,), _ = self._table.forward(x)
+        return x.contiguous()
+
+    def _weights(self) -> TreeWeights:
+        leaf, branch = self._leaf, self._branch
+        return TreeWeights(leaf.weight, leaf.bias, branch.weight, branch.bias, brief=self._brief)
+
+    def _table_learns(self) -> bool:
+        embedding: Any = self._leaf.embedding
+        return embedding is not None and embedding.weight.requires_grad
+
+
+_C, _REST = 4, 5  # of what is kept of a vertex, in widths: i, o, u, tanh(c), c and the rest
+
+
+@final
+class _Placed:
+    """A forest as tensors where the rows are."""
+
+    def __init__(self, forest: Forest, device: torch.device) -> None:
+        self._bounds: list[int] = forest.bounds.tolist()
+        self._order = upload(forest.order, device)
+        self._child = upload(forest.child, device)
+        self.leaves = self._order[: forest.leaves]
+
+    def heights(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """For each height its vertices, and their children in pairs; None: leaves."""
+        begin, leaves = 0, self._bounds[1]
+        for end in self._bounds[1:]:
+            pair = self._child[begin - leaves : end - leaves].flatten() if begin else None
+            yield self._order[begin:end], pair
+            begin = end
+
+
+def _give(parameter: nn.Parameter, gradient: Tensor, into: GradientSum) -> None:
+    if parameter.requires_grad:
+        into.add(parameter, gradient, given=True)
+
+
+__all__ = ["WholeTree"]
