@@ -25,6 +25,7 @@ from geartrain.engine.instrument import AbstractMeter
 from geartrain.engine.mailbox import AbstractPolicy, Sweeps
 from geartrain.engine.order import ranks
 from geartrain.engine.placement import place
+from geartrain.engine.portion import AbstractPortion, UpdatesWorth
 from geartrain.engine.rounds import Rounds
 from geartrain.engine.router import Outbox, Router
 from geartrain.engine.worker import Finished, WorkerState
@@ -57,6 +58,7 @@ class Settings:
         ramp: How training gets there.
         max_rows: Most rows in one firing.
         policy: Makes the policy of each worker, from its index.
+        portion: How much one firing takes.
         drain: Admit only when nothing is in flight: synchronous minibatches.
         lanes: Every worker runs the whole graph for its own instances, all with the same weights.
         precision: Of rows and products.
@@ -70,6 +72,7 @@ class Settings:
     ramp: AbstractRamp = field(default_factory=Ramp)
     max_rows: int = 4096
     policy: Callable[[int], AbstractPolicy] = lambda worker: Sweeps()
+    portion: AbstractPortion = field(default_factory=UpdatesWorth)
     drain: bool = False
     lanes: bool = False
     precision: Precision = "full"
@@ -237,6 +240,7 @@ class Engine:
             self.home,
             self.router,
             self.settings.policy(w),
+            self.settings.portion,
             self.settings.max_rows,
             self._ranks,
             self.settings.meter,

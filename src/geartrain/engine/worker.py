@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, cast, final
+from typing import cast, final
 
 import numpy as np
 
 from geartrain.engine.cohorts import Cohorts
 from geartrain.engine.instrument import AbstractMeter
 from geartrain.engine.mailbox import AbstractPolicy, Queue
+from geartrain.engine.portion import AbstractPortion
 from geartrain.engine.router import BACKWARD, Delivery, Outbox, Router
 from geartrain.errors import GeartrainError, WorkerError
 from geartrain.frames.frame import Arena
@@ -89,6 +90,7 @@ class WorkerState:
         home: Node number to worker, for all nodes.
         router: Follows the wires.
         policy: What fires next.
+        portion: How much a firing takes.
         max_rows: Most rows in one firing.
         ranks: Node number to its places in the graph, as ``order.ranks`` gives them.
         meter: Measures what nodes compute, or None.
@@ -103,6 +105,7 @@ class WorkerState:
         home: Mapping[int, int],
         router: Router,
         policy: AbstractPolicy,
+        portion: AbstractPortion,
         max_rows: int,
         ranks: Mapping[int, tuple[int, int]],
         meter: AbstractMeter | None = None,
@@ -114,10 +117,10 @@ class WorkerState:
         self.progress = 0
         self._nodes = {n.id: n for n in nodes}
         self.parts = dict(parts)
-        self._light = sum(part.size for part in self.parts.values()) <= _LIGHT
+        self._weights = sum(part.size for part in self.parts.values())
         windowed = {name for name, part in parts.items() if part.rules.window is not None}
         self._bounded = {n.id for n in nodes if n.part_name in windowed}
-        self._home, self._router, self._policy = home, router, policy
+        self._home, self._router, self._policy, self._portions = home, router, policy, portion
         self._max_rows, self._ranks = max_rows, ranks
         self._queues: dict[tuple[int, int], Queue] = {}
         self._ready: dict[Queue, None] = {}
@@ -366,18 +369,10 @@ class WorkerState:
         return self._policy.choose(choices)
 
     def _most_adding(self, queue: Queue, node: AbstractNode) -> int | None:
-        """Most messages of one firing that adds gradients: as many as the update lacks.
-
-        Rows that move in lockstep would else come back together, and one update would take them
-        all, however few it was asked for. None: any number.
-        """
+        """Most messages of one firing that adds gradients; None: any number."""
         if not self.train or node.part_name is None:
             return None
-        part = self.parts[node.part_name]
-        lacking = part.lacking
-        if lacking is None or part.trigger.unit != "rows" or not (queue.bundled or node.bundled):
-            return lacking
-        return queue.messages_with(lacking, node.lengths)
+        return self._portions.adding(queue, node, self.parts[node.part_name])
 
     def _reserve(self, node: AbstractNode, batches: Sequence[Forward | Backward]) -> None:
         """Tell other lanes what a firing is going to add."""
@@ -391,30 +386,14 @@ class WorkerState:
         part.reserve(units)
 
     def _portion(self, queue: Queue, node: AbstractNode) -> int:
-        """Most bundles of one firing: about what one update wants of them.
-
-        Where gradients are added, as many as the update still lacks. Forward as many as a whole
-        update takes, so that what waits for its way back has seen few updates; but enough payload
-        rows to be worth a firing.
-        """
+        """Most bundles of one firing in training."""
         if self._adds_gradients(node, queue.port):
             most = self._most_adding(queue, node)
-            return self._max_rows if most is None else most
-        own = [self.parts[node.part_name]] if node.part_name is not None else self.parts.values()
-        rows, messages = _WORTH, 1
-        for part in own:
-            trigger = part.trigger
-            if trigger.unit is None:
-                return self._max_rows
-            if trigger.unit == "rows":
-                rows = max(rows, trigger.n)
-            else:
-                messages = max(messages, trigger.n)
-        most = max(messages, queue.messages_with(rows, node.lengths))
-        if self._light and messages > 1:
-            more = queue.messages_with(_WORTH_LIGHT, node.lengths)
-            most = max(most, min(_UPDATES_LIGHT * messages, more))
-        return most
+        else:
+            name = node.part_name
+            own = self.parts.values() if name is None else (self.parts[name],)
+            most = self._portions.computing(queue, node, own, self._weights)
+        return self._max_rows if most is None else most
 
     def _compute(
         self, node: AbstractNode, port: int, batches: Sequence[Forward | Backward]
@@ -441,12 +420,6 @@ class WorkerState:
         if emission.spared is not None:
             meter.spared(node.name, emission.spared)
         return emission
-
-
-_WORTH: Final = 512  # payload rows from which on a firing of bundles gains little by more
-_WORTH_LIGHT: Final = 2048  # the same where a row costs next to nothing ...
-_UPDATES_LIGHT: Final = 4  # ... and no more than in so many updates
-_LIGHT: Final = 4096  # weights of a worker's parts, at most, that make a row cost so little
 
 
 def _story(

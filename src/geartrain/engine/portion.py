@@ -1,0 +1,93 @@
+"""How much one firing takes of what waits for a node.
+
+    adds gradients       what the update still lacks, so that no update takes more than it was asked
+    only computes        what one update wants, so that what waits for its way back has seen few
+                         updates; but enough payload rows to be worth a firing
+    evaluation           all there is
+
+A worker asks its ``Portion``; another one is ``Settings(portion=...)``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+from geartrain.engine.mailbox import Queue
+from geartrain.nodes.node import AbstractNode
+from geartrain.parts.part import PartState
+from geartrain.sharing.share import Share
+
+Trained: TypeAlias = PartState | Share
+"""A part on the worker that has it, or a worker's share of one."""
+
+
+class AbstractPortion(ABC):
+    """Says how many messages of a queue one firing of training takes. Stateless."""
+
+    @abstractmethod
+    def adding(self, queue: Queue, node: AbstractNode, part: Trained) -> int | None:
+        """Most messages of a firing that adds gradients to a part; None: any number."""
+
+    @abstractmethod
+    def computing(
+        self, queue: Queue, node: AbstractNode, parts: Collection[Trained], weights: int
+    ) -> int | None:
+        """Most bundles of a firing that only computes; None: any number.
+
+        Args:
+            queue: Where they wait.
+            node: That computes.
+            parts: Its part, or all parts of the worker where it has none.
+            weights: Of all parts of the worker, together.
+        """
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class UpdatesWorth(AbstractPortion):
+    """About what one update wants.
+
+    Args:
+        worth: Payload rows from which on a firing of bundles gains little by more.
+        light: Weights of a worker's parts, at most, that make a row cost next to nothing.
+        worth_light: As ``worth`` where the parts are light ...
+        updates_light: ... and no more than in so many updates.
+    """
+
+    worth: int = 512
+    light: int = 4096
+    worth_light: int = 2048
+    updates_light: int = 4
+
+    def adding(self, queue: Queue, node: AbstractNode, part: Trained) -> int | None:
+        """As many as the update lacks.
+
+        Rows that move in lockstep would else come back together, and one update would take them
+        all, however few it was asked for.
+        """
+        lacking = part.lacking
+        if lacking is None or part.trigger.unit != "rows" or not (queue.bundled or node.bundled):
+            return lacking
+        return queue.messages_with(lacking, node.lengths)
+
+    def computing(
+        self, queue: Queue, node: AbstractNode, parts: Collection[Trained], weights: int
+    ) -> int | None:
+        """As many as a whole update takes, or as are worth a firing."""
+        rows, messages = self.worth, 1
+        for part in parts:
+            trigger = part.trigger
+            if trigger.unit is None:
+                return None
+            if trigger.unit == "rows":
+                rows = max(rows, trigger.n)
+            else:
+                messages = max(messages, trigger.n)
+        most = max(messages, queue.messages_with(rows, node.lengths))
+        if messages > 1 and weights <= self.light:
+            more = queue.messages_with(self.worth_light, node.lengths)
+            most = max(most, min(self.updates_light * messages, more))
+        return most
