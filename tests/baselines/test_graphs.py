@@ -220,6 +220,6 @@ def test_pytorch_geometric_is_imported_in_one_file_that_is_asked_for_late() -> N
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
-            if any(name.startswith(extra) for name in names):
+            if any(f"{name}.".startswith(f"{each}.") for name in names for each in extra):
                 found.add(file.name)
     assert found == {"pyg.py"}

@@ -70,7 +70,7 @@ def test_a_session_counts_messages_that_are_fired_forward() -> None:
     with copies.counted():
         session.fit(instances_of(5, 3, 2), epochs=1)
     assert copies.fired == 5 * 4  # three nodes and the loss
-    assert copies.rows["ir/payload"] >= 5
+    assert copies.rows["nodes/payload"] >= 5
 
 
 def test_the_tables_set_figures_against_the_goals() -> None:
@@ -83,8 +83,8 @@ def test_the_tables_set_figures_against_the_goals() -> None:
              "seconds": [1.0, 3.0, 2.0], "firings": 50_000, "rows_fired": 800_000},
         ],
         "copies": [
-            {"task": "t", "instances": 2, "rows_fired": 10, "rows_moved": {"ir/gather": 25},
-             "bytes_moved": {"ir/gather": 4096, "ir/payload": 4096}},
+            {"task": "t", "instances": 2, "rows_fired": 10, "rows_moved": {"nodes/gather": 25},
+             "bytes_moved": {"nodes/gather": 4096, "nodes/payload": 4096}},
         ],
         "admission": [{"task": "t", "us": [7.0, 9.0, 8.0]}],
     }  # fmt: skip
@@ -93,5 +93,5 @@ def test_the_tables_set_figures_against_the_goals() -> None:
     assert "| chain | yes | 512 | 90 | 160 | 300 | yes |" in lines
     assert "| chain | yes | 1 | 90 | 160 | | |" in lines
     assert "| 2 workers, lanes | 256 | no | 500,000 | 400,000 to 600,000 | 50% | 16 | 80 |" in lines
-    assert "| t | 2.50 | 4.0 | ir/gather 50%, ir/payload 50% |" in lines
+    assert "| t | 2.50 | 4.0 | nodes/gather 50%, nodes/payload 50% |" in lines
     assert lines[-1] == "| t | 8.0 | 7.0 to 9.0 |"

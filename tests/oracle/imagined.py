@@ -23,7 +23,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from geartrain import device as transfer
 from geartrain.engine.engine import Engine, Settings, make_parts
-from geartrain.frames import packed
+from geartrain.frames import packer
 from geartrain.frames.precision import Precision
 from geartrain.graph.graph import Graph
 from geartrain.graph.operators import Losing
@@ -67,7 +67,7 @@ add = Sums.add
 Sums.add = lambda s, name, values, *rest: None if values.is_cpu else add(s, name, values, *rest)  # type: ignore[method-assign, misc]
 # These look at numbers on the host, and tensors of the host are fake here too.
 Objective._refuse_classes = lambda *args: None  # type: ignore[method-assign, misc]
-packed._check_finite = lambda *args: None  # type: ignore[assignment]
+packer._check_finite = lambda *args: None  # type: ignore[assignment]
 
 
 def cells() -> models.Model:
