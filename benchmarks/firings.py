@@ -95,7 +95,7 @@ class Training:
         setting = Setting(
             seed=0,
             epochs=epochs,
-            update_every=recipe.update_every,
+            update_every=recipe.update_size(SIZES[task].of(share, size)),
             data=data,
             options=SIZES[task].of(share, size),
         )

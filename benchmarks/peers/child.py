@@ -48,7 +48,7 @@ def ours(request: Request) -> Training:
     setting = Setting(
         seed=request["seed"],
         epochs=1 + request["repeats"],
-        update_every=request.get("update_every") or recipe.update_every,
+        update_every=request.get("update_every") or recipe.update_size(request["options"]),
         data=_folder(request),
         options=request["options"],
     )

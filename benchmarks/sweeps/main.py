@@ -72,7 +72,7 @@ def axes_of(recipe: Recipe, names: Sequence[str]) -> Axes:
     Raises:
         SystemExit: There is no such axis.
     """
-    base = Point(recipe.in_flight({}), recipe.update_every, 1)
+    base = Point(recipe.in_flight({}), recipe.update_size({}), 1)
     values = {
         "max_active": sorted({*MAX_ACTIVE, base.max_active}),
         "update_every": sorted({*UPDATE_EVERY[recipe.name], base.update_every}),

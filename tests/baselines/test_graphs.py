@@ -197,7 +197,7 @@ def test_deductions_are_learnt_alike_in_all_forms(name: str) -> None:
 def test_single_graphs_are_added_up_to_the_updates_of_the_recipe() -> None:
     for recipe in (BABI, QM9):
         (single,) = (b for b in PEERS[recipe.name].baselines if b.name == "single")
-        assert single.batch == recipe.update_every
+        assert single.batch == recipe.update_size({})
 
 
 def test_sizes_are_compared_after_an_epoch_of_the_real_text(data_dir: Path) -> None:

@@ -129,7 +129,7 @@ def test_the_figure_is_drawn_also_where_the_target_was_missed(tmp_path: Path) ->
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: r.name)
 def test_every_recipe_has_axes_with_its_own_values_among_them(recipe) -> None:
     axes = axes_of(recipe, ("max_active", "update_every", "replicas"))
-    base = Point(recipe.in_flight({}), recipe.update_every, 1)
+    base = Point(recipe.in_flight({}), recipe.update_size({}), 1)
     assert all(base in points for points in axes.values())
     assert ("replicas" in axes) == (recipe.bottleneck is not None)
     assert {p.max_active for p in axes["max_active"]} >= set(sweeps.MAX_ACTIVE)

@@ -329,6 +329,16 @@ def test_ours_may_be_compared_with_itself_under_other_settings() -> None:
     assert "2 copies of cell" in other.what
 
 
+def test_another_form_of_ours_is_compared_at_its_own_updates_unless_told_otherwise() -> None:
+    recipe = find_recipe("sentiment")
+    _, other = systems_of(recipe, settings("sentiment"), "ours:whole=0", None)
+    assert other.changes["update_every"] == 300
+    _, other = systems_of(recipe, settings("sentiment", update_every=90), "ours:whole=0", None)
+    assert "update_every" not in other.changes
+    chosen = settings("sentiment", options={"whole": 0})
+    assert chosen.update_every == 300
+
+
 def test_ours_may_be_compared_with_itself_in_bf16() -> None:
     text = "ours:precision=bf16:max_active=16"
     _, other = systems_of(find_recipe("listreduce"), settings(), text, None)

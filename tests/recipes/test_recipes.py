@@ -32,7 +32,16 @@ def data(tmp_path: Path) -> Path:
 
 
 def setting(recipe: Recipe, data: Path | None = None, **options: float) -> Setting:
-    return Setting(seed=3, epochs=2, update_every=recipe.update_every, data=data, options=options)
+    update = recipe.update_size(options)
+    return Setting(seed=3, epochs=2, update_every=update, data=data, options=options)
+
+
+def test_each_form_of_a_recipe_has_its_own_updates() -> None:
+    """At those of whole trees, vertex by vertex misses the target that it reaches at its own."""
+    sentiment, lists = find_recipe("sentiment"), find_recipe("listreduce")
+    assert [sentiment.update_size({"whole": whole}) for whole in (1, 0)] == [750, 300]
+    assert sentiment.update_size({}) == 750
+    assert {lists.update_size({"whole": whole}) for whole in (1, 0)} == {100}
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)

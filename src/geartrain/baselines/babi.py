@@ -231,5 +231,5 @@ BASELINES: Final = (
     _baseline("sparse", "block, messages along the facts only", slow=True),
     _baseline("pyg", "block, messages passed by PyTorch Geometric", needs=PYG),
     _baseline("pyg-batch", "pyg, collated by its Batch", slow=True, needs=PYG),
-    _baseline("single", "one graph after another", BABI.update_every, slow=True),
+    _baseline("single", "one graph after another", BABI.update_size({}), slow=True),
 )

@@ -29,7 +29,7 @@ def recipes(as_json: bool) -> None:
         table.add_row(
             "  defaults",
             f"{recipe.epochs} epochs, {recipe.in_flight({})} in flight, an update every "
-            f"{recipe.update_every} {recipe.unit}",
+            f"{recipe.update_size({})} {recipe.unit}",
         )
         table.add_row("  bottleneck", recipe.bottleneck or "none")
         for option in recipe.options:
@@ -55,7 +55,7 @@ def described(recipe: Recipe) -> dict[str, object]:
         "metrics": recipe.metrics,
         "target": recipe.target,
         "max_active": recipe.in_flight({}),
-        "update_every": recipe.update_every,
+        "update_every": recipe.update_size({}),
         "unit": recipe.unit,
         "epochs": recipe.epochs,
         "needs": recipe.needs,

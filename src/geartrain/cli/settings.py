@@ -166,7 +166,7 @@ def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> Settings:
         "runtime": "threads",
         "workers": workers,
         "max_active": 1 if copies_model and recipe.whole_minibatches else recipe.in_flight(options),
-        "update_every": recipe.update_every,
+        "update_every": recipe.update_size(options),
         "epochs": recipe.epochs,
         "seed": 0,
         "until": None,

@@ -121,6 +121,9 @@ def _changes(recipe: Recipe, settings: Settings, text: str, given: str) -> dict[
         return changes
     if settings.max_active == recipe.in_flight(settings.options):  # as the recipe has it: follow
         changes.setdefault("max_active", recipe.in_flight(options))
+    own = recipe.update_size(options)
+    if settings.update_every == recipe.update_size(settings.options) != own:
+        changes.setdefault("update_every", own)
     return {**changes, "options": options}
 
 

@@ -276,7 +276,7 @@ class Recipe:
         target: A value worth reaching, as ``Target.parse`` reads it.
         max_active: Default number of instances in flight, or a function of all options that gives
             it.
-        update_every: Default, in ``unit``.
+        update_every: Default, in ``unit``, or a function of all options that gives it.
         unit: What updates are counted in.
         epochs: Default number.
         needs: Files of the data folder; none for generated data.
@@ -297,7 +297,7 @@ class Recipe:
     metrics: tuple[str, ...]
     target: str
     max_active: int | Callable[[Mapping[str, Value]], int]
-    update_every: int
+    update_every: int | Callable[[Mapping[str, Value]], int]
     unit: Literal["rows", "instances"]
     epochs: int
     make: Callable[[Setting], Task]
@@ -367,6 +367,12 @@ class Recipe:
         if isinstance(self.max_active, int):
             return self.max_active
         return self.max_active(self.complete(options))
+
+    def update_size(self, options: Mapping[str, Value]) -> int:
+        """How many ``unit`` make an update by default under these options."""
+        if isinstance(self.update_every, int):
+            return self.update_every
+        return self.update_every(self.complete(options))
 
     def parse_options(self, texts: Sequence[str]) -> dict[str, Value]:
         """``["hidden=32"]`` as values by name.
