@@ -42,8 +42,9 @@ from geartrain.nn import (
     choice_loss,
     first_states,
 )
-from geartrain.nodes.bundle import Inside, bundle_kernel_of
+from geartrain.nodes.bundle import bundle_kernel_of
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import kernel_of
 
 Ints = NDArray[np.int64]

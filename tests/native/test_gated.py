@@ -25,8 +25,9 @@ from geartrain.nn import (
     WholeList,
     WholeTree,
 )
-from geartrain.nodes.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
+from geartrain.nodes.bundle import AbstractBundleKernel, bundle_kernel_of
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.inside import Inside
 from geartrain.whole.graph.loader import HEARD, Edges, Weights, gated_backward, gated_forward
 from geartrain.whole.graph.readouts import (
     Maps,

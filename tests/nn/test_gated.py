@@ -13,8 +13,9 @@ from torch.testing import assert_close
 import geartrain as gt
 from geartrain.errors import GraphError
 from geartrain.native import library
-from geartrain.nodes.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
+from geartrain.nodes.bundle import AbstractBundleKernel, bundle_kernel_of
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.inside import Inside
 from geartrain.whole.graph.cell import GatedGraphCell, GatedSum
 from geartrain.whole.graph.choice import VertexChoice
 

@@ -18,8 +18,9 @@ import geartrain as gt
 from geartrain.errors import DataError
 from geartrain.native import library
 from geartrain.nn import Recurrent, TokenRNN, WholeList, first_states
-from geartrain.nodes.bundle import Inside, bundle_kernel_of
+from geartrain.nodes.bundle import bundle_kernel_of
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.inside import Inside
 from geartrain.whole.list import loader as native
 
 H, TOKENS, IN = 5, 7, 3

@@ -16,8 +16,9 @@ from geartrain.errors import DataError, ProtocolError
 from geartrain.native import library
 from geartrain.nn import Tree, TreeLSTMBranch, TreeLSTMLeaf, WholeTree
 from geartrain.nn.kernels import EmbeddingKernel
-from geartrain.nodes.bundle import Inside, bundle_kernel_of
+from geartrain.nodes.bundle import bundle_kernel_of
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.inside import Inside
 from geartrain.whole.tree.loader import (
     Grove,
     TreeWeights,

@@ -27,7 +27,7 @@ from torch import nn
 
 import geartrain as gt
 from geartrain.errors import GraphError, ProtocolError
-from geartrain.nodes.bundle import Inside
+from geartrain.nodes.inside import Inside
 from geartrain.parts.part import PartState
 
 VIEWS = [

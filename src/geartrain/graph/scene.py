@@ -21,9 +21,8 @@ from geartrain.frames.instance import Instance
 from geartrain.frames.message import INSTANCE, VERTEX, IntArray, Payload, ragged_index
 from geartrain.frames.packer import Packer
 from geartrain.graph.operator import Input
-from geartrain.nodes.bundle import Inside
 from geartrain.nodes.call import Call, read_columns
-from geartrain.nodes.inside import look_inside
+from geartrain.nodes.inside import Inside, look_inside
 from geartrain.nodes.node import Place
 from geartrain.nodes.player import plain, tensors_of
 

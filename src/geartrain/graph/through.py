@@ -30,11 +30,12 @@ from geartrain.graph.operator import (
 )
 from geartrain.graph.scene import Scene
 from geartrain.graph.trial import Trial, refuse_dtype
-from geartrain.nodes.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
+from geartrain.nodes.bundle import bundle_kernel_of
 from geartrain.nodes.call import Call, arguments, as_payload
-from geartrain.nodes.casts import Cast, CastBundleKernel, CastKernel, in_bf16
+from geartrain.nodes.casts import Cast, around
 from geartrain.nodes.chance import generators_kept
-from geartrain.nodes.kernel import AbstractRowKernel, derived_kernel, kernel_of
+from geartrain.nodes.inside import Inside
+from geartrain.nodes.kernel import AbstractKernel, derived_kernel, kernel_of
 from geartrain.nodes.loss import Objective
 from geartrain.nodes.method import called_by, weights_of
 from geartrain.nodes.node import AbstractNode, Place
@@ -198,7 +199,7 @@ class Through(AbstractOperator):
                 "minibatches as bundles, or leave the part's view and delay alone"
             )
         kernel = None if keep == "inputs" else self._kernel()
-        if objective is None and isinstance(kernel, AbstractBundleKernel) and not kernel.keeps_rows:
+        if objective is None and kernel is not None and not kernel.keeps_rows:
             kernel = None
         if kernel is not None:
             call = replace(call, trial=None)  # who wrote it has seen to it that rows are apart
@@ -213,18 +214,11 @@ class Through(AbstractOperator):
         if kernel is None:
             return RowNode(place, call, Recompute(function, self.parameters), weights)
         if precision == "bf16":
-            kernel = self._for_bf16(kernel)
+            full = self.part is not None and self.part.full_precision
+            kernel = around(kernel, full=full)
         if objective is not None:
             return ReadoutNode(place, call, kernel, objective, weights)
         return RowNode(place, call, kernel, weights)
-
-    def _for_bf16(
-        self, kernel: AbstractRowKernel | AbstractBundleKernel
-    ) -> AbstractRowKernel | AbstractBundleKernel:
-        full = self.part is not None and self.part.full_precision
-        if isinstance(kernel, AbstractBundleKernel):
-            return CastBundleKernel(kernel if full else kernel.for_bf16())
-        return CastKernel(kernel) if full else in_bf16(kernel)
 
     def has_kernel(self) -> bool:
         """Whether its node keeps a kernel's residuals, written by hand or derived."""
@@ -233,7 +227,7 @@ class Through(AbstractOperator):
         derived = self.keep == "activations" and not self.call.inside
         return derived or self._kernel() is not None
 
-    def written_kernel(self) -> AbstractRowKernel | AbstractBundleKernel | None:
+    def written_kernel(self) -> AbstractKernel | None:
         """The kernel of its node, where somebody has written it."""
         if self.use is not None or self.keep in ("inputs", "graph"):
             return None
@@ -244,7 +238,7 @@ class Through(AbstractOperator):
         derived = self.keep == "activations" and not self.call.inside and self._kernel() is None
         return "activations, derived" if derived else self.keep
 
-    def _kernel(self) -> AbstractRowKernel | AbstractBundleKernel | None:
+    def _kernel(self) -> AbstractKernel | None:
         if not isinstance(self.function, nn.Module):
             return None
         return bundle_kernel_of(self.function) if self.call.inside else kernel_of(self.function)

@@ -29,10 +29,9 @@ from geartrain.frames.message import INSTANCE, IntArray, Payload
 from geartrain.frames.precision import widened
 from geartrain.graph.operator import describe
 from geartrain.graph.scene import MESSAGES, MOST_ROWS, Sample
-from geartrain.nodes.bundle import Inside
 from geartrain.nodes.call import Call
 from geartrain.nodes.chance import generators_kept
-from geartrain.nodes.inside import look_inside
+from geartrain.nodes.inside import Inside, look_inside
 from geartrain.nodes.leaves import described, foreign_story, leaves_of, names_of
 from geartrain.nodes.node import Place
 from geartrain.nodes.player import Player, plain

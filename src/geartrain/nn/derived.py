@@ -135,12 +135,12 @@ class _Again:
         self._recompute = Recompute(function, parameters)
 
     def forward(self, *inputs: Tensor) -> tuple[_Tensors, _Tensors]:
-        return self._recompute.forward(*inputs)
+        return self._recompute.run(inputs, None)
 
     def backward(
         self, gradients: tuple[Tensor | None, ...], residuals: _Tensors, into: GradientSum
     ) -> tuple[Tensor | None, ...]:
-        return self._recompute.backward(gradients, residuals, into)
+        return self._recompute.answer(gradients, residuals, None, into, None)
 
 
 @final

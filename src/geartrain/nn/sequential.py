@@ -14,8 +14,9 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from geartrain.graph.admission import Brought, check_of
-from geartrain.nodes.bundle import AbstractBundleKernel, Inside, bundle_kernel_of
+from geartrain.nodes.bundle import AbstractBundleKernel, bundle_kernel_of
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractRowKernel, kernel_of
 
 

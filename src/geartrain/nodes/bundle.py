@@ -10,69 +10,25 @@ for row kernels.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, final
+from abc import abstractmethod
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
 from torch import Tensor, nn
 
 from geartrain.errors import GraphError
 from geartrain.frames.message import IntArray
 from geartrain.native.rows import take
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.kernel import may_have_kernel, own_kernel
+from geartrain.nodes.inside import Inside
+from geartrain.nodes.kernel import AbstractKernel, may_have_kernel, own_kernel
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Inside:
-    """What a module may know of the bundles whose rows it gets.
-
-    Args:
-        lengths: int64 ``(n,)``, rows of each bundle.
-        segment: int64 ``(rows,)``, the bundle of each row.
-        edges: Edge columns ``(E,)``, int64 or float; ``source`` and ``target`` number the rows of
-            this batch. Empty where instances have no edges.
-        host: Edge columns as arrays, where they are at hand.
-
-    Tensors are on the device where the module computes.
-    """
-
-    lengths: Tensor
-    segment: Tensor
-    edges: Mapping[str, Tensor]
-    host: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-
-    def on_host(self, column: str) -> NDArray[Any]:
-        """An edge column for numpy; waits for a device only where the engine did not make this."""
-        found = self.host.get(column)
-        return np.asarray(self.edges[column].cpu()) if found is None else found
-
-    def edge_called(self, k: int) -> str:
-        """What errors call edge k of this batch: with its instance, where that is known."""
-        called: Callable[[int], str] | None = getattr(self.host, "edge_called", None)
-        return f"edge {k}" if called is None else called(k)
-
-
-class AbstractBundleKernel(ABC):
+class AbstractBundleKernel(AbstractKernel):
     """Forward that returns residuals, a row each, and backward that needs no recompute.
 
     As for ``AbstractRowKernel``: stateless but for its module, both methods run under ``no_grad``,
     and nothing that they are given is written to, but for ``room``.
     """
-
-    looks_up: bool = False
-    """Whether it reads parameters whose gradients are rows in no other way than ``look_up``."""
-
-    room_for: int | None = None
-    """Number of the residual that ``forward`` writes into ``room``; None: no such."""
-
-    keeps_rows: bool = True
-    """Whether residuals have a row for each row, so that a node can keep them until the gradient
-    comes. If not, the kernel is only used where the loss is in the same node."""
 
     def for_bf16(self) -> AbstractBundleKernel:
         """The kernel to put between casts where rows travel in bfloat16.
@@ -80,6 +36,29 @@ class AbstractBundleKernel(ABC):
         Its rows are float32, and itself will do; another one may round what its products multiply.
         """
         return self
+
+    def run(
+        self, inputs: tuple[Tensor, ...], inside: Inside | None, room: Tensor | None = None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        assert inside is not None
+        with torch.no_grad():
+            return self.forward(*inputs, inside=inside, room=room)
+
+    def answer(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside | None,
+        *,
+        wanted: bool = True,
+    ) -> tuple[Tensor | None, ...]:
+        assert inside is not None
+        with torch.no_grad():
+            if rows is None:
+                return self.backward(gradients, kept, into, inside)
+            return self.backward_rows(gradients, kept, rows, into, inside, wanted=wanted)
 
     @abstractmethod
     def forward(

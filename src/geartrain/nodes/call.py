@@ -24,7 +24,7 @@ from geartrain.frames.message import (
     device_of,
     join_columns,
 )
-from geartrain.nodes.bundle import Inside
+from geartrain.nodes.inside import Inside
 from geartrain.nodes.node import Place
 from geartrain.nodes.weights import AbstractWeights
 

@@ -9,14 +9,29 @@ from torch import Tensor, nn
 
 from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.frames.precision import narrowed, widened
-from geartrain.nodes.bundle import AbstractBundleKernel, Inside
+from geartrain.nodes.bundle import AbstractBundleKernel
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.kernel import AbstractRowKernel
+from geartrain.nodes.inside import Inside
+from geartrain.nodes.kernel import AbstractKernel, AbstractRowKernel
 
 
 def in_bf16(kernel: AbstractRowKernel) -> AbstractRowKernel:
     """The kernel for bfloat16 rows: its own, or itself with casts."""
     return kernel.for_bf16() or CastKernel(kernel)
+
+
+def around(kernel: AbstractKernel, *, full: bool) -> AbstractKernel:
+    """Any kernel, for bfloat16 rows.
+
+    Args:
+        kernel: For float32 rows.
+        full: Whether it computes in float32 between its casts, even if it could in bfloat16.
+    """
+    if isinstance(kernel, AbstractBundleKernel):
+        return CastBundleKernel(kernel if full else kernel.for_bf16())
+    if isinstance(kernel, AbstractRowKernel):
+        return CastKernel(kernel) if full else in_bf16(kernel)
+    raise TypeError(f"{type(kernel).__name__} has no form for bfloat16 rows: cast what it runs")
 
 
 @final

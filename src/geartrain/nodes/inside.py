@@ -7,7 +7,8 @@ slots, lengths ─► Inside ─► lengths, segment            at once
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
@@ -19,8 +20,38 @@ from geartrain.device import upload
 from geartrain.errors import GraphError
 from geartrain.frames.frame import Arena
 from geartrain.frames.message import IntArray, ranges
-from geartrain.nodes.bundle import Inside
 from geartrain.nodes.node import Place
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What a module may know of the bundles whose rows it gets.
+
+    Args:
+        lengths: int64 ``(n,)``, rows of each bundle.
+        segment: int64 ``(rows,)``, the bundle of each row.
+        edges: Edge columns ``(E,)``, int64 or float; ``source`` and ``target`` number the rows of
+            this batch. Empty where instances have no edges.
+        host: Edge columns as arrays, where they are at hand.
+
+    Tensors are on the device where the module computes.
+    """
+
+    lengths: Tensor
+    segment: Tensor
+    edges: Mapping[str, Tensor]
+    host: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    def on_host(self, column: str) -> NDArray[Any]:
+        """An edge column for numpy; waits for a device only where the engine did not make this."""
+        found = self.host.get(column)
+        return np.asarray(self.edges[column].cpu()) if found is None else found
+
+    def edge_called(self, k: int) -> str:
+        """What errors call edge k of this batch: with its instance, where that is known."""
+        called: Callable[[int], str] | None = getattr(self.host, "edge_called", None)
+        return f"edge {k}" if called is None else called(k)
 
 
 def look_inside(

@@ -19,19 +19,73 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 
 from geartrain.errors import GraphError
 from geartrain.frames.message import IntArray
 from geartrain.native.rows import take
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.inside import Inside
 
 M = TypeVar("M", bound=nn.Module)
 
 
-class AbstractRowKernel(ABC):
+class AbstractKernel(ABC):
+    """What computes a node, whatever it is made of; nodes ask for nothing else.
+
+    Row kernels, bundle kernels, casts around another kernel, and running a module again are all of
+    this. It is stateless but for the module that it belongs to.
+    """
+
+    looks_up: bool = False
+    """Whether it reads parameters whose gradients are rows in no other way than ``look_up``."""
+
+    room_for: int | None = None
+    """Number of the residual that ``run`` writes into ``room``; None: no such."""
+
+    keeps_rows: bool = True
+    """Whether residuals have a row for each row, so that a node can keep them until the gradient
+    comes. If not, the kernel is only used where the loss is in the same node."""
+
+    @abstractmethod
+    def run(
+        self, inputs: tuple[Tensor, ...], inside: Inside | None, room: Tensor | None = None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Outputs and residuals of n rows; nothing is remembered.
+
+        Args:
+            inputs: The module's inputs, leading dimension n.
+            inside: Of the bundles, where the call looks inside them.
+            room: Contiguous memory of the shape of residual ``room_for``, to be returned as it.
+        """
+
+    @abstractmethod
+    def answer(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside | None,
+        *,
+        wanted: bool = True,
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of the inputs; those of the parameters are added up.
+
+        Args:
+            gradients: One per output; None is zero.
+            kept: Residuals of many rows, or those of these rows.
+            rows: int64, which of those that are kept, in the gradients' order; None: all of them.
+            into: Gets the gradients of the parameters that require one.
+            inside: Of these bundles, where the call looks inside them.
+            wanted: Whether anybody reads the gradients of the inputs; else they may all be None.
+        """
+
+
+class AbstractRowKernel(AbstractKernel):
     """Forward that returns row-indexed residuals, backward that needs no recompute.
 
     Stateless but for the module it belongs to: the parameters are looked up in the module at
@@ -54,11 +108,28 @@ class AbstractRowKernel(ABC):
             Residuals may be inputs or outputs themselves.
         """
 
-    looks_up: bool = False
-    """Whether it reads parameters whose gradients are rows in no other way than ``look_up``."""
+    def run(
+        self, inputs: tuple[Tensor, ...], inside: Inside | None, room: Tensor | None = None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        with torch.no_grad():
+            if room is None:
+                return self.forward(*inputs)
+            return self.forward_with_room(room, *inputs)
 
-    room_for: ClassVar[int | None] = None
-    """Number of the residual that ``forward_with_room`` writes where it is told; None: no such."""
+    def answer(
+        self,
+        gradients: tuple[Tensor | None, ...],
+        kept: tuple[Tensor, ...],
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside | None,
+        *,
+        wanted: bool = True,
+    ) -> tuple[Tensor | None, ...]:
+        with torch.no_grad():
+            if rows is None:
+                return self.backward(gradients, kept, into)
+            return self.backward_rows(gradients, kept, rows, into)
 
     def forward_with_room(
         self, room: Tensor, *inputs: Tensor

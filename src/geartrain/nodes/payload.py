@@ -39,7 +39,6 @@ from geartrain.frames.message import (
 )
 from geartrain.frames.rows import RowStore
 from geartrain.native.rows import take
-from geartrain.nodes.bundle import AbstractBundleKernel, Inside
 from geartrain.nodes.call import (
     Call,
     as_payload,
@@ -53,15 +52,15 @@ from geartrain.nodes.call import (
 )
 from geartrain.nodes.collector import allocate_ragged, release_ragged
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.inside import look_inside
-from geartrain.nodes.kernel import AbstractRowKernel
+from geartrain.nodes.inside import Inside, look_inside
+from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.products import GRAIN
 from geartrain.nodes.weights import AbstractWeights
 
 
 @final
-class Recompute:
+class Recompute(AbstractKernel):
     """A kernel for any module: keeps the inputs, and runs the module again for the gradient.
 
     The gradient is exactly that of f at today's weights for that input, whatever weights made the
@@ -72,29 +71,34 @@ class Recompute:
         self._function = function
         self._parameters = [p for p in parameters if p.requires_grad]
 
-    def forward(self, *inputs: Tensor, inside: Inside | None = None) -> tuple[Payload, Payload]:
+    def run(
+        self, inputs: Payload, inside: Inside | None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
         with torch.no_grad():
             return own_integers(as_payload(run_module(self._function, inputs, inside))), inputs
 
-    def backward(
+    def answer(
         self,
         gradients: Gradient,
-        residuals: Payload,
-        into: GradientSum | None,
-        inside: Inside | None = None,
+        kept: Payload,
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside | None,
+        *,
+        wanted: bool = True,
     ) -> Gradient:
         # Run f again rather than keep its graph: an optimiser step in between would make a kept
         # graph raise, and one through ``.data`` would silently mix old activations with the new θ.
+        residuals = kept if rows is None else take(kept, rows)
         inputs = [x.detach().requires_grad_() if x.is_floating_point() else x for x in residuals]
         with torch.enable_grad():
             outputs = as_payload(run_module(self._function, inputs, inside))
-        wanted = [x for x in inputs if x.requires_grad]
-        found = differentiate(outputs, gradients, [*wanted, *self._parameters])
-        if into is not None:
-            for parameter, d in zip(self._parameters, found[len(wanted) :], strict=True):
-                if d is not None:
-                    into.add(parameter, d)
-        answers = iter(found[: len(wanted)])
+        asked = [x for x in inputs if x.requires_grad]
+        found = differentiate(outputs, gradients, [*asked, *self._parameters])
+        for parameter, d in zip(self._parameters, found[len(asked) :], strict=True):
+            if d is not None:
+                into.add(parameter, d)
+        answers = iter(found[: len(asked)])
         return tuple(next(answers) if x.requires_grad else None for x in inputs)
 
 
@@ -105,8 +109,7 @@ class RowNode(AbstractNode):
     Args:
         place: Number, name, frames.
         call: The module and how it is called.
-        kernel: Computes it: a hand-written kernel (one for bundles if the call looks inside), or
-            ``Recompute``.
+        kernel: Computes it.
         weights: The part, or None where there are no parameters.
     """
 
@@ -114,7 +117,7 @@ class RowNode(AbstractNode):
         self,
         place: Place,
         call: Call,
-        kernel: AbstractRowKernel | AbstractBundleKernel | Recompute,
+        kernel: AbstractKernel,
         weights: AbstractWeights | None,
     ) -> None:
         super().__init__(place)
@@ -136,7 +139,7 @@ class RowNode(AbstractNode):
         inside = self._inside(state[INSTANCE], lengths) if self._call.inside else None
         if not train or self._owes_nothing(batches, origin):
             inputs = self._inputs(batches, state, lengths, {})
-            outputs, _ = self._run(inputs, inside)
+            outputs, _ = self._kernel.run(inputs, inside)
             return self._emit(outputs, state, origin, lengths)
         n = origin.size
         start = self._rows.allocate(n)
@@ -163,7 +166,7 @@ class RowNode(AbstractNode):
         }
         inputs = self._inputs(batches, state, lengths, in_place)
         room = self._room(buffers, first, total)
-        outputs, residuals = self._run(inputs, inside, room)
+        outputs, residuals = self._kernel.run(inputs, inside, room)
         if in_place:  # a function may return its very input: rows of the store are for this node
             stored = {x.untyped_storage().data_ptr() for x in in_place.values()}
             outputs = tuple(
@@ -274,22 +277,9 @@ class RowNode(AbstractNode):
             self._trial = unsettled(self._call)
         return inputs
 
-    def _run(
-        self, inputs: Payload, inside: Inside | None, room: Tensor | None = None
-    ) -> tuple[Payload, Payload]:
-        if isinstance(self._kernel, Recompute):
-            return self._kernel.forward(*inputs, inside=inside)
-        with torch.no_grad():
-            if isinstance(self._kernel, AbstractBundleKernel):
-                assert inside is not None
-                return self._kernel.forward(*inputs, inside=inside, room=room)
-            if room is not None:
-                return self._kernel.forward_with_room(room, *inputs)
-            return self._kernel.forward(*inputs)
-
     def _room(self, buffers: RowStore, first: int, total: int) -> Tensor | None:
         """Where in the store the kernel may write its residual."""
-        if isinstance(self._kernel, Recompute) or self._kernel.room_for is None:
+        if self._kernel.room_for is None:
             return None
         buffer = buffers.existing(self._kernel.room_for)
         return None if buffer is None else buffer[first : first + total]
@@ -297,18 +287,9 @@ class RowNode(AbstractNode):
     def _back(
         self, gradient: Gradient, cells: IntArray, inside: Inside | None, wanted: bool
     ) -> Gradient:
-        into = None if self._weights is None else self._weights.gradient
+        into = GradientSum(()) if self._weights is None else self._weights.gradient
         kept = (self._cells or self._rows).buffers()
-        if isinstance(self._kernel, Recompute):
-            return self._kernel.backward(gradient, take(kept, cells), into, inside)
-        into = into or GradientSum(())
-        with torch.no_grad():
-            if isinstance(self._kernel, AbstractBundleKernel):
-                assert inside is not None
-                return self._kernel.backward_rows(
-                    gradient, kept, cells, into, inside, wanted=wanted
-                )
-            return self._kernel.backward_rows(gradient, kept, cells, into)
+        return self._kernel.answer(gradient, kept, cells, into, inside, wanted=wanted)
 
     def _emit(
         self, outputs: Payload, state: IntArray, origin: IntArray, lengths: IntArray | None

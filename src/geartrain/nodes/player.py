@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.frames.message import Payload
-from geartrain.nodes.bundle import Inside
 from geartrain.nodes.call import arguments, as_payload
 from geartrain.nodes.casts import Cast
+from geartrain.nodes.inside import Inside
 
 _MOST_IN_DOUBLE: Final = 1 << 22
 """Numbers in a module, at most, that is run in float64, as it is copied for it."""

@@ -13,24 +13,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
-import torch
 from torch import nn
 
 from geartrain.frames.message import (
     INSTANCE,
     Backward,
     Forward,
-    Gradient,
-    Payload,
     join_lengths,
     join_origins,
     join_states,
 )
-from geartrain.nodes.bundle import AbstractBundleKernel, Inside
 from geartrain.nodes.call import Call, gather_inputs, require_rows, unsettled, where_it_computes
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import look_inside
-from geartrain.nodes.kernel import AbstractRowKernel
+from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loss import Objective
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.products import GRAIN
@@ -44,7 +40,7 @@ class ReadoutNode(AbstractNode):
     Args:
         place: Number, name, frames.
         call: The module and how it is called.
-        kernel: Computes it; one for bundles where the call looks inside them.
+        kernel: Computes it.
         objective: The loss.
         weights: The part, or None where there are no parameters.
     """
@@ -53,7 +49,7 @@ class ReadoutNode(AbstractNode):
         self,
         place: Place,
         call: Call,
-        kernel: AbstractRowKernel | AbstractBundleKernel,
+        kernel: AbstractKernel,
         objective: Objective,
         weights: AbstractWeights | None,
     ) -> None:
@@ -80,7 +76,7 @@ class ReadoutNode(AbstractNode):
         if self._trial is not None:
             self._trial.look(self._call, self.place, inputs, state, lengths, device)
             self._trial = unsettled(self._call)
-        outputs, residuals = self._run(inputs, inside)
+        outputs, residuals = self._kernel.run(inputs, inside)
         rows = origin.size if lengths is None else int(lengths.sum())
         pooled = lengths is None or self._call.pool
         require_rows(self.name, outputs, origin.size if pooled else rows)
@@ -89,7 +85,8 @@ class ReadoutNode(AbstractNode):
             if train and self._weights is not None:
                 self._weights.answered(0, origin.size)
             return Emission(backward=[Backward(origin, None)])
-        found = self._back(dy, residuals, inside)
+        into = GradientSum(()) if self._weights is None else self._weights.gradient
+        found = self._kernel.answer(dy, residuals, None, into, inside)
         if self._weights is not None:
             self._weights.answered(rows, origin.size)
         dx = self._call.answer(found, len(batches[0].payload))
@@ -116,21 +113,6 @@ class ReadoutNode(AbstractNode):
             NonFiniteError: A loss was NaN or infinite.
         """
         self.objective.sums.check_finite()
-
-    def _run(self, inputs: Payload, inside: Inside | None) -> tuple[Payload, Payload]:
-        with torch.no_grad():
-            if isinstance(self._kernel, AbstractBundleKernel):
-                assert inside is not None
-                return self._kernel.forward(*inputs, inside=inside)
-            return self._kernel.forward(*inputs)
-
-    def _back(self, dy: Gradient, residuals: Payload, inside: Inside | None) -> Gradient:
-        into = GradientSum(()) if self._weights is None else self._weights.gradient
-        with torch.no_grad():
-            if isinstance(self._kernel, AbstractBundleKernel):
-                assert inside is not None
-                return self._kernel.backward(dy, residuals, into, inside)
-            return self._kernel.backward(dy, residuals, into)
 
 
 def _grain_of(function: object) -> int:

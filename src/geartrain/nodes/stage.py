@@ -33,7 +33,6 @@ from geartrain.frames.message import (
     wants_gradient,
 )
 from geartrain.frames.rows import RowStore
-from geartrain.nodes.bundle import Inside
 from geartrain.nodes.call import (
     Call,
     arguments,
@@ -46,7 +45,7 @@ from geartrain.nodes.call import (
     where_it_computes,
 )
 from geartrain.nodes.chance import Remembered
-from geartrain.nodes.inside import look_inside
+from geartrain.nodes.inside import Inside, look_inside
 from geartrain.nodes.leaves import foreign, foreign_story
 from geartrain.nodes.method import called_by
 from geartrain.nodes.node import AbstractNode, Emission, Place

@@ -25,8 +25,9 @@ from geartrain.graph.admission import Brought, require_range
 from geartrain.native.rows import take
 from geartrain.nn.elementwise import sigmoid_backward_
 from geartrain.nn.recurrent import GruKernel
-from geartrain.nodes.bundle import AbstractBundleKernel, AbstractPlacedKernel, Inside
+from geartrain.nodes.bundle import AbstractBundleKernel, AbstractPlacedKernel
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.inside import Inside
 from geartrain.nodes.products import affine, outer, outer_suits, times
 from geartrain.whole.graph.loader import HEARD, Edges, Weights, gated_backward, gated_forward
 from geartrain.whole.graph.readouts import Maps, sum_backward, sum_forward

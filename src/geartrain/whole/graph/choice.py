@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from geartrain.frames.message import IntArray
 from geartrain.graph.admission import Brought
 from geartrain.native.rows import take
-from geartrain.nodes.bundle import AbstractBundleKernel, AbstractPlacedKernel, Inside
+from geartrain.nodes.bundle import AbstractBundleKernel, AbstractPlacedKernel
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.inside import Inside
 from geartrain.whole.graph.readouts import choice_backward, choice_forward, no_vertex
 
 

@@ -22,8 +22,9 @@ from geartrain.native.maps import map_backward, map_forward
 from geartrain.native.rows import take
 from geartrain.nn.cells import TokenRNN
 from geartrain.nn.recurrent import hidden_gradient, squash_hidden_
-from geartrain.nodes.bundle import AbstractBundleKernel, AbstractPlacedKernel, Inside
+from geartrain.nodes.bundle import AbstractBundleKernel, AbstractPlacedKernel
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractRowKernel, kernel_of
 from geartrain.nodes.products import affine, times
 from geartrain.whole.list.loader import lists_backward, lists_forward, require_tokens

@@ -21,9 +21,10 @@ from geartrain.frames.message import IntArray
 from geartrain.graph.admission import Brought, check_of
 from geartrain.native.rows import take
 from geartrain.nn.cells import TreeLSTMBranch, TreeLSTMLeaf
-from geartrain.nodes.bundle import AbstractBundleKernel, AbstractPlacedKernel, Inside
+from geartrain.nodes.bundle import AbstractBundleKernel, AbstractPlacedKernel
 from geartrain.nodes.call import as_payload
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractRowKernel, kernel_of, may_have_kernel
 from geartrain.nodes.products import affine
 from geartrain.whole.tree.loader import (
