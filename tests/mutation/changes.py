@@ -49,6 +49,7 @@ class Change:
         place: Module and function, with dots; with ``before`` and ``after`` its name.
         before, after: The lines without and with it, each on one line.
         first: Line where its statement begins; who runs that runs this.
+        at_import: It is outside of functions.
     """
 
     path: str
@@ -58,6 +59,7 @@ class Change:
     before: str
     after: str
     first: int
+    at_import: bool
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -73,7 +75,7 @@ def changes_of(root: Path, path: str) -> list[Change]:
     finder = _Finder(source)
     finder.visit(ast.parse(source))
     stem, lines, found, seen = Path(path).stem, source.splitlines(), [], {}
-    for span, text, qualified, first in sorted(finder.found):
+    for span, text, qualified, first, at_import in sorted(finder.found):
         before = _joined(lines[span[0] - 1 : span[2]])
         shorter = span[0] - 1, len(lines) - span[2]
         changed = _replaced(source, span, text).splitlines()
@@ -81,20 +83,58 @@ def changes_of(root: Path, path: str) -> list[Change]:
         key = (qualified, before, after)
         seen[key] = seen.get(key, 0) + 1
         place = f"{stem}.{qualified}" + (f" #{seen[key]}" if seen[key] > 1 else "")
-        found.append(Change(path, span, text, place, before, after, first))
+        found.append(Change(path, span, text, place, before, after, first, at_import))
     return found
+
+
+RAN = "a_statement_runs"
+
+
+def telling(source: str, path: str) -> str:
+    """The same source, which calls ``RAN(path, line)`` before each statement of a function."""
+    return ast.unparse(ast.fix_missing_locations(_Telling(path).visit(ast.parse(source))))
+
+
+class _Telling(ast.NodeTransformer):
+    def __init__(self, path: str) -> None:
+        self._path, self._inside = path, False
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        before, self._inside = self._inside, True
+        self.generic_visit(node)
+        self._inside = before
+        return node
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        if self._inside and not isinstance(node, ast.ClassDef):
+            for field in ("body", "orelse", "finalbody"):
+                block = getattr(node, field, None)
+                if isinstance(block, list):
+                    told = [(self._call(s.lineno), s) for s in block if not _is_words(s)]
+                    words = [s for s in block if _is_words(s)]
+                    setattr(node, field, [*words, *(s for pair in told for s in pair)])
+        return node
+
+    def _call(self, line: int) -> ast.stmt:
+        return ast.parse(f"{RAN}({self._path!r}, {line})").body[0]
+
+
+def _is_words(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 class _Finder(ast.NodeVisitor):
     def __init__(self, source: str) -> None:
         self.source = source
-        self.found: list[tuple[Span, str, str, int]] = []
+        self.found: list[tuple[Span, str, str, int, bool]] = []
         self._names: list[str] = []
         self._first = 1
+        self._depth = 0
 
     def _add(self, node: ast.AST, text: str) -> None:
         span = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
-        self.found.append((span, text, ".".join(self._names) or "<module>", self._first))
+        self.found.append((span, text, ".".join(self._names) or "<module>", self._first, not self._depth))
 
     def visit(self, node: ast.AST) -> None:
         if isinstance(node, ast.stmt):
@@ -115,7 +155,9 @@ class _Finder(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         self._all([*node.args.defaults, *node.args.kw_defaults])
+        self._depth += 1
         self.visit_ClassDef(node)
+        self._depth -= 1
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if isinstance(node.target, ast.Attribute) and node.value and "__init__" not in self._names:

@@ -4,8 +4,8 @@
     python tests/mutation/mutate.py --sample 40 --seed 1   some of them
     python tests/mutation/mutate.py src/geartrain/optim/delay.py
 
-The tests run once under a trace, which tells for each line who runs it (``--lines FILE`` keeps
-that for the next time, as long as neither source nor tests change). Each fault then has a process
+The tests run once with a source that tells which statements each of them runs (``--lines FILE``
+keeps that for the next time, as long as neither source nor tests change). Each fault then has a process
 of its own, forked from one that has imported torch, in a copy of the tree: it runs the tests that
 run the line, the quickest first, until one fails. One that takes far too long has failed too.
 
@@ -16,6 +16,7 @@ can see; if there is one that it does not hold, the exit status is 1. On systems
 from __future__ import annotations
 
 import argparse
+import builtins
 import importlib
 import json
 import os
@@ -24,7 +25,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,46 +35,34 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from changes import Change, changes_of, explained
+from changes import RAN, Change, changes_of, explained, telling
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("src/geartrain/optim", "src/geartrain/engine")
 TESTS = ("tests/optim", "tests/engine", "tests/ir", "tests/train", "tests/runtime", "tests/oracle")
 EXPLAINED = Path(__file__).with_name("explained.txt")
-LONGEST = 3.0  # seconds; slower tests are left out, as each fault would wait for them
+LONGEST = 5.0  # seconds; slower tests are left out, as each fault would wait for them
+ENOUGH = 60.0  # seconds of tests for one fault
 AT_IMPORT = ""  # instead of a test
 OPTIONS = ["-q", "-p", "no:cacheprovider", "--no-header", "-x"]
 
 
 class Lines:
-    """A plugin: who runs which lines of the folders, and how long each test takes."""
+    """A plugin: who runs which statements of the folders, and how long each test takes."""
 
     def __init__(self) -> None:
         self.tests: dict[str, set[tuple[str, int]]] = defaultdict(set)
         self.seconds: dict[str, float] = defaultdict(float)
         self.failed: set[str] = set()
         self._now = self.tests[AT_IMPORT]
-        self._inside = tuple(str(Path.cwd() / folder) + os.sep for folder in FOLDERS)
-        self._begins = len(str(Path.cwd())) + 1
-        threading.settrace(self._enter)
-        sys.settrace(self._enter)
+        setattr(builtins, RAN, self._ran)
 
-    def _enter(self, frame: Any, event: str, arg: Any) -> Callable[..., Any] | None:
-        path = frame.f_code.co_filename
-        if not path.startswith(self._inside):
-            return None
-        name = path[self._begins :]
-
-        def line(frame: Any, event: str, arg: Any) -> Any:
-            self._now.add((name, frame.f_lineno))
-            return line
-
-        return line(frame, event, arg)
+    def _ran(self, path: str, line: int) -> None:
+        self._now.add((path, line))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self._now = self.tests[item.nodeid]
-        sys.settrace(self._enter)  # whoever set another has taken this one away
         return (yield)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -83,7 +71,6 @@ class Lines:
             self.failed.add(report.nodeid)
 
     def write(self, path: Path) -> None:
-        sys.settrace(None)
         ours = ("torch.", "numpy.", "hypothesis.", "networkx.", "safetensors.", "rich.")
         found: dict[str, Any] = {"seconds": self.seconds, "lines": {}}
         found["modules"] = sorted(m for m in sys.modules if m.startswith(ours))
@@ -136,6 +123,9 @@ def copied(into: Path) -> Path:
 def traced(folder: Path, tests: Sequence[str], path: Path) -> dict[str, Any]:
     """Who runs which lines."""
 
+    for name in every_file():
+        (folder / name).write_text(telling((ROOT / name).read_text(), name))
+
     def work() -> int:
         plugin = Lines()
         options = [option for option in OPTIONS if option != "-x"]
@@ -145,18 +135,30 @@ def traced(folder: Path, tests: Sequence[str], path: Path) -> dict[str, Any]:
 
     said = folder / "said.txt"
     _, status = os.waitpid(forked(folder, work, said), 0)
+    for name in every_file():
+        shutil.copy(ROOT / name, folder / name)
     if os.waitstatus_to_exitcode(status) not in (0, 1):
         raise SystemExit(f"the tests do not run:\n{said.read_text()[-4000:]}")
     return json.loads(path.read_text())
 
 
+def every_file() -> list[str]:
+    return sorted(str(p.relative_to(ROOT)) for f in FOLDERS for p in (ROOT / f).glob("*.py"))
+
+
 def fitting(change: Change, who: Mapping[str, Any]) -> list[str]:
-    """The tests that run a line of it, the quickest first."""
+    """Tests that run its statement: first those of its own module, then the quickest."""
     lines: dict[str, list[str]] = who["lines"].get(change.path, {})
-    found = {t for line in range(change.first, change.span[2] + 1) for t in lines.get(str(line), ())}
-    if AT_IMPORT in found and len(found) == 1:
+    found = set(lines.get(str(change.first), ()))
+    if change.at_import:
         found = {test for tests in lines.values() for test in tests}
-    return sorted(found - {AT_IMPORT}, key=lambda test: (who["seconds"][test], test))
+    own, seconds, chosen, total = f"test_{Path(change.path).stem}", who["seconds"], [], 0.0
+    for test in sorted(found, key=lambda test: (own not in test, seconds[test], test)):
+        total += seconds[test]
+        if chosen and total > ENOUGH:
+            break
+        chosen.append(test)
+    return chosen
 
 
 def begin(folder: Path, change: Change, tests: Sequence[str]) -> int:
@@ -218,35 +220,41 @@ def main() -> int:
     parser.add_argument("--lines", type=Path, help="keep, or find, who runs which lines here")
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    every = sorted(str(p.relative_to(ROOT)) for f in FOLDERS for p in (ROOT / f).glob("*.py"))
-    files = [str(Path(file).resolve().relative_to(ROOT)) for file in given.files] or every
+    files = [str(Path(file).resolve().relative_to(ROOT)) for file in given.files] or every_file()
     changes = [change for file in files for change in changes_of(ROOT, file)]
     made = len(changes)
     if given.sample is not None and given.sample < made:
         chosen = random.Random(given.seed).sample(range(made), given.sample)
-        changes = [changes[k] for k in sorted(chosen)]
+        changes = [changes[k] for k in chosen]
     known = dict(explained(EXPLAINED.read_text()))
-    counts: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory(prefix="mutation-") as scratch:
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mutation-") as scratch, suppress(KeyboardInterrupt):
         folders = [copied(Path(scratch) / str(k)) for k in range(given.processes)]
         path = (given.lines or Path(scratch) / "lines.json").resolve()
         who = json.loads(path.read_text()) if path.exists() else traced(folders[0], given.tests, path)
         for name in who["modules"]:
             with suppress(ImportError):
                 importlib.import_module(name)
-        begun = time.monotonic()
         for change, verdict in verdicts(changes, who, folders):
             if verdict == "survived" and change.key in known:
                 verdict = "explained"
-            counts[verdict] += 1
+            counts[change.path][verdict] += 1
             if verdict in ("survived", "too long"):
                 n = len(fitting(change, who))
-                print(f"\n# {verdict}: {change.path}:{change.span[0]}, run by {n} tests")
+                print(f"\n# {verdict}: {change.path}:{change.span[0]}, {n} tests")
                 print(f"{change.place}\n  - {change.before}\n  + {change.after}", flush=True)
-    told = ", ".join(f"{n} {verdict}" for verdict, n in sorted(counts.items()))
+    print()
+    for file in sorted(counts):
+        print(f"# {file}: {worded(counts[file])}")
+    total = sum(counts.values(), Counter())
     seconds = time.monotonic() - begun
-    print(f"\n# {made} faults in {len(files)} files; {len(changes)} tried in {seconds:.0f} s: {told}")
-    return int(counts["survived"] > 0)
+    print(f"# of {made} faults, {total.total()} tried in {seconds:.0f} s: {worded(total)}")
+    return int(total["survived"] > 0)
+
+
+def worded(counts: Counter[str]) -> str:
+    return ", ".join(f"{n} {verdict}" for verdict, n in sorted(counts.items()))
 
 
 if __name__ == "__main__":
