@@ -5,9 +5,9 @@
     python tests/mutation/mutate.py src/geartrain/optim/delay.py
 
 The tests run once with a source that tells which statements each of them runs (``--lines FILE``
-keeps that for the next time, as long as neither source nor tests change). Each fault then has a process
-of its own, forked from one that has imported torch, in a copy of the tree: it runs the tests that
-run the line, the quickest first, until one fails. One that takes far too long has failed too.
+keeps that for the next time, as long as neither source nor tests change). Each fault then has a
+process of its own, forked from one that has imported torch, in a copy of the tree: it runs tests
+that run the statement until one fails. One that takes far too long has failed too.
 
 A fault that no test sees is printed in the form of ``explained.txt``, the list of those that none
 can see; if there is one that it does not hold, the exit status is 1. On systems that can fork.
@@ -35,30 +35,26 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from changes import RAN, Change, changes_of, explained, telling
+from faults import RAN, Fault, explained, faults_of, telling
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("src/geartrain/optim", "src/geartrain/engine")
-TESTS = ("tests/optim", "tests/engine", "tests/ir", "tests/train", "tests/runtime", "tests/oracle")
+TESTS = ("tests/optim", "tests/engine", "tests/oracle", "tests/train", "tests/runtime")
 EXPLAINED = Path(__file__).with_name("explained.txt")
 LONGEST = 5.0  # seconds; slower tests are left out, as each fault would wait for them
 ENOUGH = 60.0  # seconds of tests for one fault
-AT_IMPORT = ""  # instead of a test
-OPTIONS = ["-q", "-p", "no:cacheprovider", "--no-header", "-x"]
+OPTIONS = ["-q", "-p", "no:cacheprovider", "--no-header"]
 
 
 class Lines:
-    """A plugin: who runs which statements of the folders, and how long each test takes."""
+    """A plugin: who runs which statements, and how long each test takes."""
 
     def __init__(self) -> None:
         self.tests: dict[str, set[tuple[str, int]]] = defaultdict(set)
         self.seconds: dict[str, float] = defaultdict(float)
         self.failed: set[str] = set()
-        self._now = self.tests[AT_IMPORT]
-        setattr(builtins, RAN, self._ran)
-
-    def _ran(self, path: str, line: int) -> None:
-        self._now.add((path, line))
+        self._now: set[tuple[str, int]] = set()
+        setattr(builtins, RAN, lambda path, line: self._now.add((path, line)))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -71,15 +67,14 @@ class Lines:
             self.failed.add(report.nodeid)
 
     def write(self, path: Path) -> None:
-        ours = ("torch.", "numpy.", "hypothesis.", "networkx.", "safetensors.", "rich.")
-        found: dict[str, Any] = {"seconds": self.seconds, "lines": {}}
-        found["modules"] = sorted(m for m in sys.modules if m.startswith(ours))
-        for test, lines in self.tests.items():
+        theirs = ("torch.", "numpy.", "hypothesis.", "networkx.", "safetensors.", "rich.")
+        lines: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for test, ran in self.tests.items():
             if test not in self.failed and self.seconds[test] <= LONGEST:
-                for name, line in lines:
-                    found["lines"].setdefault(name, {}).setdefault(line, []).append(test)
-        found["failed"] = sorted(self.failed)
-        path.write_text(json.dumps(found))
+                for name, line in ran:
+                    lines[name][line].append(test)
+        modules = sorted(m for m in sys.modules if m.startswith(theirs))
+        path.write_text(json.dumps({"seconds": self.seconds, "lines": lines, "modules": modules}))
 
 
 class Chosen:
@@ -94,25 +89,13 @@ class Chosen:
         items.sort(key=lambda item: self._rank[item.nodeid])
 
 
-def forked(folder: Path, work: Callable[[], int], said: Path) -> int:
-    """Run it in a process of its own, in a folder; the process."""
-    if child := os.fork():
-        return child
-    code = 70
-    try:
-        os.setsid()
-        os.chdir(folder)
-        with said.open("w") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        code = work()
-    finally:
-        os._exit(code)
+def every_file() -> list[str]:
+    return sorted(str(p.relative_to(ROOT)) for f in FOLDERS for p in (ROOT / f).glob("*.py"))
 
 
 def copied(into: Path) -> Path:
     """A copy of the tree."""
-    away = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build")
+    away = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info")
     for name in ("src", "tests", "examples", "benchmarks", "docs"):
         shutil.copytree(ROOT / name, into / name, ignore=away)
     for name in ("pyproject.toml", "README.md"):
@@ -120,39 +103,48 @@ def copied(into: Path) -> Path:
     return into
 
 
-def traced(folder: Path, tests: Sequence[str], path: Path) -> dict[str, Any]:
-    """Who runs which lines."""
+def forked(folder: Path, work: Callable[[], int]) -> int:
+    """Do it in a process of its own, in a copy of the tree; the process."""
+    if child := os.fork():
+        return child
+    code = 70
+    try:
+        os.setsid()
+        os.chdir(folder)
+        with (folder / "said.txt").open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        code = work()
+    finally:
+        os._exit(code)
 
-    for name in every_file():
-        (folder / name).write_text(telling((ROOT / name).read_text(), name))
+
+def traced(folder: Path, tests: Sequence[str], path: Path) -> None:
+    """Find out who runs which statements."""
 
     def work() -> int:
         plugin = Lines()
-        options = [option for option in OPTIONS if option != "-x"]
-        code = pytest.main([*options, "--timeout=600", *tests], plugins=[plugin])
+        code = pytest.main([*OPTIONS, "--timeout=600", *tests], plugins=[plugin])
         plugin.write(path)
         return int(code)
 
-    said = folder / "said.txt"
-    _, status = os.waitpid(forked(folder, work, said), 0)
+    for name in every_file():
+        (folder / name).write_text(telling((ROOT / name).read_text(), name))
+    _, status = os.waitpid(forked(folder, work), 0)
     for name in every_file():
         shutil.copy(ROOT / name, folder / name)
     if os.waitstatus_to_exitcode(status) not in (0, 1):
-        raise SystemExit(f"the tests do not run:\n{said.read_text()[-4000:]}")
-    return json.loads(path.read_text())
+        raise SystemExit(f"the tests do not run:\n{(folder / 'said.txt').read_text()[-4000:]}")
 
 
-def every_file() -> list[str]:
-    return sorted(str(p.relative_to(ROOT)) for f in FOLDERS for p in (ROOT / f).glob("*.py"))
-
-
-def fitting(change: Change, who: Mapping[str, Any]) -> list[str]:
+def fitting(fault: Fault, who: Mapping[str, Any]) -> list[str]:
     """Tests that run its statement: first those of its own module, then the quickest."""
-    lines: dict[str, list[str]] = who["lines"].get(change.path, {})
-    found = set(lines.get(str(change.first), ()))
-    if change.at_import:
+    lines: dict[str, list[str]] = who["lines"].get(fault.path, {})
+    if fault.first is None:  # a class or the module
         found = {test for tests in lines.values() for test in tests}
-    own, seconds, chosen, total = f"test_{Path(change.path).stem}", who["seconds"], [], 0.0
+    else:
+        found = set(lines.get(str(fault.first), ()))
+    own, seconds, chosen, total = f"test_{Path(fault.path).stem}", who["seconds"], [], 0.0
     for test in sorted(found, key=lambda test: (own not in test, seconds[test], test)):
         total += seconds[test]
         if chosen and total > ENOUGH:
@@ -161,39 +153,36 @@ def fitting(change: Change, who: Mapping[str, Any]) -> list[str]:
     return chosen
 
 
-def begin(folder: Path, change: Change, tests: Sequence[str]) -> int:
+def begin(folder: Path, fault: Fault, tests: Sequence[str]) -> int:
     """Run the tests with the fault in the source of this copy; the process."""
 
     def work() -> int:
         sys.dont_write_bytecode = True
-        path = folder / change.path
-        path.write_text(change.applied((ROOT / change.path).read_text()))
         files = sorted({test.split("::")[0] for test in tests})
-        try:
-            return int(pytest.main([*OPTIONS, "--timeout=20", *files], plugins=[Chosen(tests)]))
-        finally:
-            shutil.copy(ROOT / change.path, path)
+        options = [*OPTIONS, "-x", "--timeout=30", *files]
+        return int(pytest.main(options, plugins=[Chosen(tests)]))
 
-    return forked(folder, work, folder / "said.txt")
+    (folder / fault.path).write_text(fault.put_into((ROOT / fault.path).read_text()))
+    return forked(folder, work)
 
 
 def verdicts(
-    changes: Sequence[Change], who: Mapping[str, Any], folders: Sequence[Path]
-) -> Iterator[tuple[Change, str]]:
-    """Each with ``killed``, ``too long`` or ``survived``, as they come; one at a time a folder."""
-    waiting, free = list(reversed(changes)), list(folders)
-    running: dict[int, tuple[Change, Path, float]] = {}
+    faults: Sequence[Fault], who: Mapping[str, Any], folders: Sequence[Path]
+) -> Iterator[tuple[Fault, str]]:
+    """Each with what became of it, as they come; one at a time in each copy of the tree."""
+    waiting, free = list(reversed(faults)), list(folders)
+    running: dict[int, tuple[Fault, Path, float]] = {}
     while waiting or running:
         while waiting and free:
-            change, tests = waiting[-1], fitting(waiting.pop(), who)
+            fault, tests = waiting[-1], fitting(waiting.pop(), who)
             if not tests:
-                yield change, "survived"
+                yield fault, "never run"
                 continue
             folder = free.pop()
-            limit = time.monotonic() + 30 + 5 * sum(who["seconds"][test] for test in tests)
-            running[begin(folder, change, tests)] = (change, folder, limit)
+            limit = time.monotonic() + 60 + 5 * sum(who["seconds"][test] for test in tests)
+            running[begin(folder, fault, tests)] = (fault, folder, limit)
         time.sleep(0.02)
-        for child, (change, folder, limit) in list(running.items()):
+        for child, (fault, folder, limit) in list(running.items()):
             found, status = os.waitpid(child, os.WNOHANG)
             late = not found and time.monotonic() > limit
             if not found and not late:
@@ -202,12 +191,13 @@ def verdicts(
                 os.killpg(child, signal.SIGKILL)
             if late:
                 os.waitpid(child, 0)
-            shutil.copy(ROOT / change.path, folder / change.path)
+            shutil.copy(ROOT / fault.path, folder / fault.path)
             del running[child]
             free.append(folder)
-            code = -1 if late else os.waitstatus_to_exitcode(status)
-            timed_out = late or "++ Timeout ++" in (folder / "said.txt").read_text()
-            yield change, "too long" if timed_out else "killed" if code else "survived"
+            if late or "+ Timeout +" in (folder / "said.txt").read_text():
+                yield fault, "killed by the clock"
+            else:
+                yield fault, "killed" if os.waitstatus_to_exitcode(status) else "survived"
 
 
 def main() -> int:
@@ -217,45 +207,46 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--tests", nargs="+", default=TESTS, help="folders or files of tests")
-    parser.add_argument("--lines", type=Path, help="keep, or find, who runs which lines here")
+    parser.add_argument("--lines", type=Path, help="keep, or find, who runs which statements here")
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     files = [str(Path(file).resolve().relative_to(ROOT)) for file in given.files] or every_file()
-    changes = [change for file in files for change in changes_of(ROOT, file)]
-    made = len(changes)
-    if given.sample is not None and given.sample < made:
-        chosen = random.Random(given.seed).sample(range(made), given.sample)
-        changes = [changes[k] for k in chosen]
-    known = dict(explained(EXPLAINED.read_text()))
+    faults = [fault for file in files for fault in faults_of(ROOT, file)]
+    made, known = len(faults), explained(EXPLAINED.read_text())
+    if given.sample is not None:
+        faults = random.Random(given.seed).sample(faults, min(given.sample, made))
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutation-") as scratch, suppress(KeyboardInterrupt):
         folders = [copied(Path(scratch) / str(k)) for k in range(given.processes)]
         path = (given.lines or Path(scratch) / "lines.json").resolve()
-        who = json.loads(path.read_text()) if path.exists() else traced(folders[0], given.tests, path)
+        if not path.exists():
+            traced(folders[0], given.tests, path)
+        who = json.loads(path.read_text())
         for name in who["modules"]:
             with suppress(ImportError):
                 importlib.import_module(name)
-        for change, verdict in verdicts(changes, who, folders):
-            if verdict == "survived" and change.key in known:
-                verdict = "explained"
-            counts[change.path][verdict] += 1
-            if verdict in ("survived", "too long"):
-                n = len(fitting(change, who))
-                print(f"\n# {verdict}: {change.path}:{change.span[0]}, {n} tests")
-                print(f"{change.place}\n  - {change.before}\n  + {change.after}", flush=True)
+        for fault, verdict in verdicts(faults, who, folders):
+            place, before, after = fault.name
+            if verdict in ("survived", "never run"):
+                if fault.name in known:
+                    verdict = "explained"
+                else:
+                    print(f"\n# {verdict}: {fault.path}:{fault.span[0]}")
+                    print(f"{place}\n  - {before}\n  + {after}", flush=True)
+            counts[fault.path][verdict] += 1
     print()
     for file in sorted(counts):
-        print(f"# {file}: {worded(counts[file])}")
-    total = sum(counts.values(), Counter())
-    seconds = time.monotonic() - begun
-    print(f"# of {made} faults, {total.total()} tried in {seconds:.0f} s: {worded(total)}")
-    return int(total["survived"] > 0)
+        print(f"# {file}: {_worded(counts[file])}")
+    total, seconds = sum(counts.values(), Counter[str]()), time.monotonic() - begun
+    print(f"# {made} faults, {total.total()} tried in {seconds:.0f} s: {_worded(total)}")
+    return int(total["survived"] + total["never run"] > 0)
 
 
-def worded(counts: Counter[str]) -> str:
+def _worded(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{n} {verdict}" for verdict, n in sorted(counts.items()))
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     raise SystemExit(main())
