@@ -8,16 +8,24 @@ import torch
 from rig import AT_ONCE
 
 from geartrain.engine.controller import Ramp
-from geartrain.engine.engine import Engine, Settings
+from geartrain.engine.engine import Engine, Settings, make_parts
 from geartrain.engine.router import Outbox
 from geartrain.errors import ProtocolError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
+from geartrain.parts.rules import Rules
+from geartrain.sharing.replicas import Neighbours, Replicas
 
 
 def graph() -> Graph:
     made = Graph()
     made.input("x").through(torch.sin, name="sin").stop()
+    return made
+
+
+def learning() -> Graph:
+    made = Graph()
+    made.input("x").through(torch.nn.Linear(3, 1), name="map").loss(lambda y: y.square().sum(1))
     return made
 
 
@@ -120,6 +128,32 @@ def test_a_ramp_grows_from_its_start_to_the_most():
     assert limits[0] == 4 and limits[-1] == limits[10] == 64
     assert limits == sorted(limits)
     assert Ramp(start=9).limit(3, 0) == 3
+
+
+def test_every_copy_has_the_ramp_to_itself_and_climbs_it_with_what_all_have_finished():
+    made, ramp = learning(), Ramp(start=2, over=4)
+    setting = Neighbours(copies=2, exchange="weights")
+    parts = make_parts(made, Rules(update_every=1))
+    replicas = Replicas(parts, setting)
+    engine = Engine(made, parts, Settings(max_active=64, ramp=ramp), replicas=replicas)
+    engine.begin(train=True)
+    state = engine.controller
+
+    def wanted():
+        return [state.want_of(0), state.want_of(1)]
+
+    assert wanted() == [2, 2]
+    state.admit(instances(2), 0)
+    assert wanted() == [0, 2]
+    state.admit(instances(1), 1)
+    assert wanted() == [0, 1]
+    assert state.settle(answered(2, 2)) == 1  # that of copy 1
+    assert ramp.limit(64, 1) == 4
+    assert wanted() == [2, 4]
+    assert state.settle(answered(0, 0, 1, 1)) == 2
+    assert wanted() == [ramp.limit(64, 3)] * 2
+    engine.begin(train=False)
+    assert wanted() == [64, 64]
 
 
 def test_admission_waits_for_room_for_a_sixteenth():

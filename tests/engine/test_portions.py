@@ -95,6 +95,22 @@ def test_an_update_of_rows_takes_as_many_bundles_as_have_them(n):
     assert {part.version for part in engine.parts.values()} == {min(300, 300 * ROWS // n)}
 
 
+@pytest.mark.parametrize("trigger", [Messages(7), Instances(7), Rows(7 * ROWS)])
+def test_a_firing_takes_no_more_than_a_partly_filled_update_still_wants(trigger):
+    """Firings of any size up to the portion; every update has all of seven bundles, and no more."""
+    watch, _ = run(trigger, RandomOrder(0), hidden=5)
+    firings = [f for f in watch.seen if f.node == "lower" and not f.forward]
+    assert len(firings) > 300 // 7 + 1  # updates came about in pieces
+    filled = 0
+    for firing in firings:
+        filled += firing.rows
+        assert filled <= 7
+        taken = [s for s in firing.steps if s.part == "lower"]
+        assert [s.rows for s in taken] == ([7 * ROWS] if filled == 7 else [])
+        filled %= 7
+    assert filled == 300 % 7
+
+
 def test_what_waits_for_a_flush_goes_together():
     watch, _ = run(Flush())
     assert watch.most("lower", forward=True) == 128

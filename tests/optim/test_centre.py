@@ -101,6 +101,26 @@ def test_momentum_comes_with_every_nth_push(copies):
     torch.testing.assert_close(centre(hand), two)
 
 
+def test_the_heir_of_a_keeper_goes_on_with_its_momentum_its_sums_and_its_count(copies):
+    """Copy 2 alone pushes; in one of two equal runs the keeper leaves between two pushes."""
+    stays, goes = (
+        copies(DelayedNesterov(1, rate=0.5, momentum=0.9, buffer=3), equal=True) for _ in range(2)
+    )
+    for n, g in enumerate(gradients(9, 1)):
+        if n == 4:  # a momentum of three pushes, one push since
+            goes.replicas.leave(0)
+        for hand in (stays, goes):
+            hand.step(2, g[0])
+            hand.deliver_all()
+        assert torch.equal(centre(goes), centre(stays))
+    assert (stays.exchange.keeper.index, goes.exchange.keeper.index) == (0, 1)
+    for key in ("momentum", "pushed"):
+        assert key not in goes.members[0].tensors
+        assert torch.equal(
+            goes.exchange.keeper.tensors[key][0], stays.exchange.keeper.tensors[key][0]
+        )
+
+
 @pytest.mark.parametrize("make", MIXERS)
 def test_a_question_to_one_who_has_no_centre_any_more_is_declined_and_counted(copies, still, make):
     hand = copies(make())

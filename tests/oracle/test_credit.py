@@ -228,6 +228,25 @@ def test_one_part_is_backpropagation(optimizer, method):
 
 
 @BOTH
+@pytest.mark.parametrize("rule", ["sum", "later"])
+def test_without_a_gradient_from_its_own_head_a_part_learns_from_the_one_above(optimizer, rule):
+    """Nor has it one to send down: what lies below stays as it is."""
+    ours, theirs = blocks(3), blocks(3)
+    graph = gt.Graph()
+    below = begin(graph).through(Stage(ours[0]), keep="graph", name="stage 0")
+    up, own = below.overlap(Stage(ours[1]), rule=rule, name="stage 1")
+    own.stop()
+    up.through(Stage(ours[2]), keep="graph", name="stage 2").loss(losses)
+    before = weights(ours)
+    train(graph, batches(), optimizer)
+    assert bits_equal(weights(ours[:1]), before[: len(weights(ours[:1]))])
+    for p in theirs[0].parameters():
+        p.requires_grad_(False)
+    plain_backprop(theirs, batches(), optimizer)
+    assert_equal_weights(weights(ours), weights(theirs))
+
+
+@BOTH
 @pytest.mark.parametrize("as_overlap", [False, True])
 @pytest.mark.parametrize("rule", ["sum", "later"])
 def test_bare_overlapping_of_two_parts_is_backpropagation(optimizer, as_overlap, rule):

@@ -1,0 +1,162 @@
+"""Gradients to neighbours in lock-step, letter by letter; and what a run that failed leaves."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from geartrain.sharing.exchange import AllReduce, NearestNeighbours
+from geartrain.sharing.exchanges.centre import DelayedNesterov, ElasticAverage
+from geartrain.sharing.exchanges.gossip import DecentralizedSGD, PairAverage
+from geartrain.sharing.exchanges.periodic import DiLoCo, PeriodicAverage
+from geartrain.sharing.exchanges.pushsum import PushSum
+
+RATE = 0.1  # of the copies' optimisers
+Lockstep = partial(NearestNeighbours, lockstep=True)
+
+
+def gradients(rounds, n):
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(rounds, n, 3, dtype=torch.float64, generator=generator)
+
+
+def waiting(hand):
+    return [d.waiting for d in hand.desks]
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("every", [1, 3])
+def test_in_any_order_every_gradient_of_a_neighbour_is_taken_once(copies, noise, seed, every):
+    """Also at the end of a stretch, where some have come further than others."""
+    hand = copies(Lockstep(every), n=5)
+    start, own = hand.x, torch.zeros(5, 3, dtype=torch.float64)
+    sent, rounds = torch.zeros_like(own), [0] * 5
+
+    def gradient(k):
+        given = noise(k)
+        rounds[k] += 1
+        own[k] += given
+        if rounds[k] % every == 0:
+            sent[k] += given
+        return given
+
+    hand.shuffle(seed, 150, gradient)
+    assert max(rounds) - min(rounds) <= 3 * every  # of neighbours, one exchange at most
+    hand.settle()
+    assert [m.rounds for m in hand.members] == rounds
+    close(hand.x, start - RATE * (own + sent.roll(1, 0) + sent.roll(-1, 0)))
+
+
+def test_one_waits_for_this_round_and_keeps_what_comes_of_the_next(copies):
+    hand, (g, h) = copies(Lockstep(), n=3), gradients(2, 3)
+    start = hand.x
+    for k in range(3):
+        hand.step(k, g[k])
+    assert waiting(hand) == [True] * 3
+    for link in ((0, 1), (2, 1)):
+        hand.deliver(link)
+    assert waiting(hand) == [True, False, True]
+    hand.step(1, h[1])
+    for _ in range(2):  # of the first round and of the second
+        hand.deliver((1, 0))
+    close(hand.x[0], start[0] - RATE * g[0])
+    hand.deliver((2, 0))
+    close(hand.x[0], start[0] - RATE * g.sum(0))
+    assert waiting(hand) == [False, True, True]
+    hand.step(0, h[0])
+    assert waiting(hand) == [True, True, True]
+    hand.deliver_all()  # copy 2 is in its first round, and has those of the second at once
+    assert waiting(hand) == [True, True, False]
+    hand.step(2, h[2])
+    hand.deliver_all()
+    assert waiting(hand) == [False] * 3
+    close(hand.x, start - RATE * (g + h).sum(0))
+
+
+def test_between_exchanges_nobody_waits(copies):
+    hand, g = copies(Lockstep(2), n=3), gradients(2, 3)
+    hand.step(0, g[0, 0])
+    assert waiting(hand) == [False] * 3 and not hand.links
+    hand.step(0, g[1, 0])
+    assert waiting(hand) == [True, False, False]
+
+
+def test_those_who_wait_for_one_that_leaves_go_on_without_it(copies):
+    hand, (g,) = copies(Lockstep(), n=3), gradients(1, 3)
+    start = hand.x
+    for k in (0, 1):
+        hand.step(k, g[k])
+    hand.deliver_all()
+    assert waiting(hand) == [True, True, False]
+    close(hand.x[:2], start[:2] - RATE * g[:2])
+    hand.leave(2)
+    assert waiting(hand) == [False] * 3
+    close(hand.x[:2], start[:2] - RATE * g[:2].sum(0))
+
+
+def test_one_that_joins_is_awaited_from_the_next_round_on(copies):
+    hand, g = copies(Lockstep(), n=3), gradients(4, 3)
+    hand.leave(2)
+    for row in g[:2]:
+        for k in (0, 1):
+            hand.step(k, row[k])
+        hand.deliver_all()
+    hand.step(0, g[2, 0])
+    hand.replicas.join(2)
+    assert (hand.members[2].rounds, waiting(hand)) == (3, [True, False, False])
+    hand.step(1, g[2, 1])
+    hand.deliver_all()
+    assert waiting(hand) == [False] * 3  # that round was theirs alone
+    before = hand.x
+    for k in (0, 1):
+        hand.step(k, g[3, k])
+    hand.deliver_all()
+    assert waiting(hand) == [True, True, False]
+    hand.step(2, g[3, 2])
+    hand.deliver_all()
+    assert waiting(hand) == [False] * 3
+    close(hand.x[:2], before[:2] - RATE * g[3].sum(0))
+    late = g[2, :2].sum(0)  # came to it when it was there, and is taken with the next round
+    close(hand.x[2], before[2] - RATE * (g[3].sum(0) + late))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Lockstep,
+        NearestNeighbours,
+        AllReduce,
+        PairAverage,
+        DecentralizedSGD,
+        PushSum,
+        partial(PeriodicAverage, 2),
+        partial(DiLoCo, 2),
+        partial(ElasticAverage, every=1),
+        partial(DelayedNesterov, 1),
+    ],
+)
+def test_after_a_run_that_failed_nobody_waits_and_the_books_are_closed(copies, noise, make):
+    hand = copies(make())
+    hand.shuffle(2, 45, noise)
+    hand.step(min(k for k, d in enumerate(hand.desks) if not d.waiting), noise(0))
+    under_way = [x for link in hand.links.values() for x in link if not x.collective]
+    lost = sum(m.ledger.lost for m in hand.members)
+    hand.replicas.abandon()
+    hand.links.clear()
+    assert waiting(hand) == [False] * 4
+    assert [(m.mail, m.outbox, m.steps) for m in hand.members] == [(0, [], [])] * 4
+    found = sum(m.ledger.lost for m in hand.members) - lost
+    assert found == sum(x.count for x in under_way)
+    hand.replicas.check_settled()
+    before = hand.x
+    for _ in range(2):
+        for k in range(4):
+            hand.step(k, noise(k))
+        hand.settle()
+    assert (hand.x != before).all()
