@@ -83,7 +83,7 @@ $(SITE_TOOLS): $(STAMP)
 	@touch $(SITE_TOOLS)
 
 docs: $(SITE_TOOLS)
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo 'docs: site/index.html; to search in it, $(BIN)/python -m http.server -d site'
 
 clean:
