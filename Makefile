@@ -13,6 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 KERNELS := $(VENV)/.kernels
+SITE_TOOLS := $(VENV)/.docs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 # Data beside the checkout is used unless the caller said otherwise (an empty value says: none).
@@ -23,7 +24,7 @@ export GEARTRAIN_DATA := $(BESIDE)
 endif
 endif
 
-.PHONY: help setup demo test test-slow lint clean
+.PHONY: help setup demo test test-slow lint docs clean
 
 help:
 	@echo 'make setup      create $(VENV), install geartrain, pinned by constraints.txt; compile kernels'
@@ -31,6 +32,7 @@ help:
 	@echo 'make test       the tests (not the slow ones); those of the core also without native kernels'
 	@echo 'make test-slow  the slow ones'
 	@echo 'make lint       ruff check, ruff format --check, mypy --strict'
+	@echo 'make docs       the documentation as a site, into site/; links that lead nowhere fail'
 	@echo 'make clean      remove $(VENV), caches and build leftovers'
 
 setup: $(STAMP) $(KERNELS)
@@ -74,6 +76,16 @@ lint: setup
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict src/geartrain
 
+# What writes the site is installed when it is first wanted.
+$(SITE_TOOLS): $(STAMP)
+	@echo 'docs: installing mkdocs'
+	@$(PIP) -e '.[docs]'
+	@touch $(SITE_TOOLS)
+
+docs: $(SITE_TOOLS)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo 'docs: site/index.html; to search in it, $(BIN)/python -m http.server -d site'
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

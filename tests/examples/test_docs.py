@@ -1,7 +1,7 @@
-"""Every ``python`` block of the README and of docs/ runs, in order, file by file.
+"""Every ``python`` block of the README and of docs/ runs, in order, page by page.
 
-Blocks of one file share their names, as a reader pastes them into one session. Shell, output and
-drawings stand in fences of another language.
+Blocks of one page share their names, as a reader pastes them into one session; no page needs what
+another has made. Shell, output and drawings stand in fences of another language.
 """
 
 from __future__ import annotations
@@ -13,10 +13,18 @@ from typing import NamedTuple
 import pytest
 import torch
 
+import geartrain
+
 ROOT = Path(__file__).parents[2]
-FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FILES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "benchmarks").rglob("*.md")),
+]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+SOURCES = [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), ROOT / "Makefile"]
 
 
 class Block(NamedTuple):
@@ -25,8 +33,12 @@ class Block(NamedTuple):
     text: str
 
 
+def text_of(path: Path) -> str:
+    return path.read_text("utf-8")
+
+
 def blocks_of(path: Path) -> list[Block]:
-    text = path.read_text("utf-8")
+    text = text_of(path)
     return [
         Block(found[1], text.count("\n", 0, found.start(2)) + 1, found[2])
         for found in FENCE.finditer(text)
@@ -34,11 +46,20 @@ def blocks_of(path: Path) -> list[Block]:
 
 
 def named(path: Path) -> str:
-    return path.name
+    return path.relative_to(ROOT).as_posix()
+
+
+def anchors_of(path: Path) -> set[str]:
+    """What MkDocs and code hosts make of the headings: words in lower case, joined by hyphens."""
+    headings = HEADING.findall(FENCE.sub("", text_of(path)))
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", h).strip().lower()) for h in headings}
+
+
+WITH_CODE = [path for path in FILES if any(b.language == "python" for b in blocks_of(path))]
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")
-@pytest.mark.parametrize("path", FILES, ids=named)
+@pytest.mark.parametrize("path", WITH_CODE, ids=named)
 def test_the_code_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = [b for b in blocks_of(path) if b.language == "python"]
     monkeypatch.chdir(tmp_path)
@@ -50,27 +71,75 @@ def test_the_code_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         exec(compile(source, str(path), "exec"), names)  # our own documents
 
 
+def test_pages_that_teach_hold_code_to_run() -> None:
+    without_code = {"index", "devices", "command-line"}
+    for folder in ("tutorial", "how-to"):
+        pages = set((ROOT / "docs" / folder).glob("*.md"))
+        assert {p.stem for p in pages - set(WITH_CODE)} <= without_code
+        assert pages & set(WITH_CODE)
+    assert {ROOT / "README.md", ROOT / "docs" / "index.md"} <= set(WITH_CODE)
+
+
 @pytest.mark.parametrize("path", FILES, ids=named)
 def test_every_block_says_what_it_is(path: Path) -> None:
-    text = path.read_text("utf-8")
-    assert len(re.findall(r"^```", text, re.MULTILINE)) == 2 * len(blocks_of(path))
+    assert len(re.findall(r"^```", text_of(path), re.MULTILINE)) == 2 * len(blocks_of(path))
     assert [b.line for b in blocks_of(path) if not b.language] == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=named)
 def test_links_into_the_tree_lead_somewhere(path: Path) -> None:
-    links = [link for link in LINK.findall(path.read_text("utf-8")) if "://" not in link]
-    assert [link for link in links if not (path.parent / link).exists()] == []
+    lost = []
+    for target, anchor in LINK.findall(FENCE.sub("", text_of(path))):
+        if "://" in target or (not target and not anchor):
+            continue
+        there = path.parent / target if target else path
+        known = anchors_of(there) if anchor and there.suffix == ".md" and there.exists() else None
+        if not there.exists() or (known is not None and anchor not in known):
+            lost.append((target, anchor))
+    assert lost == []
+
+
+def test_documents_that_the_source_names_are_there() -> None:
+    for path in SOURCES:
+        for name in re.findall(r"\bdocs/[\w/.-]+\.md\b", text_of(path)):
+            assert (ROOT / name).exists(), f"{named(path)} names {name}"
 
 
 def test_the_readme_names_the_commands_of_the_makefile() -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
-    makefile = (ROOT / "Makefile").read_text("utf-8")
-    for target in ("setup", "demo", "test", "lint"):
+    readme, makefile = text_of(ROOT / "README.md"), text_of(ROOT / "Makefile")
+    for target in ("setup", "demo", "test", "lint", "docs"):
         assert f"make {target}" in readme
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
-def test_the_documents_hold_code_to_run() -> None:
-    held = {path.name for path in FILES if any(b.language == "python" for b in blocks_of(path))}
-    assert {"README.md", "guide.md"} <= held
+def test_the_readme_can_be_read_in_a_few_minutes() -> None:
+    readme = text_of(ROOT / "README.md")
+    assert len(readme.split()) < 900
+    assert [line for line in readme.splitlines() if len(line) > 120] == []
+
+
+def test_the_speed_that_the_readme_quotes_is_that_of_the_results() -> None:
+    readme, page = text_of(ROOT / "README.md"), text_of(ROOT / "docs" / "results" / "ampnet.md")
+    ours = re.search(r"\| ours \| ([\d,]+) \(([\d,]+)\.\.([\d,]+)\)", page)
+    levels = re.search(r"\| level:25 \| ([\d,]+) ", page)
+    assert ours is not None and levels is not None
+    assert f"{ours[1]} trees a second ({ours[2]} to {ours[3]})" in " ".join(readme.split())
+    assert f"({levels[1]})" in readme
+    command = next(b.text for b in blocks_of(ROOT / "README.md") if "compare" in b.text)
+    assert " ".join(command.replace("\\", " ").split()) in page
+
+
+def test_the_reference_has_every_public_name_once() -> None:
+    told = [
+        name
+        for path in (ROOT / "docs" / "reference").glob("*.md")
+        for name in re.findall(r"^::: (\S+)$", text_of(path), re.MULTILINE)
+    ]
+    assert len(told) == len(set(told))
+    for module in (geartrain, geartrain.nn):
+        stated = re.findall(r" as (\w+)$", text_of(Path(str(module.__file__))), re.MULTILINE)
+        public = set(getattr(module, "__all__", stated)) - {"nn"}
+        prefix = f"{module.__name__}."
+        assert {n.removeprefix(prefix) for n in told if n.rpartition(".")[0] + "." == prefix} == (
+            public
+        )

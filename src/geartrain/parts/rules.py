@@ -128,8 +128,8 @@ class Part:
     Args:
         module: Its parameters belong to this part alone.
         name: In logs and traces; default: the name of the first node that uses it.
-        optimizer, update_every, average, clip, schedule, scheduler, max_staleness, view, delay,
-            window: As in ``Rules``; None takes the session's.
+        optimizer, update_every, average, clip: As in ``Rules``; None takes the session's.
+        schedule, scheduler, max_staleness, view, delay, window: Likewise.
         keep: What nodes keep for the way back; see ``Stream.through``. With a ``view`` it is
             ``graph``.
         replicas: Copies of the part on different workers, each with its own optimiser; rows are

@@ -30,7 +30,7 @@ MixingWeights: TypeAlias = Literal["metropolis", "uniform"] | Matrix
 
 @final
 class DecentralizedSGD(AbstractExchange):
-    """D-PSGD: x_i' = Σ_j W[i][j] x_j - own step, with the gradient at x_i.
+    """D-PSGD: ``x_i' = Σ_j W[i][j] x_j - own step``, with the gradient at x_i.
 
     The step is held until the weights of the same round have come from all neighbours, so copies go
     in rounds; a slow copy holds up its neighbours, and theirs a round later. At the end of a
