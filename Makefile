@@ -83,7 +83,7 @@ test: setup
 	GEARTRAIN_NATIVE=0 $(PYTEST) $(SIDE_BY_SIDE) $(WITHOUT_KERNELS)
 
 coverage: setup
-	$(PYTEST) $(SIDE_BY_SIDE) --cov --cov-report=
+	$(PYTEST) $(SIDE_BY_SIDE) --cov --cov-report= --cov-fail-under=0
 	GEARTRAIN_NATIVE=0 $(PYTEST) $(SIDE_BY_SIDE) $(WITHOUT_KERNELS) --cov --cov-append \
 	  --cov-report=term:skip-covered
 
