@@ -2,6 +2,8 @@
 # the cache of compiled kernels (geartrain native says where; GEARTRAIN_CACHE=DIR moves it).
 #   PYTHON=python3.12 make setup      another interpreter (3.11 or newer)
 #   GEARTRAIN_DATA=DIR make test      real data for the tests that need it
+#   PROCESSES=8 make test             tests side by side (a process a core if nothing is said)
+#   SINCE=COMMIT make lint            lines of C that have changed since then are looked at
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -24,14 +26,28 @@ export GEARTRAIN_DATA := $(BESIDE)
 endif
 endif
 
-.PHONY: help setup demo test test-slow lint docs clean
+PROCESSES ?= $(shell nproc 2>/dev/null || echo 2)
+SINCE ?= HEAD
+# Tests share cores by processes, not by threads of one product. Work steals: tests last from a
+# millisecond to half a minute, and a process that has done its own takes those of another.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+SIDE_BY_SIDE := -n $(PROCESSES) --dist worksteal
+# What works otherwise without kernels. Devices are tried without them in any case, and no test of
+# the files of tests/ir that are left out ever asks for kernels.
+WITHOUT_KERNELS := tests/ir tests/nn tests/oracle --ignore=tests/oracle/test_devices.py \
+  $(patsubst %,--ignore=tests/ir/test_%.py,gear keys packed products sparse_gradients sums)
+
+.PHONY: help setup demo test test-slow sanitize coverage package lint lint-c docs clean
 
 help:
 	@echo 'make setup      create $(VENV), install geartrain, pinned by constraints.txt; compile kernels'
 	@echo 'make demo       train list reduction until its accuracy reaches 0.97'
 	@echo 'make test       the tests (not the slow ones); those of the core also without native kernels'
 	@echo 'make test-slow  the slow ones'
-	@echo 'make lint       ruff check, ruff format --check, mypy --strict'
+	@echo 'make sanitize   the native tests on C built with AddressSanitizer and UBSan (needs gcc)'
+	@echo 'make coverage   as make test; fails if fewer branches are covered than pyproject.toml says'
+	@echo 'make package    wheel and sdist; the wheel is installed in an environment of its own, tried'
+	@echo 'make lint       ruff check, ruff format --check, mypy --strict, clang-format of new lines'
 	@echo 'make docs       the documentation as a site, into site/; links that lead nowhere fail'
 	@echo 'make clean      remove $(VENV), caches and build leftovers'
 
@@ -65,16 +81,44 @@ demo: setup
 	$(BIN)/geartrain train listreduce --epochs 6 --until 'accuracy>=0.97'
 
 test: setup
-	$(BIN)/python -m pytest -q
-	GEARTRAIN_NATIVE=0 $(BIN)/python -m pytest -q tests/ir tests/nn tests/oracle
+	$(PYTEST) $(SIDE_BY_SIDE)
+	GEARTRAIN_NATIVE=0 $(PYTEST) $(SIDE_BY_SIDE) $(WITHOUT_KERNELS)
+
+coverage: setup
+	$(PYTEST) $(SIDE_BY_SIDE) --cov --cov-report= --cov-fail-under=0
+	GEARTRAIN_NATIVE=0 $(PYTEST) $(SIDE_BY_SIDE) $(WITHOUT_KERNELS) --cov --cov-append \
+	  --cov-report=term:skip-covered
 
 test-slow: setup
-	$(BIN)/python -m pytest -q -m slow
+	$(PYTEST) -m slow
+
+# The kernels are compiled with both sanitizers (a minute, once); on them run the tests of kernels and
+# a program that is given structure which means harm. tests/native/test_hostile.py loads them.
+sanitize: setup
+	@command -v gcc >/dev/null || { echo "sanitize: no 'gcc' on the PATH; install it" >&2; exit 1; }
+	@test -f "$$(gcc -print-file-name=libasan.so)" || { \
+	  echo 'sanitize: gcc finds no libasan.so; install its address sanitizer (libasan)' >&2; exit 1; }
+	$(PYTEST) $(SIDE_BY_SIDE) -m 'slow or not slow' tests/native/test_hostile.py
+
+# The environment sees no source: what is tried is what the wheel brings.
+package: setup
+	rm -rf dist build
+	$(BIN)/python -m build --quiet
+	rm -rf build/tried && '$(BIN)/python' -m venv build/tried
+	build/tried/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt \
+	  "$$(grep '^torch==' constraints.txt)" dist/*.whl
+	cd build/tried && bin/geartrain --help >/dev/null
+	cd build/tried && bin/geartrain train listreduce --epochs 1 --json \
+	  --option train_size=300 --option valid_size=60 --option hidden=8
 
 lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict src/geartrain
+	@$(MAKE) --no-print-directory lint-c
+
+lint-c: setup
+	@$(BIN)/git-clang-format --binary $(BIN)/clang-format --quiet --diff --extensions c,inc $(SINCE) -- src
 
 # What writes the site is installed when it is first wanted.
 $(SITE_TOOLS): $(STAMP)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from hypothesis import settings
 
 from geartrain.data.cifar10 import FILE as PHOTOGRAPHS
 from geartrain.data.text import FILE as TEXT
+
+if (folder := str(Path(__file__).parent)) not in sys.path:
+    sys.path.insert(0, folder)
+from rig_programs import Nursery
 
 # Same examples on every run and machine; a shared, busy core must not fail a test by its clock.
 settings.register_profile("geartrain", deadline=None, derandomize=True)
@@ -26,6 +31,14 @@ def one_kernel_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Forks programs; it has imported what they need, which takes longer than most of them."""
+    made = Nursery()
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rig_programs import Nursery, Program
 
 from geartrain.engine.instrument import AbstractInstrument, EpochEnded
 from geartrain.train.checkpoint import read_checkpoint
@@ -327,16 +328,16 @@ app(prog_name="geartrain")
 """
 
 
-def stopped(how: str, after: int, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process that gets a signal after so many checkpoints."""
-    return subprocess.run(
-        [sys.executable, "-c", KILLED, str(after), how, *map(str, words)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+def stopped(
+    nursery: Nursery, folder: Path, how: str, after: int, *words: object
+) -> tuple[int | None, list[str], str]:
+    """Status, output and errors of the command that gets a signal after so many checkpoints."""
+    program = Program(nursery, folder, KILLED, after, how, *words)
+    try:
+        status, errors = program.end()
+    finally:
+        program.close()
+    return status, program.lines, errors
 
 
 WAITING = """
@@ -417,12 +418,14 @@ def test_two_comparisons_do_not_share_a_folder(geartrain, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_kill_9_in_the_middle_of_an_epoch_and_resume_end_at_the_same_weights(
-    geartrain, tmp_path: Path, workers: int
+    geartrain, nursery: Nursery, tmp_path: Path, workers: int
 ) -> None:
     words = ("train", *SMALL_LISTS, "--checkpoint-every", "70", "--workers", workers, "--json")
     whole = geartrain(*words, "--out", tmp_path / "whole")
-    killed = stopped("kill", 7, *words, "--out", tmp_path / "killed")
-    assert killed.returncode == -signal.SIGKILL
+    status, *_ = stopped(
+        nursery, tmp_path / "program", "kill", 7, *words, "--out", tmp_path / "killed"
+    )
+    assert status == -signal.SIGKILL
     assert not (tmp_path / "killed" / "result.json").exists()
     position = read_checkpoint(tmp_path / "killed" / "latest.safetensors").document["position"]
     assert 0 < position["taken"] < 300
@@ -437,16 +440,16 @@ def test_kill_9_in_the_middle_of_an_epoch_and_resume_end_at_the_same_weights(
 
 @pytest.mark.parametrize(("how", "status"), [("interrupt", 130), ("terminate", 143)])
 def test_a_signal_has_the_checkpoint_written_and_says_how_to_go_on(
-    geartrain, tmp_path: Path, how: str, status: int
+    geartrain, nursery: Nursery, tmp_path: Path, how: str, status: int
 ) -> None:
     folder = tmp_path / "run"
     words = ("train", *SMALL_LISTS, "--checkpoint-every", "70")
-    interrupted = stopped(how, 2, *words, "--out", folder)
-    assert interrupted.returncode == status
-    assert f"geartrain: {how.removesuffix('e')}ed; " in interrupted.stderr
-    assert f"geartrain train listreduce --out {folder} --resume" in interrupted.stderr
-    assert "Traceback" not in interrupted.stderr
-    assert interrupted.stdout == ""
+    ended, said, errors = stopped(nursery, tmp_path / "program", how, 2, *words, "--out", folder)
+    assert ended == status
+    assert f"geartrain: {how.removesuffix('e')}ed; " in errors
+    assert f"geartrain train listreduce --out {folder} --resume" in errors
+    assert "Traceback" not in errors
+    assert said == []
     resumed = geartrain("train", "listreduce", "--out", folder, "--resume", "--json")
     assert resumed.status == 0, resumed.err
     assert resumed.json["instances"] == 600

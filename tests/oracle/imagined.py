@@ -3,7 +3,9 @@
 torch's fake tensors have shapes and devices and no numbers. An operation on tensors of two devices
 raises as on real ones, and so does a look at a number, which would wait for the device. All that
 routes is numpy and real, so that graphs run to their end. It is a program of its own, as the
-imagined kind of device stays registered. Its arguments are the names of cases.
+imagined kind of device stays registered. Its arguments are the names of cases, behind "all" or
+"few": with "few", a case runs on all of its data in the first way and on a few small instances in
+the others, as an operation on a fake tensor takes a thousand times as long as on a real one.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from geartrain import device as transfer
 from geartrain.engine.engine import Engine, Settings, make_parts
 from geartrain.frames import packer
+from geartrain.frames.instance import Instance
 from geartrain.frames.precision import Precision
 from geartrain.graph.graph import Graph
 from geartrain.graph.operators import Losing
@@ -200,8 +203,21 @@ def put(module: nn.Module, device: torch.device) -> None:
                 )
 
 
+def few(data: list[Instance]) -> list[Instance]:
+    """Instances of different sizes, among them neither the largest nor the very smallest."""
+
+    def size(given: Instance) -> int:
+        return sum(len(column) for column in (*given.vertex.values(), *given.edge.values()))
+
+    return sorted(data, key=size)[1:8:2]
+
+
 def run(
-    model: models.Model, devices: Sequence[torch.device], fed: torch.device | None, how: How
+    model: models.Model,
+    data: list[Instance],
+    devices: Sequence[torch.device],
+    fed: torch.device | None,
+    how: How,
 ) -> None:
     """Train and evaluate a pass."""
     there: Iterator[torch.device] = cycle(devices)
@@ -209,7 +225,8 @@ def run(
         put(module if how.precision == "full" else module.float(), next(there))
     rules = Rules(
         optimizer=partial(torch.optim.SGD, lr=0.1, foreach=False),
-        update_every=Flush() if HOST in devices else 7,  # a step on the host looks at numbers
+        # A step on the host looks at numbers.
+        update_every=Flush() if HOST in devices else 7 if len(data) > 7 else 3,
         clip=Clip(1.0, 2.0),
     )
     for operator in model.graph.operators:
@@ -222,7 +239,7 @@ def run(
     engine = Engine(model.graph, parts, settings, workers=2)
     for train in (True, False):
         engine.begin(train=train)
-        Simulated(2, seed=1).run(engine, Feeder(iter(model.data)), Quiet())
+        Simulated(2, seed=1).run(engine, Feeder(iter(data)), Quiet())
         engine.check_empty()
         engine.sums()
     assert all(part.version or HOST in devices for part in parts.values())
@@ -233,7 +250,8 @@ BY_AUTOGRAD = ("lists, inputs", "lists, graph", "trees", "choice")
 """Autograd has one queue for imagined devices, so these are not spread over two."""
 
 imagined = FakeTensorMode(allow_non_fake_inputs=True)
-for case in sys.argv[1:]:
+how_much, *names = sys.argv[1:]
+for case in names:
     build = CASES[case]
     for way, devices, fed, nobody_waits in WAYS:
         if TWO in devices and case in BY_AUTOGRAD:
@@ -243,7 +261,8 @@ for case in sys.argv[1:]:
         for how in HOWS if fed is None else HOWS[:1]:
             fetched.clear()
             made = build()
+            whole = how_much == "all" or fed == ONE
             with imagined:
-                run(made, devices, fed, how)
+                run(made, made.data if whole else few(made.data), devices, fed, how)
             assert bool(fetched) != nobody_waits, f"{case}, {way}, {how}: fetched {fetched[:5]}"
             sys.stdout.write(f"{case}, {way}, {how.name}\n")

@@ -37,35 +37,44 @@ cuda = pytest.mark.skipif(
 HOST, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("cases", "ways"),
-    [
-        (("lists, activations", "lists, inputs"), 11),
-        (("lists, graph", "trees"), 10),
-        (("flat", "cells"), 12),
-        (("gated", "sum"), 12),
-        (("mean", "max"), 12),
-        (("choice",), 5),
-    ],
-)
-def test_no_operation_meets_two_devices_and_no_firing_looks_at_a_number(
-    cases: tuple[str, ...], ways: int
-) -> None:
+def in_all_ways(how_much: str, cases: tuple[str, ...], ways: int) -> None:
+    """Run the cases of ``imagined``; each tells of every way it went."""
     environment = os.environ | {
         "GEARTRAIN_NATIVE": "0",
         "PYTHONPATH": os.pathsep.join([str(HERE.parents[1] / "src"), str(HERE)]),
     }
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(HERE / "imagined.py"), *cases],
+        [sys.executable, "-W", "ignore", str(HERE / "imagined.py"), how_much, *cases],
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert len(done.stdout.splitlines()) == ways
+
+
+CASES = [
+    (("lists, activations", "lists, inputs", "trees", "flat"), 22),
+    (("cells", "lists, graph", "gated", "sum"), 23),
+    (("mean", "max", "choice"), 17),
+]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("cases", "ways"), CASES)
+def test_no_operation_meets_two_devices_and_no_firing_looks_at_a_number(
+    cases: tuple[str, ...], ways: int
+) -> None:
+    in_all_ways("few", cases, ways)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("cases", "ways"), CASES)
+def test_nor_with_more_data_in_every_way(cases: tuple[str, ...], ways: int) -> None:
+    in_all_ways("all", cases, ways)
 
 
 def graph_on(devices: dict[str, str]) -> tuple[Graph, list[Instance]]:

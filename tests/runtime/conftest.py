@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import ``rig``, one pass over data, and ``rig_programs``."""
+"""Lets the tests of this folder import ``rig``, one pass over data."""
 
 from __future__ import annotations
 

@@ -62,13 +62,6 @@ trained.set()
 """
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    made = Nursery()
-    yield made
-    made.close()
-
-
 Start = Callable[..., Program]
 
 

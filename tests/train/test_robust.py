@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import errno
 import math
-import os
 import re
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 from collections import Counter
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from rig_programs import Program
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -169,28 +165,25 @@ KILLED = """
 """
 
 
-def test_a_run_that_is_killed_in_an_epoch_ends_with_the_weights_of_one_that_is_not(tmp_path):
-    source = Path(gt.__file__).parents[1]
-
-    def run(folder, kill_at, seed):
+def test_a_run_that_is_killed_in_an_epoch_ends_with_the_weights_of_one_that_is_not(
+    nursery, tmp_path
+):
+    def run(name, folder, kill_at, seed):
         folder.mkdir(exist_ok=True)
-        return subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(KILLED), folder, str(kill_at), str(seed)],
-            env={**os.environ, "PYTHONPATH": str(source)},
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        program = Program(nursery, tmp_path / name, KILLED, folder, kill_at, seed)
+        try:
+            return *program.end(), program.lines
+        finally:
+            program.close()
 
-    killed = run(tmp_path / "killed", 75, 0)
-    assert killed.returncode == -signal.SIGKILL
+    status, *_ = run("first", tmp_path / "killed", 75, 0)
+    assert status == -signal.SIGKILL
     position = read_checkpoint(tmp_path / "killed" / "latest.safetensors").document["position"]
     assert 0 < position["taken"] < 200
-    again = run(tmp_path / "killed", 0, 55)
-    whole = run(tmp_path / "whole", 0, 0)
-    assert (again.returncode, again.stdout) == (0, "400\n"), again.stderr
-    assert (whole.returncode, whole.stdout) == (0, "400\n"), whole.stderr
+    status, errors, said = run("again", tmp_path / "killed", 0, 55)
+    assert (status, said) == (0, ["400"]), errors
+    status, errors, said = run("all of it", tmp_path / "whole", 0, 0)
+    assert (status, said) == (0, ["400"]), errors
     one, other = (
         read_checkpoint(tmp_path / name / "latest.safetensors") for name in ("killed", "whole")
     )

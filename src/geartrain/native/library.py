@@ -78,6 +78,8 @@ _NOT_SHORT: Final = frozenset(  # losses are float32, and bundle kernels work in
     for name in ("gated", "forest", "choice", "sum", "lists", "map")
     for way in ("forward", "backward")
 ) | {"cross_entropy", "square_sum", "scale_all", "adam", "adagrad"}
+_NOTHING: Final = frozenset({"transpose", "tanh"})
+"""Functions that return nothing; the others return an int64."""
 _PRECISE: Final = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2}
 
 
@@ -130,7 +132,8 @@ class Library:
 
 def _declared(dll: ctypes.CDLL, name: str, arguments: tuple[type, ...]) -> Function:
     function = getattr(dll, name)
-    function.argtypes, function.restype = arguments, _N
+    function.argtypes = arguments
+    function.restype = None if name.partition("_")[0] in _NOTHING else _N
     return function  # type: ignore[no-any-return]
 
 
