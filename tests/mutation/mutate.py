@@ -241,9 +241,9 @@ def main() -> int:
         for name in who["modules"]:
             with suppress(ImportError):
                 importlib.import_module(name)
-        require_sound(
-            folders[0], next(f for f in faults_of(ROOT, files[0]) if fitting(f, who)), who
-        )
+        tried = next((fault for fault in faults if fitting(fault, who)), None)
+        if tried is not None:
+            require_sound(folders[0], tried, who)
         for fault, verdict in verdicts(faults, who, folders):
             place, before, after = fault.name
             if verdict in ("survived", "never run"):
