@@ -65,6 +65,7 @@ def test_an_annealed_rate_is_divided_by_the_delay_at_first_and_whole_in_the_end(
     assert found == pytest.approx([1 / 4, 1 / 2, 1.0, 1.0])
     assert rule.rate(ages(9), 0) == rule.rate(ages(0, 9), 0) == 1.0  # never more than whole
     assert gt.AnnealedRate(over=10, delay=3).rate(ages(9), 0) == pytest.approx(1 / 3)
+    assert gt.AnnealedRate(over=1).rate(ages(0, 0, 2), 1) == 1.0
     assert rule.rate(ages(1, 0, 0, 0, 0, 1), 0) == pytest.approx(1 / 2.5)
 
 
