@@ -62,7 +62,6 @@ class Rounds:
         """A pass begins: nothing is in flight."""
         self._waiting.clear()
         self._rows = 0
-        self._counts[:] = 0
 
     def admitted(self, slots: IntArray) -> None:
         """Other instances are in these slots now; all that has been added was of those before."""
