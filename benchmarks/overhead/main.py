@@ -49,6 +49,7 @@ GOALS_US: Final = {32: 150.0, 512: 300.0}
 GOAL_ROWS: Final = 1_000_000
 COPIES: Final = {"copy_", "index_select", "index_copy_", "index_put_", "cat", "stack", "clone"}
 """torch's operators that move rows."""
+PACKAGE: Final = Path(gt.__file__).parent
 PASSED_OVER: Final = {"rows", "message", "main", "firings"}
 """Files that move rows for others, who are looked for further up."""
 
@@ -252,7 +253,7 @@ def _asked() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         path = Path(frame.f_code.co_filename)
-        if "geartrain" in path.parts and path.stem not in PASSED_OVER:
+        if PACKAGE in path.parents and path.stem not in PASSED_OVER:
             return f"{path.parent.name}/{path.stem}"
         frame = frame.f_back  # type: ignore[assignment]
     return "elsewhere"

@@ -290,7 +290,7 @@ def test_ctrl_c_finishes_what_is_in_flight_and_fit_goes_on_with_the_next_instanc
 ):
     rows, admitted = make_rows(1500), Counter()
     main = threading.main_thread().ident
-    threads = threading.active_count()
+    threads, before = threading.active_count(), signal.getsignal(signal.SIGINT)
 
     def noted(instance):
         if session.state.checked:
@@ -313,7 +313,7 @@ def test_ctrl_c_finishes_what_is_in_flight_and_fit_goes_on_with_the_next_instanc
     with pytest.raises(KeyboardInterrupt, match="everything that was in flight has finished"):
         session.fit(rows, epochs=1, folder=tmp_path)
     assert threading.active_count() == threads
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before  # what ignores it where a shell has said so
     ended = recorder.events[-1]
     assert isinstance(ended, RunEnded) and ended.outcome == "interrupted"
     done = sum(admitted.values())
