@@ -352,9 +352,9 @@ def test_no_event_of_a_trace_gives_a_traceback(spoiled: Path) -> None:
 
 def stories() -> bytes:
     return b"".join(
-        b"1 Wolves are afraid of mice.\n2 Gertrude is a wolf.\n"
-        b"3 What is gertrude afraid of?\tmouse\t1 2\n"
-        for _ in range(6)
+        b"1 Wolves are afraid of mice.\n2 %s is a wolf.\n3 What is %s afraid of?\tmouse\t1 2\n"
+        % (name.title(), name)
+        for name in (b"gertrude", b"jessica", b"winona", b"emily", b"anna", b"paul")
     )
 
 

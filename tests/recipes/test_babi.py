@@ -108,6 +108,12 @@ def test_the_cut_leaves_equal_graphs_on_one_side_and_loses_no_question() -> None
     assert [id(q) for q in cut(questions, seed=1)[1]] != [id(q) for q in valid]
 
 
+def test_a_split_without_questions_is_refused_by_its_name() -> None:
+    """Where all graphs of a file are equal, none is left to validate on."""
+    with pytest.raises(DataError, match=r"the valid split has no questions.*too few different"):
+        columns_of([], TASKS[15], 5, "valid")
+
+
 def test_the_training_file_is_cut_the_same_way_for_every_seed(tmp_path: Path) -> None:
     data = write_deduction(tmp_path, 20)
     first, other = build(data), build(data, seed=1)

@@ -34,6 +34,7 @@ from torch.nn import functional as F
 from geartrain.data.babi import TASKS, GraphQuestion, generate_deduction, load_babi
 from geartrain.data.babi import Task as Kind
 from geartrain.engine.controller import Ramp
+from geartrain.errors import DataError
 from geartrain.frames.columns import Columns
 from geartrain.graph.graph import Graph, Stream
 from geartrain.nn import (
@@ -173,7 +174,15 @@ def columns_of(questions: Sequence[GraphQuestion], kind: Kind, hidden: int, call
         kind: That task.
         hidden: Width of a row; column ``question * queries + place`` marks a vertex asked about.
         called: What errors call the questions: a file or a split.
+
+    Raises:
+        DataError: There is none.
     """
+    if not questions:
+        raise DataError(
+            f"the {called} split has no questions: those on equal graphs stay on one side of the "
+            "cut, and the file has too few different graphs; give it a larger file, or enlarged=1"
+        )
     sizes = np.array([len(question.names) for question in questions])
     starts = sizes.cumsum() - sizes
     marks = torch.zeros(int(sizes.sum()), hidden)
