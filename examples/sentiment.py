@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import geartrain as gt
-from geartrain.data.sst import Tree, load_sst
+from geartrain.data.sst import SentimentTree, load_sst
 from geartrain.nn import TreeLSTMBranch, TreeLSTMLeaf
 
 
@@ -49,7 +49,7 @@ def build(vocabulary: int, hidden: int) -> gt.Graph:
     return graph
 
 
-def to_instance(tree: Tree) -> gt.Instance:
+def to_instance(tree: SentimentTree) -> gt.Instance:
     """Words enter at the leaves; the frame says where each vertex goes next."""
     return gt.Instance(
         inputs={"word": (torch.from_numpy(tree.word), tree.leaf)},
@@ -57,7 +57,7 @@ def to_instance(tree: Tree) -> gt.Instance:
     )
 
 
-def generate_tree(random: np.random.Generator, vocabulary: int) -> Tree:
+def generate_tree(random: np.random.Generator, vocabulary: int) -> SentimentTree:
     """A random tree; its labels are clipped sums of its words: word w is worth w % 5 - 2."""
     leaves = int(random.integers(2, 12))
     word = random.integers(0, vocabulary, leaves)
@@ -71,7 +71,7 @@ def generate_tree(random: np.random.Generator, vocabulary: int) -> Tree:
             parent[child], slot[child] = vertex, side
             value[vertex] += value[child]
         free[k] = vertex
-    return Tree(word, np.arange(leaves), parent, slot, np.clip(value, -2, 2) + 2)
+    return SentimentTree(word, np.arange(leaves), parent, slot, np.clip(value, -2, 2) + 2)
 
 
 def main(argv: list[str] | None = None) -> gt.Fit:

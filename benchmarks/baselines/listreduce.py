@@ -11,12 +11,12 @@ from typing import get_args
 
 import torch
 
-from geartrain_baselines.listreduce import Method, Plan, train
+from geartrain_baselines.listreduce import ListPlan, Method, train
 
 
 def main() -> None:
     """Print one JSON line an epoch."""
-    default = Plan()
+    default = ListPlan()
     parser = argparse.ArgumentParser(description="list reduction in plain PyTorch")
     parser.add_argument("--method", choices=get_args(Method), default="mixed")
     parser.add_argument("--batch", type=int, default=default.batch)
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    plan = Plan(
+    plan = ListPlan(
         batch=given.batch,
         epochs=given.epochs,
         lr=given.lr,

@@ -25,7 +25,7 @@ from geartrain.recipes import find_recipe
 from geartrain.recipes.recipe import Setting
 from geartrain_baselines import PEERS, Terms
 from geartrain_baselines.listreduce import ListRnn, Lists, mixed_batches
-from geartrain_baselines.sentiment import Forest, TreeLstm, summed_loss
+from geartrain_baselines.sentiment import TreeColumns, TreeLstm, summed_loss
 
 
 def answer(request: Request) -> Training | Checked:
@@ -158,7 +158,7 @@ def check(request: Request) -> Checked:
             n = parameter.numel()
             values = 0.1 * np.sin(np.arange(n, dtype=np.float64))
             parameter.copy_(torch.from_numpy(values).view_as(parameter))
-        forest = Forest(sst.train[: request["check"]])
+        forest = TreeColumns(sst.train[: request["check"]])
         loss = summed_loss(net, "fused", forest, np.arange(len(forest)))
     return Checked(loss.item())
 

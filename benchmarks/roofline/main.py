@@ -41,7 +41,7 @@ from benchmarks.firings import Operations, Training, around_firings, name_of
 from benchmarks.peers.figures import Document, Spread, machine
 from benchmarks.peers.systems import SIZES
 from geartrain.native.build import shared_object
-from geartrain.native.tally import FIELDS, Noted
+from geartrain.native.operations import FIELDS, Noted
 from geartrain.nodes.products import affine
 
 PRODUCTS: Final = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "_linear_pointwise"}
@@ -105,7 +105,7 @@ class Recording:
 
     Args:
         products: Those of torch, in the order in which they began.
-        inside: Those of native kernels, a row each: ``geartrain.native.tally.FIELDS``.
+        inside: Those of native kernels, a row each: ``geartrain.native.operations.FIELDS``.
     """
 
     def __init__(

@@ -134,7 +134,7 @@ def _of_trees(terms: Terms, way: Way, method: sentiment.Method) -> Iterator[Epoc
 
 
 def _of_digits(terms: Terms, way: Way) -> Iterator[Epoch]:
-    plan = mnist.Plan("adam" if way.optimizer == "adam" else "sgd", way.rate, way.momentum)
+    plan = mnist.DigitPlan("adam" if way.optimizer == "adam" else "sgd", way.rate, way.momentum)
     return mnist.train(terms, plan)
 
 

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from geartrain.data.babi import TASKS, Task
+from geartrain.data.babi import TASKS, BabiTask
 from geartrain.frames.instance import Instance
 from geartrain.recipes.babi import BABI, SIZES
 from geartrain.recipes.recipe import Setting
@@ -39,10 +39,10 @@ from geartrain_baselines.graphs import (
     PYG,
     SINGLE,
     SPARSE,
-    Block,
     Build,
     Form,
-    GatedSum,
+    GatedReadout,
+    GraphBatch,
     Graphs,
 )
 from geartrain_baselines.pyg_forms import pyg_form
@@ -64,18 +64,18 @@ class Answerer(nn.Module):
         build: Makes the network that passes messages.
     """
 
-    def __init__(self, kind: Task, hidden: int, steps: int, build: Build) -> None:
+    def __init__(self, kind: BabiTask, hidden: int, steps: int, build: Build) -> None:
         super().__init__()
         self.kind = kind
         self.net = build(hidden, types_of(kind), steps)
         if kind.answer == "vertex":
             self.score = nn.Linear(hidden, 1, bias=False)
         else:
-            self.sum = GatedSum(hidden, out=len(kind.classes))
+            self.sum = GatedReadout(hidden, out=len(kind.classes))
         if kind.answer == "classes":
             self.marks = nn.Linear(hidden, hidden)
 
-    def forward(self, block: Block, answer: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, block: GraphBatch, answer: Tensor) -> tuple[Tensor, Tensor]:
         """Losses ``(g,)`` and whether the answers are right, bool ``(g,)``.
 
         Args:
@@ -94,12 +94,12 @@ class Answerer(nn.Module):
         return losses.view_as(answer).sum(1), (found.argmax(2) == answer).all(1)
 
 
-def types_of(kind: Task) -> int:
+def types_of(kind: BabiTask) -> int:
     """Number of edge types: each relation and its reverse."""
     return 2 * len(kind.relations)
 
 
-def choose(scores: Tensor, block: Block, answer: Tensor) -> tuple[Tensor, Tensor]:
+def choose(scores: Tensor, block: GraphBatch, answer: Tensor) -> tuple[Tensor, Tensor]:
     """Cross entropy of a softmax over the vertices of each graph, and whether its top is right.
 
     Args:

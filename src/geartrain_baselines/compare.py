@@ -40,7 +40,7 @@ from geartrain.cli.exits import (
     stopped,
     terminable,
 )
-from geartrain.cli.settings import Settings, cores, new_settings, told
+from geartrain.cli.settings import RunSettings, cores, new_settings, told
 from geartrain.native import kind as kernels_kind
 from geartrain.observe.curves import Curve, draw_curves, require_matplotlib
 from geartrain.observe.figures import duration, epochs, measure
@@ -72,7 +72,7 @@ _WIDE: Final = 120  # columns of a table that goes to a file
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
     recipe: Recipe
-    settings: Settings
+    settings: RunSettings
     systems: Sequence[System]
     target: Target
     seeds: int

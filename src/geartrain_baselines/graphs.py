@@ -40,7 +40,7 @@ REACH: Final = (0.8, 2.0)  # their first and last centre
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class GraphBatch:
     """A minibatch of g graphs, v vertices and e edges.
 
     Args:
@@ -70,7 +70,7 @@ class Collates(Protocol):
 
     def __len__(self) -> int: ...
 
-    def block(self, chosen: NDArray[np.int64]) -> Block:
+    def block(self, chosen: NDArray[np.int64]) -> GraphBatch:
         """The graphs of these numbers, in this order."""
 
 
@@ -100,13 +100,13 @@ class Graphs:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def block(self, chosen: NDArray[np.int64]) -> Block:
+    def block(self, chosen: NDArray[np.int64]) -> GraphBatch:
         """Collate the graphs of these numbers, in this order."""
         vertices, sizes = _rows(self.offsets, chosen)
         edges, edge_counts = _rows(self.edge_offsets, chosen)
         first = np.cumsum(sizes) - sizes
         shift = np.repeat(first, edge_counts)
-        return Block(
+        return GraphBatch(
             start=self.start.index_select(0, torch.from_numpy(vertices)),
             source=torch.from_numpy(self.source[edges] + shift),
             target=torch.from_numpy(self.target[edges] + shift),
@@ -135,13 +135,13 @@ class Singles:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def block(self, chosen: NDArray[np.int64]) -> Block:
+    def block(self, chosen: NDArray[np.int64]) -> GraphBatch:
         """The one graph of this number."""
         (number,) = chosen
         return self._blocks[int(number)]
 
 
-def _with_adjacency(block: Block, types: int) -> Block:
+def _with_adjacency(block: GraphBatch, types: int) -> GraphBatch:
     vertices = len(block.start)
     places = block.target, block.source * types + block.type
     edges = block.start.new_ones(len(block.target))
@@ -192,7 +192,7 @@ class GatedGraphNet(nn.Module):
         self.update = nn.GRUCell(hidden, hidden)
         self.scale = nn.Linear(BUMPS, hidden) if lengths else None
 
-    def forward(self, block: Block) -> Tensor:
+    def forward(self, block: GraphBatch) -> Tensor:
         """Return states ``(v, hidden)``."""
         h = first_states(block, self.hidden)
         hear = self._plan(block)
@@ -200,7 +200,7 @@ class GatedGraphNet(nn.Module):
             h = self.update(hear(h), h)
         return h
 
-    def _plan(self, block: Block) -> Callable[[Tensor], Tensor]:
+    def _plan(self, block: GraphBatch) -> Callable[[Tensor], Tensor]:
         """What all vertices hear in a step, as a function of their states."""
         if self.method == "matrix" and self.scale is None and block.adjacency is not None:
             return partial(self._hear_matrix, block.adjacency)
@@ -212,7 +212,7 @@ class GatedGraphNet(nn.Module):
         return adjacency @ cast(Tensor, self.message(h)).view(-1, self.hidden)
 
 
-def first_states(block: Block, hidden: int) -> Tensor:
+def first_states(block: GraphBatch, hidden: int) -> Tensor:
     """What vertices begin with, filled up with zeros: ``(v, hidden)``."""
     return F.pad(block.start, (0, hidden - block.start.shape[1]))
 
@@ -226,7 +226,7 @@ def edge_scales(scale: nn.Linear, length: Tensor | None) -> Tensor | None:
     return cast(Tensor, 2 * scale(bumps).sigmoid())
 
 
-def _hear(messages: Messages, scale: Tensor | None, target: Tensor, h: Tensor) -> Tensor:
+def _hear(messages: SenderMessages, scale: Tensor | None, target: Tensor, h: Tensor) -> Tensor:
     sent = messages.make(h).index_select(0, messages.at)
     if scale is not None:
         sent = sent * scale
@@ -235,7 +235,7 @@ def _hear(messages: Messages, scale: Tensor | None, target: Tensor, h: Tensor) -
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Messages:
+class SenderMessages:
     """The messages of a block's senders.
 
     Args:
@@ -247,7 +247,7 @@ class Messages:
     at: Tensor
 
 
-def plan_dense(linear: nn.Linear, block: Block) -> Messages:
+def plan_dense(linear: nn.Linear, block: GraphBatch) -> SenderMessages:
     """All types of all vertices; sender u · types + t.
 
     Args:
@@ -256,14 +256,14 @@ def plan_dense(linear: nn.Linear, block: Block) -> Messages:
     """
     hidden = linear.in_features
     types = linear.out_features // hidden
-    return Messages(partial(_make_dense, linear), block.source * types + block.type)
+    return SenderMessages(partial(_make_dense, linear), block.source * types + block.type)
 
 
 def _make_dense(linear: nn.Linear, h: Tensor) -> Tensor:
     return cast(Tensor, linear(h)).view(-1, h.shape[1])
 
 
-def plan_sparse(linear: nn.Linear, block: Block) -> Messages:
+def plan_sparse(linear: nn.Linear, block: GraphBatch) -> SenderMessages:
     """Only the (type, vertex) that occur, by type.
 
     Args:
@@ -274,7 +274,7 @@ def plan_sparse(linear: nn.Linear, block: Block) -> Messages:
     types = linear.out_features // linear.in_features
     pairs, at = (block.type * vertices + block.source).unique(return_inverse=True)  # type: ignore[no-untyped-call]
     counts = torch.bincount(pairs // vertices, minlength=types).tolist()
-    return Messages(partial(_make_sparse, linear, pairs % vertices, counts), at)
+    return SenderMessages(partial(_make_sparse, linear, pairs % vertices, counts), at)
 
 
 def _make_sparse(linear: nn.Linear, vertex: Tensor, counts: list[int], h: Tensor) -> Tensor:
@@ -288,7 +288,7 @@ def _make_sparse(linear: nn.Linear, vertex: Tensor, counts: list[int], h: Tensor
 
 
 @final
-class GatedSum(nn.Module):
+class GatedReadout(nn.Module):
     """A graph's value: Σ sigmoid(gate [h, start]) · value(h) over its vertices.
 
     Args:
@@ -303,7 +303,7 @@ class GatedSum(nn.Module):
         self.gate = nn.Linear(hidden + features, out)
         self.value = nn.Linear(hidden, out)
 
-    def forward(self, h: Tensor, block: Block) -> Tensor:
+    def forward(self, h: Tensor, block: GraphBatch) -> Tensor:
         """Return ``(g, out)``."""
         seen = torch.cat((h, block.start[:, : self.features]), 1) if self.features else h
         shares = self.gate(seen).sigmoid() * self.value(h)

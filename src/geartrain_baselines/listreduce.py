@@ -42,7 +42,7 @@ RATES: Final = {50: 4e-3, 100: 4e-3, 200: 8e-3, 400: 8e-3, 800: 1.6e-2}
 
 @final
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ListPlan:
     """How to train; the defaults label 97 % right after three epochs of mixed minibatches.
 
     The rate rises in a line from 0 to ``lr`` over the first ``warmup`` of all updates, then falls
@@ -180,7 +180,7 @@ def predict(net: ListRnn, lists: Lists, batch: int = 1000) -> Tensor:
 
 def train(
     method: Method = "mixed",
-    plan: Plan | None = None,
+    plan: ListPlan | None = None,
     *,
     seed: int = 0,
     lists: int = 100_000,
@@ -202,7 +202,7 @@ def train(
         hidden: Width of the state and of the token vectors.
         evaluate_every: Share of an epoch between two evaluations; None: the end alone.
     """
-    plan = plan or Plan()
+    plan = plan or ListPlan()
     torch.manual_seed(seed)
     net = ListRnn(hidden)
     optimizer = torch.optim.Adam(net.parameters(), betas=plan.betas, fused=True)
@@ -272,7 +272,7 @@ def train_under(terms: Terms, method: Method, rate: float | None = None) -> Iter
     lr = rate_at(terms.batch, RATES) if rate is None else rate
     return train(
         method,
-        Plan(batch=terms.batch, epochs=terms.epochs, lr=lr),
+        ListPlan(batch=terms.batch, epochs=terms.epochs, lr=lr),
         seed=terms.seed,
         lists=int(terms.options["train_size"]),
         validation=int(terms.options["valid_size"]),

@@ -41,7 +41,7 @@ def make_net(hidden: int) -> nn.Sequential:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DigitPlan:
     """How to learn.
 
     Args:
@@ -61,10 +61,10 @@ class Plan:
         return torch.optim.SGD(net.parameters(), lr=self.rate, momentum=self.momentum, fused=True)
 
 
-PLAN: Final = Plan()
+PLAN: Final = DigitPlan()
 
 
-def train(terms: Terms, plan: Plan = PLAN) -> Iterator[Epoch]:
+def train(terms: Terms, plan: DigitPlan = PLAN) -> Iterator[Epoch]:
     """Train a fresh network, and yield after every evaluation; the metric is ``accuracy``.
 
     Instances are counted as the recipe counts them: minibatches of its option ``batch``.

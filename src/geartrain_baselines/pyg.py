@@ -32,7 +32,7 @@ from torch_geometric.typing import OptTensor
 
 from geartrain_baselines.graphs import (
     BUMPS,
-    Block,
+    GraphBatch,
     Graphs,
     Method,
     edge_scales,
@@ -65,7 +65,7 @@ class TypedGatedGraphConv(MessagePassing):  # type: ignore[misc]
         self.scale = nn.Linear(BUMPS, hidden) if lengths else None
         self._plan = plan_sparse if method == "sparse" else plan_dense
 
-    def forward(self, block: Block) -> Tensor:
+    def forward(self, block: GraphBatch) -> Tensor:
         """Return states ``(v, hidden)``."""
         h = first_states(block, self.hidden)
         messages = self._plan(self.linear, block)
@@ -97,11 +97,11 @@ class DataList:
     def __len__(self) -> int:
         return len(self._data)
 
-    def block(self, chosen: NDArray[np.int64]) -> Block:
+    def block(self, chosen: NDArray[np.int64]) -> GraphBatch:
         """The graphs of these numbers, in this order."""
         batch = Batch.from_data_list([self._data[number] for number in chosen.tolist()])
         source, target = batch.edge_index
-        return Block(
+        return GraphBatch(
             start=batch.x,
             source=source,
             target=target,
@@ -112,7 +112,7 @@ class DataList:
         )
 
 
-def _data(alone: Block) -> Data:
+def _data(alone: GraphBatch) -> Data:
     lengths = {} if alone.length is None else {"edge_length": alone.length}
     edge_index = torch.stack((alone.source, alone.target))
     return Data(x=alone.start, edge_index=edge_index, edge_type=alone.type, **lengths)

@@ -34,7 +34,7 @@ from geartrain_baselines.graphs import (
     SINGLE,
     SPARSE,
     Form,
-    GatedSum,
+    GatedReadout,
     Graphs,
 )
 from geartrain_baselines.pyg_forms import pyg_form
@@ -67,7 +67,7 @@ def train(terms: Terms, form: Form, rate: float | None = None) -> Iterator[Epoch
     torch.manual_seed(terms.seed)
     hidden = int(terms.options["hidden"])
     net = form.build(hidden, len(BONDS), int(terms.options["steps"]), lengths=lengths)
-    readout = GatedSum(hidden, len(ELEMENTS))
+    readout = GatedReadout(hidden, len(ELEMENTS))
     parameters = [*net.parameters(), *readout.parameters()]
     lr = rate_at(terms.batch, RATES) if rate is None else rate
     optimizer = torch.optim.Adam(parameters, lr=lr, fused=True)
@@ -105,7 +105,7 @@ def train(terms: Terms, form: Form, rate: float | None = None) -> Iterator[Epoch
         )
 
 
-def predict(net: nn.Module, readout: GatedSum, graphs: Graphs) -> Tensor:
+def predict(net: nn.Module, readout: GatedReadout, graphs: Graphs) -> Tensor:
     """Return the standardised norms, ``(G,)``."""
     out = []
     with torch.no_grad():

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from geartrain.data.sst import CLASSES, Tree, load_sst
+from geartrain.data.sst import CLASSES, SentimentTree, load_sst
 from geartrain_baselines.baseline import Baseline, Epoch, Terms, rate_at, stretches
 
 Method = Literal["node", "level", "fused"]
@@ -68,10 +68,10 @@ class Minibatch:
 
 
 @final
-class Forest:
+class TreeColumns:
     """Trees in columns, ready to be cut into minibatches without a loop over vertices."""
 
-    def __init__(self, trees: Sequence[Tree]) -> None:
+    def __init__(self, trees: Sequence[SentimentTree]) -> None:
         sizes = np.array([tree.vertices for tree in trees])
         self.trees = trees
         self._end = np.cumsum(sizes)
@@ -147,7 +147,7 @@ def _ranges(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.arange(end[-1]) - np.repeat(end - sizes, sizes)
 
 
-def _heights(tree: Tree) -> NDArray[np.int64]:
+def _heights(tree: SentimentTree) -> NDArray[np.int64]:
     heights = [0] * tree.vertices
     for vertex, parent in enumerate(tree.parent[:-1].tolist()):
         heights[parent] = max(heights[parent], heights[vertex] + 1)
@@ -173,7 +173,7 @@ class TreeLstm(nn.Module):
         self.branch = nn.Linear(2 * hidden, 5 * hidden)
         self.readout = nn.Linear(hidden, CLASSES)
 
-    def node(self, tree: Tree) -> Tensor:
+    def node(self, tree: SentimentTree) -> Tensor:
         """Return scores ``(V, 5)`` of one tree, its vertices in post-order."""
         embedded = iter(self.embedding(torch.from_numpy(tree.word)).unbind())
         is_leaf = np.zeros(tree.vertices, bool)
@@ -341,7 +341,7 @@ def _through_gates(g: Tensor, dg: Tensor, sigmoids: int) -> None:
     torch.ops.aten.tanh_backward.grad_input(du, u, grad_input=du)
 
 
-def evaluate(net: TreeLstm, forest: Forest, batch: int = 200) -> tuple[float, float]:
+def evaluate(net: TreeLstm, forest: TreeColumns, batch: int = 200) -> tuple[float, float]:
     """Return the shares of all vertices and of roots that are labelled right."""
     right = roots = 0
     with torch.no_grad():
@@ -354,7 +354,9 @@ def evaluate(net: TreeLstm, forest: Forest, batch: int = 200) -> tuple[float, fl
     return right / forest.vertices, roots / len(forest)
 
 
-def summed_loss(net: TreeLstm, method: Method, forest: Forest, chosen: NDArray[np.int64]) -> Tensor:
+def summed_loss(
+    net: TreeLstm, method: Method, forest: TreeColumns, chosen: NDArray[np.int64]
+) -> Tensor:
     """Return the cross-entropy of these trees, summed over all vertices.
 
     With the method ``node`` the gradient has been added up by then, one tree after another, and the
@@ -409,7 +411,7 @@ def train(
     # Embeddings give sparse gradients; torch warns unless it is told whether to check them.
     torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
     sst = load_sst(data)
-    forest, dev = Forest(sst.train[:trees]), Forest(sst.dev)
+    forest, dev = TreeColumns(sst.train[:trees]), TreeColumns(sst.dev)
     torch.manual_seed(seed)
     net = TreeLstm(len(sst.vocabulary), hidden, spread)
     dense = [p for name, p in net.named_parameters() if not name.startswith("embedding")]

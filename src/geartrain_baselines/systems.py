@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from geartrain.cli.settings import Settings, require_settings
+from geartrain.cli.settings import RunSettings, require_settings
 from geartrain.frames.precision import require_precision
 from geartrain.recipes import Choice, Recipe
 from geartrain.recipes.recipe import meant
@@ -30,7 +30,7 @@ _DRAINED: Final = 25  # instances, where neither the recipe nor its peers say
 
 
 def systems_of(
-    recipe: Recipe, settings: Settings, against: str | None, epochs: int | None
+    recipe: Recipe, settings: RunSettings, against: str | None, epochs: int | None
 ) -> list[System]:
     """Ours, and what it is compared with.
 
@@ -82,7 +82,7 @@ def _methods(recipe: Recipe) -> tuple[str, ...]:
     return next((o.words for o in recipe.options if o.name == METHOD and isinstance(o, Choice)), ())
 
 
-def _what(recipe: Recipe, settings: Settings) -> str:
+def _what(recipe: Recipe, settings: RunSettings) -> str:
     copies = f", {settings.replicas} copies of {recipe.bottleneck}" if settings.replicas > 1 else ""
     rows = "" if settings.precision == "full" else f", rows in {settings.precision}"
     method = f"{settings.options[METHOD]}: " if _methods(recipe) else ""
@@ -92,11 +92,11 @@ def _what(recipe: Recipe, settings: Settings) -> str:
     )
 
 
-def _where(settings: Settings) -> str:
+def _where(settings: RunSettings) -> str:
     return "" if settings.device in (None, "cpu") else f", on {settings.device}"
 
 
-def _changes(recipe: Recipe, settings: Settings, text: str, given: str) -> dict[str, Any]:
+def _changes(recipe: Recipe, settings: RunSettings, text: str, given: str) -> dict[str, Any]:
     """Settings of ours from ``replicas=2:max_active=16:hidden=64``."""
     changes: dict[str, Any] = {}
     options = dict(settings.options)

@@ -24,7 +24,7 @@ import torch
 import typer
 
 from geartrain.cli.exits import FAILED, WRONG_USE, fail, preparing, stopped, unforeseen
-from geartrain.cli.settings import Settings
+from geartrain.cli.settings import RunSettings
 from geartrain.cli.train import finite, peak_rss_mib, staleness_over, updates_over
 from geartrain.engine.controller import Ramp
 from geartrain.engine.instrument import AbstractInstrument, EpochEnded
@@ -55,7 +55,7 @@ class Trial:
     system: str
     batch: int
     threads: int
-    settings: Settings
+    settings: RunSettings
     data: str | None
 
     def to_json(self) -> str:
@@ -66,7 +66,7 @@ class Trial:
     def from_json(text: str) -> Trial:
         """What ``to_json`` made."""
         found = json.loads(text)
-        return Trial(**{**found, "settings": Settings(**found["settings"])})
+        return Trial(**{**found, "settings": RunSettings(**found["settings"])})
 
 
 def run(trial: Trial) -> None:

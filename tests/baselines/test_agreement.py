@@ -9,9 +9,9 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from geartrain.data.listreduce import generate
-from geartrain.data.sst import Tree, parse_tree
+from geartrain.data.sst import SentimentTree, parse_tree
 from geartrain_baselines.listreduce import ListRnn, Lists, mixed_batches
-from geartrain_baselines.sentiment import Forest, Method, TreeLstm, summed_loss
+from geartrain_baselines.sentiment import Method, TreeColumns, TreeLstm, summed_loss
 
 TREES = (
     "(3 (2 a) (4 (1 b) (3 (0 c) (2 (3 d) (1 e)))))",
@@ -21,13 +21,13 @@ TREES = (
 )
 
 
-def forest() -> Forest:
+def forest() -> TreeColumns:
     table = {word: i for i, word in enumerate("abcde")}
     trees = []
     for text in TREES:
         words, leaf, parent, slot, label = parse_tree(text)
-        trees.append(Tree(np.array([table[w] for w in words]), leaf, parent, slot, label))
-    return Forest(trees)
+        trees.append(SentimentTree(np.array([table[w] for w in words]), leaf, parent, slot, label))
+    return TreeColumns(trees)
 
 
 @pytest.mark.parametrize("method", ["level", "fused"])

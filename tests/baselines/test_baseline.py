@@ -14,7 +14,7 @@ from geartrain.data.mnist import load_mnist
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.recipes import find_recipe, listreduce, sentiment
-from geartrain.recipes.mnist import Minibatches
+from geartrain.recipes.mnist import DigitMinibatches
 from geartrain.train.session import Session
 from geartrain.train.source import Source
 from geartrain_baselines import Terms
@@ -111,7 +111,7 @@ def test_pixels_are_those_of_the_recipe(tmp_path: Path) -> None:
     images(tmp_path, 30)
     digits = load_mnist(tmp_path, "train")
     pixels, labels = mnist_columns(digits, 20)
-    (instance,) = Minibatches(digits, 20, most=20)
+    (instance,) = DigitMinibatches(digits, 20, most=20)
     assert torch.equal(pixels, instance.inputs["images"])
     assert labels.tolist() == list(instance.vertex["label"])
 

@@ -23,10 +23,10 @@ from geartrain_baselines import PEERS, Terms, babi, qm9
 from geartrain_baselines.babi import Answerer, choose
 from geartrain_baselines.graphs import (
     SINGLE,
-    Block,
     Form,
     GatedGraphNet,
-    GatedSum,
+    GatedReadout,
+    GraphBatch,
     Graphs,
     Method,
     Singles,
@@ -61,7 +61,7 @@ def needing_pyg(name: str) -> object:
     return pytest.param(name, marks=pytest.mark.skipif(is_absent, reason=reason))
 
 
-def edge_by_edge(net: GatedGraphNet, block: Block) -> Tensor:
+def edge_by_edge(net: GatedGraphNet, block: GraphBatch) -> Tensor:
     h = F.pad(block.start, (0, HIDDEN - block.start.shape[1]))
     weights = net.message.weight.view(TYPES, HIDDEN, HIDDEN)
     biases = net.message.bias.view(TYPES, HIDDEN)
@@ -90,7 +90,7 @@ def test_states_and_gradients_are_those_of_edge_by_edge(method: Method) -> None:
 @pytest.mark.parametrize("lengths", [False, True])
 def test_graphs_of_a_block_do_not_see_each_other(lengths: bool) -> None:
     columns, net = graphs(lengths=lengths), network(lengths=lengths)
-    readout = GatedSum(HIDDEN, features=4, out=2).double()
+    readout = GatedReadout(HIDDEN, features=4, out=2).double()
     together = columns.block(np.array([0, 2, 1]))
     both = readout(net(together), together)
     dense = network("dense", lengths=lengths)

@@ -17,9 +17,9 @@ from geartrain.frames.instance import Instance
 from geartrain.recipes.qm9 import Units, make_graph
 from geartrain.train.session import Session
 from geartrain_baselines.graphs import (
-    Block,
     GatedGraphNet,
-    GatedSum,
+    GatedReadout,
+    GraphBatch,
     Graphs,
     Method,
 )
@@ -56,7 +56,7 @@ def of_equal_weights(method: Method, *, lengths: bool = False) -> tuple[GatedGra
     return plain, peer
 
 
-def answer_and_gradients(net: nn.Module, block: Block) -> list[Tensor]:
+def answer_and_gradients(net: nn.Module, block: GraphBatch) -> list[Tensor]:
     h = net(block)
     (h * torch.linspace(-1, 1, h.numel()).view_as(h)).sum().backward()
     return [h.detach(), *(p.grad for p in net.parameters() if p.grad is not None)]
@@ -81,7 +81,7 @@ def test_moments_are_those_of_the_recipe_with_equal_weights(
     torch.manual_seed(1)
     session = Session(make_graph(HIDDEN, STEPS, Units(), distances=distances))
     net = pyg_form(method).build(HIDDEN, len(BONDS), STEPS, lengths=distances)
-    readout = GatedSum(HIDDEN, len(ELEMENTS))
+    readout = GatedReadout(HIDDEN, len(ELEMENTS))
     for part, module in (("cell", net), ("readout", readout)):
         copied = zip(module.parameters(), session.parts[part].parameters, strict=True)
         for theirs, ours in copied:

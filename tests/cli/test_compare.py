@@ -17,7 +17,7 @@ import torch
 from typer.testing import CliRunner
 
 from geartrain.cli.main import app
-from geartrain.cli.settings import Settings, new_settings
+from geartrain.cli.settings import RunSettings, new_settings
 from geartrain.cli.train import peak_rss_mib
 from geartrain.recipes import RECIPES, find_recipe
 from geartrain_baselines import PEERS
@@ -35,7 +35,7 @@ TIMED = {"instances_per_second", "seconds_to_target", "epochs_to_target", "peak_
 TIMED |= {"staleness", "updates_per_epoch"}
 
 
-def settings(recipe: str = "listreduce", **given: object) -> Settings:
+def settings(recipe: str = "listreduce", **given: object) -> RunSettings:
     names = "runtime", "workers", "max_active", "update_every", "epochs", "seed", "until"
     names += "checkpoint_every", "evaluate_every", "replicas", "precision", "device", "options"
     nothing = dict.fromkeys(names)

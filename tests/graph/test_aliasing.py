@@ -171,7 +171,7 @@ def test_integers_that_a_module_writes_over_when_it_runs_again_stay_what_they_we
     graph = Graph()
     graph.input("x", bundle=True).through(Reusing(), keep=keep).output()
     for through in graph.throughs():
-        through.trial.settled = True  # what counts its calls has no answer of its own to a row
+        through.dry_run.settled = True  # what counts its calls has no answer of its own to a row
     data = [Instance({"x": torch.zeros(2, 1)}) for _ in range(4)]
     order = Order(policy="backward", max_rows=1, max_active=4)
     outcome = one_pass(graph, data, order, collect=True)

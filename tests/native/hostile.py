@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import geartrain as gt
 from geartrain.errors import GeartrainError
 from geartrain.native import library
-from geartrain.native.ledger import Ledger
+from geartrain.native.ledger import WaitingRows
 from geartrain.native.losses import cross_entropy
 from geartrain.native.maps import map_backward, map_forward
 from geartrain.native.rows import Moves, add, put, take, take_whole, total, transposed
@@ -397,7 +397,7 @@ def releases(draw: Draw) -> Callable[[], list[Tensor | None]]:
     rows = draw.rows(draw.n(1, int(sizes.sum())), int(sizes.sum()))
 
     def run() -> list[Tensor | None]:
-        ledger = Ledger(int(sizes.sum()) + draw_spare, len(sizes))
+        ledger = WaitingRows(int(sizes.sum()) + draw_spare, len(sizes))
         for chunk, (start, size) in enumerate(zip(sizes.cumsum() - sizes, sizes, strict=True)):
             ledger.lend(chunk, int(start), int(size))
         freed = ledger.release(rows)

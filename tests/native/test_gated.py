@@ -28,7 +28,7 @@ from geartrain.nn import (
 from geartrain.nodes.bundle import AbstractBundleKernel, bundle_kernel_of
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
-from geartrain.whole.graph.loader import HEARD, Edges, Weights, gated_backward, gated_forward
+from geartrain.whole.graph.loader import HEARD, EdgeIndex, Weights, gated_backward, gated_forward
 from geartrain.whole.graph.readouts import (
     Maps,
     choice_backward,
@@ -228,9 +228,9 @@ def test_choices_in_c_are_those_in_torch(
     agree(use, native, VertexChoice(width).to(dtype), [h, answers], within)
 
 
-def ring(n: int, kind: int = 0) -> Edges:
+def ring(n: int, kind: int = 0) -> EdgeIndex:
     at = torch.arange(n)
-    return Edges(at, at.roll(1), torch.full((n,), kind))
+    return EdgeIndex(at, at.roll(1), torch.full((n,), kind))
 
 
 def weights(width: int, types: int) -> Weights:

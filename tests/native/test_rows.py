@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from geartrain.errors import ProtocolError
 from geartrain.native import library
-from geartrain.native.ledger import Ledger
+from geartrain.native.ledger import WaitingRows
 from geartrain.native.rows import Moves, Rows, add, put, take, take_whole, total, transposed
 
 Use = Callable[[library.Library | None], None]
@@ -219,7 +219,7 @@ def test_chunks_are_free_when_their_last_row_is_back(
     edges = [0, *sorted(cuts), 9]
     for kernels in (native, None):
         use(kernels)
-        ledger = Ledger(4, 1)
+        ledger = WaitingRows(4, 1)
         ledger.grow(16, 8)
         chunk_of = {}
         for chunk, (start, n) in {5: (1, 3), 0: (4, 1), 7: (5, 5)}.items():
@@ -239,7 +239,7 @@ def test_chunks_are_free_when_their_last_row_is_back(
 
 def test_a_row_beyond_the_store_is_not_released(native: library.Library, use: Use) -> None:
     use(native)
-    ledger = Ledger(4, 1)
+    ledger = WaitingRows(4, 1)
     ledger.lend(0, 0, 4)
     for row in (4, -1, 1 << 50):
         assert ledger.release(np.array([1, row])) is None

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geartrain.observe.charts import Bars, Curve, Span, _ticks, bar_chart, lane_chart, line_chart
+from geartrain.observe.charts import (
+    Bars,
+    ChartLine,
+    Span,
+    _ticks,
+    bar_chart,
+    lane_chart,
+    line_chart,
+)
 
 
 def parse(figure):
@@ -14,7 +22,9 @@ def parse(figure):
 
 
 def test_a_curve_goes_through_its_points_in_proportion():
-    root = parse(line_chart("loss", "epochs", [Curve("train", [(1, 4.0), (2, 2.0), (3, 0.0)], 0)]))
+    root = parse(
+        line_chart("loss", "epochs", [ChartLine("train", [(1, 4.0), (2, 2.0), (3, 0.0)], 0)])
+    )
     (line,) = root.iter("polyline")
     (x1, y1), (x2, y2), (x3, y3) = (
         tuple(map(float, p.split(","))) for p in line.get("points").split()
@@ -24,15 +34,15 @@ def test_a_curve_goes_through_its_points_in_proportion():
 
 
 def test_points_that_are_not_finite_are_left_out_and_none_means_no_chart():
-    figure = line_chart("a", "b", [Curve("c", [(1, math.nan), (2, 1.0), (3, math.inf)], 0)])
+    figure = line_chart("a", "b", [ChartLine("c", [(1, math.nan), (2, 1.0), (3, math.inf)], 0)])
     assert len(parse(figure).findall(".//circle")) == 1
-    assert line_chart("a", "b", [Curve("c", [(1, math.nan)], 0)]) == ""
+    assert line_chart("a", "b", [ChartLine("c", [(1, math.nan)], 0)]) == ""
 
 
 def test_names_are_escaped_everywhere():
     nasty = '<b>&"'
     figures = [
-        line_chart(nasty, nasty, [Curve(nasty, [(0, 1), (1, 2)], 0)]),
+        line_chart(nasty, nasty, [ChartLine(nasty, [(0, 1), (1, 2)], 0)]),
         bar_chart(nasty, nasty, [nasty], [Bars(nasty, [1], 0), Bars(nasty, [2], 1)]),
         lane_chart(nasty, [nasty], [Span(0, 0, 1, 0, nasty)], (0, 1), nasty, [nasty]),
     ]

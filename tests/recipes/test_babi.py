@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from geartrain.data.babi import TASKS, GraphQuestion, generate_deduction
-from geartrain.data.babi import Task as Kind
+from geartrain.data.babi import TASKS, BabiTask, GraphQuestion, generate_deduction
 from geartrain.errors import DataError
 from geartrain.frames.instance import Instance
 from geartrain.nn import GatedGraphCell, GatedSum, VertexChoice
@@ -48,7 +47,7 @@ def build(data: Path | None = None, seed: int = 0, **options: float) -> Task:
     return RECIPE.build(Setting(seed=seed, epochs=5, update_every=10, data=data, options=options))
 
 
-def questions_of(kind: Kind, n: int) -> list[GraphQuestion]:
+def questions_of(kind: BabiTask, n: int) -> list[GraphQuestion]:
     """Random questions of a task, sensible or not."""
     rng = np.random.default_rng(kind.number)
     questions = []
@@ -159,7 +158,7 @@ def test_options_that_cannot_be_are_refused(options: dict[str, float], said: str
 # --- the network
 
 
-def plain_loss(kind: Kind, modules: list[torch.nn.Module], given: Instance) -> Tensor:
+def plain_loss(kind: BabiTask, modules: list[torch.nn.Module], given: Instance) -> Tensor:
     """The loss of one question, without messages."""
     (cell,) = (m for m in modules if isinstance(m, GatedGraphCell))
     others = [m for m in modules if m is not cell]

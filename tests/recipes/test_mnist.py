@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from geartrain.cli.main import app
 from geartrain.data.mnist import Digits
 from geartrain.recipes import Setting, find_recipe
-from geartrain.recipes.mnist import MEAN, SPREAD, Minibatches, make_graph
+from geartrain.recipes.mnist import MEAN, SPREAD, DigitMinibatches, make_graph
 from geartrain.runtime.simulated import Simulated
 from geartrain.train.session import Session
 from geartrain.train.source import Source
@@ -52,9 +52,9 @@ def seen(batches: list) -> list[bytes]:
 
 def test_minibatches_hold_all_images_once_with_their_own_labels() -> None:
     made = digits(25)
-    batches = list(Minibatches(made, 10))
+    batches = list(DigitMinibatches(made, 10))
     assert [b.inputs["images"].shape for b in batches] == [(10, 784), (10, 784), (5, 784)]
-    assert len(Minibatches(made, 10)) == 3
+    assert len(DigitMinibatches(made, 10)) == 3
     labels = np.concatenate([b.vertex["label"] for b in batches])
     assert labels.tolist() == made.labels.tolist()
     pixels = torch.cat([b.inputs["images"] for b in batches])
@@ -64,7 +64,7 @@ def test_minibatches_hold_all_images_once_with_their_own_labels() -> None:
 
 def test_images_share_a_minibatch_with_others_in_every_epoch() -> None:
     made = digits(40)
-    batches = Minibatches(made, 10, seed=7)
+    batches = DigitMinibatches(made, 10, seed=7)
     deals = []
     for epoch in (0, 1, 0):
         batches.set_epoch(epoch)
@@ -79,15 +79,19 @@ def test_images_share_a_minibatch_with_others_in_every_epoch() -> None:
 
 def test_another_seed_deals_otherwise_and_no_seed_leaves_the_order() -> None:
     made = digits(40)
-    assert seen(Minibatches(made, 10, seed=1)[:]) != seen(Minibatches(made, 10, seed=2)[:])
-    still = Minibatches(made, 10)
+    assert seen(DigitMinibatches(made, 10, seed=1)[:]) != seen(
+        DigitMinibatches(made, 10, seed=2)[:]
+    )
+    still = DigitMinibatches(made, 10)
     still.set_epoch(3)
     assert np.concatenate([b.vertex["label"] for b in still]).tolist() == made.labels.tolist()
 
 
 def test_an_epoch_goes_on_where_it_was_left() -> None:
-    whole = seen(list(Source(Minibatches(digits(40), 10, seed=7), shuffle=True, seed=5).epoch(2)))
-    other = Minibatches(digits(40), 10, seed=7)
+    whole = seen(
+        list(Source(DigitMinibatches(digits(40), 10, seed=7), shuffle=True, seed=5).epoch(2))
+    )
+    other = DigitMinibatches(digits(40), 10, seed=7)
     other.set_epoch(9)
     rest = seen(list(Source(other, shuffle=True, seed=5).epoch(2, start=1)))
     assert rest == whole[10:]
@@ -95,7 +99,7 @@ def test_an_epoch_goes_on_where_it_was_left() -> None:
 
 def test_a_part_of_the_images_is_the_first_ones() -> None:
     made = digits(40)
-    batches = Minibatches(made, 10, most=12)
+    batches = DigitMinibatches(made, 10, most=12)
     assert len(batches) == 2
     assert len(batches[-1].vertex["label"]) == 2
     with pytest.raises(IndexError):

@@ -50,7 +50,7 @@ RUNTIMES = ("threads", "simulated")
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class RunSettings:
     """All that decides how a run goes; equal settings and ``simulated`` give equal weights.
 
     Args:
@@ -145,7 +145,7 @@ class Settings:
         )
 
 
-def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> Settings:
+def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> RunSettings:
     """What was given, and the recipe's defaults for the rest.
 
     Args:
@@ -185,14 +185,14 @@ def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> Settings:
         name: default if given.get(name) is None else given[name]
         for name, default in defaults.items()
     }
-    settings = Settings(recipe=recipe.name, options=options, **chosen)
+    settings = RunSettings(recipe=recipe.name, options=options, **chosen)
     require_settings(recipe, settings)
     return settings
 
 
 def resumed_settings(
     recipe: Recipe, given: Mapping[str, Any], config: Mapping[str, Any]
-) -> Settings:
+) -> RunSettings:
     """The settings of the run, after a look at whether what was given agrees.
 
     Raises:
@@ -218,7 +218,7 @@ def resumed_settings(
     return settings
 
 
-def on_device(settings: Settings, device: str | None) -> Settings:
+def on_device(settings: RunSettings, device: str | None) -> RunSettings:
     """The settings of a run, on another device if one is given.
 
     Raises:
@@ -231,7 +231,7 @@ def on_device(settings: Settings, device: str | None) -> Settings:
     return found
 
 
-def settings_from_json(config: Mapping[str, Any]) -> Settings:
+def settings_from_json(config: Mapping[str, Any]) -> RunSettings:
     """What ``config_of`` made.
 
     Raises:
@@ -242,7 +242,7 @@ def settings_from_json(config: Mapping[str, Any]) -> Settings:
     if isinstance(stored, Mapping):
         stored = {"precision": "full", "device": None, **stored}  # from before there was a choice
     try:
-        settings = read(Settings, stored, "settings")
+        settings = read(RunSettings, stored, "settings")
     except Mismatch as error:
         raise DataError(
             f"the run's config.json is not one of ours: {error}; restore it, or read it with the "
@@ -253,7 +253,7 @@ def settings_from_json(config: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def config_of(settings: Settings, data: Path | None, version: str) -> dict[str, Any]:
+def config_of(settings: RunSettings, data: Path | None, version: str) -> dict[str, Any]:
     """What goes into ``config.json``."""
     return {
         "settings": asdict(settings),
@@ -267,7 +267,7 @@ def config_of(settings: Settings, data: Path | None, version: str) -> dict[str, 
     }
 
 
-def require_settings(recipe: Recipe, settings: Settings) -> None:
+def require_settings(recipe: Recipe, settings: RunSettings) -> None:
     """Refuse what cannot be trained.
 
     Raises:
@@ -305,7 +305,7 @@ def require_settings(recipe: Recipe, settings: Settings) -> None:
     require_evaluate_every(settings.evaluate_every)
 
 
-def _require_numbers(settings: Settings) -> None:
+def _require_numbers(settings: RunSettings) -> None:
     for name, least, most, why in (
         ("replicas", 1, MOST_COPIES, COPIES),  # first, as there are as many workers
         ("workers", 1, MOST_WORKERS, WORKERS),
@@ -327,7 +327,7 @@ def told(name: str, value: Value) -> str:
     return f"{name}={value}" if isinstance(value, str) else f"{name}={value:g}"
 
 
-def _require_copies(settings: Settings) -> None:
+def _require_copies(settings: RunSettings) -> None:
     setting = settings.neighbours()
     assert setting is not None
     if settings.replicas > 1 and setting.made_exchange().needs_neighbours:

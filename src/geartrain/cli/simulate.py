@@ -14,7 +14,7 @@ import torch
 
 from geartrain.cli.copies import parse_link
 from geartrain.cli.exits import preparing
-from geartrain.cli.settings import Settings, new_settings
+from geartrain.cli.settings import RunSettings, new_settings
 from geartrain.cli.train import Watching, train
 from geartrain.observe.stopwatch import Stopwatch
 from geartrain.recipes import Recipe, find_recipe
@@ -54,7 +54,7 @@ def simulate(
 
 
 def measured(
-    recipe: Recipe, settings: Settings, data: Path | None
+    recipe: Recipe, settings: RunSettings, data: Path | None
 ) -> dict[str, tuple[float, float]]:
     """Seconds a firing and a row, by node, from training two copies in one thread.
 

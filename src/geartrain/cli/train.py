@@ -19,7 +19,7 @@ import typer
 from geartrain.cli.copies import CopiesSeen
 from geartrain.cli.exits import FAILED, command, fail, preparing, running, stopped
 from geartrain.cli.logs import logging_to
-from geartrain.cli.settings import Settings, config_of, new_settings, resumed_settings
+from geartrain.cli.settings import RunSettings, config_of, new_settings, resumed_settings
 from geartrain.cli.version import version
 from geartrain.engine.instrument import AbstractInstrument, EpochEnded
 from geartrain.frames.instance import Instance
@@ -47,7 +47,7 @@ class Watching:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prepared:
-    settings: Settings
+    settings: RunSettings
     session: Session
     train: Sequence[Instance]
     valid: Sequence[Instance]
@@ -111,7 +111,7 @@ def _folder_to_resume(out: Path | None) -> RunFolder:
     return folder
 
 
-def _fresh_folder(settings: Settings) -> Path:
+def _fresh_folder(settings: RunSettings) -> Path:
     now = datetime.now().strftime("%Y%m%d-%H%M%S")
     name = f"{settings.recipe}-{settings.seed}-{now}"
     path, n = Path("runs") / name, 2
@@ -122,7 +122,7 @@ def _fresh_folder(settings: Settings) -> Path:
 
 def _prepare(
     recipe: Recipe,
-    settings: Settings,
+    settings: RunSettings,
     folder: RunFolder,
     data: Path | None,
     resume: bool,
@@ -203,7 +203,7 @@ def _run(prepared: _Prepared, folder: RunFolder) -> dict[str, Any]:
     return result
 
 
-def result_of(settings: Settings, history: Sequence[EpochEnded]) -> dict[str, Any]:
+def result_of(settings: RunSettings, history: Sequence[EpochEnded]) -> dict[str, Any]:
     """The JSON of a run: settings, and what its epochs came to.
 
     Seconds are training alone, without validation, since the run began; staleness is over all
@@ -291,7 +291,7 @@ def peak_rss_mib() -> float | None:
     return peak / (1 << 20) if sys.platform == "darwin" else peak / 1024
 
 
-def _how_to_resume(settings: Settings, folder: RunFolder, reason: str) -> str:
+def _how_to_resume(settings: RunSettings, folder: RunFolder, reason: str) -> str:
     said = reason or "interrupted"
     if not folder.latest.exists():
         return f"{said}; there is no checkpoint yet"
@@ -300,7 +300,7 @@ def _how_to_resume(settings: Settings, folder: RunFolder, reason: str) -> str:
 
 
 def _end(
-    settings: Settings, result: Mapping[str, Any], folder: RunFolder, watching: Watching
+    settings: RunSettings, result: Mapping[str, Any], folder: RunFolder, watching: Watching
 ) -> NoReturn:
     """Print what came of the run, and exit."""
     if watching.as_json:

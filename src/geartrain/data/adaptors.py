@@ -194,7 +194,7 @@ _Column: TypeAlias = NDArray[Any]
 
 @final
 @dataclass(slots=True)
-class _Open:
+class _OpenVertex:
     """An inner vertex some of whose children have been numbered."""
 
     label: object
@@ -219,7 +219,7 @@ class _Planted:
         self.label: list[int] = []
 
     def grow(self, tree: Any) -> None:
-        top = _Open(None, (tree,))
+        top = _OpenVertex(None, (tree,))
         stack = [top]
         while not top.numbered:
             at = stack[-1]
@@ -239,13 +239,13 @@ class _Planted:
                     continue
             stack.append(inner)
 
-    def _open(self, item: Any) -> _Open:
+    def _open(self, item: Any) -> _OpenVertex:
         if _has_label(item):
-            inner = _Open(item.label(), list(item))
+            inner = _OpenVertex(item.label(), list(item))
         elif self._labels is None:
-            inner = _Open(None, item)
+            inner = _OpenVertex(None, item)
         else:
-            inner = _Open(item[0] if item else None, item[1:])
+            inner = _OpenVertex(item[0] if item else None, item[1:])
         if not inner.items:
             raise DataError(
                 f"{self._called}: vertex {item!r} has no child; expected words or inner vertices "
@@ -253,7 +253,7 @@ class _Planted:
             )
         return inner
 
-    def _close(self, at: _Open) -> int:
+    def _close(self, at: _OpenVertex) -> int:
         n = len(at.items)
         if self._children is not None and n != self._children:
             raise DataError(

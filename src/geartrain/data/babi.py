@@ -52,7 +52,7 @@ DIRECTIONS = ("north", "south", "east", "west")
 
 @final
 @dataclass(frozen=True, slots=True)
-class Task:
+class BabiTask:
     """What all questions of a task have in common.
 
     Args:
@@ -78,11 +78,11 @@ _SIZES = ("fits_inside", "bigger_than")
 TASKS = {
     task.number: task
     for task in (
-        Task(4, "qa4_two-arg-relations", DIRECTIONS, DIRECTIONS, (), "vertex", 1),
-        Task(15, "qa15_basic-deduction", ("is", "fears"), ("fears",), (), "vertex", 1),
-        Task(16, "qa16_basic-induction", ("is", "has_color"), ("has_color",), (), "vertex", 1),
-        Task(18, "qa18_size-reasoning", _SIZES, _SIZES, ("no", "yes"), "class", 2),
-        Task(19, "qa19_path-finding", DIRECTIONS, ("path",), DIRECTIONS, "classes", 2),
+        BabiTask(4, "qa4_two-arg-relations", DIRECTIONS, DIRECTIONS, (), "vertex", 1),
+        BabiTask(15, "qa15_basic-deduction", ("is", "fears"), ("fears",), (), "vertex", 1),
+        BabiTask(16, "qa16_basic-induction", ("is", "has_color"), ("has_color",), (), "vertex", 1),
+        BabiTask(18, "qa18_size-reasoning", _SIZES, _SIZES, ("no", "yes"), "class", 2),
+        BabiTask(19, "qa19_path-finding", DIRECTIONS, ("path",), DIRECTIONS, "classes", 2),
     )
 }
 
@@ -155,7 +155,7 @@ class GraphQuestion:
 class Babi:
     """All questions of one file, in its order, and how many stories were skipped."""
 
-    task: Task
+    task: BabiTask
     questions: tuple[GraphQuestion, ...]
     skipped: int
 
@@ -210,7 +210,7 @@ def load_babi(
     return Babi(TASKS[task], tuple(questions), skipped)
 
 
-def parse_story(lines: list[tuple[int, str]], task: Task) -> Story:
+def parse_story(lines: list[tuple[int, str]], task: BabiTask) -> Story:
     """Read the sentences of one story.
 
     Args:
@@ -246,7 +246,7 @@ def parse_story(lines: list[tuple[int, str]], task: Task) -> Story:
     return Story(tuple(facts), tuple(questions))
 
 
-def graph_questions(story: Story, task: Task, *, reverse: bool = True) -> list[GraphQuestion]:
+def graph_questions(story: Story, task: BabiTask, *, reverse: bool = True) -> list[GraphQuestion]:
     """Turn every question of a story into a graph, by the table in the module docstring.
 
     Raises:
@@ -297,14 +297,14 @@ def generate_deduction(
     return graphs
 
 
-def _answer(text: str, task: Task) -> tuple[str, ...]:
+def _answer(text: str, task: BabiTask) -> tuple[str, ...]:
     answer = text.strip().lower()
     if task.answer != "classes":
         return (answer,)
     return tuple(_MOVES.get(move, move) for move in answer.split(","))
 
 
-def _graph(story: Story, question: Question, task: Task, reverse: bool) -> GraphQuestion:
+def _graph(story: Story, question: Question, task: BabiTask, reverse: bool) -> GraphQuestion:
     facts = story.facts[: question.facts]
     mentioned = (name for fact in facts for name in (fact.subject, fact.object))
     vertex = {name: v for v, name in enumerate(dict.fromkeys(mentioned))}
@@ -357,7 +357,7 @@ def _look_up(
     return np.array([vertex[name] for name in names], np.int64)
 
 
-def _classes(question: Question, task: Task) -> NDArray[np.int64]:
+def _classes(question: Question, task: BabiTask) -> NDArray[np.int64]:
     if unknown := [name for name in question.answer if name not in task.classes]:
         raise DataError(
             f"the answer is {unknown[0]!r}; task {task.number} expects one of "
@@ -409,7 +409,7 @@ def _numbered(line: str, place: int, number: int) -> str:
     return text
 
 
-def _fact(sentence: str, task: Task, number: int) -> Fact:
+def _fact(sentence: str, task: BabiTask, number: int) -> Fact:
     for pattern, relation in _GRAMMARS[task.number].facts:
         if match := pattern.fullmatch(sentence):
             name = relation or match["relation"]
@@ -418,7 +418,7 @@ def _fact(sentence: str, task: Task, number: int) -> Fact:
     raise _strange(sentence, "fact", _GRAMMARS[task.number].facts, task, number)
 
 
-def _question(sentence: str, task: Task, number: int) -> tuple[int, tuple[str, ...]]:
+def _question(sentence: str, task: BabiTask, number: int) -> tuple[int, tuple[str, ...]]:
     for pattern, kind in _GRAMMARS[task.number].questions:
         if match := pattern.fullmatch(sentence):
             groups = match.groupdict()
@@ -434,7 +434,9 @@ def _names(match: re.Match[str]) -> tuple[str, ...]:
     return (*names, *(_SINGULAR.get(name, name.removesuffix("s")) for name in plural))
 
 
-def _strange(sentence: str, what: str, sentences: _Sentences, task: Task, number: int) -> DataError:
+def _strange(
+    sentence: str, what: str, sentences: _Sentences, task: BabiTask, number: int
+) -> DataError:
     known = " or ".join(repr(_readable(pattern)) for pattern, _ in sentences)
     return DataError(
         f"{sentence[:80]!r} is no {what} of task {task.number}; expected {known}. See whether the "

@@ -40,7 +40,7 @@ Split = Literal["train", "dev", "test"]
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Tree:
+class SentimentTree:
     """One binary tree of L leaves and V = 2 L - 1 vertices, in post-order.
 
     Args:
@@ -65,7 +65,7 @@ class Tree:
 
 @final
 class ParsedTree(NamedTuple):
-    """A tree whose words are still text; the arrays are those of ``Tree``."""
+    """A tree whose words are still text; the arrays are those of ``SentimentTree``."""
 
     words: list[str]
     leaf: NDArray[np.int64]
@@ -161,7 +161,7 @@ class Vocabulary:
 class Trees:
     """The trees of one file, the vocabulary of their ids, and how many lines were skipped."""
 
-    trees: tuple[Tree, ...]
+    trees: tuple[SentimentTree, ...]
     vocabulary: Vocabulary
     skipped: int
 
@@ -179,9 +179,9 @@ class Sst:
         skipped: Refused lines over all splits; 0 under the policy ``"raise"``.
     """
 
-    train: tuple[Tree, ...]
-    dev: tuple[Tree, ...]
-    test: tuple[Tree, ...]
+    train: tuple[SentimentTree, ...]
+    dev: tuple[SentimentTree, ...]
+    test: tuple[SentimentTree, ...]
     vocabulary: Vocabulary
     skipped: int
 
@@ -216,7 +216,7 @@ def load_sst(
             "the vocabulary, or pass vocabulary="
         )
     root = find_data(folder, *(f"sst/{split}.txt" for split in splits))
-    read: dict[Split, tuple[Tree, ...]] = {"train": (), "dev": (), "test": ()}
+    read: dict[Split, tuple[SentimentTree, ...]] = {"train": (), "dev": (), "test": ()}
     skipped = 0
     # Training first: the others are numbered with its words.
     for split in sorted(set(splits), key=lambda name: name != "train"):
@@ -403,6 +403,6 @@ def _undecodable(error: UnicodeDecodeError, path: Path, number: int) -> DataErro
     )
 
 
-def _number(tree: ParsedTree, table: dict[str, int]) -> Tree:
+def _number(tree: ParsedTree, table: dict[str, int]) -> SentimentTree:
     word = np.array([table.get(word, 0) for word in tree.words], dtype=np.int64)
-    return Tree(word, tree.leaf, tree.parent, tree.slot, tree.label)
+    return SentimentTree(word, tree.leaf, tree.parent, tree.slot, tree.label)

@@ -27,7 +27,7 @@ from geartrain.engine.router import Outbox, Router
 from geartrain.errors import ProtocolError
 from geartrain.frames.instance import Instance
 from geartrain.frames.message import INSTANCE, VERTEX, Forward, IntArray, join_arrays
-from geartrain.frames.packed import Packed, Rows
+from geartrain.frames.packed import Packed, PackedRows
 from geartrain.frames.packer import Packer
 from geartrain.frames.precision import narrowed
 from geartrain.graph.operator import Input
@@ -260,7 +260,9 @@ class ControllerState:
             self._in_lane[lane] += end - begin
             begin = end
 
-    def _batch(self, operator: Input, payload: Tensor, rows: Rows, slots: IntArray) -> Forward:
+    def _batch(
+        self, operator: Input, payload: Tensor, rows: PackedRows, slots: IntArray
+    ) -> Forward:
         """The rows of some instances for one input."""
         columns, base = self._wiring.schema.state, self._arena.base[slots]
         if operator.bundle:

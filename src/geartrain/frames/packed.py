@@ -16,7 +16,7 @@ from geartrain.frames.table import Column
 
 @final
 @dataclass(frozen=True, slots=True)
-class Rows:
+class PackedRows:
     """What instances bring to one input.
 
     Args:
@@ -31,12 +31,12 @@ class Rows:
     at: IntArray
     ends: IntArray
 
-    def part(self, i: int, j: int) -> Rows:
+    def part(self, i: int, j: int) -> PackedRows:
         """The instances i to j (exclusive); copies nothing."""
         first, start, end = int(self.ends[0]), int(self.ends[i]), int(self.ends[j])
         here = slice(start - first, end - first)
         payload = None if self.payload is None or start == end else self.payload[here]
-        return Rows(payload, self.lengths[i:j], self.at[here], self.ends[i : j + 1])
+        return PackedRows(payload, self.lengths[i:j], self.at[here], self.ends[i : j + 1])
 
     def nbytes(self) -> int:
         return self.at.nbytes + (0 if self.payload is None else self.payload.nbytes)
@@ -66,7 +66,7 @@ class Packed:
     vertex: Mapping[str, Column]
     edge: Mapping[str, Column]
     value: Mapping[str, Column]
-    inputs: Mapping[str, Rows]
+    inputs: Mapping[str, PackedRows]
     counts: IntArray
 
     def __len__(self) -> int:

@@ -27,7 +27,7 @@ from geartrain.frames.columns import Columns
 from geartrain.frames.frame import Arena
 from geartrain.frames.instance import Instance, as_column
 from geartrain.frames.message import IntArray, ranges
-from geartrain.frames.packed import Packed, Rows
+from geartrain.frames.packed import Packed, PackedRows
 from geartrain.frames.table import Column, Table
 
 
@@ -146,19 +146,19 @@ class Packer:
         self._require_types(arena.vertices, vertex)
         self._require_types(arena.values, value)
         rows = torch.from_numpy(which)
-        inputs: dict[str, Rows] = {}
+        inputs: dict[str, PackedRows] = {}
         counts = np.zeros(n, np.int64)
         for name, operator in self._inputs.items():
             given = columns.inputs.get(name)
             if given is None:
                 nothing = np.zeros(n, np.int64)
-                inputs[name] = Rows(None, nothing, _NOWHERE, _ends(nothing))
+                inputs[name] = PackedRows(None, nothing, _NOWHERE, _ends(nothing))
                 continue
             self._require_shape(operator, given)
             payload = given.detach().index_select(0, rows)
             if payload.is_floating_point() and not payload.isfinite().all():
                 raise DataError(f"input '{name}' holds NaN or infinity")
-            inputs[name] = Rows(payload, sizes, at, ends)
+            inputs[name] = PackedRows(payload, sizes, at, ends)
             counts += 1 if operator.bundle else sizes
         edge, edge_sizes = self._edges_of(columns, places, vertex, sizes)
         packed = Packed(
@@ -209,7 +209,7 @@ class Packer:
         if not _are_such(rows, known, operator):
             raise DataError(f"input '{operator.name}' has rows of another shape or type")
 
-    def _counts(self, instances: Sequence[Instance], inputs: Mapping[str, Rows]) -> IntArray:
+    def _counts(self, instances: Sequence[Instance], inputs: Mapping[str, PackedRows]) -> IntArray:
         """Messages that each instance feeds."""
         known = inputs.keys()
         if not known >= set().union(*[i.inputs for i in instances]):
@@ -227,7 +227,7 @@ class Packer:
             )
         return counts
 
-    def _rows(self, operator: Entrance, instances: Sequence[Instance]) -> Rows:
+    def _rows(self, operator: Entrance, instances: Sequence[Instance]) -> PackedRows:
         name = operator.name
         given = [i.inputs.get(name) for i in instances]
         looked: dict[int, tuple[Tensor, IntArray]] = {}  # instances may share what they bring
@@ -246,7 +246,7 @@ class Packer:
         payload = _join_rows(name, parts) if lengths.any() else None
         if payload is not None:
             _check_finite(instances, name, payload, lengths)
-        return Rows(payload, lengths, np.concatenate(places), _ends(lengths))
+        return PackedRows(payload, lengths, np.concatenate(places), _ends(lengths))
 
     def _pair(
         self, operator: Entrance, instance: Instance, brought: Any
@@ -354,7 +354,7 @@ def _missing(instance: Instance, what: str, name: str, brought: Mapping[str, Any
 
 
 def _sizes(
-    instances: Sequence[Instance], names: Sequence[str], inputs: Mapping[str, Rows]
+    instances: Sequence[Instance], names: Sequence[str], inputs: Mapping[str, PackedRows]
 ) -> IntArray:
     """Vertices of each instance: as many as its columns have entries, or its rows need."""
     if not any(i.vertex for i in instances):
@@ -375,7 +375,7 @@ def _sizes(
     return sizes
 
 
-def _reached(n: int, inputs: Mapping[str, Rows]) -> IntArray:
+def _reached(n: int, inputs: Mapping[str, PackedRows]) -> IntArray:
     """Vertices of instances without vertex columns: up to the last that a row enters at."""
     sizes = np.ones(n, np.int64)
     for rows in inputs.values():
@@ -431,7 +431,9 @@ def _check_ends(
             )
 
 
-def _check_places(instances: Sequence[Instance], name: str, rows: Rows, sizes: IntArray) -> None:
+def _check_places(
+    instances: Sequence[Instance], name: str, rows: PackedRows, sizes: IntArray
+) -> None:
     bad = np.flatnonzero((rows.at < 0) | (rows.at >= np.repeat(sizes, rows.lengths)))
     if bad.size:
         owner = _owner(rows.lengths, int(bad[0]))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from geartrain.errors import LeakError, ProtocolError
 from geartrain.frames.message import IntArray
-from geartrain.native.ledger import Ledger, longer
+from geartrain.native.ledger import WaitingRows, longer
 
 _CHUNK: Final = 128
 """Rows that are freed together. With whole ranges, rows that had come back held 2.3 times as much
@@ -95,7 +95,7 @@ class RowStore:
         self._columns: dict[str, IntArray] = {c: np.zeros(capacity, np.int64) for c in columns}
         self.state = np.zeros((states, capacity), np.int64)
         self._buffers: dict[int, Tensor] = {}
-        self._ledger = Ledger(capacity, 64)
+        self._ledger = WaitingRows(capacity, 64)
         self._chunks: list[tuple[int, int]] = [(0, 0)] * 64
         self._spare_chunks = list(range(63, -1, -1))
 

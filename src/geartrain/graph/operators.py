@@ -29,12 +29,12 @@ from torch import Tensor
 
 from geartrain.errors import GraphError
 from geartrain.frames.frame import Schema, View
+from geartrain.graph.dry_run import DryRun
 from geartrain.graph.operator import ROWS, AbstractOperator, Made, Spec, describe, imagine, readable
-from geartrain.graph.scene import Scene
-from geartrain.graph.trial import Trial
+from geartrain.graph.sample_rows import SampleRows
 from geartrain.nodes.call import Call
 from geartrain.nodes.control import Detach, Move, Route, Stop
-from geartrain.nodes.gather import Column, Group, How, Join
+from geartrain.nodes.gather import Column, Group, How, JoinNode
 from geartrain.nodes.loss import (
     LossNode,
     Metric,
@@ -46,7 +46,7 @@ from geartrain.nodes.loss import (
 )
 from geartrain.nodes.node import Place
 from geartrain.nodes.replay import REPLAY, ReplayNode, Replays
-from geartrain.nodes.structure import Broadcast, Flatmap, Split, Ungroup
+from geartrain.nodes.structure import Broadcast, Flatmap, SplitNode, Ungroup
 from geartrain.nodes.weights import AbstractWeights
 
 
@@ -216,7 +216,7 @@ class Joining(AbstractOperator):
                 "columns that its streams share, or name them: concat(..., on=...)"
             )
         columns = [place.schema.state[name] for name in self._key]
-        return Join(place, len(self.sources), columns, self.how)
+        return JoinNode(place, len(self.sources), columns, self.how)
 
 
 @final
@@ -250,7 +250,7 @@ class Splitting(AbstractOperator):
         return [Spec(spec.columns, (piece,), False) for piece in pieces]
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:
-        return Split(place, self.sizes)
+        return SplitNode(place, self.sizes)
 
 
 @final
@@ -397,7 +397,7 @@ class Losing(AbstractOperator):
         self.label, self.alone = label, alone
         self.classes: int | None = None
         """Columns of the prediction, where a check of the graph could tell."""
-        self.trial = Trial(name, self._called(), mixes=alone, judges=True)
+        self.dry_run = DryRun(name, self._called(), mixes=alone, judges=True)
 
     def _called(self) -> str:
         return getattr(self.criterion, "__name__", None) or repr(self.criterion)
@@ -424,12 +424,12 @@ class Losing(AbstractOperator):
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:
         return LossNode(place, self.objective(place), self.alone)
 
-    def try_out(self, given: Spec, scene: Scene, known: Sequence[Tensor | None]) -> None:
+    def try_out(self, given: Spec, sample_rows: SampleRows, known: Sequence[Tensor | None]) -> None:
         """Run the criterion on predictions that are made up, and real targets.
 
         Args:
             given: What comes in.
-            scene: Where such rows are.
+            sample_rows: Where such rows are.
             known: Of each payload tensor rows of the example, or None.
 
         Raises:
@@ -445,7 +445,7 @@ class Losing(AbstractOperator):
             return [] if column is None else [column]
 
         call = Call(per_row(self.criterion, self.name), read)
-        self.trial.imagine(call, scene.samples(call, given.payload, known, look_up))
+        self.dry_run.imagine(call, sample_rows.samples(call, given.payload, known, look_up))
 
     def objective(self, place: Place) -> Objective:
         """What it computes, counted anew."""
@@ -456,7 +456,7 @@ class Losing(AbstractOperator):
             self.metrics,
             self.weight,
             self.label,
-            self.trial,
+            self.dry_run,
         )
 
 

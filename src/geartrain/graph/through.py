@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from geartrain.errors import GraphError
 from geartrain.frames.frame import Schema
 from geartrain.frames.precision import Precision
+from geartrain.graph.dry_run import DryRun, refuse_dtype
 from geartrain.graph.operator import (
     ROWS,
     AbstractOperator,
@@ -28,8 +29,7 @@ from geartrain.graph.operator import (
     describe,
     readable,
 )
-from geartrain.graph.scene import Scene
-from geartrain.graph.trial import Trial, refuse_dtype
+from geartrain.graph.sample_rows import SampleRows
 from geartrain.nodes.bundle import bundle_kernel_of
 from geartrain.nodes.call import Call, arguments, as_payload
 from geartrain.nodes.casts import Cast, around
@@ -40,9 +40,9 @@ from geartrain.nodes.loss import Objective
 from geartrain.nodes.method import called_by, weights_of
 from geartrain.nodes.node import AbstractNode, Place
 from geartrain.nodes.payload import Recompute, RowNode
-from geartrain.nodes.player import shell_of, tensors_of
 from geartrain.nodes.readout import ReadoutNode
 from geartrain.nodes.stage import GraphNode
+from geartrain.nodes.stand_in import shell_of, tensors_of
 from geartrain.nodes.weights import AbstractWeights
 
 
@@ -101,17 +101,17 @@ class Through(AbstractOperator):
                     f"is {keep!r}; use keep='graph', with minibatches as bundles"
                 )
         together = keep == "graph" or alone or (pool and not inside)
-        self.trial = Trial(name, called_by(function), mixes=together)
-        self.call = Call(function, tuple(read), inside, pool, take, alone, self.trial)
+        self.dry_run = DryRun(name, called_by(function), mixes=together)
+        self.call = Call(function, tuple(read), inside, pool, take, alone, self.dry_run)
 
     def with_function(self, function: Callable[..., Any]) -> Through:
         """The same node around another function: a copy's own module."""
         if function is self.function:
             return self
         other = copy.copy(self)
-        other.trial = self.trial.again() if self.trial.clings else self.trial
+        other.dry_run = self.dry_run.again() if self.dry_run.clings else self.dry_run
         other.function = function
-        other.call = replace(self.call, function=function, trial=other.trial)
+        other.call = replace(self.call, function=function, dry_run=other.dry_run)
         return other
 
     @property
@@ -152,12 +152,12 @@ class Through(AbstractOperator):
         sent = Spec(spec.columns, payload, bundled)
         return [sent] if self.use is None else self.use.specs(self.name, spec, sent)
 
-    def try_out(self, given: Spec, scene: Scene, known: Sequence[Tensor | None]) -> None:
+    def try_out(self, given: Spec, sample_rows: SampleRows, known: Sequence[Tensor | None]) -> None:
         """Run the function on rows that are made up.
 
         Args:
             given: What comes in.
-            scene: Where such rows are.
+            sample_rows: Where such rows are.
             known: Of each payload tensor rows of the example, or None.
 
         Raises:
@@ -166,8 +166,8 @@ class Through(AbstractOperator):
         """
         if given.payload is None:
             return
-        self.trial.mixes = self.trial.mixes or self.written_kernel() is not None
-        self.trial.imagine(self.call, scene.samples(self.call, given.payload, known))
+        self.dry_run.mixes = self.dry_run.mixes or self.written_kernel() is not None
+        self.dry_run.imagine(self.call, sample_rows.samples(self.call, given.payload, known))
 
     def make(
         self,
@@ -202,7 +202,7 @@ class Through(AbstractOperator):
         if objective is None and kernel is not None and not kernel.keeps_rows:
             kernel = None
         if kernel is not None:
-            call = replace(call, trial=None)  # who wrote it has seen to it that rows are apart
+            call = replace(call, dry_run=None)  # who wrote it has seen to it that rows are apart
         if kernel is None and keep == "activations":
             if self.call.inside:
                 raise GraphError(

@@ -20,7 +20,7 @@ from geartrain.graph.gear import Gear, Geared, refuse_idle_replays, refuse_starv
 from geartrain.graph.operator import AbstractOperator, Input, Spec
 from geartrain.graph.operators import Copying, Detaching, Losing, Merging, Replaying
 from geartrain.graph.overlap import Overlapped
-from geartrain.graph.scene import scene_of
+from geartrain.graph.sample_rows import sample_rows_of
 from geartrain.graph.synthetic import Synthesizing
 from geartrain.graph.through import Through
 from geartrain.nodes.control import AbstractStep
@@ -259,24 +259,24 @@ def _try_out(
 ) -> None:
     """Run every function on a few rows that are made up, in the frame of an example."""
     inputs = {o.name: o for o in operators if isinstance(o, Input)}
-    scene = scene_of(
+    sample_rows = sample_rows_of(
         lambda: Arena(graph.vertex, graph.edge, graph.value), graph.schema(), inputs, like
     )
-    if scene is None:
+    if sample_rows is None:
         return
     weights = {id(p): f"{n} of '{t.name}'" for t in graph.throughs() for n, p in _named(t)}
     rows: dict[int, torch.Tensor] = {}
     for name, entry in inputs.items():
         payload = known[entry.id, 0].payload
-        if payload is not None and name in scene.rows:
-            rows[id(payload[0])] = scene.rows[name]
+        if payload is not None and name in sample_rows.rows:
+            rows[id(payload[0])] = sample_rows.rows[name]
     for operator in operators:
         if isinstance(operator, Through | Losing):
             (sources,) = operator.sources
             given = next(known[s.id, p] for s, p in sources if (s.id, p) in known)
             examples = [rows.get(id(p)) for p in given.payload or ()]
-            operator.trial.weights = weights
-            operator.try_out(given, scene, examples)
+            operator.dry_run.weights = weights
+            operator.try_out(given, sample_rows, examples)
 
 
 def _propagate(operator: AbstractOperator, known: dict[Port, Spec], schema: Schema) -> None:

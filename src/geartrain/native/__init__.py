@@ -8,7 +8,7 @@
     lists     plain recurrent networks over whole lists
     maps      linear maps of few rows or few columns
     steps     norms, scales and steps of optimisers
-    tally     the products that kernels do inside, counted
+    operations  the products that kernels do inside, counted
 
 A chain of small torch calls takes and gives back the interpreter lock with each of them, so that
 threads wait for one another, and each reads and writes all of its rows. A kernel does the chain in

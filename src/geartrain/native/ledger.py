@@ -22,7 +22,7 @@ S = TypeVar("S", bound=np.generic)
 
 
 @final
-class Ledger:
+class WaitingRows:
     """Which rows of a store are waited for.
 
     Args:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.errors import GraphError, ProtocolError
-from geartrain.nn.split import SIZES, Split, Term, split
+from geartrain.nn.split import SIZES, Term, TraceSplit, split
 from geartrain.nodes.call import as_payload
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.kernel import AbstractRowKernel, may_have_kernel
@@ -149,7 +149,7 @@ class _Program:
 
     def __init__(
         self,
-        parts: Split,
+        parts: TraceSplit,
         operands: Sequence[tuple[dict[str, Any], str]],
         sparse: Sequence[bool],
         inputs: int,
@@ -329,7 +329,7 @@ class _Derivation:
         named = dict(zip(self._names, operands, strict=True))
         return as_payload(torch.func.functional_call(self._own, named, tuple(inputs)))
 
-    def _try(self, program: _Program, parts: Split) -> None:
+    def _try(self, program: _Program, parts: TraceSplit) -> None:
         """Rows forward at once, and backward in two goes and another order.
 
         Raises:

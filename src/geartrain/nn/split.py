@@ -83,7 +83,7 @@ class Term:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Split:
+class TraceSplit:
     """What a trace was cut into.
 
     Args:
@@ -111,7 +111,7 @@ def split(
     operands: Sequence[Tensor],
     learns: Sequence[bool],
     samples: tuple[Sequence[Tensor], Sequence[Tensor]],
-) -> Split:
+) -> TraceSplit:
     """Trace a function at two numbers of rows and cut it.
 
     Args:
@@ -237,7 +237,7 @@ class _Cut:
         self._mark()
         self._use_products()
 
-    def split(self, learned: Sequence[int], wanted: Sequence[int]) -> Split:
+    def split(self, learned: Sequence[int], wanted: Sequence[int]) -> TraceSplit:
         """``learned`` operands and ``wanted`` inputs are those that were differentiated."""
         results = self._results()
         outputs, answers = results[: self._outputs], results[self._outputs :]
@@ -256,7 +256,7 @@ class _Cut:
                 terms.append(Term(k, how, len(roots), of, padding))
                 roots += tensors
         kept = self._residuals(roots)
-        return Split(
+        return TraceSplit(
             self._forward(outputs, kept),
             self._backward(roots, kept),
             len(outputs),

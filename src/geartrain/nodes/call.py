@@ -43,7 +43,7 @@ class Call:
         pool: Whether it makes one row of every bundle.
         take: The payload tensors that it gets; None: all.
         alone: Whether it gets one message at a time.
-        trial: What is known of it by trying it; None: there is nothing to be found out.
+        dry_run: What is known of it by trying it; None: there is nothing to be found out.
     """
 
     function: Callable[..., Any]
@@ -52,7 +52,7 @@ class Call:
     pool: bool = False
     take: tuple[int, ...] | None = None
     alone: bool = False
-    trial: AbstractTrial | None = None
+    dry_run: AbstractDryRun | None = None
 
     def taken(self, width: int) -> tuple[int, ...] | range:
         """Of so many payload tensors, those that the module gets."""
@@ -66,8 +66,8 @@ class Call:
         return tuple(found.get(j) for j in range(width))
 
 
-class AbstractTrial(Protocol):
-    """What is known of a function by trying it; ``graph.trial`` has it.
+class AbstractDryRun(Protocol):
+    """What is known of a function by trying it; ``graph.dry_run`` has it.
 
     Attributes:
         settled: Whether nothing is left to be found out.
@@ -84,12 +84,12 @@ class AbstractTrial(Protocol):
         lengths: IntArray | None,
         device: torch.device | None,
     ) -> None:
-        """Try it on real rows, if there are enough of them; see ``graph.trial.Trial.look``."""
+        """Try it on real rows, if there are enough of them; see ``graph.dry_run.DryRun.look``."""
 
 
-def unsettled(call: Call) -> AbstractTrial | None:
-    """The trial of a function of which something is still to be found out."""
-    return None if call.trial is None or call.trial.settled else call.trial
+def unsettled(call: Call) -> AbstractDryRun | None:
+    """The dry run of a function of which something is still to be found out."""
+    return None if call.dry_run is None or call.dry_run.settled else call.dry_run
 
 
 def where_it_computes(

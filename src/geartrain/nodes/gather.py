@@ -319,7 +319,7 @@ class Group(AbstractNode):
 
 
 @final
-class Join(AbstractNode):
+class JoinNode(AbstractNode):
     """Wait for one row from every port with an equal key; put them side by side.
 
     Args:

@@ -21,7 +21,7 @@ from typing import Final, TypeAlias, final
 import torch
 from torch import Tensor
 
-from geartrain.native import tally
+from geartrain.native import operations
 from geartrain.nodes.products import outer, outer_suits, whole_rows
 
 _ALONE: Final = 128
@@ -87,8 +87,8 @@ class GradientSum:
         if n >= _ALONE or (n >= _FEW and parameter.numel() <= _LITTLE):
             self._multiply(parameter, left, right)
             return
-        if tally.listening:
-            tally.tell(left.shape[1], n, right.shape[1])
+        if operations.listening:
+            operations.tell(left.shape[1], n, right.shape[1])
         self._waiting[parameter] += n
         self._products.setdefault(parameter, []).append((left, right))
         if self._waiting[parameter] >= _MOST_WAITING:
@@ -194,7 +194,7 @@ class GradientSum:
         for bias, rows in list(self._sums.items()):
             if len(rows) == len(lefts) and all(a is b for a, b in zip(rows, lefts, strict=True)):
                 self._sums[bias] = [left]
-        with tally.told_before() if tally.listening else nullcontext():
+        with operations.told_before() if operations.listening else nullcontext():
             self._multiply(parameter, left, right)
 
     def _multiply(self, parameter: torch.nn.Parameter, left: Tensor, right: Tensor) -> None:

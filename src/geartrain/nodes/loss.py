@@ -37,7 +37,7 @@ from geartrain.frames.message import (
 )
 from geartrain.frames.precision import widened
 from geartrain.native.losses import cross_entropy as native_cross_entropy
-from geartrain.nodes.call import AbstractTrial, Call, own_integers
+from geartrain.nodes.call import AbstractDryRun, Call, own_integers
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.sums import Sums
 
@@ -101,7 +101,7 @@ class Objective:
         metrics: Name to ``Metric``, averaged over a pass.
         weight: A column or function that scales the rows' losses; None is 1.
         label: What the criterion's sum is called; None: it is not reported.
-        trial: What is known of the criterion by trying it; None: it is trusted.
+        dry_run: What is known of the criterion by trying it; None: it is trusted.
 
     Attributes:
         sums: What is averaged over a pass; the criterion's is under the label.
@@ -115,14 +115,14 @@ class Objective:
         metrics: Mapping[str, Metric],
         weight: Target = None,
         label: str | None = "loss",
-        trial: AbstractTrial | None = None,
+        dry_run: AbstractDryRun | None = None,
     ) -> None:
         self.place, self.name, self._label = place, place.name, label
         self._criterion = per_row(criterion, place.name)
         self._target, self._weight = target, weight
         self._metrics = dict(metrics)
         self._check_classes = isinstance(self._criterion, CrossEntropy)
-        self._trial = None if trial is None or trial.settled else trial
+        self._dry_run = None if dry_run is None or dry_run.settled else dry_run
         self.sums = Sums(place.name, place.arena)
         self.collected: list[Collected] | None = None
         self.judge = True
@@ -158,9 +158,9 @@ class Objective:
         device = came[0].device if self.place.spread else None
         if target is not None and device is not None:
             target = moved(target, device)
-        if self._trial is not None:
+        if self._dry_run is not None:
             args = prediction if target is None else (*prediction, target)
-            self._try_out(self._trial, args, state)
+            self._try_out(self._dry_run, args, state)
         losses, gradient = found or self._losses(prediction, target, train)
         weight = column_of(self._weight, view)
         if weight is not None:
@@ -182,11 +182,11 @@ class Objective:
             None if g is None else g.to(p.dtype) for g, p in zip(gradient, came, strict=True)
         )
 
-    def _try_out(self, trial: AbstractTrial, args: Payload, state: IntArray) -> None:
+    def _try_out(self, dry_run: AbstractDryRun, args: Payload, state: IntArray) -> None:
         """Look at the criterion, until enough rows have come for it."""
         read = () if self._target is None else (_named(self._target),)
-        trial.look(Call(self._criterion, read), self.place, args, state, None, None)
-        self._trial = None if trial.settled else trial
+        dry_run.look(Call(self._criterion, read), self.place, args, state, None, None)
+        self._dry_run = None if dry_run.settled else dry_run
 
     def _count_metrics(
         self, args: Payload, view: View, state: IntArray, lengths: IntArray | None

@@ -21,7 +21,7 @@ from geartrain.nodes.kernel import may_have_kernel
 
 
 @final
-class Method(nn.Module):
+class BoundMethod(nn.Module):
     """Calls a function with a module before the rows.
 
     Args:
@@ -46,9 +46,9 @@ class Method(nn.Module):
     def forward(self, *inputs: Any) -> object:
         return self._function(self.module, *self._before, *inputs, **self._named)
 
-    def of(self, module: nn.Module) -> Method:
+    def of(self, module: nn.Module) -> BoundMethod:
         """The same of another module, such as a copy."""
-        return Method(module, self._function, self._before, self._named)
+        return BoundMethod(module, self._function, self._before, self._named)
 
     def detail(self) -> str:
         """``Model.encode``."""
@@ -56,7 +56,7 @@ class Method(nn.Module):
 
 
 def bound(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a module as a ``Method``, a module's own call as the module; others as they are.
+    """A method as a ``BoundMethod``, a module's own call as the module; others as they are.
 
     Args:
         function: Anything that can be called; also a ``functools.partial`` of a module, of a
@@ -64,13 +64,13 @@ def bound(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     if isinstance(function, partial):
         inner = bound(function.func)
-        if isinstance(inner, Method):
-            return Method(inner.module, inner._function, function.args, function.keywords)
+        if isinstance(inner, BoundMethod):
+            return BoundMethod(inner.module, inner._function, function.args, function.keywords)
         if isinstance(inner, nn.Module):
-            return Method(inner, _call, function.args, function.keywords)
+            return BoundMethod(inner, _call, function.args, function.keywords)
         if function.args and isinstance(function.args[0], nn.Module):
             module, *before = function.args
-            return Method(module, function.func, before, function.keywords)
+            return BoundMethod(module, function.func, before, function.keywords)
         return function
     if not isinstance(function, MethodType) or not isinstance(function.__self__, nn.Module):
         return function
@@ -79,7 +79,7 @@ def bound(function: Callable[..., Any]) -> Callable[..., Any]:
         return module
     if method is getattr(type(module), "forward", None) and may_have_kernel(module):
         return module  # there is no hook that the call of the module would add
-    return Method(module, method)
+    return BoundMethod(module, method)
 
 
 def _call(module: nn.Module, *inputs: Any, **named: Any) -> object:
@@ -91,14 +91,14 @@ _call.__name__ = "forward"
 
 def weights_of(function: Callable[..., Any]) -> nn.Module | None:
     """The module whose weights a function uses: itself, or what its method is bound to."""
-    if isinstance(function, Method):
+    if isinstance(function, BoundMethod):
         return function.module
     return function if isinstance(function, nn.Module) else None
 
 
 def called_by(function: Callable[..., Any]) -> str:
     """What errors and drawings call it: a module's class, a function's name."""
-    if isinstance(function, Method):
+    if isinstance(function, BoundMethod):
         return function.detail()
     name = None if isinstance(function, nn.Module) else getattr(function, "__name__", None)
     return name or type(function).__name__
@@ -126,4 +126,4 @@ def in_place_of(
     there = copy.get_submodule(path)
     if there is weights:
         return function
-    return function.of(there) if isinstance(function, Method) else there
+    return function.of(there) if isinstance(function, BoundMethod) else there

@@ -122,7 +122,7 @@ class RowNode(AbstractNode):
     ) -> None:
         super().__init__(place)
         self._call, self._kernel, self._weights = call, kernel, weights
-        self._trial = unsettled(call)
+        self._dry_run = unsettled(call)
         self.alone = call.alone
         self.part_name = None if weights is None else weights.name
         self._rows = RowStore(place.name, ("origin", "version", "start", "length", "instance"))
@@ -272,9 +272,9 @@ class RowNode(AbstractNode):
         inputs = gather_inputs(
             self._call, self.place, batches, state, lengths, in_place, self._device
         )
-        if self._trial is not None:
-            self._trial.look(self._call, self.place, inputs, state, lengths, self._device)
-            self._trial = unsettled(self._call)
+        if self._dry_run is not None:
+            self._dry_run.look(self._call, self.place, inputs, state, lengths, self._device)
+            self._dry_run = unsettled(self._call)
         return inputs
 
     def _room(self, buffers: RowStore, first: int, total: int) -> Tensor | None:

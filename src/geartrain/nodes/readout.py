@@ -55,7 +55,7 @@ class ReadoutNode(AbstractNode):
     ) -> None:
         super().__init__(place)
         self._call, self._kernel, self._weights = call, kernel, weights
-        self._trial = unsettled(call)
+        self._dry_run = unsettled(call)
         self.objective, self.loss_name = objective, objective.name
         self.alone = call.alone
         self.part_name = None if weights is None else weights.name
@@ -73,9 +73,9 @@ class ReadoutNode(AbstractNode):
         if self._call.inside:
             inside = look_inside(self.place, state[INSTANCE], lengths, device)
         inputs = gather_inputs(self._call, self.place, batches, state, lengths, {}, device)
-        if self._trial is not None:
-            self._trial.look(self._call, self.place, inputs, state, lengths, device)
-            self._trial = unsettled(self._call)
+        if self._dry_run is not None:
+            self._dry_run.look(self._call, self.place, inputs, state, lengths, device)
+            self._dry_run = unsettled(self._call)
         outputs, residuals = self._kernel.run(inputs, inside)
         rows = origin.size if lengths is None else int(lengths.sum())
         pooled = lengths is None or self._call.pool

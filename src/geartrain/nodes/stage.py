@@ -49,7 +49,7 @@ from geartrain.nodes.inside import Inside, look_inside
 from geartrain.nodes.leaves import foreign, foreign_story
 from geartrain.nodes.method import called_by
 from geartrain.nodes.node import AbstractNode, Emission, Place
-from geartrain.nodes.player import plain
+from geartrain.nodes.stand_in import plain
 from geartrain.nodes.weights import AbstractWeights, Sight
 
 

@@ -259,7 +259,7 @@ class Cells:
 
 
 @final
-class Split(AbstractNode):
+class SplitNode(AbstractNode):
     """Cut the columns of a payload into pieces, one a port.
 
     Args:

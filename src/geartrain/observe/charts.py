@@ -18,7 +18,7 @@ _LANE: Final = 26
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class ChartLine:
     """A line through points; points that are not finite are left out."""
 
     name: str
@@ -56,7 +56,7 @@ def colour_class(index: int) -> str:
 def line_chart(
     title: str,
     x_label: str,
-    curves: Sequence[Curve],
+    curves: Sequence[ChartLine],
     say: Callable[[float], str] = "{:.4g}".format,
     size: tuple[int, int] = (480, 250),
 ) -> str:
@@ -174,7 +174,7 @@ def _grid(
 
 
 def _polyline(
-    curve: Curve,
+    curve: ChartLine,
     points: Sequence[tuple[float, float]],
     x: Callable[[float], float],
     y: Callable[[float], float],

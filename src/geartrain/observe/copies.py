@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from geartrain.observe.charts import Curve, line_chart
+from geartrain.observe.charts import ChartLine, line_chart
 from geartrain.observe.figures import count, number, rate
 from geartrain.observe.page import section, table
 
@@ -29,7 +29,7 @@ def copies_section(events: Sequence[Mapping[str, Any]]) -> str:
         return ""
     points = [(float(e["epoch"]), _float(e["distance"])) for e in events]
     chart = line_chart(
-        "distance of the copies from their mean", "epochs", [Curve("rms", points, 0)], number
+        "distance of the copies from their mean", "epochs", [ChartLine("rms", points, 0)], number
     )
     rows = [_row(k, [e["copies"][k] for e in events]) for k in range(len(events[-1]["copies"]))]
     note = (

@@ -24,7 +24,7 @@ from torch.utils.flop_counter import (
 )
 
 from geartrain.engine.instrument import AbstractMeter
-from geartrain.native.tally import Counted, is_told_before
+from geartrain.native.operations import Counted, is_told_before
 from geartrain.nodes.node import Spared
 
 Shapes: TypeAlias = tuple[tuple[torch.Size, torch.dtype], ...]

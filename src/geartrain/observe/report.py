@@ -25,7 +25,7 @@ from geartrain.errors import DataError
 from geartrain.files import read_bytes
 from geartrain.observe.charts import (
     Bars,
-    Curve,
+    ChartLine,
     Span,
     bar_chart,
     colour_class,
@@ -228,8 +228,8 @@ def _curve_pair(history: _History, name: str) -> str:
     charts = []
     for x_label, xs in (("epochs", done), ("seconds of training", history.seconds())):
         curves = [
-            Curve("train", list(zip(xs, train, strict=True)), 0),
-            Curve("valid", list(zip(xs, valid, strict=True)), 1),
+            ChartLine("train", list(zip(xs, train, strict=True)), 0),
+            ChartLine("valid", list(zip(xs, valid, strict=True)), 1),
         ]
         curves = [c for c in curves if any(math.isfinite(y) for _, y in c.points)]
         if x_label == "epochs":
@@ -238,7 +238,7 @@ def _curve_pair(history: _History, name: str) -> str:
     return "".join(charts)
 
 
-def _running_curve(history: _History, name: str) -> list[Curve]:
+def _running_curve(history: _History, name: str) -> list[ChartLine]:
     """The mean so far within each pass: all there is of a run's first epoch."""
     points = [
         (event["epoch"] - 1 + event["finished"] / event["total"], _value(event, name))
@@ -246,7 +246,7 @@ def _running_curve(history: _History, name: str) -> list[Curve]:
     ]
     points = sorted(p for p in points if math.isfinite(p[1]))
     points = points[:: max(1, math.ceil(len(points) / _RUNNING_POINTS))]
-    return [Curve("within the pass", points, 0, is_faint=True)] if len(points) > 1 else []
+    return [ChartLine("within the pass", points, 0, is_faint=True)] if len(points) > 1 else []
 
 
 def _place(event: Mapping[str, Any]) -> tuple[int, int]:

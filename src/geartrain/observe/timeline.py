@@ -24,7 +24,7 @@ _RECENT: Final = (60, 3000)  # firings to show at least, if there are; and at mo
 
 
 @dataclass(frozen=True, slots=True)
-class Firing:
+class FiringSpan:
     """One batch at one node; seconds since the run began."""
 
     worker: int
@@ -60,7 +60,7 @@ class Timeline:
     busy_s: dict[tuple[int, str], float] = field(default_factory=dict)  # by worker and node
     nodes: dict[str, NodeUse] = field(default_factory=dict)
     batch_sizes: dict[str, Counter[int]] = field(default_factory=dict)
-    recent: list[Firing] = field(default_factory=list)
+    recent: list[FiringSpan] = field(default_factory=list)
     is_cut: bool = False  # the trace reached its limit of events
 
     @property
@@ -85,8 +85,8 @@ def read_timeline(path: Path) -> Timeline:
     """
     timeline = Timeline()
     # Validation comes last and is forward only: the window ends with the last backward instead.
-    trained: deque[Firing] = deque(maxlen=_RECENT[1])
-    since: deque[Firing] = deque(maxlen=_RECENT[1])
+    trained: deque[FiringSpan] = deque(maxlen=_RECENT[1])
+    since: deque[FiringSpan] = deque(maxlen=_RECENT[1])
     for event in read_trace(path):
         try:
             firing = _taken(timeline, event)
@@ -113,7 +113,7 @@ def batch_size_label(k: int) -> str:
     return f"{2 ** (k - 1) + 1}\N{EN DASH}{2**k}"
 
 
-def _taken(timeline: Timeline, event: dict[str, Any]) -> Firing | None:
+def _taken(timeline: Timeline, event: dict[str, Any]) -> FiringSpan | None:
     """Add the event to the sums; the firing, if it is one."""
     kind = event["ph"]
     if kind == "M" and event["name"] == "thread_name":
@@ -123,7 +123,7 @@ def _taken(timeline: Timeline, event: dict[str, Any]) -> Firing | None:
     if kind != "X":
         return None
     args, start_s = event["args"], _seconds(event["ts"])
-    firing = Firing(
+    firing = FiringSpan(
         worker=_count(event["tid"]) - 1,
         node=str(args["node"]),
         direction=str(args["direction"]),
@@ -155,7 +155,7 @@ def _count(value: int) -> int:
     return found
 
 
-def _add(timeline: Timeline, firing: Firing) -> None:
+def _add(timeline: Timeline, firing: FiringSpan) -> None:
     spent = firing.end_s - firing.start_s
     timeline.workers.add(firing.worker)
     timeline.first_s = min(timeline.first_s, firing.start_s)
@@ -170,7 +170,7 @@ def _add(timeline: Timeline, firing: Firing) -> None:
     timeline.batch_sizes.setdefault(firing.direction, Counter())[k] += 1
 
 
-def _last_moments(firings: Iterable[Firing]) -> list[Firing]:
+def _last_moments(firings: Iterable[FiringSpan]) -> list[FiringSpan]:
     ordered = sorted(firings, key=lambda firing: firing.end_s)
     if not ordered:
         return []

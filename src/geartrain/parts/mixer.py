@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
-class Mixed(Protocol):
+class Mixable(Protocol):
     """What mixing must know of a copy of a part; ``parts.part.PartState`` is one."""
 
     module: nn.Module
@@ -39,7 +39,7 @@ class AbstractMixer(ABC):
         self.every = every
 
     @abstractmethod
-    def mix(self, copies: Sequence[Mixed]) -> None:
+    def mix(self, copies: Sequence[Mixable]) -> None:
         """Let the copies of one part meet."""
 
 
@@ -59,7 +59,7 @@ class Average(AbstractMixer):
         self.optimizer_state = optimizer_state
 
     @torch.no_grad()
-    def mix(self, copies: Sequence[Mixed]) -> None:
+    def mix(self, copies: Sequence[Mixable]) -> None:
         for tensors in zip(*(c.module.state_dict().values() for c in copies), strict=True):
             _mean(tensors)
         if not self.optimizer_state or copies[0].optimizer is None:

@@ -30,7 +30,7 @@ from geartrain.nodes.loss import Metric
 from geartrain.nodes.replay import Draw, Replays
 from geartrain.parts.rules import MakeOptimizer, Part
 from geartrain.pipeline.critic import LocalCritic
-from geartrain.pipeline.rowwise import RowLoss
+from geartrain.pipeline.rowwise import RowCriterion
 from geartrain.pipeline.stage import Stage, linear_head, zero_map
 
 
@@ -48,7 +48,7 @@ class Local:
     """
 
     module: nn.Module
-    criterion: RowLoss
+    criterion: RowCriterion
     metrics: Mapping[str, Metric]
     label: str | None
     number: int
@@ -105,7 +105,7 @@ class AbstractCredit(ABC):
         stream: Stream,
         parts: Sequence[Part],
         local: Mapping[int, Local],
-        criterion: RowLoss,
+        criterion: RowCriterion,
     ) -> Stream:
         """Send a stream through the parts.
 
@@ -136,7 +136,7 @@ class Backprop(AbstractCredit):
         stream: Stream,
         parts: Sequence[Part],
         local: Mapping[int, Local],
-        criterion: RowLoss,
+        criterion: RowCriterion,
     ) -> Stream:
         for part in parts:
             stream = stream.through(part)
@@ -176,7 +176,7 @@ class Chunked(AbstractCredit):
         stream: Stream,
         parts: Sequence[Part],
         local: Mapping[int, Local],
-        criterion: RowLoss,
+        criterion: RowCriterion,
     ) -> Stream:
         for k, part in enumerate(parts):
             stream = stream.through(part)
@@ -216,7 +216,7 @@ class Overlapping(AbstractCredit):
         stream: Stream,
         parts: Sequence[Part],
         local: Mapping[int, Local],
-        criterion: RowLoss,
+        criterion: RowCriterion,
     ) -> Stream:
         geared = [part.name for part in parts if part.gear is not None]
         if geared:
@@ -252,7 +252,7 @@ class Critics(AbstractCredit):
         stream: Stream,
         parts: Sequence[Part],
         local: Mapping[int, Local],
-        criterion: RowLoss,
+        criterion: RowCriterion,
     ) -> Stream:
         losses = []
         for k, part in enumerate(parts):
@@ -312,7 +312,7 @@ class Synthetic(AbstractCredit):
         stream: Stream,
         parts: Sequence[Part],
         local: Mapping[int, Local],
-        criterion: RowLoss,
+        criterion: RowCriterion,
     ) -> Stream:
         for k, part in enumerate(parts):
             stream = stream.through(part)
@@ -358,7 +358,7 @@ class DecoupledGreedy(AbstractCredit):
         stream: Stream,
         parts: Sequence[Part],
         local: Mapping[int, Local],
-        criterion: RowLoss,
+        criterion: RowCriterion,
     ) -> Stream:
         for k, part in enumerate(parts):
             stream = stream.through(part)

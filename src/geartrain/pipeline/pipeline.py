@@ -39,7 +39,7 @@ from geartrain.pipeline.cutter import (
     row_of,
     time_costs,
 )
-from geartrain.pipeline.rowwise import Criterion, RowLoss, row_metric
+from geartrain.pipeline.rowwise import Criterion, RowCriterion, row_metric
 from geartrain.pipeline.stage import Stage, boundaries, refuse_shared
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ class Pipeline:
         wanted = self.credit.heads(len(self.stages))
         self.heads = _make_heads(self.credit, wanted, heads, self.stages, sample)
         self.max_active = len(self.stages) + slack
-        self._criterion = RowLoss(criterion)
+        self._criterion = RowCriterion(criterion)
         self._metrics = {name: row_metric(metric) for name, metric in (metrics or {}).items()}
         if slack < 0:
             raise ValueError(f"slack={slack}: give 0 or more minibatches")

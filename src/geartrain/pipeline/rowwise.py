@@ -21,7 +21,7 @@ Criterion: TypeAlias = Callable[..., Any]
 
 
 @final
-class RowLoss:
+class RowCriterion:
     """A criterion that gives one loss a row.
 
     Args:
@@ -56,7 +56,7 @@ class RowLoss:
 
 @final
 class RowMetric:
-    """A metric that gives one number a row; see ``RowLoss``."""
+    """A metric that gives one number a row; see ``RowCriterion``."""
 
     def __init__(self, function: Criterion) -> None:
         self._function = function

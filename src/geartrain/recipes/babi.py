@@ -31,8 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from geartrain.data.babi import TASKS, GraphQuestion, generate_deduction, load_babi
-from geartrain.data.babi import Task as Kind
+from geartrain.data.babi import TASKS, BabiTask, GraphQuestion, generate_deduction, load_babi
 from geartrain.engine.controller import Ramp
 from geartrain.errors import DataError
 from geartrain.frames.columns import Columns
@@ -109,7 +108,7 @@ def build(setting: Setting) -> Task:
     )
 
 
-def make_graph(kind: Kind, size: Size, copies: Copies = ONE) -> Graph:
+def make_graph(kind: BabiTask, size: Size, copies: Copies = ONE) -> Graph:
     """Message passing, and the answer that the task wants.
 
     Args:
@@ -138,7 +137,7 @@ def _sum_up(states: Stream, hidden: int, classes: int) -> Stream:
     return states.through(GatedSum(hidden, out=classes), name="readout", inside=True, pool=True)
 
 
-def _path(graph: Graph, cell: nn.Module | Part, kind: Kind, hidden: int) -> None:
+def _path(graph: Graph, cell: nn.Module | Part, kind: BabiTask, hidden: int) -> None:
     """Move after move, each from the marks that the one before left."""
     turns = graph.loop(name="moves")
     turns.join(graph.input("start", bundle=True, move=0))
@@ -166,7 +165,9 @@ def path_accuracy(scores: Tensor, moves: Tensor) -> Tensor:
     return (scores.argmax(-1) == moves).all(1)
 
 
-def columns_of(questions: Sequence[GraphQuestion], kind: Kind, hidden: int, called: str) -> Columns:
+def columns_of(
+    questions: Sequence[GraphQuestion], kind: BabiTask, hidden: int, called: str
+) -> Columns:
     """Questions as instances: a row of marks for every vertex, the facts as typed edges.
 
     Args:
@@ -224,7 +225,7 @@ def cut(
     return train, [q for i in sorted(chosen) for q in groups[i]]
 
 
-def _splits(setting: Setting, kind: Kind, hidden: int) -> dict[str, LoadSplit]:
+def _splits(setting: Setting, kind: BabiTask, hidden: int) -> dict[str, LoadSplit]:
     thousands = int(setting.options["thousands"])
     if setting.options["enlarged"]:
         if kind.number != 15:
@@ -255,17 +256,17 @@ def _splits(setting: Setting, kind: Kind, hidden: int) -> dict[str, LoadSplit]:
             "test": lambda: read("test")}  # fmt: skip
 
 
-def _draw(n: int, seed: int, kind: Kind, hidden: int, called: str) -> Columns:
+def _draw(n: int, seed: int, kind: BabiTask, hidden: int, called: str) -> Columns:
     return columns_of(generate_deduction(n, seed), kind, hidden, called)
 
 
-def _kind(number: int) -> Kind:
+def _kind(number: int) -> BabiTask:
     if number not in TASKS:
         raise ValueError(f"option task={number}: there is {', '.join(map(str, TASKS))}")
     return TASKS[number]
 
 
-def _size(kind: Kind, hidden: int, steps: int) -> Size:
+def _size(kind: BabiTask, hidden: int, steps: int) -> Size:
     wanted, marks = SIZES[kind.number], len(kind.questions) * kind.query
     size = Size(hidden or wanted.hidden, steps or wanted.steps)
     if size.hidden < marks:

@@ -58,7 +58,7 @@ def build(setting: Setting) -> Task:
             digits = load_mnist(setting.data, name)
             first, seed = (most, setting.seed) if name == "train" else (None, None)
             if rows:
-                return Minibatches(digits, batch, most=first, seed=seed, key=f"{name} images")
+                return DigitMinibatches(digits, batch, most=first, seed=seed, key=f"{name} images")
             labels = torch.from_numpy(digits.labels[:first])
             return minibatches.Minibatches(pixels(digits, first), labels, batch=batch, seed=seed)
 
@@ -126,7 +126,7 @@ def make_network(options: Mapping[str, Value], updates: int) -> Network:
 
 
 @final
-class Minibatches(Sequence[Instance]):
+class DigitMinibatches(Sequence[Instance]):
     """Digits cut into minibatches, an instance each; the last one may be smaller.
 
     Args:

@@ -27,13 +27,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from geartrain.data.sst import CLASSES, Split, Tree, Vocabulary, load_sst
+from geartrain.data.sst import CLASSES, SentimentTree, Split, Vocabulary, load_sst
 from geartrain.engine.controller import Ramp
 from geartrain.frames.columns import Columns
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
-from geartrain.nn import Tree as TreeShape
-from geartrain.nn import TreeLSTMBranch, TreeLSTMLeaf, WholeTree
+from geartrain.nn import Tree, TreeLSTMBranch, TreeLSTMLeaf, WholeTree
 from geartrain.nodes.loss import Metric, accuracy, cross_entropy
 from geartrain.parts.optimizers import FusedAdagrad
 from geartrain.parts.rules import Rules
@@ -60,7 +59,7 @@ def build(setting: Setting) -> Task:
     # Embeddings give sparse gradients; torch warns unless it is told whether to check them.
     torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
     most, whole = int(setting.options["trees"]) or None, bool(setting.options["whole"])
-    read: dict[Split, Sequence[Tree]] = {}
+    read: dict[Split, Sequence[SentimentTree]] = {}
     if _VOCABULARY in setting.files:
         vocabulary = Vocabulary.from_json(setting.files[_VOCABULARY])
     else:
@@ -114,14 +113,14 @@ def make_graph(hidden: int, words: int, copies: Copies = ONE, *, whole: bool = T
         scores = h.through(readout, name="readout")
     else:
         leaves = graph.input("word").through(leaf, name="leaf")
-        nodes = TreeShape(copies.of(branch), name="branch")(leaves)
+        nodes = Tree(copies.of(branch), name="branch")(leaves)
         scores = nodes.through(readout, name="readout", take=0)  # h, not c
     at_root = Metric(accuracy, where=lambda m: m.parent < 0)
     scores.loss(cross_entropy, "label", metrics={"all": accuracy, "root": at_root})
     return graph
 
 
-def columns_of(trees: Sequence[Tree], called: str) -> Columns:
+def columns_of(trees: Sequence[SentimentTree], called: str) -> Columns:
     """Trees as instances that are computed whole: a word id or ``NO_WORD`` at every vertex.
 
     Args:
@@ -144,7 +143,7 @@ def columns_of(trees: Sequence[Tree], called: str) -> Columns:
     )
 
 
-def instance_of(tree: Tree, key: str) -> Instance:
+def instance_of(tree: SentimentTree, key: str) -> Instance:
     """A tree as an instance that goes vertex by vertex: word ids enter at the leaves."""
     return Instance(
         inputs={"word": (torch.from_numpy(tree.word), tree.leaf)},

@@ -130,7 +130,7 @@ class Feeder(AbstractFeeder):
     ) -> None:
         self._instances, self._on_bad = instances, on_bad
         self._left = limit
-        self._block = Block(instances) if isinstance(instances, InOrder) else None
+        self._block = PackedAhead(instances) if isinstance(instances, InOrder) else None
         self._fed, self._admitted = Outbox(), 0  # of a minibatch that is not whole yet
 
     @property
@@ -247,7 +247,7 @@ class Feeder(AbstractFeeder):
 
 
 @final
-class Block:
+class PackedAhead:
     """Instances of a list, packed some way ahead of their admission.
 
     A block holds as many instances as are wanted, and once their bytes are known, up to 1024 of

@@ -48,7 +48,7 @@ _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One tensor's place in the data, which begins with byte 0 after the header."""
 
     name: str
@@ -68,7 +68,7 @@ class Header:
         data_begin: The byte in the file at which the data begins.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorEntry, ...]
     metadata: Mapping[str, str]
     data_begin: int
     crc: str = _NO_CRC
@@ -93,7 +93,7 @@ def plan(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Header:
     for name in order:
         tensor = tensors[name]
         begin, end = end, end + tensor.numel() * tensor.element_size()
-        entries.append(Entry(name, tensor.dtype, tuple(tensor.shape), begin, end))
+        entries.append(TensorEntry(name, tensor.dtype, tuple(tensor.shape), begin, end))
     header = Header(tuple(entries), metadata, 0)
     return Header(header.entries, metadata, len(_header_bytes(header)))
 
@@ -232,7 +232,7 @@ def _parse_metadata(value: object) -> dict[str, str]:
     raise ValueError("its metadata is no object of strings")
 
 
-def _parse_entry(name: str, value: object) -> Entry:
+def _parse_entry(name: str, value: object) -> TensorEntry:
     match value:
         case {"dtype": str(code), "shape": [*shape], "data_offsets": [begin, end]} if (
             code in _DTYPES and all(type(n) is int and n >= 0 for n in [*shape, begin, end])
@@ -245,7 +245,7 @@ def _parse_entry(name: str, value: object) -> Entry:
         raise ValueError(f"tensor '{name}' has the shape {shape}, whose strides no tensor can have")
     if end - begin != needed:
         raise ValueError(f"tensor '{name}' of shape {shape} has {end - begin} bytes, not {needed}")
-    return Entry(name, dtype, tuple(shape), begin, end)
+    return TensorEntry(name, dtype, tuple(shape), begin, end)
 
 
 def _require_without_gaps(header: Header, file_bytes: int) -> None:

@@ -29,7 +29,7 @@ from geartrain.nodes.bundle import AbstractBundleKernel, AbstractPlacedKernel
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.products import affine, outer, outer_suits, times
-from geartrain.whole.graph.loader import HEARD, Edges, Weights, gated_backward, gated_forward
+from geartrain.whole.graph.loader import HEARD, EdgeIndex, Weights, gated_backward, gated_forward
 from geartrain.whole.graph.readouts import Maps, sum_backward, sum_forward
 
 RADIAL: Final = 16
@@ -408,10 +408,10 @@ class _CellKernel(AbstractPlacedKernel):
             self._brief,
         )
 
-    def _edges(self, inside: Inside) -> Edges:
+    def _edges(self, inside: Inside) -> EdgeIndex:
         edges, module = inside.edges, self._module
         kind = edges[module.column] if module.types > 1 else None
-        return Edges(edges["source"], edges["target"], kind)
+        return EdgeIndex(edges["source"], edges["target"], kind)
 
     def _senders(self, h: Tensor, inside: Inside) -> _Senders:
         rows, types = h.shape[0], self._module.types

@@ -69,7 +69,7 @@ class Weights:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Edges:
+class EdgeIndex:
     """Of a batch of graphs, one below the other.
 
     Args:
@@ -115,7 +115,7 @@ class Edges:
         return DataError(f"an edge leads from or to no vertex of its graph; expected 0..{rows - 1}")
 
 
-def gated_forward(h: Tensor, edges: Edges, weights: Weights, kept: Tensor) -> Tensor | None:
+def gated_forward(h: Tensor, edges: EdgeIndex, weights: Weights, kept: Tensor) -> Tensor | None:
     """States after some steps, ``(n, H)``.
 
     Args:
@@ -174,7 +174,7 @@ def gated_backward(
     h: Tensor,
     kept: Tensor,
     rows: Rows | None,
-    edges: Edges,
+    edges: EdgeIndex,
     weights: Weights,
     *,
     wanted: bool = True,
@@ -247,7 +247,7 @@ def gated_backward(
 
 
 def _function(
-    name: str, like: Tensor, edges: Edges, weights: Weights, rows: int
+    name: str, like: Tensor, edges: EdgeIndex, weights: Weights, rows: int
 ) -> Function | None:
     """The kernel for these, or None if it is not for them."""
     native = library.current()
@@ -259,7 +259,7 @@ def _function(
     return typed[name][7 * rows * like.shape[1] ** 2 > SMALL_WORK]
 
 
-def _edges(edges: Edges) -> tuple[int, int, int, int | None]:
+def _edges(edges: EdgeIndex) -> tuple[int, int, int, int | None]:
     source = edges.source
     return source.shape[0], source.data_ptr(), edges.target.data_ptr(), address(edges.kind)
 

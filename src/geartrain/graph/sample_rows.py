@@ -24,13 +24,13 @@ from geartrain.graph.operator import Input
 from geartrain.nodes.call import Call, read_columns
 from geartrain.nodes.inside import Inside, look_inside
 from geartrain.nodes.node import Place
-from geartrain.nodes.player import plain, tensors_of
+from geartrain.nodes.stand_in import plain, tensors_of
 
 MESSAGES: Final = 3
 """So many are tried together."""
 
 MOST_ROWS: Final = 4096
-"""More rows in a trial would take time; where a bundle is so large, nothing is tried."""
+"""More rows in a dry run would take time; where a bundle is so large, nothing is tried."""
 
 
 @final
@@ -66,7 +66,7 @@ class Sample:
 
 
 @final
-class Scene:
+class SampleRows:
     """An example instance, as if it were in flight ``MESSAGES`` times.
 
     Args:
@@ -88,7 +88,7 @@ class Scene:
         for table in (arena.vertices, arena.edges, arena.values):
             for name in arena.optional & table.columns.keys() - getattr(like, table.kind).keys():
                 table.columns[name] = None  # nothing is known of it: reading it is refused
-        self._place = Place(0, "trial", arena, schema)
+        self._place = Place(0, "dry run", arena, schema)
         self.rows = {
             name: rows.payload[: int(rows.lengths[0])]
             for name, rows in packed.inputs.items()
@@ -163,20 +163,20 @@ class Scene:
         return state
 
 
-def scene_of(
+def sample_rows_of(
     arena: Callable[[], Arena], schema: Schema, inputs: Mapping[str, Input], like: Instance | None
-) -> Scene | None:
-    """The scene of an example, or of one that is made up; None: too little is known for one.
+) -> SampleRows | None:
+    """The sample rows of an example, or of one that is made up; None: too little is known for one.
 
     Args:
         arena: Makes one.
-        schema, inputs: As for ``Scene``.
+        schema, inputs: As for ``SampleRows``.
         like: The example; where it is refused, what feeds it will say why.
     """
     for found in (like, _made_up(inputs)):
         try:
             if found is not None:
-                return Scene(arena(), schema, inputs, found)
+                return SampleRows(arena(), schema, inputs, found)
         except DataError:
             continue
     return None
@@ -277,4 +277,4 @@ def _tables(call: Call) -> Iterator[Tensor]:
             yield inner.weight
 
 
-__all__ = ["MESSAGES", "MOST_ROWS", "Sample", "Scene", "scene_of"]
+__all__ = ["MESSAGES", "MOST_ROWS", "Sample", "SampleRows", "sample_rows_of"]

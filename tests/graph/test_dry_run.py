@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import geartrain as gt
-from geartrain.nodes.player import Player, shell_of
+from geartrain.nodes.stand_in import StandIn, shell_of
 
 FLOATS = {"x": ((4,), torch.float32)}
 IMAGE = {"x": ((2, 6, 6), torch.float32)}
@@ -315,10 +315,10 @@ def test_a_shell_computes_what_the_module_does_and_shares_its_tensors() -> None:
     shell = shell_of(module)
     assert torch.equal(shell(x), module(x))
     assert [id(p) for p in shell.parameters()] == [id(p) for p in module.parameters()]
-    (y,) = Player(module).play((x,), None)
+    (y,) = StandIn(module).play((x,), None)
     assert not y.requires_grad, "all of its weights were replaced, wherever they are held"
     assert torch.equal(y, module(x))
-    (double,) = Player(module).play((x,), None, double=True)
+    (double,) = StandIn(module).play((x,), None, double=True)
     assert double.dtype == torch.float64
 
 

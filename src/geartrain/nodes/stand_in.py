@@ -29,7 +29,7 @@ _MOST_IN_DOUBLE: Final = 1 << 22
 
 
 @final
-class Player:
+class StandIn:
     """Runs a function with other tensors in place of its own.
 
     Args:
@@ -144,4 +144,4 @@ def _loose(value: Any, shells: Mapping[int, Any]) -> Any:
     return shells.get(id(value), value)
 
 
-__all__ = ["Player", "plain", "shell_of", "tensors_of"]
+__all__ = ["StandIn", "plain", "shell_of", "tensors_of"]

@@ -10,7 +10,7 @@ What is found by it, where a run would look healthy:
     rows that see each other            ``x - x.mean(0)``: they come back in other company, so the
                                         gradient would be another function's
 
-The rows are random numbers in an example's frame (``scene``). A function that cannot run on such
+The rows are random numbers in an example's frame (``sample_rows``). A function that cannot run on such
 rows is tried on the first real ones.
 """
 
@@ -28,17 +28,17 @@ from geartrain.errors import GraphError
 from geartrain.frames.message import INSTANCE, IntArray, Payload
 from geartrain.frames.precision import widened
 from geartrain.graph.operator import describe
-from geartrain.graph.scene import MESSAGES, MOST_ROWS, Sample
+from geartrain.graph.sample_rows import MESSAGES, MOST_ROWS, Sample
 from geartrain.nodes.call import Call
 from geartrain.nodes.chance import generators_kept
 from geartrain.nodes.inside import Inside, look_inside
 from geartrain.nodes.leaves import described, foreign_story, leaves_of, names_of
 from geartrain.nodes.node import Place
-from geartrain.nodes.player import Player, plain
+from geartrain.nodes.stand_in import StandIn, plain
 
 
 @final
-class Trial:
+class DryRun:
     """What is known of a node's function by trying it; the copies of the node share it.
 
     Args:
@@ -58,9 +58,9 @@ class Trial:
         self.settled = self.clings = False
         self.weights: Mapping[int, str] = {}
 
-    def again(self) -> Trial:
+    def again(self) -> DryRun:
         """One that knows nothing, for a copy of the function."""
-        return Trial(self._name, self._detail, mixes=self.mixes, judges=self._judges)
+        return DryRun(self._name, self._detail, mixes=self.mixes, judges=self._judges)
 
     def imagine(self, call: Call, samples: Sequence[Sample]) -> None:
         """Try it on rows that were made up; on the first of the samples that it can run on.
@@ -136,13 +136,13 @@ class Trial:
         first = np.arange(1 if self._one_only(sample) else sample.n)
         inputs, inside = sample.arguments(first)
         try:
-            player = Player(function, owns=not self._judges)
-            outputs = player.play(inputs, inside)
+            stand_in = StandIn(function, owns=not self._judges)
+            outputs = stand_in.play(inputs, inside)
         except Exception:  # noqa: BLE001 - it wants other rows, or is broken: a real run will tell
             return False
         self._refuse_foreign(function, outputs)
         if mixing:
-            self._refuse_mixing(call, player, sample)
+            self._refuse_mixing(call, stand_in, sample)
         self.settled = True
         return True
 
@@ -172,19 +172,19 @@ class Trial:
                 )
             raise GraphError(foreign_story(self._name, self._detail, weights))
 
-    def _refuse_mixing(self, call: Call, player: Player, sample: Sample) -> None:
+    def _refuse_mixing(self, call: Call, stand_in: StandIn, sample: Sample) -> None:
         """In evaluation and in training mode, in float64 if that can be."""
         every = np.arange(sample.n)
         few = every[:0:-1].copy()
         together, alone = sample.arguments(every), sample.arguments(few)
-        for train in player.modes:
-            for double in (True, False) if player.may_double else (False,):
-                runs = _runs(player, (together, alone), double, train)
+        for train in stand_in.modes:
+            for double in (True, False) if stand_in.may_double else (False,):
+                runs = _runs(stand_in, (together, alone), double, train)
                 if runs is None:
                     continue
                 y, part = runs
                 off = _mixed(call, sample, y, part, few)
-                if off and not _by_chance(_runs(player, (together,), double, train), y):
+                if off and not _by_chance(_runs(stand_in, (together,), double, train), y):
                     raise GraphError(self._mixing_story(call, off))
                 break
 
@@ -218,7 +218,7 @@ class Trial:
 
         def run(inputs: Payload) -> None:
             changed = Sample(inputs, sample.n, sample.lengths, sample.inside)
-            Player(function, owns=not self._judges).play(*changed.arguments(every))
+            StandIn(function, owns=not self._judges).play(*changed.arguments(every))
 
         refuse_dtype(self._name, self._detail, call, sample.inputs, run)
 
@@ -291,14 +291,14 @@ def _dtype_story(
 
 
 def _runs(
-    player: Player,
+    stand_in: StandIn,
     calls: Sequence[tuple[Payload, Inside | None]],
     double: bool,
     train: bool,
 ) -> list[Payload] | None:
     """What some calls give; None: they cannot be made in this dtype, or in this mode."""
     try:
-        return [player.play(*each, double=double, train=train) for each in calls]
+        return [stand_in.play(*each, double=double, train=train) for each in calls]
     except Exception:  # noqa: BLE001 - code of anybody is run, in a way that it may not know
         return None
 
@@ -343,4 +343,4 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-__all__ = ["Trial", "refuse_dtype"]
+__all__ = ["DryRun", "refuse_dtype"]
