@@ -10,8 +10,8 @@ What is found by it, where a run would look healthy:
     rows that see each other            ``x - x.mean(0)``: they come back in other company, so the
                                         gradient would be another function's
 
-The rows are random numbers in an example's frame (``sample_rows``). A function that cannot run on such
-rows is tried on the first real ones.
+The rows are random numbers in an example's frame (``sample_rows``). A function that cannot run on
+such rows is tried on the first real ones.
 """
 
 from __future__ import annotations
