@@ -86,6 +86,7 @@ from geartrain.runtime.simulated import Leave as Leave
 from geartrain.runtime.simulated import Pause as Pause
 from geartrain.runtime.simulated import Simulated as Simulated
 from geartrain.runtime.threads import Threads as Threads
+from geartrain.sharing.alone import Alone as Alone
 from geartrain.sharing.exchange import AbstractExchange as AbstractExchange
 from geartrain.sharing.exchange import AllReduce as AllReduce
 from geartrain.sharing.exchange import Inbox as Inbox
@@ -101,7 +102,10 @@ from geartrain.sharing.exchanges.gossip import PairAverage as PairAverage
 from geartrain.sharing.exchanges.periodic import DiLoCo as DiLoCo
 from geartrain.sharing.exchanges.periodic import PeriodicAverage as PeriodicAverage
 from geartrain.sharing.exchanges.pushsum import PushSum as PushSum
-from geartrain.sharing.replicas import Neighbours as Neighbours
+from geartrain.sharing.neighbours import Neighbours as Neighbours
+from geartrain.sharing.part_copies import PartCopies as PartCopies
+from geartrain.sharing.shared_weights import SharedWeights as SharedWeights
+from geartrain.sharing.sharing import AbstractSharing as AbstractSharing
 from geartrain.sharing.topology import Exponential as Exponential
 from geartrain.sharing.topology import Torus as Torus
 from geartrain.train.results import Evaluation as Evaluation

@@ -20,7 +20,7 @@ from geartrain.sharing.exchange import (
     NearestNeighbours,
     tensor_bytes,
 )
-from geartrain.sharing.share import NoLock
+from geartrain.sharing.locks import NoLock
 
 SGD = partial(torch.optim.SGD, lr=0.5)
 

@@ -23,7 +23,7 @@ def gradients(rounds, n):
 
 
 def waiting(hand):
-    return [d.waiting for d in hand.desks]
+    return [e.waiting for e in hand.endpoints]
 
 
 def close(found, expected):
@@ -144,7 +144,7 @@ def test_one_that_joins_is_awaited_from_the_next_round_on(copies):
 def test_after_a_run_that_failed_nobody_waits_and_the_books_are_closed(copies, noise, make):
     hand = copies(make())
     hand.shuffle(2, 45, noise)
-    hand.step(min(k for k, d in enumerate(hand.desks) if not d.waiting), noise(0))
+    hand.step(min(k for k, e in enumerate(hand.endpoints) if not e.waiting), noise(0))
     under_way = [x for link in hand.links.values() for x in link if not x.collective]
     lost = sum(m.ledger.lost for m in hand.members)
     hand.replicas.abandon()

@@ -102,7 +102,7 @@ def test_a_full_inbox_merges_without_loss(copies, noise):
     for letter in hand.links.pop((0, 1)):
         hand.replicas.put(letter)
     assert hand.members[1].ledger.merged == 2
-    hand.desks[1].receive()
+    hand.endpoints[1].receive()
     hand.settle()
     torch.testing.assert_close(totals(hand)[0], before - RATE * given)
 

@@ -11,7 +11,8 @@ import torch
 import geartrain as gt
 from geartrain.engine.instrument import Fired, Progress, Updated
 from geartrain.engine.worker import Firing
-from geartrain.parts.part import PartState, StepTaken
+from geartrain.parts.part import PartState
+from geartrain.parts.trained import StepTaken
 from geartrain.train.observer import Observer, add_sums, means_of, tell
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -28,51 +28,16 @@ from geartrain.errors import CheckpointError, NonFiniteError
 from geartrain.frames.message import IntArray
 from geartrain.native.steps import norm_of, scaled_
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.weights import AbstractWeights, Sight
+from geartrain.nodes.weights import Sight
 from geartrain.parts.late.delay import mean_age
 from geartrain.parts.late.views import Corrected, Stashed
-from geartrain.parts.mixer import AbstractMixer, Average
 from geartrain.parts.norms import Norms
+from geartrain.parts.ownership import Ownership
 from geartrain.parts.rules import Clip, Rules, make_optimizer
 from geartrain.parts.staleness import Ages, bincount
+from geartrain.parts.trained import AbstractPart, StepTaken
 from geartrain.parts.triggers import Messages
 from geartrain.schema import Count, Finite, NotNegative, read
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class StepTaken:
-    """One optimiser step of a part."""
-
-    part: str
-    version: int
-    rows: int
-
-
-class AbstractShare(Protocol):
-    """What a part must know of a lane's view of it; see ``geartrain.sharing.share``."""
-
-    def hand_over(self, into: GradientSum) -> None: ...
-
-    def forget(self) -> None: ...
-
-
-class AbstractMeeting(Protocol):
-    """How steps and lanes keep out of each other's way; see ``geartrain.sharing.share``."""
-
-    def taking(self) -> AbstractContextManager[object]: ...
-
-    def moving(self) -> AbstractContextManager[object]: ...
-
-    def begin(self) -> None: ...
-
-
-class AbstractDesk(Protocol):
-    """What a part tells of its steps where it has copies; see ``geartrain.sharing.replicas``."""
-
-    def stepping(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None] | None: ...
-
-    def stepped(self, gradients: Sequence[Tensor | None]) -> None: ...
 
 
 @final
@@ -90,14 +55,13 @@ class ViewEntry:
 
 
 @final
-class PartState(AbstractWeights):
+class PartState(AbstractPart):
     """A part at work. One worker owns it; nothing here is locked.
 
     Args:
         name: Unique among the parts.
         module: Its parameters are changed in place.
         rules: When and how.
-        mixer: How it meets its copies.
         device: Where the module is moved to; None: it stays where it is.
         copy, copies: It is one of so many copies, each of which gets every so-many-th instance.
 
@@ -118,7 +82,6 @@ class PartState(AbstractWeights):
         name: str,
         module: nn.Module,
         rules: Rules,
-        mixer: AbstractMixer | None = None,
         device: torch.device | None = None,
         copy: int = 0,
         copies: int = 1,
@@ -127,7 +90,6 @@ class PartState(AbstractWeights):
             module.to(device)
         _on_one_device(name, module)
         self.name, self.module, self.rules = name, module, rules
-        self.mixer = mixer or Average()
         self.version = 0
         self.rows = 0
         self.instances = 0
@@ -170,11 +132,9 @@ class PartState(AbstractWeights):
         self._told_holding = False
         self._verdicts = Verdicts()
         self._first = next(module.parameters(), None)
-        self.shares: Sequence[AbstractShare] = ()
-        self.meeting: AbstractMeeting | None = None
+        self.ownership = Ownership()
         self.tables: set[nn.Parameter] = set()  # whose gradients have come as rows
         self.guard: AbstractContextManager[Any] = nullcontext()
-        self.desk: AbstractDesk | None = None
         self.norms: Norms | None = None  # of all parts, where one is limited by them
         self._held_rows = 0
         self.progress = 0  # instances trained, at the last step
@@ -350,6 +310,12 @@ class PartState(AbstractWeights):
         if self.once:
             self.instances += messages
 
+    def begun(self, n: int) -> int:
+        return self.instances % n
+
+    def in_cohorts(self, ahead: Callable[[int], int] | None) -> None:
+        self.updates_before = ahead
+
     def finished(self, instances: int) -> None:
         """Instances have finished anywhere in the graph."""
         if not self.once:
@@ -388,8 +354,8 @@ class PartState(AbstractWeights):
 
     def _step(self, progress: int, *, flush: bool = False) -> StepTaken | None:
         self._verdicts.look()
-        with nullcontext() if self.meeting is None else self.meeting.taking():
-            self.absorb_shares()
+        with self.ownership.taking():
+            self.collect()
             rows, divisor = self.rows, self._divisor()
             held = self.rules.max_staleness is not None
             self.over = 0 if flush else self.trigger.carried(self, held=held)
@@ -408,15 +374,14 @@ class PartState(AbstractWeights):
         if self._wants_ages:
             self.step_delay = mean_age(self._step_ages.counts)
         self.progress = progress
-        if self.desk is not None and not self._offer(self.desk):
+        if not self._offer():
             self._held_rows = rows
             self._step_ages.clear()
             return None
         with self._moving():
             self._optimize(self.optimizer, progress)
         self._step_ages.clear()
-        if self.desk is not None:
-            self.desk.stepped([p.grad for p in self.parameters])
+        self.ownership.stepped([p.grad for p in self.parameters])
         for parameter in self.parameters:
             parameter.grad = None
         if self._scheduler is not None:
@@ -461,10 +426,12 @@ class PartState(AbstractWeights):
         if self.optimizer is not None:
             self.optimizer.state = self.rules.optimizer(self.parameters).state
 
-    def _offer(self, desk: AbstractDesk) -> bool:
-        """Let copies say what to step with; False: the step is held."""
+    def _offer(self) -> bool:
+        """Let those who have copies say what to step with; False: the step is held."""
         mine = [p.grad for p in self.parameters]
-        chosen = desk.stepping(mine)
+        chosen = self.ownership.stepping(mine)
+        if chosen is mine:
+            return True
         for parameter, gradient in zip(self.parameters, chosen or [None] * len(mine), strict=True):
             parameter.grad = gradient
         return chosen is not None
@@ -473,24 +440,23 @@ class PartState(AbstractWeights):
     def _moving(self) -> Iterator[None]:
         """The weights become those of the next version."""
         before = self.version
-        with nullcontext() if self.meeting is None else self.meeting.moving():
+        with self.ownership.moving():
             self._seeing.before_step()
             yield
-        if self.version == before:  # else lanes have been told of it
+        if self.version == before:  # else those who share it have been told
             self.version += 1
         self._seeing.after_step()
 
     def begin(self) -> None:
         """A pass begins."""
-        if self.meeting is not None:
-            self.meeting.begin()
+        self.ownership.begin()
 
     @property
     def may_be_seen_by_version(self) -> bool:
-        """Whether lanes may compute with versions of the weights that are not those of now."""
+        """Whether others may compute with versions of the weights that are not those of now."""
         rules = self.rules
         bounded = rules.max_staleness is not None or rules.window is not None
-        return not bounded and self.desk is None and not self._wants_ages
+        return not bounded and not self._wants_ages
 
     def check_finite(self) -> None:
         """Wait for what the device has to say of the last steps.
@@ -500,16 +466,14 @@ class PartState(AbstractWeights):
         """
         self._verdicts.look(wait=True)
 
-    def absorb_shares(self) -> None:
-        """Take over what lanes have added up; none of them may be adding."""
-        for share in self.shares:
-            share.hand_over(self.gradient)
+    def collect(self) -> None:
+        """Take over the gradients that others have handed in; none of them may be adding."""
+        self.ownership.collect(self.gradient)
 
     def abandon(self) -> None:
         """Forget the rows in flight and the gradient that waits: nothing of them comes any more."""
-        for share in self.shares:
-            share.forget()
-        self.absorb_shares()
+        self.ownership.forget()
+        self.collect()
         self._discard_gradient()
         self.rows = self.instances = self.messages = self.over = self.outstanding = 0
         self._ages.clear()
@@ -529,7 +493,7 @@ class PartState(AbstractWeights):
 
     def pending_gradients(self) -> dict[str, Tensor]:
         """The gradient that waits for a step, dense, by parameter name; it goes on waiting."""
-        self.absorb_shares()
+        self.collect()
         found: dict[str, Tensor] = {}
         for name, parameter in self.module.named_parameters():
             gradient = self.gradient.take(parameter)

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from geartrain.sharing.mixing import least_pull
 
 if TYPE_CHECKING:
-    from geartrain.parts.part import PartState, StepTaken
-    from geartrain.sharing.share import AbstractLock
+    from geartrain.parts.part import PartState
+    from geartrain.parts.trained import StepTaken
+    from geartrain.sharing.locks import AbstractLock
 
 Tensors: TypeAlias = Sequence[Tensor | None]
 """One entry a parameter of the part (``Member.parameters``), dense or sparse COO; None: none."""

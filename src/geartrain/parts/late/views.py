@@ -146,6 +146,12 @@ class AbstractView(ABC):
     keeps_then = False
     """Whether the leaves still have the values of the forward when the gradient comes."""
 
+    may_be_shared = False
+    """Whether several workers may see the weights at the same time: it writes no leaves."""
+
+    counts_instances = False
+    """Whether it goes by the numbers of instances, so that its part must see every one."""
+
     @abstractmethod
     def start(self, part: Viewed) -> AbstractSeeing:
         """The view at work.
@@ -165,6 +171,7 @@ class Stashed(AbstractView):
     """
 
     keeps_then = True
+    may_be_shared = True
 
     def start(self, part: Viewed) -> AbstractSeeing:
         return _Stashing(part)
@@ -208,6 +215,7 @@ class DoubleBuffered(AbstractView):
     """
 
     keeps_then = True
+    counts_instances = True
 
     def start(self, part: Viewed) -> AbstractSeeing:
         return _Buffering(part)
