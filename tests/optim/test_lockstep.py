@@ -126,6 +126,31 @@ def test_one_that_joins_is_awaited_from_the_next_round_on(copies):
     close(hand.x[2], before[2] - RATE * (g[3].sum(0) + late))
 
 
+def abandoned(hand):
+    hand.replicas.abandon()
+    hand.links.clear()
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("end", [abandoned, lambda hand: hand.settle()], ids=["failed", "settled"])
+def test_after_a_stretch_in_which_some_have_come_further_rounds_are_one_again(copies, end, every):
+    hand, g = copies(Lockstep(every), n=3), gradients(3 * every, 3)
+    for row in g[:every]:
+        for k in (0, 1):
+            hand.step(k, row[k])
+    assert waiting(hand) == [True, True, False]
+    end(hand)
+    before = hand.x
+    hand.rounds(g[every : 2 * every])  # nobody is released
+    assert waiting(hand) == [False] * 3
+    hand.rounds(g[2 * every :])
+    assert waiting(hand) == [False] * 3
+    own, sent = g[every:].sum((0, 1)), g[2 * every - 1 :: every].sum((0, 1))
+    if every == 1:
+        close(hand.x, before - RATE * own)
+    close(hand.x.sum(0), before.sum(0) - RATE * (own + 2 * sent))
+
+
 @pytest.mark.parametrize(
     "make",
     [

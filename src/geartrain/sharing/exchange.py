@@ -452,14 +452,22 @@ class NearestNeighbours(AbstractExchange):
     def prepare(self, members: Sequence[Member]) -> None:
         super().prepare(members)
         self._early = [[] for _ in members]
+        if self.lockstep:
+            for me in members:
+                me.numbers |= {"round": 0, "applied": 0, "first": 1}
 
     def advice(self) -> str | None:
         return advice_on_gradients(self, self.scale, f"{type(self).__name__}(scale={{scale}})")
 
     def stepped(self, me: Member, gradients: Tensors) -> None:
-        if self.due(me):
+        if not self.due(me):
+            return
+        if not self.lockstep:
             me.send_all("gradient", gradients)
-            self._catch_up(me)
+            return
+        me.numbers["round"] += 1
+        me.send_all("gradient", gradients, me.numbers["round"])
+        self._catch_up(me)
 
     def received(self, me: Member, letters: Sequence[Letter]) -> None:
         if self.lockstep:
@@ -473,55 +481,73 @@ class NearestNeighbours(AbstractExchange):
         return (
             self.lockstep
             and me.present
-            and self.due(me)
-            and me.rounds > me.numbers.get("applied", 0)
+            and me.numbers["round"] > me.numbers["applied"]
             and bool(self._expected(me))
         )
 
     def _expected(self, me: Member) -> set[int]:
         """Who sends to it in this round."""
         peers = [self.members[s] for s in me.senders]
-        return {p.index for p in peers if p.present and p.numbers.get("since", 0) <= me.rounds}
+        now = me.numbers["round"]
+        return {p.index for p in peers if p.present and p.numbers["first"] <= now}
 
     def finish(self, members: Sequence[Member]) -> bool:
-        """Rounds that some copies had no data for end without their gradients."""
+        """Rounds that some copies had no data for end without their gradients, for all."""
         found = False
         for me in members:
-            if self.waiting(me) or self._early[me.index]:
+            early = self._early[me.index]
+            if self.waiting(me) or early:
                 found = True
-                self._apply_rounds(me, max([me.rounds, *(x.round for x in self._early[me.index])]))
+                self._apply_rounds(me, max([me.numbers["round"], *(x.weight for x in early)]))
+        if found:
+            self._align([m for m in members if m.present])
         return found
 
     def left(self, me: Member) -> None:
         """Those that wait for it alone go on. In the simulator, where nobody else is at work."""
+        if self.lockstep:
+            self._align([me])
         for other in self.members:
             self._catch_up(other)
 
     def joined(self, me: Member) -> None:
         """It goes on with the round of the others."""
         me.rounds = max(m.rounds for m in self.members if m.present)
-        me.numbers |= {"applied": me.rounds, "since": me.rounds + 1}
         self._early[me.index].clear()
+        if self.lockstep:
+            last = max(m.numbers["round"] for m in self.members)
+            me.numbers |= {"round": last, "applied": last, "first": last + 1}
+
+    def loaded(self, members: Sequence[Member]) -> None:
+        """One that was absent when the checkpoint was made goes on with the round of the others."""
+        if self.lockstep:
+            self._align(members)
 
     def abandoned(self, members: Sequence[Member]) -> None:
         self._early = [[] for _ in members]
+        if self.lockstep:
+            self._align(members)
+
+    def _align(self, members: Sequence[Member]) -> None:
+        """The last round is over for all: the next one is the same for all."""
+        last = max((m.numbers["round"] for m in members), default=0)
         for me in members:
-            me.numbers["applied"] = me.rounds
+            me.numbers["round"] = me.numbers["applied"] = last
 
     def _catch_up(self, me: Member) -> None:
         """Apply this round's gradients if all are there; those of later rounds go on waiting."""
         if not self.waiting(me):
             return
-        here = {x.sender for x in self._early[me.index] if x.round == me.rounds}
-        if here >= self._expected(me):
-            self._apply_rounds(me, me.rounds)
+        now = me.numbers["round"]
+        if {x.sender for x in self._early[me.index] if x.weight == now} >= self._expected(me):
+            self._apply_rounds(me, now)
 
-    def _apply_rounds(self, me: Member, last: int) -> None:
-        due = [x for x in self._early[me.index] if x.round <= last]
-        self._early[me.index] = [x for x in self._early[me.index] if x.round > last]
-        for letter in sorted(due, key=lambda x: (x.round, x.sender)):
+    def _apply_rounds(self, me: Member, last: float) -> None:
+        due = [x for x in self._early[me.index] if x.weight <= last]
+        self._early[me.index] = [x for x in self._early[me.index] if x.weight > last]
+        for letter in sorted(due, key=lambda x: (x.weight, x.sender)):
             me.apply(letter.tensors, self.scale)
-        me.numbers["applied"] = me.rounds
+        me.numbers["applied"] = me.numbers["round"]
 
 
 @final
