@@ -133,7 +133,7 @@ def test_what_comes_in_a_letter_leaves_the_weights_of_rows_in_flight_alone(view,
 
 
 def test_copies_of_the_model_refuse_a_placement():
-    with pytest.raises(ValueError, match=r"copies of the model and placement.*one worker"):
+    with pytest.raises(ValueError, match=r"Neighbours.* and placement=.*one worker"):
         torch.manual_seed(0)
         pipe = gt.Pipeline(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), parts=2)
         gt.Session(

@@ -371,8 +371,9 @@ class Session:
 def _refuse_placement_beside(sharing: AbstractSharing, placement: Mapping[str, int]) -> None:
     if placement and not sharing.spreads:
         raise ValueError(
-            f"sharing={sharing} and placement={placement} do not go together: every copy of the "
-            "graph lives on one worker with all its parts; leave one of the two out"
+            f"sharing={type(sharing).__name__}(...) and placement={placement} do not go together: "
+            "every copy of the graph lives on one worker with all its parts; leave one of the two "
+            "out"
         )
 
 
