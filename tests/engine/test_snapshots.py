@@ -208,12 +208,12 @@ def test_what_a_failed_firing_has_added_is_dropped_with_the_rows_in_flight() -> 
         one.gradient.add(one.module.weight, torch.ones(1, 2))
         one.answered(1, 1)
         1 / 0  # noqa: B018
-    assert part.rows == 0
+    assert part.counting.rows == 0
     with two.guard:
         two.gradient.add(two.module.weight, torch.ones(1, 2))
         two.answered(1, 1)
     part.abandon()
-    assert part.rows == 0 and part.pending_gradients() == {}
+    assert part.counting.rows == 0 and part.pending_gradients() == {}
 
 
 def test_weights_that_were_written_to_between_passes_are_seen_in_the_next() -> None:

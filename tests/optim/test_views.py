@@ -325,13 +325,13 @@ def test_with_one_forward_one_backward_part_s_of_p_is_p_minus_1_minus_s_updates_
 
 
 def _record(part: PartState, found: list[int]) -> None:
-    look = part._seeing.look
+    look = part.looking.seeing.look
 
     def recorded(number: int):
         found.append(part.expected_delay())
         return look(number)
 
-    part._seeing.look = recorded
+    part.looking.seeing.look = recorded
 
 
 @pytest.mark.parametrize(

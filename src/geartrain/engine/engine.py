@@ -179,7 +179,7 @@ class Engine:
             nodes.setdefault(name, []).append(node)
         for part in self.parts.values():
             its = nodes[original_name(part.name)]
-            part.once = len(its) == 1 and its[0] in single
+            part.counting.once = len(its) == 1 and its[0] in single
 
     def tell_finished(self) -> list[tuple[int, Finished]]:
         """Whom to tell of the instances that have just finished, and what."""

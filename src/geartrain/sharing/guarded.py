@@ -83,7 +83,7 @@ class GuardedShare(AbstractShare):
         self.sent(messages)
         versions = np.full(messages, self.version)
         super().answered(rows, messages)
-        self._counts.append(lambda: self._part.returned(versions))
+        self._counts.append(lambda: self._part.counting.returned(versions))
 
     def aliases(self) -> Mapping[nn.Parameter, Tensor]:
         with self._shared.counts:

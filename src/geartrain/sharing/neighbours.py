@@ -362,7 +362,7 @@ class Replicas(AbstractSharingState):
                 part = endpoint.member.part
                 part.module.load_state_dict(base.module.state_dict())
                 part.overwrite([p.detach() for p in base.parameters])
-                part.forget_optimizer()
+                part.stepping.forget()
             endpoints[0].exchange.restarted([e.member for e in endpoints])
 
     def epoch_begins(self) -> None:

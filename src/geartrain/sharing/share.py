@@ -199,7 +199,7 @@ class AbstractShare(AbstractPart):
         shared, part = self._shared, self._part
         added = self._rows, self._messages, self._instances
         with shared.counts:
-            if not any(added) or part.holding or not part.completes(*added):
+            if not any(added) or part.holding or not part.counting.completes(*added):
                 self._count()
                 return
         with shared.step_lock:

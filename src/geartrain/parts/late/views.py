@@ -40,7 +40,9 @@ class Viewed(Protocol):
     name: str
     module: nn.Module
     version: int
-    optimizer: Optimizer | None
+
+    @property
+    def optimizer(self) -> Optimizer | None: ...
 
     @property
     def rate_factor(self) -> float:
@@ -149,6 +151,12 @@ class AbstractView(ABC):
     may_be_shared = False
     """Whether several workers may see the weights at the same time: it writes no leaves."""
 
+    wants_graph = True
+    """Whether only nodes that keep autograd's graph can follow it."""
+
+    wants_delays = False
+    """Whether it wants to know how old the gradients of each step are."""
+
     counts_instances = False
     """Whether it goes by the numbers of instances, so that its part must see every one."""
 
@@ -172,6 +180,7 @@ class Stashed(AbstractView):
 
     keeps_then = True
     may_be_shared = True
+    wants_graph = False
 
     def start(self, part: Viewed) -> AbstractSeeing:
         return _Stashing(part)
@@ -279,6 +288,8 @@ class Corrected(AbstractView):
     Raises:
         ValueError: A number is out of range.
     """
+
+    wants_delays = True
 
     decay: float = 0.135
     delay: int | None = None
