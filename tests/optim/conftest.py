@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
 from geartrain.sharing.endpoint import Endpoint
-from geartrain.sharing.exchange import AbstractExchange, Letter, Member
+from geartrain.sharing.exchange import AbstractExchange
+from geartrain.sharing.letters import Letter
+from geartrain.sharing.member import Member
 from geartrain.sharing.neighbours import Neighbours, Replicas
 
 if (folder := str(Path(__file__).parent)) not in sys.path:

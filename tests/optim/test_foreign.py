@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from geartrain.sharing.exchange import Inbox, NearestNeighbours
 from geartrain.sharing.exchanges.foreign import CompensatedNeighbours, StalenessAware
+from geartrain.sharing.exchanges.nearest import NearestNeighbours
+from geartrain.sharing.letters import Inbox
 
 RATE = 0.1  # of the copies' optimisers
 

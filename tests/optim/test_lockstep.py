@@ -7,9 +7,10 @@ from functools import partial
 import pytest
 import torch
 
-from geartrain.sharing.exchange import AllReduce, NearestNeighbours
+from geartrain.sharing.exchanges.allreduce import AllReduce
 from geartrain.sharing.exchanges.centre import DelayedNesterov, ElasticAverage
 from geartrain.sharing.exchanges.gossip import DecentralizedSGD, PairAverage
+from geartrain.sharing.exchanges.nearest import NearestNeighbours
 from geartrain.sharing.exchanges.periodic import DiLoCo, PeriodicAverage
 from geartrain.sharing.exchanges.pushsum import PushSum
 

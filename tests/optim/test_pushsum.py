@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from geartrain.sharing.exchange import Inbox
 from geartrain.sharing.exchanges.pushsum import PushSum
+from geartrain.sharing.letters import Inbox
 from geartrain.sharing.topology import Exponential
 
 RATE = 0.1  # of the copies' optimisers

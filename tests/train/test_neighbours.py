@@ -22,14 +22,11 @@ from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.simulated import Costs, Join, Leave, Pause, Simulated
 from geartrain.runtime.threads import Threads
 from geartrain.sharing import alone
-from geartrain.sharing.exchange import (
-    AbstractExchange,
-    AllReduce,
-    Inbox,
-    Letter,
-    Member,
-    NearestNeighbours,
-)
+from geartrain.sharing.exchange import AbstractExchange
+from geartrain.sharing.exchanges.allreduce import AllReduce
+from geartrain.sharing.exchanges.nearest import NearestNeighbours
+from geartrain.sharing.letters import Inbox, Letter
+from geartrain.sharing.member import Member
 from geartrain.sharing.neighbours import Neighbours, Replicas
 from geartrain.train.session import Session
 

@@ -26,7 +26,7 @@ from geartrain.nodes.node import AbstractNode, Emission
 from geartrain.parts.trained import AbstractPart, StepTaken
 from geartrain.parts.triggers import Instances
 from geartrain.sharing.communicator import AbstractCommunicator, Silent, Taken
-from geartrain.sharing.exchange import Letter
+from geartrain.sharing.letters import Letter
 
 
 @final

@@ -24,7 +24,7 @@ from geartrain.errors import StuckError
 from geartrain.frames.message import Backward
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch
 from geartrain.runtime.interrupt import Interruptible
-from geartrain.sharing.exchange import Letter
+from geartrain.sharing.letters import Letter
 
 _COPY: Final = re.compile(r"#\d+")
 

@@ -26,7 +26,7 @@ from geartrain.engine.worker import Finished, Firing
 from geartrain.errors import StuckError
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch, log
 from geartrain.runtime.interrupt import Interruptible
-from geartrain.sharing.exchange import Letter
+from geartrain.sharing.letters import Letter
 
 
 @final

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import final
 
 from geartrain.parts.trained import StepTaken
-from geartrain.sharing.exchange import Letter
+from geartrain.sharing.letters import Letter
 
 
 @final

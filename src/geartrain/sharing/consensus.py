@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from geartrain.parts.part import PartState
-from geartrain.sharing.exchange import Member
+from geartrain.sharing.member import Member
 
 _FLOATS: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

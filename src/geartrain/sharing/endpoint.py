@@ -13,7 +13,9 @@ from geartrain.errors import GeartrainError, WorkerError
 from geartrain.parts.ownership import Gradients, Ownership
 from geartrain.parts.trained import StepTaken
 from geartrain.sharing.communicator import AbstractCommunicator, Taken
-from geartrain.sharing.exchange import AbstractExchange, Letter, Member
+from geartrain.sharing.exchange import AbstractExchange
+from geartrain.sharing.letters import Letter
+from geartrain.sharing.member import Member
 
 
 @final

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from geartrain.schema import Count, Range
 from geartrain.sharing.endpoint import Endpoint
-from geartrain.sharing.exchange import Member
+from geartrain.sharing.member import Member
 
 
 @final

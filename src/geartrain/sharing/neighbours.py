@@ -30,18 +30,12 @@ from geartrain.sharing.assignment import AbstractAssignment, PerCopy
 from geartrain.sharing.communicator import AbstractCommunicator
 from geartrain.sharing.consensus import average_buffers, distance_from_mean, mean_weights
 from geartrain.sharing.endpoint import Communicator, Endpoint
-from geartrain.sharing.exchange import (
-    AbstractExchange,
-    AllReduce,
-    Inbox,
-    Ledger,
-    Letter,
-    Member,
-    NearestNeighbours,
-)
+from geartrain.sharing.exchange import AbstractExchange
+from geartrain.sharing.exchanges.allreduce import AllReduce
 from geartrain.sharing.exchanges.centre import DelayedNesterov, ElasticAverage
 from geartrain.sharing.exchanges.foreign import CompensatedNeighbours, StalenessAware
 from geartrain.sharing.exchanges.gossip import DecentralizedSGD, PairAverage
+from geartrain.sharing.exchanges.nearest import NearestNeighbours
 from geartrain.sharing.exchanges.periodic import DiLoCo, PeriodicAverage
 from geartrain.sharing.exchanges.pushsum import PushSum
 from geartrain.sharing.kept import (
@@ -51,7 +45,9 @@ from geartrain.sharing.kept import (
     members_to_tensors,
     put_members,
 )
+from geartrain.sharing.letters import Inbox, Ledger, Letter
 from geartrain.sharing.locks import MakeLock, NoLock
+from geartrain.sharing.member import Member
 from geartrain.sharing.sharing import AbstractSharing, AbstractSharingState, Kept, Shards
 from geartrain.sharing.topology import topology_of
 from geartrain.sharing.totals import Totals

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from geartrain.sharing.exchange import Ledger
+from geartrain.sharing.letters import Ledger
 
 
 @final

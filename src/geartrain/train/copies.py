@@ -15,7 +15,7 @@ from geartrain.errors import CheckpointError
 from geartrain.frames.instance import Instance
 from geartrain.runtime.base import AbstractFeeder, Feeder, OnBadInstance
 from geartrain.runtime.shards import PullFeeder, ShardFeeder
-from geartrain.sharing.exchange import Ledger
+from geartrain.sharing.letters import Ledger
 from geartrain.sharing.sharing import AbstractSharingState, Kept
 from geartrain.sharing.totals import Totals
 from geartrain.train.results import staleness_of
