@@ -1,6 +1,6 @@
 """One training with copies of a recipe's model, and the line that is kept of it.
 
-    Trial ─► recipe's graph, rules, data ─► Session(replicas=Neighbours(...)) ─► line of JSON
+    Trial ─► recipe's graph, rules, data ─► Session(sharing=Neighbours(...)) ─► line of JSON
 
 Costs of firings and letters are measured once in one thread (``measure``) and kept; every simulated
 trial reads them, so its virtual seconds do not depend on what else the machine does.
@@ -24,7 +24,7 @@ from geartrain.observe.stopwatch import Stopwatch
 from geartrain.recipes import find_recipe
 from geartrain.recipes.recipe import Setting, Task
 from geartrain.runtime.base import AbstractRuntime
-from geartrain.sharing.replicas import EXCHANGES
+from geartrain.sharing.neighbours import EXCHANGES
 
 Nodes = Mapping[str, Sequence[float]]
 """Node, ``NODE backward`` or ``PART exchange`` to seconds a firing and a row."""
@@ -183,14 +183,16 @@ def _session(
         rules=rules,
         runtime=runtime,
         max_active=1,
-        replicas=gt.Neighbours(
-            copies=trial.copies,
-            topology=trial.topology,
-            exchange="gradients" if alone else exchange_of(trial.method),
-        ),
         seed=trial.seed,
         instruments=instruments,
-        **task.settings(1, copies=True),
+        **task.settings(
+            1,
+            gt.Neighbours(
+                copies=trial.copies,
+                topology=trial.topology,
+                exchange="gradients" if alone else exchange_of(trial.method),
+            ),
+        ),
     )
 
 

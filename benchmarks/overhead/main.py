@@ -170,14 +170,14 @@ def rows_per_second(
 ) -> list[float]:
     """Rows through a node, forward and backward, a second: of each pass after the first.
 
-    Several workers run as lanes, as nodes without weights have no other place.
+    Several workers share weights, as nodes without weights have no other place.
     """
     session = gt.Session(
         graph_of("chain", nodes, keeps),
         runtime=gt.Threads(workers, kernel_threads=1),
         max_active=in_flight,
         ramp=gt.Ramp(over=0),
-        lanes=workers > 1,
+        sharing=gt.SharedWeights(),
         shuffle=False,
     )
     data = instances_of(instances, nodes, width)
@@ -338,7 +338,7 @@ def markdown(document: Document) -> Iterator[str]:
     for row in document["rows"]:
         spread = Spread.of(row["rates"])
         assert spread is not None
-        who = "1 worker" if row["workers"] == 1 else f"{row['workers']} workers, lanes"
+        who = "1 worker" if row["workers"] == 1 else f"{row['workers']} workers, shared weights"
         yield (
             f"| {who} | {row['in_flight']} | {_yes(row['keeps'])} | {spread.median:,.0f} | "
             f"{spread.low:,.0f} to {spread.high:,.0f} | {spread.median / GOAL_ROWS:.0%} | "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def ours(request: Request) -> Training:
         max_active=system["in_flight"],
         ramp=gt.Ramp(over=0),
         seed=request["seed"],
-        **system["session"],
+        **_session(system["session"]),
     )
     passes = (session.fit(instances, epochs=n).train_seconds for n in count(1))
     return Training(
@@ -71,6 +71,12 @@ def ours(request: Request) -> Training:
         _versions(geartrain=gt.__version__),
         lambda: session.statistics()["versions"],
     )
+
+
+def _session(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments as ``Session`` takes them: a way of sharing comes by its name."""
+    way = told.get("sharing")
+    return {**told, **({} if way is None else {"sharing": getattr(gt, way)()})}
 
 
 def baseline(request: Request) -> Training:

@@ -129,7 +129,8 @@ def _ours(threads: int, sessions: Sequence[Mapping[str, Any]]) -> Iterator[Syste
     shapes: list[tuple[str, int, dict[str, Any]]] = [("1 worker", 1, {})]
     if threads > 1:
         shapes.append((f"{threads} workers", threads, {}))
-        shapes.append((f"{threads} workers, lanes", threads, {"lanes": True}))
+        shared = {"sharing": "SharedWeights"}
+        shapes.append((f"{threads} workers, shared weights", threads, shared))
     for more in ({}, *sessions):
         told = "".join(f", {name}={value}" for name, value in more.items())
         for in_flight in (256, 64):

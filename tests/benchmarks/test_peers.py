@@ -227,10 +227,10 @@ def test_a_share_of_a_pass_is_a_size_that_the_recipe_takes() -> None:
 
 
 def test_arguments_of_a_session_are_json_or_words() -> None:
-    assert peers.session_of("precision=bf16,max_rows=512,lanes=true") == {
+    assert peers.session_of("precision=bf16,max_rows=512,sharing=SharedWeights") == {
         "precision": "bf16",
         "max_rows": 512,
-        "lanes": True,
+        "sharing": "SharedWeights",
     }
     assert peers.option_of("hidden=64") == ("hidden", 64)
 

@@ -13,7 +13,7 @@ from geartrain.errors import ProtocolError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.parts.rules import Rules
-from geartrain.sharing.replicas import Neighbours, Replicas
+from geartrain.sharing.neighbours import Neighbours, Replicas
 from tests.rigs.passes import AT_ONCE
 
 
@@ -135,7 +135,7 @@ def test_every_copy_has_the_ramp_to_itself_and_climbs_it_with_what_all_have_fini
     setting = Neighbours(copies=2, exchange="weights")
     parts = make_parts(made, Rules(update_every=1))
     replicas = Replicas(parts, setting)
-    engine = Engine(made, parts, Settings(max_active=64, ramp=ramp), replicas=replicas)
+    engine = Engine(made, parts, Settings(max_active=64, ramp=ramp), sharing=replicas)
     engine.begin(train=True)
     state = engine.controller
 

@@ -16,6 +16,7 @@ from geartrain.graph.graph import Graph
 from geartrain.nn import Tree, TreeLSTMBranch, TreeLSTMLeaf
 from geartrain.parts.rules import Flush, Rules
 from geartrain.runtime.simulated import Simulated
+from geartrain.sharing.shared_weights import SharedWeights
 from tests.rigs.passes import AT_ONCE, Quiet, one_pass
 
 
@@ -23,9 +24,10 @@ def squares(y: Tensor) -> Tensor:
     return y.square().flatten(1).sum(1)
 
 
-def places(made: Graph, lanes: int = 1) -> dict[str, tuple[int, int]]:
-    settings = Settings(lanes=lanes > 1)
-    wiring = Engine(made, make_parts(made, Rules()), settings, lanes).wiring
+def places(made: Graph, workers: int = 1) -> dict[str, tuple[int, int]]:
+    parts = make_parts(made, Rules())
+    sharing = SharedWeights().make(made, parts, workers)
+    wiring = Engine(made, parts, Settings(), workers, sharing=sharing).wiring
     return {wiring.nodes[i].name: at for i, at in ranks(wiring).items() if i in wiring.nodes}
 
 
@@ -52,7 +54,7 @@ def test_the_nodes_of_a_loop_stand_at_one_place():
 
 
 def test_copies_stand_where_their_original_does():
-    at = places(tree(), lanes=2)
+    at = places(tree(), workers=2)
     assert at["branch#1"] == at["branch"] and at["leaf#1"] == at["leaf"]
 
 
@@ -88,15 +90,15 @@ class Count(Quiet):
         self.firings += 1
 
 
-def firings(policy: type[AbstractPolicy], lanes: int) -> int:
+def firings(policy: type[AbstractPolicy], workers: int) -> int:
     torch.manual_seed(0)
     made = tree()
     rules = Rules(optimizer=partial(torch.optim.SGD, lr=0.0), update_every=Flush())
-    settings = Settings(
-        max_active=8 * lanes, ramp=AT_ONCE, policy=lambda worker: policy(), lanes=lanes > 1
-    )
-    engine, count = Engine(made, make_parts(made, rules), settings, lanes), Count()
-    one_pass(made, lines(60), engine=engine, runtime=Simulated(lanes), watch=count)
+    settings = Settings(max_active=8 * workers, ramp=AT_ONCE, policy=lambda worker: policy())
+    parts = make_parts(made, rules)
+    sharing = SharedWeights().make(made, parts, workers)
+    engine, count = Engine(made, parts, settings, workers, sharing=sharing), Count()
+    one_pass(made, lines(60), engine=engine, runtime=Simulated(workers), watch=count)
     return count.firings
 
 

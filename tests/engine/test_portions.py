@@ -16,6 +16,7 @@ from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.parts.rules import Flush, Instances, Messages, Rows, Rules, Trigger
 from geartrain.runtime.simulated import Simulated
+from geartrain.sharing.shared_weights import SharedWeights
 from tests.rigs.passes import AT_ONCE, Quiet, one_pass
 
 ROWS = 60  # of every bundle
@@ -55,10 +56,10 @@ def run(
     torch.manual_seed(0)
     made, watch = graph(hidden), Firings()
     rules = Rules(optimizer=partial(torch.optim.SGD, lr=1e-4), update_every=trigger)
-    settings = Settings(
-        max_active=128, ramp=AT_ONCE, policy=lambda worker: policy or Sweeps(), lanes=workers > 1
-    )
-    engine = Engine(made, make_parts(made, rules), settings, workers)
+    settings = Settings(max_active=128, ramp=AT_ONCE, policy=lambda worker: policy or Sweeps())
+    parts = make_parts(made, rules)
+    sharing = SharedWeights().make(made, parts, workers)
+    engine = Engine(made, parts, settings, workers, sharing=sharing)
     one_pass(made, instances(300), engine=engine, runtime=Simulated(workers), watch=watch)
     return watch, engine
 

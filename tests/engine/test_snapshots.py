@@ -17,7 +17,10 @@ from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.kernel import AbstractRowKernel
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
-from geartrain.sharing.share import Free, FreeShare, GuardedShare, NoLock, share, twin
+from geartrain.sharing.guarded import GuardedShare
+from geartrain.sharing.locks import NoLock
+from geartrain.sharing.shared_weights import share
+from geartrain.sharing.snapshots import SnapshotPart, SnapshotShare, twin
 from tests.rigs.pairs import graph_of_pairs, pairs
 
 WIDTH = 4096
@@ -97,7 +100,7 @@ def test_no_firing_sees_half_a_step_and_nothing_is_lost(runtime, table) -> None:
         graph,
         rules=gt.Rules(optimizer=partial(torch.optim.SGD, lr=1.0), update_every=3),
         runtime=runtime,
-        lanes=True,
+        sharing=gt.SharedWeights(),
         max_active=24,
         ramp=gt.Ramp(over=0),
         instruments=[Counts()],
@@ -122,10 +125,10 @@ def test_parts_with_kernels_are_free_and_others_guarded() -> None:
     x = x.through(nn.Linear(2, 2), name="again", keep="inputs")
     bounded = gt.Part(nn.Linear(2, 1), max_staleness=2)
     x.through(bounded, name="bounded").loss(lambda y: y.square().sum(1))
-    session = gt.Session(graph, runtime=gt.Simulated(2), lanes=True)
+    session = gt.Session(graph, runtime=gt.Simulated(2), sharing=gt.SharedWeights())
     session.fit([gt.Instance({"x": torch.ones(1, 2)}) for _ in range(9)], epochs=1)
-    kinds = {name: {type(s) for s in part.shares} for name, part in session.parts.items()}
-    assert kinds == {"free": {FreeShare}, "again": {GuardedShare}, "bounded": {GuardedShare}}
+    kinds = {name: {type(s) for s in part.ownership.shares} for name, part in session.parts.items()}
+    assert kinds == {"free": {SnapshotShare}, "again": {GuardedShare}, "bounded": {GuardedShare}}
 
 
 def test_a_module_that_cannot_be_copied_is_guarded() -> None:
@@ -136,7 +139,7 @@ def test_a_module_that_cannot_be_copied_is_guarded() -> None:
 
 
 @pytest.mark.parametrize("looks_up", [True, False])
-def test_tables_are_stepped_in_place_under_the_guards_of_all_lanes(looks_up: bool) -> None:
+def test_tables_are_stepped_in_place_under_the_guards_of_all_workers(looks_up: bool) -> None:
     class Recorded:
         def __init__(self) -> None:
             self.times = 0
@@ -170,12 +173,12 @@ def test_tables_are_stepped_in_place_under_the_guards_of_all_lanes(looks_up: boo
     assert two.tables.times - before == 1 and before == 2 + (not looks_up)
 
 
-def made(*, lanes: int = 2) -> tuple[PartState, list[FreeShare]]:
+def made(*, workers: int = 2) -> tuple[PartState, list[SnapshotShare]]:
     part = PartState(
         "p", nn.Linear(2, 1), Rules(optimizer=partial(torch.optim.SGD, lr=1.0), update_every=1)
     )
-    found = share(part, lanes, NoLock, free=True, looks_up=True)
-    return part, [s for s in found if isinstance(s, FreeShare)]
+    found = share(part, workers, NoLock, free=True, looks_up=True)
+    return part, [s for s in found if isinstance(s, SnapshotShare)]
 
 
 def test_a_firing_keeps_the_weights_that_it_began_with_while_another_lane_steps() -> None:
@@ -195,8 +198,8 @@ def test_a_firing_keeps_the_weights_that_it_began_with_while_another_lane_steps(
     with one.guard:
         assert one.version == 6
         assert_close(one.module.weight, before - 6)
-    meeting = part.meeting
-    assert isinstance(meeting, Free) and len(meeting._all) <= 2 + 2
+    shared = part.ownership
+    assert isinstance(shared, SnapshotPart) and len(shared._all) <= 2 + 2
 
 
 def test_what_a_failed_firing_has_added_is_dropped_with_the_rows_in_flight() -> None:
@@ -205,12 +208,12 @@ def test_what_a_failed_firing_has_added_is_dropped_with_the_rows_in_flight() -> 
         one.gradient.add(one.module.weight, torch.ones(1, 2))
         one.answered(1, 1)
         1 / 0  # noqa: B018
-    assert part.rows == 0
+    assert part.counting.rows == 0
     with two.guard:
         two.gradient.add(two.module.weight, torch.ones(1, 2))
         two.answered(1, 1)
     part.abandon()
-    assert part.rows == 0 and part.pending_gradients() == {}
+    assert part.counting.rows == 0 and part.pending_gradients() == {}
 
 
 def test_weights_that_were_written_to_between_passes_are_seen_in_the_next() -> None:
@@ -225,7 +228,7 @@ def test_weights_that_were_written_to_between_passes_are_seen_in_the_next() -> N
     assert not one.module.training and not one.module.weight.requires_grad
 
 
-def test_gradients_that_are_not_finite_stop_lanes_before_the_weights() -> None:
+def test_gradients_that_are_not_finite_stop_workers_before_the_weights() -> None:
     part, (one, _) = made()
     before = part.module.weight.detach().clone()
     with (
@@ -259,7 +262,7 @@ def test_a_lane_that_is_sooner_done_gets_more() -> None:
     session = gt.Session(
         graph_of_pairs(),
         runtime=gt.Simulated(2, costs=gt.Costs(row_s=1e-3), speeds=[1.0, 0.05]),
-        lanes=True,
+        sharing=gt.SharedWeights(),
         max_active=8,
         instruments=[Counts()],
     )
@@ -280,7 +283,7 @@ def test_a_lock_is_free_after_a_failure_in_a_lane() -> None:
         return y.square().sum(1)
 
     graph.input("x").through(nn.Linear(2, 1), name="map").loss(bad)
-    session = gt.Session(graph, runtime=gt.Threads(2), lanes=True, max_active=8)
+    session = gt.Session(graph, runtime=gt.Threads(2), sharing=gt.SharedWeights(), max_active=8)
     data = [gt.Instance({"x": torch.ones(1, 2)}) for _ in range(64)]
     before = threading.active_count()
     with pytest.raises(gt.WorkerError):

@@ -120,7 +120,7 @@ def test_what_waits_for_the_flush_is_one_update(name, order):
 
 
 LANES = [gt.Simulated(3, seed=2, jitter=0.5), gt.Threads(3, kernel_threads=1)]
-IN_LANES = [name for name in KINDS if name != "minibatches"]  # which keep autograd's graph
+SHARED = [name for name in KINDS if name != "minibatches"]  # which keep autograd's graph
 
 
 @pytest.mark.parametrize("runtime", LANES, ids=["simulated", "threads"])
@@ -134,16 +134,16 @@ IN_LANES = [name for name in KINDS if name != "minibatches"]  # which keep autog
     ],
     ids=str,
 )
-@pytest.mark.parametrize("name", IN_LANES)
-def test_lanes_make_as_many_updates_as_one_worker(name, trigger, runtime):
+@pytest.mark.parametrize("name", SHARED)
+def test_workers_that_share_weights_make_as_many_updates_as_one_worker(name, trigger, runtime):
     kind = KINDS[name](N)
-    steps, _, _ = trained(kind, trigger, 64, runtime, lanes=True)
+    steps, _, _ = trained(kind, trigger, 64, runtime, sharing=gt.SharedWeights())
     for part, messages in kind.brings.items():
         sizes = [rows for brought in messages for rows in brought]
         visits = [bool(brought) for brought in messages]
         total = {"rows": sum(sizes), "messages": len(sizes), "instances": N}[trigger.unit]
         if all(visits) or trigger.unit != "instances":
-            # What the very last update has too much is lost, where bundles of several lanes meet.
+            # What the very last update has too much is lost, where bundles of several workers meet.
             least = total // trigger.n - (trigger.unit == "rows" and max(sizes) > 1)
             assert least <= len(steps.of(part)) <= -(-total // trigger.n)
 
@@ -151,7 +151,8 @@ def test_lanes_make_as_many_updates_as_one_worker(name, trigger, runtime):
 def test_copies_of_a_part_count_the_instances_that_go_to_them():
     steps = Steps()
     session = gt.Session(
-        graph_of_pairs(replicas=2),
+        graph_of_pairs(),
+        sharing=gt.PartCopies({"first": 2}),
         rules=gt.Rules(optimizer=SGD, update_every=gt.Instances(4)),
         runtime=gt.Simulated(3, jitter=0.5),
         max_active=32,
@@ -175,7 +176,7 @@ def test_copies_of_the_model_make_updates_of_their_own_instances(runtime):
         ramp=AT_ONCE,
         shuffle=False,
         instruments=[steps],
-        replicas=gt.Neighbours(copies=2, exchange="weights", when=1000),
+        sharing=gt.Neighbours(copies=2, exchange="weights", when=1000),
     )
     session.fit(list(kind.data), epochs=1)
     for copy in (0, 1):

@@ -93,7 +93,7 @@ def test_gradients_are_those_of_autograd() -> None:
         for delivery in out.deliveries:
             worker.deliver(delivery)
         while worker.ready:
-            engine.settle(worker.fire().outbox)
+            engine.controller.settle(worker.fire().outbox)
         if not rest:
             break
         out = engine.controller.admit(rest[:8])

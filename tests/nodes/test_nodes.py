@@ -204,7 +204,7 @@ def test_a_flatmap_of_none_answers_zero_at_once():
     data = [Instance({"x": instance().inputs["x"]}, edge={"source": [], "target": []})]
     outcome = accumulate(made, data)
     assert outcome.sums == {} and outcome.gradients == {}
-    assert outcome.parts["map"].rows == 0
+    assert outcome.parts["map"].counting.rows == 0
 
 
 def test_a_flatmap_numbers_edges_and_copies():

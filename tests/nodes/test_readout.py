@@ -250,15 +250,17 @@ def test_a_prediction_finds_the_rows_under_the_name_of_the_loss():
         assert torch.allclose(found, want, rtol=1e-12)
 
 
-@pytest.mark.parametrize("session", [{"lanes": True}, {"replicas": 2}], ids=["lanes", "replicas"])
-def test_lanes_and_copies_add_up_to_one_gradient(session):
+@pytest.mark.parametrize(
+    "sharing", [gt.SharedWeights(), gt.PartCopies({"readout": 2})], ids=["shared", "copies"]
+)
+def test_shared_weights_and_copies_add_up_to_one_gradient(sharing):
     found = []
-    for more, workers in (({}, 1), (session, 2)):
-        graph, modules = model(replicas=more.pop("replicas", 1), average="none")
+    for way, workers in ((gt.Alone(), 1), (sharing, 2)):
+        graph, modules = model(average="none")
         rules = Rules(
             optimizer=partial(torch.optim.SGD, lr=0.1), update_every=Flush(), average="none"
         )
-        made = gt.Session(graph, rules=rules, runtime=gt.Simulated(workers), **more)
+        made = gt.Session(graph, rules=rules, runtime=gt.Simulated(workers), sharing=way)
         before = [p.detach().clone() for p in modules["body"].parameters()]
         made.fit(data(20), epochs=1)
         found.append(

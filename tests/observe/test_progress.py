@@ -291,10 +291,12 @@ def test_a_real_terminal_is_recognised_and_ends_with_an_empty_line(told, clock, 
     assert shown.endswith("\r\n")
 
 
-def test_the_first_line_says_where_workers_are_lanes(terminal, clock):
-    started = RunStarted("threads", 2, 8, 3, lanes=True)
+def test_the_first_line_says_how_workers_share_weights(terminal, clock):
+    started = RunStarted("threads", 2, 8, 3, sharing="shared weights")
     ProgressLine(terminal, clock=clock).on_run_started(started)
-    assert terminal.lines()[0] == "threads: 2 workers as lanes, at most 8 in flight, 3 epochs"
+    assert (
+        terminal.lines()[0] == "threads: 2 workers, shared weights, at most 8 in flight, 3 epochs"
+    )
 
 
 def test_the_summary_says_how_often_copies_have_met_and_what_was_declined(told, clock):

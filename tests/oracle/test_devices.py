@@ -26,6 +26,7 @@ from geartrain.parts.part import PartState
 from geartrain.parts.rules import Flush, Part, Rules
 from geartrain.runtime.base import Feeder
 from geartrain.runtime.threads import Threads
+from geartrain.sharing.shared_weights import SharedWeights
 from geartrain.train.session import Session
 from tests.rigs import models
 from tests.rigs.passes import AT_ONCE, Quiet
@@ -185,14 +186,19 @@ def test_gradients_of_a_gpu_are_those_of_the_cpu(
 
 
 @cuda
-def test_lanes_in_bf16_on_a_gpu_learn_as_on_the_cpu() -> None:
+def test_shared_weights_in_bf16_on_a_gpu_learn_as_on_the_cpu() -> None:
     losses = []
     for device in ("cpu", "cuda"):
         graph, data = graph_on({})
         rules = Rules(optimizer=partial(torch.optim.SGD, lr=0.1), update_every=Flush())
         two = Threads(2, kernel_threads=1)
         session = Session(
-            graph, rules=rules, runtime=two, device=device, lanes=True, precision="bf16"
+            graph,
+            rules=rules,
+            runtime=two,
+            device=device,
+            sharing=SharedWeights(),
+            precision="bf16",
         )
         losses.append([epoch.loss for epoch in session.fit(data, epochs=3).history])
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)

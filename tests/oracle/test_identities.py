@@ -260,7 +260,7 @@ def stale(keep: str, module: nn.Module) -> tuple[list[Tensor], list[Tensor], lis
     for _ in range(2):  # steps between the forward and the backward
         for p in module.parameters():
             part.gradient.add(p, torch.randn_like(p))
-        part.rows += 1
+        part.counting.rows += 1
         assert part.step(0) is not None
     now = [vjp(module, x[i], dy[i]) for i in range(2)]
     back = [node.backward([Backward(sent[i], (dy[i],))]).backward[0].gradient for i in (1, 0)]
@@ -322,14 +322,14 @@ def test_an_evaluation_leaves_weights_sums_and_stores_as_they_were():
     one_pass(model.graph, model.data, order, engine=engine)
     want = accumulate(*(lambda m: (m.graph, m.data))(trees())).gradients
     before = weights_of(model.modules)
-    rows = {name: part.rows for name, part in engine.parts.items()}
+    rows = {name: part.counting.rows for name, part in engine.parts.items()}
     peeks = {name: part.peek_staleness() for name, part in engine.parts.items()}
     one = one_pass(model.graph, model.data, order, engine=engine, train=False).sums
     two = one_pass(model.graph, model.data[::-1], order, engine=engine, train=False).sums
     assert one["loss"] == pytest.approx(two["loss"])
     assert engine.controller.trained == len(model.data)
     for name, part in engine.parts.items():
-        assert part.rows == rows[name] and part.version == 0
+        assert part.counting.rows == rows[name] and part.version == 0
         assert part.peek_staleness() == peeks[name]
         for parameter, p in part.module.named_parameters():
             torch.testing.assert_close(part.gradient.take(p), want[name, parameter])

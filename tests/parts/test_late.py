@@ -10,6 +10,7 @@ from geartrain import device as transfer
 from geartrain.errors import NonFiniteError
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Clip, Flush, Rules
+from geartrain.parts.stepping import Stepping
 
 
 class Late:
@@ -32,7 +33,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let parts believe that they live on another device."""
-    monkeypatch.setattr(PartState, "_elsewhere", True)
+    monkeypatch.setattr(Stepping, "_elsewhere", True)
 
 
 def test_a_gradient_that_is_nan_leaves_the_weights_and_is_told_later(
@@ -43,7 +44,7 @@ def test_a_gradient_that_is_nan_leaves_the_weights_and_is_told_later(
     part = PartState("p", module, rules)
     elsewhere(monkeypatch)
     before = [p.detach().clone() for p in module.parameters()]
-    part.rows = 1
+    part.counting.rows = 1
     part.gradient.add(module.weight, torch.tensor([[1.0, torch.nan], [1.0, 1.0]]))
     part.gradient.add(module.bias, torch.ones(2))
     assert part.step(0) is not None
@@ -63,7 +64,7 @@ def test_clipping_there_is_clipping_here(monkeypatch: pytest.MonkeyPatch, norm: 
         part = PartState("p", module, rules)
         if there:
             elsewhere(monkeypatch)
-        part.rows = 1
+        part.counting.rows = 1
         part.gradient.add(module.weight, torch.randn(2, 3) * 300)
         part.step(0)
         part.check_finite()

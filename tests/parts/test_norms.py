@@ -14,6 +14,7 @@ import geartrain as gt
 from geartrain import device as transfer
 from geartrain.parts.norms import Norms, share_norms
 from geartrain.parts.part import PartState
+from geartrain.parts.stepping import Stepping
 
 OVER_ALL = gt.Clip(norm=1.0, over="all")
 SGD = partial(torch.optim.SGD, lr=1.0)
@@ -54,7 +55,7 @@ def place(request, monkeypatch):
     """Where parts believe that they live."""
     monkeypatch.setattr(transfer, "pinned", lambda shape, dtype: torch.empty(shape, dtype=dtype))
     monkeypatch.setattr(transfer, "recorded", lambda device: Done())
-    monkeypatch.setattr(PartState, "_elsewhere", request.param != "here")
+    monkeypatch.setattr(Stepping, "_elsewhere", request.param != "here")
 
 
 @pytest.mark.usefixtures("place")

@@ -69,7 +69,7 @@ def test_gradients_are_averaged_over_rows_instances_or_nothing(average, divisor)
     assert (step.part, step.version, step.rows) == ("p", 1, 6)
     expected = before - 0.5 * torch.tensor([12.0, -12.0], dtype=torch.float64) / divisor
     torch.testing.assert_close(weight_of(part), expected)
-    assert (part.rows, part.instances) == (0, 0)
+    assert (part.counting.rows, part.counting.instances) == (0, 0)
     assert part.module.weight.grad is None
 
 
@@ -306,14 +306,14 @@ def test_a_bound_on_staleness_holds_a_step_until_older_rows_are_back():
 def test_staleness_counts_rows_of_bundles():
     part = linear_part()
     part.version = 3
-    part.outstanding = 2
+    part.counting.outstanding = 2
     part.received(5, np.array([3, 1]), np.array([2, 3]))
     assert part.histogram() == (2, 0, 3)
     assert part.peek_staleness() == (6.0, 5)
     other = linear_part()
-    other.load_histogram(part.histogram())
+    other.counting.staleness.load(part.histogram())
     other.version = 20
-    other.outstanding = 1
+    other.counting.outstanding = 1
     other.received(1, np.array([5]))
     assert other.take_histogram() == (2, 0, 3, *[0] * 12, 1)
 
@@ -347,7 +347,7 @@ def test_gradients_that_wait_survive_saving_and_loading(sparse):
     loaded, _ = embedding_part(SGD)
     found = parts[0].pending_gradients()
     loaded.load_pending_gradients({name: value.clone() for name, value in found.items()})
-    loaded.rows = parts[0].rows
+    loaded.counting.rows = parts[0].counting.rows
     for part in (*parts, loaded):  # the first one has been looked at, the second not
         feed_rows(part, ids[:1], rows[:1])
         part.step(0)

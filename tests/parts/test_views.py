@@ -325,13 +325,13 @@ def test_with_one_forward_one_backward_part_s_of_p_is_p_minus_1_minus_s_updates_
 
 
 def _record(part: PartState, found: list[int]) -> None:
-    look = part._seeing.look
+    look = part.looking.seeing.look
 
     def recorded(number: int):
         found.append(part.expected_delay())
         return look(number)
 
-    part._seeing.look = recorded
+    part.looking.seeing.look = recorded
 
 
 @pytest.mark.parametrize(
@@ -446,6 +446,13 @@ def test_chance_that_depends_on_values_cannot_run_again():
         one.forward(of_late()[0])
 
 
+def copied(**rules: object) -> gt.Session:
+    graph = gt.Graph()
+    stage = gt.Part(affine(), update_every=gt.Messages(64), **rules)
+    graph.input("x", bundle=True).through(stage, name="stage").output()
+    return gt.Session(graph, sharing=gt.PartCopies({"stage": 2}))
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -454,7 +461,7 @@ def test_chance_that_depends_on_values_cannot_run_again():
         (lambda: gt.Corrected(decay=1.0), "decay=1.0"),
         (lambda: gt.Corrected(delay=-1), "delay=-1"),
         (lambda: gt.Part(affine(), view=gt.Mixed(), keep="inputs"), "keep='inputs'"),
-        (lambda: gt.Part(affine(), view=gt.DoubleBuffered(), replicas=2), "replicas=2"),
+        (lambda: copied(view=gt.DoubleBuffered()), "2 copies and view=DoubleBuffered"),
         (lambda: OneNode(affine(), view=gt.DoubleBuffered()), r"update_every=Messages\(m\)"),
         (
             lambda: OneNode(affine(), view=gt.DoubleBuffered(), update_every=gt.Messages(3)),
@@ -497,11 +504,11 @@ def test_a_readout_that_is_never_late_may_have_any_view():
     assert fit.staleness["readout"].max == 0 and ours.parts["readout"].version == 16
 
 
-def test_a_view_is_for_parts_that_lanes_do_not_share():
+def test_a_view_is_for_parts_that_workers_do_not_share():
     graph = chain(stages(1))
     rules = gt.Rules(optimizer=SGD, view=gt.Mixed())
-    with pytest.raises(ValueError, match="lanes=True and keep='graph'"):
-        gt.Session(graph, rules=rules, runtime=gt.Simulated(2), lanes=True)
+    with pytest.raises(ValueError, match=r"sharing=SharedWeights\(\) and keep='graph'"):
+        gt.Session(graph, rules=rules, runtime=gt.Simulated(2), sharing=gt.SharedWeights())
 
 
 def test_double_buffering_refuses_messages_that_are_too_old_or_too_new():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from geartrain.data.listreduce import generate
 from geartrain.errors import DataError
 from geartrain.recipes import RECIPES, Recipe, Setting, find_recipe
 from geartrain.recipes.listreduce import WARM_UP, instances_of
-from geartrain.recipes.recipe import Copies
 from geartrain.recipes.schedules import up_and_down
 from geartrain.runtime.simulated import Simulated
 from geartrain.train.results import Target
@@ -190,14 +188,12 @@ def test_an_unknown_split_is_refused() -> None:
 
 
 @pytest.mark.parametrize("recipe", [r for r in RECIPES if r.bottleneck], ids=lambda r: r.name)
-def test_the_bottleneck_is_a_part_and_may_have_copies(recipe, monkeypatch) -> None:
-    module = importlib.import_module(f"geartrain.recipes.{recipe.name}")
-    make = module.make_graph
-    monkeypatch.setattr(module, "make_graph", partial(make, copies=Copies(2, 10)))
-    parts = Session(recipe.draw()).parts
-    assert f"{recipe.bottleneck}#1" in parts
-    assert parts[recipe.bottleneck].mixer.every == 10
-    monkeypatch.setattr(module, "make_graph", make)
+def test_the_bottleneck_is_a_part_and_may_have_copies(recipe) -> None:
+    asked = Setting(seed=0, epochs=1, update_every=1, replicas=2, options={"average_every": 10})
+    sharing = asked.copies_of(recipe.bottleneck)
+    assert sharing.mixer.every == 10
+    assert f"{recipe.bottleneck}#1" in Session(recipe.draw(), sharing=sharing).parts
+    assert replace(asked, replicas=1).copies_of(recipe.bottleneck) is None
     assert [n for n in Session(recipe.draw()).parts if "#" in n] == []
 
 

@@ -120,7 +120,7 @@ def stored() -> gt.Session:
 def copies(exchange: Any) -> gt.Session:
     sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.5)
     setting = gt.Neighbours(copies=2, exchange=exchange)
-    return session(rules={"optimizer": sgd}, sparse=False, replicas=setting)
+    return session(rules={"optimizer": sgd}, sparse=False, sharing=setting)
 
 
 WITHOUT_WORDS = ("views", "buffers")

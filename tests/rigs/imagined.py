@@ -36,6 +36,9 @@ from geartrain.nodes.sums import Sums
 from geartrain.parts.rules import Clip, Flush, Rules
 from geartrain.runtime.base import Feeder
 from geartrain.runtime.simulated import Simulated
+from geartrain.sharing.alone import Alone
+from geartrain.sharing.shared_weights import SharedWeights
+from geartrain.sharing.sharing import AbstractSharing
 from geartrain.whole.graph.choice import choice_accuracy, choice_loss
 from tests.rigs import models
 from tests.rigs.passes import AT_ONCE, Quiet
@@ -187,10 +190,10 @@ class How(NamedTuple):
 
     name: str
     precision: Precision = "full"
-    lanes: bool = False
+    sharing: AbstractSharing = Alone()
 
 
-HOWS = (How("as it comes"), How("bf16 in lanes", "bf16", True))
+HOWS = (How("as it comes"), How("bf16 in shared weights", "bf16", SharedWeights()))
 
 
 def put(module: nn.Module, device: torch.device) -> None:
@@ -233,10 +236,9 @@ def run(
         if isinstance(operator, Through | Losing):
             operator.trial.settled = True  # which looks at numbers, and here there are none
     parts = make_parts(model.graph, rules)
-    settings = Settings(
-        max_active=5, ramp=AT_ONCE, lanes=how.lanes, precision=how.precision, device=fed
-    )
-    engine = Engine(model.graph, parts, settings, workers=2)
+    settings = Settings(max_active=5, ramp=AT_ONCE, precision=how.precision, device=fed)
+    sharing = how.sharing.make(model.graph, parts, 2)
+    engine = Engine(model.graph, parts, settings, workers=2, sharing=sharing)
     for train in (True, False):
         engine.begin(train=train)
         Simulated(2, seed=1).run(engine, Feeder(iter(data)), Quiet())

@@ -1,4 +1,4 @@
-"""Trees of two leaves and a root, on a graph of two parts: for tests of copies and lanes."""
+"""Trees of two leaves and a root, on a graph of two parts: for tests of ways to share weights."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from torch import Tensor, nn
 import geartrain as gt
 
 
-def graph_of_pairs(replicas: int = 1, mixer: gt.AbstractMixer | None = None) -> gt.Graph:
+def graph_of_pairs() -> gt.Graph:
     torch.manual_seed(0)
     graph = gt.Graph(vertex=("parent", "slot"))
-    first = gt.Part(
-        nn.Linear(3, 3, dtype=torch.float64), replicas=replicas, mixer=mixer or gt.Average()
-    )
+    first = nn.Linear(3, 3, dtype=torch.float64)
     nodes = graph.loop()
     nodes.join(graph.input("x").through(first, name="first"))
     inner, root = nodes.where(lambda m: m.parent >= 0)

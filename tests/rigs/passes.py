@@ -28,8 +28,9 @@ from geartrain.engine.mailbox import (
 from geartrain.engine.worker import Firing
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
-from geartrain.parts.part import PartState, StepTaken
+from geartrain.parts.part import PartState
 from geartrain.parts.rules import Flush, Rules
+from geartrain.parts.trained import StepTaken
 from geartrain.runtime.base import AbstractRuntime, Feeder
 from geartrain.runtime.simulated import Simulated
 from geartrain.runtime.threads import Threads

@@ -174,7 +174,7 @@ def test_copies_of_the_model_do_not_wait_for_data_either(program, runtime, shard
                     never.wait()
                 return self.rows[i]
 
-        mine = session(replicas=gt.Neighbours(copies=2, shards=sys.argv[3]))
+        mine = session(sharing=gt.Neighbours(copies=2, shards=sys.argv[3]))
         data = Stubborn(make(40))
         try:
             mine.fit(data, epochs=1, folder=folder)

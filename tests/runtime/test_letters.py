@@ -7,7 +7,7 @@ import torch
 
 from geartrain.engine.worker import Firing
 from geartrain.runtime.simulated import Costs, Join, Leave, Pause, Simulated, _Clockwork
-from geartrain.sharing.exchange import Letter
+from geartrain.sharing.letters import Letter
 
 
 def letter(sender: int, receiver: int, nbytes: int, hops: int = 1, collective: bool = False):

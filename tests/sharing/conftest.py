@@ -15,8 +15,11 @@ from torch import Tensor, nn
 
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
-from geartrain.sharing.exchange import AbstractExchange, Letter, Member
-from geartrain.sharing.replicas import Desk, Neighbours, Replicas
+from geartrain.sharing.endpoint import Endpoint
+from geartrain.sharing.exchange import AbstractExchange
+from geartrain.sharing.letters import Letter
+from geartrain.sharing.member import Member
+from geartrain.sharing.neighbours import Neighbours, Replicas
 
 SIZE = 3
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -54,9 +57,9 @@ class Copies:
         )
         setting = Neighbours(copies=n, topology=topology, exchange=exchange, start=begin)
         self.replicas = Replicas({"p": part}, setting)
-        self.desks: Sequence[Desk] = self.replicas.desks["p"]
-        self.members: Sequence[Member] = [d.member for d in self.desks]
-        self.exchange = self.desks[0].exchange
+        self.endpoints: Sequence[Endpoint] = self.replicas.endpoints["p"]
+        self.members: Sequence[Member] = [e.member for e in self.endpoints]
+        self.exchange = self.endpoints[0].exchange
         self.links: dict[tuple[int, int], deque[Letter]] = {}
 
     @property
@@ -79,7 +82,7 @@ class Copies:
         if not self.links[link]:
             del self.links[link]
         if self.replicas.put(letter):
-            self.desks[letter.receiver].receive()
+            self.endpoints[letter.receiver].receive()
             self._post(letter.receiver)
 
     def deliver_all(self) -> None:
@@ -94,7 +97,7 @@ class Copies:
             for k in range(len(self.members)):
                 self._post(k)
             self.deliver_all()
-        assert not any(d.waiting for d in self.desks)
+        assert not any(e.waiting for e in self.endpoints)
         self.replicas.check_settled()
 
     def rounds(self, gradients: Tensor) -> None:
@@ -110,7 +113,7 @@ class Copies:
         """Steps and deliveries in random order; the sum of the gradients that were given."""
         draw, total = random.Random(seed), torch.zeros(SIZE, dtype=torch.float64)
         for _ in range(moves):
-            free = [k for k, d in enumerate(self.desks) if not d.waiting and d.member.present]
+            free = [k for k, e in enumerate(self.endpoints) if not e.waiting and e.member.present]
             links = sorted(self.links)
             chosen = draw.choice([*free, *links])
             if isinstance(chosen, tuple):
@@ -139,9 +142,9 @@ class Copies:
         Returns:
             Own gradients of all copies.
         """
-        speeds = speeds or [1.0] * len(self.desks)
+        speeds = speeds or [1.0] * len(self.endpoints)
         heap: list[tuple[float, int, int, Letter | None]] = []
-        busy, made, moves = [False] * len(self.desks), 0, 0
+        busy, made, moves = [False] * len(self.endpoints), 0, 0
 
         def at(time: float, k: int, letter: Letter | None = None) -> None:
             nonlocal moves
@@ -152,9 +155,9 @@ class Copies:
             if busy[k]:
                 return
             if self.members[k].mail:
-                self.desks[k].receive()
+                self.endpoints[k].receive()
                 send(k)
-            if not self.desks[k].waiting:
+            if not self.endpoints[k].waiting:
                 busy[k] = True
                 at(now + 1 / speeds[k], k)
 
@@ -166,7 +169,7 @@ class Copies:
             self.links.clear()
 
         now = 0.0
-        for k in range(len(self.desks)):
+        for k in range(len(self.endpoints)):
             turn(k)
         while heap and heap[0][0] <= seconds:
             now, _, k, letter = heapq.heappop(heap)
@@ -182,22 +185,22 @@ class Copies:
         for _, _, k, letter in sorted(heap):
             if letter is not None:
                 self.links.setdefault((letter.sender, k), deque()).append(letter)
-        for desk in self.desks:
-            if desk.member.mail:
-                desk.receive()
-                self._post(desk.member.index)
+        for endpoint in self.endpoints:
+            if endpoint.member.mail:
+                endpoint.receive()
+                self._post(endpoint.member.index)
         return made
 
     def leave(self, k: int) -> None:
         """A copy takes part no more."""
         self.replicas.leave(k)
-        for other in range(len(self.desks)):
+        for other in range(len(self.endpoints)):
             self._post(other)
 
     def _post(self, k: int) -> None:
-        for letter in self.desks[k].take_letters():
+        for letter in self.endpoints[k].take_letters():
             self.links.setdefault((letter.sender, letter.receiver), deque()).append(letter)
-        self.desks[k].take_steps()
+        self.endpoints[k].take_steps()
 
 
 @pytest.fixture(scope="session")

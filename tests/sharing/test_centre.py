@@ -161,9 +161,9 @@ def test_a_slower_copy_takes_fewer_inner_steps(copies):
 def test_a_copy_computes_nothing_until_it_is_answered(copies, noise):
     hand = copies(DelayedNesterov(1))
     hand.step(2, noise(2))
-    assert [d.waiting for d in hand.desks] == [False, False, True, False]
+    assert [e.waiting for e in hand.endpoints] == [False, False, True, False]
     hand.deliver_all()
-    assert not hand.desks[2].waiting
+    assert not hand.endpoints[2].waiting
 
 
 @pytest.mark.parametrize("make", MIXERS)

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.optim import SGD
 
-from geartrain.sharing.exchange import AbstractExchange, Member, NearestNeighbours
+from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.exchanges.centre import DelayedNesterov, ElasticAverage
 from geartrain.sharing.exchanges.foreign import CompensatedNeighbours, StalenessAware
 from geartrain.sharing.exchanges.gossip import DecentralizedSGD, PairAverage
+from geartrain.sharing.exchanges.nearest import NearestNeighbours
 from geartrain.sharing.exchanges.periodic import DiLoCo, PeriodicAverage
 from geartrain.sharing.exchanges.pushsum import PushSum
+from geartrain.sharing.member import Member
 from geartrain.sharing.mixing import metropolis
 from geartrain.sharing.topology import Torus, topology_of
 

@@ -10,17 +10,11 @@ from torch import nn
 
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
-from geartrain.sharing.exchange import (
-    AllReduce,
-    Collective,
-    Inbox,
-    Ledger,
-    Letter,
-    Member,
-    NearestNeighbours,
-    tensor_bytes,
-)
-from geartrain.sharing.share import NoLock
+from geartrain.sharing.exchanges.allreduce import AllReduce, Collective
+from geartrain.sharing.exchanges.nearest import NearestNeighbours
+from geartrain.sharing.letters import Inbox, Ledger, Letter, tensor_bytes
+from geartrain.sharing.locks import NoLock
+from geartrain.sharing.member import Member
 
 SGD = partial(torch.optim.SGD, lr=0.5)
 

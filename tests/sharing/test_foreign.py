@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from geartrain.sharing.exchange import Inbox, NearestNeighbours
 from geartrain.sharing.exchanges.foreign import CompensatedNeighbours, StalenessAware
+from geartrain.sharing.exchanges.nearest import NearestNeighbours
+from geartrain.sharing.letters import Inbox
 
 RATE = 0.1  # of the copies' optimisers
 
@@ -56,7 +57,7 @@ def test_compensation_by_hand(copies, merged):
         hand.step(0, g)
         for letter in hand.links.pop((0, 1)):
             hand.replicas.put(letter)
-        hand.desks[1].receive()
+        hand.endpoints[1].receive()
         there, g = there - RATE * g / 2, 2 * g  # the mean of where, the sum of what
     else:
         hand.deliver((0, 1))

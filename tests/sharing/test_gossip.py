@@ -57,7 +57,7 @@ def test_random_order_gives_the_same_rounds_of_d_psgd(copies, seed):
 
     generator = torch.Generator().manual_seed(seed)
     while min(taken) < 6:
-        free = [k for k in range(4) if taken[k] < 6 and not hand.desks[k].waiting]
+        free = [k for k in range(4) if taken[k] < 6 and not hand.endpoints[k].waiting]
         links = sorted(hand.links)
         pick = int(torch.randint(len(free) + len(links), (1,), generator=generator))
         if pick < len(free):
@@ -102,7 +102,7 @@ def test_the_end_of_a_stretch_lets_those_without_data_mix_too(copies):
     hand = copies(DecentralizedSGD(), n=5)
     before = hand.x.sum(0)
     hand.step(0, torch.ones(3))  # nobody else has data
-    assert hand.desks[0].waiting
+    assert hand.endpoints[0].waiting
     hand.settle()
     assert {m.numbers["round"] for m in hand.members} == {1}
     torch.testing.assert_close(hand.x.sum(0), before - RATE)
@@ -131,7 +131,7 @@ def test_pairs_neither_wait_nor_deadlock(copies, noise, n, seed):
 
 
 def _nobody_waits(hand):
-    assert not any(d.waiting for d in hand.desks)
+    assert not any(e.waiting for e in hand.endpoints)
 
 
 def test_all_but_those_of_the_highest_level_offer(copies, noise):

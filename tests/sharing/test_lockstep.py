@@ -7,9 +7,10 @@ from functools import partial
 import pytest
 import torch
 
-from geartrain.sharing.exchange import AllReduce, NearestNeighbours
+from geartrain.sharing.exchanges.allreduce import AllReduce
 from geartrain.sharing.exchanges.centre import DelayedNesterov, ElasticAverage
 from geartrain.sharing.exchanges.gossip import DecentralizedSGD, PairAverage
+from geartrain.sharing.exchanges.nearest import NearestNeighbours
 from geartrain.sharing.exchanges.periodic import DiLoCo, PeriodicAverage
 from geartrain.sharing.exchanges.pushsum import PushSum
 
@@ -23,7 +24,7 @@ def gradients(rounds, n):
 
 
 def waiting(hand):
-    return [d.waiting for d in hand.desks]
+    return [e.waiting for e in hand.endpoints]
 
 
 def close(found, expected):
@@ -126,6 +127,31 @@ def test_one_that_joins_is_awaited_from_the_next_round_on(copies):
     close(hand.x[2], before[2] - RATE * (g[3].sum(0) + late))
 
 
+def abandoned(hand):
+    hand.replicas.abandon()
+    hand.links.clear()
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("end", [abandoned, lambda hand: hand.settle()], ids=["failed", "settled"])
+def test_after_a_stretch_in_which_some_have_come_further_rounds_are_one_again(copies, end, every):
+    hand, g = copies(Lockstep(every), n=3), gradients(3 * every, 3)
+    for row in g[:every]:
+        for k in (0, 1):
+            hand.step(k, row[k])
+    assert waiting(hand) == [True, True, False]
+    end(hand)
+    before = hand.x
+    hand.rounds(g[every : 2 * every])  # nobody is released
+    assert waiting(hand) == [False] * 3
+    hand.rounds(g[2 * every :])
+    assert waiting(hand) == [False] * 3
+    own, sent = g[every:].sum((0, 1)), g[2 * every - 1 :: every].sum((0, 1))
+    if every == 1:
+        close(hand.x, before - RATE * own)
+    close(hand.x.sum(0), before.sum(0) - RATE * (own + 2 * sent))
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -144,7 +170,7 @@ def test_one_that_joins_is_awaited_from_the_next_round_on(copies):
 def test_after_a_run_that_failed_nobody_waits_and_the_books_are_closed(copies, noise, make):
     hand = copies(make())
     hand.shuffle(2, 45, noise)
-    hand.step(min(k for k, d in enumerate(hand.desks) if not d.waiting), noise(0))
+    hand.step(min(k for k, e in enumerate(hand.endpoints) if not e.waiting), noise(0))
     under_way = [x for link in hand.links.values() for x in link if not x.collective]
     lost = sum(m.ledger.lost for m in hand.members)
     hand.replicas.abandon()

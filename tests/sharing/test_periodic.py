@@ -79,7 +79,7 @@ def test_at_the_end_of_a_stretch_all_meet_as_they_are(copies, make):
     hand.step(0, ones)
     hand.step(1, ones)
     hand.step(1, ones)  # waits for three that have no data
-    assert [d.waiting for d in hand.desks] == [False, True, False, False]
+    assert [e.waiting for e in hand.endpoints] == [False, True, False, False]
     hand.settle()
     assert torch.equal(hand.x, hand.x[0].expand(4, 3))
     hand.rounds(gradients(2))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from geartrain.sharing.exchange import Inbox
 from geartrain.sharing.exchanges.pushsum import PushSum
+from geartrain.sharing.letters import Inbox
 from geartrain.sharing.topology import Exponential
 
 RATE = 0.1  # of the copies' optimisers
@@ -102,7 +102,7 @@ def test_a_full_inbox_merges_without_loss(copies, noise):
     for letter in hand.links.pop((0, 1)):
         hand.replicas.put(letter)
     assert hand.members[1].ledger.merged == 2
-    hand.desks[1].receive()
+    hand.endpoints[1].receive()
     hand.settle()
     torch.testing.assert_close(totals(hand)[0], before - RATE * given)
 

@@ -197,7 +197,7 @@ def test_a_copy_of_the_model_fills_its_minibatch_where_its_shard_begins_anew(sha
     rows = rows_of([1] * 23)
     copies = gt.Neighbours(copies=2, shards=shards, exchange="weights", when=1000)
     runtime = gt.Simulated(2, speeds=[1.0, 0.2])
-    session, steps = drained(graph_of(*modules()), 4, runtime, replicas=copies)
+    session, steps = drained(graph_of(*modules()), 4, runtime, sharing=copies)
     session.fit(data_of(rows, "list"), epochs=3)
     for part in ("lower#0", "lower#1"):
         cut = [n for n in steps.rows[part] if n != 4]
@@ -213,8 +213,8 @@ def test_meetings_of_copies_cut_no_minibatch():
             met.append(1)
 
     lower, upper = modules()
-    part = gt.Part(lower, replicas=2, mixer=Counted(7))
-    session, steps = drained(graph_of(part, upper), 5, gt.Simulated(2))
+    copies = gt.PartCopies({"lower": 2}, Counted(7))
+    session, steps = drained(graph_of(lower, upper), 5, gt.Simulated(2), sharing=copies)
     session.fit(data_of(rows_of([1] * 60), "list"), epochs=1)
     assert steps.rows["upper"] == [5] * 12
     assert len(met) == 60 // 7 + 1  # and at the end of the epoch

@@ -142,8 +142,7 @@ def test_drained_minibatches_stay_whole(make_line, make_rows):
 
 
 def test_copies_meet_before_they_are_evaluated(make_line, make_rows, tmp_path):
-    line = make_line(wrap=lambda name, module: gt.Part(module, replicas=2))
-    trained = session(line.graph)
+    trained = session(make_line().graph, sharing=gt.PartCopies(2))
     trained.fit(
         make_rows(60), epochs=1, valid=make_rows(9, seed=1), evaluate_every=0.5,
         folder=tmp_path, keep_last=9,

@@ -32,7 +32,7 @@ def data(n: int = 24) -> gt.Minibatches:
 
 
 def session(
-    replicas: gt.Neighbours | None = None,
+    sharing: gt.AbstractSharing | None = None,
     *,
     active: int = 4,
     runtime: Any = None,
@@ -50,7 +50,7 @@ def session(
         pipe.graph,
         rules=gt.Rules(optimizer=SGD, update_every=gt.Messages(every)),
         runtime=runtime or gt.Simulated(2),
-        replicas=replicas,
+        sharing=sharing or gt.Alone(),
         **{**settings, "max_active": active},
     )
 
@@ -62,8 +62,8 @@ def weights(s: gt.Session) -> torch.Tensor:
 @pytest.mark.parametrize("view", VIEWS, ids=str)
 def test_a_single_copy_of_a_pipeline_trains_as_the_pipeline_does(view):
     found = []
-    for replicas in (None, gt.Neighbours(copies=1)):
-        s = session(replicas, view=view, runtime=gt.Simulated(1))
+    for sharing in (None, gt.Neighbours(copies=1)):
+        s = session(sharing, view=view, runtime=gt.Simulated(1))
         s.fit(data(), epochs=2)
         found.append(weights(s))
     assert torch.equal(found[0], found[1])
@@ -89,9 +89,9 @@ def test_copies_of_a_pipeline_learn_with_local_losses_in_threads(credit):
 def test_each_copy_counts_the_turns_of_a_gear_by_its_own_minibatches():
     s = session(gt.Neighbours(copies=2), gears=[gt.Gear(period=2), None, None], every=1, active=1)
     fit = s.fit(data(24), epochs=1)
-    seen = s.state.replicas.totals()
+    seen = s.state.sharing.totals()
     assert seen.finished == (12, 12)
-    rounds = {d.member.part.name: d.member.rounds for d in s.state.replicas.all_desks()}
+    rounds = {e.member.part.name: e.member.rounds for e in s.state.sharing.all_endpoints()}
     assert rounds == {
         "part 0#0": 6, "part 0#1": 6, "part 1#0": 12, "part 1#1": 12, "part 2#0": 12,
         "part 2#1": 12,
@@ -133,12 +133,12 @@ def test_what_comes_in_a_letter_leaves_the_weights_of_rows_in_flight_alone(view,
 
 
 def test_copies_of_the_model_refuse_a_placement():
-    with pytest.raises(ValueError, match=r"copies of the model and placement.*one worker"):
+    with pytest.raises(ValueError, match=r"Neighbours.* and placement=.*one worker"):
         torch.manual_seed(0)
         pipe = gt.Pipeline(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), parts=2)
         gt.Session(
             pipe.graph,
             rules=gt.Rules(optimizer=SGD),
-            replicas=gt.Neighbours(copies=2),
+            sharing=gt.Neighbours(copies=2),
             **pipe.settings(2),
         )

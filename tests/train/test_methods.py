@@ -155,7 +155,7 @@ def one_node(module: Many, part: gt.Part | None) -> gt.Graph:
 
 def test_copies_of_a_part_run_the_methods_of_their_own_module() -> None:
     module, expected, rows = fresh(Many), fresh(Many), data()
-    session = once(one_node(module, gt.Part(module, replicas=2)), rows)
+    session = once(one_node(module, gt.Part(module)), rows, sharing=gt.PartCopies(2))
     stepped(expected, expected, rows)
     # Each copy steps with the mean of its half; they meet in the mean of both.
     same(session.parts["coder"].module, expected)
@@ -164,10 +164,10 @@ def test_copies_of_a_part_run_the_methods_of_their_own_module() -> None:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_lanes_run_the_methods_of_one_module(named: bool) -> None:
+def test_workers_that_share_weights_run_the_methods_of_one_module(named: bool) -> None:
     module, expected, rows = fresh(), fresh(), data()
     graph = two_nodes(module, gt.Part(module) if named else None)
-    once(graph, rows, "instances", runtime=gt.Simulated(2), lanes=True)
+    once(graph, rows, "instances", runtime=gt.Simulated(2), sharing=gt.SharedWeights())
     stepped(expected, expected, rows)
     same(module, expected)
 
@@ -183,7 +183,7 @@ def test_copies_of_the_model_run_the_methods_of_their_own_modules(exchange: str)
         y.loss(gt.cross_entropy, "label")
         copies = gt.Neighbours(copies=2, exchange=exchange, topology="full")
         rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=RATE), update_every=2)
-        session = gt.Session(graph, rules=rules, runtime=gt.Simulated(2), replicas=copies)
+        session = gt.Session(graph, rules=rules, runtime=gt.Simulated(2), sharing=copies)
         session.fit(rows, epochs=2)
         return {n: p.module for n, p in session.trained_parts.items()} | {"": module}
 
@@ -347,7 +347,7 @@ def test_a_copy_that_would_run_the_originals_weights_is_refused() -> None:
     stepped(expected, expected, rows)
     same(module, expected)
     with pytest.raises(gt.GraphError, match=r"'node': .* not its own"):
-        once(graph(gt.Part(module, replicas=2)), rows)
+        once(graph(gt.Part(module)), rows, sharing=gt.PartCopies(2))
 
 
 def test_a_criterion_has_no_weights_that_would_learn() -> None:

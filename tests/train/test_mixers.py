@@ -27,7 +27,7 @@ from geartrain.sharing.exchanges.gossip import DecentralizedSGD, PairAverage
 from geartrain.sharing.exchanges.periodic import DiLoCo, PeriodicAverage
 from geartrain.sharing.exchanges.pushsum import PushSum
 from geartrain.sharing.mixing import metropolis
-from geartrain.sharing.replicas import EXCHANGES, Neighbours
+from geartrain.sharing.neighbours import EXCHANGES, Neighbours, Replicas
 from geartrain.sharing.topology import Ring
 from geartrain.train.session import Session
 
@@ -92,7 +92,7 @@ def session(exchange, runtime=None, *, copies=3, optimizer=None, **settings) -> 
         graph,
         rules=Rules(optimizer=made, update_every=EACH),
         runtime=runtime or Simulated(1),
-        **({"max_active": 1, "replicas": Neighbours(copies=copies, exchange=exchange)} | settings),
+        **({"max_active": 1, "sharing": Neighbours(copies=copies, exchange=exchange)} | settings),
     )
 
 
@@ -143,13 +143,13 @@ def test_copies_that_begin_apart_come_together(name, graph, way):
     )
     frozen = partial(torch.optim.SGD, lr=0.0)
     s = session(
-        neighbours.exchange, WAYS[way](copies), optimizer=frozen, replicas=neighbours,
+        neighbours.exchange, WAYS[way](copies), optimizer=frozen, sharing=neighbours,
         instruments=[seen],
     )  # fmt: skip
-    assert s.state.replicas is not None
-    before = s.state.replicas.distance()
+    assert isinstance(s.state.sharing, Replicas)
+    before = s.state.sharing.distance()
     s.fit(data(20 * copies), epochs=1)
-    assert s.state.replicas.distance() < 0.5 * before
+    assert s.state.sharing.distance() < 0.5 * before
     found = seen.events[-1].copies
     assert all(c.meetings_per_round > 0.05 for c in found)
     assert sum(c.declined for c in found) == 0
@@ -211,7 +211,7 @@ def test_d_psgd_is_w_x_minus_the_step(runtime):
 def test_push_sum_weights_sum_to_n(runtime):
     s = session(PushSum(), runtime, copies=5)
     s.fit(data(25), epochs=2)
-    members = [d.member for d in s.state.replicas.desks["p"]]
+    members = [e.member for e in s.state.sharing.endpoints["p"]]
     assert sum(m.numbers["omega"] for m in members) == pytest.approx(5)
 
 
@@ -293,4 +293,4 @@ def test_settings_without_effect_are_refused(given, reason):
 
 def test_a_torus_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="7 copies do not fit"):
-        Session(session("gradients").graph, replicas=Neighbours(copies=7, topology="torus"))
+        Session(session("gradients").graph, sharing=Neighbours(copies=7, topology="torus"))

@@ -21,15 +21,13 @@ from geartrain.parts.rules import Instances, Rows, Rules
 from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.simulated import Costs, Join, Leave, Pause, Simulated
 from geartrain.runtime.threads import Threads
-from geartrain.sharing.exchange import (
-    AbstractExchange,
-    AllReduce,
-    Inbox,
-    Letter,
-    Member,
-    NearestNeighbours,
-)
-from geartrain.sharing.replicas import Neighbours
+from geartrain.sharing import alone
+from geartrain.sharing.exchange import AbstractExchange
+from geartrain.sharing.exchanges.allreduce import AllReduce
+from geartrain.sharing.exchanges.nearest import NearestNeighbours
+from geartrain.sharing.letters import Inbox, Letter
+from geartrain.sharing.member import Member
+from geartrain.sharing.neighbours import Neighbours, Replicas
 from geartrain.train.session import Session
 
 EACH = 4  # rows of a minibatch, which is one instance
@@ -94,7 +92,7 @@ def data(n: int, dtype: torch.dtype = torch.float64) -> list[Instance]:
 
 
 def session(
-    replicas: Neighbours | None,
+    sharing: Neighbours | None,
     runtime: AbstractRuntime | None = None,
     *,
     optimizer: Any = SGD,
@@ -106,7 +104,7 @@ def session(
         graph(keep=keep),
         rules=Rules(optimizer=optimizer, update_every=update_every),
         runtime=runtime or Simulated(1),
-        **({"max_active": 1, "replicas": replicas} | settings),
+        **({"max_active": 1, "sharing": sharing or alone.Alone()} | settings),
     )
 
 
@@ -118,16 +116,20 @@ def weights(module_of: Any) -> dict[str, Tensor]:
     }
 
 
+def replicas_of(s: Session) -> Replicas:
+    assert isinstance(s.state.sharing, Replicas)
+    return s.state.sharing
+
+
 def copies_of(s: Session) -> list[dict[str, Tensor]]:
-    assert s.state.replicas is not None
-    n = s.state.replicas.copies
+    sharing = replicas_of(s)
     return [
         {
             f"{name}.{key}": value.clone()
-            for name, desks in s.state.replicas.desks.items()
-            for key, value in desks[k].member.part.module.state_dict().items()
+            for name, endpoints in sharing.endpoints.items()
+            for key, value in endpoints[k].member.part.module.state_dict().items()
         }
-        for k in range(n)
+        for k in range(sharing.copies)
     ]
 
 
@@ -171,11 +173,10 @@ def test_without_neighbours_each_copy_is_plain_training_of_its_shard(runtime, up
         Neighbours(copies=3, exchange=Alone()), runtime, update_every=update_every, shuffle=False
     )
     s.fit(instances, epochs=1)
-    assert s.state.replicas is not None
     for k, found in enumerate(copies_of(s)):
         plain = session(None, update_every=update_every, shuffle=False)
         shard = instances[k::3]
-        taken = s.state.replicas.positions[k]
+        taken = s.state.sharing.positions[k]
         plain.fit([shard[i % len(shard)] for i in range(taken)], epochs=1)
         expected = weights(plain.parts)
         for key in expected:
@@ -325,8 +326,7 @@ def test_the_best_copy_is_the_one_that_validates_best():
     fit = s.fit(data(15), epochs=1, valid=valid)
     losses = []
     for k in range(5):
-        assert s.state.replicas is not None
-        s.state.replicas.agree(k)
+        s.state.sharing.agree(k)
         losses.append(s.evaluate(valid).metrics["loss"])
     assert fit.valid["loss"] == min(losses) < max(losses)
 
@@ -491,8 +491,7 @@ def test_workers_pause_leave_and_join(exchange):
 
 def test_a_joining_copy_begins_with_the_mean_of_the_others():
     s = session(Neighbours(copies=3, exchange=Alone()), Simulated(3, events=[Join(2, 1e-9)]))
-    assert s.state.replicas is not None
-    replicas = s.state.replicas
+    replicas = replicas_of(s)
     s.fit(data(9), epochs=1)
     replicas.leave(2)
     replicas.join(2)
@@ -534,11 +533,6 @@ def test_shards_of_a_stream_are_refused_and_pulled():
 def test_settings_that_make_no_sense_are_refused(given):
     with pytest.raises(ValueError, match=next(iter(given)) if "when" not in given else "every"):
         Neighbours(**given)
-
-
-def test_copies_of_the_model_do_not_go_with_lanes():
-    with pytest.raises(ValueError, match="lanes=True"):
-        session(Neighbours(copies=2), lanes=True)
 
 
 @pytest.mark.parametrize(
@@ -591,7 +585,7 @@ def test_evaluations_within_an_epoch_leave_the_shards_where_they_are(exchange):
     fit = s.fit(data(24), epochs=2, valid=data(3), evaluate_every=0.25)
     assert [e.instances for e in fit.history] == [6] * 8
     assert len(seen.events) == 8
-    assert s.state.replicas is not None and s.state.replicas.positions == [8, 8, 8]
+    assert s.state.sharing.positions == [8, 8, 8]
 
 
 def test_a_session_with_copies_predicts_with_their_consensus():

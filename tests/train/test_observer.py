@@ -11,7 +11,8 @@ import torch
 import geartrain as gt
 from geartrain.engine.instrument import Fired, Progress, Updated
 from geartrain.engine.worker import Firing
-from geartrain.parts.part import PartState, StepTaken
+from geartrain.parts.part import PartState
+from geartrain.parts.trained import StepTaken
 from geartrain.train.observer import Observer, add_sums, means_of, tell
 
 
@@ -36,7 +37,7 @@ def observer(recorder, **options):
 
 def test_progress_adds_what_was_done_before_and_means_over_all_rows(recorder):
     part = PartState("p", torch.nn.Linear(1, 1), gt.Rules())
-    part.load_histogram([2, 0, 1])
+    part.counting.staleness.load([2, 0, 1])
     watch = observer(
         recorder, done=40, sums=lambda: {"loss": (6.0, 3), "top": (1.0, 2)}, parts={"p": part}
     )

@@ -76,7 +76,7 @@ def test_convert_is_told_the_epoch_if_it_asks_for_it(shards, make_line, make_row
         copies = None
         if shards is not None:
             copies = gt.Neighbours(copies=2, exchange="weights", shards=shards)
-        return simulated(make_line().graph, convert=convert, replicas=copies)
+        return simulated(make_line().graph, convert=convert, sharing=copies)
 
     pairs = Pairs(make_rows(12))
     convert = ConvertsByEpoch()
@@ -654,7 +654,7 @@ def test_a_resumed_run_goes_on_with_the_norms_of_all_parts(copies, make_line, ma
     def session():
         ring = None if copies is None else gt.Neighbours(copies=copies, exchange="weights")
         rules = gt.Rules(optimizer=ADAM, update_every=4, clip=gt.Clip(0.01, over="all"))
-        return simulated(make_line().graph, rules=rules, replicas=ring)
+        return simulated(make_line().graph, rules=rules, sharing=ring)
 
     whole, resumed = session(), session()
     stretches = {"epochs": 2, "checkpoint_every": 10}
@@ -699,7 +699,7 @@ def test_learning_rates_are_those_of_each_group_and_each_copy(make_line):
         return torch.optim.SGD([{"params": [weight]}, {"params": others, "lr": 0.2}], lr=0.1)
 
     ring = gt.Neighbours(copies=2, exchange="weights")
-    session = simulated(line.graph, rules=gt.Rules(optimizer=two_groups), replicas=ring)
+    session = simulated(line.graph, rules=gt.Rules(optimizer=two_groups), sharing=ring)
     found = session.learning_rates()
     assert found == {key: [0.1, 0.2] for key in ("first#0", "first#1", "second#0", "second#1")}
 
@@ -734,12 +734,11 @@ def test_dense_embeddings_train_with_dense_optimizers(make_forest, make_trees):
 
 def test_copies_of_a_part_resume_to_the_last_bit(make_line, make_rows, tmp_path):
     def session(seed):
-        line = make_line(
-            seed=seed,
-            wrap=lambda name, module: gt.Part(module, replicas=2 if name == "second" else 1),
-        )
         return simulated(
-            line.graph, rules=gt.Rules(optimizer=ADAM, update_every=6), runtime=gt.Simulated(2)
+            make_line(seed=seed).graph,
+            rules=gt.Rules(optimizer=ADAM, update_every=6),
+            runtime=gt.Simulated(2),
+            sharing=gt.PartCopies({"second": 2}),
         )
 
     whole, rows = session(0), make_rows(50)

@@ -258,7 +258,7 @@ def test_an_item_that_stops_may_be_skipped_and_the_others_are_trained() -> None:
 
 
 def test_copies_do_not_begin_their_shards_anew_where_an_item_stops() -> None:
-    made = session(replicas=gt.Neighbours(copies=2), runtime=gt.Simulated(2))
+    made = session(sharing=gt.Neighbours(copies=2), runtime=gt.Simulated(2))
     with pytest.raises(gt.DataError, match=r"__getitem__\(58\) raised StopIteration"):
         made.fit(Stopping(), epochs=1)
 

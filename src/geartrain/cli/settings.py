@@ -41,7 +41,7 @@ from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.simulated import Costs, Simulated
 from geartrain.runtime.threads import Threads
 from geartrain.schema import Mismatch, NotNegative, Range, read
-from geartrain.sharing.replicas import Neighbours
+from geartrain.sharing.neighbours import Neighbours
 from geartrain.sharing.topology import topology_of
 from geartrain.train.results import Target
 

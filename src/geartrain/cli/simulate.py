@@ -73,11 +73,10 @@ def measured(
             rules=task.rules,
             runtime=Threads(1, kernel_threads=1),
             max_active=settings.max_active,
-            replicas=settings.neighbours(copies=2),
             precision=settings.precision,
             seed=settings.seed,
             instruments=[stopwatch],
-            **task.settings(1, copies=settings.copies_model),
+            **task.settings(1, settings.neighbours(copies=2)),
         )
         session.fit(instances, epochs=2)
     finally:

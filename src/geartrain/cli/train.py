@@ -146,12 +146,11 @@ def _prepare(
         rules=task.rules,
         runtime=settings.make_runtime(),
         max_active=settings.max_active,
-        replicas=settings.neighbours(),
         precision=settings.precision,
         device=settings.device,
         seed=settings.seed,
         instruments=[*_instruments(folder, watching), seen],
-        **task.settings(settings.workers, copies=settings.copies_model),
+        **task.settings(settings.workers, settings.neighbours()),
     )
     history: Sequence[EpochEnded] = ()
     if resume:

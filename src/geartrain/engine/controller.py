@@ -32,6 +32,7 @@ from geartrain.frames.packer import Packer
 from geartrain.frames.precision import narrowed
 from geartrain.graph.operator import Input
 from geartrain.graph.wiring import Wiring
+from geartrain.sharing.assignment import AbstractAssignment, Together
 
 
 class AbstractRamp(ABC):
@@ -111,10 +112,9 @@ class ControllerState:
         finished: Instances finished in training before (of a resumed run).
         drain: Admit only when nothing is in flight, and all that are wanted then: synchronous
             minibatches of ``max_active``. It is called ``whole`` here.
-        copies: Copies of the whole model, to each of which ``max_active`` and ``drain`` apply by
-            itself; instances are admitted to one of them.
         device: Where rows are fed; None: where instances have them.
-        lanes: Workers that run the whole graph; the one with the fewest instances gets the next.
+        assignment: Which copy of the graph gets which instance; where copies are limited each by
+            itself, ``max_active`` and ``drain`` apply to each.
         rounds: Counts the loops' turns.
     """
 
@@ -128,9 +128,8 @@ class ControllerState:
         finished: int = 0,
         *,
         drain: bool = False,
-        copies: int = 1,
         device: torch.device | None = None,
-        lanes: int = 1,
+        assignment: AbstractAssignment | None = None,
     ) -> None:
         if max_active < 1:
             raise ValueError(f"max_active={max_active}: give 1 or more")
@@ -147,30 +146,16 @@ class ControllerState:
         self._holding: set[str] = set()
         self.packer = Packer(wiring.arena, wiring.inputs, wiring.admission)
         self.one_by_one = any(o.alone for o in wiring.inputs.values())
-        self.copies = copies
-        self.active_of = np.zeros(copies, np.int64)
-        self.finished_of = np.zeros(copies, np.int64)  # by the last call of settle
-        self.finished_turns: IntArray = np.zeros(0, np.int64)  # of those instances
-        self.finished_owners: IntArray = np.zeros(0, np.int64)  # their copies or lanes
-        self.trained_of = np.full(copies, finished, np.int64)
-        self.open = np.ones(copies, np.bool_)  # copies that instances may be admitted to
-        self._copy = np.zeros(64, np.int64)  # slot -> copy
-        self._serials = np.zeros(copies, np.int64)
-        self._in_lane = np.zeros(lanes, np.int64)
-        self._turns_of_lane = np.zeros(lanes, np.int64)
+        self.assignment = assignment or Together()
+        self.finished_turns: IntArray = np.zeros(0, np.int64)  # of those of the last settling
+        self.finished_copies: IntArray = np.zeros(0, np.int64)  # that had them
 
     def begin(self, *, training: bool) -> None:
-        """A new pass: counts start from 0.
-
-        Numbers of instances start from 0 as well, but in training they go on: an instance is
-        number ``trained`` of the run, so that every part knows the same number for it. A copy of
-        the model has numbers of its own, as it sees no instance of another.
-        """
+        """A new pass: counts start from 0."""
         self.training = training
         self.finished = 0
         self.rounds.begin()
-        self._serials[:] = self.trained_of if training else 0
-        self._turns_of_lane[:] = 0
+        self.assignment.begin(self.trained, training=training)
         self.fed_rows = self.answered_rows = 0
 
     @property
@@ -190,10 +175,15 @@ class ControllerState:
         room = limit - self.active
         return room if room >= max(1, limit // _SHARE) else 0
 
+    @property
+    def copies(self) -> int:
+        """Those that are limited each by itself."""
+        return self.assignment.active.size
+
     def want_of(self, copy: int) -> int:
         """``want`` of one copy."""
-        active = int(self.active_of[copy])
-        if not self.open[copy] or (active and (self.whole or self._holds(copy))):
+        active = int(self.assignment.active[copy])
+        if not self.assignment.open[copy] or (active and (self.whole or self._holds(copy))):
             return 0
         limit = self.limit
         room = limit - active
@@ -211,26 +201,21 @@ class ControllerState:
 
         Args:
             instances: Some.
-            copy: The copy of the model that all of them go to; None: by their numbers.
+            copy: The copy of the graph that all of them go to; None: as they are assigned.
 
         Raises:
             DataError: An instance is refused; nothing of any of these has entered the graph.
         """
         packed = instances if isinstance(instances, Packed) else self.packer.pack(instances)
         at, n = copy or 0, len(packed)
-        slots = self._arena.admit(packed, int(self._serials[at]))
+        slots = self._arena.admit(packed, self.assignment.number(at))
         self.rounds.admitted(slots)
-        self._serials[at] += n
+        self.assignment.admit(self._arena, slots, at)
         top = int(slots.max())
         if top >= self._pending.size:
             more = np.zeros(max(top + 1, self._pending.size), np.int64)
             self._pending = np.concatenate([self._pending, more])
-            self._copy = np.concatenate([self._copy, more])
         self._pending[slots] = packed.counts
-        self._copy[slots] = at
-        if self._in_lane.size > 1:
-            self._share_out(slots)
-        self.active_of[at] += n
         self.active += n
         self.fed_rows += int(packed.counts.sum())
         out = Outbox()
@@ -240,25 +225,6 @@ class ControllerState:
                 batch = self._batch(operator, rows.payload, rows, slots)
                 self._router.send(operator.id, 0, batch, out, copy)
         return out
-
-    def _share_out(self, slots: IntArray) -> None:
-        """Give instances to lanes so that all have about equally many in flight.
-
-        A lane that finishes sooner than others gets more; none is without work while others queue.
-        """
-        n, active = slots.size, np.sort(self._in_lane)
-        reached = np.arange(1, active.size + 1)
-        level = -(-(n + active.cumsum()) // reached)  # if they go to the so many emptiest lanes
-        height = int(level.min())
-        begin = 0
-        for lane in np.argsort(self._in_lane, kind="stable").tolist():
-            end = min(n, begin + max(0, height - int(self._in_lane[lane])))
-            self._arena.lane[slots[begin:end]] = lane
-            turn = int(self._turns_of_lane[lane])
-            self._arena.turn[slots[begin:end]] = np.arange(turn, turn + end - begin)
-            self._turns_of_lane[lane] += end - begin
-            self._in_lane[lane] += end - begin
-            begin = end
 
     def _batch(
         self, operator: Input, payload: Tensor, rows: PackedRows, slots: IntArray
@@ -291,7 +257,6 @@ class ControllerState:
         if out.rounds:
             self.rounds.add(out.rounds)
         finished: list[IntArray] = []
-        self.finished_of[:] = 0
         for slots in out.spawned:
             np.add.at(self._pending, slots, 1)
             self.fed_rows += slots.size
@@ -315,23 +280,11 @@ class ControllerState:
             return 0
         done = join_arrays(finished)
         self.finished_turns = self._arena.turn[done]
-        if self._in_lane.size > 1:
-            self.finished_owners = self._arena.lane[done]
-            self._in_lane -= np.bincount(self.finished_owners, minlength=self._in_lane.size)
-        elif self.copies > 1:
-            self.finished_owners = self._copy[done]
-        else:
-            self.finished_owners = np.zeros(done.size, np.int64)
-        if self.copies == 1:
-            self.finished_of += done.size
-        else:
-            self.finished_of += np.bincount(self.finished_owners, minlength=self.copies)
+        self.finished_copies = self.assignment.finish(self._arena, done)
         self.active -= done.size
-        self.active_of -= self.finished_of
         self.finished += done.size
         if self.training:
             self.trained += done.size
-            self.trained_of += self.finished_of
         return done.size
 
     def check_empty(self) -> None:

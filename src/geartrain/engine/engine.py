@@ -9,9 +9,9 @@ Everything here is called by a runtime, which alone waits, times and carries.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import final
 
 import numpy as np
@@ -27,7 +27,7 @@ from geartrain.engine.order import ranks
 from geartrain.engine.placement import place
 from geartrain.engine.portion import AbstractPortion, UpdatesWorth
 from geartrain.engine.rounds import Rounds
-from geartrain.engine.router import Outbox, Router
+from geartrain.engine.router import Router
 from geartrain.engine.worker import Finished, WorkerState
 from geartrain.errors import LeakError
 from geartrain.frames.precision import Precision
@@ -35,17 +35,18 @@ from geartrain.graph.graph import Graph
 from geartrain.graph.operators import Losing
 from geartrain.graph.through import Through
 from geartrain.graph.visits import once
-from geartrain.graph.wiring import Owner, Wiring, copy_name, wire
+from geartrain.graph.wiring import Owner, Wiring, wire
 from geartrain.nodes.loss import Collected, LossNode, Objective, OutputNode
 from geartrain.nodes.method import in_place_of
 from geartrain.nodes.node import Memory
 from geartrain.nodes.products import forget_copies
 from geartrain.nodes.readout import ReadoutNode
 from geartrain.parts.norms import share_norms
-from geartrain.parts.part import PartState, StepTaken
+from geartrain.parts.part import PartState
 from geartrain.parts.rules import Part, Rules
-from geartrain.sharing.replicas import Replicas
-from geartrain.sharing.share import AbstractLock, NoLock, Share, share
+from geartrain.parts.trained import AbstractPart, StepTaken
+from geartrain.sharing.alone import AloneState
+from geartrain.sharing.sharing import AbstractSharingState
 
 
 @final
@@ -60,7 +61,6 @@ class Settings:
         policy: Makes the policy of each worker, from its index.
         portion: How much one firing takes.
         drain: Admit only when nothing is in flight: synchronous minibatches.
-        lanes: Every worker runs the whole graph for its own instances, all with the same weights.
         precision: Of rows and products.
         meter: Measures what nodes compute in training, or None.
         device: Where the rows of instances are fed; None: where they are, or on the host if all
@@ -74,7 +74,6 @@ class Settings:
     policy: Callable[[int], AbstractPolicy] = lambda worker: Sweeps()
     portion: AbstractPortion = field(default_factory=UpdatesWorth)
     drain: bool = False
-    lanes: bool = False
     precision: Precision = "full"
     meter: AbstractMeter | None = None
     device: torch.device | None = None
@@ -97,14 +96,13 @@ class Engine:
 
     Args:
         graph: A checked graph.
-        parts: From ``make_parts``; shared by all engines of a session.
+        parts: From ``make_parts``: those of the graph.
         settings: Numbers and policies.
         workers: How many.
         placement: Part or node name to worker; the rest is placed by ``costs``.
         costs: Seconds by node name, measured; empty: by numbers of parameters.
         trained: Instances finished in training so far.
-        lock: The runtime's, for what lanes share.
-        replicas: Copies of all parts, each for its own instances; ``parts`` are then not used.
+        sharing: Who else has the weights of the parts; None: nobody has.
     """
 
     def __init__(
@@ -116,57 +114,32 @@ class Engine:
         placement: Mapping[str, int] | None = None,
         costs: Mapping[str, float] | None = None,
         trained: int = 0,
-        lock: Callable[[], AbstractLock] = NoLock,
-        replicas: Replicas | None = None,
+        sharing: AbstractSharingState | None = None,
     ) -> None:
-        self.parts = parts if replicas is None else replicas.parts
-        self.settings, self.replicas = settings, replicas
+        self.settings, self.sharing = settings, sharing or AloneState(parts)
+        self.parts = self.sharing.parts
         self.began_s = 0.0
         """Seconds of training before this engine's, for what happens at a certain time."""
         names = part_names(graph)
         for part in self.parts.values():
             part.in_flight(settings.max_active)
         self._let_messages_count(graph, names)
-
-        lanes = workers if settings.lanes else 1 if replicas is None else replicas.copies
-        shares = (
-            {n: share(p, lanes, lock, **_freedom(graph, n, names)) for n, p in parts.items()}
-            if settings.lanes and lanes > 1
-            else {}
-        )
-
-        def owners(through: Through) -> list[Owner]:
-            name = names.get(through.name)
-            if name is None:
-                return [Owner(through.function, None)] * lanes
-            copies: Sequence[PartState | Share]
-            if shares:
-                copies = shares[name]
-            elif replicas is not None:
-                copies = [d.member.part for d in replicas.desks[name]]
-            else:
-                copies = copies_of(name, parts)
-            module, function = parts[name].module, through.function
-            return [Owner(in_place_of(function, module, c.module), c) for c in copies]
+        self._weights = _weights(graph, names, self.sharing)
 
         spread = _is_spread(graph, parts, settings.device)
-        placed = {original_name(n) for n in placement or ()}
         self.wiring: Wiring = wire(
-            graph, owners, lanes, settings.precision, apart=placed, spread=spread
+            graph,
+            lambda through: self._owners(through, names.get(through.name), parts),
+            self.sharing.copies,
+            settings.precision,
+            apart={original_name(n) for n in placement or ()},
+            spread=spread,
         )
         rounds = Rounds(self.wiring, settings.max_rounds)
-        self.router = Router(self.wiring, rounds, lanes=lanes > 1)
-        if lanes > 1 or replicas is not None:
-            self.home = {
-                n: k % workers for ns in self.wiring.copies.values() for k, n in enumerate(ns)
-            }
-        else:
-            self.home = place(self.wiring, parts, workers, placement or {}, costs or {})
+        self.router = Router(self.wiring, rounds, apart=self.sharing.copies > 1)
+        self.home = self._homes(workers, placement or {}, costs or {})
         self._ranks = ranks(self.wiring)
-        self.workers = [
-            self._worker(w, [s[w] for s in shares.values()] or list(self.parts.values()))
-            for w in range(workers)
-        ]
+        self.workers = [self._worker(w, workers, names) for w in range(workers)]
         self.controller = ControllerState(
             self.wiring,
             self.router,
@@ -175,12 +148,28 @@ class Engine:
             settings.ramp,
             trained,
             drain=settings.drain,
-            copies=1 if replicas is None else replicas.copies,
             device=settings.device if spread else _HOST,
-            lanes=lanes if settings.lanes else 1,
+            assignment=self.sharing.assignment(),
         )
-        if replicas is not None:
-            self.controller.trained_of[:] = replicas.trained
+
+    def _owners(
+        self, through: Through, part: str | None, parts: Mapping[str, PartState]
+    ) -> list[Owner]:
+        """What the copies of a node run with."""
+        if part is None:
+            return [Owner(through.function, None)] * self.sharing.copies
+        module, function = parts[part].module, through.function
+        weights = self._weights[part]
+        return [Owner(in_place_of(function, module, w.module), w) for w in weights]
+
+    def _homes(
+        self, workers: int, placement: Mapping[str, int], costs: Mapping[str, float]
+    ) -> dict[int, int]:
+        """Node number to worker."""
+        if self.sharing.apart:
+            copies = self.wiring.copies.values()
+            return {n: k % workers for numbers in copies for k, n in enumerate(numbers)}
+        return place(self.wiring, self.parts, workers, placement, costs)
 
     def _let_messages_count(self, graph: Graph, names: Mapping[str, str]) -> None:
         """Tell parts that every instance comes by in one message."""
@@ -190,53 +179,54 @@ class Engine:
             nodes.setdefault(name, []).append(node)
         for part in self.parts.values():
             its = nodes[original_name(part.name)]
-            part.once = len(its) == 1 and its[0] in single
-
-    def settle(self, out: Outbox) -> int:
-        """Let the controller count, and the copies what each of them has finished."""
-        finished = self.controller.settle(out)
-        if finished and self.replicas is not None and self.controller.training:
-            for k in np.flatnonzero(self.controller.finished_of).tolist():
-                self.replicas.finished(k, int(self.controller.finished_of[k]))
-        return finished
+            part.counting.once = len(its) == 1 and its[0] in single
 
     def tell_finished(self) -> list[tuple[int, Finished]]:
-        """Whom to tell of the instances that have just finished, and what.
-
-        A lane counts its own, and a worker those of the copies of the model that live there.
-        """
+        """Whom to tell of the instances that have just finished, and what."""
         controller, many = self.controller, len(self.workers)
         trained, turns = controller.trained, controller.finished_turns
-        if self.replicas is None and not self.settings.lanes:
+        if not self.sharing.apart:
             return [(w, Finished(turns, trained)) for w in range(many)]
-        owners = controller.finished_owners
-        copied = self.replicas is not None
+        copies = controller.finished_copies
         return [
-            (k % many, Finished(turns[owners == k], trained, k if copied else None))
-            for k in np.unique(owners).tolist()
+            (self.home_of(k), Finished(turns[copies == k], trained, k))
+            for k in np.unique(copies).tolist()
         ]
 
     def home_of(self, copy: int) -> int:
-        """The worker of a copy of the model."""
+        """The worker of a copy of the graph that is on one worker."""
         return copy % len(self.workers)
 
     def set_present(self, worker: int, present: bool) -> None:
         """The copies of a worker take part, or do so no more."""
-        if self.replicas is None:
-            return
-        for k in range(worker, self.replicas.copies, len(self.workers)):
-            self.controller.open[k] = present
-            if self.replicas.present()[k] != present:
-                (self.replicas.join if present else self.replicas.leave)(k)
+        for k in range(worker, self.sharing.copies, len(self.workers)):
+            self.controller.assignment.open[k] = present
+            self.sharing.set_present(k, present)
 
-    def _worker(self, w: int, parts: Sequence[PartState | Share]) -> WorkerState:
+    def release(self) -> bool:
+        """Nothing moves: let those that wait for letters in training go on without; if any did."""
+        return self.controller.training and self.sharing.release()
+
+    def _worker(self, w: int, workers: int, names: Mapping[str, str]) -> WorkerState:
         """A worker with the nodes that live there, and of the parts those that they use."""
-        nodes = [n for i, n in self.wiring.nodes.items() if self.home[i] == w]
-        used = {n.part_name for n in nodes}
+        operators, copies = self.wiring.operators, self.wiring.copies
+        used = {
+            (names.get(operators[operator].name), k)
+            for operator, numbers in copies.items()
+            for k, number in enumerate(numbers)
+            if self.home[number] == w
+        }
+        parts = {
+            each.name: (k, each)
+            for name, weights in self._weights.items()
+            for k, each in enumerate(weights)
+            if (name, k) in used
+        }
         return WorkerState(
             w,
-            nodes,
-            {p.name: p for p in parts if p.name in used},
+            [n for i, n in self.wiring.nodes.items() if self.home[i] == w],
+            {name: part for name, (_, part) in parts.items()},
+            {name: k for name, (k, _) in parts.items()},
             self.home,
             self.router,
             self.settings.policy(w),
@@ -244,7 +234,7 @@ class Engine:
             self.settings.max_rows,
             self._ranks,
             self.settings.meter,
-            self.replicas,
+            self.sharing.communicator(parts.keys()),
         )
 
     @property
@@ -269,20 +259,14 @@ class Engine:
             loss.judge = judge
             loss.collected = [] if collect and not outputs else None
             loss.sums.forget()
+        trained = self.controller.trained
+        first = partial(self.controller.assignment.first_turn, trained=trained)
         for worker in self.workers:
-            worker.begin(self.wiring.arena, self.controller.trained, self._first_turn, train=train)
+            worker.begin(self.wiring.arena, trained, first, train=train)
 
     def rest(self) -> list[tuple[int, StepTaken]]:
         """Steps that fall due as nothing is in flight any more, and the workers that took them."""
         return [(w.index, step) for w in self.workers for step in w.rest()]
-
-    def _first_turn(self, part: str) -> int:
-        """The turn of the next instance that may come by a part."""
-        if self.replicas is not None:
-            copy = next(k for k, d in enumerate(self.replicas.desks[original_name(part)])
-                        if d.member.part.name == part)  # fmt: skip
-            return int(self.controller.trained_of[copy])
-        return 0 if self.settings.lanes and len(self.workers) > 1 else self.controller.trained
 
     def check_empty(self) -> None:
         """After a drain: nothing waits anywhere.
@@ -293,8 +277,7 @@ class Engine:
             NonFiniteError: A device has found a NaN in one of the last losses or gradients.
         """
         self.controller.check_empty()
-        if self.replicas is not None:
-            self.replicas.check_settled()
+        self.sharing.check_settled()
         for node in self.wiring.nodes.values():
             node.check_empty()
         for part in self.parts.values():
@@ -376,12 +359,15 @@ def part_names(graph: Graph) -> dict[str, str]:
     return found
 
 
-def _freedom(graph: Graph, part: str, names: Mapping[str, str]) -> dict[str, bool]:
-    """What lanes may do with a part, as all its nodes allow it; see ``share``."""
-    throughs = [t for t in graph.throughs() if names.get(t.name) == part]
-    kernels = [t.written_kernel() for t in throughs]
-    looks_up = all(k is not None and k.looks_up for k in kernels)
-    return {"free": None not in kernels, "looks_up": looks_up}
+def _weights(
+    graph: Graph, names: Mapping[str, str], sharing: AbstractSharingState
+) -> dict[str, Sequence[AbstractPart]]:
+    """What the copies of nodes compute with, by name of their part."""
+    nodes: dict[str, list[Through]] = {}
+    for through in graph.throughs():
+        if through.name in names:
+            nodes.setdefault(names[through.name], []).append(through)
+    return {name: sharing.weights(name, its) for name, its in nodes.items()}
 
 
 def _is_spread(graph: Graph, parts: Mapping[str, PartState], device: torch.device | None) -> bool:
@@ -399,7 +385,7 @@ _HOST = torch.device("cpu")
 def make_parts(
     graph: Graph, defaults: Rules, device: torch.device | None = None
 ) -> dict[str, PartState]:
-    """The parts of a graph at work, by name; copies of a replicated part are ``name#1`` and so on.
+    """The parts of a graph at work, by name.
 
     Args:
         graph: Holds the modules, which are moved to their devices.
@@ -432,20 +418,9 @@ def make_parts(
         where = device
         if part.device is not None:
             where = require_device(part.device, f"part '{name}'")
-        for k in range(part.replicas):
-            copied = copy_name(name, k)
-            module = copy.deepcopy(part.module) if k else part.module
-            parts[copied] = PartState(copied, module, rules, part.mixer, where, k, part.replicas)
+        parts[name] = PartState(name, part.module, rules, where)
     share_norms(parts)
     return parts
-
-
-def copies_of(name: str, parts: Mapping[str, PartState]) -> list[PartState]:
-    """A part and its copies."""
-    found = [parts[name]]
-    while (other := parts.get(copy_name(name, len(found)))) is not None:
-        found.append(other)
-    return found
 
 
 def original_name(name: str) -> str:

@@ -26,7 +26,7 @@ class RunStarted:
     nodes: Mapping[str, int] = field(default_factory=dict)  # node name -> worker
     graph_text: str = ""  # the printed graph
     graph_mermaid: str = ""  # the graph as Mermaid source
-    lanes: bool = False  # whether every worker has the whole graph
+    sharing: str = ""  # how workers share weights, where they have copies of the graph
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,27 +13,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import final
 
 from geartrain.engine.mailbox import Queue
 from geartrain.nodes.node import AbstractNode
-from geartrain.parts.part import PartState
-from geartrain.sharing.share import Share
-
-Trained: TypeAlias = PartState | Share
-"""A part on the worker that has it, or a worker's share of one."""
+from geartrain.parts.trained import AbstractPart
 
 
 class AbstractPortion(ABC):
     """Says how many messages of a queue one firing of training takes. Stateless."""
 
     @abstractmethod
-    def adding(self, queue: Queue, node: AbstractNode, part: Trained) -> int | None:
+    def adding(self, queue: Queue, node: AbstractNode, part: AbstractPart) -> int | None:
         """Most messages of a firing that adds gradients to a part; None: any number."""
 
     @abstractmethod
     def computing(
-        self, queue: Queue, node: AbstractNode, parts: Collection[Trained], weights: int
+        self, queue: Queue, node: AbstractNode, parts: Collection[AbstractPart], weights: int
     ) -> int | None:
         """Most bundles of a firing that only computes; None: any number.
 
@@ -62,7 +58,7 @@ class UpdatesWorth(AbstractPortion):
     worth_light: int = 2048
     updates_light: int = 4
 
-    def adding(self, queue: Queue, node: AbstractNode, part: Trained) -> int | None:
+    def adding(self, queue: Queue, node: AbstractNode, part: AbstractPart) -> int | None:
         """As many as the update lacks.
 
         Rows that move in lockstep would else come back together, and one update would take them
@@ -74,7 +70,7 @@ class UpdatesWorth(AbstractPortion):
         return queue.messages_with(lacking, node.lengths)
 
     def computing(
-        self, queue: Queue, node: AbstractNode, parts: Collection[Trained], weights: int
+        self, queue: Queue, node: AbstractNode, parts: Collection[AbstractPart], weights: int
     ) -> int | None:
         """As many as a whole update takes, or as are worth a firing."""
         rows, messages = self.worth, 1

@@ -77,18 +77,18 @@ class Router:
     Args:
         wiring: The graph made into nodes.
         rounds: Knows the loops.
-        lanes: Whether copy k of a node writes to copy k of its readers alone.
+        apart: Whether copy k of a node writes to copy k of its readers alone.
     """
 
-    def __init__(self, wiring: Wiring, rounds: Rounds, *, lanes: bool = False) -> None:
-        self._lane_of = (
+    def __init__(self, wiring: Wiring, rounds: Rounds, *, apart: bool = False) -> None:
+        self._copy_of = (
             {n: k for numbers in wiring.copies.values() for k, n in enumerate(numbers)}
-            if lanes
+            if apart
             else {}
         )
         self._steps, self._readers = wiring.steps, wiring.readers
         self._copies, self._operator_of = wiring.copies, wiring.operator_of
-        self._arena, self._lanes = wiring.arena, lanes
+        self._arena, self._apart = wiring.arena, apart
         self._rounds, self._back = rounds, rounds.ports
         self._nodes = wiring.nodes
 
@@ -100,10 +100,10 @@ class Router:
             self.answer(batch, out)
         operator = self._operator_of[node]
         for port, rows in emission.forward:
-            self.send(operator, port, rows, out, self._lane_of.get(node))
+            self.send(operator, port, rows, out, self._copy_of.get(node))
 
     def send(
-        self, operator: int, port: int, batch: Forward, out: Outbox, lane: int | None = None
+        self, operator: int, port: int, batch: Forward, out: Outbox, copy: int | None = None
     ) -> None:
         """Route rows that leave an output port.
 
@@ -111,7 +111,7 @@ class Router:
             operator, port: Where they leave.
             batch: The rows.
             out: Gets the deliveries.
-            lane: The copy that all of them go to; None: by their instances.
+            copy: The copy that all of them go to; None: by their instances.
 
         Raises:
             EndlessLoopError: Rows go round steps without end.
@@ -125,8 +125,8 @@ class Router:
             step = self._steps.get(reader)
             if step is None:
                 copies = self._copies[reader]
-                if lane is not None or len(copies) == 1:
-                    out.deliveries.append(Delivery(copies[lane or 0], into, batch))
+                if copy is not None or len(copies) == 1:
+                    out.deliveries.append(Delivery(copies[copy or 0], into, batch))
                 else:
                     self._spread(copies, into, batch, out)
                 continue
@@ -146,8 +146,8 @@ class Router:
     def _spread(self, copies: tuple[int, ...], into: int, batch: Forward, out: Outbox) -> None:
         """Give every row to the copy that its instance belongs to."""
         slots = batch.state[INSTANCE]
-        if self._lanes:
-            which = self._arena.lane[slots]
+        if self._apart:
+            which = self._arena.copy[slots]
         else:
             which = self._arena.serial[slots] % len(copies)
         first = int(which[0])

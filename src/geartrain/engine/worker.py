@@ -23,11 +23,10 @@ from geartrain.errors import GeartrainError, WorkerError
 from geartrain.frames.frame import Arena
 from geartrain.frames.message import INSTANCE, Backward, Forward, IntArray
 from geartrain.nodes.node import AbstractNode, Emission
-from geartrain.parts.part import PartState, StepTaken
+from geartrain.parts.trained import AbstractPart, StepTaken
 from geartrain.parts.triggers import Instances
-from geartrain.sharing.exchange import Letter
-from geartrain.sharing.replicas import Desk, Replicas
-from geartrain.sharing.share import Share
+from geartrain.sharing.communicator import AbstractCommunicator, Silent, Taken
+from geartrain.sharing.letters import Letter
 
 
 @final
@@ -68,10 +67,9 @@ class Finished:
     """Instances that have finished.
 
     Args:
-        turns: int64, an entry for each: its number among those of its lane or of its copy of the
-            model, or of all.
+        turns: int64, an entry for each: its number among those of its copy of the graph, or of all.
         trained: All that have finished in training so far.
-        copy: The copy of the model that they were of; None: there are no copies.
+        copy: The copy of the graph that they were of; None: parts of all copies hear of them.
     """
 
     turns: IntArray
@@ -86,7 +84,8 @@ class WorkerState:
     Args:
         index: Its number.
         nodes: Those that live here.
-        parts: Those whose weights live here, by name.
+        parts: Those that nodes here compute with, by name.
+        copies: Part name to the copy of the graph that it is of.
         home: Node number to worker, for all nodes.
         router: Follows the wires.
         policy: What fires next.
@@ -94,14 +93,15 @@ class WorkerState:
         max_rows: Most rows in one firing.
         ranks: Node number to its places in the graph, as ``order.ranks`` gives them.
         meter: Measures what nodes compute, or None.
-        replicas: Copies of the model, some of which live here.
+        communicator: What copies that live here send and receive.
     """
 
     def __init__(
         self,
         index: int,
         nodes: Sequence[AbstractNode],
-        parts: Mapping[str, PartState | Share],
+        parts: Mapping[str, AbstractPart],
+        copies: Mapping[str, int],
         home: Mapping[int, int],
         router: Router,
         policy: AbstractPolicy,
@@ -109,14 +109,14 @@ class WorkerState:
         max_rows: int,
         ranks: Mapping[int, tuple[int, int]],
         meter: AbstractMeter | None = None,
-        replicas: Replicas | None = None,
+        communicator: AbstractCommunicator | None = None,
     ) -> None:
         self.index = index
         self._meter = meter
         self.train = True
         self.progress = 0
         self._nodes = {n.id: n for n in nodes}
-        self.parts = dict(parts)
+        self.parts, self._copies = dict(parts), copies
         self._weights = sum(part.size for part in self.parts.values())
         windowed = {name for name, part in parts.items() if part.rules.window is not None}
         self._bounded = {n.id for n in nodes if n.part_name in windowed}
@@ -126,19 +126,17 @@ class WorkerState:
         self._ready: dict[Queue, None] = {}
         self._eager: list[Delivery] = []
         self._clock = 0
-        self._replicas = replicas
-        mine = [] if replicas is None else [*replicas.all_desks()]
-        self._desks = {d.member.part.name: d for d in mine if d.member.part.name in self.parts}
-        self._mail: dict[Desk, None] = {}
+        self.communicator = communicator or Silent()
+        self._free = not self._bounded and not self.communicator.talks
         self._cohorts: dict[str, Cohorts] = {}
 
-    def begin(self, arena: Arena, trained: int, turn: Callable[[str], int], *, train: bool) -> None:
+    def begin(self, arena: Arena, trained: int, turn: Callable[[int], int], *, train: bool) -> None:
         """A pass begins.
 
         Args:
             arena: The frames.
             trained: Instances finished in training so far.
-            turn: Part name to the turn of the first instance that may come by.
+            turn: Copy of the graph to the turn of the first instance that may come by.
             train: Whether it is for training.
         """
         self.train, self.progress = train, trained
@@ -146,17 +144,13 @@ class WorkerState:
         if not train:
             return
         for name, part in self.parts.items():
-            trigger = part.trigger
+            trigger, cohorts = part.trigger, None
             # With a window, rows that wait might keep out those that they wait for.
             if isinstance(trigger, Instances) and not part.once and part.rules.window is None:
-                begun = 0 if isinstance(part, Share) else part.instances % trigger.n
-                cohorts = Cohorts(arena, trigger.n, turn(name), begun, part.copy, part.copies)
+                begun, first = part.begun(trigger.n), turn(self._copies[name])
+                cohorts = Cohorts(arena, trigger.n, first, begun, part.copy, part.copies)
                 self._cohorts[name] = cohorts
-            if isinstance(part, Share):
-                # Lanes have cohorts of their own, and none waits for another.
-                part.gathers = name in self._cohorts and part.rules.max_staleness is None
-            else:
-                part.updates_before = self._cohorts[name].ahead if name in self._cohorts else None
+            part.in_cohorts(None if cohorts is None else cohorts.ahead)
 
     def deliver(self, delivery: Delivery) -> None:
         """A batch has come for a node that lives here."""
@@ -185,17 +179,15 @@ class WorkerState:
 
     def receive(self, letter: Letter) -> None:
         """A letter has come for a copy that lives here."""
-        assert self._replicas is not None
-        if self._replicas.put(letter):
-            self._mail[self._replicas.desks[letter.part][letter.receiver]] = None
+        self.communicator.receive(letter)
 
     def take_letters(self) -> list[Letter]:
         """What copies that live here have sent outside of a firing."""
-        return [x for desk in self._desks.values() for x in desk.take_letters()]
+        return self.communicator.take_letters()
 
     def take_steps(self) -> list[StepTaken]:
         """Steps that exchanges have taken outside of a firing."""
-        return [x for desk in self._desks.values() for x in desk.take_steps()]
+        return self.communicator.take_steps()
 
     def finished(self, told: Finished) -> list[StepTaken]:
         """Instances have finished; in training, steps that count them fall due."""
@@ -204,11 +196,10 @@ class WorkerState:
             return []
         steps: list[StepTaken | None] = []
         for name, part in self.parts.items():
-            if told.copy is not None and self._desks[name].member.index != told.copy:
+            if told.copy is not None and self._copies[name] != told.copy:
                 continue
             cohorts = self._cohorts.get(name)
-            if isinstance(part, Share):
-                part.heard(self.progress)
+            part.heard(self.progress)
             for instances in [told.turns.size] if cohorts is None else cohorts.finished(told.turns):
                 part.finished(instances)
                 steps.append(part.step_if_due(self.progress))
@@ -223,57 +214,34 @@ class WorkerState:
 
     def rest(self) -> list[StepTaken]:
         """Nothing is in flight any more: steps that fall due by that."""
-        lanes = [part for part in self.parts.values() if isinstance(part, Share)]
-        return [step for part in lanes if (step := part.rest()) is not None]
+        return [step for part in self.parts.values() if (step := part.rest()) is not None]
 
     @property
     def ready(self) -> bool:
         """Whether ``fire`` has something to do."""
-        if not self._bounded and self._replicas is None:
+        if self._free:
             return bool(self._eager or self._ready)
-        return bool(self._eager or self._choices() or self._mail_that_may_be_taken())
+        return bool(self._eager or self._choices() or self.communicator.ready)
 
     def _choices(self) -> list[Queue]:
         """Queues that may fire now."""
-        if not self._bounded and self._replicas is None:
+        if self._free:
             return list(self._ready)
         return [q for q in self._ready if self._is_open(q)]
 
     def _is_open(self, queue: Queue) -> bool:
         """Whether its part waits for no letters, and in training its window has room for rows."""
         node = self._nodes[queue.node]
-        if self._waits(node.part_name):
+        if self.communicator.waits(node.part_name):
             return False
         bounded = self.train and queue.port != BACKWARD and queue.node in self._bounded
         return not bounded or node.open
 
-    def _waits(self, part: str | None) -> bool:
-        return part is not None and part in self._desks and self._desks[part].waiting
-
-    def _mail_that_may_be_taken(self) -> Desk | None:
-        return next((desk for desk in self._mail if desk.ready), None)
-
-    def _take_mail(self, desk: Desk) -> Firing:
-        """Let an exchange have the letters that wait; that is a firing of its own."""
-        part = desk.member.part
-        try:
-            letters = desk.receive()
-        except GeartrainError:
-            raise
-        except Exception as error:
-            raise WorkerError(
-                f"{type(error).__name__} in {type(desk.exchange).__name__} of part '{part.name}', "
-                f"as it received letters: {error}"
-            ) from error
-        del self._mail[desk]
-        rows = sum(x.count for x in letters)
-        firing = Firing(f"{part.name} exchange", part.name, True, rows, taken=letters)
-        self._collect(desk, firing)
+    def _collect(self, part: str, firing: Firing) -> Firing:
+        """Add what an exchange has sent and done."""
+        firing.letters += self.communicator.take_letters(part)
+        firing.steps += self.communicator.take_steps(part)
         return firing
-
-    def _collect(self, desk: Desk, firing: Firing) -> None:
-        firing.letters += desk.take_letters()
-        firing.steps += desk.take_steps()
 
     def fire(self) -> Firing:
         """Run one node on what waits for it, and the eager nodes behind.
@@ -283,8 +251,8 @@ class WorkerState:
             GeartrainError: The graph or the data are wrong.
         """
         if not self._eager:
-            if self._mail and (desk := self._mail_that_may_be_taken()) is not None:
-                return self._take_mail(desk)
+            if (taken := self.communicator.take()) is not None:
+                return self._collect(taken.part, _taking(taken))
             queue = self._choose()
             node = self._nodes[queue.node]
             adds = self._adds_gradients(node, queue.port)
@@ -333,8 +301,8 @@ class WorkerState:
                 step = part.step_if_due(self.progress)
                 if step is not None:
                     firing.steps.append(step)
-                if part.name in self._desks:
-                    self._collect(self._desks[part.name], firing)
+                if self.communicator.talks:
+                    self._collect(part.name, firing)
                 holds = part.note_holding()
                 if holds is not None:
                     firing.held[part.name] = holds
@@ -375,9 +343,9 @@ class WorkerState:
         return self._portions.adding(queue, node, self.parts[node.part_name])
 
     def _reserve(self, node: AbstractNode, batches: Sequence[Forward | Backward]) -> None:
-        """Tell other lanes what a firing is going to add."""
+        """Tell others that share the part what a firing is going to add."""
         part = None if node.part_name is None else self.parts[node.part_name]
-        if not self.train or not isinstance(part, Share):
+        if not self.train or part is None or not part.reserves:
             return
         units = sum(map(len, batches))
         if part.trigger.unit == "rows":
@@ -420,6 +388,13 @@ class WorkerState:
         if emission.spared is not None:
             meter.spared(node.name, emission.spared)
         return emission
+
+
+def _taking(taken: Taken) -> Firing:
+    """An exchange has had letters; that is a firing of its own."""
+    letters = [*taken.letters]
+    rows = sum(x.count for x in letters)
+    return Firing(f"{taken.part} exchange", taken.part, True, rows, taken=letters)
 
 
 def _story(

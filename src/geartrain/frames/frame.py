@@ -66,8 +66,8 @@ class Arena:
         self.edge_base = np.zeros(64, np.int64)
         self.edge_size = np.zeros(64, np.int64)
         self.serial = np.full(64, -1, np.int64)
-        self.lane = np.zeros(64, np.int64)  # that runs the instance, where there are several
-        self.turn = np.zeros(64, np.int64)  # its number among those of its lane, or of all
+        self.copy = np.zeros(64, np.int64)  # of the graph, that has the instance
+        self.turn = np.zeros(64, np.int64)  # its number among those of its copy, or of all
         self.keys: NDArray[np.object_] = np.full(64, None, np.object_)
         self.active = 0
         self._cohort = np.zeros(64, np.int64)
@@ -143,7 +143,7 @@ class Arena:
         while len(self._spare) < n:
             old = self.base.size
             names = (
-                *("base", "size", "edge_base", "edge_size", "serial", "lane", "turn"),
+                *("base", "size", "edge_base", "edge_size", "serial", "copy", "turn"),
                 *("_cohort", "keys"),
             )
             for name in names:

@@ -269,7 +269,7 @@ class _Derivation:
     """The making of one program.
 
     It works with a copy of the module, which shares its tensors: a trace puts others in their
-    place, and lanes may compute with the module meanwhile.
+    place, and other workers may compute with the module meanwhile.
     """
 
     def __init__(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> None:

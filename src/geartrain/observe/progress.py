@@ -93,8 +93,9 @@ class ProgressLine(AbstractInstrument):
         self._ledger = _Ledger()
         self._pass = self._closed_pass = None
         line = Text(event.runtime, "bold")
+        shared = f", {event.sharing}" if event.sharing else ""
         line.append(
-            f": {_some(event.workers, 'worker')}{' as lanes' * event.lanes}, "
+            f": {_some(event.workers, 'worker')}{shared}, "
             f"at most {count(event.max_active)} in flight, "
             f"{_some(event.epochs, 'epoch')}" + ("; virtual seconds" * self._is_virtual),
             "not bold",

@@ -21,8 +21,12 @@ class Mixable(Protocol):
     """What mixing must know of a copy of a part; ``parts.part.PartState`` is one."""
 
     module: nn.Module
-    parameters: list[nn.Parameter]
-    optimizer: Optimizer | None
+
+    @property
+    def parameters(self) -> list[nn.Parameter]: ...
+
+    @property
+    def optimizer(self) -> Optimizer | None: ...
 
 
 class AbstractMixer(ABC):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeAlias, final
 
 import torch
@@ -18,18 +18,15 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from geartrain.bounds import COPIES, MOST_COPIES, require_at_most
 from geartrain.graph.gear import Gear
 from geartrain.graph.operator import Keep
 from geartrain.parts.late.delay import AbstractDelay
-from geartrain.parts.late.views import AbstractView, DoubleBuffered
-from geartrain.parts.mixer import AbstractMixer, Average
+from geartrain.parts.late.views import AbstractView
 from geartrain.parts.triggers import Flush as Flush
 from geartrain.parts.triggers import Instances as Instances
 from geartrain.parts.triggers import Messages as Messages
 from geartrain.parts.triggers import Rows as Rows
 from geartrain.parts.triggers import Trigger as Trigger
-from geartrain.parts.triggers import require_positive
 
 MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
 Averaging: TypeAlias = Literal["rows", "instances", "none"]
@@ -132,9 +129,6 @@ class Part:
         schedule, scheduler, max_staleness, view, delay, window: Likewise.
         keep: What nodes keep for the way back; see ``Stream.through``. With a ``view`` it is
             ``graph``.
-        replicas: Copies of the part on different workers, each with its own optimiser; rows are
-            spread over them by instance. ``module`` is the first copy.
-        mixer: When and how the copies meet.
         full_precision: Whether its nodes compute in float32 also where the session's precision is
             ``bf16``; rows come and go in bfloat16 all the same.
         gear: Its speed, for all its nodes; wants ``keep="graph"``.
@@ -155,15 +149,11 @@ class Part:
     delay: AbstractDelay | None = None
     window: int | None = None
     keep: Keep = "auto"
-    replicas: int = 1
-    mixer: AbstractMixer = field(default_factory=Average)
     full_precision: bool = False
     gear: Gear | None = None
     device: str | torch.device | None = None
 
     def __post_init__(self) -> None:
-        require_positive("Part(replicas=...)", self.replicas)
-        require_at_most(f"Part(replicas={self.replicas})", self.replicas, MOST_COPIES, COPIES)
         _require_kinds(self)
         if self.view is None:
             return
@@ -173,11 +163,6 @@ class Part:
                 "one of the two out"
             )
         object.__setattr__(self, "keep", "graph")
-        if self.replicas > 1 and isinstance(self.view, DoubleBuffered):
-            raise ValueError(
-                f"Part(view={self.view}, replicas={self.replicas}): a copy does not see every "
-                "instance, so it cannot tell an update's; use another view, or one copy"
-            )
 
     def rules(self, defaults: Rules) -> Rules:
         """The session's rules with this part's own in front."""

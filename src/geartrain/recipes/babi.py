@@ -48,8 +48,6 @@ from geartrain.parts.optimizers import FusedAdam
 from geartrain.parts.rules import Clip, Instances, Part, Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
-    ONE,
-    Copies,
     LoadSplit,
     Option,
     Recipe,
@@ -95,7 +93,7 @@ def build(setting: Setting) -> Task:
     size = _size(kind, int(options["hidden"]), int(options["steps"]))
     rate = float(options["learning_rate"]) or RATES[kind.number]
     return Task(
-        graph=make_graph(kind, size, setting.copies),
+        graph=make_graph(kind, size),
         rules=Rules(
             optimizer=partial(FusedAdam, lr=rate),
             update_every=Instances(setting.update_every),
@@ -105,20 +103,20 @@ def build(setting: Setting) -> Task:
         splits=_splits(setting, kind, size.hidden),
         validation="valid",
         ramp=RAMP,
+        sharing=setting.copies_of("cell"),
     )
 
 
-def make_graph(kind: BabiTask, size: Size, copies: Copies = ONE) -> Graph:
+def make_graph(kind: BabiTask, size: Size) -> Graph:
     """Message passing, and the answer that the task wants.
 
     Args:
         kind: The task.
         size: Width of a vertex's state, at least its marks, and steps of message passing.
-        copies: Of the cell.
     """
     graph = Graph(edge=("type",), value=("answer",))
     types = 2 * len(kind.relations)
-    cell = copies.of(GatedGraphCell(size.hidden, types, steps=size.steps))
+    cell = GatedGraphCell(size.hidden, types, steps=size.steps)
     if kind.answer == "classes":
         _path(graph, cell, kind, size.hidden)
         return graph

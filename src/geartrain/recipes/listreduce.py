@@ -34,8 +34,6 @@ from geartrain.parts.optimizers import FusedAdam
 from geartrain.parts.rules import Clip, Instances, Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
-    ONE,
-    Copies,
     LoadSplit,
     Option,
     Recipe,
@@ -68,7 +66,7 @@ def build(setting: Setting) -> Task:
         return load
 
     return Task(
-        graph=make_graph(hidden, setting.copies, whole=whole),
+        graph=make_graph(hidden, whole=whole),
         rules=Rules(
             optimizer=partial(FusedAdam, lr=rate, betas=BETAS),
             update_every=Instances(setting.update_every),
@@ -83,15 +81,15 @@ def build(setting: Setting) -> Task:
         },
         validation="valid",
         ramp=RAMP,
+        sharing=setting.copies_of("cell"),
     )
 
 
-def make_graph(hidden: int, copies: Copies = ONE, *, whole: bool = True) -> Graph:
+def make_graph(hidden: int, *, whole: bool = True) -> Graph:
     """The network over lists, and the loss behind it.
 
     Args:
         hidden: Width of the state and of the token vectors.
-        copies: Of the cell.
         whole: Whether a list takes all its steps in one firing; else it goes round a loop.
     """
     # Token vectors of unit variance behind a matrix of their own: with Adam the same network
@@ -102,10 +100,10 @@ def make_graph(hidden: int, copies: Copies = ONE, *, whole: bool = True) -> Grap
     readout = nn.Linear(hidden, CLASSES)
     if whole:
         tokens = graph.input("tokens", shape=(), dtype=torch.int64, bundle=True)
-        network = copies.of(BundleSequential(WholeList(cell), readout))
+        network = BundleSequential(WholeList(cell), readout)
         scores = tokens.through(network, name="cell", inside=True, pool=True)
     else:
-        ended = Recurrent(copies.of(cell), read="token", name="cell")(graph.input("start"))
+        ended = Recurrent(cell, read="token", name="cell")(graph.input("start"))
         scores = ended.through(readout, name="readout")
     scores.loss(cross_entropy, "label", metrics={"accuracy": accuracy})
     return graph

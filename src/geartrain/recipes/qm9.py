@@ -32,8 +32,6 @@ from geartrain.parts.optimizers import FusedAdam
 from geartrain.parts.rules import Clip, Instances, Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
-    ONE,
-    Copies,
     LoadSplit,
     Option,
     Recipe,
@@ -89,7 +87,6 @@ def build(setting: Setting) -> Task:
             int(options["steps"]),
             units,
             distances=distances,
-            copies=setting.copies,
         ),
         rules=Rules(
             optimizer=partial(FusedAdam, lr=float(options["learning_rate"])),
@@ -100,6 +97,7 @@ def build(setting: Setting) -> Task:
         splits=splits,
         validation="valid",
         ramp=RAMP,
+        sharing=setting.copies_of("cell"),
         files={_UNITS: units.to_json()},
     )
 
@@ -184,9 +182,7 @@ class HalfSquaredError:
         return 0.5 * off[:, 0].square(), off
 
 
-def make_graph(
-    hidden: int, steps: int, units: Units, *, distances: bool, copies: Copies = ONE
-) -> Graph:
+def make_graph(hidden: int, steps: int, units: Units, *, distances: bool) -> Graph:
     """The network and its loss.
 
     Args:
@@ -194,7 +190,6 @@ def make_graph(
         steps: How often messages pass.
         units: Of the target.
         distances: Whether messages know how long their bond is.
-        copies: Of the cell.
 
     Raises:
         ValueError: ``hidden`` has no room for the elements.
@@ -207,7 +202,7 @@ def make_graph(
     atoms = elements.through(partial(one_hot, hidden=hidden), name="one-hot")
     length = "distance" if distances else None
     cell = GatedGraphCell(hidden, len(BONDS), length=length, steps=steps)
-    last = atoms.through(copies.of(cell), name="cell", inside=True)
+    last = atoms.through(cell, name="cell", inside=True)
     readout = GatedSum(hidden, len(ELEMENTS))
     moment = last.through(readout, name="readout", read="element", inside=True, pool=True)
     metrics = {"mae": units.error, "error_ratio": units.error_ratio}

@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, final
 
 import torch
-from torch import nn
 
 from geartrain.bounds import COPIES, MOST_COPIES, MOST_SEED, SEED, require_at_most
 from geartrain.engine.controller import AbstractRamp
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.parts.mixer import Average
-from geartrain.parts.rules import Part, Rules
+from geartrain.parts.rules import Rules
 from geartrain.pipeline.pipeline import Pipeline
+from geartrain.sharing.part_copies import PartCopies
+from geartrain.sharing.sharing import AbstractSharing
 
 Number: TypeAlias = int | float
 Value: TypeAlias = Number | str
@@ -155,27 +156,6 @@ class Choice:
         return value
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """How many copies the bottleneck of a recipe has; they become their mean when they meet.
-
-    Args:
-        number: 1 leaves the part as it is.
-        every: Instances between two meetings; 0: when an epoch ends or is evaluated alone.
-    """
-
-    number: int = 1
-    every: int = 0
-
-    def of(self, module: nn.Module) -> nn.Module | Part:
-        """The module as a part of so many copies."""
-        if self.number == 1:
-            return module
-        return Part(module, replicas=self.number, mixer=Average(self.every or None))
-
-
-ONE: Final = Copies()
 AVERAGE_EVERY: Final = "average_every"  # the option of recipes that have a bottleneck
 
 
@@ -202,10 +182,19 @@ class Setting:
     files: Mapping[str, str] = field(default_factory=dict)
     replicas: int = 1
 
-    @property
-    def copies(self) -> Copies:
-        """Of the bottleneck; for recipes that have one."""
-        return Copies(self.replicas, int(self.options[AVERAGE_EVERY]))
+    def copies_of(self, part: str) -> AbstractSharing | None:
+        """Copies of the bottleneck, for recipes that have one; None: there is one copy.
+
+        They become their mean every so many instances, as the option ``average_every`` says; 0:
+        when an epoch ends or is evaluated alone.
+
+        Args:
+            part: Its name.
+        """
+        if self.replicas == 1:
+            return None
+        every = int(self.options[AVERAGE_EVERY])
+        return PartCopies({part: self.replicas}, Average(every or None))
 
 
 @final
@@ -221,7 +210,8 @@ class Task:
         ramp: How instances in flight grow.
         files: Name to text, kept in the run's folder for ``Setting.files``.
         pipeline: That the graph is of, if it is one; its parts are placed in their order.
-        lanes: Whether several workers are best used as lanes, as one part has nearly all the work.
+        sharing: How workers share the weights, where parts are not just spread over them: by copies
+            of the bottleneck, or, as one part has nearly all the work, by a graph for each.
     """
 
     graph: Graph
@@ -231,23 +221,23 @@ class Task:
     ramp: AbstractRamp
     files: Mapping[str, str] = field(default_factory=dict)
     pipeline: Pipeline | None = None
-    lanes: bool = False
+    sharing: AbstractSharing | None = None
 
-    def settings(self, workers: int, *, copies: bool = False) -> dict[str, Any]:
+    def settings(self, workers: int, sharing: AbstractSharing | None = None) -> dict[str, Any]:
         """What ``Session`` is told besides graph, rules, runtime and what a user chooses.
 
         Args:
             workers: Of the runtime.
-            copies: Whether there are copies of the whole model, each on one worker.
+            sharing: Instead of the task's own.
         """
         found: dict[str, Any] = {}
         if self.pipeline is not None:
             found = self.pipeline.settings(min(workers, len(self.pipeline.parts)))
             del found["max_active"]
-            if copies:
+            if sharing is not None and not sharing.spreads:
                 del found["placement"]
-        if self.lanes and workers > 1 and not copies:
-            found["lanes"] = True
+        if (wanted := sharing or self.sharing) is not None:
+            found["sharing"] = wanted
         return {**found, "ramp": self.ramp}
 
     def load(self, split: str) -> Sequence[Instance]:

@@ -38,14 +38,13 @@ from geartrain.parts.optimizers import FusedAdagrad
 from geartrain.parts.rules import Rules
 from geartrain.recipes.recipe import (
     AVERAGE_EVERY,
-    ONE,
-    Copies,
     LoadSplit,
     Option,
     Recipe,
     Setting,
     Task,
 )
+from geartrain.sharing.shared_weights import SharedWeights
 
 RATE: Final = 0.05  # Adagrad's
 WORD_SPREAD: Final = 0.03  # standard deviation of the initial word vectors
@@ -79,26 +78,24 @@ def build(setting: Setting) -> Task:
         return load
 
     rate = float(setting.options["learning_rate"])
+    shared = SharedWeights() if whole else None
     return Task(
-        graph=make_graph(
-            int(setting.options["hidden"]), len(vocabulary), setting.copies, whole=whole
-        ),
+        graph=make_graph(int(setting.options["hidden"]), len(vocabulary), whole=whole),
         rules=Rules(optimizer=partial(FusedAdagrad, lr=rate), update_every=setting.update_every),
         splits={"train": split("train"), "dev": split("dev"), "test": split("test")},
         validation="dev",
         ramp=RAMP,
         files={_VOCABULARY: vocabulary.to_json()},
-        lanes=whole and setting.replicas == 1,
+        sharing=setting.copies_of("tree" if whole else "branch") or shared,
     )
 
 
-def make_graph(hidden: int, words: int, copies: Copies = ONE, *, whole: bool = True) -> Graph:
+def make_graph(hidden: int, words: int, *, whole: bool = True) -> Graph:
     """Whole trees, or the loop from leaves to roots.
 
     Args:
         hidden: Width of h, c and the word vectors.
         words: In the vocabulary.
-        copies: Of the branch, or of the whole cell.
         whole: Whether trees are computed whole.
     """
     leaf = TreeLSTMLeaf(hidden, hidden, vocabulary=words)
@@ -107,13 +104,13 @@ def make_graph(hidden: int, words: int, copies: Copies = ONE, *, whole: bool = T
     readout, branch = nn.Linear(hidden, CLASSES), TreeLSTMBranch(hidden)
     graph = Graph(vertex=("parent", "slot", "label"))
     if whole:
-        tree = copies.of(WholeTree(leaf, branch))
+        tree = WholeTree(leaf, branch)
         vertices = graph.input("word", shape=(), dtype=torch.int64, bundle=True)
         h = vertices.through(tree, name="tree", read=("parent", "slot"), inside=True)
         scores = h.through(readout, name="readout")
     else:
         leaves = graph.input("word").through(leaf, name="leaf")
-        nodes = Tree(copies.of(branch), name="branch")(leaves)
+        nodes = Tree(branch, name="branch")(leaves)
         scores = nodes.through(readout, name="readout", take=0)  # h, not c
     at_root = Metric(accuracy, where=lambda m: m.parent < 0)
     scores.loss(cross_entropy, "label", metrics={"all": accuracy, "root": at_root})

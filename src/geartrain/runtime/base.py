@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Literal, Protocol, final
 
@@ -33,8 +33,8 @@ from geartrain.frames.columns import Columns
 from geartrain.frames.instance import InOrder, Instance
 from geartrain.frames.packed import Packed
 from geartrain.frames.packer import Packer
-from geartrain.parts.part import StepTaken
-from geartrain.sharing.share import AbstractLock, NoLock
+from geartrain.parts.trained import StepTaken
+from geartrain.sharing.locks import MakeLock, NoLock
 
 log = logging.getLogger("geartrain.runtime")
 
@@ -316,7 +316,7 @@ class AbstractRuntime(ABC):
     kernel_threads: int | None = None
     """Threads inside torch kernels of a worker; None: as many as torch's own number."""
 
-    lock: Callable[[], AbstractLock] = NoLock
+    lock: MakeLock = NoLock
     """Makes a lock between its workers."""
 
     @abstractmethod

@@ -24,7 +24,7 @@ from geartrain.errors import StuckError
 from geartrain.frames.message import Backward
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch
 from geartrain.runtime.interrupt import Interruptible
-from geartrain.sharing.exchange import Letter
+from geartrain.sharing.letters import Letter
 
 _COPY: Final = re.compile(r"#\d+")
 
@@ -227,7 +227,7 @@ class _Clockwork:
 
     def _plan_events(self) -> None:
         """What has happened in earlier stretches is so; the rest will come."""
-        if self._engine.replicas is None or not self._engine.controller.training:
+        if not (self._engine.sharing.talks and self._engine.controller.training):
             return
         began, first = self._engine.began_s, set()
         for event in self._runtime.events:
@@ -259,8 +259,7 @@ class _Clockwork:
 
     def _release(self) -> bool:
         """Nothing moves: let exchanges that wait for letters go on without. Whether any did."""
-        replicas = self._engine.replicas
-        if replicas is None or not self._engine.controller.training or not replicas.release():
+        if not self._engine.release():
             return False
         self._after_exchange()
         return True
@@ -351,16 +350,15 @@ class _Clockwork:
     def _count(self, out: Outbox) -> None:
         """Let the controller count a worker's answers, and tell of instances that have finished."""
         engine = self._engine
-        if engine.settle(out):
+        if engine.controller.settle(out):
             news = engine.tell_finished()
             for w, told in news:
                 worker = engine.workers[w]
                 for step in worker.finished(told):
                     self._watch.stepped(w, step, self._now)
-                if engine.replicas is not None:
-                    for step in worker.take_steps():
-                        self._watch.stepped(w, step, self._now)
-                    self._send_letters(w, worker.take_letters())
+                for step in worker.take_steps():
+                    self._watch.stepped(w, step, self._now)
+                self._send_letters(w, worker.take_letters())
             self._watch.finished(engine, self._now)
             for w, _ in news:
                 self._turn(w)  # what has waited for these may go on

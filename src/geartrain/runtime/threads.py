@@ -26,7 +26,7 @@ from geartrain.engine.worker import Finished, Firing
 from geartrain.errors import StuckError
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch, log
 from geartrain.runtime.interrupt import Interruptible
-from geartrain.sharing.exchange import Letter
+from geartrain.sharing.letters import Letter
 
 
 @final
@@ -267,14 +267,12 @@ class _Run:
     def _rest(self) -> None:
         """All workers are idle and nothing is under way; called under the lock.
 
-        With copies of the model that is how a pass ends: when all letters are in, and nobody holds
+        Where copies talk that is how a pass ends: when all letters are in, and nobody holds
         anything back for those that do not come. Nobody else is in the controller or the watch, as
         that needs a worker.
         """
         engine = self._engine
-        if engine.replicas is None:
-            raise StuckError(engine.story())
-        released = engine.controller.training and engine.replicas.release()
+        released = engine.release()
         for w, worker in enumerate(engine.workers):
             for step in worker.take_steps():
                 self._watch.stepped(w, step, self._now())
@@ -332,7 +330,7 @@ class _Run:
 
     def _count(self, out: Outbox) -> None:
         """Let the controller count a worker's answers, and tell of instances that have finished."""
-        if self._engine.settle(out):
+        if self._engine.controller.settle(out):
             for w, told in self._engine.tell_finished():
                 self._post(w, told)
             self._watch.finished(self._engine, self._now())
@@ -346,7 +344,7 @@ class _Run:
                 self._count(out)
                 for delivery in out.deliveries:
                     self._post(self._engine.home[delivery.node], delivery)
-            if self._engine.replicas is not None:
+            if self._engine.sharing.talks:
                 return  # letters may be under way: see _rest
             if self._feeder.exhausted and not self._engine.controller.active:
                 self.seconds = self._now()

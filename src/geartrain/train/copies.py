@@ -6,7 +6,6 @@ epoch ─► feeder of shards ─► engine ─► consensus into the user's mod
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, final
 
 from torch import Tensor
@@ -16,8 +15,9 @@ from geartrain.errors import CheckpointError
 from geartrain.frames.instance import Instance
 from geartrain.runtime.base import AbstractFeeder, Feeder, OnBadInstance
 from geartrain.runtime.shards import PullFeeder, ShardFeeder
-from geartrain.sharing.exchange import Ledger
-from geartrain.sharing.replicas import Replicas, ReplicasEntry, Totals
+from geartrain.sharing.letters import Ledger
+from geartrain.sharing.sharing import AbstractSharingState, Kept
+from geartrain.sharing.totals import Totals
 from geartrain.train.results import staleness_of
 from geartrain.train.snapshot import FoundPart, check_parts, parts_to_tensors
 from geartrain.train.source import Source
@@ -29,7 +29,7 @@ class Feed:
 
     Args:
         source: The data.
-        replicas: The copies, or None.
+        sharing: Who has copies of the parts.
         epoch: Its number.
         taken: Instances that were taken of it before.
         on_bad: As for ``Feeder``.
@@ -42,19 +42,17 @@ class Feed:
     def __init__(
         self,
         source: Source,
-        replicas: Replicas | None,
+        sharing: AbstractSharingState,
         epoch: int,
         taken: int,
         on_bad: OnBadInstance,
     ) -> None:
-        self._source, self._replicas, self._epoch, self._on_bad = source, replicas, epoch, on_bad
-        self._static = replicas is not None and replicas.setting.shards == "static"
+        self._source, self._sharing, self._epoch, self._on_bad = source, sharing, epoch, on_bad
         self._instances: Iterator[Instance] = iter(())
-        if replicas is not None and not taken:
-            replicas.positions[:] = [0] * replicas.copies
-        if self._static:
-            assert replicas is not None
-            source.require_shards(replicas.copies)
+        if not taken:
+            sharing.epoch_begins()
+        if sharing.shards == "static":
+            source.require_shards(sharing.copies)
             source.require_start(taken)
             source.begin(epoch)
         else:
@@ -67,17 +65,17 @@ class Feed:
             taken: Instances of the epoch before.
             limit: How many; None: all.
         """
-        replicas = self._replicas
-        if replicas is None:
+        sharing = self._sharing
+        if sharing.shards is None:
             return Feeder(self._instances, self._on_bad, limit)
-        if not self._static:
-            return PullFeeder(self._instances, replicas.positions, self._on_bad, limit)
-        n, total = replicas.copies, len(self._source)
+        if sharing.shards == "pull":
+            return PullFeeder(self._instances, sharing.positions, self._on_bad, limit)
+        n, total = sharing.copies, len(self._source)
         left = total - taken
         return ShardFeeder(
             lambda k, start: self._source.shard(self._epoch, k, n, start),
             [len(range(k, total, n)) for k in range(n)],
-            replicas.positions,
+            sharing.positions,
             left if limit is None else min(limit, left),
             ends=limit is None or limit >= left,
             beyond=0 if limit is None else max(0, left - limit),
@@ -85,78 +83,87 @@ class Feed:
         )
 
 
-def replicas_to_tensors(replicas: Replicas) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """All that a resumed run needs of the copies; tensors are their own."""
-    tensors, parts = parts_to_tensors(replicas.parts)
-    kept, document = replicas.to_tensors()
-    return tensors | kept, document | {"parts": parts}
+def sharing_to_tensors(
+    sharing: AbstractSharingState,
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """All that a resumed run needs besides the consensus; tensors are their own.
+
+    Returns:
+        Tensors by name, and an entry ``replicas`` for the document; nothing where the consensus is
+        all there is.
+    """
+    if sharing.consensus is sharing:
+        return {}, {}
+    tensors, parts = parts_to_tensors(sharing.parts)
+    kept, document = sharing.to_tensors()
+    return tensors | kept, {"replicas": document | {"parts": parts}}
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class FoundReplicas:
-    """What ``check_replicas`` has found in order."""
-
-    entry: ReplicasEntry
-    parts: Mapping[str, FoundPart]
-
-
-def check_replicas(
-    replicas: Replicas, tensors: Mapping[str, Tensor], document: Mapping[str, Any], path: str
-) -> FoundReplicas:
-    """The copies that would be put back; nothing is changed.
+def check_sharing(
+    sharing: AbstractSharingState,
+    tensors: Mapping[str, Tensor],
+    document: Mapping[str, Any],
+    path: str,
+) -> tuple[Kept, dict[str, FoundPart]]:
+    """What would be put back besides the consensus; nothing is changed.
 
     Raises:
-        CheckpointError: There are no copies in the file, or others.
+        CheckpointError: The file has copies of the model and the session none, or the reverse, or
+            they are others.
     """
-    if document.get("replicas") is None:
+    given = document.get("replicas")
+    if sharing.consensus is sharing:
+        if given is not None:
+            raise CheckpointError(
+                f"{path}: was made with copies of the model, and the session has none; make the "
+                "session as it was, or load with weights_only=True"
+            )
+        return Kept(), {}
+    if given is None:
         raise CheckpointError(
             f"{path}: was made without copies of the model; load with weights_only=True to begin "
             "with its weights"
         )
     try:
-        entry = replicas.check(tensors, document["replicas"])
+        kept = sharing.check(tensors, given)
     except ValueError as error:
         raise CheckpointError(
             f"{path}: its copies do not fit ({error}); make the session as it was, or load with "
             "weights_only=True"
         ) from error
-    numbers = {
-        desks[k].member.part.name: n
-        for desks in replicas.desks.values()
-        for k, n in enumerate(entry.trained)
-    }
-    return FoundReplicas(entry, check_parts(replicas.parts, tensors, entry.parts, path, numbers))
+    return kept, check_parts(sharing.parts, tensors, kept.parts, path, kept.numbers)
 
 
 @final
-class Tally:
+class ExchangeCounts:
     """Makes the events of what copies have exchanged: differences between two looks.
 
     Args:
-        replicas: The copies.
+        sharing: Who has copies of the parts.
     """
 
-    def __init__(self, replicas: Replicas) -> None:
-        self._replicas, self._before = replicas, replicas.totals()
+    def __init__(self, sharing: AbstractSharingState) -> None:
+        self._sharing, self._before = sharing, sharing.totals()
 
-    def event(self, epoch: float, time_s: float, seconds: float) -> Exchanged:
-        """Since the last call.
+    def event(self, epoch: float, time_s: float, seconds: float) -> Exchanged | None:
+        """Since the last call; None where copies do not talk.
 
         Args:
             epoch, time_s: For the event.
             seconds: How long that was.
         """
-        now, before = self._replicas.totals(), self._before
+        before, now = self._before, self._sharing.totals()
+        if before is None or now is None:
+            return None
         self._before = now
         return Exchanged(
             epoch=epoch,
             time_s=time_s,
-            exchange=self._replicas.exchange_name,
-            distance=self._replicas.distance(),
+            exchange=now.exchange,
+            distance=now.distance,
             copies=tuple(
                 _copy_event(now, before, k, seconds, present)
-                for k, present in enumerate(self._replicas.present())
+                for k, present in enumerate(now.present)
             ),
         )
 

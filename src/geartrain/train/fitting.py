@@ -33,12 +33,11 @@ from geartrain.engine.instrument import (
     Updated,
 )
 from geartrain.errors import DataError
-from geartrain.parts.part import StepTaken
+from geartrain.parts.trained import StepTaken
 from geartrain.runtime.base import AbstractFeeder
 from geartrain.runtime.interrupt import Interruptible
-from geartrain.sharing.replicas import Replicas
 from geartrain.train.checkpoint import Retention
-from geartrain.train.copies import Feed, Tally
+from geartrain.train.copies import ExchangeCounts, Feed
 from geartrain.train.observer import Observer, add_sums, means_of, tell
 from geartrain.train.results import Fit, Reached, Target
 from geartrain.train.source import Data, Source
@@ -69,7 +68,7 @@ class Fitting:
         self._seconds = 0.0
         self._reached: Reached | None = None
         self._interrupt = Interruptible()
-        self._tally = None if state.replicas is None else Tally(state.replicas)
+        self._exchanged = ExchangeCounts(state.sharing)
 
     def run(self) -> Fit:
         with self._interrupt:
@@ -87,8 +86,7 @@ class Fitting:
         except KeyboardInterrupt as error:
             outcome, message, failure = "interrupted", str(error), error
             if self._s.engine is not None:
-                if self._s.replicas is not None:
-                    self._s.replicas.agree()  # without a search for the best: somebody waits
+                self._s.sharing.agree()  # without a search for the best: somebody waits
                 self._save(is_best=False)
             raise
         except BaseException as error:
@@ -103,8 +101,8 @@ class Fitting:
         )
 
     def _epochs_until_the_end(self) -> None:
-        at, replicas = self._s.position, self._s.replicas
-        if replicas is not None and (advice := replicas.advice()) is not None:
+        at = self._s.position
+        if (advice := self._s.sharing.advice()) is not None:
             log.warning("%s", advice)
         if at.epoch > self._epochs:
             log.warning(
@@ -134,7 +132,7 @@ class Fitting:
         """To the end of the epoch, or to the target."""
         at = self._s.position
         s = self._s
-        feed = Feed(self._source, s.replicas, at.epoch, at.taken, s.on_bad)
+        feed = Feed(self._source, s.sharing, at.epoch, at.taken, s.on_bad)
         while self._reached is None:
             self._interrupt.check()
             if self._is_due():  # here, as a resumed run may have been interrupted in validation
@@ -170,16 +168,14 @@ class Fitting:
         self._meet(now=True)
         self._agree()
         event = self._ended(epoch_ended=epoch_ended)
-        if self._tally is not None:
-            tell(
-                s.instruments,
-                "on_exchanged",
-                self._tally.event(event.epoch, at.train_seconds, at.epoch_seconds),
-            )
+        exchanged = self._exchanged.event(event.epoch, at.train_seconds, at.epoch_seconds)
+        if exchanged is not None:
+            tell(s.instruments, "on_exchanged", exchanged)
         at.history.append(event)
         at.sums, at.updates, at.epoch_seconds, at.entered = {}, {}, 0.0, at.taken
         if epoch_ended:
-            self._restart(at.epoch)
+            with self._counted():
+                s.sharing.epoch_ended(at.epoch)
             at.epoch, at.taken, at.entered = at.epoch + 1, 0, 0
         best = self._is_best(event)
         if self._until is not None and self._until.reached(event.valid):
@@ -189,33 +185,23 @@ class Fitting:
         tell(s.instruments, "on_epoch_ended", event)
 
     def _agree(self) -> None:
-        """Write the consensus of the copies of the model into the user's modules."""
-        s = self._s
-        if s.replicas is None:
-            return
-        s.replicas.agree()
-        if s.replicas.setting.consensus == "best" and self._valid is not None:
-            s.replicas.agree(self._best_copy(s.replicas, self._valid))
+        """Write the consensus of copies into the user's modules."""
+        sharing = self._s.sharing
+        sharing.agree()
+        candidates = sharing.candidates()
+        if candidates and self._valid is not None:
+            sharing.agree(self._best_of(candidates, self._valid))
 
-    def _best_copy(self, replicas: Replicas, valid: Source) -> int:
+    def _best_of(self, copies: Sequence[int], valid: Source) -> int:
         """The copy that validates best; each of them is evaluated."""
         target = self._until or Target("loss", 0.0, at_least=False)
         best, found = math.nan, 0
-        for k, present in enumerate(replicas.present()):
-            if present:
-                replicas.agree(k)
-                metrics = self._validate(valid)
-                if target.better(metrics[target.metric], best):
-                    best, found = metrics[target.metric], k
+        for k in copies:
+            self._s.sharing.agree(k)
+            metrics = self._validate(valid)
+            if target.better(metrics[target.metric], best):
+                best, found = metrics[target.metric], k
         return found
-
-    def _restart(self, epoch: int) -> None:
-        """Let all copies go on from the consensus, where that is asked for after this epoch."""
-        replicas = self._s.replicas
-        every = None if replicas is None else replicas.setting.restart_every
-        if replicas is not None and every is not None and epoch % every == 0:
-            with self._counted():
-                replicas.restart()
 
     def _meet(self, *, now: bool) -> None:
         with self._counted():
@@ -243,11 +229,10 @@ class Fitting:
             with self._counted(), _kernel_threads(s.runtime.kernel_threads):
                 steps = worker.flush()
             self._tell_steps(worker.index, steps)
-        if s.replicas is not None:
-            with self._counted():
-                steps = s.replicas.settle()
-            self._tell_steps(0, steps)
-            s.replicas.check_settled()
+        with self._counted():
+            steps = s.sharing.settle()
+        self._tell_steps(0, steps)
+        s.sharing.check_settled()
         with self._counted():
             for part in s.trained_parts.values():
                 part.check_finite()
@@ -263,8 +248,8 @@ class Fitting:
         """Train until the engine is to be drained, or the epoch ends; True at the end."""
         s, at = self._s, self._s.position
         measure = s.places_by_cost and not s.costs
-        meetings = [g[0].mixer.every for g in s.groups()]
-        until_next = [every - at.trained % every for every in meetings if every is not None]
+        meeting = s.sharing.until_meeting(at.trained)
+        until_next = [] if meeting is None else [meeting]
         if self._every is not None:
             until_next.append(self._every - at.taken % self._every)
         until_next += [point - at.taken for point in self._points[:-1] if point > at.taken][:1]
@@ -303,7 +288,7 @@ class Fitting:
         return feeder.source_ended
 
     def _rest(self, engine: Engine) -> None:
-        """The steps that fall due as lanes hand in what they have gathered."""
+        """The steps that fall due as workers hand in what they have gathered."""
         with self._counted():
             steps = engine.rest()
         for worker, step in steps:
@@ -348,13 +333,10 @@ class Fitting:
         return self._s.evaluate(valid, at.epoch, self._epochs, at.train_seconds).metrics
 
     def _updates(self) -> dict[str, int]:
-        """Optimiser steps by part, copies of the model together."""
-        at = self._s.position
-        if self._s.replicas is None:
-            return dict(at.updates)
+        """Optimiser steps by part as it is saved: those of the copies of a model together."""
         summed: dict[str, int] = {}
-        for part, n in at.updates.items():
-            name = original_name(part)
+        for part, n in self._s.position.updates.items():
+            name = part if part in self._s.parts else original_name(part)
             summed[name] = summed.get(name, 0) + n
         return summed
 
@@ -386,7 +368,7 @@ class Fitting:
             nodes=engine.nodes_by_worker(),
             graph_text=str(s.graph),
             graph_mermaid=s.graph.mermaid(),
-            lanes=s.settings.lanes and s.runtime.workers > 1,
+            sharing=s.sharing.name,
         )
 
 

@@ -20,7 +20,7 @@ from geartrain.graph.operators import Replaying
 from geartrain.native import kind as kernels_kind
 from geartrain.native import status as kernels_status
 from geartrain.train.checkpoint import Checkpoint, read_checkpoint
-from geartrain.train.copies import check_replicas
+from geartrain.train.copies import check_sharing
 from geartrain.train.random_state import check_random_state
 from geartrain.train.results import position_from_json
 from geartrain.train.snapshot import (
@@ -61,22 +61,21 @@ def load_session(state: State, path: Path | str, *, weights_only: bool) -> None:
     if weights_only:
         found = check_weights(state.parts, checkpoint.tensors, document["parts"], str(path))
         put_weights(state.parts, found)
-        if state.replicas is not None:
-            state.replicas.restart()
+        state.sharing.restart()
     else:
         _load_all(state, checkpoint, document, str(path))
 
 
 def _load_all(state: State, checkpoint: Checkpoint, document: dict[str, Any], path: str) -> None:
     _require_same_session(state, document, path)
-    tensors, replicas = checkpoint.tensors, state.replicas
+    tensors, sharing = checkpoint.tensors, state.sharing
     position = position_from_json(document["position"], path)
     numbers = dict.fromkeys(state.parts, position.trained)
     parts = check_parts(state.parts, tensors, document["parts"], path, numbers)
-    copies = None if replicas is None else check_replicas(replicas, tensors, document, path)
+    kept, copies = check_sharing(sharing, tensors, document, path)
     replaying = [o.name for o in state.graph.operators if isinstance(o, Replaying)]
     memories = tensors_to_memories(tensors, document.get("memories", {}), replaying, path)
-    names = [*state.parts, *(() if replicas is None else replicas.parts)]
+    names = [*state.parts, *sharing.parts]
     require_no_others(tensors, names, memories, path)
     if not isinstance(document["random"], dict):
         raise CheckpointError(
@@ -89,15 +88,9 @@ def _load_all(state: State, checkpoint: Checkpoint, document: dict[str, Any], pa
         raise CheckpointError(f"{path}: {error}") from error
 
     # From here on nothing is refused any more; and should memory run out, nothing is loaded.
-    put = None
-    everything = dict(state.parts)
-    if replicas is not None and copies is not None:
-        put = replicas.loading(tensors, copies.entry)
-        everything |= replicas.parts
-        parts |= copies.parts
-    put_parts(everything, parts)
-    if put is not None:
-        put()
+    put = kept.copied()
+    put_parts({**state.parts, **sharing.parts}, parts | copies)
+    put()
     state.position, state.met = position, position.trained
     state.engine, state.plain, state.memories = None, None, memories
     random.set()
@@ -131,11 +124,6 @@ def _require_same_session(state: State, document: dict[str, Any], path: str) -> 
         raise CheckpointError(
             f"{path}: was made with kernels {used!r:.40}, expected 'native' or 'torch'; use "
             "another checkpoint of the run"
-        )
-    if state.replicas is None and document.get("replicas") is not None:
-        raise CheckpointError(
-            f"{path}: was made with copies of the model, and the session has none; make the "
-            "session as it was, or load with weights_only=True"
         )
     if foreign := sorted(document.keys() - _REQUIRED - _LATER):
         raise CheckpointError(

@@ -9,7 +9,8 @@ from typing import Literal, final
 from geartrain.engine.engine import Engine
 from geartrain.engine.instrument import AbstractInstrument, Fired, Progress, Updated
 from geartrain.engine.worker import Firing
-from geartrain.parts.part import PartState, StepTaken
+from geartrain.parts.part import PartState
+from geartrain.parts.trained import StepTaken
 from geartrain.runtime.interrupt import interruptible
 
 _PAUSE_S = 0.1  # between two progress events

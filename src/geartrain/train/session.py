@@ -22,7 +22,7 @@ import torch
 from geartrain.bounds import MOST_SEED, SEED
 from geartrain.device import require_device
 from geartrain.engine.controller import AbstractRamp
-from geartrain.engine.engine import Settings, make_parts, original_name
+from geartrain.engine.engine import Settings, make_parts
 from geartrain.engine.instrument import (
     AbstractInstrument,
     AbstractMeter,
@@ -39,7 +39,8 @@ from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
 from geartrain.runtime.base import AbstractRuntime, Feeder, OnBadInstance
 from geartrain.runtime.threads import Threads
-from geartrain.sharing.replicas import Neighbours, Replicas
+from geartrain.sharing.alone import Alone
+from geartrain.sharing.sharing import AbstractSharing
 from geartrain.train.checkpoint import Retention, write_checkpoint
 from geartrain.train.fitting import Fitting, require_fit_arguments
 from geartrain.train.loading import load_session
@@ -53,6 +54,8 @@ from geartrain.train.source import Convert, Data, Source
 from geartrain.train.state import State
 
 log = logging.getLogger("geartrain.train")
+
+_ALONE = Alone()
 
 
 @final
@@ -78,12 +81,13 @@ class Session:
         policy: Makes the firing policy of a worker, from its index.
         drain: Admit only when nothing is in flight: minibatches of ``max_active``, the synchronous
             way; with ``update_every=Instances(max_active)`` and no ramp it is minibatch training.
-        replicas: Copies of the whole model, each with weights, optimiser and data of its own, that
-            exchange while they train; ``max_active`` and ``drain`` then apply to each by itself.
-            The modules in the graph hold their consensus after every evaluation, checkpoint and
-            epoch.
-        lanes: Every worker runs the whole graph for its own instances, all with the same weights,
-            instead of its own parts for all instances.
+        sharing: How workers share the weights. ``Alone()``: each part lives on one worker.
+            ``PartCopies({"cell": 2})``: some have copies, which meet when nothing is in flight.
+            ``SharedWeights()``: every worker runs the whole graph for its own instances, all with
+            the same weights. ``Neighbours(...)``: copies of the model, each with weights, optimiser
+            and data of its own, exchange while they train; ``max_active`` and ``drain`` then apply
+            to each by itself, and the modules in the graph hold their consensus after every
+            evaluation, checkpoint and epoch.
         precision: ``full``: rows have the dtype of the data and the modules. ``bf16``: rows, what
             is kept of them and matrix products are bfloat16; weights, optimisers, sums of gradients
             and losses float32. Modules without a kernel for it run in float32 between casts, as
@@ -105,8 +109,8 @@ class Session:
 
     Raises:
         ValueError: Two parts have one name, there is no such precision, a device does not exist,
-            copies cannot exchange as ``replicas`` says, a number is out of range, or ``lanes`` or
-            ``replicas`` do not go together with something else that is given.
+            a number is out of range, or ``sharing`` cannot be with these parts, or with a
+            ``placement``.
         GraphError: ``bf16``, and a module's weights are not float32.
         GraphError: From ``fit``, ``evaluate``, ``predict``: the graph cannot run.
         BusyError: From all methods that train, run, save or load: another one is running.
@@ -124,8 +128,7 @@ class Session:
         max_rounds: int | None = None,
         policy: Callable[[int], AbstractPolicy] | None = None,
         drain: bool = False,
-        lanes: bool = False,
-        replicas: Neighbours | None = None,
+        sharing: AbstractSharing = _ALONE,
         precision: Precision = "full",
         meter: AbstractMeter | None = None,
         device: str | torch.device | None = None,
@@ -149,7 +152,6 @@ class Session:
             max_rows=max_rows,
             policy=policy or defaults.policy,
             drain=drain,
-            lanes=lanes,
             precision=require_precision(precision, "precision="),
             meter=meter,
             device=found,
@@ -158,19 +160,16 @@ class Session:
         self.placement = dict(placement or {})
         self.convert, self.shuffle, self.seed, self.on_bad = convert, shuffle, seed, on_bad
         self.instruments = list(instruments)
-        self.parts: dict[str, PartState] = make_parts(graph, self.rules, found)
-        self._move_modules_without_weights(found)
-        self._refuse_lanes_beside_others()
-        self._refuse_replicas_beside_others(replicas)
-        copies = None if replicas is None else Replicas(self.parts, replicas, self.runtime.lock)
+        parts = make_parts(graph, self.rules, found)
+        self._move_modules_without_weights(parts, found)
+        _refuse_placement_beside(sharing, self.placement)
         self.state = State(
             graph,
             self.runtime,
             self.settings,
             self.placement,
             self.instruments,
-            self.parts,
-            copies,
+            sharing.make(graph, parts, self.runtime.workers, self.runtime.lock),
             seed,
             on_bad,
         )
@@ -337,53 +336,26 @@ class Session:
             return next(iter(outputs.values()))
         return [{name: values[i] for name, values in outputs.items()} for i in range(feeder.taken)]
 
-    def _move_modules_without_weights(self, device: torch.device | None) -> None:
+    def _move_modules_without_weights(
+        self, parts: Mapping[str, PartState], device: torch.device | None
+    ) -> None:
         """Those of nodes and losses may have buffers, such as the weights of classes."""
         if device is None:
             return
-        owned = {id(inner) for part in self.parts.values() for inner in part.module.modules()}
+        owned = {id(inner) for part in parts.values() for inner in part.module.modules()}
         losses = [o.criterion for o in self.graph.operators if isinstance(o, Losing)]
         for module in (*self.graph.modules(), *losses):
             if isinstance(module, torch.nn.Module) and id(module) not in owned:
                 module.to(device)
 
-    def _refuse_lanes_beside_others(self) -> None:
-        if not self.settings.lanes:
-            return
-        copied = sorted({original_name(n) for n in self.parts if n != original_name(n)})
-        for name, value in (("placement", self.placement), ("Part(replicas=...)", copied)):
-            if value:
-                raise ValueError(
-                    f"lanes=True and {name} {value} do not go together: in lanes every worker has "
-                    "all nodes and shares all parts; leave one of the two out"
-                )
-        graphs = [t.name for t in self.graph.throughs() if t.keep == "graph" and t.parameters]
-        if graphs:
-            raise ValueError(
-                f"lanes=True and keep='graph' of {graphs} do not go together: a module that keeps "
-                "autograd's graph runs in one thread at a time; leave out lanes, and parts are "
-                "spread over the workers"
-            )
-
-    def _refuse_replicas_beside_others(self, replicas: Neighbours | None) -> None:
-        if replicas is None:
-            return
-        copied = sorted({original_name(n) for n in self.parts if n != original_name(n)})
-        for name, value in (
-            ("lanes", self.settings.lanes),
-            ("placement", self.placement),
-            ("Part(replicas=...)", copied),
-        ):
-            if value:
-                raise ValueError(
-                    f"replicas={replicas.copies} copies of the model and {name}={value} do not go "
-                    "together: a copy lives on one worker with all its parts; leave one of the two "
-                    "out"
-                )
+    @property
+    def parts(self) -> Mapping[str, PartState]:
+        """The parts that evaluate, whose weights are in the user's modules."""
+        return self.state.parts
 
     @property
-    def trained_parts(self) -> dict[str, PartState]:
-        """The parts that learn: those of the graph, or of its copies (``name#k``)."""
+    def trained_parts(self) -> Mapping[str, PartState]:
+        """The parts that learn: those of the graph, or copies of them (``name#k``)."""
         return self.state.trained_parts
 
     def _source(self, data: Data, *, shuffle: bool) -> Source:
@@ -394,6 +366,15 @@ class Session:
         known = {o.label for o in losses if o.label} | {name for o in losses for name in o.metrics}
         if until is not None and until.metric not in known:
             raise ValueError(f"until={until}: the graph's losses have {sorted(known)}")
+
+
+def _refuse_placement_beside(sharing: AbstractSharing, placement: Mapping[str, int]) -> None:
+    if placement and not sharing.spreads:
+        raise ValueError(
+            f"sharing={type(sharing).__name__}(...) and placement={placement} do not go together: "
+            "every copy of the graph lives on one worker with all its parts; leave one of the two "
+            "out"
+        )
 
 
 def _by_instance(collected: Sequence[Collected], n: int) -> list[Any]:

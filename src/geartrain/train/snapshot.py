@@ -13,7 +13,9 @@ from geartrain.engine.engine import original_name
 from geartrain.errors import CheckpointError
 from geartrain.nodes.node import Memory
 from geartrain.nodes.replay import require_memory
-from geartrain.parts.part import PartState, ViewEntry
+from geartrain.parts.looking import ViewEntry
+from geartrain.parts.part import PartState
+from geartrain.parts.pending import check_gradients
 from geartrain.parts.state import (
     OptimizerState,
     check_optimizer_state,
@@ -37,9 +39,9 @@ def parts_to_tensors(parts: Mapping[str, PartState]) -> tuple[dict[str, Tensor],
             tensors[f"{name}/weights/{key}"] = value
         entry: dict[str, Any] = {
             "version": part.version,
-            "rows": part.rows,
-            "instances": part.instances,
-            "over": part.over,
+            "rows": part.counting.rows,
+            "instances": part.counting.instances,
+            "over": part.counting.over,
             "staleness": list(part.histogram()),
             "optimizer": None,
             "scheduler": None,
@@ -309,7 +311,7 @@ def _check_one(
     if part.scheduler is not None and entry.scheduler is not None:
         scheduler = check_scheduler_state(part.scheduler, entry.scheduler)
     gradients = _inside(tensors, "gradient/")
-    part.check_pending_gradients(gradients)
+    check_gradients(part.module, gradients)
     held = {k: v for k, v in tensors.items() if k.startswith(("view/", "delay/", "norm/"))}
     if entry.view is not None:
         view = part.check_view(held, entry.view, number)
@@ -326,9 +328,9 @@ def _put_one(part: PartState, found: FoundPart) -> None:
     part.abandon()
     part.module.load_state_dict(found.weights)
     entry = found.entry
-    part.version, part.rows, part.instances = entry.version, entry.rows, entry.instances
-    part.over = entry.over
-    part.load_histogram(entry.staleness)
+    part.version, counting = entry.version, part.counting
+    counting.rows, counting.instances, counting.over = entry.rows, entry.instances, entry.over
+    counting.staleness.load(entry.staleness)
     if part.optimizer is not None and found.optimizer is not None:
         put_optimizer_state(part.optimizer, found.optimizer)
     if part.scheduler is not None and found.scheduler is not None:

@@ -15,7 +15,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from geartrain.engine.engine import Engine, Settings, copies_of, original_name
+from geartrain.engine.engine import Engine, Settings, original_name
 from geartrain.engine.instrument import (
     AbstractInstrument,
     PartStaleness,
@@ -29,9 +29,9 @@ from geartrain.nodes.node import Memory
 from geartrain.parts.part import PartState
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Feeder, OnBadInstance
 from geartrain.runtime.interrupt import asks_data
-from geartrain.sharing.replicas import Replicas
+from geartrain.sharing.sharing import AbstractSharingState
 from geartrain.train.checkpoint import Json
-from geartrain.train.copies import replicas_to_tensors
+from geartrain.train.copies import sharing_to_tensors
 from geartrain.train.observer import Observer, means_of
 from geartrain.train.occupancy import Occupancy
 from geartrain.train.random_state import random_state_kept, random_state_to_json
@@ -52,15 +52,15 @@ class State:
     """A graph with its parts, between and in passes over data; at rest between them.
 
     Args:
-        graph, runtime, settings, placement, instruments, parts: As the session has them.
-        replicas: Copies of the model, or None.
+        graph, runtime, settings, placement, instruments: As the session has them.
+        sharing: Who has copies of the parts.
         seed: Of the order of the data; written into checkpoints.
         on_bad: What is done with instances that are refused.
 
     Attributes:
         position: Where in the training data it stands.
         engine: Of the last stretch of training, or of evaluations; None: not made, or it failed.
-        plain: Evaluates the consensus where there are copies of the model.
+        plain: Evaluates the consensus, where that is another model than those that are trained.
         memories: Of nodes, when the engine was last at rest.
         costs: Measured seconds by node, for placement.
         met: Instances trained at the last meeting of copies of a part.
@@ -75,14 +75,13 @@ class State:
         settings: Settings,
         placement: Mapping[str, int],
         instruments: Sequence[AbstractInstrument],
-        parts: dict[str, PartState],
-        replicas: Replicas | None,
+        sharing: AbstractSharingState,
         seed: int,
         on_bad: OnBadInstance,
     ) -> None:
         self.graph, self.runtime, self.settings = graph, runtime, settings
-        self.placement, self.instruments, self.parts = placement, instruments, parts
-        self.replicas, self.seed, self.on_bad = replicas, seed, on_bad
+        self.placement, self.instruments, self.sharing = placement, instruments, sharing
+        self.seed, self.on_bad = seed, on_bad
         self.position = Position()
         self.engine: Engine | None = None
         self.plain: Engine | None = None
@@ -94,16 +93,20 @@ class State:
         self._example: Instance | None = None  # that the graph was checked with
 
     @property
-    def trained_parts(self) -> dict[str, PartState]:
-        """The parts that learn: those of the graph, or of its copies (``name#k``)."""
-        return self.parts if self.replicas is None else self.replicas.parts
+    def trained_parts(self) -> Mapping[str, PartState]:
+        """The parts that learn: those of the graph, or copies of them (``name#k``)."""
+        return self.sharing.parts
+
+    @property
+    def parts(self) -> Mapping[str, PartState]:
+        """The parts that evaluate, and are saved first."""
+        return self.sharing.consensus.parts
 
     @property
     def places_by_cost(self) -> bool:
         """Whether it matters where nodes live, and time can tell."""
         runtime = self.runtime
-        apart = self.settings.lanes or self.replicas is not None
-        return runtime.workers > 1 and not runtime.virtual and not apart
+        return runtime.workers > 1 and not runtime.virtual and not self.sharing.apart
 
     def ready(self, source: Source, *, fresh: bool = False) -> Engine:
         """The engine, made when it is first wanted; the graph is checked with a first instance.
@@ -113,9 +116,16 @@ class State:
         uninterrupted one does.
         """
         self.check(source)
-        if self.replicas is not None and not fresh:
+        consensus = self.sharing.consensus
+        if consensus is not self.sharing and not fresh:
             if self.plain is None:
-                self.plain = Engine(self.graph, self.parts, self.settings, self.runtime.workers)
+                self.plain = Engine(
+                    self.graph,
+                    self.parts,
+                    self.settings,
+                    self.runtime.workers,
+                    sharing=consensus,
+                )
             return self.plain
         if self.engine is None or fresh:
             self._remember()
@@ -127,8 +137,7 @@ class State:
                 self.placement,
                 self.costs,
                 self.position.trained,
-                self.runtime.lock,
-                self.replicas,
+                self.sharing,
             )
             self.engine.recall(self.memories)
             self.engine.began_s = self.position.train_seconds
@@ -208,16 +217,8 @@ class State:
             },
             "random": random_state_to_json(),
         }
-        if self.replicas is not None:
-            copied, document["replicas"] = replicas_to_tensors(self.replicas)
-            tensors.update(copied)
-        return tensors, document
-
-    def groups(self) -> list[list[PartState]]:
-        """Parts that have copies, each with them."""
-        originals = [name for name in self.parts if name == original_name(name)]
-        groups = [copies_of(name, self.parts) for name in originals]
-        return [group for group in groups if len(group) > 1]
+        copied, replicas = sharing_to_tensors(self.sharing)
+        return tensors | copied, document | replicas
 
     def take_staleness(self) -> dict[str, PartStaleness]:
         """Since the last entry of the history, copies of a part together."""
@@ -231,12 +232,7 @@ class State:
 
     def meet(self, *, now: bool) -> None:
         """Let the copies meet whose time has come, or all of them now; nothing is in flight."""
-        for group in self.groups():
-            every = group[0].mixer.every
-            trained = self.position.trained
-            due = every is not None and trained // every > self.met // every
-            if now or due:
-                group[0].mixer.mix(group)
+        self.sharing.meet(self.met, self.position.trained, now=now)
         self.met = self.position.trained
 
     def _remember(self) -> None:
@@ -275,10 +271,7 @@ class State:
             self._remember()  # an evaluation has left them as they were
         self.engine = self.plain = None
         if training:
-            for part in self.parts.values():
-                part.abandon()
-            if self.replicas is not None:
-                self.replicas.abandon()
+            self.sharing.abandon()
 
 
 _TRIED = 100  # items that are tried for a first instance

@@ -40,7 +40,9 @@ class Viewed(Protocol):
     name: str
     module: nn.Module
     version: int
-    optimizer: Optimizer | None
+
+    @property
+    def optimizer(self) -> Optimizer | None: ...
 
     @property
     def rate_factor(self) -> float:
@@ -146,6 +148,18 @@ class AbstractView(ABC):
     keeps_then = False
     """Whether the leaves still have the values of the forward when the gradient comes."""
 
+    may_be_shared = False
+    """Whether several workers may see the weights at the same time: it writes no leaves."""
+
+    wants_graph = True
+    """Whether only nodes that keep autograd's graph can follow it."""
+
+    wants_delays = False
+    """Whether it wants to know how old the gradients of each step are."""
+
+    counts_instances = False
+    """Whether it goes by the numbers of instances, so that its part must see every one."""
+
     @abstractmethod
     def start(self, part: Viewed) -> AbstractSeeing:
         """The view at work.
@@ -165,6 +179,8 @@ class Stashed(AbstractView):
     """
 
     keeps_then = True
+    may_be_shared = True
+    wants_graph = False
 
     def start(self, part: Viewed) -> AbstractSeeing:
         return _Stashing(part)
@@ -208,6 +224,7 @@ class DoubleBuffered(AbstractView):
     """
 
     keeps_then = True
+    counts_instances = True
 
     def start(self, part: Viewed) -> AbstractSeeing:
         return _Buffering(part)
@@ -271,6 +288,8 @@ class Corrected(AbstractView):
     Raises:
         ValueError: A number is out of range.
     """
+
+    wants_delays = True
 
     decay: float = 0.135
     delay: int | None = None

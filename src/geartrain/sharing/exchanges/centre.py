@@ -16,8 +16,10 @@ from typing import Final, final
 import torch
 from torch import Tensor
 
-from geartrain.sharing.exchange import AbstractExchange, Letter, Member, Tensors
+from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.exchanges.periodic import check_outer
+from geartrain.sharing.letters import Letter, Tensors
+from geartrain.sharing.member import Member
 
 
 class AbstractCentre(AbstractExchange):

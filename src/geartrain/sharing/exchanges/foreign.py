@@ -14,15 +14,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from geartrain.sharing.exchange import (
-    AbstractExchange,
-    Inbox,
-    Letter,
-    Member,
-    Tensors,
-    advice_on_gradients,
-    copies,
-)
+from geartrain.sharing.exchange import AbstractExchange
+from geartrain.sharing.exchanges.nearest import advice_on_gradients
+from geartrain.sharing.letters import Inbox, Letter, Tensors, copies
+from geartrain.sharing.member import Member
 
 
 @final

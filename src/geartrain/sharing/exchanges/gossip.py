@@ -15,7 +15,9 @@ from typing import Final, Literal, TypeAlias, final
 import torch
 from torch import Tensor
 
-from geartrain.sharing.exchange import AbstractExchange, Letter, Member, Tensors, copies
+from geartrain.sharing.exchange import AbstractExchange
+from geartrain.sharing.letters import Letter, Tensors, copies
+from geartrain.sharing.member import Member
 from geartrain.sharing.mixing import (
     Matrix,
     advice_on_matrix,

@@ -17,7 +17,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from geartrain.sharing.exchange import AbstractExchange, Collective, Letter, Member, Tensors
+from geartrain.sharing.exchange import AbstractExchange
+from geartrain.sharing.exchanges.allreduce import Collective
+from geartrain.sharing.letters import Letter, Tensors
+from geartrain.sharing.member import Member
 
 
 class AbstractPeriodic(AbstractExchange):

@@ -16,7 +16,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from geartrain.sharing.exchange import AbstractExchange, Inbox, Letter, Member, Tensors
+from geartrain.sharing.exchange import AbstractExchange
+from geartrain.sharing.letters import Inbox, Letter, Tensors
+from geartrain.sharing.member import Member
 from geartrain.sharing.mixing import Matrix, advice_on_matrix, check_column_stochastic, shares
 
 

@@ -1,4 +1,4 @@
-"""Lanes: every worker runs the whole graph, all with the same weights."""
+"""Shared weights: every worker runs the whole graph, all with the same weights."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def _weights(session: gt.Session) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("runtime", [gt.Simulated(3, jitter=0.5), gt.Threads(2), gt.Threads(4)])
-def test_one_step_in_lanes_is_one_step_of_one_worker(runtime) -> None:
+def test_one_step_of_shared_weights_is_one_step_of_one_worker(runtime) -> None:
     rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.1), update_every=gt.Flush())
     found = []
-    for lanes, where in ((False, gt.Simulated(1)), (True, runtime)):
-        session = gt.Session(graph_of_pairs(), rules=rules, runtime=where, lanes=lanes)
+    for sharing, where in ((gt.Alone(), gt.Simulated(1)), (gt.SharedWeights(), runtime)):
+        session = gt.Session(graph_of_pairs(), rules=rules, runtime=where, sharing=sharing)
         session.fit(pairs(40), epochs=1)
         assert {p.version for p in session.parts.values()} == {1}
         found.append(_weights(session))
@@ -42,7 +42,11 @@ def test_every_gradient_row_goes_into_exactly_one_step(runtime, every) -> None:
             steps.append(event)
 
     session = gt.Session(
-        graph_of_pairs(), rules=rules, runtime=runtime, lanes=True, instruments=[Counts()]
+        graph_of_pairs(),
+        rules=rules,
+        runtime=runtime,
+        sharing=gt.SharedWeights(),
+        instruments=[Counts()],
     )
     session.fit(pairs(60), epochs=2)
     rows = {name: sum(s.rows for s in steps if s.part == name) for name in session.parts}
@@ -51,7 +55,7 @@ def test_every_gradient_row_goes_into_exactly_one_step(runtime, every) -> None:
         assert part.version == sum(s.part == name for s in steps)
 
 
-def test_every_lane_has_all_nodes_and_gets_its_share_of_the_instances() -> None:
+def test_every_worker_has_all_nodes_and_gets_its_share_of_the_instances() -> None:
     fired = {0: 0, 1: 0, 2: 0}
 
     class Counts(gt.AbstractInstrument):
@@ -63,7 +67,7 @@ def test_every_lane_has_all_nodes_and_gets_its_share_of_the_instances() -> None:
     session = gt.Session(
         graph_of_pairs(),
         runtime=gt.Simulated(3),
-        lanes=True,
+        sharing=gt.SharedWeights(),
         ramp=gt.Ramp(over=0),
         instruments=[Counts()],
     )
@@ -76,12 +80,15 @@ def test_every_lane_has_all_nodes_and_gets_its_share_of_the_instances() -> None:
         assert names >= {"first", "group", "sum", "last"}
 
 
-def test_lanes_are_repeatable_and_learn() -> None:
+def test_workers_that_share_weights_are_repeatable_and_learn() -> None:
     rules = gt.Rules(optimizer=partial(torch.optim.Adam, lr=1e-2), update_every=4)
     found = []
     for _ in range(2):
         session = gt.Session(
-            graph_of_pairs(), rules=rules, runtime=gt.Simulated(2, seed=3, jitter=0.3), lanes=True
+            graph_of_pairs(),
+            rules=rules,
+            runtime=gt.Simulated(2, seed=3, jitter=0.3),
+            sharing=gt.SharedWeights(),
         )
         fit = session.fit(pairs(50), epochs=5)
         found.append(_weights(session))
@@ -90,13 +97,13 @@ def test_lanes_are_repeatable_and_learn() -> None:
 
 
 @pytest.mark.parametrize("runtime", [gt.Simulated(3, jitter=0.5), gt.Threads(2)])
-def test_the_bound_on_staleness_holds_in_lanes(runtime) -> None:
+def test_the_bound_on_staleness_holds_for_shared_weights(runtime) -> None:
     rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.01), update_every=2, max_staleness=1)
     session = gt.Session(
         graph_of_pairs(),
         rules=rules,
         runtime=runtime,
-        lanes=True,
+        sharing=gt.SharedWeights(),
         max_active=16,
         ramp=gt.Ramp(over=0),
     )
@@ -104,10 +111,12 @@ def test_the_bound_on_staleness_holds_in_lanes(runtime) -> None:
     assert all(s.max <= 1 for s in fit.history[0].staleness.values())
 
 
-def test_a_checkpoint_in_mid_epoch_holds_what_the_lanes_had_added(tmp_path) -> None:
+def test_a_checkpoint_in_mid_epoch_holds_what_the_workers_had_added(tmp_path) -> None:
     def made() -> gt.Session:
         rules = gt.Rules(optimizer=partial(torch.optim.Adam, lr=1e-2), update_every=16)
-        return gt.Session(graph_of_pairs(), rules=rules, runtime=gt.Simulated(2), lanes=True)
+        return gt.Session(
+            graph_of_pairs(), rules=rules, runtime=gt.Simulated(2), sharing=gt.SharedWeights()
+        )
 
     whole = made()
     whole.fit(pairs(30), epochs=2, folder=tmp_path / "a", checkpoint_every=7, keep_last=20)
@@ -118,21 +127,16 @@ def test_a_checkpoint_in_mid_epoch_holds_what_the_lanes_had_added(tmp_path) -> N
     assert all(torch.equal(a, b) for a, b in zip(_weights(whole), _weights(resumed), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("graph", "given", "named"),
-    [
-        (graph_of_pairs(), {"placement": {"first": 1}}, "placement"),
-        (graph_of_pairs(2), {}, "replicas"),
-    ],
-)
-def test_lanes_beside_another_way_to_spread_are_refused(graph, given, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        gt.Session(graph, runtime=gt.Threads(2), lanes=True, **given)
+@pytest.mark.parametrize("runtime", [gt.Threads(1), gt.Threads(2)])
+@pytest.mark.parametrize("sharing", [gt.SharedWeights(), gt.Neighbours()], ids=["shared", "copies"])
+def test_parts_of_a_graph_that_every_worker_has_cannot_be_placed(runtime, sharing) -> None:
+    with pytest.raises(ValueError, match=r"placement=\{'first': 0\} do not go together"):
+        gt.Session(graph_of_pairs(), runtime=runtime, sharing=sharing, placement={"first": 0})
 
 
-def test_lanes_beside_modules_that_keep_graphs_are_refused() -> None:
-    """``functional_call`` swaps the weights of the module that all lanes share."""
+def test_shared_weights_beside_modules_that_keep_graphs_are_refused() -> None:
+    """``functional_call`` swaps the weights of the module that all workers share."""
     graph = gt.Graph()
     graph.input("x", bundle=True).through(nn.Linear(2, 2), keep="graph", name="map").output()
     with pytest.raises(ValueError, match=r"keep='graph' of \['map'\] do not go together"):
-        gt.Session(graph, runtime=gt.Threads(2), lanes=True)
+        gt.Session(graph, runtime=gt.Threads(2), sharing=gt.SharedWeights())

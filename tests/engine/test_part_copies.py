@@ -9,8 +9,17 @@ import torch
 from torch.testing import assert_close
 
 import geartrain as gt
-from geartrain.engine.engine import copies_of
+from geartrain.parts.part import PartState
 from tests.rigs.pairs import graph_of_pairs, pairs, square
+
+
+def copies_of(session: gt.Session) -> list[PartState]:
+    """``first`` and its copies."""
+    return [part for name, part in session.parts.items() if name.partition("#")[0] == "first"]
+
+
+def copies(n: int, every: int | None = None) -> gt.PartCopies:
+    return gt.PartCopies({"first": n}, gt.Average(every))
 
 
 @pytest.mark.parametrize("runtime", [gt.Simulated(3, jitter=0.5), gt.Threads(2), gt.Threads(1)])
@@ -19,7 +28,9 @@ def test_gradients_of_all_copies_add_up_to_those_of_one(runtime, replicas: int) 
     sums = []
     for k in (1, replicas):
         rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.0), update_every=gt.Flush())
-        session = gt.Session(graph_of_pairs(k), rules=rules, runtime=runtime, shuffle=False)
+        session = gt.Session(
+            graph_of_pairs(), rules=rules, runtime=runtime, shuffle=False, sharing=copies(k)
+        )
         taken = {}
 
         def spy(part, taken=taken) -> None:
@@ -36,7 +47,7 @@ def test_gradients_of_all_copies_add_up_to_those_of_one(runtime, replicas: int) 
         for part in session.parts.values():
             spy(part)
         session.fit(pairs(20), epochs=1)
-        assert len(copies_of("first", session.parts)) == k
+        assert len(copies_of(session)) == k
         sums.append(taken)
     assert set(sums[0]) == set(sums[1])
     for key, value in sums[0].items():
@@ -44,19 +55,21 @@ def test_gradients_of_all_copies_add_up_to_those_of_one(runtime, replicas: int) 
 
 
 def test_copies_live_on_different_workers_and_every_one_gets_rows() -> None:
-    session = gt.Session(graph_of_pairs(2), runtime=gt.Simulated(2), shuffle=False)
+    session = gt.Session(
+        graph_of_pairs(), sharing=copies(2), runtime=gt.Simulated(2), shuffle=False
+    )
     session.fit(pairs(40), epochs=1)
     engine = session.state.engine
     assert engine is not None
     nodes = engine.nodes_by_worker()
     assert nodes["first"] != nodes["first#1"]
     assert nodes["group"] != nodes["group#1"]
-    assert {c.version > 0 for c in copies_of("first", session.parts)} == {True}
+    assert {c.version > 0 for c in copies_of(session)} == {True}
 
 
 def test_averaging_equal_copies_changes_nothing_and_unequal_ones_become_their_mean() -> None:
-    session = gt.Session(graph_of_pairs(2), rules=gt.Rules(update_every=2))
-    a, b = copies_of("first", session.parts)
+    session = gt.Session(graph_of_pairs(), sharing=copies(2), rules=gt.Rules(update_every=2))
+    a, b = copies_of(session)
     before = {n: p.detach().clone() for n, p in a.module.named_parameters()}
     gt.Average().mix([a, b])
     for name, p in [*a.module.named_parameters(), *b.module.named_parameters()]:
@@ -70,7 +83,8 @@ def test_averaging_equal_copies_changes_nothing_and_unequal_ones_become_their_me
 
 def test_copies_are_equal_after_every_epoch_and_after_every_meeting() -> None:
     session = gt.Session(
-        graph_of_pairs(3, gt.Average(every=8)),
+        graph_of_pairs(),
+        sharing=copies(3, every=8),
         rules=gt.Rules(optimizer=partial(torch.optim.Adam, lr=1e-2), update_every=4),
         runtime=gt.Simulated(3),
         max_active=4,
@@ -80,11 +94,11 @@ def test_copies_are_equal_after_every_epoch_and_after_every_meeting() -> None:
 
     class Counts(gt.AbstractInstrument):
         def on_epoch_ended(self, event) -> None:
-            copies = copies_of("first", session.parts)
-            for copy in copies[1:]:
-                for p, q in zip(copy.parameters, copies[0].parameters, strict=True):
+            one, *others = copies_of(session)
+            for copy in others:
+                for p, q in zip(copy.parameters, one.parameters, strict=True):
                     assert torch.equal(p, q)
-                    state, other = copy.optimizer.state[p], copies[0].optimizer.state[q]
+                    state, other = copy.optimizer.state[p], one.optimizer.state[q]
                     assert torch.equal(state["exp_avg"], other["exp_avg"])
             met.append(event.epoch)
 
@@ -101,12 +115,12 @@ def test_copies_are_equal_after_every_epoch_and_after_every_meeting() -> None:
 
 def test_copies_are_saved_and_come_back(tmp_path) -> None:
     rules = gt.Rules(optimizer=partial(torch.optim.Adam, lr=1e-2), update_every=4)
-    session = gt.Session(graph_of_pairs(2), rules=rules, runtime=gt.Simulated(2))
+    session = gt.Session(graph_of_pairs(), sharing=copies(2), rules=rules, runtime=gt.Simulated(2))
     session.fit(pairs(20), epochs=1)
     with torch.no_grad():
-        copies_of("first", session.parts)[1].module.weight.add_(0.5)
+        copies_of(session)[1].module.weight.add_(0.5)
     session.save(tmp_path / "a.safetensors")
-    other = gt.Session(graph_of_pairs(2), rules=rules, runtime=gt.Simulated(2))
+    other = gt.Session(graph_of_pairs(), sharing=copies(2), rules=rules, runtime=gt.Simulated(2))
     other.load(tmp_path / "a.safetensors")
     for name, part in session.parts.items():
         for p, q in zip(part.parameters, other.parts[name].parameters, strict=True):
@@ -117,14 +131,14 @@ def test_copies_are_saved_and_come_back(tmp_path) -> None:
 def test_draining_admission_is_minibatch_training(runtime) -> None:
     data = pairs(24)
     rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.1), update_every=gt.Instances(4))
-    graph = graph_of_pairs(1)
+    graph = graph_of_pairs()
     session = gt.Session(
         graph, rules=rules, runtime=runtime, max_active=4, drain=True, ramp=gt.Ramp(over=0),
         shuffle=False,
     )  # fmt: skip
     session.fit(data, epochs=1)
 
-    plain = graph_of_pairs(1)
+    plain = graph_of_pairs()
     first, last = plain.modules()
     sgd = torch.optim.SGD([*first.parameters(), *last.parameters()], lr=0.1)
     for k in range(0, 24, 4):

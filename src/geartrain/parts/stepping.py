@@ -1,0 +1,276 @@
+"""How a part's weights move: the sum of gradients, averaged, limited, and given to the optimiser.
+
+    GradientSum ─► gathered into .grad ─► divided, clipped ─► optimiser at the rate of now
+
+It is asked for a step by ``PartState``, which knows when one is due and who else has the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from geartrain.device import Verdicts
+from geartrain.errors import NonFiniteError
+from geartrain.native.steps import norm_of, scaled_
+from geartrain.nodes.gradient import GradientSum
+from geartrain.parts.norms import Norm, Norms
+from geartrain.parts.rules import Clip, Rules, make_optimizer
+
+
+@final
+class Stepping:
+    """The optimiser of one part, and what is done to gradients before it.
+
+    Args:
+        name: Of the part, for messages.
+        module: Its parameters are changed in place.
+        rules: The part's.
+
+    Attributes:
+        parameters: Those that learn.
+        optimizer: None where none does.
+        scheduler: torch's, or None.
+        rate_factor: What learning rates were multiplied by at the last step.
+        verdicts: What a device has still to say of gradients.
+
+    Raises:
+        ValueError: The optimiser wants a closure, or the scheduler a metric at every step.
+        TypeError: What the rules make is no optimiser.
+    """
+
+    def __init__(self, name: str, module: nn.Module, rules: Rules) -> None:
+        self._name, self._module, self._rules = name, module, rules
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self.optimizer: Optimizer | None = None
+        self.scheduler: LRScheduler | None = None
+        if self.parameters:
+            self.optimizer = make_optimizer(name, rules.optimizer, self.parameters)
+            self.scheduler = None if rules.scheduler is None else rules.scheduler(self.optimizer)
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            raise ValueError(
+                f"part '{name}': ReduceLROnPlateau wants a metric, and a part steps without one; "
+                "use another scheduler, or schedule="
+            )
+        self.rate_factor = 1.0
+        self.verdicts = Verdicts()
+        self._alterations = 0  # of rates, and of those the returns: odd while they are altered
+        self._set_aside: list[float] = []
+        self._first = next(module.parameters(), None)
+
+    @property
+    def _elsewhere(self) -> bool:
+        """Whether the weights are on another device than the host."""
+        return self._first is not None and not self._first.is_cpu
+
+    @property
+    def wants_delays(self) -> bool:
+        """Whether the optimiser wants to know how old gradients are."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return any("measured_delay" in group for group in groups)
+
+    def rates(self, progress: int) -> list[float]:
+        """The learning rate of each group of parameters now, without what ``delay`` takes off.
+
+        Args:
+            progress: Instances finished in training, for the schedule.
+        """
+        factor = 1.0 if self._rules.schedule is None else self._rules.schedule(progress)
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        while True:  # a step that another thread takes just now has set rates aside
+            seen, rates = self._alterations, self._set_aside
+            if seen % 2 == 0:
+                rates = [float(group["lr"]) for group in groups]
+            if seen == self._alterations:
+                return [rate * factor for rate in rates]
+
+    def forget(self) -> None:
+        """The optimiser's state becomes that of a new one; learning rates stay."""
+        if self.optimizer is not None:
+            self.optimizer.state = self._rules.optimizer(self.parameters).state
+
+    def gather(self, total: GradientSum, version: int) -> list[Tensor]:
+        """Move gradients from their sum into ``.grad``.
+
+        Returns:
+            Their dense tensors, or the values of sparse ones.
+        """
+        gradients, owners = [], []
+        for parameter in self.parameters:
+            gradient = total.take(parameter)
+            if gradient is None or not parameter.requires_grad:
+                continue
+            if gradient.is_sparse and not _takes_sparse(self.optimizer):
+                gradient = gradient.to_dense()
+            if gradient.is_sparse and self._rules.clip is not None:
+                gradient = gradient.coalesce()  # limits are on the sum, not on what it is made of
+            parameter.grad = gradient
+            gradients.append(gradient._values() if gradient.is_sparse else gradient)
+            owners.append(parameter)
+        if self._elsewhere and gradients:
+            self._check_later(owners, gradients, version)
+        return gradients
+
+    def put(self, gradients: Sequence[Tensor | None]) -> None:
+        """Give parameters gradients from elsewhere, which may be written to."""
+        sparse = _takes_sparse(self.optimizer)
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            if gradient is not None and gradient.is_sparse and not sparse:
+                gradient = gradient.to_dense()
+            parameter.grad = gradient
+
+    def clear(self) -> None:
+        """Parameters have no gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def tame(
+        self, gradients: list[Tensor], divisor: float, version: int, norms: Norms | None
+    ) -> None:
+        """Divide the sums, and clip what comes of it.
+
+        Args:
+            gradients: Dense, or values of sparse ones.
+            divisor: Of all of them.
+            version: Of the part, for messages.
+            norms: Of all parts, where one is limited by them.
+
+        Raises:
+            NonFiniteError: They are NaN or infinite; those on a device have been looked at.
+        """
+        clip = self._rules.clip or Clip()
+        if not self._elsewhere and (clip.norm is None or clip.value is not None):
+            known = norm_of(gradients)
+            total = sum((float(g.sum()) for g in gradients), 0.0) if known is None else known
+            self._require_finite(total, version)
+        if clip.value is not None:
+            if divisor != 1:
+                torch._foreach_div_(gradients, divisor)
+            divisor = 1
+            for g in gradients:
+                g.clamp_(-clip.value, clip.value)
+        factor = 1.0
+        if clip.norm is not None or norms is not None:
+            norm = self._norm(gradients)
+            if isinstance(norm, Tensor):  # there; a look at it would wait for the device
+                scale = self._scale_there(clip, norm / divisor, norms) / divisor
+                for g in gradients:
+                    g.mul_(scale)
+                return
+            self._require_finite(norm, version)
+            factor = self._scale(clip, norm / divisor, norms)
+        if factor != divisor and not scaled_(gradients, factor / divisor):
+            torch._foreach_mul_(gradients, factor / divisor)
+
+    def _norm(self, gradients: list[Tensor]) -> Norm:
+        """Of all of them, where they are."""
+        known = None if self._elsewhere else norm_of(gradients)
+        if known is not None:
+            return known
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        return norm if self._elsewhere else float(norm)
+
+    def _scale(self, clip: Clip, norm: float, norms: Norms | None) -> float:
+        """What a limit makes of a gradient with this norm."""
+        if norms is not None:
+            norms.note(self._name, norm)
+            norm = norms.of_all() if clip.over == "all" else norm
+        return 1.0 if clip.norm is None else min(1.0, clip.norm / (norm + 1e-6))
+
+    def _scale_there(self, clip: Clip, norm: Tensor, norms: Norms | None) -> Tensor | float:
+        """The same, on the device where the norm is."""
+        if norms is not None:
+            norms.note(self._name, norm)
+            norm = norms.of_all_on(norm.device) if clip.over == "all" else norm
+        return 1.0 if clip.norm is None else (clip.norm / (norm + 1e-6)).clamp(max=1)
+
+    def optimize(self, progress: int, delayed: float, delay: float) -> None:
+        """A step with the gradients of parameters, at the rate of now.
+
+        Args:
+            progress: Instances finished in training, for the schedule.
+            delayed: A factor on rates for the age of the gradients ...
+            delay: ... which is this, in the mean.
+        """
+        assert self.optimizer is not None
+        factor = delayed
+        if self._rules.schedule is not None:
+            factor *= self._rules.schedule(progress)
+        self.rate_factor = factor
+        for group in self.optimizer.param_groups:
+            if "measured_delay" in group:
+                group["measured_delay"] = delay
+        self._step_at(self.optimizer, factor)
+
+    def stepped(self) -> None:
+        """A step of the part's own is done: torch schedulers step."""
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+    def _step_at(self, optimizer: Optimizer, factor: float) -> None:
+        if factor == 1.0:
+            optimizer.step()
+            return
+        # Set for this step alone, so that a torch scheduler goes on from its own numbers.
+        rates = self._set_aside = [group["lr"] for group in optimizer.param_groups]
+        self._alterations += 1
+        try:
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * factor
+            optimizer.step()
+        finally:
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+            self._alterations += 1
+
+    @torch.no_grad()
+    def _check_later(
+        self, owners: list[nn.Parameter], gradients: list[Tensor], version: int
+    ) -> None:
+        """Zero a gradient that is not finite, and have the device say so when it comes to it.
+
+        A look at it now would wait for all that the device has still to do.
+        """
+        bad = ~torch.isfinite(torch.stack([g.sum() for g in gradients]))
+        for g in gradients:
+            g.masked_fill_(bad.any(), 0)
+        names = {p: n for n, p in self._module.named_parameters()}
+
+        def tell(found: list[bool]) -> None:
+            told = [names[p] for p, is_bad in zip(owners, found, strict=True) if is_bad]
+            raise self._non_finite(told, version)
+
+        self.verdicts.ask(bad, tell)
+
+    def _require_finite(self, total: float, version: int) -> None:
+        """Refuse gradients whose sum or norm is not finite."""
+        if total - total == 0.0:
+            return
+        names = {p: n for n, p in self._module.named_parameters()}
+        bad = []
+        for parameter in self.parameters:
+            gradient = parameter.grad
+            if gradient is not None:
+                dense = gradient._values() if gradient.is_sparse else gradient
+                if not torch.isfinite(dense).all():
+                    bad.append(names[parameter])
+            parameter.grad = None
+        raise self._non_finite(bad or "its parameters (their sum overflows)", version)
+
+    def _non_finite(self, what: Sequence[str] | str, version: int) -> NonFiniteError:
+        return NonFiniteError(
+            f"part '{self._name}': the gradient of {what} is NaN or infinite after {version} "
+            "updates; clip it, lower the learning rate, or look at the instances of this batch"
+        )
+
+
+def _takes_sparse(optimizer: Optimizer | None) -> bool:
+    """Whether an optimiser steps with sparse gradients; the others get dense ones."""
+    if not isinstance(optimizer, (torch.optim.SparseAdam, torch.optim.SGD, torch.optim.Adagrad)):
+        return False
+    return not any(g.get("fused") or g.get("foreach") for g in optimizer.param_groups)

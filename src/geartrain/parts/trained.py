@@ -1,0 +1,97 @@
+"""A part as a worker has it: the part itself, or the worker's share of one that others have too."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import nn
+
+from geartrain.nodes.weights import AbstractWeights
+from geartrain.parts.rules import Rules
+from geartrain.parts.triggers import Trigger
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepTaken:
+    """One optimiser step of a part."""
+
+    part: str
+    version: int
+    rows: int
+
+
+class AbstractPart(AbstractWeights):
+    """What a worker asks of a part that its nodes compute with.
+
+    Attributes:
+        module: That the nodes run.
+        rules: Those of the part.
+        size: Its parameters' entries.
+        trigger: When the part steps.
+        once: Whether every instance comes by in exactly one message, which then counts for it.
+        guard: What a firing of the part enters.
+        copy, copies: It is one of so many copies, each of which gets every so-many-th instance.
+        reserves: Whether it wants to be told, by ``reserve``, what a firing is going to add.
+    """
+
+    module: nn.Module
+    rules: Rules
+    size: int
+    trigger: Trigger
+    once: bool
+    guard: AbstractContextManager[Any]
+    copy: int
+    copies: int
+    reserves = False
+
+    @property
+    @abstractmethod
+    def lacking(self) -> int | None:
+        """What one firing may add, in the unit of the trigger, 1 or more; None: any number."""
+
+    @abstractmethod
+    def begun(self, n: int) -> int:
+        """Of an update of so many instances, those that have finished before this pass."""
+
+    @abstractmethod
+    def in_cohorts(self, ahead: Callable[[int], int] | None) -> None:
+        """In this pass gradients of later updates wait in the queues, or they do not (None).
+
+        Args:
+            ahead: From the number of an instance the updates before that which it is of.
+        """
+
+    def reserve(self, units: int) -> None:
+        """The next firing is going to add so much, in the unit of the trigger."""
+
+    def heard(self, progress: int) -> None:
+        """So many instances have finished in training, anywhere."""
+
+    @abstractmethod
+    def finished(self, instances: int) -> None:
+        """Instances have finished; called outside of any firing."""
+
+    @abstractmethod
+    def step_if_due(self, progress: int) -> StepTaken | None:
+        """Take a step if one is due; or tell of the one that a firing has taken."""
+
+    @abstractmethod
+    def step(self, progress: int) -> StepTaken | None:
+        """Take a step with the gradient so far; None if there is none.
+
+        Args:
+            progress: Instances finished in training, for the schedule.
+        """
+
+    def rest(self) -> StepTaken | None:
+        """Nothing is in flight any more: a step that falls due by that."""
+        return None
+
+    @abstractmethod
+    def note_holding(self) -> bool | None:
+        """Whether a step is held back, where that has changed since the last call; else None."""

@@ -1,0 +1,144 @@
+"""The mean of all copies: a collective, and the synchronous baseline that steps with it.
+
+contribute ─┐
+contribute ─┼─► mean ─► a letter to everybody
+contribute ─┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from torch import Tensor
+
+from geartrain.sharing.exchange import AbstractExchange
+from geartrain.sharing.letters import Letter, Tensors, copies, mean_of, tensor_bytes
+from geartrain.sharing.locks import AbstractLock
+from geartrain.sharing.member import Member
+
+
+@final
+class Collective:
+    """The mean of what all present members contribute, as of a ring all-reduce.
+
+    The last to contribute sends the mean to everybody (to itself too), as a letter that takes
+    2 (n - 1) latencies and carries 2 (n - 1) / n of the bytes, charged to the receiver: on a ring
+    each sends as much as it gets. Sums are in the order of the members.
+
+    Args:
+        kind: Of those letters.
+        members: All of them.
+        lock: Held while contributions are counted.
+    """
+
+    def __init__(self, kind: str, members: Sequence[Member], lock: AbstractLock) -> None:
+        self.kind, self._members, self._lock = kind, members, lock
+        self._given: dict[int, tuple[Tensor | None, ...]] = {}
+        self._waiting = [False] * len(members)
+
+    def contribute(self, me: Member, tensors: Tensors) -> None:
+        """Add copies of one's own; the mean comes as a letter, and ``waits`` until it is taken."""
+        with self._lock:
+            self._given[me.index] = copies(tensors)
+            self._waiting[me.index] = True
+            if all(m.index in self._given for m in self._members if m.present):
+                self._send(me)
+
+    def waits(self, me: Member) -> bool:
+        """Whether a member has contributed and has not had the mean."""
+        return self._waiting[me.index]
+
+    def taken(self, me: Member) -> None:
+        """A member has the mean."""
+        self._waiting[me.index] = False
+
+    def release(self) -> bool:
+        """Give those that wait the mean of what is there; the others get it too. True if any."""
+        with self._lock:
+            if not self._given:
+                return False
+            self._send(self._members[min(self._given)])
+            return True
+
+    def left(self, me: Member) -> None:
+        """A member is absent now; if the others have all contributed, they go on."""
+        with self._lock:
+            self._waiting[me.index] = False
+            there = [m for m in self._members if m.present]
+            if self._given and all(m.index in self._given for m in there):
+                self._send(there[0] if there else me)
+
+    def _send(self, me: Member) -> None:
+        given = [self._given[k] for k in sorted(self._given)]
+        there = [m for m in self._members if m.present]
+        n = max(1, len(there))
+        mean = tuple(mean_of(column) for column in zip(*given, strict=True))
+        nbytes = 2 * (n - 1) * tensor_bytes(mean) // n
+        for m in there:
+            me.outbox.append(
+                Letter(
+                    me.name,
+                    m.index,
+                    m.index,
+                    self.kind,
+                    mean,
+                    m.part.version,
+                    m.rounds,
+                    1.0,
+                    m.part.version,
+                    nbytes,
+                    2 * (n - 1),
+                    collective=True,
+                    progress=max(self._members[k].part.progress for k in self._given),
+                )
+            )
+        self._given.clear()
+
+
+@final
+class AllReduce(AbstractExchange):
+    """The synchronous baseline: every step is taken with the mean gradient of all copies.
+
+    Copies that are equal stay equal; one that joins has their weights of then, and not what is just
+    under way to them. At the end of a stretch, those that have no partner for their
+    last gradients step, with all others, with the mean of what there is.
+    """
+
+    needs_neighbours = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sum: Collective | None = None
+
+    def prepare(self, members: Sequence[Member]) -> None:
+        super().prepare(members)
+        self._sum = Collective("mean", members, self.lock)
+
+    @property
+    def _collective(self) -> Collective:
+        assert self._sum is not None, "prepare comes first"
+        return self._sum
+
+    def stepping(self, me: Member, gradients: Tensors) -> Tensors | None:
+        if len(self.members) == 1:
+            return gradients
+        self._collective.contribute(me, gradients)
+        return None
+
+    def received(self, me: Member, letters: Sequence[Letter]) -> None:
+        for letter in letters:
+            self._collective.taken(me)
+            me.apply(letter.tensors, own=True, progress=letter.progress)
+
+    def waiting(self, me: Member) -> bool:
+        return self._collective.waits(me)
+
+    def finish(self, members: Sequence[Member]) -> bool:
+        return self._collective.release()
+
+    def left(self, me: Member) -> None:
+        self._collective.left(me)
+
+    def abandoned(self, members: Sequence[Member]) -> None:
+        self.prepare(members)
