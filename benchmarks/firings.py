@@ -107,7 +107,7 @@ class Training:
             rules=made.rules,
             runtime=gt.Threads(workers, kernel_threads=1),
             max_active=in_flight,
-            ramp=gt.Ramp(over=0),
+            schedule=gt.Schedule(ramp=gt.Ramp(over=0)),
         )
 
     def __call__(self) -> float:

@@ -99,7 +99,7 @@ def main(argv: list[str] | None = None) -> gt.Fit:
         build(vocabulary, options.hidden),
         rules=gt.Rules(optimizer=partial(torch.optim.Adagrad, lr=0.05), update_every=500),
         runtime=gt.Threads(options.workers, kernel_threads=1),
-        convert=to_instance,
+        reading=gt.Reading(convert=to_instance),
     )
     fit = session.fit(train, epochs=options.epochs, valid=valid)
     for epoch in fit.history:

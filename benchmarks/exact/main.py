@@ -97,9 +97,10 @@ def gradients(dtype: torch.dtype, keep: str) -> float:
                 graph_of(*mine, keep),
                 rules=gt.Rules(optimizer=still, update_every=gt.Flush(), average="none"),
                 runtime=runtime,
-                ramp=gt.Ramp(over=0),
-                policy=lambda w, policy=policy: policy(),
-            )  # fmt: skip
+                schedule=gt.Schedule(
+                    ramp=gt.Ramp(over=0), policy=lambda w, policy=policy: policy()
+                ),
+            )
             found = _spy_on_gradients(session)
             session.fit(data, epochs=1)
             for name, module in zip(("leaf", "branch", "readout"), reference, strict=True):
@@ -141,7 +142,7 @@ def weights(dtype: torch.dtype, keep: str) -> float:
         ),
         runtime=gt.Threads(2),
         max_active=1,
-        shuffle=False,
+        reading=gt.Reading(shuffle=False),
     )
     session.fit(data, epochs=1)
     pairs = zip(reference, mine, strict=True)

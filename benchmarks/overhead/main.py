@@ -176,9 +176,9 @@ def rows_per_second(
         graph_of("chain", nodes, keeps),
         runtime=gt.Threads(workers, kernel_threads=1),
         max_active=in_flight,
-        ramp=gt.Ramp(over=0),
+        schedule=gt.Schedule(ramp=gt.Ramp(over=0)),
         sharing=gt.SharedWeights(),
-        shuffle=False,
+        reading=gt.Reading(shuffle=False),
     )
     data = instances_of(instances, nodes, width)
     firings: list[int] = []

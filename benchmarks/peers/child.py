@@ -60,7 +60,7 @@ def ours(request: Request) -> Training:
         rules=task.rules,
         runtime=gt.Threads(workers, kernel_threads=max(1, request["threads"] // workers)),
         max_active=system["in_flight"],
-        ramp=gt.Ramp(over=0),
+        schedule=gt.Schedule(ramp=gt.Ramp(over=0)),
         seed=request["seed"],
         **_session(system["session"]),
     )
@@ -74,9 +74,13 @@ def ours(request: Request) -> Training:
 
 
 def _session(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments as ``Session`` takes them: a way of sharing comes by its name."""
-    way = told.get("sharing")
-    return {**told, **({} if way is None else {"sharing": getattr(gt, way)()})}
+    """Arguments as ``Session`` takes them: a way of sharing comes by its name, precision alone."""
+    made = dict(told)
+    if "sharing" in made:
+        made["sharing"] = getattr(gt, made["sharing"])()
+    if "precision" in made:
+        made["compute"] = gt.Compute(precision=made.pop("precision"))
+    return made
 
 
 def baseline(request: Request) -> Training:

@@ -136,8 +136,8 @@ def ours(work: Work, in_flight: int) -> dict[str, float]:
         pipe.graph,
         rules=pipe.rules(make_optimizer(work)),
         runtime=gt.Threads(workers, kernel_threads=work.kernel_threads),
-        shuffle=False,
-        **(pipe.settings(workers) | {"max_active": in_flight}),
+        reading=gt.Reading(shuffle=False),
+        **pipe.settings(workers) | {"max_active": in_flight},
     )
     instances = [gt.minibatch(x, y) for x, y in batches]
     session.fit(instances[: work.warm_up], epochs=1)

@@ -18,6 +18,7 @@ from geartrain.engine.mailbox import BackwardFirst as BackwardFirst
 from geartrain.engine.mailbox import FullestFirst as FullestFirst
 from geartrain.engine.mailbox import OldestFirst as OldestFirst
 from geartrain.engine.mailbox import Sweeps as Sweeps
+from geartrain.engine.schedule import Schedule as Schedule
 from geartrain.errors import BusyError as BusyError
 from geartrain.errors import CheckpointError as CheckpointError
 from geartrain.errors import DataError as DataError
@@ -108,6 +109,8 @@ from geartrain.sharing.shared_weights import SharedWeights as SharedWeights
 from geartrain.sharing.sharing import AbstractSharing as AbstractSharing
 from geartrain.sharing.topology import Exponential as Exponential
 from geartrain.sharing.topology import Torus as Torus
+from geartrain.train.options import Compute as Compute
+from geartrain.train.options import Reading as Reading
 from geartrain.train.results import Evaluation as Evaluation
 from geartrain.train.results import Fit as Fit
 from geartrain.train.results import Target as Target

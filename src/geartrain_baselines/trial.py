@@ -31,6 +31,7 @@ from geartrain.engine.instrument import AbstractInstrument, EpochEnded
 from geartrain.errors import DataError, GeartrainError
 from geartrain.parts.rules import Instances
 from geartrain.recipes import find_recipe
+from geartrain.train.options import Compute
 from geartrain.train.session import Session
 from geartrain_baselines import PEERS, Baseline, Terms
 
@@ -93,15 +94,14 @@ def run_ours(trial: Trial) -> tuple[Ages, Rates]:
     rules, max_active, told = task.rules, settings.max_active, task.settings(settings.workers)
     if drain:
         rules = replace(rules, update_every=Instances(trial.batch))
-        told, max_active = {**told, "ramp": Ramp(over=0)}, trial.batch
+        told["schedule"] = replace(told["schedule"], ramp=Ramp(over=0), drain=True)
+        max_active = trial.batch
     session = Session(
         task.graph,
         rules=rules,
         runtime=settings.make_runtime(),
         max_active=max_active,
-        drain=drain,
-        precision=settings.precision,
-        device=settings.device,
+        compute=Compute(precision=settings.precision, device=settings.device),
         seed=settings.seed,
         instruments=[_Epochs()],
         **told,

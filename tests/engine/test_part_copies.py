@@ -29,7 +29,11 @@ def test_gradients_of_all_copies_add_up_to_those_of_one(runtime, replicas: int) 
     for k in (1, replicas):
         rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.0), update_every=gt.Flush())
         session = gt.Session(
-            graph_of_pairs(), rules=rules, runtime=runtime, shuffle=False, sharing=copies(k)
+            graph_of_pairs(),
+            rules=rules,
+            runtime=runtime,
+            reading=gt.Reading(shuffle=False),
+            sharing=copies(k),
         )
         taken = {}
 
@@ -56,7 +60,10 @@ def test_gradients_of_all_copies_add_up_to_those_of_one(runtime, replicas: int) 
 
 def test_copies_live_on_different_workers_and_every_one_gets_rows() -> None:
     session = gt.Session(
-        graph_of_pairs(), sharing=copies(2), runtime=gt.Simulated(2), shuffle=False
+        graph_of_pairs(),
+        sharing=copies(2),
+        runtime=gt.Simulated(2),
+        reading=gt.Reading(shuffle=False),
     )
     session.fit(pairs(40), epochs=1)
     engine = session.state.engine
@@ -133,9 +140,13 @@ def test_draining_admission_is_minibatch_training(runtime) -> None:
     rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.1), update_every=gt.Instances(4))
     graph = graph_of_pairs()
     session = gt.Session(
-        graph, rules=rules, runtime=runtime, max_active=4, drain=True, ramp=gt.Ramp(over=0),
-        shuffle=False,
-    )  # fmt: skip
+        graph,
+        rules=rules,
+        runtime=runtime,
+        max_active=4,
+        schedule=gt.Schedule(drain=True, ramp=gt.Ramp(over=0)),
+        reading=gt.Reading(shuffle=False),
+    )
     session.fit(data, epochs=1)
 
     plain = graph_of_pairs()

@@ -86,7 +86,7 @@ def test_a_cycle_in_data_ends_with_the_instance_the_loop_and_what_to_do(runtime,
     assert re.search(r"instance 1 \(line 7\) have gone round the loop of", told)
     assert "'has a parent', 'cell 0', 'up'" in told
     assert re.search(r" 5\d times, more than max_rounds=50\.", told)
-    assert "Session(max_rounds=...)" in told and "its own ancestor" in told
+    assert "Schedule(max_rounds=...)" in told and "its own ancestor" in told
 
 
 def test_by_itself_the_bound_is_generous_and_grows_with_the_instance():

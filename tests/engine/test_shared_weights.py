@@ -68,7 +68,7 @@ def test_every_worker_has_all_nodes_and_gets_its_share_of_the_instances() -> Non
         graph_of_pairs(),
         runtime=gt.Simulated(3),
         sharing=gt.SharedWeights(),
-        ramp=gt.Ramp(over=0),
+        schedule=gt.Schedule(ramp=gt.Ramp(over=0)),
         instruments=[Counts()],
     )
     session.fit(pairs(60), epochs=1)
@@ -105,7 +105,7 @@ def test_the_bound_on_staleness_holds_for_shared_weights(runtime) -> None:
         runtime=runtime,
         sharing=gt.SharedWeights(),
         max_active=16,
-        ramp=gt.Ramp(over=0),
+        schedule=gt.Schedule(ramp=gt.Ramp(over=0)),
     )
     fit = session.fit(pairs(80), epochs=1)
     assert all(s.max <= 1 for s in fit.history[0].staleness.values())
@@ -131,7 +131,12 @@ def test_a_checkpoint_in_mid_epoch_holds_what_the_workers_had_added(tmp_path) ->
 @pytest.mark.parametrize("sharing", [gt.SharedWeights(), gt.Neighbours()], ids=["shared", "copies"])
 def test_parts_of_a_graph_that_every_worker_has_cannot_be_placed(runtime, sharing) -> None:
     with pytest.raises(ValueError, match=r"placement=\{'first': 0\} do not go together"):
-        gt.Session(graph_of_pairs(), runtime=runtime, sharing=sharing, placement={"first": 0})
+        gt.Session(
+            graph_of_pairs(),
+            runtime=runtime,
+            sharing=sharing,
+            schedule=gt.Schedule(placement={"first": 0}),
+        )
 
 
 def test_shared_weights_beside_modules_that_keep_graphs_are_refused() -> None:

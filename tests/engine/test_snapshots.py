@@ -102,7 +102,7 @@ def test_no_firing_sees_half_a_step_and_nothing_is_lost(runtime, table) -> None:
         runtime=runtime,
         sharing=gt.SharedWeights(),
         max_active=24,
-        ramp=gt.Ramp(over=0),
+        schedule=gt.Schedule(ramp=gt.Ramp(over=0)),
         instruments=[Counts()],
     )
     data = [gt.Instance({"x": torch.ones(2, 2)}) for _ in range(150)]

@@ -19,6 +19,7 @@ from geartrain.parts.rules import Rules
 from geartrain.runtime.base import AbstractRuntime
 from tests.rigs.pairs import graph_of_pairs, pairs
 from tests.rigs.passes import AT_ONCE, POLICIES, Order, Quiet, one_pass
+from tests.rigs.sessions import session_of
 from tests.rigs.updates import KINDS, Kind, Steps, cut
 
 N = 40
@@ -42,7 +43,7 @@ def trained(
     kind: Kind, trigger: object, in_flight: int, runtime: AbstractRuntime, **more: object
 ) -> tuple[Steps, gt.Session, gt.Fit]:
     steps = Steps()
-    session = gt.Session(
+    session = session_of(
         kind.graph,
         rules=gt.Rules(optimizer=SGD, update_every=trigger),
         runtime=runtime,
@@ -156,8 +157,8 @@ def test_copies_of_a_part_count_the_instances_that_go_to_them():
         rules=gt.Rules(optimizer=SGD, update_every=gt.Instances(4)),
         runtime=gt.Simulated(3, jitter=0.5),
         max_active=32,
-        ramp=AT_ONCE,
-        shuffle=False,
+        schedule=gt.Schedule(ramp=AT_ONCE),
+        reading=gt.Reading(shuffle=False),
         instruments=[steps],
     )
     session.fit(pairs(50), epochs=1)
@@ -173,8 +174,8 @@ def test_copies_of_the_model_make_updates_of_their_own_instances(runtime):
         rules=gt.Rules(optimizer=SGD, update_every=gt.Instances(4)),
         runtime=runtime,
         max_active=32,
-        ramp=AT_ONCE,
-        shuffle=False,
+        schedule=gt.Schedule(ramp=AT_ONCE),
+        reading=gt.Reading(shuffle=False),
         instruments=[steps],
         sharing=gt.Neighbours(copies=2, exchange="weights", when=1000),
     )
@@ -190,8 +191,8 @@ def test_what_is_left_of_one_stretch_goes_into_the_first_update_of_the_next(tmp_
         kind.graph,
         rules=gt.Rules(optimizer=SGD, update_every=gt.Instances(8)),
         max_active=32,
-        ramp=AT_ONCE,
-        shuffle=False,
+        schedule=gt.Schedule(ramp=AT_ONCE),
+        reading=gt.Reading(shuffle=False),
         instruments=[steps],
     )
     session.fit(list(kind.data), epochs=2, folder=tmp_path, checkpoint_every=13)

@@ -15,6 +15,7 @@ from geartrain.errors import DataError
 from geartrain.frames.packed import Packed
 from geartrain.frames.packer import Packer
 from geartrain.train.source import Source
+from tests.rigs.sessions import session_of
 
 N = 40
 
@@ -172,7 +173,7 @@ def trained(data: object, **given: object) -> tuple[list[Tensor], int]:
     line = nn.Linear(2, 3)
     graph.input("x").through(line, name="line").loss(gt.cross_entropy, "label")
     rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.1), update_every=8)
-    session = gt.Session(graph, rules=rules, max_active=8, **given)  # type: ignore[arg-type]
+    session = session_of(graph, rules=rules, max_active=8, **given)  # type: ignore[arg-type]
     fit = session.fit(data, epochs=2)  # type: ignore[arg-type]
     return [p.detach().clone() for p in line.parameters()], fit.skipped
 

@@ -176,7 +176,7 @@ def test_what_cannot_be_computed_is_refused_by_key_before_anything_enters(
     data = [make(f"line {i}") for i in range(9)]
     data[5] = make("line 5", **changed)
     for given in (data, Once(data)):
-        session = gt.Session(graph, runtime=gt.Simulated(1), shuffle=False)
+        session = gt.Session(graph, runtime=gt.Simulated(1), reading=gt.Reading(shuffle=False))
         with pytest.raises(DataError, match=rf"^instance line 5: .*{said}"):
             session.fit(given, epochs=1)
         with pytest.raises(DataError, match=r"^instance line 5: "):
@@ -192,7 +192,9 @@ def test_it_is_skipped_alone_where_that_is_asked_for(name, runtime, caplog):
         data[2 * i + 1] = make(f"line {2 * i + 1}", **changed)
     for given in (data, Once(data)):
         caplog.clear()
-        session = gt.Session(graph, runtime=runtime, on_bad="skip", shuffle=False)
+        session = gt.Session(
+            graph, runtime=runtime, reading=gt.Reading(on_bad="skip", shuffle=False)
+        )
         with caplog.at_level(logging.WARNING, "geartrain.runtime"):
             fit = session.fit(given, epochs=1)
         assert (fit.instances, fit.skipped) == (20 - len(bad), len(bad))
@@ -211,9 +213,11 @@ def test_instances_in_columns_are_looked_at_too():
     columns = gt.Columns(
         np.full(30, 3), {"word": word}, {"parent": parent, "slot": slot}, called="tree"
     )
-    session = gt.Session(graph, runtime=gt.Simulated(), on_bad="skip", shuffle=False)
+    session = gt.Session(
+        graph, runtime=gt.Simulated(), reading=gt.Reading(on_bad="skip", shuffle=False)
+    )
     assert session.fit(columns, epochs=1).skipped == 2
-    session = gt.Session(graph, runtime=gt.Simulated(), shuffle=False)
+    session = gt.Session(graph, runtime=gt.Simulated(), reading=gt.Reading(shuffle=False))
     with pytest.raises(DataError, match=r"^instance tree 4: 'tree': vertex 2 has one child"):
         session.fit(columns, epochs=1)
     parent[3 * 4 + 1] = 2
@@ -252,7 +256,7 @@ def test_a_module_is_asked_with_what_it_will_be_called_with():
         )
         for n in (3, 5, 2)
     ]
-    gt.Session(graph, runtime=gt.Simulated(), shuffle=False).fit(data, epochs=1)
+    gt.Session(graph, runtime=gt.Simulated(), reading=gt.Reading(shuffle=False)).fit(data, epochs=1)
     rows: list[list[int]] = [[], [], [], [], []]
     for brought in words.asked:
         assert brought.payload is not None and brought.edges == {}
@@ -335,7 +339,7 @@ def test_an_own_check_for_a_module_that_is_not_ours():
     gt.register_check(Theirs, small)
     graph = gt.Graph()
     graph.input("x").through(Theirs(), name="theirs").loss(squares)
-    session = gt.Session(graph, runtime=gt.Simulated(), shuffle=False)
+    session = gt.Session(graph, runtime=gt.Simulated(), reading=gt.Reading(shuffle=False))
     with pytest.raises(DataError, match=r"instance b: 'theirs': x 3; expected 0\.\.2"):
         session.fit(
             [gt.Instance({"x": torch.tensor([k])}, key=n) for n, k in (("a", 2), ("b", 3))],
@@ -397,10 +401,12 @@ def test_minibatches_of_a_pipeline_are_looked_at_by_its_first_block():
     ]
     data[2].inputs["x"][1, 1] = 7
     data[4] = gt.minibatch(torch.zeros(2, 6).long(), torch.zeros(2, 6).long(), key="batch 4")
-    runs = gt.Session(pipe.graph, runtime=gt.Simulated(2), on_bad="skip", shuffle=False)
+    runs = gt.Session(
+        pipe.graph, runtime=gt.Simulated(2), reading=gt.Reading(on_bad="skip", shuffle=False)
+    )
     fit = runs.fit(data, epochs=1)
     assert (fit.instances, fit.skipped) == (3, 2)
-    runs = gt.Session(pipe.graph, runtime=gt.Simulated(2), shuffle=False)
+    runs = gt.Session(pipe.graph, runtime=gt.Simulated(2), reading=gt.Reading(shuffle=False))
     with pytest.raises(DataError, match=r"^instance batch 2: 'part 0': token 7; expected 0\.\.6"):
         runs.fit(data, epochs=1)
     with pytest.raises(DataError, match=r"^instance batch 4: 'part 0': 6 tokens in a row"):

@@ -181,7 +181,11 @@ def trained(make: Callable[[], Model], optimizer: str) -> tuple[list[Tensor], fl
         clip=gt.Clip(1.0),
     )
     session = gt.Session(
-        graph, rules=rules, runtime=gt.Simulated(2, seed=4), max_active=12, ramp=gt.Ramp(over=0)
+        graph,
+        rules=rules,
+        runtime=gt.Simulated(2, seed=4),
+        max_active=12,
+        schedule=gt.Schedule(ramp=gt.Ramp(over=0)),
     )
     fit = session.fit(data, epochs=1)
     weights: Sequence[nn.Parameter] = [p for m in modules for p in m.parameters()]

@@ -20,6 +20,7 @@ from geartrain.errors import GraphError, ProtocolError
 from geartrain.nn.derived import MOST_PROGRAMS, DerivedKernel
 from geartrain.nodes.gradient import GradientSum
 from geartrain.parts.rules import Flush
+from geartrain.train.options import Compute
 
 ROWS, SENT, D, V = 7, 4, 3, 5
 Tensors = tuple[Tensor, ...]
@@ -405,6 +406,8 @@ def test_in_bfloat16_it_works_between_casts() -> None:
     stream.loss(F.cross_entropy, target="y")
     before = [p.detach().clone() for p in net.parameters()]
     rules = Rules(optimizer=partial(torch.optim.SGD, lr=0.5), update_every=Flush())
-    Session(graph, rules=rules, runtime=Simulated(1, seed=3), precision="bf16").fit(data, epochs=1)
+    Session(
+        graph, rules=rules, runtime=Simulated(1, seed=3), compute=Compute(precision="bf16")
+    ).fit(data, epochs=1)
     assert all(p.dtype == torch.float32 for p in net.parameters())
     assert all(not torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))

@@ -16,6 +16,7 @@ from geartrain.nn import BundleSequential, TokenRNN, WholeList
 from geartrain.nodes.bundle import bundle_kernel_of
 from geartrain.nodes.payload import Recompute, RowNode
 from geartrain.nodes.readout import ReadoutNode
+from tests.rigs.sessions import session_of
 
 H, TOKENS, CLASSES = 5, 7, 3
 
@@ -49,7 +50,7 @@ def trained(
 ) -> tuple[dict[str, float], list[Tensor]]:
     sgd = partial(torch.optim.SGD, lr=0.1)
     rules = gt.Rules(optimizer=sgd, update_every=gt.Flush(), average="instances")
-    session = gt.Session(made, rules=rules, max_active=16, ramp=gt.Ramp(over=0), **given)
+    session = session_of(made, rules=rules, max_active=16, ramp=gt.Ramp(over=0), **given)
     session.fit(data(), epochs=2)
     return session.evaluate(data()).metrics, [p.detach().clone() for p in net.parameters()]
 

@@ -99,7 +99,7 @@ def test_every_minibatch_is_an_update_whether_taken_alone_or_together() -> None:
             rules=gt.Rules(update_every=gt.Instances(1)),
             runtime=gt.Simulated(1),
             max_active=4,
-            ramp=gt.Ramp(over=0),
+            schedule=gt.Schedule(ramp=gt.Ramp(over=0)),
         )
         session.fit([gt.Instance({"x": torch.ones(5, 1)})] * 8, epochs=1)
         return session.parts["weighs"].version

@@ -278,9 +278,9 @@ def test_rows_in_bfloat16_train_as_in_two_nodes():
             graph,
             rules=Rules(optimizer=partial(torch.optim.SGD, lr=0.1), update_every=Instances(4)),
             runtime=gt.Simulated(1),
-            precision="bf16",
+            compute=gt.Compute(precision="bf16"),
             max_active=1,
-            placement=placement,
+            schedule=gt.Schedule(placement=placement),
         )
         session.fit(data(16, torch.float32), epochs=1)
         found.append([p.detach() for m in modules.values() for p in m.parameters()])

@@ -39,7 +39,7 @@ def measured(gears, n=6, replay=None, runtime=None):
         rules=gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.01), update_every=gt.Rows(1)),
         runtime=runtime or gt.Simulated(),
         max_active=1,
-        meter=meter,
+        compute=gt.Compute(meter=meter),
     )
     data = [gt.Instance({"x": torch.randn(ROWS, 3)}) for _ in range(n)]
     session.fit(data, epochs=1, valid=data)
@@ -137,7 +137,9 @@ def test_gradients_for_data_and_detached_rows_are_not_computed_behind_joins_and_
     for name in ("one", "two"):  # two readers of the same detached rows
         wide = stream.through(First(nn.Linear(6, 4)), keep="graph", name=name)
         wide.loss(lambda h, y: h.square().sum(1))
-    session = gt.Session(graph, rules=gt.Rules(update_every=gt.Rows(1)), meter=meter)
+    session = gt.Session(
+        graph, rules=gt.Rules(update_every=gt.Rows(1)), compute=gt.Compute(meter=meter)
+    )
     session.fit([gt.Instance({"x": torch.randn(ROWS, 3), "y": torch.zeros(ROWS)})], epochs=1)
     assert meter.nodes()["low"] == gt.Flops(SIZES[0], SIZES[0])
     assert meter.nodes()["one"] == meter.nodes()["two"] == gt.Flops(SIZES[1], SIZES[1])
@@ -147,7 +149,9 @@ def trained(graph, instances, update_every):
     meter = gt.FlopMeter()
     every = gt.Instances(update_every)
     rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.01), update_every=every)
-    gt.Session(graph, rules=rules, max_active=3, meter=meter).fit(instances, epochs=1)
+    gt.Session(graph, rules=rules, max_active=3, compute=gt.Compute(meter=meter)).fit(
+        instances, epochs=1
+    )
     return meter
 
 

@@ -27,6 +27,7 @@ from geartrain.parts.rules import Flush, Part, Rules
 from geartrain.runtime.base import Feeder
 from geartrain.runtime.threads import Threads
 from geartrain.sharing.shared_weights import SharedWeights
+from geartrain.train.options import Compute
 from geartrain.train.session import Session
 from tests.rigs import models
 from tests.rigs.passes import AT_ONCE, Quiet
@@ -104,14 +105,16 @@ def test_a_device_that_is_not_there_is_named_with_what_there_is(
     graph, _ = graph_on(devices)
     whose = "part 'last'" if devices else "Session"
     with pytest.raises(ValueError, match=rf"^{whose}: device='cuda:97' does not exist; .*sees cpu"):
-        Session(graph, device=default)
+        Session(graph, compute=Compute(device=default))
 
 
 def test_a_session_on_the_cpu_by_name_trains_as_one_without() -> None:
     weights = []
     for device in (None, "cpu", torch.device("cpu")):
         graph, data = graph_on({})
-        Session(graph, rules=Rules(update_every=4), device=device).fit(data, epochs=2)
+        Session(graph, rules=Rules(update_every=4), compute=Compute(device=device)).fit(
+            data, epochs=2
+        )
         weights.append([p.detach().clone() for m in graph.modules() for p in m.parameters()])
     for other in weights[1:]:
         assert_close(other, weights[0], rtol=0, atol=0)
@@ -196,9 +199,8 @@ def test_shared_weights_in_bf16_on_a_gpu_learn_as_on_the_cpu() -> None:
             graph,
             rules=rules,
             runtime=two,
-            device=device,
+            compute=Compute(device=device, precision="bf16"),
             sharing=SharedWeights(),
-            precision="bf16",
         )
         losses.append([epoch.loss for epoch in session.fit(data, epochs=3).history])
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)
@@ -245,7 +247,9 @@ def test_no_firing_on_a_gpu_waits_for_it(name: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(WorkerState, "fire", watched)
     model = models.MODELS[name]()
     rules = Rules(optimizer=partial(torch.optim.Adam, lr=1e-3), update_every=20)
-    fit = Session(model.graph, rules=rules, device="cuda").fit(model.data, epochs=2)
+    fit = Session(model.graph, rules=rules, compute=Compute(device="cuda")).fit(
+        model.data, epochs=2
+    )
     assert sum(fit.history[-1].updates.values()) and fit.history[-1].loss > 0
 
 
@@ -254,7 +258,7 @@ def test_a_checkpoint_of_a_gpu_continues_on_the_cpu_and_back(tmp_path: Path) -> 
     path, losses = tmp_path / "kept.safetensors", []
     for epochs, device in ((1, "cuda"), (2, "cpu"), (3, "cuda")):
         graph, data = graph_on({})
-        session = Session(graph, rules=Rules(update_every=4), device=device)
+        session = Session(graph, rules=Rules(update_every=4), compute=Compute(device=device))
         if epochs > 1:
             session.load(path)
         losses.append(session.fit(data, epochs=epochs).history[-1].loss)
@@ -277,7 +281,7 @@ def test_a_loss_of_a_gpu_that_is_nan_stops_the_run_and_leaves_finite_weights() -
     graph, data = graph_on({})
     bad = torch.full((2, 3), 3e38)
     data[4] = Instance({"x": bad}, value={"label": 0}, key="the bad one")
-    session = Session(graph, rules=Rules(update_every=4), device="cuda")
+    session = Session(graph, rules=Rules(update_every=4), compute=Compute(device="cuda"))
     with pytest.raises(NonFiniteError, match=r"'loss|part '"):
         session.fit(data, epochs=1)
     assert all(p.isfinite().all() for m in graph.modules() for p in m.parameters())

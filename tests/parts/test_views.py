@@ -29,6 +29,7 @@ from tests.rigs.pipes import (
     stages,
     weights_of,
 )
+from tests.rigs.sessions import session_of
 
 VIEWS = [
     gt.Stashed(),
@@ -525,13 +526,13 @@ def test_views_hold_on_threads(view):
     modules, twins = stages(3), stages(3)
     threads = gt.Threads(3, kernel_threads=1)
     at_once = {"runtime": threads, "ramp": gt.Ramp(over=0), "shuffle": False}
-    fit = gt.Session(chain(modules), rules=rules, max_active=3, **at_once).fit(
+    fit = session_of(chain(modules), rules=rules, max_active=3, **at_once).fit(
         minibatches(12), epochs=1
     )
     assert all(w.isfinite().all() for w in weights_of(modules))
     late = [1, 1, 1] if view == gt.DoubleBuffered() else [2, 1, 0]
     assert all(fit.staleness[f"stage {i}"].max <= most for i, most in enumerate(late))
-    one = gt.Session(
+    one = session_of(
         chain(modules := stages(3)), rules=rules_of(view, None, ADAM), max_active=1, **at_once
     )
     one.fit(minibatches(6), epochs=1)
@@ -627,6 +628,8 @@ def test_a_module_that_runs_again_sees_the_edges_of_its_own_instance():
             for k, n in enumerate([2, 5, 3, 7, 1, 4, 6, 2])
         ]
         rules = gt.Rules(optimizer=SGD, update_every=gt.Flush(), view=view)
-        gt.Session(graph, rules=rules, max_active=4, shuffle=False).fit(data, epochs=2)
+        gt.Session(graph, rules=rules, max_active=4, reading=gt.Reading(shuffle=False)).fit(
+            data, epochs=2
+        )
         found.append([p.detach().clone() for p in module.parameters()])
     torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)

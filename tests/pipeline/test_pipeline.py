@@ -107,7 +107,7 @@ def session(
         pipe.graph,
         rules=pipe.rules(optimizer),
         runtime=gt.Threads(workers, kernel_threads=1),
-        shuffle=False,
+        reading=gt.Reading(shuffle=False),
         **settings,
     )
 
@@ -227,9 +227,9 @@ def test_a_poisoned_weight_above_a_cut_changes_nothing_below_it(credit: gt.Abstr
         with torch.no_grad():
             model[5].weight.mul_(poison)
         rules = pipe.rules(partial(torch.optim.SGD, lr=1e-5))
-        gt.Session(pipe.graph, rules=rules, shuffle=False, **(pipe.settings() | ONE)).fit(
-            gt.Minibatches(x, y, batch=10), epochs=1
-        )
+        gt.Session(
+            pipe.graph, rules=rules, reading=gt.Reading(shuffle=False), **pipe.settings() | ONE
+        ).fit(gt.Minibatches(x, y, batch=10), epochs=1)
         states.append({k: v.clone() for k, v in model[:3].state_dict().items()})
     unharmed = all(torch.equal(states[0][k], states[1][k]) for k in states[0])
     assert unharmed == (credit != gt.Backprop())
@@ -632,7 +632,7 @@ def test_gradients_of_several_minibatches_make_one_update() -> None:
     pipe = gt.Pipeline(model, parts=2)
     rules = pipe.rules(SGD, update_every=gt.Messages(2))
     settings = pipe.settings() | {"max_active": 1}
-    trainer = gt.Session(pipe.graph, rules=rules, shuffle=False, **settings)
+    trainer = gt.Session(pipe.graph, rules=rules, reading=gt.Reading(shuffle=False), **settings)
     trainer.fit(gt.Minibatches(x, y, batch=10), epochs=1)
     assert_equal(wanted, model)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from geartrain.data.babi import TASKS, BabiTask, GraphQuestion, generate_deduction
+from geartrain.engine.schedule import Schedule
 from geartrain.errors import DataError
 from geartrain.frames.instance import Instance
 from geartrain.nn import GatedGraphCell, GatedSum, VertexChoice
@@ -226,7 +227,9 @@ def test_a_path_is_right_when_both_moves_are() -> None:
 
 def test_deduction_is_learnt_from_a_hundred_questions(tmp_path: Path) -> None:
     task = build(write_deduction(tmp_path, 40), learning_rate=2e-2)
-    session = Session(task.graph, rules=task.rules, runtime=Simulated(2), ramp=task.ramp)
+    session = Session(
+        task.graph, rules=task.rules, runtime=Simulated(2), schedule=Schedule(ramp=task.ramp)
+    )
     fit = session.fit(task.load("train"), epochs=12, valid=task.load("valid"))
     assert fit.history[0].valid["accuracy"] < fit.valid["accuracy"]
     assert fit.valid["accuracy"] > 0.9
@@ -236,7 +239,11 @@ def test_deduction_is_learnt_from_a_hundred_questions(tmp_path: Path) -> None:
 def test_real_questions_are_learnt(number: int, epochs: int, least: float, data_dir: Path) -> None:
     task = build(data_dir, task=number)
     session = Session(
-        task.graph, rules=task.rules, runtime=Simulated(1), ramp=task.ramp, max_active=20
+        task.graph,
+        rules=task.rules,
+        runtime=Simulated(1),
+        schedule=Schedule(ramp=task.ramp),
+        max_active=20,
     )
     until = Target("accuracy", least)
     fit = session.fit(task.load("train"), epochs=epochs, valid=task.load("valid"), until=until)

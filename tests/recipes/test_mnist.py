@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from geartrain.cli.main import app
 from geartrain.data.mnist import Digits
+from geartrain.engine.schedule import Schedule
 from geartrain.recipes import Setting, find_recipe
 from geartrain.recipes.mnist import MEAN, SPREAD, DigitMinibatches, make_graph
 from geartrain.runtime.simulated import Simulated
@@ -118,7 +119,13 @@ def test_digits_are_learnt_with_several_minibatches_in_flight(data: Path) -> Non
         Setting(seed=0, epochs=10, update_every=1, data=data, options=options)
     )
     runtime = Simulated(3, seed=0)
-    session = Session(task.graph, rules=task.rules, runtime=runtime, max_active=4, ramp=task.ramp)
+    session = Session(
+        task.graph,
+        rules=task.rules,
+        runtime=runtime,
+        max_active=4,
+        schedule=Schedule(ramp=task.ramp),
+    )
     fit = session.fit(task.load("train"), epochs=10, valid=task.load("valid"))
     assert fit.valid["accuracy"] == 1.0
     assert fit.staleness["linear 1"].max > 0

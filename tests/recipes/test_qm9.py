@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from geartrain.cli.main import app
 from geartrain.data.qm9 import load_qm9
+from geartrain.engine.schedule import Schedule
 from geartrain.errors import DataError
 from geartrain.recipes import Setting, find_recipe
 from geartrain.recipes.qm9 import HalfSquaredError, Units, columns_of, make_graph, one_hot
@@ -142,7 +143,11 @@ def test_units_that_are_none_are_refused(text: str) -> None:
 def test_dipole_moments_are_learnt(data: Path, distances: int) -> None:
     task = task_of(data, learning_rate=1e-2, distances=distances)
     session = Session(
-        task.graph, rules=task.rules, runtime=Simulated(2, seed=0), max_active=8, ramp=task.ramp
+        task.graph,
+        rules=task.rules,
+        runtime=Simulated(2, seed=0),
+        max_active=8,
+        schedule=Schedule(ramp=task.ramp),
     )
     before = session.evaluate(task.load("valid")).metrics
     fit = session.fit(task.load("train"), epochs=25, valid=task.load("valid"))

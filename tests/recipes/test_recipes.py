@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from geartrain.data.listreduce import generate
+from geartrain.engine.schedule import Schedule
 from geartrain.errors import DataError
 from geartrain.recipes import RECIPES, Recipe, Setting, find_recipe
 from geartrain.recipes.listreduce import WARM_UP, instances_of
@@ -142,7 +143,9 @@ def test_list_reduction_learns(whole: int) -> None:
     recipe = find_recipe("listreduce")
     sizes = {"train_size": 400, "valid_size": 200, "hidden": 32, "whole": whole}
     task = recipe.build(Setting(seed=0, epochs=4, update_every=10, options=sizes))
-    session = Session(task.graph, rules=task.rules, runtime=Simulated(2), ramp=task.ramp)
+    session = Session(
+        task.graph, rules=task.rules, runtime=Simulated(2), schedule=Schedule(ramp=task.ramp)
+    )
     valid = task.load("valid")
     before = session.evaluate(valid).metrics
     session.fit(task.load("train"), epochs=4)
@@ -155,7 +158,9 @@ def test_list_reduction_learns(whole: int) -> None:
 def test_sentiment_learns_its_trees_by_heart(data: Path, whole: int) -> None:
     recipe, options = find_recipe("sentiment"), {"hidden": 8, "whole": whole}
     task = recipe.build(Setting(seed=0, epochs=30, update_every=8, data=data, options=options))
-    session = Session(task.graph, rules=task.rules, runtime=Simulated(2), ramp=task.ramp)
+    session = Session(
+        task.graph, rules=task.rules, runtime=Simulated(2), schedule=Schedule(ramp=task.ramp)
+    )
     fit = session.fit(task.load("train"), epochs=30, valid=task.load("dev"))
     assert fit.valid["all"] > 0.8
     assert set(fit.valid) == {"loss", "all", "root"}

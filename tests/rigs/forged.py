@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 import geartrain as gt
 from geartrain.train.checkpoint import read_checkpoint, write_checkpoint
+from tests.rigs.sessions import session_of
 
 Json = Any
 Tensors = dict[str, Tensor]
@@ -67,7 +68,7 @@ def session(
     hidden = graph.input("x").through(one, name="one").through(torch.tanh).through(two, name="two")
     hidden.through(nn.Linear(4, 2), name="three").loss(gt.cross_entropy, target="label")
     given = {"update_every": 7, "optimizer": partial(torch.optim.Adagrad, lr=0.05), **(rules or {})}
-    return gt.Session(
+    return session_of(
         graph, rules=gt.Rules(**given), runtime=gt.Simulated(), max_active=4, **options
     )
 

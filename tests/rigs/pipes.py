@@ -13,6 +13,7 @@ import geartrain as gt
 from geartrain.engine.engine import Engine, Settings
 from geartrain.frames.message import Backward, Forward, address
 from geartrain.parts.part import PartState
+from tests.rigs.sessions import session_of
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
@@ -62,7 +63,7 @@ def clock(workers: int) -> gt.Simulated:
 
 def session(graph: gt.Graph, rules: gt.Rules, *, active: int, workers: int = 1, **settings):
     """Backward first, nothing shuffled, all in flight at once."""
-    return gt.Session(
+    return session_of(
         graph,
         rules=rules,
         runtime=clock(workers),

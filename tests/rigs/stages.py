@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import geartrain as gt
+from tests.rigs.sessions import session_of
 
 SGD = partial(torch.optim.SGD, lr=0.3, momentum=0.5)
 ADAM = partial(torch.optim.Adam, lr=0.05)
@@ -94,7 +95,7 @@ def session(graph: gt.Graph, optimizer: Callable[..., object] = SGD, **options) 
     options.setdefault("runtime", gt.Simulated())
     options.setdefault("max_active", 1)
     rules = gt.Rules(optimizer=optimizer, update_every=gt.Rows(1))
-    return gt.Session(graph, rules=rules, ramp=gt.Ramp(over=0), shuffle=False, **options)
+    return session_of(graph, rules=rules, ramp=gt.Ramp(over=0), shuffle=False, **options)
 
 
 def train(

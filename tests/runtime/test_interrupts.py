@@ -42,7 +42,7 @@ def session(*between, **more):
     for k, module in enumerate(between):
         x = x.through(module, name=f"between {k}")
     x.through(nn.Linear(4, 2), name="last").loss(lambda y: y.square().sum(1))
-    options = {"runtime": runtime, "max_active": 4, "shuffle": False} | more
+    options = {"runtime": runtime, "max_active": 4, "reading": gt.Reading(shuffle=False)} | more
     rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.01), update_every=4)
     return gt.Session(graph, rules=rules, **options)
 

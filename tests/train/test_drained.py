@@ -18,6 +18,7 @@ from geartrain.engine.instrument import AbstractInstrument, Updated
 from geartrain.frames.instance import Instance
 from geartrain.runtime import base
 from geartrain.runtime.base import AbstractRuntime
+from tests.rigs.sessions import session_of
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.5)
 FORMS = ("list", "iterable", "columns", "dataset")
@@ -81,7 +82,7 @@ def drained(
     graph: gt.Graph, batch: int, runtime: AbstractRuntime | None = None, **more: object
 ) -> tuple[gt.Session, Steps]:
     steps = Steps()
-    session = gt.Session(
+    session = session_of(
         graph,
         rules=gt.Rules(optimizer=SGD, update_every=gt.Instances(batch)),
         runtime=runtime or gt.Simulated(1),

@@ -263,4 +263,4 @@ def test_rows_in_bfloat16_are_welcome_where_all_rows_are() -> None:
     graph = gt.Graph(value=("label",))
     graph.input("x").through(nn.Linear(4, 3)).loss(gt.cross_entropy, "label")
     data = [gt.Instance({"x": DOUBLE.bfloat16()}, value={"label": 1})] * 3
-    gt.Session(graph, precision="bf16").fit(data, epochs=1)
+    gt.Session(graph, compute=gt.Compute(precision="bf16")).fit(data, epochs=1)

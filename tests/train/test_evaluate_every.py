@@ -12,6 +12,7 @@ from geartrain.engine.instrument import EpochEnded, Updated
 from geartrain.runtime.threads import Threads
 from geartrain.train.checkpoint import read_checkpoint
 from geartrain.train.fitting import Fitting
+from tests.rigs.sessions import session_of
 
 ADAM = partial(torch.optim.Adam, lr=0.05)
 RULES = gt.Rules(optimizer=ADAM, update_every=7)
@@ -29,7 +30,7 @@ class Endless:
 
 def session(graph, **options):
     given = {"runtime": gt.Simulated(2, seed=4, jitter=0.4), "max_active": 6, "rules": RULES}
-    return gt.Session(graph, **{**given, **options})
+    return session_of(graph, **{**given, **options})
 
 
 def test_the_history_has_an_entry_for_each_share_of_an_epoch(make_line, make_rows, recorder):

@@ -23,7 +23,7 @@ def refused(kinds: str, seed: int, count: int) -> int:
     source = Path(gt.__file__).parents[1]
     done = subprocess.run(
         [sys.executable, forged.__file__, kinds, str(seed), str(count)],
-        env={**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(source), str(source.parent)]), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=110,

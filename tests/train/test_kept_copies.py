@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -44,14 +45,14 @@ def session(
     blocks = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)]
     network = nn.Sequential(*blocks, nn.Linear(4, 2))
     pipe = gt.Pipeline(network, parts=3, sample=torch.zeros(5, 4), view=view, **more)
-    settings = pipe.settings()
-    del settings["placement"]
+    schedule = replace(pipe.settings()["schedule"], placement={})
     return gt.Session(
         pipe.graph,
         rules=gt.Rules(optimizer=SGD, update_every=gt.Messages(every)),
         runtime=runtime or gt.Simulated(2),
         sharing=sharing or gt.Alone(),
-        **{**settings, "max_active": active},
+        schedule=schedule,
+        max_active=active,
     )
 
 

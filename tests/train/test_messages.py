@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import geartrain as gt
+from tests.rigs.sessions import session_of
 
 
 def data(n: int = 8) -> list[gt.Instance]:
@@ -166,7 +167,11 @@ def test_an_error_of_the_way_back_names_the_instances(
     graph = gt.Graph()
     way(graph.input("x", step=0), keep).loss(lambda y: y.square().sum(1))
     session = gt.Session(
-        graph, runtime=gt.Simulated(2), max_active=2, ramp=gt.Ramp(over=0), shuffle=False
+        graph,
+        runtime=gt.Simulated(2),
+        max_active=2,
+        schedule=gt.Schedule(ramp=gt.Ramp(over=0)),
+        reading=gt.Reading(shuffle=False),
     )
     with pytest.raises(gt.WorkerError) as caught:
         session.fit(data(), epochs=1)
@@ -182,9 +187,9 @@ def test_an_error_of_an_overlapping_part_names_the_instance() -> None:
     own.loss(lambda y: y.square().sum(1))
     up.through(nn.Linear(4, 3), keep="graph").loss(gt.cross_entropy, "label")
     with pytest.raises(gt.WorkerError, match=r"'fails' of part 'fails', backward.*\(line 0\)"):
-        gt.Session(graph, runtime=gt.Simulated(1), max_active=1, shuffle=False).fit(
-            data(), epochs=1
-        )
+        gt.Session(
+            graph, runtime=gt.Simulated(1), max_active=1, reading=gt.Reading(shuffle=False)
+        ).fit(data(), epochs=1)
 
 
 def test_weights_on_both_sides_of_a_cut_are_called_as_in_the_users_module() -> None:
@@ -213,7 +218,7 @@ def test_the_promise_of_the_readme_is_kept(tmp_path: Path) -> None:
     linear(graph.input("x")).loss(gt.cross_entropy, "label")
 
     def session(**options: Any) -> gt.Session:
-        return gt.Session(graph, runtime=gt.Simulated(1), **options)
+        return session_of(graph, runtime=gt.Simulated(1), **options)
 
     class Odd(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

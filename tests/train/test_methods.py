@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import geartrain as gt
+from tests.rigs.sessions import session_of
 
 RATE = 0.3
 
@@ -68,7 +69,7 @@ def once(
     """One step with the mean over all rows, or over all instances."""
     options.setdefault("runtime", gt.Simulated(1))
     optimizer = partial(torch.optim.SGD, lr=RATE)
-    session = gt.Session(
+    session = session_of(
         graph,
         rules=gt.Rules(optimizer=optimizer, update_every=gt.Flush(), average=average),
         **options,

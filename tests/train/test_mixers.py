@@ -30,6 +30,7 @@ from geartrain.sharing.mixing import metropolis
 from geartrain.sharing.neighbours import EXCHANGES, Neighbours, Replicas
 from geartrain.sharing.topology import Ring
 from geartrain.train.session import Session
+from tests.rigs.sessions import session_of
 
 EACH, RATE = 4, 0.1
 MIXERS: dict[str, Callable[[], AbstractExchange]] = {
@@ -88,7 +89,7 @@ def session(exchange, runtime=None, *, copies=3, optimizer=None, **settings) -> 
     x = graph.input("x", shape=(5,), dtype=torch.float64, bundle=True)
     x.through(net(), name="p", alone=True).loss(cross_entropy, "label")
     made = optimizer or partial(torch.optim.SGD, lr=RATE)
-    return Session(
+    return session_of(
         graph,
         rules=Rules(optimizer=made, update_every=EACH),
         runtime=runtime or Simulated(1),

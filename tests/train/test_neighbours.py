@@ -29,6 +29,7 @@ from geartrain.sharing.letters import Inbox, Letter
 from geartrain.sharing.member import Member
 from geartrain.sharing.neighbours import Neighbours, Replicas
 from geartrain.train.session import Session
+from tests.rigs.sessions import session_of
 
 EACH = 4  # rows of a minibatch, which is one instance
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -100,7 +101,7 @@ def session(
     keep: str = "auto",
     **settings: Any,
 ) -> Session:
-    return Session(
+    return session_of(
         graph(keep=keep),
         rules=Rules(optimizer=optimizer, update_every=update_every),
         runtime=runtime or Simulated(1),

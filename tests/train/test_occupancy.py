@@ -143,6 +143,8 @@ def test_data_that_call_the_session_are_told(make_line, make_rows):
             session.predict(rows)
         return instance
 
-    session = gt.Session(make_line().graph, runtime=gt.Threads(1), convert=convert)
+    session = gt.Session(
+        make_line().graph, runtime=gt.Threads(1), reading=gt.Reading(convert=convert)
+    )
     with pytest.raises(gt.BusyError, match=r"predict\(\).*fit\(\)"):
         session.fit(rows, epochs=1)

@@ -10,13 +10,14 @@ from torch import nn
 
 import geartrain as gt
 from geartrain.train.checkpoint import read_checkpoint
+from tests.rigs.sessions import session_of
 
 RULES = gt.Rules(optimizer=partial(torch.optim.Adagrad, lr=0.1), update_every=8)
 
 
 def session(graph: gt.Graph, **options) -> gt.Session:
     options.setdefault("precision", "bf16")
-    return gt.Session(graph, rules=RULES, runtime=gt.Simulated(2), max_active=8, **options)
+    return session_of(graph, rules=RULES, runtime=gt.Simulated(2), max_active=8, **options)
 
 
 def test_training_converges_and_what_leaves_is_float32(make_line, make_rows):

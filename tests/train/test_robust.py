@@ -22,6 +22,7 @@ from geartrain.engine.mailbox import RandomOrder
 from geartrain.train import tensor_file
 from geartrain.train.checkpoint import read_checkpoint, write_checkpoint
 from tests.rigs.programs import Program
+from tests.rigs.sessions import session_of
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 OPTIMIZERS = {
@@ -43,7 +44,7 @@ def forest_session(forest, optimizer="adagrad", **options):
         "max_active": 12,
         "policy": RandomOrder,
     }
-    return gt.Session(forest.graph, rules=rules, **{**given, **options})
+    return session_of(forest.graph, rules=rules, **{**given, **options})
 
 
 def same_snapshot(one, other):
@@ -105,7 +106,9 @@ def test_a_resumed_epoch_of_a_shuffling_loader_loses_and_repeats_nothing(
         return instance
 
     def session(line):
-        return gt.Session(line.graph, runtime=gt.Simulated(), convert=noted, max_active=4)
+        return gt.Session(
+            line.graph, runtime=gt.Simulated(), reading=gt.Reading(convert=noted), max_active=4
+        )
 
     def loader():
         return DataLoader(rows, batch_size=8, shuffle=True, collate_fn=list)
@@ -306,9 +309,9 @@ def test_ctrl_c_finishes_what_is_in_flight_and_fit_goes_on_with_the_next_instanc
         make_line().graph,
         rules=gt.Rules(optimizer=SGD, update_every=20),
         runtime=runtime,
-        convert=noted,
+        reading=gt.Reading(convert=noted),
         instruments=[recorder],
-        max_rows=16,
+        schedule=gt.Schedule(max_rows=16),
     )
     with pytest.raises(KeyboardInterrupt, match="everything that was in flight has finished"):
         session.fit(rows, epochs=1, folder=tmp_path)
@@ -410,11 +413,13 @@ def test_a_payload_that_is_not_finite_is_refused_before_it_enters(value, make_li
     rows[3] = gt.Instance({"x": x}, {"label": [0, 1]}, key="dev.txt:17")
     line = make_line()
     before = line.first.weight.detach().clone()
-    session = gt.Session(line.graph, runtime=gt.Threads(1), max_active=10, shuffle=False)
+    session = gt.Session(
+        line.graph, runtime=gt.Threads(1), max_active=10, reading=gt.Reading(shuffle=False)
+    )
     with pytest.raises(gt.DataError, match=r"dev\.txt:17: input 'x' holds NaN or infinity"):
         session.fit(rows, epochs=1)
     assert torch.equal(line.first.weight, before)
-    session = gt.Session(line.graph, runtime=gt.Threads(2), on_bad="skip")
+    session = gt.Session(line.graph, runtime=gt.Threads(2), reading=gt.Reading(on_bad="skip"))
     fit = session.fit(rows, epochs=2)
     assert (fit.skipped, fit.instances) == (2, 8)
 
@@ -425,7 +430,7 @@ def test_labels_out_of_range_name_the_instance(make_line, make_rows):
     with pytest.raises(
         gt.DataError, match=r"instance line 3: 'loss': target 'label' is [23]; expected 0\.\.1"
     ):
-        gt.Session(make_line().graph, shuffle=False).fit(rows, epochs=1)
+        gt.Session(make_line().graph, reading=gt.Reading(shuffle=False)).fit(rows, epochs=1)
 
 
 def test_a_loss_that_becomes_nan_names_the_instance(make_rows):
@@ -438,7 +443,7 @@ def test_a_loss_that_becomes_nan_names_the_instance(make_rows):
         gt.Instance(i.inputs, {"label": np.zeros(2, int)}, key=i.key) for i in make_rows(9, 0, 2)
     ]
     rows[4] = gt.Instance(rows[4].inputs, {"label": np.array([0, 7])}, key="the fifth")
-    session = gt.Session(graph, runtime=gt.Simulated(), shuffle=False)
+    session = gt.Session(graph, runtime=gt.Simulated(), reading=gt.Reading(shuffle=False))
     with pytest.raises(gt.NonFiniteError, match=r"'loss': loss is nan at a row of .*\(the fifth\)"):
         session.fit(rows, epochs=1)
 
@@ -553,8 +558,7 @@ def test_a_bound_on_staleness_holds_in_a_session(make_forest, make_trees):
             rules=rules,
             runtime=gt.Simulated(3, jitter=0.5),
             max_active=32,
-            max_rows=4,
-            ramp=gt.Ramp(over=0),
+            schedule=gt.Schedule(max_rows=4, ramp=gt.Ramp(over=0)),
         )
         fit = session.fit(make_trees(80), epochs=1)
         worst[bound] = max(s.max for s in fit.staleness.values())

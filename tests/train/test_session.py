@@ -20,6 +20,7 @@ import geartrain.train.fitting as fitting_module
 from geartrain.engine.instrument import EpochEnded, Fired, Progress, RunEnded, RunStarted, Updated
 from geartrain.nn.dropout import RowDropout
 from geartrain.train.observer import Observer
+from tests.rigs.sessions import session_of
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 ADAGRAD = partial(torch.optim.Adagrad, lr=0.1)
@@ -67,7 +68,7 @@ def to_instance(pair):
 
 def simulated(graph, **options):
     options.setdefault("rules", gt.Rules(optimizer=SGD, update_every=8))
-    return gt.Session(graph, runtime=options.pop("runtime", None) or gt.Simulated(), **options)
+    return session_of(graph, runtime=options.pop("runtime", None) or gt.Simulated(), **options)
 
 
 @pytest.mark.parametrize("shards", [None, "static", "pull"])
@@ -162,7 +163,9 @@ def test_the_modules_of_the_user_hold_the_trained_weights(make_line, make_rows):
 @pytest.mark.parametrize("runtime", [gt.Simulated(2, seed=3, jitter=0.5), gt.Threads(2)])
 def test_predictions_are_in_the_order_of_the_instances(runtime, make_line, make_rows):
     line, rows = make_line(), make_rows(200)
-    session = gt.Session(line.graph, runtime=runtime, max_active=50, max_rows=7)
+    session = gt.Session(
+        line.graph, runtime=runtime, max_active=50, schedule=gt.Schedule(max_rows=7)
+    )
     without_targets = [gt.Instance(i.inputs) for i in rows]
     predicted = session.predict(without_targets)
     assert len(predicted) == 200
@@ -172,7 +175,9 @@ def test_predictions_are_in_the_order_of_the_instances(runtime, make_line, make_
 
 def test_predictions_of_trees_are_sorted_by_vertex(make_forest, make_trees):
     forest, trees = make_forest(), make_trees(60)
-    many = gt.Session(forest.graph, runtime=gt.Threads(2), max_active=60, max_rows=5)
+    many = gt.Session(
+        forest.graph, runtime=gt.Threads(2), max_active=60, schedule=gt.Schedule(max_rows=5)
+    )
     one = gt.Session(forest.graph, runtime=gt.Simulated(), max_active=1)
     both = zip(trees, many.predict(trees), one.predict(trees), strict=True)
     for tree, ours, alone in both:
@@ -227,11 +232,15 @@ def test_an_evaluation_changes_nothing(data, make_forest, make_trees):
         forest.graph,
         rules=gt.Rules(optimizer=ADAGRAD, update_every=gt.Instances(50), average="instances"),
         runtime=gt.Simulated(),
-        convert=lambda tree: (tree.key == 20 and signal.raise_signal(signal.SIGINT), tree)[1],
+        reading=gt.Reading(
+            convert=lambda tree: (tree.key == 20 and signal.raise_signal(signal.SIGINT), tree)[1]
+        ),
     )
     with pytest.raises(KeyboardInterrupt):
         session.fit(trees, epochs=1)  # so that gradients wait for their step
-    session.convert = lambda tree: (torch.rand(1), np.random.rand(), random.random(), tree)[-1]
+    session.reading = gt.Reading(
+        convert=lambda tree: (torch.rand(1), np.random.rand(), random.random(), tree)[-1]
+    )
     assert session.parts["embed"].pending_gradients()
     forest.branch.eval()
     before = copy.deepcopy(session.state.snapshot())
@@ -317,7 +326,9 @@ def test_dropout_keeps_its_mask_in_training_and_is_off_in_evaluation(make_rows):
     seen = dropped.through(Seen(), name="seen", keep="inputs")
     seen.through(linear, name="linear").loss(gt.cross_entropy, target="label")
     rules = gt.Rules(optimizer=SGD, update_every=gt.Flush(), average="none")
-    session = gt.Session(graph, rules=rules, runtime=gt.Simulated(), max_active=1, shuffle=False)
+    session = gt.Session(
+        graph, rules=rules, runtime=gt.Simulated(), max_active=1, reading=gt.Reading(shuffle=False)
+    )
     rows = make_rows(20, rows=2)
     plain = copy.deepcopy(linear)
     session.predict(rows)  # the first time the graph is checked, which runs the module too
@@ -529,7 +540,7 @@ def test_placement_by_hand_is_honoured(make_rows, recorder):
     session = gt.Session(
         costly_and_cheap(),
         runtime=gt.Threads(2),
-        placement={"costly_1": 1, "costly_2": 1, "narrow": 0, "loss": 0},
+        schedule=gt.Schedule(placement={"costly_1": 1, "costly_2": 1, "narrow": 0, "loss": 0}),
         instruments=[recorder],
     )
     session.fit(make_rows(300), epochs=1)
@@ -546,7 +557,9 @@ def test_placement_by_hand_is_honoured(make_rows, recorder):
 def test_a_placement_of_unknown_names_or_workers_is_refused(
     placement, message, make_line, make_rows
 ):
-    session = gt.Session(make_line().graph, runtime=gt.Threads(2), placement=placement)
+    session = gt.Session(
+        make_line().graph, runtime=gt.Threads(2), schedule=gt.Schedule(placement=placement)
+    )
     with pytest.raises(ValueError, match=message):
         session.fit(make_rows(3), epochs=1)
 

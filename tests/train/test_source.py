@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 import geartrain as gt
 from geartrain.train.source import Source
+from tests.rigs.sessions import session_of
 
 
 class Numbers(Dataset):
@@ -205,7 +206,7 @@ class Short:
 def session(**given) -> gt.Session:
     graph = gt.Graph()
     graph.input("x").through(torch.nn.Linear(2, 1), name="map").loss(lambda y: y.square().sum(1))
-    return gt.Session(graph, shuffle=False, **given)
+    return session_of(graph, shuffle=False, **given)
 
 
 class ShortStream(IterableDataset):

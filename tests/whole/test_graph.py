@@ -338,7 +338,7 @@ def test_an_edge_of_a_type_that_there_is_not_is_refused_with_its_instance(
         data.append(typed_ring([0, wrong, 2], key="line 4"))
         words = rf"instance line 4: 'cell': edge column 'type' has {wrong}; expected 0\.\.2"
         for act in ("fit", "evaluate", "predict"):
-            session = gt.Session(graph, runtime=gt.Simulated(1), shuffle=False)
+            session = gt.Session(graph, runtime=gt.Simulated(1), reading=gt.Reading(shuffle=False))
             with pytest.raises(gt.DataError, match=words):
                 session.fit(data, epochs=1) if act == "fit" else getattr(session, act)(data)
 

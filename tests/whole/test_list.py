@@ -240,7 +240,9 @@ def test_through_the_engine_it_is_the_loop(
         graph, instances = form(cell, readout)
         sgd = partial(torch.optim.SGD, lr=0.1)
         rules = gt.Rules(optimizer=sgd, update_every=gt.Flush(), average="instances")
-        session = gt.Session(graph, rules=rules, max_active=in_flight, ramp=gt.Ramp(over=0))
+        session = gt.Session(
+            graph, rules=rules, max_active=in_flight, schedule=gt.Schedule(ramp=gt.Ramp(over=0))
+        )
         before = session.evaluate(instances)
         session.fit(instances, epochs=2)
         weights = [p.detach().clone() for m in (cell, readout) for p in m.parameters()]

@@ -12,6 +12,7 @@ from geartrain.cli.settings import on_device, settings_from_json
 from geartrain.cli.train import finite
 from geartrain.observe.figures import measure
 from geartrain.recipes import find_recipe
+from geartrain.train.options import Compute
 from geartrain.train.run import RunFolder
 from geartrain.train.session import Session
 
@@ -45,8 +46,7 @@ def evaluate(
             rules=task.rules,
             runtime=settings.make_runtime(),
             max_active=settings.max_active,
-            precision=settings.precision,
-            device=settings.device,
+            compute=Compute(precision=settings.precision, device=settings.device),
             seed=settings.seed,
             **task.settings(settings.workers),
         )

@@ -19,6 +19,7 @@ from geartrain.cli.train import Watching, train
 from geartrain.observe.stopwatch import Stopwatch
 from geartrain.recipes import Recipe, find_recipe
 from geartrain.runtime.threads import Threads
+from geartrain.train.options import Compute
 from geartrain.train.session import Session
 
 _MEASURED: Final = 100  # instances that are timed, after as many that warm caches up
@@ -73,7 +74,7 @@ def measured(
             rules=task.rules,
             runtime=Threads(1, kernel_threads=1),
             max_active=settings.max_active,
-            precision=settings.precision,
+            compute=Compute(precision=settings.precision),
             seed=settings.seed,
             instruments=[stopwatch],
             **task.settings(1, settings.neighbours(copies=2)),

@@ -29,6 +29,7 @@ from geartrain.observe.tensorboard import TensorBoard
 from geartrain.observe.trace import PerfettoTrace
 from geartrain.recipes import Recipe, find_recipe
 from geartrain.train.checkpoint import read_checkpoint
+from geartrain.train.options import Compute
 from geartrain.train.results import epoch_from_json, staleness_of
 from geartrain.train.run import RunFolder
 from geartrain.train.session import Session
@@ -146,8 +147,7 @@ def _prepare(
         rules=task.rules,
         runtime=settings.make_runtime(),
         max_active=settings.max_active,
-        precision=settings.precision,
-        device=settings.device,
+        compute=Compute(precision=settings.precision, device=settings.device),
         seed=settings.seed,
         instruments=[*_instruments(folder, watching), seen],
         **task.settings(settings.workers, settings.neighbours()),

@@ -145,7 +145,7 @@ class Rounds:
             f"rows of {arena.describe(slot)} have gone round the loop of {self._loop(port)} "
             f"{int(counts[slot]):,} times, more than {limit}. Look for a cycle in its columns, "
             "such as a vertex that is its own ancestor, and for a where() that never ends a row; "
-            "or allow more: Session(max_rounds=...)"
+            "or allow more: Schedule(max_rounds=...)"
         )
 
     def _loop(self, port: Port) -> str:

@@ -64,7 +64,7 @@ class Flops:
 
 @final
 class FlopMeter(AbstractMeter):
-    """Counts while a session trains: ``Session(..., meter=meter)``.
+    """Counts while a session trains: ``Session(..., compute=Compute(meter=meter))``.
 
     Every operation passes through Python while it counts, which costs some microseconds each; the
     results do not change. Nodes with a gear tell what they were spared: with ``Gear()`` also one

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from geartrain.engine.controller import Ramp
 from geartrain.engine.mailbox import AbstractPolicy, BackwardFirst
+from geartrain.engine.schedule import Schedule
 from geartrain.errors import GraphError
 from geartrain.graph.gear import Gear, check_gears
 from geartrain.graph.graph import Graph
@@ -176,9 +177,11 @@ class Pipeline:
         """
         return {
             "max_active": self.max_active,
-            "ramp": Ramp(start=1, over=0),
-            "policy": _backward_first,
-            "placement": self.placement(workers),
+            "schedule": Schedule(
+                ramp=Ramp(start=1, over=0),
+                policy=_backward_first,
+                placement=self.placement(workers),
+            ),
         }
 
     def _each(self, name: str, given: T | Sequence[T | None] | None) -> Sequence[T | None]:

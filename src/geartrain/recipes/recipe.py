@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, final
 
@@ -20,6 +20,7 @@ import torch
 
 from geartrain.bounds import COPIES, MOST_COPIES, MOST_SEED, SEED, require_at_most
 from geartrain.engine.controller import AbstractRamp
+from geartrain.engine.schedule import Schedule
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.parts.mixer import Average
@@ -230,15 +231,14 @@ class Task:
             workers: Of the runtime.
             sharing: Instead of the task's own.
         """
-        found: dict[str, Any] = {}
+        schedule = Schedule(ramp=self.ramp)
         if self.pipeline is not None:
-            found = self.pipeline.settings(min(workers, len(self.pipeline.parts)))
-            del found["max_active"]
+            told = self.pipeline.settings(min(workers, len(self.pipeline.parts)))["schedule"]
+            schedule = replace(told, ramp=self.ramp)
             if sharing is not None and not sharing.spreads:
-                del found["placement"]
-        if (wanted := sharing or self.sharing) is not None:
-            found["sharing"] = wanted
-        return {**found, "ramp": self.ramp}
+                schedule = replace(schedule, placement={})
+        wanted = sharing or self.sharing
+        return {"schedule": schedule} | ({} if wanted is None else {"sharing": wanted})
 
     def load(self, split: str) -> Sequence[Instance]:
         """The instances of a split; ``dev`` and ``valid`` are two words for the validation.

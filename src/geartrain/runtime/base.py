@@ -227,7 +227,7 @@ class Feeder(AbstractFeeder):
             if not isinstance(instance, Instance):
                 raise DataError(
                     f"the data gave a {type(instance).__name__}; it gives gt.Instance objects: "
-                    "pass convert=... to turn yours into them"
+                    "pass reading=Reading(convert=...) to turn yours into them"
                 )
             batch.append(instance)
             if self.closed:

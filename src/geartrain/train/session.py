@@ -12,7 +12,7 @@ empty again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -21,14 +21,10 @@ import torch
 
 from geartrain.bounds import MOST_SEED, SEED
 from geartrain.device import require_device
-from geartrain.engine.controller import AbstractRamp
 from geartrain.engine.engine import Settings, make_parts
-from geartrain.engine.instrument import (
-    AbstractInstrument,
-    AbstractMeter,
-)
-from geartrain.engine.mailbox import AbstractPolicy
-from geartrain.frames.precision import Precision, require_float32, require_precision
+from geartrain.engine.instrument import AbstractInstrument
+from geartrain.engine.schedule import Schedule
+from geartrain.frames.precision import require_float32, require_precision
 from geartrain.graph.graph import Graph
 from geartrain.graph.learning import require_loss
 from geartrain.graph.operators import Losing
@@ -37,7 +33,7 @@ from geartrain.native import status as kernels_status
 from geartrain.nodes.loss import Collected
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
-from geartrain.runtime.base import AbstractRuntime, Feeder, OnBadInstance
+from geartrain.runtime.base import AbstractRuntime, Feeder
 from geartrain.runtime.threads import Threads
 from geartrain.sharing.alone import Alone
 from geartrain.sharing.sharing import AbstractSharing
@@ -45,17 +41,14 @@ from geartrain.train.checkpoint import Retention, write_checkpoint
 from geartrain.train.fitting import Fitting, require_fit_arguments
 from geartrain.train.loading import load_session
 from geartrain.train.observer import Observer
-from geartrain.train.results import (
-    Evaluation,
-    Fit,
-    Target,
-)
-from geartrain.train.source import Convert, Data, Source
+from geartrain.train.options import Compute, Reading
+from geartrain.train.results import Evaluation, Fit, Target
+from geartrain.train.source import Data, Source
 from geartrain.train.state import State
 
 log = logging.getLogger("geartrain.train")
 
-_ALONE = Alone()
+_ALONE, _SCHEDULE, _COMPUTE, _READING = Alone(), Schedule(), Compute(), Reading()
 
 
 @final
@@ -72,15 +65,6 @@ class Session:
         rules: Defaults of the parts.
         runtime: ``Threads(1)`` unless given.
         max_active: Most instances in flight.
-        ramp: How training gets there; ``Ramp(over=0)`` starts at once, ``Synchronous(n)`` after n
-            instances, one at a time.
-        max_rows: Most rows in one firing.
-        max_rounds: How often rows of one instance may go round loops, all of them together: a cycle
-            in data would have them do so for ever. None: 100,000 times, and 1,000 more for each of
-            its vertices and edges.
-        policy: Makes the firing policy of a worker, from its index.
-        drain: Admit only when nothing is in flight: minibatches of ``max_active``, the synchronous
-            way; with ``update_every=Instances(max_active)`` and no ramp it is minibatch training.
         sharing: How workers share the weights. ``Alone()``: each part lives on one worker.
             ``PartCopies({"cell": 2})``: some have copies, which meet when nothing is in flight.
             ``SharedWeights()``: every worker runs the whole graph for its own instances, all with
@@ -88,23 +72,10 @@ class Session:
             and data of its own, exchange while they train; ``max_active`` and ``drain`` then apply
             to each by itself, and the modules in the graph hold their consensus after every
             evaluation, checkpoint and epoch.
-        precision: ``full``: rows have the dtype of the data and the modules. ``bf16``: rows, what
-            is kept of them and matrix products are bfloat16; weights, optimisers, sums of gradients
-            and losses float32. Modules without a kernel for it run in float32 between casts, as
-            does ``Part(full_precision=True)``. What leaves the graph is float32.
-        meter: Counts what training computes: ``geartrain.FlopMeter()``.
-        device: Where parts live that name no device of their own, and where the rows of instances
-            are fed: ``cpu``, ``cuda``, ``cuda:1``. None leaves modules where they are; rows
-            are then fed where they are, or on the host if all modules are there.
-        placement: Part or node name to worker; what is not named is placed automatically, after a
-            short measurement where there are several workers.
-        convert: Makes an ``Instance`` of an item of the data. With a parameter named ``epoch`` it
-            is also told the epoch, from 1; in evaluations and predictions 0.
-        shuffle: Whether lists and map-style training data are shuffled, by seed and epoch. A
-            DataLoader shuffles by itself, by seed and epoch too.
+        schedule: What runs when, and where: ramp, minibatches, policy, bounds, placement.
+        compute: Precision, device, and what is counted.
+        reading: How instances come from data: conversion, order, what is done with bad ones.
         seed: Of the order of the data.
-        on_bad: ``raise`` on instances that are refused, or ``skip`` and count them; also where
-            ``convert`` raises ``DataError``.
         instruments: Watch. One that raises ends the run with its error.
 
     Raises:
@@ -122,21 +93,12 @@ class Session:
         *,
         rules: Rules | None = None,
         runtime: AbstractRuntime | None = None,
-        max_active: int = 64,
-        ramp: AbstractRamp | None = None,
-        max_rows: int = 4096,
-        max_rounds: int | None = None,
-        policy: Callable[[int], AbstractPolicy] | None = None,
-        drain: bool = False,
         sharing: AbstractSharing = _ALONE,
-        precision: Precision = "full",
-        meter: AbstractMeter | None = None,
-        device: str | torch.device | None = None,
-        placement: Mapping[str, int] | None = None,
-        convert: Convert | None = None,
-        shuffle: bool = True,
+        max_active: int = 64,
+        schedule: Schedule = _SCHEDULE,
+        compute: Compute = _COMPUTE,
+        reading: Reading = _READING,
         seed: int = 0,
-        on_bad: OnBadInstance = "raise",
         instruments: Sequence[AbstractInstrument] = (),
     ) -> None:
         if not 0 <= seed <= MOST_SEED:
@@ -144,38 +106,38 @@ class Session:
         self.graph = graph
         self.rules = rules or Rules()
         self.runtime = runtime or Threads(1)
-        found = None if device is None else require_device(device, "Session")
+        self.schedule, self.compute, self.reading = schedule, compute, reading
+        device = None if compute.device is None else require_device(compute.device, "Compute")
         defaults = Settings()
         self.settings = Settings(
             max_active=max_active,
-            ramp=ramp or defaults.ramp,
-            max_rows=max_rows,
-            policy=policy or defaults.policy,
-            drain=drain,
-            precision=require_precision(precision, "precision="),
-            meter=meter,
-            device=found,
-            max_rounds=max_rounds,
+            ramp=schedule.ramp,
+            max_rows=schedule.max_rows,
+            policy=schedule.policy or defaults.policy,
+            drain=schedule.drain,
+            precision=require_precision(compute.precision, "precision="),
+            meter=compute.meter,
+            device=device,
+            max_rounds=schedule.max_rounds,
         )
-        self.placement = dict(placement or {})
-        self.convert, self.shuffle, self.seed, self.on_bad = convert, shuffle, seed, on_bad
+        self.seed = seed
         self.instruments = list(instruments)
-        parts = make_parts(graph, self.rules, found)
-        self._move_modules_without_weights(parts, found)
-        _refuse_placement_beside(sharing, self.placement)
+        parts = make_parts(graph, self.rules, device)
+        self._move_modules_without_weights(parts, device)
+        _refuse_placement_beside(sharing, schedule.placement)
         self.state = State(
             graph,
             self.runtime,
             self.settings,
-            self.placement,
+            schedule.placement,
             self.instruments,
             sharing.make(graph, parts, self.runtime.workers, self.runtime.lock),
             seed,
-            on_bad,
+            reading.on_bad,
         )
         for part in self.trained_parts.values():
             part.in_flight(max_active)
-        if precision == "bf16":
+        if compute.precision == "bf16":
             for name, part in self.parts.items():
                 require_float32(name, dict(part.module.named_parameters()))
         kernels_kind()  # compiled now, if need be: later it would count as training
@@ -230,7 +192,7 @@ class Session:
         require_loss(self.graph)
         self._require_metric(until)
         log.info("%s", kernels_status())
-        source = self._source(train, shuffle=self.shuffle)
+        source = self._source(train, shuffle=self.reading.shuffle)
         validation = None if valid is None else self._source(valid, shuffle=False)
         with self.state.used.by("fit"):
             self.state.check(source)
@@ -359,7 +321,7 @@ class Session:
         return self.state.trained_parts
 
     def _source(self, data: Data, *, shuffle: bool) -> Source:
-        return Source(data, self.convert, shuffle=shuffle, seed=self.seed)
+        return Source(data, self.reading.convert, shuffle=shuffle, seed=self.seed)
 
     def _require_metric(self, until: Target | None) -> None:
         losses = [o for o in self.graph.operators if isinstance(o, Losing)]
