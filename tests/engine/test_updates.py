@@ -119,11 +119,11 @@ def test_what_waits_for_the_flush_is_one_update(name, order):
     assert all(len(steps.of(part)) == 1 for part in kind.brings)
 
 
-LANES = [gt.Simulated(3, seed=2, jitter=0.5), gt.Threads(3, kernel_threads=1)]
+WORKERS = [gt.Simulated(3, seed=2, jitter=0.5), gt.Threads(3, kernel_threads=1)]
 SHARED = [name for name in KINDS if name != "minibatches"]  # which keep autograd's graph
 
 
-@pytest.mark.parametrize("runtime", LANES, ids=["simulated", "threads"])
+@pytest.mark.parametrize("runtime", WORKERS, ids=["simulated", "threads"])
 @pytest.mark.parametrize(
     "trigger",
     [

@@ -62,12 +62,12 @@ class PartCopies(AbstractSharing):
         workers: int = 1,
         lock: MakeLock = NoLock,
     ) -> AbstractSharingState:
-        every = self.copies if isinstance(self.copies, int) else None
-        given = dict.fromkeys(parts, every) if every is not None else dict(self.copies)  # type: ignore[arg-type]
+        copies = self.copies
+        given = dict.fromkeys(parts, copies) if isinstance(copies, int) else dict(copies)
         if foreign := sorted(given.keys() - parts.keys()):
             raise ValueError(f"PartCopies names {foreign}; the graph has parts {sorted(parts)}")
         return PartCopiesState(
-            {name: _copies(part, given.get(name) or 1) for name, part in parts.items()}, self.mixer
+            {name: _copies(part, given.get(name, 1)) for name, part in parts.items()}, self.mixer
         )
 
 

@@ -111,6 +111,7 @@ class Session:
         ValueError: Two parts have one name, there is no such precision, a device does not exist,
             a number is out of range, or ``sharing`` cannot be with these parts, or with a
             ``placement``.
+        TypeError: ``sharing`` is no way to share.
         GraphError: ``bf16``, and a module's weights are not float32.
         GraphError: From ``fit``, ``evaluate``, ``predict``: the graph cannot run.
         BusyError: From all methods that train, run, save or load: another one is running.
@@ -162,7 +163,7 @@ class Session:
         self.instruments = list(instruments)
         parts = make_parts(graph, self.rules, found)
         self._move_modules_without_weights(parts, found)
-        _refuse_placement_beside(sharing, self.placement)
+        _require_sharing(sharing, self.placement)
         self.state = State(
             graph,
             self.runtime,
@@ -368,7 +369,12 @@ class Session:
             raise ValueError(f"until={until}: the graph's losses have {sorted(known)}")
 
 
-def _refuse_placement_beside(sharing: AbstractSharing, placement: Mapping[str, int]) -> None:
+def _require_sharing(sharing: object, placement: Mapping[str, int]) -> None:
+    if not isinstance(sharing, AbstractSharing):
+        raise TypeError(
+            f"sharing={sharing!r}: give a way to share weights, such as SharedWeights(), "
+            'PartCopies({"cell": 2}) or Neighbours(copies=2)'
+        )
     if placement and not sharing.spreads:
         raise ValueError(
             f"sharing={type(sharing).__name__}(...) and placement={placement} do not go together: "
