@@ -18,6 +18,7 @@ from torch import nn
 import geartrain as gt
 from geartrain.engine.engine import Engine, make_parts
 from geartrain.engine.worker import Firing
+from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
 from geartrain.runtime.base import AbstractRuntime
 
@@ -299,9 +300,9 @@ def train_with_mixed_rules(name, chosen, bound, drain, ramp, order) -> None:
     many = 30
     kind, steps = KINDS[name](many), Steps()
     parts = make_parts(kind.graph, Rules(optimizer=SGD))
-    for part, trigger in zip(parts.values(), chosen, strict=False):
-        part.rules = replace(part.rules, update_every=trigger, max_staleness=bound)
-        part.trigger = trigger
+    for part, trigger in zip([*parts.values()], chosen, strict=False):
+        own = replace(part.rules, update_every=trigger, max_staleness=bound)
+        parts[part.name] = PartState(part.name, part.module, own)
     limits = replace(order.settings(), drain=drain, ramp=ramp)
     engine = Engine(kind.graph, parts, limits, order.workers)
 
@@ -313,7 +314,7 @@ def train_with_mixed_rules(name, chosen, bound, drain, ramp, order) -> None:
     for part, messages in kind.brings.items():
         sizes = [rows for brought in messages for rows in brought]
         state, trigger = parts[part], parts[part].trigger
-        assert sum(steps.of(part)) + state.rows == sum(sizes)
+        assert sum(steps.of(part)) + state.counting.rows == sum(sizes)
         if bound is not None:
             assert len(state.histogram()) <= bound + 1
         elif trigger.unit == "instances" and all(messages):
