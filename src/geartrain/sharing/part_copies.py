@@ -20,11 +20,11 @@ from geartrain.bounds import COPIES, MOST_COPIES, require_at_most
 from geartrain.graph.graph import Graph
 from geartrain.graph.through import Through
 from geartrain.graph.wiring import copy_name
-from geartrain.parts.mixer import AbstractMixer, Average
 from geartrain.parts.norms import share_norms
 from geartrain.parts.part import PartState
 from geartrain.sharing.assignment import AbstractAssignment, Together
 from geartrain.sharing.locks import MakeLock, NoLock
+from geartrain.sharing.mixer import AbstractMixer, Average
 from geartrain.sharing.sharing import AbstractSharing, AbstractSharingState
 
 
