@@ -118,7 +118,7 @@ def test_numbers_of_copies_that_cannot_be_are_refused(copies, told) -> None:
         gt.PartCopies(copies)
 
 
-@pytest.mark.parametrize("sharing", [gt.SharedWeights, True, None, "ring"])
+@pytest.mark.parametrize("sharing", [gt.SharedWeights, True, "ring"])
 def test_what_is_no_way_to_share_is_refused(sharing) -> None:
     with pytest.raises(TypeError, match=r"sharing=.*: give a way .* SharedWeights\(\)"):
         gt.Session(graph_of_pairs(), sharing=sharing)

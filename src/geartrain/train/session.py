@@ -55,8 +55,6 @@ from geartrain.train.state import State
 
 log = logging.getLogger("geartrain.train")
 
-_ALONE = Alone()
-
 
 @final
 class Session:
@@ -81,7 +79,7 @@ class Session:
         policy: Makes the firing policy of a worker, from its index.
         drain: Admit only when nothing is in flight: minibatches of ``max_active``, the synchronous
             way; with ``update_every=Instances(max_active)`` and no ramp it is minibatch training.
-        sharing: How workers share the weights. ``Alone()``: each part lives on one worker.
+        sharing: How workers share the weights. ``Alone()``, as None: a part lives on one worker.
             ``PartCopies({"cell": 2})``: some have copies, which meet when nothing is in flight.
             ``SharedWeights()``: every worker runs the whole graph for its own instances, all with
             the same weights. ``Neighbours(...)``: copies of the model, each with weights, optimiser
@@ -129,7 +127,7 @@ class Session:
         max_rounds: int | None = None,
         policy: Callable[[int], AbstractPolicy] | None = None,
         drain: bool = False,
-        sharing: AbstractSharing = _ALONE,
+        sharing: AbstractSharing | None = None,
         precision: Precision = "full",
         meter: AbstractMeter | None = None,
         device: str | torch.device | None = None,
@@ -163,14 +161,15 @@ class Session:
         self.instruments = list(instruments)
         parts = make_parts(graph, self.rules, found)
         self._move_modules_without_weights(parts, found)
-        _require_sharing(sharing, self.placement)
+        way = Alone() if sharing is None else sharing
+        _require_sharing(way, self.placement)
         self.state = State(
             graph,
             self.runtime,
             self.settings,
             self.placement,
             self.instruments,
-            sharing.make(graph, parts, self.runtime.workers, self.runtime.lock),
+            way.make(graph, parts, self.runtime.workers, self.runtime.lock),
             seed,
             on_bad,
         )
