@@ -59,8 +59,6 @@ from geartrain.parts.late.views import Mixed as Mixed
 from geartrain.parts.late.views import Predicted as Predicted
 from geartrain.parts.late.views import Recomputed as Recomputed
 from geartrain.parts.late.views import Stashed as Stashed
-from geartrain.parts.mixer import AbstractMixer as AbstractMixer
-from geartrain.parts.mixer import Average as Average
 from geartrain.parts.optimizers import FusedAdagrad as FusedAdagrad
 from geartrain.parts.optimizers import FusedAdam as FusedAdam
 from geartrain.parts.optimizers import LookAheadSGD as LookAheadSGD
@@ -103,6 +101,8 @@ from geartrain.sharing.exchanges.pushsum import PushSum as PushSum
 from geartrain.sharing.letters import Inbox as Inbox
 from geartrain.sharing.letters import Letter as Letter
 from geartrain.sharing.member import Member as Member
+from geartrain.sharing.mixer import AbstractMixer as AbstractMixer
+from geartrain.sharing.mixer import Average as Average
 from geartrain.sharing.neighbours import Neighbours as Neighbours
 from geartrain.sharing.part_copies import PartCopies as PartCopies
 from geartrain.sharing.shared_weights import SharedWeights as SharedWeights

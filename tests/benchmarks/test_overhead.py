@@ -92,6 +92,9 @@ def test_the_tables_set_figures_against_the_goals() -> None:
     assert "| chain | yes | 32 | 90 | 160 | 150 | no |" in lines
     assert "| chain | yes | 512 | 90 | 160 | 300 | yes |" in lines
     assert "| chain | yes | 1 | 90 | 160 | | |" in lines
-    assert "| 2 workers, lanes | 256 | no | 500,000 | 400,000 to 600,000 | 50% | 16 | 80 |" in lines
+    assert (
+        "| 2 workers, shared weights | 256 | no | 500,000 | 400,000 to 600,000 | 50% | 16 | 80 |"
+        in lines
+    )
     assert "| t | 2.50 | 4.0 | nodes/gather 50%, nodes/payload 50% |" in lines
     assert lines[-1] == "| t | 8.0 | 7.0 to 9.0 |"

@@ -118,6 +118,12 @@ def test_numbers_of_copies_that_cannot_be_are_refused(copies, told) -> None:
         gt.PartCopies(copies)
 
 
+@pytest.mark.parametrize("sharing", [gt.SharedWeights, True, "ring"])
+def test_what_is_no_way_to_share_is_refused(sharing) -> None:
+    with pytest.raises(TypeError, match=r"sharing=.*: give a way .* SharedWeights\(\)"):
+        gt.Session(graph_of_pairs(), sharing=sharing)
+
+
 def test_copies_of_a_part_that_is_not_there_are_refused() -> None:
     with pytest.raises(ValueError, match=r"names \['third'\]; .* \['first', 'last'\]"):
         gt.Session(graph_of_pairs(), sharing=gt.PartCopies({"third": 2}))

@@ -1,4 +1,4 @@
-"""Lanes that wait for nobody: what firings see of steps, and that nothing is lost."""
+"""Workers that wait for nobody: what firings see of steps, and that nothing is lost."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def test_a_lane_that_is_sooner_done_gets_more() -> None:
         instruments=[Counts()],
     )
     session.fit(pairs(200), epochs=1)
-    assert rows[0] > 3 * rows[1] > 0  # a slow lane holds nobody up
+    assert rows[0] > 3 * rows[1] > 0  # a slow worker holds nobody up
 
 
 def test_a_lock_is_free_after_a_failure_in_a_lane() -> None:

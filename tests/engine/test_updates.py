@@ -15,6 +15,7 @@ from torch import nn
 import geartrain as gt
 from geartrain.engine.engine import Engine, make_parts
 from geartrain.engine.worker import Firing
+from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
 from geartrain.runtime.base import AbstractRuntime
 from tests.rigs.pairs import graph_of_pairs, pairs
@@ -120,11 +121,11 @@ def test_what_waits_for_the_flush_is_one_update(name, order):
     assert all(len(steps.of(part)) == 1 for part in kind.brings)
 
 
-LANES = [gt.Simulated(3, seed=2, jitter=0.5), gt.Threads(3, kernel_threads=1)]
+WORKERS = [gt.Simulated(3, seed=2, jitter=0.5), gt.Threads(3, kernel_threads=1)]
 SHARED = [name for name in KINDS if name != "minibatches"]  # which keep autograd's graph
 
 
-@pytest.mark.parametrize("runtime", LANES, ids=["simulated", "threads"])
+@pytest.mark.parametrize("runtime", WORKERS, ids=["simulated", "threads"])
 @pytest.mark.parametrize(
     "trigger",
     [
@@ -300,9 +301,9 @@ def train_with_mixed_rules(name, chosen, bound, drain, ramp, order) -> None:
     many = 30
     kind, steps = KINDS[name](many), Steps()
     parts = make_parts(kind.graph, Rules(optimizer=SGD))
-    for part, trigger in zip(parts.values(), chosen, strict=False):
-        part.rules = replace(part.rules, update_every=trigger, max_staleness=bound)
-        part.trigger = trigger
+    for part, trigger in zip([*parts.values()], chosen, strict=False):
+        own = replace(part.rules, update_every=trigger, max_staleness=bound)
+        parts[part.name] = PartState(part.name, part.module, own)
     limits = replace(order.settings(), drain=drain, ramp=ramp)
     engine = Engine(kind.graph, parts, limits, order.workers)
 
@@ -314,7 +315,7 @@ def train_with_mixed_rules(name, chosen, bound, drain, ramp, order) -> None:
     for part, messages in kind.brings.items():
         sizes = [rows for brought in messages for rows in brought]
         state, trigger = parts[part], parts[part].trigger
-        assert sum(steps.of(part)) + state.rows == sum(sizes)
+        assert sum(steps.of(part)) + state.counting.rows == sum(sizes)
         if bound is not None:
             assert len(state.histogram()) <= bound + 1
         elif trigger.unit == "instances" and all(messages):

@@ -36,9 +36,8 @@ from geartrain.nodes.sums import Sums
 from geartrain.parts.rules import Clip, Flush, Rules
 from geartrain.runtime.base import Feeder
 from geartrain.runtime.simulated import Simulated
-from geartrain.sharing.alone import Alone
-from geartrain.sharing.shared_weights import SharedWeights
-from geartrain.sharing.sharing import AbstractSharing
+from geartrain.sharing.locks import NoLock
+from geartrain.sharing.shared_weights import SharedWeightsState
 from geartrain.whole.graph.choice import choice_accuracy, choice_loss
 from tests.rigs import models
 from tests.rigs.passes import AT_ONCE, Quiet
@@ -190,10 +189,10 @@ class How(NamedTuple):
 
     name: str
     precision: Precision = "full"
-    sharing: AbstractSharing = Alone()
+    shared: bool = False
 
 
-HOWS = (How("as it comes"), How("bf16 in shared weights", "bf16", SharedWeights()))
+HOWS = (How("as it comes"), How("bf16 in shared weights", "bf16", True))
 
 
 def put(module: nn.Module, device: torch.device) -> None:
@@ -237,7 +236,7 @@ def run(
             operator.trial.settled = True  # which looks at numbers, and here there are none
     parts = make_parts(model.graph, rules)
     settings = Settings(max_active=5, ramp=AT_ONCE, precision=how.precision, device=fed)
-    sharing = how.sharing.make(model.graph, parts, 2)
+    sharing = SharedWeightsState(parts, 2, NoLock) if how.shared else None
     engine = Engine(model.graph, parts, settings, workers=2, sharing=sharing)
     for train in (True, False):
         engine.begin(train=train)

@@ -15,7 +15,7 @@ from geartrain.runtime.shards import PullFeeder, ShardFeeder
 from geartrain.train.source import Source
 
 
-class Desk:
+class Doors:
     """A controller that finishes what it is told to."""
 
     def __init__(self, copies: int, most: int = 1) -> None:
@@ -62,41 +62,41 @@ def shards(source: Source, copies: int, limit: int, positions=None, *, ends=True
     )
 
 
-def drain(feeder, desk) -> None:
-    while feeder.admit(desk) is not None:
+def drain(feeder, doors) -> None:
+    while feeder.admit(doors) is not None:
         pass
 
 
 def test_each_copy_has_every_nth_instance_and_begins_anew():
-    desk, positions = Desk(2), [0, 0]
+    doors, positions = Doors(2), [0, 0]
     feeder = shards(Source(data(5)), 2, 8, positions)
-    drain(feeder, desk)
+    drain(feeder, doors)
     for _ in range(5):
-        desk.finish(0)
-        drain(feeder, desk)
-    assert [k for c, k in desk.got if c == 0] == [0, 2, 4, 0, 2, 4]
-    assert [k for c, k in desk.got if c == 1] == [1]
-    desk.finish(1)
-    drain(feeder, desk)
-    assert desk.got[-1] == (1, 3)
+        doors.finish(0)
+        drain(feeder, doors)
+    assert [k for c, k in doors.got if c == 0] == [0, 2, 4, 0, 2, 4]
+    assert [k for c, k in doors.got if c == 1] == [1]
+    doors.finish(1)
+    drain(feeder, doors)
+    assert doors.got[-1] == (1, 3)
     assert positions == [6, 2] and feeder.taken == 8
     assert feeder.exhausted and feeder.source_ended
 
 
 def test_a_stretch_that_is_cut_short_does_not_end_the_data_and_goes_on_later():
     source, positions = Source(data(6)), [0, 0]
-    desk = Desk(2)
+    doors = Doors(2)
     first = shards(source, 2, 3, positions, ends=False)
-    drain(first, desk)
-    desk.finish(0, 1)
-    drain(first, desk)
+    drain(first, doors)
+    doors.finish(0, 1)
+    drain(first, doors)
     assert first.exhausted and not first.source_ended
-    desk.finish(0)
+    doors.finish(0)
     second = shards(source, 2, 3, positions)
-    drain(second, desk)
-    desk.finish(1)
-    drain(second, desk)
-    assert sorted(k for _, k in desk.got) == [0, 1, 2, 3, 4, 5]
+    drain(second, doors)
+    doors.finish(1)
+    drain(second, doors)
+    assert sorted(k for _, k in doors.got) == [0, 1, 2, 3, 4, 5]
 
 
 def test_shuffled_shards_are_disjoint_cover_the_data_and_differ_by_epoch():
@@ -111,29 +111,29 @@ def test_shuffled_shards_are_disjoint_cover_the_data_and_differ_by_epoch():
 def test_a_bad_instance_is_skipped_and_counts_as_taken():
     given = data(4)
     given[2] = Instance({"x": torch.zeros(1, 1)}, {"slot": np.zeros(1, np.int64)}, key="bad")
-    desk, positions = Desk(1, most=4), [0]
+    doors, positions = Doors(1, most=4), [0]
     feeder = shards(Source(given), 1, 4, positions, on_bad="skip")
-    drain(feeder, desk)
-    assert [k for _, k in desk.got] == [0, 1, 3]
+    drain(feeder, doors)
+    assert [k for _, k in doors.got] == [0, 1, 3]
     assert (feeder.taken, feeder.skipped, positions) == (4, 1, [4])
     with pytest.raises(DataError):
-        drain(shards(Source(given), 1, 4), Desk(1, most=4))
+        drain(shards(Source(given), 1, 4), Doors(1, most=4))
 
 
 def test_a_closed_feeder_admits_nothing():
-    feeder, desk = shards(Source(data(4)), 2, 4), Desk(2)
+    feeder, doors = shards(Source(data(4)), 2, 4), Doors(2)
     feeder.close()
-    drain(feeder, desk)
-    assert desk.got == [] and not feeder.source_ended
+    drain(feeder, doors)
+    assert doors.got == [] and not feeder.source_ended
 
 
 def test_whoever_has_room_pulls_the_next():
-    desk, positions = Desk(2), [0, 0]
+    doors, positions = Doors(2), [0, 0]
     feeder = PullFeeder(iter(data(5)), positions)
-    drain(feeder, desk)
+    drain(feeder, doors)
     for copy in (1, 1, 0, 1):
-        desk.finish(copy)
-        drain(feeder, desk)
-    assert desk.got == [(0, 0), (1, 1), (1, 2), (1, 3), (0, 4)]
+        doors.finish(copy)
+        drain(feeder, doors)
+    assert doors.got == [(0, 0), (1, 1), (1, 2), (1, 3), (0, 4)]
     assert positions == [2, 3] and feeder.taken == 5
     assert feeder.exhausted and feeder.source_ended

@@ -21,9 +21,14 @@ from tests.rigs import forged
 def refused(kinds: str, seed: int, count: int) -> int:
     """How many of so many forged files of each kind were refused, in a process of its own."""
     source = Path(gt.__file__).parents[1]
+    path = os.pathsep.join([str(source), str(source.parent)])
     done = subprocess.run(
         [sys.executable, forged.__file__, kinds, str(seed), str(count)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(source), str(source.parent)]), "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": path,
+            "OMP_NUM_THREADS": "1",
+        },
         capture_output=True,
         text=True,
         timeout=110,

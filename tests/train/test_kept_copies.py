@@ -50,7 +50,7 @@ def session(
         pipe.graph,
         rules=gt.Rules(optimizer=SGD, update_every=gt.Messages(every)),
         runtime=runtime or gt.Simulated(2),
-        sharing=sharing or gt.Alone(),
+        sharing=sharing,
         schedule=schedule,
         max_active=active,
     )

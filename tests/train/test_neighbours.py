@@ -21,7 +21,6 @@ from geartrain.parts.rules import Instances, Rows, Rules
 from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.simulated import Costs, Join, Leave, Pause, Simulated
 from geartrain.runtime.threads import Threads
-from geartrain.sharing import alone
 from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.exchanges.allreduce import AllReduce
 from geartrain.sharing.exchanges.nearest import NearestNeighbours
@@ -105,7 +104,7 @@ def session(
         graph(keep=keep),
         rules=Rules(optimizer=optimizer, update_every=update_every),
         runtime=runtime or Simulated(1),
-        **({"max_active": 1, "sharing": sharing or alone.Alone()} | settings),
+        **({"max_active": 1, "sharing": sharing} | settings),
     )
 
 

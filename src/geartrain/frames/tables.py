@@ -1,4 +1,4 @@
-"""Tables that a lane reads while another may step them: rows are read under a guard.
+"""Tables that one worker reads while another may step them: rows are read under a guard.
 
 A table's gradient is rows, and a step writes just those, in place. A copy of the table for each
 version would cost far more than the step; so who reads rows of it, and who steps it, take turns.

@@ -23,9 +23,9 @@ from geartrain.engine.controller import AbstractRamp
 from geartrain.engine.schedule import Schedule
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
-from geartrain.parts.mixer import Average
 from geartrain.parts.rules import Rules
 from geartrain.pipeline.pipeline import Pipeline
+from geartrain.sharing.mixer import Average
 from geartrain.sharing.part_copies import PartCopies
 from geartrain.sharing.sharing import AbstractSharing
 

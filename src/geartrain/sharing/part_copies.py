@@ -20,11 +20,11 @@ from geartrain.bounds import COPIES, MOST_COPIES, require_at_most
 from geartrain.graph.graph import Graph
 from geartrain.graph.through import Through
 from geartrain.graph.wiring import copy_name
-from geartrain.parts.mixer import AbstractMixer, Average
 from geartrain.parts.norms import share_norms
 from geartrain.parts.part import PartState
 from geartrain.sharing.assignment import AbstractAssignment, Together
 from geartrain.sharing.locks import MakeLock, NoLock
+from geartrain.sharing.mixer import AbstractMixer, Average
 from geartrain.sharing.sharing import AbstractSharing, AbstractSharingState
 
 
@@ -62,12 +62,12 @@ class PartCopies(AbstractSharing):
         workers: int = 1,
         lock: MakeLock = NoLock,
     ) -> AbstractSharingState:
-        every = self.copies if isinstance(self.copies, int) else None
-        given = dict.fromkeys(parts, every) if every is not None else dict(self.copies)  # type: ignore[arg-type]
+        copies = self.copies
+        given = dict.fromkeys(parts, copies) if isinstance(copies, int) else dict(copies)
         if foreign := sorted(given.keys() - parts.keys()):
             raise ValueError(f"PartCopies names {foreign}; the graph has parts {sorted(parts)}")
         return PartCopiesState(
-            {name: _copies(part, given.get(name) or 1) for name, part in parts.items()}, self.mixer
+            {name: _copies(part, given.get(name, 1)) for name, part in parts.items()}, self.mixer
         )
 
 

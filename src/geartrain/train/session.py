@@ -48,8 +48,6 @@ from geartrain.train.state import State
 
 log = logging.getLogger("geartrain.train")
 
-_ALONE, _SCHEDULE, _COMPUTE, _READING = Alone(), Schedule(), Compute(), Reading()
-
 
 @final
 class Session:
@@ -65,7 +63,7 @@ class Session:
         rules: Defaults of the parts.
         runtime: ``Threads(1)`` unless given.
         max_active: Most instances in flight.
-        sharing: How workers share the weights. ``Alone()``: each part lives on one worker.
+        sharing: How workers share the weights. ``Alone()``, as None: a part lives on one worker.
             ``PartCopies({"cell": 2})``: some have copies, which meet when nothing is in flight.
             ``SharedWeights()``: every worker runs the whole graph for its own instances, all with
             the same weights. ``Neighbours(...)``: copies of the model, each with weights, optimiser
@@ -82,6 +80,7 @@ class Session:
         ValueError: Two parts have one name, there is no such precision, a device does not exist,
             a number is out of range, or ``sharing`` cannot be with these parts, or with a
             ``placement``.
+        TypeError: ``sharing`` is no way to share.
         GraphError: ``bf16``, and a module's weights are not float32.
         GraphError: From ``fit``, ``evaluate``, ``predict``: the graph cannot run.
         BusyError: From all methods that train, run, save or load: another one is running.
@@ -93,11 +92,11 @@ class Session:
         *,
         rules: Rules | None = None,
         runtime: AbstractRuntime | None = None,
-        sharing: AbstractSharing = _ALONE,
+        sharing: AbstractSharing | None = None,
         max_active: int = 64,
-        schedule: Schedule = _SCHEDULE,
-        compute: Compute = _COMPUTE,
-        reading: Reading = _READING,
+        schedule: Schedule | None = None,
+        compute: Compute | None = None,
+        reading: Reading | None = None,
         seed: int = 0,
         instruments: Sequence[AbstractInstrument] = (),
     ) -> None:
@@ -106,7 +105,8 @@ class Session:
         self.graph = graph
         self.rules = rules or Rules()
         self.runtime = runtime or Threads(1)
-        self.schedule, self.compute, self.reading = schedule, compute, reading
+        schedule, compute = schedule or Schedule(), compute or Compute()
+        self.reading = reading = reading or Reading()
         device = None if compute.device is None else require_device(compute.device, "Compute")
         defaults = Settings()
         self.settings = Settings(
@@ -124,14 +124,15 @@ class Session:
         self.instruments = list(instruments)
         parts = make_parts(graph, self.rules, device)
         self._move_modules_without_weights(parts, device)
-        _refuse_placement_beside(sharing, schedule.placement)
+        way = Alone() if sharing is None else sharing
+        _require_sharing(way, schedule.placement)
         self.state = State(
             graph,
             self.runtime,
             self.settings,
             schedule.placement,
             self.instruments,
-            sharing.make(graph, parts, self.runtime.workers, self.runtime.lock),
+            way.make(graph, parts, self.runtime.workers, self.runtime.lock),
             seed,
             reading.on_bad,
         )
@@ -330,7 +331,12 @@ class Session:
             raise ValueError(f"until={until}: the graph's losses have {sorted(known)}")
 
 
-def _refuse_placement_beside(sharing: AbstractSharing, placement: Mapping[str, int]) -> None:
+def _require_sharing(sharing: object, placement: Mapping[str, int]) -> None:
+    if not isinstance(sharing, AbstractSharing):
+        raise TypeError(
+            f"sharing={sharing!r}: give a way to share weights, such as SharedWeights(), "
+            'PartCopies({"cell": 2}) or Neighbours(copies=2)'
+        )
     if placement and not sharing.spreads:
         raise ValueError(
             f"sharing={type(sharing).__name__}(...) and placement={placement} do not go together: "
