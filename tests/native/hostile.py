@@ -3,13 +3,14 @@
     seed, number ─► a sound structure ─► spoilt ─┬─ with kernels ─► the same numbers,
                                                  └─ without ──────► or both refuse
 
-A program of its own, as kernels that watch themselves want the sanitizer loaded first. Arguments:
-a seed, the first case, how many, and perhaps the file of kernels to use. It prints each case before
-it begins, so that the last line tells which ended it.
+A program of its own, as kernels that watch themselves want the sanitizer loaded first. Arguments: a
+seed, the first case, how many, and perhaps the files of kernels to use, as of a path of the system.
+It prints each case before it begins, so that the last line tells which ended it.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -550,7 +551,7 @@ def complaint(have: Any, want: Any) -> str | None:
 
 
 def main(seed: int, first: int, count: int, *file: str) -> int:
-    kernels = library.Library(Path(file[0])) if file else library.load()
+    kernels = library.Library([*map(Path, file[0].split(os.pathsep))]) if file else library.load()
     torch.set_num_threads(2)
     refused = wrong = 0
     for case in range(first, first + count):

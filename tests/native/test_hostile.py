@@ -17,9 +17,11 @@ WATCHING = "gcc -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
 CASES = 360
 # A process without the sanitizer cannot load such kernels, one with it had better not compile them.
 COMPILE = """
-from geartrain.native import build
+import os
+import geartrain
+from geartrain.native import build, library
 build.FLAGS = tuple(flag.replace("-O3", "-O1") for flag in build.FLAGS)  # in a fourth of the time
-print(build.shared_object(1500, again=True))
+print(os.pathsep.join(map(str, build.shared_objects(library._linked(), 1500, again=True))))
 """
 
 
@@ -43,7 +45,7 @@ def run(*arguments: object, **more: str) -> None:
 
 
 def test_a_few_cases_are_right_or_refused(native: library.Library) -> None:
-    run(0, 0, 24, native.path)
+    run(0, 0, 24, os.pathsep.join(map(str, native.paths)))
 
 
 @pytest.fixture(scope="module")
