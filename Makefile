@@ -32,10 +32,11 @@ SINCE ?= HEAD
 # millisecond to half a minute, and a process that has done its own takes those of another.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 SIDE_BY_SIDE := -n $(PROCESSES) --dist worksteal
-# What works otherwise without kernels. Devices are tried without them in any case, and no test of
-# the files of tests/ir that are left out ever asks for kernels.
-WITHOUT_KERNELS := tests/ir tests/nn tests/oracle --ignore=tests/oracle/test_devices.py \
-  $(patsubst %,--ignore=tests/ir/test_%.py,gear keys packed products sparse_gradients sums)
+# What works otherwise without kernels. Devices are tried without them in any case, and no other file
+# of these folders ever asks for kernels.
+WITHOUT_KERNELS := tests/nodes tests/graph tests/nn tests/whole tests/pipeline tests/oracle \
+  --ignore=tests/oracle/test_devices.py \
+  $(patsubst %,--ignore=tests/nodes/test_%.py,gear keys products sparse_gradients sums)
 
 .PHONY: help setup demo test test-slow sanitize coverage package lint lint-c docs clean
 
@@ -72,7 +73,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 # Without a compiler torch does their work: it says so, and that is no failure.
-$(KERNELS): $(STAMP) $(wildcard src/geartrain/native/*.c src/geartrain/native/*.inc)
+$(KERNELS): $(STAMP) $(wildcard $(foreach here,native whole/*,src/geartrain/$(here)/*.c \
+  src/geartrain/$(here)/*.inc))
 	@$(BIN)/geartrain native || true
 	@touch $(KERNELS)
 	@echo 'setup: done; $(BIN)/geartrain --help'
@@ -114,7 +116,7 @@ package: setup
 lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy --strict src/geartrain
+	$(BIN)/mypy --strict src
 	@$(MAKE) --no-print-directory lint-c
 
 lint-c: setup

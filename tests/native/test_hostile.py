@@ -76,10 +76,15 @@ def test_nothing_is_read_or_written_out_of_bounds(seed: int, preloaded: str, wat
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "name", ["cells", "gated", "losses", "maps", "rows", "steps", "tally", "transfer", "twins"]
+    "name",
+    [
+        *(f"native/test_{name}" for name in ("cells", "losses", "maps", "rows", "steps")),
+        *("native/test_transfer", "native/test_twins", "whole/test_tally"),
+        "whole/test_native_graph",
+    ],
 )
 def test_nothing_is_wrong_in_what_is_sound(name: str, preloaded: str, watching: str) -> None:
-    program, tests = PROGRAM.with_name("watched.py"), PROGRAM.with_name(f"test_{name}.py")
+    program, tests = PROGRAM.with_name("watched.py"), PROGRAM.parents[1] / f"{name}.py"
     said = output_of(
         [sys.executable, str(program), watching, "-q", "-p", "no:cacheprovider", str(tests)],
         LD_PRELOAD=preloaded,

@@ -244,6 +244,7 @@ def _settle() -> Library | None:
                 _library = load()
                 _status = f"native kernels: {', '.join(map(str, _library.paths))}"
             except Unavailable as reason:
+                _library = None
                 _status = f"native kernels: none, torch does their work: {reason}"
                 if _wanted():
                     log.warning(
