@@ -78,13 +78,13 @@ def register_torch_kernels() -> None:
     register_kernel(nn.Linear, LinearKernel)
     register_kernel(nn.Embedding, _embedding)
     register_kernel(nn.Identity, lambda _: IdentityKernel())
-    register_kernel(nn.ReLU, lambda _: ActivationKernel(torch.relu, relu_backward))
-    register_kernel(nn.Tanh, lambda _: ActivationKernel(_tanh, tanh_backward))
-    register_kernel(nn.Sigmoid, lambda _: ActivationKernel(torch.sigmoid, sigmoid_backward))
+    register_kernel(nn.ReLU, lambda _: ElementwiseKernel(torch.relu, relu_backward))
+    register_kernel(nn.Tanh, lambda _: ElementwiseKernel(_tanh, tanh_backward))
+    register_kernel(nn.Sigmoid, lambda _: ElementwiseKernel(torch.sigmoid, sigmoid_backward))
     register_kernel(nn.ELU, _elu)
     register_kernel(nn.LeakyReLU, _leaky_relu)
     register_kernel(nn.GELU, _gelu)
-    register_kernel(nn.SiLU, lambda _: CurveKernel(F.silu, silu_backward))
+    register_kernel(nn.SiLU, lambda _: ElementwiseKernel(F.silu, silu_backward, "input"))
     register_kernel(nn.Softplus, _softplus)
     register_kernel(nn.Dropout, DropoutKernel)
     register_kernel(nn.LSTMCell, LstmKernel)
@@ -103,6 +103,7 @@ class LinearKernel(AbstractKernel):
     """y = x Wᵀ + b on the last dimension of x ``(n, ..., a)``; keeps x."""
 
     residuals = 1
+    keeps = "input"
     looks_up = True
 
     def __init__(self, module: nn.Linear) -> None:
@@ -172,6 +173,7 @@ class EmbeddingKernel(AbstractKernel):
     """
 
     residuals = 1
+    keeps = "input"
     looks_up = True
 
     def __init__(self, module: nn.Embedding, dtype: torch.dtype | None = None) -> None:
@@ -219,50 +221,13 @@ class EmbeddingKernel(AbstractKernel):
 
 
 @final
-class ActivationKernel(AbstractKernel):
-    """An element-wise function whose slope is a function of its value; keeps y."""
-
-    residuals = 1
-    looks_up = True
-
-    def __init__(
-        self,
-        function: Callable[[Tensor], Tensor],
-        vjp: Callable[[Tensor, Tensor], Tensor],
-    ) -> None:
-        self._function, self._vjp = function, vjp
-
-    def for_bf16(self) -> AbstractKernel:
-        return self
-
-    def forward(
-        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
-    ) -> tuple[Payload, Payload]:
-        (x,) = inputs
-        y = self._function(x)
-        return (y,), (y,)
-
-    def backward(
-        self,
-        gradients: Gradient,
-        kept: Payload,
-        rows: IntArray | None,
-        into: GradientSum,
-        inside: Inside | None = None,
-        *,
-        wanted: bool = True,
-    ) -> Gradient:
-        (dy,), (y,) = gradients, gathered(kept, rows)
-        return (None if dy is None else self._vjp(dy, y),)
-
-
-@final
-class CurveKernel(AbstractKernel):
-    """An element-wise function whose slope is told by its argument alone; keeps x.
+class ElementwiseKernel(AbstractKernel):
+    """A function of each element, whose slope is told by its value or by its argument.
 
     Args:
         function: y of x.
-        vjp: The gradient at x of that at y, and x.
+        vjp: The gradient at x of that at y, and what is kept.
+        keeps: y or x.
     """
 
     residuals = 1
@@ -272,8 +237,9 @@ class CurveKernel(AbstractKernel):
         self,
         function: Callable[[Tensor], Tensor],
         vjp: Callable[[Tensor, Tensor], Tensor],
+        keeps: Literal["input", "output"] = "output",
     ) -> None:
-        self._function, self._vjp = function, vjp
+        self._function, self._vjp, self.keeps = function, vjp, keeps
 
     def for_bf16(self) -> AbstractKernel:
         return self
@@ -282,7 +248,8 @@ class CurveKernel(AbstractKernel):
         self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
     ) -> tuple[Payload, Payload]:
         (x,) = inputs
-        return (self._function(x),), (x,)
+        y = self._function(x)
+        return (y,), (x if self.keeps == "input" else y,)
 
     def backward(
         self,
@@ -294,8 +261,8 @@ class CurveKernel(AbstractKernel):
         *,
         wanted: bool = True,
     ) -> Gradient:
-        (dy,), (x,) = gradients, gathered(kept, rows)
-        return (None if dy is None else self._vjp(dy, x),)
+        (dy,), (x_or_y,) = gradients, gathered(kept, rows)
+        return (None if dy is None else self._vjp(dy, x_or_y),)
 
 
 @final
@@ -327,9 +294,6 @@ class IdentityKernel(AbstractKernel):
         return gradients
 
 
-Keeps = Literal["input", "output", "own"]
-
-
 @final
 class SequentialKernel(AbstractKernel):
     """Kernels one behind the other; a tensor that two neighbours keep is kept once.
@@ -350,7 +314,7 @@ class SequentialKernel(AbstractKernel):
     def __init__(self, kernels: tuple[AbstractKernel, ...]) -> None:
         self._kernels = kernels
         self.looks_up = all(kernel.looks_up for kernel in kernels)
-        self._keeps = tuple(_keeps(kernel) for kernel in kernels)
+        self._keeps = tuple(kernel.keeps for kernel in kernels)
         at = {k + (kept == "output") for k, kept in enumerate(self._keeps) if kept != "own"}
         self._kept_at = tuple(sorted(at))
         owners = [k for k, keeps in zip(kernels, self._keeps, strict=True) if keeps == "own"]
@@ -406,39 +370,38 @@ class SequentialKernel(AbstractKernel):
         ]
 
 
-def _keeps(kernel: AbstractKernel) -> Keeps:
-    if isinstance(kernel, LinearKernel | EmbeddingKernel | CurveKernel):
-        return "input"
-    return "output" if isinstance(kernel, ActivationKernel) else "own"
-
-
 def _elu(module: nn.ELU) -> AbstractKernel:
     alpha = module.alpha
     from_value = alpha > 0  # else x below zero may give what x above zero gives
-    return (ActivationKernel if from_value else CurveKernel)(
-        lambda x: F.elu(x, alpha), lambda dy, kept: elu_backward(dy, kept, alpha, from_value)
+    return ElementwiseKernel(
+        lambda x: F.elu(x, alpha),
+        lambda dy, kept: elu_backward(dy, kept, alpha, from_value),
+        "output" if from_value else "input",
     )
 
 
 def _leaky_relu(module: nn.LeakyReLU) -> AbstractKernel:
     slope = module.negative_slope
-    return (ActivationKernel if slope >= 0 else CurveKernel)(
-        lambda x: F.leaky_relu(x, slope), lambda dy, kept: leaky_relu_backward(dy, kept, slope)
+    return ElementwiseKernel(
+        lambda x: F.leaky_relu(x, slope),
+        lambda dy, kept: leaky_relu_backward(dy, kept, slope),
+        "output" if slope >= 0 else "input",
     )
 
 
 def _gelu(module: nn.GELU) -> AbstractKernel:
     how = module.approximate
-    return CurveKernel(
-        lambda x: F.gelu(x, approximate=how), lambda dy, x: gelu_backward(dy, x, how)
+    return ElementwiseKernel(
+        lambda x: F.gelu(x, approximate=how), lambda dy, x: gelu_backward(dy, x, how), "input"
     )
 
 
 def _softplus(module: nn.Softplus) -> AbstractKernel:
     beta, threshold = module.beta, module.threshold
-    return CurveKernel(
+    return ElementwiseKernel(
         lambda x: F.softplus(x, beta, threshold),
         lambda dy, x: softplus_backward(dy, x, beta, threshold),
+        "input",
     )
 
 

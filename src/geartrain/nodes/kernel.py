@@ -24,7 +24,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -53,6 +53,10 @@ class AbstractKernel(ABC):
     residuals: int | None = None
     """How many tensors ``forward`` keeps, for as few inputs as it takes; None: unknown. A sequence
     asks, as it tells the residuals of its kernels apart by their number."""
+
+    keeps: Literal["input", "output", "own"] = "own"
+    """Whether what it keeps is its one input, or its one output: neighbours in a sequence keep such
+    a tensor once."""
 
     looks_up: bool = False
     """Whether it reads parameters whose gradients are rows in no other way than ``look_up``."""
