@@ -73,7 +73,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 # Without a compiler torch does their work: it says so, and that is no failure.
-$(KERNELS): $(STAMP) $(wildcard src/geartrain/native/*.c src/geartrain/native/*.inc)
+$(KERNELS): $(STAMP) $(wildcard $(foreach here,native whole/*,src/geartrain/$(here)/*.c \
+  src/geartrain/$(here)/*.inc))
 	@$(BIN)/geartrain native || true
 	@touch $(KERNELS)
 	@echo 'setup: done; $(BIN)/geartrain --help'

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import settings
 
 from geartrain.data.cifar10 import FILE as PHOTOGRAPHS
 from geartrain.data.text import FILE as TEXT
+from geartrain.native import library
 from tests.rigs.programs import Nursery
 
 # Same examples on every run and machine; a shared, busy core must not fail a test by its clock.
@@ -72,3 +74,26 @@ def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(folder / PHOTOGRAPHS, **arrays)
     (folder / TEXT).write_text("the cat sat on the mat; the rat ate the hat.\n" * 12)
     return folder
+
+
+@pytest.fixture(scope="session")
+def native() -> library.Library:
+    """The kernels of this machine, whatever GEARTRAIN_NATIVE says."""
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        pytest.skip("needs a C compiler: cc, gcc or clang")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GEARTRAIN_NATIVE", "1")
+        return library.load()
+
+
+@pytest.fixture
+def use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[library.Library | None], None]:
+    """Switches between kernels and torch: ``use(library)``, ``use(None)``."""
+
+    def switch(kernels: library.Library | None) -> None:
+        monkeypatch.setattr(library, "_settled", True)
+        monkeypatch.setattr(library, "_library", kernels)
+
+    return switch

@@ -36,10 +36,11 @@ from benchmarks.firings import Operations, Training, around_firings, name_of
 from benchmarks.peers.figures import Document, Spread, machine
 from geartrain.engine.engine import Engine, Settings
 from geartrain.engine.worker import Firing
+from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.native.rows import Moves
 from geartrain.nn import Recurrent
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.kernel import AbstractRowKernel
+from geartrain.nodes.kernel import AbstractKernel, gathered
 from geartrain.runtime.base import Feeder
 
 Shape: TypeAlias = Literal["chain", "loop"]
@@ -55,7 +56,7 @@ PASSED_OVER: Final = {"rows", "message", "main", "firings"}
 
 
 @final
-class PassKernel(AbstractRowKernel):
+class PassKernel(AbstractKernel):
     """Returns what it is given.
 
     Args:
@@ -65,15 +66,22 @@ class PassKernel(AbstractRowKernel):
     def __init__(self, keeps: bool) -> None:
         self._keeps = keeps
 
-    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def forward(
+        self, inputs: Payload, inside: gt.Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
         return inputs, inputs if self._keeps else ()
 
     def backward(
         self,
-        gradients: tuple[Tensor | None, ...],
-        residuals: tuple[Tensor, ...],
+        gradients: Gradient,
+        kept: Payload,
+        rows: IntArray | None,
         into: GradientSum,
-    ) -> tuple[Tensor | None, ...]:
+        inside: gt.Inside | None = None,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
+        gathered(kept, rows)
         return gradients
 
 

@@ -1,5 +1,9 @@
-/* The products of native kernels and nothing else; compiled with the kernels' own source. */
-#include "kernels.c" /* says which unit has what */
+/* The products of native kernels and nothing else: calls of those that kernels.c has. */
+#include "shared.inc"
+
+#include "float.inc"
+
+#include "double.inc"
 
 #define FEW_COLUMNS 4 /* so narrow a result is made of dot products, as kernels make it */
 
@@ -18,9 +22,5 @@
           .c = c, .c_row = p->width});                                                        \
     }                                                                                         \
   }
-#if IN(1)
 ALONE(float, float, float32)
-#endif
-#if IN(2)
 ALONE(double, double, float64)
-#endif

@@ -40,7 +40,7 @@ from torch import Tensor
 from benchmarks.firings import Operations, Training, around_firings, name_of
 from benchmarks.peers.figures import Document, Spread, machine
 from benchmarks.peers.systems import SIZES
-from geartrain.native.build import shared_object
+from geartrain.native.build import Sources, shared_objects
 from geartrain.native.operations import FIELDS, Noted
 from geartrain.nodes.products import affine
 
@@ -232,8 +232,9 @@ class _Inside:
 
 @cache
 def native_products() -> ctypes.CDLL:
-    """``alone.c``, compiled as the kernels are."""
-    library = ctypes.CDLL(str(shared_object(source=Path(__file__).with_name("alone.c"))))
+    """``alone.c``, compiled as the kernels are, whose products it asks for."""
+    _, alone = shared_objects([Sources("alone", Path(__file__).with_name("alone.c"))])
+    library = ctypes.CDLL(str(alone))
     for name in ("float32", "float64"):
         function = getattr(library, f"alone_{name}")
         function.argtypes, function.restype = (ctypes.c_int64, *[ctypes.c_void_p] * 4), None

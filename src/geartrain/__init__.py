@@ -38,9 +38,8 @@ from geartrain.graph.gear import Gear as Gear
 from geartrain.graph.gear import check_gears as check_gears
 from geartrain.graph.graph import Graph as Graph
 from geartrain.graph.graph import Stream as Stream
-from geartrain.nodes.bundle import AbstractBundleKernel as AbstractBundleKernel
 from geartrain.nodes.inside import Inside as Inside
-from geartrain.nodes.kernel import AbstractRowKernel as AbstractRowKernel
+from geartrain.nodes.kernel import AbstractKernel as AbstractKernel
 from geartrain.nodes.kernel import register_kernel as register_kernel
 from geartrain.nodes.loss import Metric as Metric
 from geartrain.nodes.loss import accuracy as accuracy

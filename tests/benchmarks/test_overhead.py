@@ -49,7 +49,7 @@ def test_pass_keeps_rows_only_where_it_is_asked_to() -> None:
     for keeps in (False, True):
         kernel = kernel_of(Pass(keeps))
         assert kernel is not None
-        outputs, residuals = kernel.forward(x)  # type: ignore[union-attr]
+        outputs, residuals = kernel.forward((x,))  # type: ignore[union-attr]
         assert outputs[0] is x
         assert len(residuals) == keeps
 

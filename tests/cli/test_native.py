@@ -15,16 +15,19 @@ def test_it_says_where_kernels_are(
 ) -> None:
     asked = []
 
-    def shared_object(seconds: float, *, again: bool) -> Path:
+    def shared_objects(more: object, seconds: float, *, again: bool) -> list[Path]:
         asked.append((seconds, again))
-        return tmp_path / "kernels.so"
+        return [tmp_path / "kernels.so", tmp_path / "tree.so"]
 
     monkeypatch.setenv("GEARTRAIN_NATIVE", "1")
-    monkeypatch.setattr(library, "shared_object", shared_object)
-    monkeypatch.setattr(library.Library, "__init__", lambda self, path: setattr(self, "path", path))
+    monkeypatch.setattr(library, "shared_objects", shared_objects)
+    monkeypatch.setattr(
+        library.Library, "__init__", lambda self, paths: setattr(self, "paths", paths)
+    )
     monkeypatch.setattr(library.Library, "check", lambda self: None)
     made = geartrain("native")
-    assert (made.status, made.out) == (0, f"native kernels: {tmp_path / 'kernels.so'}\n")
+    said = "".join(f"native kernels: {tmp_path / name}.so\n" for name in ("kernels", "tree"))
+    assert (made.status, made.out) == (0, said)
     assert asked == [(SECONDS, True)], "it has time, and tries again what has failed"
 
 

@@ -13,8 +13,7 @@ from torch.testing import assert_close
 import geartrain as gt
 from geartrain.engine.instrument import Fired, Updated
 from geartrain.frames.tables import look_up
-from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.kernel import AbstractRowKernel
+from geartrain.nodes.kernel import AbstractKernel
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
 from geartrain.sharing.guarded import GuardedShare
@@ -40,22 +39,22 @@ class Uniform(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + self.w[0]
 
-    def row_kernel(self) -> AbstractRowKernel:
+    def row_kernel(self) -> AbstractKernel:
         return UniformKernel(self)
 
 
-class UniformKernel(AbstractRowKernel):
+class UniformKernel(AbstractKernel):
     looks_up = True
 
     def __init__(self, module: Uniform) -> None:
         self.module = module
 
-    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def forward(self, inputs, inside=None, room=None):
         (x,) = inputs
         self._check()
         return (x + self.module.w[0],), (x,)
 
-    def backward(self, gradients, residuals, into: GradientSum):
+    def backward(self, gradients, kept, rows, into, inside=None, *, wanted=True):
         self._check()
         module, n = self.module, gradients[0].shape[0]
         for p in (module.w, module.v):  # the mean over rows is one: a step of SGD takes 1 away

@@ -3,13 +3,14 @@
     seed, number ─► a sound structure ─► spoilt ─┬─ with kernels ─► the same numbers,
                                                  └─ without ──────► or both refuse
 
-A program of its own, as kernels that watch themselves want the sanitizer loaded first. Arguments:
-a seed, the first case, how many, and perhaps the file of kernels to use. It prints each case before
-it begins, so that the last line tells which ended it.
+A program of its own, as kernels that watch themselves want the sanitizer loaded first. Arguments: a
+seed, the first case, how many, and perhaps the files of kernels to use, as of a path of the system.
+It prints each case before it begins, so that the last line tells which ended it.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -42,10 +43,9 @@ from geartrain.nn import (
     choice_loss,
     first_states,
 )
-from geartrain.nodes.bundle import bundle_kernel_of
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
-from geartrain.nodes.kernel import kernel_of
+from geartrain.nodes.kernel import bundle_kernel_of, kernel_of
 
 Ints = NDArray[np.int64]
 F64 = torch.float64
@@ -179,7 +179,7 @@ def passed(
         assert kernel is not None
         into = GradientSum(module.parameters())
         with torch.no_grad():
-            outputs, residuals = kernel.forward(*inputs, inside=within)
+            outputs, residuals = kernel.forward(inputs, inside=within)
             gradients = tuple(
                 torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape) * scale
                 if y.is_floating_point()
@@ -187,7 +187,7 @@ def passed(
                 for y in outputs
             )
             if rows is None:
-                answers = kernel.backward(gradients, residuals, into, within)
+                answers = kernel.backward(gradients, residuals, None, into, within)
             else:
                 kept = []
                 for residual in residuals:
@@ -195,7 +195,7 @@ def passed(
                     if sound:
                         store[torch.from_numpy(rows.copy())] = residual
                     kept.append(store)
-                answers = kernel.backward_rows(gradients, tuple(kept), rows, into, within)
+                answers = kernel.backward(gradients, tuple(kept), rows, into, within)
         return [*outputs, *answers, *map(into.take, module.parameters())]
 
     return run
@@ -308,7 +308,7 @@ def row_cells(draw: Draw) -> Callable[[], list[Tensor | None]]:
         assert kernel is not None
         into = GradientSum(module.parameters())
         with torch.no_grad():
-            outputs, residuals = kernel.forward(*inputs)
+            outputs, residuals = kernel.forward(inputs)
             kept = []
             for residual in residuals:
                 store = residual.new_zeros((capacity, *residual.shape[1:]))
@@ -316,7 +316,7 @@ def row_cells(draw: Draw) -> Callable[[], list[Tensor | None]]:
                     store[torch.from_numpy(rows.copy())] = residual
                 kept.append(store)
             gradients = tuple(torch.full_like(y, 0.5) for y in outputs)
-            answers = kernel.backward_rows(gradients, tuple(kept), rows, into)
+            answers = kernel.backward(gradients, tuple(kept), rows, into)
         return [*outputs, *answers, *map(into.take, module.parameters())]
 
     return run
@@ -551,7 +551,7 @@ def complaint(have: Any, want: Any) -> str | None:
 
 
 def main(seed: int, first: int, count: int, *file: str) -> int:
-    kernels = library.Library(Path(file[0])) if file else library.load()
+    kernels = library.Library([*map(Path, file[0].split(os.pathsep))]) if file else library.load()
     torch.set_num_threads(2)
     refused = wrong = 0
     for case in range(first, first + count):

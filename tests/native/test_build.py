@@ -8,6 +8,7 @@ import stat
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GEARTRAIN_NATIVE", "1")
     monkeypatch.setenv("GEARTRAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(library, "_extensions", [])
     return tmp_path / "cache"
+
+
+def made() -> Path:
+    """The file of the kernels, found or compiled."""
+    (path,) = build.shared_objects()
+    return path
+
+
+def in_one_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "KERNELS", replace(build.KERNELS, units=(1,)))
 
 
 def pretend(folder: Path, script: str) -> str:
@@ -83,9 +95,10 @@ def test_another_compiler_or_source_makes_another_file(
     Path(compiler).write_text(Path(compiler).read_text().replace("1.0", "2.0.1"))
     names.add(library.load().path.name)
     other = tmp_path / "kernels.c"
-    other.write_text(build.SOURCES[0].read_text() + "\n")
-    names.add(build.shared_object(source=other).name)
-    monkeypatch.setattr(build, "SOURCES", (other, build.SOURCES[1]))
+    other.write_text(build.KERNELS.main.read_text() + "\n")
+    monkeypatch.setattr(build, "KERNELS", replace(build.KERNELS, main=other))
+    names.add(library.load().path.name)
+    (tmp_path / "included.inc").write_text("/* beside it */\n")
     names.add(library.load().path.name)
     assert len(names) == 4
 
@@ -129,18 +142,18 @@ def open_to_others(path: Path) -> None:
 def test_what_is_not_as_it_was_made_is_made_again(
     spoil: Callable[[Path], None], cache: Path, runs: Callable[[], int]
 ) -> None:
-    path = build.shared_object()
-    made = path.read_bytes()
+    path = made()
+    before = path.read_bytes()
     spoil(path)
-    assert build.shared_object() == path
-    assert path.read_bytes() == made and build._is_ours(path.lstat())
+    assert made() == path
+    assert path.read_bytes() == before and build._is_ours(path.lstat())
     assert files(cache) == [path.name] and runs() == 2
 
 
 def test_a_file_of_somebody_else_is_made_again(
     cache: Path, runs: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, real = build.shared_object(), os.fstat
+    path, real = made(), os.fstat
     os.link(path, cache.parent / "held")  # or the next file might get its number
     theirs = path.stat().st_ino
 
@@ -150,7 +163,7 @@ def test_a_file_of_somebody_else_is_made_again(
         return os.stat_result([*found[:4], owner, *found[5:]])
 
     monkeypatch.setattr(os, "fstat", fstat)
-    assert build.shared_object() == path
+    assert made() == path
     assert path.stat().st_ino != theirs and runs() == 2
 
 
@@ -159,7 +172,7 @@ def test_what_killed_compiles_have_left_is_removed(cache: Path, runs: Callable[[
     (cache / "kernels-making-abcdefgh").mkdir()
     (cache / "kernels-making-abcdefgh" / "1.o").write_text("half")
     (cache / "mine").write_text("not of these")
-    path = build.shared_object()
+    path = made()
     assert sorted(files(cache)) == sorted([path.name, "mine"])
 
 
@@ -189,7 +202,7 @@ def test_what_has_failed_is_not_tried_again_for_an_hour(
 ) -> None:
     log = tmp_path / "runs"
     monkeypatch.setenv("CC", pretend(tmp_path, f"echo run >> {log}; echo 'no room' >&2; exit 1"))
-    monkeypatch.setattr(build, "UNITS", (1,))
+    in_one_unit(monkeypatch)
     with pytest.raises(library.Unavailable, match=r"ended with 1: no room$"):
         library.load()
     with pytest.raises(library.Unavailable, match=r"no room \(that was 0 min ago: .*geartrain nat"):
@@ -206,7 +219,7 @@ def test_what_has_failed_is_not_tried_again_for_an_hour(
 
 
 def test_a_failure_is_forgotten_once_it_works(cache: Path, runs: Callable[[], int]) -> None:
-    identity = build._identity(build.compiler(), build.SOURCES[0])
+    identity = build._identity(build.compiler(), build.KERNELS)
     note = build.cache_directory() / f"kernels-{identity}.failed"
     note.write_text("the disk was full")
     with pytest.raises(library.Unavailable, match="the disk was full"):
@@ -231,7 +244,7 @@ def test_a_compiler_that_hangs_is_killed_with_what_it_has_started(
     child = tmp_path / "child"
     hanging = f"tail -f /dev/null & echo $! > {child}.new; mv {child}.new {child}; wait"
     monkeypatch.setenv("CC", pretend(tmp_path, hanging))
-    monkeypatch.setattr(build, "UNITS", (1,))
+    in_one_unit(monkeypatch)
     real = build._Patience.look
 
     def look(patience: build._Patience, groups: list[int]) -> None:
@@ -264,16 +277,16 @@ def test_who_waits_for_another_process_takes_what_it_has_compiled(
     held = os.open(build.cache_directory(), os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
-        identity = build._identity(build.compiler(), build.SOURCES[0])
-        made = cache / f"kernels-{identity}-{build._content_of(native.path)}.so"
+        identity = build._identity(build.compiler(), build.KERNELS)
+        theirs = cache / f"kernels-{identity}-{build._content_of(native.path)}.so"
 
         def sleep(seconds: float) -> None:
-            made.write_bytes(native.path.read_bytes())
-            made.chmod(0o700)
+            theirs.write_bytes(native.path.read_bytes())
+            theirs.chmod(0o700)
             fcntl.flock(held, fcntl.LOCK_UN)
 
         monkeypatch.setattr(build.time, "sleep", sleep)
-        assert build.shared_object() == made
+        assert made() == theirs
     finally:
         os.close(held)
     assert runs() == 0
@@ -286,7 +299,7 @@ def test_who_waits_for_another_process_does_not_wait_for_ever(
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(library.Unavailable, match="another process has been compiling into"):
-            build.shared_object(-5)
+            build.shared_objects(seconds=-5)
     finally:
         os.close(held)
     assert files(cache) == [], "it is no failure of the compiler, to be remembered"
@@ -302,8 +315,8 @@ def test_it_says_what_takes_a_while(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(build, "SILENT_SECONDS", after)
-    build.shared_object()
-    build.shared_object()
+    made()
+    made()
     said = capsys.readouterr().err.splitlines()
     assert len(said) == lines
     for line in said:

@@ -17,7 +17,7 @@ from geartrain.errors import ProtocolError
 from geartrain.native import cells, library
 from geartrain.nn import TreeLSTMBranch, TreeLSTMLeaf
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.kernel import AbstractRowKernel, kernel_of
+from geartrain.nodes.kernel import AbstractKernel, kernel_of
 
 Use = Callable[[library.Library | None], None]
 both = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
@@ -53,16 +53,16 @@ def run(
 ) -> dict[str, Tensor | None]:
     """Outputs, residuals, gradients of inputs and parameters for some rows of the forward."""
     kernel = kernel_of(module)
-    assert isinstance(kernel, AbstractRowKernel)
+    assert isinstance(kernel, AbstractKernel)
     into = GradientSum(module.parameters())
     with torch.no_grad():
-        outputs, residuals = kernel.forward(*inputs)
+        outputs, residuals = kernel.forward(inputs)
         torch.manual_seed(1)
         gradients = tuple(
             torch.randn(rows.size, *y.shape[1:], dtype=y.dtype) if wanted else None
             for y, wanted in zip(outputs, asked, strict=False)
         )
-        answers = kernel.backward_rows(gradients, residuals, rows, into)
+        answers = kernel.backward(gradients, residuals, rows, into)
     found: dict[str, Tensor | None] = {f"output {j}": y for j, y in enumerate(outputs)}
     found |= {f"residual {j}": y for j, y in enumerate(residuals)}
     found |= {f"answer {j}": y for j, y in enumerate(answers)}
@@ -124,7 +124,7 @@ def test_what_is_not_finite_stays_in_its_row(
         with torch.no_grad():
             kernel = kernel_of(module)
             assert kernel is not None
-            found.append(kernel.forward(*inputs)[0])
+            found.append(kernel.forward(inputs)[0])
     for ours, torchs in zip(*found, strict=True):
         assert_close(ours, torchs, equal_nan=True)
         assert ours[[0, 2]].isfinite().all()

@@ -17,9 +17,11 @@ WATCHING = "gcc -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
 CASES = 360
 # A process without the sanitizer cannot load such kernels, one with it had better not compile them.
 COMPILE = """
-from geartrain.native import build
+import os
+import geartrain
+from geartrain.native import build, library
 build.FLAGS = tuple(flag.replace("-O3", "-O1") for flag in build.FLAGS)  # in a fourth of the time
-print(build.shared_object(1500, again=True))
+print(os.pathsep.join(map(str, build.shared_objects(library._linked(), 1500, again=True))))
 """
 
 
@@ -43,7 +45,7 @@ def run(*arguments: object, **more: str) -> None:
 
 
 def test_a_few_cases_are_right_or_refused(native: library.Library) -> None:
-    run(0, 0, 24, native.path)
+    run(0, 0, 24, os.pathsep.join(map(str, native.paths)))
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +76,15 @@ def test_nothing_is_read_or_written_out_of_bounds(seed: int, preloaded: str, wat
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "name", ["cells", "gated", "losses", "maps", "rows", "steps", "tally", "transfer", "twins"]
+    "name",
+    [
+        *(f"native/test_{name}" for name in ("cells", "losses", "maps", "rows", "steps")),
+        *("native/test_transfer", "native/test_twins", "whole/test_tally"),
+        "whole/test_native_graph",
+    ],
 )
 def test_nothing_is_wrong_in_what_is_sound(name: str, preloaded: str, watching: str) -> None:
-    program, tests = PROGRAM.with_name("watched.py"), PROGRAM.with_name(f"test_{name}.py")
+    program, tests = PROGRAM.with_name("watched.py"), PROGRAM.parents[1] / f"{name}.py"
     said = output_of(
         [sys.executable, str(program), watching, "-q", "-p", "no:cacheprovider", str(tests)],
         LD_PRELOAD=preloaded,

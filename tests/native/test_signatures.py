@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 
 from geartrain.native import build, library, rows, steps
 
-SOURCE = "\n".join(path.read_text(encoding="utf-8") for path in build.SOURCES)
+SOURCES = [build.KERNELS, *(extension.sources for extension in library._extensions)]
 DEFINITION = re.compile(
     r"^(?P<result>int64_t|void) (?P<name>NAME\(\w+\)|\w+)\((?P<parameters>[^()]*)\) \{", re.M
 )
@@ -25,6 +24,13 @@ OF_CTYPES: dict[Any, str] = {
     ctypes.c_double: REAL,
     None: NOTHING,
 }
+
+
+def text_of(sources: build.Sources) -> str:
+    return "\n".join(path.read_text(encoding="utf-8") for path in sources.files)
+
+
+SOURCE = text_of(build.KERNELS)
 POINTER_TYPES = set(re.findall(r"^typedef \w+ \(\*(\w+)\)", SOURCE, re.M))
 
 
@@ -38,9 +44,9 @@ def kind_of(parameter: str) -> str:
     return POINTER if kind in POINTER_TYPES else kind
 
 
-def defined() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Name to result and parameters of all that C exports."""
-    text = re.sub(r"/\*.*?\*/", "", SOURCE, flags=re.S)
+def defined(sources: build.Sources) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Name to result and parameters of all that C exports to ctypes."""
+    text = re.sub(r"/\*.*?\*/", "", text_of(sources), flags=re.S)
     text = re.sub(r"NAME\((\w+)\)(?= ?\*)", r"\1", text)  # a type, not a function
     found: dict[str, tuple[str, tuple[str, ...]]] = {}
     for match in DEFINITION.finditer(text):
@@ -69,15 +75,17 @@ def declared(
         return declare(dll, name, arguments)
 
     monkeypatch.setattr(library, "_declared", watched)
-    library.Library(Path(native.path))
+    library.Library(native.paths)
     return found
 
 
 def test_functions_are_declared_as_c_defines_them(
     declared: dict[str, tuple[str, tuple[str, ...]]],
 ) -> None:
-    assert len(declared) > 60
-    assert declared == defined()
+    wanted = [defined(sources) for sources in SOURCES]
+    assert len(SOURCES) > 1 and all(wanted)
+    assert sum(map(len, wanted)) == len(declared), "no two libraries have functions of one name"
+    assert declared == {name: of for each in wanted for name, of in each.items()}
 
 
 def fields(struct: str) -> list[str]:

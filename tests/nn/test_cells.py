@@ -102,7 +102,7 @@ def _forward(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...
     kernel = kernel_of(module)
     assert kernel is not None
     with torch.no_grad():
-        outputs, residuals = kernel.forward(*inputs)
+        outputs, residuals = kernel.forward(inputs)
     return (*outputs, *residuals)
 
 

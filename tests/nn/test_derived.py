@@ -139,14 +139,14 @@ def _run(
 ) -> tuple[Tensors, list[Tensor | None]]:
     """Outputs, and gradients as ``_autograd`` has them, of rows that come back in goes."""
     with torch.no_grad():
-        halves = [kernel.forward(*(x[s].clone() for x in inputs)) for s in _halves(sent)]
+        halves = [kernel.forward(tuple(x[s].clone() for x in inputs)) for s in _halves(sent)]
         outputs = tuple(torch.cat(pair) for pair in zip(*(h[0] for h in halves), strict=True))
         kept = tuple(torch.cat(pair) for pair in zip(*(h[1] for h in halves), strict=True))
         into = GradientSum(module.parameters())
         back: list[Tensor | None] = [None] * len(inputs)
         for rows in goes:
             some = tuple(None if d is None else d[rows] for d in dys)
-            for i, d in enumerate(kernel.backward(some, tuple(r[rows] for r in kept), into)):
+            for i, d in enumerate(kernel.backward(some, tuple(r[rows] for r in kept), None, into)):
                 if d is not None:
                     total = torch.zeros_like(inputs[i]) if back[i] is None else back[i]
                     assert total is not None
@@ -198,7 +198,7 @@ def test_outputs_without_a_gradient_leave_none_where_autograd_does() -> None:
 @pytest.mark.parametrize("rows", [0, 1])
 def test_no_row_and_one_row_are_ordinary_batches(name: str, rows: int) -> None:
     module, kernel, inputs = _built(name)
-    kernel.forward(*inputs)
+    kernel.forward(inputs)
     few = tuple(x[:rows] for x in inputs)
     ys = _outputs(module, tuple(x.clone() for x in few))
     dys = [torch.randn_like(y) if y.is_floating_point() else None for y in ys]
@@ -211,7 +211,7 @@ def test_no_row_and_one_row_are_ordinary_batches(name: str, rows: int) -> None:
 def test_a_kernel_can_begin_with_no_row() -> None:
     module = nn.Sequential(nn.Linear(D, D), nn.GELU())
     kernel = DerivedKernel("net", module)
-    assert kernel.forward(torch.ones(0, D))[0][0].shape == (0, D)
+    assert kernel.forward((torch.ones(0, D),))[0][0].shape == (0, D)
     assert kernel.refused is None
 
 
@@ -231,11 +231,11 @@ def test_the_weights_are_those_of_now_and_the_residuals_of_then() -> None:
     module = nn.Sequential(nn.Linear(D, D), nn.Softplus()).double()
     kernel, x = DerivedKernel("net", module), _floats(D)
     with torch.no_grad():
-        _, kept = kernel.forward(x)
+        _, kept = kernel.forward((x,))
         slope = torch.sigmoid(module[0](x))
         module[0].weight.add_(1.0)
         (dx,) = kernel.backward(
-            (torch.ones(ROWS, D).double(),), kept, GradientSum(module.parameters())
+            (torch.ones(ROWS, D).double(),), kept, None, GradientSum(module.parameters())
         )
         assert_close(dx, slope @ module[0].weight)
 
@@ -245,18 +245,18 @@ def test_dropout_keeps_its_mask_and_evaluation_has_none() -> None:
     module = nn.Dropout(0.5)
     kernel, x = DerivedKernel("drop", module), torch.rand(200, D) + 1
     with torch.no_grad():
-        (y,), kept = kernel.forward(x)
-        (other,), _ = kernel.forward(x)
+        (y,), kept = kernel.forward((x,))
+        (other,), _ = kernel.forward((x,))
         rows = torch.randperm(200)
         into = GradientSum(())
-        (dx,) = kernel.backward((x[rows],), tuple(r[rows] for r in kept), into)
+        (dx,) = kernel.backward((x[rows],), tuple(r[rows] for r in kept), None, into)
         assert_close(dx, y[rows])
         assert 0.3 < float((y == 0).float().mean()) < 0.7
         assert not torch.equal(y, other)
         module.eval()
-        assert torch.equal(kernel.forward(x)[0][0], x)
+        assert torch.equal(kernel.forward((x,))[0][0], x)
         module.train()
-        assert (kernel.forward(x)[0][0] == 0).any()
+        assert (kernel.forward((x,))[0][0] == 0).any()
 
 
 def test_tracing_draws_no_random_number_and_changes_no_buffer() -> None:
@@ -265,9 +265,9 @@ def test_tracing_draws_no_random_number_and_changes_no_buffer() -> None:
     before = torch.get_rng_state()
     kernel = DerivedKernel("net", module)
     torch.manual_seed(5)
-    first = kernel.forward(x)[0][0]
+    first = kernel.forward((x,))[0][0]
     torch.manual_seed(5)
-    assert torch.equal(first, kernel.forward(x)[0][0])
+    assert torch.equal(first, kernel.forward((x,))[0][0])
     torch.set_rng_state(before)
 
 
@@ -286,13 +286,13 @@ def test_a_number_that_the_module_holds_may_change() -> None:
     kernel, x = DerivedKernel("power", module), torch.rand(ROWS, D)
     for power in (*range(2, 2 + MOST_PROGRAMS), 3, 2):
         module.power = power
-        (y,), kept = kernel.forward(x)
+        (y,), kept = kernel.forward((x,))
         assert_close(y, x**power)
-        (dx,) = kernel.backward((torch.ones_like(y),), kept, GradientSum(()))
+        (dx,) = kernel.backward((torch.ones_like(y),), kept, None, GradientSum(()))
         assert_close(dx, power * x ** (power - 1))
     module.power = 99
     with pytest.raises(ProtocolError, match="settings"):
-        kernel.backward((torch.ones_like(y),), kept, GradientSum(()))
+        kernel.backward((torch.ones_like(y),), kept, None, GradientSum(()))
 
 
 def test_numbers_of_rows_are_not_traced_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +303,7 @@ def test_numbers_of_rows_are_not_traced_anew(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(derived, "_derive", lambda *a: traced.append(1) or true(*a))
     kernel = DerivedKernel("net", nn.Sequential(nn.Linear(D, D), nn.GELU()))
     for n in (1, 2, 32, 7, 0, 512):
-        kernel.forward(torch.randn(n, D))
+        kernel.forward((torch.randn(n, D),))
     assert len(traced) == 1
 
 
@@ -364,8 +364,8 @@ def test_what_cannot_be_cut_runs_again_and_the_log_says_why(
 ) -> None:
     kernel, x = DerivedKernel("odd", module), torch.rand(ROWS, D)
     with caplog.at_level(logging.WARNING, "geartrain.nn"), torch.no_grad():
-        (y,), kept = kernel.forward(x)
-        (dx,) = kernel.backward((torch.ones_like(y),), kept, GradientSum(()))
+        (y,), kept = kernel.forward((x,))
+        (dx,) = kernel.backward((torch.ones_like(y),), kept, None, GradientSum(()))
     assert "'odd' runs again for its gradient" in caplog.text
     assert re.search(why, kernel.refused or "")
     x.requires_grad_()

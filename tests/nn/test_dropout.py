@@ -10,12 +10,12 @@ from torch.testing import assert_close
 from geartrain.errors import GraphError
 from geartrain.nn import RowDropout
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.kernel import AbstractRowKernel, kernel_of
+from geartrain.nodes.kernel import AbstractKernel, kernel_of
 
 NOTHING = GradientSum(())
 
 
-def _kernel(module: nn.Module) -> AbstractRowKernel:
+def _kernel(module: nn.Module) -> AbstractKernel:
     kernel = kernel_of(module)
     assert kernel is not None
     return kernel
@@ -26,14 +26,14 @@ def test_the_gradient_meets_the_mask_of_its_row(module: nn.Module) -> None:
     torch.manual_seed(0)
     kernel = _kernel(module)
     x = torch.randn(6, 5, dtype=torch.float64)
-    (first,), kept_first = kernel.forward(x[:4])
-    (second,), kept_second = kernel.forward(x[4:])
+    (first,), kept_first = kernel.forward((x[:4],))
+    (second,), kept_second = kernel.forward((x[4:],))
     y = torch.cat((first, second))
     factors = y / x
     order = [5, 0, 3, 1, 4, 2]
     kept = torch.cat((kept_first[0], kept_second[0]))[order]
     dy = torch.randn(6, 5, dtype=torch.float64)
-    (dx,) = kernel.backward((dy[order],), (kept,), NOTHING)
+    (dx,) = kernel.backward((dy[order],), (kept,), None, NOTHING)
     assert dx is not None
     assert_close(dx, (dy * factors)[order])
     assert 0 < (y == 0).sum() < y.numel()
@@ -44,7 +44,7 @@ def test_a_share_of_p_is_dropped_and_the_mean_is_kept(with_key: bool) -> None:
     torch.manual_seed(0)
     n, d, p = 400, 100, 0.3
     inputs = (torch.ones(n, d), torch.arange(n))[: 1 + with_key]
-    (y,), _ = _kernel(RowDropout(p)).forward(*inputs)
+    (y,), _ = _kernel(RowDropout(p)).forward(inputs)
     dropped = (y == 0).double()
     sigma = (p * (1 - p)) ** 0.5
     assert abs(dropped.mean() - p) < 4 * sigma / (n * d) ** 0.5
@@ -73,12 +73,12 @@ def test_with_a_key_a_row_keeps_its_mask_in_any_batch_mode_and_dtype() -> None:
     order = [3, 0, 5]
     assert torch.equal(module(x[order], key[order]), y[order])
     assert torch.equal(module(x.double(), key) == 0, y == 0)
-    (from_kernel,), residuals = _kernel(module).forward(x, key)
+    (from_kernel,), residuals = _kernel(module).forward((x, key))
     assert torch.equal(from_kernel, y)
     leaf = x.clone().requires_grad_()
     dy = torch.randn_like(y)
     (want,) = torch.autograd.grad(module(leaf, key), leaf, dy)
-    dx, dkey = _kernel(module).backward((dy,), residuals, NOTHING)
+    dx, dkey = _kernel(module).backward((dy,), residuals, None, NOTHING)
     assert dx is not None and dkey is None
     assert_close(dx, want)
 
@@ -96,17 +96,17 @@ def test_in_eval_mode_it_is_the_identity_both_ways() -> None:
     module = RowDropout(0.5).eval()
     x = torch.randn(3, 4)
     assert module(x) is x
-    (y,), (factors,) = _kernel(module).forward(x)
+    (y,), (factors,) = _kernel(module).forward((x,))
     assert torch.equal(y, x) and factors.shape == x.shape
     dy = torch.randn(3, 4)
-    (dx,) = _kernel(module.train()).backward((dy,), (factors,), NOTHING)
+    (dx,) = _kernel(module.train()).backward((dy,), (factors,), None, NOTHING)
     assert dx is not None and torch.equal(dx, dy)
 
 
 def test_dropping_all_answers_zero() -> None:
     kernel = _kernel(nn.Dropout(1.0))
-    (y,), kept = kernel.forward(torch.randn(3, 4))
-    (dx,) = kernel.backward((torch.ones(3, 4),), kept, NOTHING)
+    (y,), kept = kernel.forward((torch.randn(3, 4),))
+    (dx,) = kernel.backward((torch.ones(3, 4),), kept, None, NOTHING)
     assert dx is not None and not y.any() and not dx.any()
 
 
@@ -134,7 +134,7 @@ def test_a_key_that_is_not_one_integer_a_row_is_refused(key: Tensor) -> None:
 
 def test_torchs_dropout_takes_no_key() -> None:
     with pytest.raises(ValueError, match=r"nn\.Dropout: 2 inputs came; expected x alone"):
-        _kernel(nn.Dropout(0.5)).forward(torch.ones(2, 3), torch.zeros(2, dtype=torch.int64))
+        _kernel(nn.Dropout(0.5)).forward((torch.ones(2, 3), torch.zeros(2, dtype=torch.int64)))
 
 
 def test_no_rows_have_no_masks() -> None:

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from geartrain.errors import ProtocolError
+from geartrain.errors import GraphError, ProtocolError
 from geartrain.nn import TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
+from geartrain.nn.kernels import LinearKernel
+from geartrain.nodes.casts import CastKernel
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.kernel import AbstractRowKernel, kernel_of
+from geartrain.nodes.kernel import AbstractKernel, kernel_of
 
 ROWS, SENT = 7, 4  # seven rows: four leave in the first forward, three in the second
 D, H, V = 3, 4, 5
@@ -40,7 +42,7 @@ class Case:
     inputs: tuple[Callable[[int], Tensor], ...]
     call: Callable[[nn.Module, Tensors], Tensor | Tensors] = lambda m, xs: m(*xs)
 
-    def build(self, seed: int = 0) -> tuple[nn.Module, AbstractRowKernel, Tensors]:
+    def build(self, seed: int = 0) -> tuple[nn.Module, AbstractKernel, Tensors]:
         torch.manual_seed(seed)
         module = self.make().double()
         kernel = kernel_of(module)
@@ -188,7 +190,7 @@ def test_gradients_are_those_of_autograd_however_rows_come_back(
 def test_the_kernel_forward_is_the_module_forward(case: Case) -> None:
     module, kernel, inputs = case.build()
     with torch.no_grad():
-        outputs, residuals = kernel.forward(*inputs)
+        outputs, residuals = kernel.forward(inputs)
         want = case.outputs(module, inputs)
     assert len(outputs) == len(want)
     for got, y in zip(outputs, want, strict=True):
@@ -204,7 +206,7 @@ def test_in_single_precision_it_agrees_to_rounding(case: Case) -> None:
     kernel = kernel_of(module)
     assert kernel is not None
     with torch.no_grad():
-        outputs, residuals = kernel.forward(*inputs)
+        outputs, residuals = kernel.forward(inputs)
         want = case.outputs(module, inputs)
     dys = tuple(torch.randn_like(y) for y in want)
     want_inputs, want_parameters = _autograd(case, module, inputs, dys)
@@ -227,7 +229,7 @@ def test_a_frozen_parameter_is_skipped_and_the_others_are_not(case: Case) -> Non
     want_inputs, want_parameters = _autograd(case, module, inputs, dys)
     want = dict(zip(module.parameters(), want_parameters, strict=True))
     with torch.no_grad():
-        _, residuals = kernel.forward(*inputs)
+        _, residuals = kernel.forward(inputs)
     for frozen in module.parameters():
         frozen.requires_grad_(False)
         others = [p for p in module.parameters() if p is not frozen]
@@ -245,7 +247,7 @@ def test_a_frozen_parameter_is_skipped_and_the_others_are_not(case: Case) -> Non
 def test_without_any_gradient_nothing_is_added(case: Case) -> None:
     module, kernel, inputs = case.build()
     with torch.no_grad():
-        outputs, residuals = kernel.forward(*inputs)
+        outputs, residuals = kernel.forward(inputs)
     into = GradientSum(module.parameters())
     assert _backward(kernel, (None,) * len(outputs), residuals, into) == (None,) * len(inputs)
     assert all(into.take(p) is None for p in module.parameters())
@@ -256,7 +258,7 @@ def test_nothing_that_a_kernel_is_given_changes(case: Case) -> None:
     module, kernel, inputs = case.build()
     given_inputs = [x.clone() for x in inputs]
     with torch.no_grad():
-        outputs, residuals = kernel.forward(*inputs)
+        outputs, residuals = kernel.forward(inputs)
     dys = tuple(torch.randn_like(y) for y in outputs)
     given_back = [each.clone() for each in (*dys, *residuals)]
     _backward(kernel, dys, residuals, GradientSum(module.parameters()))
@@ -268,7 +270,7 @@ def test_nothing_that_a_kernel_is_given_changes(case: Case) -> None:
 def test_no_row_at_all_is_an_ordinary_batch(case: Case) -> None:
     module, kernel, inputs = case.build()
     with torch.no_grad():
-        outputs, residuals = kernel.forward(*(x[:0] for x in inputs))
+        outputs, residuals = kernel.forward(tuple(x[:0] for x in inputs))
     want = case.outputs(module, tuple(x[:0] for x in inputs))
     assert [y.shape for y in outputs] == [y.shape for y in want]
     into = GradientSum(module.parameters())
@@ -288,7 +290,7 @@ def test_the_suite_would_notice_rows_that_are_mixed_up(name: str) -> None:
     dys = tuple(torch.randn_like(y) for y in case.outputs(module, inputs))
     want_inputs, want_parameters = _autograd(case, module, inputs, dys)
     with torch.no_grad():
-        _, residuals = kernel.forward(*inputs)
+        _, residuals = kernel.forward(inputs)
     into = GradientSum(module.parameters())
     mixed_up = tuple(r.roll(1, 0) for r in residuals)
     answer = _backward(kernel, dys, mixed_up, into)
@@ -304,8 +306,57 @@ def test_a_sequence_keeps_a_tensor_once_that_two_neighbours_need() -> None:
     kernel = kernel_of(nn.Sequential(nn.Linear(D, H), nn.ReLU(), nn.Linear(H, 2)))
     assert kernel is not None
     with torch.no_grad():
-        _, residuals = kernel.forward(torch.randn(ROWS, D))
+        _, residuals = kernel.forward((torch.randn(ROWS, D),))
     assert [tuple(r.shape) for r in residuals] == [(ROWS, D), (ROWS, H)]
+
+
+def test_a_sequence_answers_rows_that_another_of_its_kernels_has_sent() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(D, H), nn.Dropout(0.5), nn.Tanh(), nn.Dropout(0.5))
+    one, other = kernel_of(module), kernel_of(module)
+    assert one is not None and other is not None
+    dy, sums = torch.randn(ROWS, H), [GradientSum(module.parameters()) for _ in range(2)]
+    with torch.no_grad():
+        _, residuals = one.forward((torch.randn(ROWS, D),))
+        found = [
+            k.backward((dy,), residuals, None, s) for k, s in zip((one, other), sums, strict=True)
+        ]
+    assert_close(*found)
+    assert_close(*[s.take(module[0].weight) for s in sums])
+
+
+class Silent(nn.Module):
+    """Its kernel, a linear map's, does not say how many residuals it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.map(x)
+        return y
+
+    def row_kernel(self) -> AbstractKernel:
+        kernel = CastKernel(LinearKernel(self.map))
+        kernel.residuals = None
+        return kernel
+
+
+def test_in_a_sequence_one_kernel_need_not_say_what_it_keeps() -> None:
+    module = nn.Sequential(nn.Dropout(0.5), Silent(), nn.Tanh(), nn.Dropout(0.5))
+    kernel, into = kernel_of(module), GradientSum(module.parameters())
+    assert kernel is not None
+    assert kernel.residuals is None
+    with torch.no_grad():
+        _, residuals = kernel.forward((torch.randn(ROWS, D),))
+        (dx,) = kernel.backward((torch.randn(ROWS, D),), residuals, None, into)
+    assert len(residuals) == 4
+    assert dx is not None and dx.shape == (ROWS, D)
+
+
+def test_a_sequence_refuses_two_kernels_that_do_not_say_what_they_keep() -> None:
+    with pytest.raises(GraphError, match="CastKernel and CastKernel do not say how many residuals"):
+        kernel_of(nn.Sequential(Silent(), nn.Tanh(), Silent()))
 
 
 def test_a_sequence_refuses_gradients_before_rows() -> None:
@@ -313,14 +364,14 @@ def test_a_sequence_refuses_gradients_before_rows() -> None:
     kernel = kernel_of(module)
     assert kernel is not None
     with pytest.raises(ProtocolError, match="before any row"):
-        kernel.backward((torch.ones(1, H),), (), GradientSum(module.parameters()))
+        kernel.backward((torch.ones(1, H),), (), None, GradientSum(module.parameters()))
 
 
 def test_a_sequence_refuses_two_tensors_in_its_middle() -> None:
     kernel = kernel_of(nn.Sequential(TreeLSTMLeaf(D, H), nn.Tanh()))
     assert kernel is not None
     with torch.no_grad(), pytest.raises(ValueError, match="gets 2 tensors; expected one"):
-        kernel.forward(torch.randn(ROWS, D))
+        kernel.forward((torch.randn(ROWS, D),))
 
 
 @pytest.mark.parametrize(
@@ -332,24 +383,24 @@ def test_a_cell_without_its_state_is_refused_by_name(module: nn.Module, count: i
     with pytest.raises(
         ValueError, match=f"{type(module).__name__}: 1 inputs came.*expected {count}"
     ):
-        kernel.forward(torch.randn(ROWS, D))
+        kernel.forward((torch.randn(ROWS, D),))
 
 
-def _sent_in_two(kernel: AbstractRowKernel, inputs: Tensors) -> Tensors:
+def _sent_in_two(kernel: AbstractKernel, inputs: Tensors) -> Tensors:
     with torch.no_grad():
-        _, first = kernel.forward(*(x[:SENT] for x in inputs))
-        _, second = kernel.forward(*(x[SENT:] for x in inputs))
+        _, first = kernel.forward(tuple(x[:SENT] for x in inputs))
+        _, second = kernel.forward(tuple(x[SENT:] for x in inputs))
     return tuple(torch.cat(pair) for pair in zip(first, second, strict=True))
 
 
 def _backward(
-    kernel: AbstractRowKernel,
+    kernel: AbstractKernel,
     gradients: tuple[Tensor | None, ...],
     residuals: Tensors,
     into: GradientSum,
 ) -> tuple[Tensor | None, ...]:
     with torch.no_grad():
-        return kernel.backward(gradients, residuals, into)
+        return kernel.backward(gradients, residuals, None, into)
 
 
 def _autograd(

@@ -13,7 +13,8 @@ from torch.testing import assert_close
 import geartrain as gt
 from geartrain.engine.engine import Engine, Settings, make_parts
 from geartrain.nn import BundleSequential, TokenRNN, WholeList
-from geartrain.nodes.bundle import bundle_kernel_of
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.kernel import bundle_kernel_of
 from geartrain.nodes.payload import Recompute, RowNode
 from geartrain.nodes.readout import ReadoutNode
 from tests.rigs.sessions import session_of
@@ -116,3 +117,20 @@ def test_alone_it_runs_again_and_without_kernels_it_has_none() -> None:
     assert isinstance(node, RowNode) and isinstance(node._kernel, Recompute)
     assert bundle_kernel_of(net) is not None
     assert bundle_kernel_of(BundleSequential(whole, nn.LayerNorm(H), nn.Conv1d(1, 1, 1))) is None
+
+
+def test_rows_may_be_answered_by_another_kernel_than_sent_them() -> None:
+    whole, rows = modules()
+    net = BundleSequential(whole, *rows)
+    one, other = bundle_kernel_of(net), bundle_kernel_of(net)
+    assert one is not None and other is not None
+    lengths = torch.tensor([3, 1, 4])
+    inside = gt.Inside(lengths, torch.arange(3).repeat_interleave(lengths), {})
+    tokens, dy = torch.arange(8) % TOKENS, torch.randn(3, CLASSES, dtype=torch.float64)
+    sums = [GradientSum(net.parameters()) for _ in range(2)]
+    with torch.no_grad():
+        _, residuals = one.forward((tokens,), inside)
+        for kernel, into in zip((one, other), sums, strict=True):
+            kernel.backward((dy,), residuals, None, into, inside)
+    for parameter in net.parameters():
+        assert_close(*[into.take(parameter) for into in sums])

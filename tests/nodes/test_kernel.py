@@ -9,26 +9,37 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.errors import GraphError
+from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.nn import RowDropout, TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.kernel import AbstractRowKernel, kernel_of, register_kernel
+from geartrain.nodes.inside import Inside
+from geartrain.nodes.kernel import AbstractKernel, kernel_of, register_kernel
 
 
 class _Doubling(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return 2 * x
 
-    def row_kernel(self) -> AbstractRowKernel:
+    def row_kernel(self) -> AbstractKernel:
         return _DoublingKernel()
 
 
-class _DoublingKernel(AbstractRowKernel):
-    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+class _DoublingKernel(AbstractKernel):
+    def forward(
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
         return (2 * inputs[0],), ()
 
     def backward(
-        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
-    ) -> tuple[Tensor | None, ...]:
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside | None = None,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
         return (None if gradients[0] is None else 2 * gradients[0],)
 
 
@@ -38,7 +49,7 @@ class _Tripling(_Doubling):
 
 
 class _TriplingWithKernel(_Tripling):
-    def row_kernel(self) -> AbstractRowKernel:
+    def row_kernel(self) -> AbstractKernel:
         return _DoublingKernel()
 
 
@@ -47,7 +58,7 @@ class _Named(_Doubling):
 
 
 class _WrongAnswer(_Doubling):
-    def row_kernel(self) -> AbstractRowKernel:
+    def row_kernel(self) -> AbstractKernel:
         return 3  # type: ignore[return-value]
 
 
@@ -83,7 +94,7 @@ class _MyLinear(nn.Linear):
     ids=lambda m: type(m).__name__,
 )
 def test_a_module_with_a_kernel_gets_it(module: nn.Module) -> None:
-    assert isinstance(kernel_of(module), AbstractRowKernel)
+    assert isinstance(kernel_of(module), AbstractKernel)
 
 
 def _parametrized() -> nn.Module:
@@ -157,7 +168,7 @@ def test_a_kernel_follows_when_weights_are_replaced() -> None:
     assert kernel is not None
     module.weight, module.bias = nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.zeros(3))
     with torch.no_grad():
-        (y,), _ = kernel.forward(torch.ones(1, 2))
+        (y,), _ = kernel.forward((torch.ones(1, 2),))
     assert y.tolist() == [[2.0, 2.0, 2.0]]
 
 

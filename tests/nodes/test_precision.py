@@ -13,7 +13,7 @@ from geartrain.frames.precision import require_float32, require_precision
 from geartrain.nodes import products
 from geartrain.nodes.casts import Cast, CastKernel, in_bf16
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.kernel import AbstractRowKernel, kernel_of
+from geartrain.nodes.kernel import AbstractKernel, kernel_of
 
 SHORT = torch.bfloat16
 ROUNDING = 2.0**-8
@@ -121,17 +121,17 @@ def modules() -> dict[str, tuple[nn.Module, list[Tensor]]]:
 
 
 def run(
-    kernel: AbstractRowKernel, module: nn.Module, inputs: list[Tensor]
+    kernel: AbstractKernel, module: nn.Module, inputs: list[Tensor]
 ) -> tuple[dict[str, Tensor], set[torch.dtype]]:
     """Outputs and gradients by name, and the dtypes of all floats that a node keeps and sends."""
     into = GradientSum(module.parameters())
     with torch.no_grad():
-        outputs, residuals = kernel.forward(*inputs)
+        outputs, residuals = kernel.forward(tuple(inputs))
         torch.manual_seed(1)
         gradients = tuple(torch.randn(y.shape).to(y.dtype) for y in outputs)
         rows = torch.arange(0, inputs[0].shape[0], 2).flip(0)
         some = tuple(g.index_select(0, rows) for g in gradients)
-        answers = kernel.backward_rows(some, residuals, rows.numpy(), into)
+        answers = kernel.backward(some, residuals, rows.numpy(), into)
     found = {f"output {j}": y for j, y in enumerate(outputs)}
     found |= {f"answer {j}": a for j, a in enumerate(answers) if a is not None}
     floats = {x.dtype for x in (*found.values(), *residuals) if x.is_floating_point()}
@@ -147,7 +147,7 @@ def test_a_kernel_for_short_rows_is_that_of_float32_but_for_rounding(name: str) 
     torch.manual_seed(3)
     module, inputs = modules()[name]
     kernel = kernel_of(module)
-    assert isinstance(kernel, AbstractRowKernel)
+    assert isinstance(kernel, AbstractKernel)
     assert name == "dropout in it" or not isinstance(in_bf16(kernel), CastKernel)
     # The same values in both, so that what differs is what the kernel rounds.
     short = [x.to(SHORT) if x.is_floating_point() else x for x in inputs]
@@ -164,19 +164,19 @@ def test_a_kernel_for_short_rows_is_that_of_float32_but_for_rounding(name: str) 
 def test_a_kernel_without_bfloat16_works_in_float32_between_casts() -> None:
     seen: list[torch.dtype] = []
 
-    class Twice(AbstractRowKernel):
-        def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    class Twice(AbstractKernel):
+        def forward(self, inputs, inside=None, room=None):
             seen.extend(x.dtype for x in inputs)
             return (2 * inputs[0],), ()
 
-        def backward(self, gradients, residuals, into):
+        def backward(self, gradients, kept, rows, into, inside=None, *, wanted=True):
             seen.extend(g.dtype for g in gradients)
             return tuple(2 * g for g in gradients)
 
     kernel = in_bf16(Twice())
     x = torch.ones(2, 3, dtype=SHORT)
-    (y,), _ = kernel.forward(x)
-    (dx,) = kernel.backward((x,), (), GradientSum(()))
+    (y,), _ = kernel.forward((x,))
+    (dx,) = kernel.backward((x,), (), None, GradientSum(()))
     assert seen == [torch.float32, torch.float32]
     assert dx is not None
     assert (y.dtype, dx.dtype, float(y[0, 0]), float(dx[0, 0])) == (SHORT, SHORT, 2.0, 2.0)

@@ -214,10 +214,10 @@ def test_a_derived_kernel_finds_the_same_gradient_on_a_gpu() -> None:
         norm = torch.nn.LayerNorm(3, dtype=torch.float64)
         kernel = DerivedKernel("norm", norm.to(device))
         x, dy = torch.randn(7, 3, dtype=torch.float64), torch.randn(7, 3, dtype=torch.float64)
-        _, residuals = kernel.forward(x.to(device))
+        _, residuals = kernel.forward((x.to(device),))
         assert kernel.refused is None
         into = GradientSum(norm.parameters())
-        (dx,) = kernel.backward((dy.to(device),), residuals, into)
+        (dx,) = kernel.backward((dy.to(device),), residuals, None, into)
         assert dx is not None and dx.device == device
         weight = into.take(norm.weight)
         assert weight is not None

@@ -236,7 +236,7 @@ def test_products_never_meet_a_weight_that_was_cast(
     assert kernel is not None
     with torch.no_grad():
         with pytest.raises(gt.GraphError, match=rf"rows of {dtype} meet a weight of torch.float32"):
-            kernel.forward(torch.ones(shape, dtype=dtype))
+            kernel.forward((torch.ones(shape, dtype=dtype),))
         if len(shape) == 2:
             with pytest.raises(gt.GraphError, match="meet a weight"):
                 products.times(torch.ones(3, 5, dtype=dtype), torch.ones(5, 4))

@@ -91,20 +91,20 @@ def test_parts_without_a_kernel_work_in_float32_beside_others(make_rows, keep):
     assert set(seen) <= {torch.float32} and seen
 
 
-class Rounds(gt.AbstractBundleKernel):
+class Rounds(gt.AbstractKernel):
     """A map of bundles that says in its results whether it was told to be brief."""
 
     def __init__(self, module: nn.Module, *, brief: bool = False) -> None:
         self._module, self._brief = module, brief
 
-    def for_bf16(self) -> gt.AbstractBundleKernel:
+    def rounded(self) -> gt.AbstractKernel:
         return Rounds(self._module, brief=True)
 
-    def forward(self, *inputs, inside, room=None):
+    def forward(self, inputs, inside=None, room=None):
         (x,) = inputs
         return (x + (1 if self._brief else 2),), (x,)
 
-    def backward(self, gradients, residuals, into, inside):
+    def backward(self, gradients, kept, rows, into, inside=None, *, wanted=True):
         return gradients
 
 
@@ -116,7 +116,7 @@ class Bundled(nn.Module):
     def forward(self, x: torch.Tensor, inside: gt.Inside) -> torch.Tensor:
         return x * self.weight
 
-    def bundle_kernel(self) -> gt.AbstractBundleKernel:
+    def bundle_kernel(self) -> gt.AbstractKernel:
         return Rounds(self)
 
 

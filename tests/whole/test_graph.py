@@ -13,9 +13,9 @@ from torch.testing import assert_close
 import geartrain as gt
 from geartrain.errors import GraphError
 from geartrain.native import library
-from geartrain.nodes.bundle import AbstractBundleKernel, bundle_kernel_of
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
+from geartrain.nodes.kernel import AbstractKernel, bundle_kernel_of
 from geartrain.whole.graph.cell import GatedGraphCell, GatedSum
 from geartrain.whole.graph.choice import VertexChoice
 
@@ -41,7 +41,7 @@ def inside(sizes: Sequence[int], seed: int = 0, edges_each: int = 4) -> Inside:
     )
 
 
-def kernel(module: nn.Module) -> AbstractBundleKernel:
+def kernel(module: nn.Module) -> AbstractKernel:
     found = bundle_kernel_of(module)
     assert found is not None
     return found
@@ -57,13 +57,13 @@ def check_kernel(module: nn.Module, inputs: Sequence[Tensor], within: Inside) ->
     expected = torch.autograd.grad(y, [*wanted, *learning], dy)
     own = kernel(module)
     with torch.no_grad():
-        outputs, residuals = own.forward(*inputs, inside=within)
+        outputs, residuals = own.forward(inputs, inside=within)
         if own.room_for is not None:
             room = torch.full_like(residuals[own.room_for], torch.nan)
-            outputs, residuals = own.forward(*inputs, inside=within, room=room)
+            outputs, residuals = own.forward(inputs, inside=within, room=room)
             assert residuals[own.room_for] is room
         into = GradientSum(list(module.parameters()))
-        answers = own.backward((dy,), residuals, into, within)
+        answers = own.backward((dy,), residuals, None, into, within)
     assert_close(outputs[0], y.detach())
     assert all(r.shape[0] == inputs[0].shape[0] for r in residuals)
     found = [answer for answer in answers if answer is not None]
@@ -115,10 +115,10 @@ def test_without_anybody_below_the_cell_its_weights_learn_the_same(
     own, rows = kernel(cell), np.arange(9)
     found = []
     with torch.no_grad():
-        (y,), kept = own.forward(h, inside=within)
+        (y,), kept = own.forward((h,), inside=within)
         for wanted in (True, False):
             into = GradientSum(list(cell.parameters()))
-            (dh,) = own.backward_rows((y,), kept, rows, into, within, wanted=wanted)
+            (dh,) = own.backward((y,), kept, rows, into, within, wanted=wanted)
             assert dh is not None or not wanted
             found.append([into.take(p) for p in cell.parameters()])
     for with_h, without in zip(*found, strict=True):
@@ -172,9 +172,9 @@ def test_the_kernel_of_a_choice_gives_what_autograd_gives(sizes: tuple[int, ...]
     want = torch.autograd.grad(losses, [leaf, choice.score.weight], dy)
     own, into = kernel(choice), GradientSum(choice.parameters())
     with torch.no_grad():
-        outputs, residuals = own.forward(h, answers, inside=within)
-        answered = own.backward((dy, None), residuals, into, within)
-        nothing = own.backward((None, None), residuals, into, within)
+        outputs, residuals = own.forward((h, answers), inside=within)
+        answered = own.backward((dy, None), residuals, None, into, within)
+        nothing = own.backward((None, None), residuals, None, into, within)
     assert_close(outputs, (losses.detach(), choices))
     assert answered[1] is None and nothing == (None, None)
     assert_close((answered[0], into.take(choice.score.weight)), want)
@@ -290,7 +290,7 @@ def test_a_module_whose_forward_is_overridden_runs_again() -> None:
             return -h
 
     assert bundle_kernel_of(Heir()) is None
-    with pytest.raises(GraphError, match="expected an AbstractBundleKernel"):
+    with pytest.raises(GraphError, match="expected an AbstractKernel"):
         bundle_kernel_of(Other())
 
 
@@ -308,7 +308,7 @@ def test_a_sum_refuses_features_that_it_was_not_made_for(features, given, said) 
     with pytest.raises(GraphError, match=said):
         module(h, *given, within)
     with pytest.raises(GraphError, match=said), torch.no_grad():
-        kernel(module).forward(h, *given, inside=within)
+        kernel(module).forward((h, *given), inside=within)
 
 
 def typed_ring(kinds: Sequence[object], key: object = None) -> gt.Instance:

@@ -18,9 +18,9 @@ import geartrain as gt
 from geartrain.errors import DataError
 from geartrain.native import library
 from geartrain.nn import Recurrent, TokenRNN, WholeList, first_states
-from geartrain.nodes.bundle import bundle_kernel_of
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
+from geartrain.nodes.kernel import bundle_kernel_of
 from geartrain.whole.list import loader as native
 
 H, TOKENS, IN = 5, 7, 3
@@ -112,9 +112,9 @@ def test_the_kernel_gives_what_autograd_gives(
     into = GradientSum(list(cell.parameters()))
     with torch.no_grad():
         room = torch.full((n, H), torch.nan, dtype=y.dtype)
-        (out,), residuals = kernel.forward(x, inside=within, room=room)
+        (out,), residuals = kernel.forward((x,), inside=within, room=room)
         assert residuals[1] is room
-        (answer,) = kernel.backward((dy,), residuals, into, within)
+        (answer,) = kernel.backward((dy,), residuals, None, into, within)
     assert_close(out, y.detach())
     assert (answer is not None) == x.is_floating_point()
     found = [into.take(p) for p in cell.parameters()] + [answer] * x.is_floating_point()
@@ -131,15 +131,15 @@ def test_residuals_are_read_where_they_lie(name: str) -> None:
     kernel = bundle_kernel_of(WholeList(cell))
     assert kernel is not None
     with torch.no_grad():
-        (out,), kept = kernel.forward(x, inside=inside(RAGGED))
+        (out,), kept = kernel.forward((x,), inside=inside(RAGGED))
         lists = torch.tensor([4, 0, 2])
         starts = np.cumsum(RAGGED) - RAGGED
         rows = np.concatenate([np.arange(RAGGED[i]) + starts[i] for i in lists.tolist()])
         sums = [GradientSum(list(cell.parameters())) for _ in range(2)]
         dy, within = out[lists] + 1, inside([RAGGED[i] for i in lists.tolist()])
-        there = kernel.backward_rows((dy,), kept, rows, sums[0], within)
+        there = kernel.backward((dy,), kept, rows, sums[0], within)
         gathered = tuple(r[rows] for r in kept)
-        here = kernel.backward((dy,), gathered, sums[1], within)
+        here = kernel.backward((dy,), gathered, None, sums[1], within)
     assert_close(there, here)
     for p in cell.parameters():
         assert_close(sums[0].take(p), sums[1].take(p))
@@ -198,7 +198,7 @@ def test_a_token_that_is_none_is_refused(name: str, token: int) -> None:
     x = tokens(9)
     x[4] = token
     with torch.no_grad(), pytest.raises(DataError, match=rf"token {token}; expected 0\.\."):
-        kernel.forward(x, inside=inside((9,)))
+        kernel.forward((x,), inside=inside((9,)))
 
 
 def lists(n: int) -> list[np.ndarray]:
@@ -267,8 +267,8 @@ def test_many_lists_are_spread_over_threads(
         torch.set_num_threads(threads)
         into = GradientSum(list(cell.parameters()))
         with torch.no_grad():
-            (y,), residuals = kernel.forward(x, inside=inside(lengths))
-            (answer,) = kernel.backward((y + 1,), residuals, into, inside(lengths))
+            (y,), residuals = kernel.forward((x,), inside=inside(lengths))
+            (answer,) = kernel.backward((y + 1,), residuals, None, into, inside(lengths))
         found.append([y, answer, *(into.take(p) for p in cell.parameters())])
     assert_close(found[1], found[0])
     assert_close(found[2], found[0])
@@ -286,8 +286,8 @@ def test_long_lists_are_multiplied_part_by_part(every: bool) -> None:
         into = GradientSum(list(cell.parameters()))
         with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
             patch.setattr(library, "_library", kernels)
-            (y,), residuals = kernel.forward(x, inside=inside(lengths))
-            kernel.backward((y + 1,), residuals, into, inside(lengths))
+            (y,), residuals = kernel.forward((x,), inside=inside(lengths))
+            kernel.backward((y + 1,), residuals, None, into, inside(lengths))
         found.append([y, *(into.take(p) for p in cell.parameters())])
     assert_close(found[0], found[1])
 
@@ -303,9 +303,9 @@ def test_a_list_as_long_as_a_book_takes_no_more_memory_than_its_rows() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (now + (400 << 20), before[1]))
     try:
         with torch.no_grad():
-            (y,), residuals = kernel.forward(x, inside=inside((n,)))
+            (y,), residuals = kernel.forward((x,), inside=inside((n,)))
             into = GradientSum(list(cell.parameters()))
-            kernel.backward((y,), residuals, into, inside((n,)))
+            kernel.backward((y,), residuals, None, into, inside((n,)))
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
     assert into.take(cell.weight).isfinite().all()

@@ -16,9 +16,9 @@ from geartrain.errors import DataError, ProtocolError
 from geartrain.native import library
 from geartrain.nn import Tree, TreeLSTMBranch, TreeLSTMLeaf, WholeTree
 from geartrain.nn.kernels import EmbeddingKernel
-from geartrain.nodes.bundle import bundle_kernel_of
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
+from geartrain.nodes.kernel import bundle_kernel_of
 from geartrain.whole.tree.loader import (
     Grove,
     TreeWeights,
@@ -104,11 +104,11 @@ class TestKernel:
         assert kernel is not None
         with torch.no_grad():
             inputs = x.detach(), parent, slot
-            _, residuals = kernel.forward(*inputs, inside=inside)
+            _, residuals = kernel.forward(inputs, inside=inside)
             room = torch.full_like(residuals[kernel.room_for], torch.nan)
-            (h,), residuals = kernel.forward(*inputs, inside=inside, room=room)
+            (h,), residuals = kernel.forward(inputs, inside=inside, room=room)
             into = GradientSum(learning)
-            dx, *nothing = kernel.backward((dy,), residuals, into, inside)
+            dx, *nothing = kernel.backward((dy,), residuals, None, into, inside)
         assert residuals[kernel.room_for] is room
         assert_close(h, y.detach())
         assert nothing == [None, None]
@@ -129,7 +129,7 @@ class TestKernel:
         assert kernel is not None
         lengths = inside.lengths.tolist()
         with torch.no_grad():
-            _, residuals = kernel.forward(x, parent, slot, inside=inside)
+            _, residuals = kernel.forward((x, parent, slot), inside=inside)
             spread = np.random.default_rng(0).permutation(40)[: x.shape[0]]
             stores = [r.new_full((40, *r.shape[1:]), -7) for r in residuals]
             for store, r in zip(stores, residuals, strict=True):
@@ -140,9 +140,9 @@ class TestKernel:
             back = Inside(sizes, torch.repeat_interleave(torch.arange(2), sizes), {})
             dy = torch.randn(rows.size, H, dtype=torch.float64)
             into, beside = GradientSum(module.parameters()), GradientSum(module.parameters())
-            found = kernel.backward_rows((dy,), tuple(stores), spread[rows], into, back)
+            found = kernel.backward((dy,), tuple(stores), spread[rows], into, back)
             taken = tuple(r[torch.from_numpy(rows)] for r in residuals)
-            expected = kernel.backward((dy,), taken, beside, back)
+            expected = kernel.backward((dy,), taken, None, beside, back)
         assert_close(found[0], expected[0], rtol=0, atol=0)
         for p in module.parameters():
             assert_close(into.take(p), beside.take(p), rtol=0, atol=0)
@@ -159,11 +159,11 @@ class TestKernel:
         expected = torch.autograd.grad(y, list(exact.parameters()), dy)
         kernel = bundle_kernel_of(module)
         assert kernel is not None
-        brief = kernel.for_bf16()
+        brief = kernel.rounded()
         with torch.no_grad():
-            (h,), residuals = brief.forward(x, parent, slot, inside=inside)
+            (h,), residuals = brief.forward((x, parent, slot), inside=inside)
             into = GradientSum(module.parameters())
-            brief.backward((dy.float(),), residuals, into, inside)
+            brief.backward((dy.float(),), residuals, None, into, inside)
         assert_close(h.double(), y, rtol=0, atol=0.01)
         for parameter, want in zip(module.parameters(), expected, strict=True):
             found = into.take(parameter)
@@ -184,8 +184,8 @@ class TestKernel:
                 torch.set_num_threads(threads)
                 into = GradientSum(module.parameters())
                 with torch.no_grad():
-                    (h,), residuals = kernel.forward(x, parent, slot, inside=inside)
-                    dx, *_ = kernel.backward((h,), residuals, into, inside)
+                    (h,), residuals = kernel.forward((x, parent, slot), inside=inside)
+                    dx, *_ = kernel.backward((h,), residuals, None, into, inside)
                 made.append([h, *(into.take(p) for p in module.parameters()), dx])
         finally:
             torch.set_num_threads(before)
@@ -201,9 +201,9 @@ class TestKernel:
         assert kernel is not None
         with torch.no_grad():
             x = entering(parent.shape[0])
-            (h,), residuals = kernel.forward(x, parent, slot, inside=inside)
+            (h,), residuals = kernel.forward((x, parent, slot), inside=inside)
             into = GradientSum(module.parameters())
-            assert kernel.backward((h,), residuals, into, inside) == (None, None, None)
+            assert kernel.backward((h,), residuals, None, into, inside) == (None, None, None)
         took = {name: into.take(p) is not None for name, p in module.named_parameters()}
         assert [name for name, some in took.items() if not some] == [
             "leaf.embedding.weight",
@@ -216,9 +216,9 @@ class TestKernel:
         kernel = bundle_kernel_of(module)
         assert kernel is not None
         with torch.no_grad():
-            _, residuals = kernel.forward(entering(parent.shape[0]), parent, slot, inside=inside)
+            _, residuals = kernel.forward((entering(parent.shape[0]), parent, slot), inside=inside)
             into = GradientSum(module.parameters())
-            assert kernel.backward((None,), residuals, into, inside) == (None, None, None)
+            assert kernel.backward((None,), residuals, None, into, inside) == (None, None, None)
 
     @needs_native
     def test_refuses_rows_that_the_store_does_not_have(self) -> None:
@@ -431,7 +431,7 @@ def test_the_table_kernel_reads_the_leaves_alone() -> None:
         assert_close(module(x.masked_fill(inner, -1), parent, slot, inside), expected)
         if kernel is not None:
             assert isinstance(kernel._table, EmbeddingKernel)
-            (h,), _ = kernel.forward(x.masked_fill(inner, -1), parent, slot, inside=inside)
+            (h,), _ = kernel.forward((x.masked_fill(inner, -1), parent, slot), inside=inside)
             assert_close(h, expected)
 
 

@@ -18,4 +18,5 @@ def native() -> None:
         found = load(SECONDS, again=True)
     except Unavailable as reason:
         raise fail(f"no native kernels, torch does their work: {reason}", FAILED) from reason
-    print(f"native kernels: {found.path}")
+    for path in found.paths:
+        print(f"native kernels: {path}")

@@ -30,12 +30,16 @@ from geartrain.graph.operator import (
     readable,
 )
 from geartrain.graph.sample_rows import SampleRows
-from geartrain.nodes.bundle import bundle_kernel_of
 from geartrain.nodes.call import Call, arguments, as_payload
 from geartrain.nodes.casts import Cast, around
 from geartrain.nodes.chance import generators_kept
 from geartrain.nodes.inside import Inside
-from geartrain.nodes.kernel import AbstractKernel, derived_kernel, kernel_of
+from geartrain.nodes.kernel import (
+    AbstractKernel,
+    bundle_kernel_of,
+    derived_kernel,
+    kernel_of,
+)
 from geartrain.nodes.loss import Objective
 from geartrain.nodes.method import called_by, weights_of
 from geartrain.nodes.node import AbstractNode, Place

@@ -1,11 +1,10 @@
-"""Row kernels in C, compiled on first use; everything here has a twin in torch.
+"""Kernels in C, compiled on first use; everything here has a twin in torch, and knows no model.
 
     build     finds or compiles kernels.c
     library   loads and checks it; or says why not
     rows      moving and adding rows of tensors
     cells     gates of recurrent and tree cells, forward and backward
     losses    softmax cross entropy with its gradient
-    lists     plain recurrent networks over whole lists
     maps      linear maps of few rows or few columns
     steps     norms, scales and steps of optimisers
     operations  the products that kernels do inside, counted

@@ -1,9 +1,13 @@
-"""The compiled kernels as a file: found in a cache, or made there, once for all of a user.
+"""The compiled kernels as files: found in a cache, or made there, once for all of a user.
 
     source, flags, compiler, processor ─► identity
     kernels-IDENTITY-CONTENT.so there, and its content is that ─► it
     else wait until nobody compiles, look again, and compile ─► flushed, renamed ─► it
     that fails ─► kernels-IDENTITY.failed, and nobody tries again for an hour
+
+Kernels of a model are sources of their own, which lie beside it, and a library of their own, which
+is linked with that of kernels.c: NAME-IDENTITY-CONTENT.so, the other's content being part of what
+decides. What is missing of all of them is compiled side by side.
 
 The name says what is in the file, so that one which was cut short or has decayed is known, removed
 and made again. A file is no use either if it is somebody else's, or others may write to it. Who
@@ -33,6 +37,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
@@ -41,28 +46,31 @@ import torch
 if sys.platform != "win32":
     import fcntl
 
-SOURCES: Final = tuple(
-    Path(__file__).with_name(name)
-    for name in (
-        "kernels.c",
-        "threads.inc",
-        "rows.inc",
-        "forest.inc",
-        "kernels.inc",
-        "products.inc",
-        "tiles.inc",
-        "short.inc",
-        "gated.inc",
-        "trees.inc",
-        "readouts.inc",
-        "lists.inc",
-        "maps.inc",
-        "steps.inc",
-        "bf16.inc",
-    )
-)
-UNITS: Final = (1, 2, 3, 4, 5)
-"""Of the first source; each is compiled by a process of its own, one for each core at a time."""
+
+@final
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What one library is compiled from.
+
+    Args:
+        name: What its files are called.
+        main: What is compiled; it may include what lies beside it, and what kernels.c includes.
+        units: Each is compiled by a process of its own with ``UNIT`` defined as its number, one
+            process for each core at a time; one: it has no parts.
+    """
+
+    name: str
+    main: Path
+    units: tuple[int, ...] = (1,)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All that decides what comes of it."""
+        return (self.main, *sorted(self.main.parent.glob("*.inc")))
+
+
+KERNELS: Final = Sources("kernels", Path(__file__).with_name("kernels.c"), (1, 2, 3, 4, 5))
+"""What others are linked with."""
 FLAGS: Final = (
     *("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math"),
     *("-shared", "-fPIC"),
@@ -85,39 +93,40 @@ class Unavailable(Exception):
     """Why there are no native kernels."""
 
 
-def shared_object(
-    seconds: float = COMPILE_SECONDS, *, again: bool = False, source: Path | None = None
-) -> Path:
-    """The file of the compiled kernels, whole and our own.
+def shared_objects(
+    more: Sequence[Sources] = (), seconds: float = COMPILE_SECONDS, *, again: bool = False
+) -> list[Path]:
+    """The files of the compiled kernels, whole and our own: of ``KERNELS``, then of the others.
 
     Args:
+        more: Others, which call functions of ``KERNELS``; all that is missing is compiled at once.
         seconds: For compiling; who waits for another process waits a little longer.
         again: Whether to try also what has failed within the hour.
-        source: A file that includes ``kernels.c`` and adds to it; None: that file itself.
 
     Raises:
         Unavailable: No compiler, no private directory, or it failed, now or within the hour.
         OSError: The directory cannot be made, read or written to.
     """
-    command, directory, source = compiler(), cache_directory(), source or SOURCES[0]
-    identity = _identity(command, source)
-    failure = directory / f"kernels-{identity}.failed"
-    if (found := _found(directory, identity)) is not None:
-        return found
+    command, directory = compiler(), cache_directory()
+    making = _Making(command, directory, (KERNELS, *more))
+    if None not in (found := making.found()):
+        return _all(found)
     if not again:
-        _refuse_what_failed(failure)
+        making.refuse_what_failed(found)
     with _alone(directory, seconds):
-        if (found := _found(directory, identity)) is not None:  # another has been faster
-            return found
+        if None not in (found := making.found()):  # another has been faster
+            return _all(found)
         if not again:
-            _refuse_what_failed(failure)
+            making.refuse_what_failed(found)
         try:
-            made = _make(command, source, directory, identity, seconds)
+            made = making.make(found, seconds)
         except Unavailable as reason:
-            with suppress(OSError):
-                failure.write_text(str(reason), encoding="utf-8", errors="replace")
+            for failure in making.failures(found):
+                with suppress(OSError):
+                    failure.write_text(str(reason), encoding="utf-8", errors="replace")
             raise
-        failure.unlink(missing_ok=True)
+        for failure in making.failures(found):
+            failure.unlink(missing_ok=True)
         return made
 
 
@@ -163,16 +172,16 @@ def cache_directory() -> Path:
     return path
 
 
-def _identity(command: Sequence[str], source: Path) -> str:
-    """A name for all that decides what the compiler makes."""
-    known = hashlib.sha256()
-    for part in _decisive(command, source):
+def _identity(command: Sequence[str], sources: Sources, base: str = "") -> str:
+    """A name for all that decides what the compiler makes; base: the file it is linked with."""
+    known = hashlib.sha256(base.encode())
+    for part in _decisive(command, sources):
         known.update(part + b"\0")
     return known.hexdigest()[:24]
 
 
-def _decisive(command: Sequence[str], source: Path) -> Iterator[bytes]:
-    yield from (each.read_bytes() for each in (source, *SOURCES))
+def _decisive(command: Sequence[str], sources: Sources) -> Iterator[bytes]:
+    yield from (each.read_bytes() for each in (*sources.files, *KERNELS.files))
     yield shlex.join([*command, *FLAGS]).encode(errors="surrogateescape")
     # The programs by their files: asking them for their version would take longer, or for ever.
     for word in command:
@@ -193,9 +202,9 @@ def _processor() -> bytes:
     return b"\n".join(line for line in first.splitlines() if line.startswith(wanted))
 
 
-def _found(directory: Path, identity: str) -> Path | None:
+def _found(directory: Path, name: str) -> Path | None:
     """What was compiled before; what is not as it was made is removed."""
-    for path in sorted(directory.glob(f"kernels-{identity}-*.so")):
+    for path in sorted(directory.glob(f"{name}-*.so")):
         if _content_of(path) == path.stem.rpartition("-")[2]:
             return path
         with suppress(OSError):
@@ -280,45 +289,113 @@ def _sweep(directory: Path, *, all_of_it: bool) -> None:
                 shutil.rmtree(leftover)
 
 
-def _make(
-    command: Sequence[str], source: Path, directory: Path, identity: str, seconds: float
-) -> Path:
-    """Compile and link.
+def _all(found: Sequence[Path | None]) -> list[Path]:
+    return [path for path in found if path is not None]
 
-    Raises:
-        Unavailable: The compiler complains, or takes too long.
+
+@final
+class _Making:
+    """The libraries of some sources, the first of which the others are linked with.
+
+    Args:
+        command: The compiler.
+        directory: Where they lie.
+        wanted: The sources.
     """
-    told = _Told(
-        f"compiling native kernels into {directory}, once for this machine: some 20 s of a core, "
-        f"given up after {seconds:.0f} s ('geartrain native' does it beforehand)"
-    )
-    with tempfile.TemporaryDirectory(prefix=_MAKING, dir=directory) as name:
-        folder, include = Path(name), f"-I{SOURCES[0].parent}"
-        objects = [str(folder / f"{unit}.o") for unit in UNITS]
-        whole = folder / "kernels.so"
-        units = [
-            [*command, *FLAGS, include, f"-DUNIT={unit}", "-c", str(source), "-o", made]
-            for unit, made in zip(UNITS, objects, strict=True)
+
+    def __init__(self, command: Sequence[str], directory: Path, wanted: Sequence[Sources]) -> None:
+        self._command, self._directory, self._wanted = command, directory, wanted
+
+    def found(self) -> list[Path | None]:
+        """The libraries that are there."""
+        base = _found(self._directory, self._name(KERNELS))
+        return [base] + [
+            None if base is None else _found(self._directory, self._name(each, base))
+            for each in self._wanted[1:]
         ]
-        linking = [*command, *FLAGS, *objects, "-o", str(whole), "-lm"]
-        patience = _Patience(seconds, told)
-        try:
-            for commands in (units, [linking]):
-                _run(commands, folder, patience)
-        except TimeoutError as late:
-            raise Unavailable(
-                f"{shlex.join(command)} was given up: {late}; 'geartrain native' tries again and "
-                "gives it more time, CC names another compiler"
-            ) from None
+
+    def failures(self, found: Sequence[Path | None]) -> list[Path]:
+        """Where it is written why what is missing could not be made."""
+        missing = [s for s, path in zip(self._wanted, found, strict=True) if path is None]
+        return [self._directory / f"{self._name(each)}.failed" for each in missing]
+
+    def refuse_what_failed(self, found: Sequence[Path | None]) -> None:
+        """Raises:
+        Unavailable: What is missing has failed within the hour.
+        """
+        for failure in self.failures(found):
+            _refuse_what_failed(failure)
+
+    def make(self, found: Sequence[Path | None], seconds: float) -> list[Path]:
+        """Compile what is missing, all units side by side, and link it.
+
+        Raises:
+            Unavailable: The compiler complains, or takes too long.
+        """
+        command, directory = self._command, self._directory
+        told = _Told(
+            f"compiling native kernels into {directory}, once for this machine: some 20 s of a "
+            f"core, given up after {seconds:.0f} s ('geartrain native' does it beforehand)"
+        )
+        with tempfile.TemporaryDirectory(prefix=_MAKING, dir=directory) as name:
+            folder, patience = Path(name), _Patience(seconds, told)
+            try:
+                made = self._compiled(found, folder, patience)
+            except TimeoutError as late:
+                raise Unavailable(
+                    f"{shlex.join(command)} was given up: {late}; 'geartrain native' tries again "
+                    "and gives it more time, CC names another compiler"
+                ) from None
+        with suppress(OSError):  # not every file system does; a name that is lost is made again
+            _flush(directory)
+        return made
+
+    def _compiled(
+        self, found: Sequence[Path | None], folder: Path, patience: _Patience
+    ) -> list[Path]:
+        both = list(zip(self._wanted, found, strict=True))
+        objects = {
+            each.name: [str(folder / f"{each.name}-{unit}.o") for unit in each.units]
+            for each, path in both
+            if path is None
+        }
+        include = f"-I{KERNELS.main.parent}"
+        units = [
+            [*self._command, *FLAGS, include, f"-DUNIT={unit}", "-c", str(each.main), "-o", made]
+            for each, path in both
+            if path is None
+            for unit, made in zip(each.units, objects[each.name], strict=True)
+        ]
+        _run(units, folder, patience)
+        made: list[Path] = []
+        for each, path in both:
+            if path is None:
+                whole = folder / f"{each.name}.so"
+                linked = [*objects[each.name], *(self._against(made[0]) if made else ())]
+                linking = [*self._command, *FLAGS, *linked, "-o", str(whole), "-lm"]
+                _run([linking], folder, patience)
+                path = self._placed(whole, self._name(each, *made[:1]))
+            made.append(path)
+        return made
+
+    def _against(self, base: Path) -> tuple[str, ...]:
+        # By its name alone, and it is looked for beside what wants it: the directory may be moved.
+        return f"-L{self._directory}", f"-l:{base.name}", "-Wl,-rpath,$ORIGIN"
+
+    def _placed(self, whole: Path, name: str) -> Path:
         whole.chmod(0o700)
         _flush(whole)
         if (content := _content_of(whole)) is None:
-            raise Unavailable(f"{shlex.join(command)} made no file of our own in {directory}")
-        path = directory / f"kernels-{identity}-{content}.so"
+            raise Unavailable(
+                f"{shlex.join(self._command)} made no file of our own in {self._directory}"
+            )
+        path = self._directory / f"{name}-{content}.so"
         whole.replace(path)
-    with suppress(OSError):  # not every file system does; a name that is lost is made again
-        _flush(directory)
-    return path
+        return path
+
+    def _name(self, sources: Sources, base: Path | None = None) -> str:
+        linked = "" if base is None else base.name
+        return f"{sources.name}-{_identity(self._command, sources, linked)}"
 
 
 def _run(commands: Sequence[Sequence[str]], folder: Path, patience: _Patience) -> None:

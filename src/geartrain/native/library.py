@@ -8,6 +8,9 @@ timed. What is loaded is tried on known numbers before it is used.
 
     GEARTRAIN_NATIVE=0     do without, and say nothing
 
+Kernels of a model lie beside it, and are no business of this folder: the model adds them as an
+``Extension``, which is a library of its own.
+
 ``build`` says where compiled kernels are kept and which compiler makes them.
 """
 
@@ -17,14 +20,16 @@ import ctypes
 import logging
 import math
 import os
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, final
 
 import torch
 
-from geartrain.native.build import COMPILE_SECONDS, Unavailable, shared_object
+from geartrain.native.build import COMPILE_SECONDS, Sources, Unavailable, shared_objects
 
 log = logging.getLogger("geartrain.native")
 
@@ -37,14 +42,18 @@ MUCH_WORK: Final = 1 << 22
 
 Function: TypeAlias = Callable[..., int]
 
-_N, _P, _R = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
-_MOVE: Final = (ctypes.c_char_p, _N)
+Arguments: TypeAlias = tuple[type, ...]
+
+WORD: Final = ctypes.c_int64
+POINTER: Final = ctypes.c_void_p
+BYTES: Final = ctypes.c_char_p
+_N, _P, _R = WORD, POINTER, ctypes.c_double
+_MOVE: Final = (BYTES, _N)
 _TRANSPOSE: Final = (_N, _N, _P, _P)
 _RELEASE: Final = (_N, _P, _N, *[_P] * 4)
-_FOREST: Final = (_N, _P, _N, *[_P] * 6)
 _COUNT: Final = (_N,)
 _NOTE: Final = (_N, _P)
-_TYPED: Final = {
+_TYPED: Final[Mapping[str, Arguments]] = {
     "add_rows": (_P, _P, _N, _P, _P, _N, _N, _N),
     "sum_rows": (_P, _P, _P, _N, _P, _P, _N, _N, _N),
     "tree_forward": (_N, _N, _N, _P, _N, _P, _P, _P, _P),
@@ -53,34 +62,51 @@ _TYPED: Final = {
     "lstm_backward": (_N, _N, _N, *[_P] * 5, _N, *[_P] * 4),
     "gru_forward": (_N, _N, *[_P] * 5),
     "gru_backward": (_N, _N, _N, *[_P] * 4, _N, *[_P] * 3),
-    "gated_forward": (*[_N] * 5, *[_P] * 10, *[_N] * 2, *[_P] * 2),
-    "gated_backward": (*[_N] * 5, *[_P] * 6, _N, *[_P] * 3, *[_N] * 3, *[_P] * 5),
-    "forest_forward": (ctypes.c_char_p, *[_N] * 6, *[_P] * 4),
-    "forest_backward": (ctypes.c_char_p, *[_N] * 6, *[_P] * 3),
-    "choice_forward": (*[_N] * 3, *[_P] * 7),
-    "choice_backward": (*[_N] * 3, *[_P] * 4, _N, *[_P] * 4),
-    "sum_forward": (*[_N] * 5, *[_P] * 9),
-    "sum_backward": (*[_N] * 5, *[_P] * 5, _N, *[_P] * 7),
-    "lists_forward": (*[_N] * 3, *[_P] * 2, _N, *[_P] * 2, _N, *[_P] * 2, _N),
-    "lists_backward": (*[_N] * 3, *[_P] * 2, _N, *[_P] * 2, _N, _P, *[_N] * 2, *[_P] * 3, _N),
     "map_forward": (*[_N] * 3, *[_P] * 4),
     "map_backward": (*[_N] * 3, *[_P] * 6),
-    "square_sum": (ctypes.c_char_p, _N, _P),
-    "scale_all": (ctypes.c_char_p, _N, _R),
-    "adam": (ctypes.c_char_p, _N, *[_R] * 5, _N),
-    "adagrad": (ctypes.c_char_p, _N, *[_R] * 4, _N),
+    "square_sum": (BYTES, _N, _P),
+    "scale_all": (BYTES, _N, _R),
+    "adam": (BYTES, _N, *[_R] * 5, _N),
+    "adagrad": (BYTES, _N, *[_R] * 4, _N),
     "tanh": (_N, _P, _P),
     "cross_entropy": (_N, _N, *[_P] * 4),
 }
 _NAMES: Final = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}
-_NOT_SHORT: Final = frozenset(  # losses are float32, and bundle kernels work in it
-    f"{name}_{way}"
-    for name in ("gated", "forest", "choice", "sum", "lists", "map")
-    for way in ("forward", "backward")
-) | {"cross_entropy", "square_sum", "scale_all", "adam", "adagrad"}
+_NOT_SHORT: Final = frozenset(  # losses and weights are float32
+    ("map_forward", "map_backward", "cross_entropy", "square_sum", "scale_all", "adam", "adagrad")
+)
 _NOTHING: Final = frozenset({"transpose", "tanh"})
 """Functions that return nothing; the others return an int64."""
 _PRECISE: Final = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """Functions of a model, in a library of their own that calls those of kernels.c.
+
+    Args:
+        sources: Beside the model; they include ``shared.inc``, ``float.inc`` and ``double.inc``.
+        typed: Arguments of functions that there are for float and for double, by name.
+        plain: Of those that know no type.
+
+    ``add`` it when the model is imported. All are compiled together, once somebody asks.
+    """
+
+    sources: Sources
+    typed: Mapping[str, Arguments]
+    plain: Mapping[str, Arguments] = field(default_factory=dict)
+
+    def functions(self, dtype: torch.dtype) -> Mapping[str, tuple[Function, ...]] | None:
+        """Pairs ``(keeping, freeing)`` by name, or None where torch has to do."""
+        native = current()
+        typed = None if native is None else native.typed.get(dtype)
+        return typed if typed is not None and next(iter(self.typed)) in typed else None
+
+    def function(self, name: str) -> Function | None:
+        """One that knows no type, which keeps the interpreter lock."""
+        native = current()
+        return None if native is None else native.plain.get(name)
 
 
 @final
@@ -88,34 +114,52 @@ class Library:
     """The functions of kernels.c, each twice: ``keeping`` the interpreter lock, and ``freeing`` it.
 
     Args:
-        path: The shared object.
+        paths: The shared object, and those of the extensions that were added, in that order.
 
     ``move``, ``transpose`` and ``typed[dtype][name]`` are pairs ``(keeping, freeing)``; ``release``
-    keeps.
+    and ``plain[name]`` keep. Those of extensions are among them.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = tuple(paths)
+        self.typed: dict[torch.dtype, dict[str, tuple[Function, ...]]] = {d: {} for d in _NAMES}
+        self.plain: dict[str, Function] = {}
+        path = self.path
         try:
-            kept, free = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
-            self.move = tuple(_declared(dll, "move_rows", _MOVE) for dll in (kept, free))
-            self.transpose = tuple(_declared(dll, "transpose", _TRANSPOSE) for dll in (kept, free))
+            both = _opened(path)
+            kept, _ = both
+            self.move = tuple(_declared(dll, "move_rows", _MOVE) for dll in both)
+            self.transpose = tuple(_declared(dll, "transpose", _TRANSPOSE) for dll in both)
             self.release = _declared(kept, "release_rows", _RELEASE)
             use = _declared(kept, "use_crew", (_P,))
             use(_threads_of_torch())
             self.count = _declared(kept, "count_products", _COUNT)
             self.note = _declared(kept, "note_products", _NOTE)
-            self.forest = _declared(kept, "forest", _FOREST)
-            self.typed: dict[torch.dtype, dict[str, tuple[Function, ...]]] = {
-                dtype: {
-                    name: tuple(_declared(dll, f"{name}_{c}", of) for dll in (kept, free))
-                    for name, of in _TYPED.items()
-                    if dtype is not torch.bfloat16 or name not in _NOT_SHORT
-                }
-                for dtype, c in _NAMES.items()
-            }
+            self._declare(both, _TYPED, tuple(_NAMES))
+            for extension, path in zip(_extensions, self.paths[1:], strict=False):
+                both = _opened(path)
+                self._declare(both, extension.typed, (torch.float32, torch.float64))
+                for name, of in extension.plain.items():
+                    self.plain[name] = _declared(both[0], name, of)
         except (OSError, AttributeError) as error:
             raise Unavailable(f"cannot load {path}: {error}") from error
-        self.path = path
+
+    @property
+    def path(self) -> Path:
+        """The shared object of kernels.c."""
+        return self.paths[0]
+
+    def _declare(
+        self,
+        dlls: tuple[ctypes.CDLL, ...],
+        functions: Mapping[str, Arguments],
+        dtypes: Sequence[torch.dtype],
+    ) -> None:
+        for dtype in dtypes:
+            for name, of in functions.items():
+                if dtype is not torch.bfloat16 or name not in _NOT_SHORT:
+                    found = tuple(_declared(dll, f"{name}_{_NAMES[dtype]}", of) for dll in dlls)
+                    self.typed[dtype][name] = found
 
     def check(self) -> None:
         """Raises:
@@ -130,7 +174,12 @@ class Library:
                 raise Unavailable(f"{self.path}: tanh of {dtype} is wrong")
 
 
-def _declared(dll: ctypes.CDLL, name: str, arguments: tuple[type, ...]) -> Function:
+def _opened(path: Path) -> tuple[ctypes.CDLL, ctypes.CDLL]:
+    """The same library, keeping and freeing the interpreter lock."""
+    return ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
+
+
+def _declared(dll: ctypes.CDLL, name: str, arguments: Arguments) -> Function:
     function = getattr(dll, name)
     function.argtypes = arguments
     function.restype = None if name.partition("_")[0] in _NOTHING else _N
@@ -155,6 +204,15 @@ def threads_for(work: int) -> int:
     return max(1, min(torch.get_num_threads(), work // MUCH_WORK))
 
 
+def add(extension: Extension) -> Extension:
+    """Have the functions of a model loaded with the others, next time somebody asks."""
+    global _settled
+    with _lock:
+        _extensions.append(extension)
+        _settled = _settled and _library is None  # without a compiler this will not have one either
+    return extension
+
+
 def current() -> Library | None:
     """The kernels, or None where torch has to do."""
     return _library if _settled else _settle()
@@ -172,6 +230,7 @@ def kind() -> Literal["native", "torch"]:
 
 
 _lock = threading.Lock()
+_extensions: list[Extension] = []
 _settled = False
 _library: Library | None = None
 _status = ""
@@ -183,8 +242,9 @@ def _settle() -> Library | None:
         if not _settled:
             try:
                 _library = load()
-                _status = f"native kernels: {_library.path}"
+                _status = f"native kernels: {', '.join(map(str, _library.paths))}"
             except Unavailable as reason:
+                _library = None
                 _status = f"native kernels: none, torch does their work: {reason}"
                 if _wanted():
                     log.warning(
@@ -200,7 +260,7 @@ def load(seconds: float = COMPILE_SECONDS, *, again: bool = False) -> Library:
     """Find or compile the kernels, load and check them.
 
     Args:
-        seconds, again: As for ``build.shared_object``.
+        seconds, again: As for ``build.shared_objects``.
 
     Raises:
         Unavailable: Not wanted, no compiler, no private directory, or wrong numbers.
@@ -208,11 +268,17 @@ def load(seconds: float = COMPILE_SECONDS, *, again: bool = False) -> Library:
     if not _wanted():
         raise Unavailable("GEARTRAIN_NATIVE=0")
     try:
-        library = Library(shared_object(seconds, again=again))
+        library = Library(shared_objects(_linked(), seconds, again=again))
     except (OSError, RuntimeError) as error:  # the last: no home
         raise Unavailable(f"{type(error).__name__}: {error}") from error
     library.check()
     return library
+
+
+def _linked() -> list[Sources]:
+    """Those of extensions, which are linked with kernels.c as the loader of ELF does it."""
+    elf = sys.platform not in ("darwin", "win32")
+    return [extension.sources for extension in _extensions] if elf else []
 
 
 def _wanted() -> bool:

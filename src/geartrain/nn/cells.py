@@ -17,15 +17,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from geartrain.frames.message import IntArray
+from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.graph.admission import Brought, require_range
 from geartrain.native.cells import tree_backward, tree_forward
-from geartrain.native.rows import take, take_whole
+from geartrain.native.rows import take_whole
 from geartrain.nn.elementwise import sigmoid_backward_, squash_into, tanh_backward_, tanh_into
 from geartrain.nn.recurrent import cell_gradient, hidden_gradient, squash_hidden_
 from geartrain.nodes.casts import in_bf16
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.kernel import AbstractRowKernel, kernel_of
+from geartrain.nodes.inside import Inside
+from geartrain.nodes.kernel import AbstractKernel, gathered, kernel_of
 from geartrain.nodes.products import affine, matching, times, whole_rows
 
 
@@ -89,7 +90,7 @@ class TreeLSTMLeaf(nn.Module):
         if self.embedding is not None and brought.payload is not None:
             require_range("word", brought.payload[0], self.embedding.num_embeddings)
 
-    def row_kernel(self) -> AbstractRowKernel | None:
+    def row_kernel(self) -> AbstractKernel | None:
         """Keeps x (and the ids) and ``(n, 4, H)``: i, o, u, tanh(c)."""
         if self.embedding is None:
             return _LeafKernel(self, None)
@@ -139,7 +140,7 @@ class TreeLSTMBranch(nn.Module):
         c_new = i * u + left * c[:, 0] + right * c[:, 1]
         return o * c_new.tanh(), c_new
 
-    def row_kernel(self) -> AbstractRowKernel:
+    def row_kernel(self) -> AbstractKernel:
         """Keeps h, c and ``(n, 6, H)``: i, f_l, f_r, o, u, tanh(c)."""
         return _BranchKernel(self)
 
@@ -214,42 +215,40 @@ class TokenRNN(nn.Module):
         if read:
             require_range("token", read[0], self.embedding.num_embeddings)
 
-    def row_kernel(self) -> AbstractRowKernel | None:
+    def row_kernel(self) -> AbstractKernel | None:
         """Keeps h, token and h'; with an input matrix also E[token]."""
         table = kernel_of(self.embedding)
         return None if table is None else _TokenKernel(self, table)
 
 
 @final
-class _LeafKernel(AbstractRowKernel):
+class _LeafKernel(AbstractKernel):
     looks_up = True
+    room_for = 1
 
     def __init__(
         self,
         module: TreeLSTMLeaf,
-        table: AbstractRowKernel | None,
+        table: AbstractKernel | None,
         dtype: torch.dtype | None = None,
     ) -> None:
         self._module, self._table, self._dtype = module, table, dtype
+        self.residuals = 2 if table is None else 3
 
-    room_for = 1
-
-    def for_bf16(self) -> AbstractRowKernel:
+    def for_bf16(self) -> AbstractKernel:
         table = None if self._table is None else in_bf16(self._table)
         return _LeafKernel(self._module, table, torch.bfloat16)
 
-    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        shape = (inputs[0].shape[0], 4, self._module.hidden)
-        room = self._module.weight.new_empty(shape, dtype=self._dtype)
-        return self.forward_with_room(room, *inputs)
-
-    def forward_with_room(
-        self, room: Tensor, *inputs: Tensor
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        module, width, kept = self._module, self._module.hidden, room
-        ids: tuple[Tensor, ...] = ()
+    def forward(
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
+        module, width = self._module, self._module.hidden
+        kept = room
+        if kept is None:
+            kept = module.weight.new_empty((inputs[0].shape[0], 4, width), dtype=self._dtype)
+        ids: Payload = ()
         if self._table is not None:
-            inputs, ids = self._table.forward(*inputs)
+            inputs, ids = self._table.forward(inputs)
         (x,) = inputs
         made = affine(x, module.weight, module.bias)
         if (outputs := tree_forward(made, None, kept)) is not None:
@@ -261,11 +260,32 @@ class _LeafKernel(AbstractRowKernel):
         return (o * t, c), (x, kept, *ids)
 
     def backward(
-        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
-    ) -> tuple[Tensor | None, ...]:
-        (dh, dc), (x, kept, *ids) = gradients, residuals
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside | None = None,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
+        (dh, dc), (x, gates, *ids) = gradients, kept
         if dh is None and dc is None:
             return (None,)
+        if rows is not None:
+            found = tree_backward(dh, dc, gates, None, rows, whole_rows(rows.size))
+            if found is not None:
+                d_gates, _, total = found
+                module = self._module
+                _add_whole(module.weight, module.bias, d_gates, total, x, rows, into)
+                return self._below(d_gates, gathered(tuple(ids), rows), into, rows.size)
+        return self._backward(dh, dc, gathered(kept, rows), into)
+
+    def _backward(
+        self, dh: Tensor | None, dc: Tensor | None, residuals: Payload, into: GradientSum
+    ) -> Gradient:
+        """In torch."""
+        x, kept, *ids = residuals
         module, width = self._module, self._module.hidden
         i, o, u, t = kept.unbind(1)
         d = kept.new_empty((kept.shape[0], 3, width))
@@ -279,57 +299,36 @@ class _LeafKernel(AbstractRowKernel):
         _add_affine(module.weight, module.bias, d_gates, x, into)
         return self._below(d_gates, tuple(ids), into)
 
-    def backward_rows(
-        self,
-        gradients: tuple[Tensor | None, ...],
-        kept: tuple[Tensor, ...],
-        rows: IntArray,
-        into: GradientSum,
-    ) -> tuple[Tensor | None, ...]:
-        (dh, dc), (x, gates, *ids) = gradients, kept
-        if dh is None and dc is None:
-            return (None,)
-        found = tree_backward(dh, dc, gates, None, rows, whole_rows(rows.size))
-        if found is None:
-            return super().backward_rows(gradients, kept, rows, into)
-        d_gates, _, total = found
-        module = self._module
-        _add_whole(module.weight, module.bias, d_gates, total, x, rows, into)
-        return self._below(d_gates, take(ids, rows), into, rows.size)
-
     def _below(
-        self, d_gates: Tensor, ids: tuple[Tensor, ...], into: GradientSum, n: int | None = None
-    ) -> tuple[Tensor | None, ...]:
+        self, d_gates: Tensor, ids: Payload, into: GradientSum, n: int | None = None
+    ) -> Gradient:
         """What the first n rows of the gradient at the gates mean for x, or for its table."""
         module = self._module
         if self._table is None:
             return (times(d_gates, module.weight)[:n],)
         if _table_learns(module.embedding):
-            self._table.backward((times(d_gates, module.weight)[:n],), ids, into)
+            self._table.backward((times(d_gates, module.weight)[:n],), ids, None, into)
         return (None,)
 
 
 @final
-class _BranchKernel(AbstractRowKernel):
+class _BranchKernel(AbstractKernel):
+    residuals = 3
     looks_up = True
+    room_for = 2
 
     def __init__(self, module: TreeLSTMBranch) -> None:
         self._module = module
 
-    room_for = 2
-
-    def for_bf16(self) -> AbstractRowKernel:
+    def for_bf16(self) -> AbstractKernel:
         return self
 
-    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        shape = (inputs[0].shape[0], 6, self._module.hidden)
-        return self.forward_with_room(inputs[0].new_empty(shape), *inputs)
-
-    def forward_with_room(
-        self, room: Tensor, *inputs: Tensor
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        module, width, kept = self._module, self._module.hidden, room
+    def forward(
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
+        module, width = self._module, self._module.hidden
         h, c = inputs
+        kept = h.new_empty((h.shape[0], 6, width)) if room is None else room
         made = affine(h.flatten(1), module.weight, module.bias)
         if (outputs := tree_forward(made, c, kept)) is not None:
             return outputs, (h, c, kept)
@@ -341,11 +340,33 @@ class _BranchKernel(AbstractRowKernel):
         return (o * t, c_new), (h, c, kept)
 
     def backward(
-        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
-    ) -> tuple[Tensor | None, ...]:
-        (dh, dc), (h, c, kept) = gradients, residuals
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside | None = None,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
+        (dh, dc), (h, c, gates) = gradients, kept
         if dh is None and dc is None:
             return None, None
+        if rows is not None:
+            found = tree_backward(dh, dc, gates, c, rows, whole_rows(rows.size))
+            if found is not None:
+                d_gates, d_c, total = found
+                module = self._module
+                _add_whole(module.weight, module.bias, d_gates, total, h.flatten(1), rows, into)
+                d_h = times(d_gates, module.weight)[: rows.size]
+                return d_h.view(-1, 2, module.hidden), d_c
+        return self._backward(dh, dc, gathered(kept, rows), into)
+
+    def _backward(
+        self, dh: Tensor | None, dc: Tensor | None, residuals: Payload, into: GradientSum
+    ) -> Gradient:
+        """In torch."""
+        h, c, kept = residuals
         module, width = self._module, self._module.hidden
         i, _, _, o, u, t = kept.unbind(1)
         d = kept.new_empty((kept.shape[0], 5, width))
@@ -362,40 +383,24 @@ class _BranchKernel(AbstractRowKernel):
         d_h = times(d_gates, module.weight).view(-1, 2, width)
         return d_h, dc_twice * kept[:, 1:3]
 
-    def backward_rows(
-        self,
-        gradients: tuple[Tensor | None, ...],
-        kept: tuple[Tensor, ...],
-        rows: IntArray,
-        into: GradientSum,
-    ) -> tuple[Tensor | None, ...]:
-        (dh, dc), (h, c, gates) = gradients, kept
-        if dh is None and dc is None:
-            return None, None
-        found = tree_backward(dh, dc, gates, c, rows, whole_rows(rows.size))
-        if found is None:
-            return super().backward_rows(gradients, kept, rows, into)
-        d_gates, d_c, total = found
-        module = self._module
-        _add_whole(module.weight, module.bias, d_gates, total, h.flatten(1), rows, into)
-        d_h = times(d_gates, module.weight)[: rows.size]
-        return d_h.view(-1, 2, module.hidden), d_c
-
 
 @final
-class _TokenKernel(AbstractRowKernel):
+class _TokenKernel(AbstractKernel):
     looks_up = True
 
-    def __init__(self, module: TokenRNN, table: AbstractRowKernel) -> None:
+    def __init__(self, module: TokenRNN, table: AbstractKernel) -> None:
         self._module, self._table = module, table
+        self.residuals = 3 if module.input_weight is None else 4
 
-    def for_bf16(self) -> AbstractRowKernel:
+    def for_bf16(self) -> AbstractKernel:
         return _TokenKernel(self._module, in_bf16(self._table))
 
-    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def forward(
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
         module = self._module
         h, token = inputs
-        (read,), _ = self._table.forward(token)
+        (read,), _ = self._table.forward((token,))
         y = affine(h, module.weight, module.bias)
         if module.input_weight is None:
             y.add_(read)
@@ -405,9 +410,16 @@ class _TokenKernel(AbstractRowKernel):
         return (y,), (h, token, y) if module.input_weight is None else (h, token, y, read)
 
     def backward(
-        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
-    ) -> tuple[Tensor | None, ...]:
-        (dy,), (h, token, y, *reads) = gradients, residuals
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside | None = None,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
+        (dy,), (h, token, y, *reads) = gradients, gathered(kept, rows)
         if dy is None:
             return None, None
         module = self._module
@@ -419,7 +431,7 @@ class _TokenKernel(AbstractRowKernel):
             _add_affine(module.input_weight, None, d, reads[0], into)
             d_read = times(d, module.input_weight) if learns else d
         if learns:
-            self._table.backward((d_read,), (token,), into)
+            self._table.backward((d_read,), (token,), None, into)
         return times(d, module.weight), None
 
 

@@ -18,16 +18,18 @@ import copy
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias, cast, final
+from typing import Any, Final, cast, final
 
 import torch
 from torch import Tensor, nn
 
 from geartrain.errors import GraphError, ProtocolError
+from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.nn.split import SIZES, Term, TraceSplit, split
 from geartrain.nodes.call import as_payload
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.kernel import AbstractRowKernel, may_have_kernel
+from geartrain.nodes.inside import Inside
+from geartrain.nodes.kernel import AbstractKernel, gathered, may_have_kernel
 from geartrain.nodes.payload import Recompute
 
 log = logging.getLogger("geartrain.nn")
@@ -35,13 +37,12 @@ log = logging.getLogger("geartrain.nn")
 MOST_PROGRAMS: Final = 16
 """Settings whose programs a kernel remembers; the oldest is forgotten."""
 
-_Tensors: TypeAlias = tuple[Tensor, ...]
 _TRACING = threading.Lock()
 """A tracer changes ``nn.Module`` itself for a while, so two of them would not find it as it was."""
 
 
 @final
-class DerivedKernel(AbstractRowKernel):
+class DerivedKernel(AbstractKernel):
     """A kernel for any module or function that maps rows to rows.
 
     The first call with new settings, or with inputs of another kind, traces the module (tens of
@@ -59,14 +60,16 @@ class DerivedKernel(AbstractRowKernel):
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self._name, self._function = name, function
         self._settings = _Settings(function)
-        self._programs: dict[object, tuple[object, _Program | _Again]] = {}
+        self._programs: dict[object, tuple[object, AbstractKernel]] = {}
         self._order: tuple[int | None, ...] | None = None
-        self._restless: _Again | None = None
+        self._restless: AbstractKernel | None = None
         self.refused: str | None = None
 
-    def forward(self, *inputs: Tensor) -> tuple[_Tensors, _Tensors]:
+    def forward(
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
         if self._restless is not None:
-            return self._restless.forward(*inputs)
+            return self._restless.forward(inputs)
         settings, kind = self._settings.now(), _kind(inputs)
         known, program = self._programs.get(settings, (None, None))
         if program is None or known != kind:
@@ -75,23 +78,30 @@ class DerivedKernel(AbstractRowKernel):
             self._programs[settings] = kind, program
             if len(self._programs) > MOST_PROGRAMS:
                 del self._programs[next(iter(self._programs))]
-        outputs, residuals = program.forward(*inputs)
+        outputs, residuals = program.forward(inputs)
         return outputs, self._in_order(inputs, residuals)
 
     def backward(
-        self, gradients: tuple[Tensor | None, ...], residuals: _Tensors, into: GradientSum
-    ) -> tuple[Tensor | None, ...]:
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside | None = None,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
         if self._restless is not None:
-            return self._restless.backward(gradients, residuals, into)
+            return self._restless.backward(gradients, kept, rows, into)
         found = self._programs.get(self._settings.now())
         if found is None:
             raise ProtocolError(
                 f"'{self._name}': gradients came for settings of the module that no row was sent "
                 "forward with; change its attributes when nothing is in flight"
             )
-        return found[1].backward(gradients, residuals, into)
+        return found[1].backward(gradients, kept, rows, into)
 
-    def _derived(self, inputs: Sequence[Tensor]) -> _Program | _Again:
+    def _derived(self, inputs: Sequence[Tensor]) -> AbstractKernel:
         try:
             program = _derive(self._function, inputs)
         except GraphError as error:
@@ -103,14 +113,14 @@ class DerivedKernel(AbstractRowKernel):
                     "geartrain.nn.RowDropout as a node of its own, or keep='graph' with bundles"
                 ) from error
             log.warning("'%s' runs again for its gradient: %s", self._name, error)
-            again = _Again(self._function)
+            again = _running_again(self._function)
             if isinstance(error, _RestlessError):
                 self._restless = again
             return again
         self.refused = None
         return program
 
-    def _in_order(self, inputs: Sequence[Tensor], residuals: _Tensors) -> _Tensors:
+    def _in_order(self, inputs: Sequence[Tensor], residuals: Payload) -> Payload:
         """Residuals that are inputs lie where they are joined, so they never change their place."""
         order = tuple(
             next((i for i, x in enumerate(inputs) if x is kept), None) for kept in residuals
@@ -126,25 +136,7 @@ class _RestlessError(GraphError):
 
 
 @final
-class _Again:
-    """``Recompute`` as a kernel."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        parameters = [p for each in _modules(function) for p in each.parameters(recurse=False)]
-        parameters = list(dict.fromkeys(parameters))
-        self._recompute = Recompute(function, parameters)
-
-    def forward(self, *inputs: Tensor) -> tuple[_Tensors, _Tensors]:
-        return self._recompute.run(inputs, None)
-
-    def backward(
-        self, gradients: tuple[Tensor | None, ...], residuals: _Tensors, into: GradientSum
-    ) -> tuple[Tensor | None, ...]:
-        return self._recompute.answer(gradients, residuals, None, into, None)
-
-
-@final
-class _Program:
+class _Program(AbstractKernel):
     """A split and the operands it is called with."""
 
     def __init__(
@@ -159,13 +151,22 @@ class _Program:
         self._empty = [y[:0].detach().clone() for y in outputs]
         self._first = len(parts.gradients)
 
-    def forward(self, *inputs: Tensor) -> tuple[_Tensors, _Tensors]:
+    def forward(
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
         found = self._parts.forward(inputs[0].shape[0], *self._tensors(), *inputs)
         return found[: self._parts.outputs], found[self._parts.outputs :]
 
     def backward(
-        self, gradients: tuple[Tensor | None, ...], residuals: _Tensors, into: GradientSum
-    ) -> tuple[Tensor | None, ...]:
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside | None = None,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
         parts = self._parts
         dys = [gradients[j] for j in parts.tangents]
         came = frozenset(k for k, d in enumerate(dys) if d is not None)
@@ -180,7 +181,7 @@ class _Program:
                 for d, e in zip(dys, empty, strict=True)
             ]
         operands = self._tensors()
-        found = parts.backward(n, *operands, *residuals, *dys)
+        found = parts.backward(n, *operands, *gathered(kept, rows), *dys)
         for k, (i, of) in enumerate(parts.gradients.items()):
             if of & came:
                 answers[i] = found[k]
@@ -192,7 +193,7 @@ class _Program:
     def _tensors(self) -> list[Tensor]:
         return [owner[name] for owner, name in self._operands]
 
-    def _add(self, term: Term, operand: Tensor, found: _Tensors, into: GradientSum) -> None:
+    def _add(self, term: Term, operand: Tensor, found: Payload, into: GradientSum) -> None:
         parameter = cast(nn.Parameter, operand)
         if term.how == "value":
             into.add(parameter, found[0])
@@ -230,6 +231,11 @@ class _Settings:
 
 def _modules(function: Callable[..., Any]) -> list[nn.Module]:
     return list(function.modules()) if isinstance(function, nn.Module) else []
+
+
+def _running_again(function: Callable[..., Any]) -> Recompute:
+    parameters = [p for each in _modules(function) for p in each.parameters(recurse=False)]
+    return Recompute(function, list(dict.fromkeys(parameters)))
 
 
 def _learns(x: Tensor) -> bool:
@@ -338,13 +344,13 @@ class _Derivation:
         """
         inputs = self._samples[1]
         with torch.no_grad():
-            outputs, residuals = program.forward(*inputs)
+            outputs, residuals = program.forward(tuple(inputs))
             dys = tuple(torch.randn_like(y) if y.is_floating_point() else None for y in outputs)
             cut = [self._backward(program, dys, residuals, rows) for rows in _ORDERS]
             whole = [self._backward(program, dys, residuals, [list(range(SIZES[1]))])]
             if not parts.draws:
                 whole.append(self._by_autograd(outputs, dys, inputs))
-                few = program.forward(*[x[:2] for x in inputs])[0]
+                few = program.forward(tuple(x[:2] for x in inputs))[0]
                 _compare([y[:2] for y in outputs], few, "rows alone give other outputs")
         for found in [*cut, *whole[:1]]:
             _compare(whole[-1], found, "rows apart give other gradients than together")
@@ -353,14 +359,15 @@ class _Derivation:
         self,
         program: _Program,
         dys: tuple[Tensor | None, ...],
-        residuals: _Tensors,
+        residuals: Payload,
         goes: Sequence[list[int]],
     ) -> list[Tensor | None]:
         into = GradientSum([x for x in self._tensors() if isinstance(x, nn.Parameter)])
         back: list[list[Tensor | None]] = []
         for rows in goes:
             some = tuple(None if d is None else d[rows] for d in dys)
-            back.append(list(program.backward(some, tuple(x[rows] for x in residuals), into)))
+            mine = tuple(x[rows] for x in residuals)
+            back.append(list(program.backward(some, mine, None, into)))
         order = torch.tensor([row for rows in goes for row in rows]).argsort()
         answers: list[Tensor | None] = [
             None if each[0] is None else torch.cat([d for d in each if d is not None])[order]
@@ -370,7 +377,7 @@ class _Derivation:
         return answers + [d.to_dense() if d is not None else None for d in sums]
 
     def _by_autograd(
-        self, outputs: _Tensors, dys: tuple[Tensor | None, ...], inputs: Sequence[Tensor]
+        self, outputs: Payload, dys: tuple[Tensor | None, ...], inputs: Sequence[Tensor]
     ) -> list[Tensor | None]:
         operands = [x.detach().clone().requires_grad_(_learns(x)) for x in self._tensors()]
         leaves = [

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.errors import GraphError
+from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.kernel import AbstractRowKernel
+from geartrain.nodes.inside import Inside
+from geartrain.nodes.kernel import AbstractKernel, gathered
 
 _LOW = 0xFFFFFFFF  # the hash is 32 bits wide, in int64 so that nothing overflows unseen
 
@@ -63,7 +65,7 @@ class RowDropout(nn.Module):
             )
         return x * _factors_of_keys(x, key, self.p, self.seed)
 
-    def row_kernel(self) -> AbstractRowKernel:
+    def row_kernel(self) -> AbstractKernel:
         """A kernel for x, or for x and key; it keeps the factors, 0 or 1/(1-p), and the key."""
         return DropoutKernel(self)
 
@@ -72,19 +74,22 @@ class RowDropout(nn.Module):
 
 
 @final
-class DropoutKernel(AbstractRowKernel):
+class DropoutKernel(AbstractKernel):
     """y = x m with m kept: for ``RowDropout`` and ``nn.Dropout``.
 
     Keeping the factors rather than a mask of bits makes the backward right whatever the module's
     mode and p are by then; a forward in eval mode keeps ones, without memory until they are stored.
     """
 
+    residuals = 1
     looks_up = True
 
     def __init__(self, module: RowDropout | nn.Dropout) -> None:
         self._module = module
 
-    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def forward(
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
         x, *keys = inputs
         module = self._module
         if keys and not isinstance(module, RowDropout):
@@ -103,9 +108,16 @@ class DropoutKernel(AbstractRowKernel):
         return (x * factors,), (factors, *keys)
 
     def backward(
-        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
-    ) -> tuple[Tensor | None, ...]:
-        (dy,), (factors, *keys) = gradients, residuals
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside | None = None,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
+        (dy,), (factors, *keys) = gradients, gathered(kept, rows)
         return (None if dy is None else dy * factors, *(None for _ in keys))
 
 

@@ -19,14 +19,13 @@ torch, its kernel gets ``x, h, c`` and returns the outputs ``h, c``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Final, Literal, cast, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from geartrain.errors import ProtocolError
+from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.frames.tables import look_up
 from geartrain.graph.admission import Brought, check_of, register_check, require_range
 from geartrain.native.maps import map_backward, map_forward
@@ -45,7 +44,15 @@ from geartrain.nn.elementwise import (
 from geartrain.nn.recurrent import GruKernel, LstmKernel, RnnKernel
 from geartrain.nodes.casts import in_bf16
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.kernel import AbstractRowKernel, kernel_of, register_kernel
+from geartrain.nodes.inside import Inside
+from geartrain.nodes.kernel import (
+    AbstractKernel,
+    gathered,
+    kernel_of,
+    parted,
+    register_kernel,
+    require_counts,
+)
 from geartrain.nodes.products import affine, matching, times
 
 
@@ -71,13 +78,13 @@ def register_torch_kernels() -> None:
     register_kernel(nn.Linear, LinearKernel)
     register_kernel(nn.Embedding, _embedding)
     register_kernel(nn.Identity, lambda _: IdentityKernel())
-    register_kernel(nn.ReLU, lambda _: ActivationKernel(torch.relu, relu_backward))
-    register_kernel(nn.Tanh, lambda _: ActivationKernel(_tanh, tanh_backward))
-    register_kernel(nn.Sigmoid, lambda _: ActivationKernel(torch.sigmoid, sigmoid_backward))
+    register_kernel(nn.ReLU, lambda _: ElementwiseKernel(torch.relu, relu_backward))
+    register_kernel(nn.Tanh, lambda _: ElementwiseKernel(_tanh, tanh_backward))
+    register_kernel(nn.Sigmoid, lambda _: ElementwiseKernel(torch.sigmoid, sigmoid_backward))
     register_kernel(nn.ELU, _elu)
     register_kernel(nn.LeakyReLU, _leaky_relu)
     register_kernel(nn.GELU, _gelu)
-    register_kernel(nn.SiLU, lambda _: CurveKernel(F.silu, silu_backward))
+    register_kernel(nn.SiLU, lambda _: ElementwiseKernel(F.silu, silu_backward, "input"))
     register_kernel(nn.Softplus, _softplus)
     register_kernel(nn.Dropout, DropoutKernel)
     register_kernel(nn.LSTMCell, LstmKernel)
@@ -92,15 +99,19 @@ _FEW: Final = 32
 
 
 @final
-class LinearKernel(AbstractRowKernel):
+class LinearKernel(AbstractKernel):
     """y = x Wᵀ + b on the last dimension of x ``(n, ..., a)``; keeps x."""
 
+    residuals = 1
+    keeps = "input"
     looks_up = True
 
     def __init__(self, module: nn.Linear) -> None:
         self._module = module
 
-    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def forward(
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
         (x,) = inputs
         weight, bias = self._module.weight, self._module.bias
         if x.ndim == 2:
@@ -110,9 +121,16 @@ class LinearKernel(AbstractRowKernel):
         return (F.linear(x, matching(weight, x), added),), (x,)
 
     def backward(
-        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
-    ) -> tuple[Tensor | None, ...]:
-        (dy,), (x,) = gradients, residuals
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside | None = None,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
+        (dy,), (x,) = gradients, gathered(kept, rows)
         if dy is None:
             return (None,)
         weight, bias = self._module.weight, self._module.bias
@@ -139,12 +157,12 @@ class LinearKernel(AbstractRowKernel):
         weight, bias = self._module.weight, self._module.bias
         return weight.requires_grad and (bias is None or bias.requires_grad)
 
-    def for_bf16(self) -> AbstractRowKernel:
+    def for_bf16(self) -> AbstractKernel:
         return self
 
 
 @final
-class EmbeddingKernel(AbstractRowKernel):
+class EmbeddingKernel(AbstractKernel):
     """y = E[ids], ids integers ``(n, ...)``; keeps the ids.
 
     A sparse table gets its gradient as rows, a dense one as a whole table.
@@ -154,37 +172,48 @@ class EmbeddingKernel(AbstractRowKernel):
         dtype: Of y; None: the table's.
     """
 
+    residuals = 1
+    keeps = "input"
     looks_up = True
 
     def __init__(self, module: nn.Embedding, dtype: torch.dtype | None = None) -> None:
         self._module, self._dtype = module, dtype
 
-    def for_bf16(self) -> AbstractRowKernel:
+    def for_bf16(self) -> AbstractKernel:
         return EmbeddingKernel(self._module, torch.bfloat16)
 
-    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def forward(
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
         (ids,) = inputs
         y = look_up(self._module.weight, ids)
         return (y if self._dtype is None else y.to(self._dtype),), (ids,)
 
     def backward(
-        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
-    ) -> tuple[Tensor | None, ...]:
-        (dy,), (ids,) = gradients, residuals
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside | None = None,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
+        (dy,), (ids,) = gradients, gathered(kept, rows)
         module = self._module
         weight = cast(nn.Parameter, module.weight)
         if dy is None or not weight.requires_grad:
             return (None,)
         flat = ids.reshape(-1)
-        rows = dy.reshape(-1, weight.shape[1])
+        slopes = dy.reshape(-1, weight.shape[1])
         if module.sparse:
             if module.padding_idx is not None:
                 learns = flat != module.padding_idx
-                flat, rows = flat[learns], rows[learns]
-            into.add_rows(weight, flat.long(), rows)
+                flat, slopes = flat[learns], slopes[learns]
+            into.add_rows(weight, flat.long(), slopes)
         else:
             # Several times faster than embedding_dense_backward, which counts and sorts the ids.
-            table = torch.zeros_like(weight).index_add_(0, flat, rows.to(weight.dtype))
+            table = torch.zeros_like(weight).index_add_(0, flat, slopes.to(weight.dtype))
             if module.padding_idx is not None:
                 table[module.padding_idx] = 0
             into.add(weight, table)
@@ -192,89 +221,81 @@ class EmbeddingKernel(AbstractRowKernel):
 
 
 @final
-class ActivationKernel(AbstractRowKernel):
-    """An element-wise function whose slope is a function of its value; keeps y."""
-
-    looks_up = True
-
-    def __init__(
-        self,
-        function: Callable[[Tensor], Tensor],
-        vjp: Callable[[Tensor, Tensor], Tensor],
-    ) -> None:
-        self._function, self._vjp = function, vjp
-
-    def for_bf16(self) -> AbstractRowKernel:
-        return self
-
-    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        (x,) = inputs
-        y = self._function(x)
-        return (y,), (y,)
-
-    def backward(
-        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
-    ) -> tuple[Tensor | None, ...]:
-        (dy,), (y,) = gradients, residuals
-        return (None if dy is None else self._vjp(dy, y),)
-
-
-@final
-class CurveKernel(AbstractRowKernel):
-    """An element-wise function whose slope is told by its argument alone; keeps x.
+class ElementwiseKernel(AbstractKernel):
+    """A function of each element, whose slope is told by its value or by its argument.
 
     Args:
         function: y of x.
-        vjp: The gradient at x of that at y, and x.
+        vjp: The gradient at x of that at y, and what is kept.
+        keeps: y or x.
     """
 
+    residuals = 1
     looks_up = True
 
     def __init__(
         self,
         function: Callable[[Tensor], Tensor],
         vjp: Callable[[Tensor, Tensor], Tensor],
+        keeps: Literal["input", "output"] = "output",
     ) -> None:
-        self._function, self._vjp = function, vjp
+        self._function, self._vjp, self.keeps = function, vjp, keeps
 
-    def for_bf16(self) -> AbstractRowKernel:
+    def for_bf16(self) -> AbstractKernel:
         return self
 
-    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def forward(
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
         (x,) = inputs
-        return (self._function(x),), (x,)
+        y = self._function(x)
+        return (y,), (x if self.keeps == "input" else y,)
 
     def backward(
-        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
-    ) -> tuple[Tensor | None, ...]:
-        (dy,), (x,) = gradients, residuals
-        return (None if dy is None else self._vjp(dy, x),)
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside | None = None,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
+        (dy,), (x_or_y,) = gradients, gathered(kept, rows)
+        return (None if dy is None else self._vjp(dy, x_or_y),)
 
 
 @final
-class IdentityKernel(AbstractRowKernel):
+class IdentityKernel(AbstractKernel):
     """y = x; keeps nothing."""
 
+    residuals = 0
     looks_up = True
 
-    def for_bf16(self) -> AbstractRowKernel:
+    def for_bf16(self) -> AbstractKernel:
         return self
 
-    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def forward(
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
         (x,) = inputs
         return (x,), ()
 
     def backward(
-        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
-    ) -> tuple[Tensor | None, ...]:
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside | None = None,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
         return gradients
 
 
-Keeps = Literal["input", "output", "own"]
-
-
 @final
-class SequentialKernel(AbstractRowKernel):
+class SequentialKernel(AbstractKernel):
     """Kernels one behind the other; a tensor that two neighbours keep is kept once.
 
     Args:
@@ -286,97 +307,105 @@ class SequentialKernel(AbstractRowKernel):
 
     Raises:
         ValueError: A kernel before the last has not exactly one output.
+        GraphError: Of two kernels it is not known how many residuals they have.
         ProtocolError: A backward before any forward.
     """
 
-    def __init__(self, kernels: tuple[AbstractRowKernel, ...]) -> None:
+    def __init__(self, kernels: tuple[AbstractKernel, ...]) -> None:
         self._kernels = kernels
         self.looks_up = all(kernel.looks_up for kernel in kernels)
-        self._keeps = tuple(_keeps(kernel) for kernel in kernels)
+        self._keeps = tuple(kernel.keeps for kernel in kernels)
         at = {k + (kept == "output") for k, kept in enumerate(self._keeps) if kept != "own"}
         self._kept_at = tuple(sorted(at))
-        # How many residuals each kernel has of its own: seen in a forward, and always the same.
-        self._own_counts: tuple[int, ...] | None = None
+        owners = [k for k, keeps in zip(kernels, self._keeps, strict=True) if keeps == "own"]
+        own = require_counts("nn.Sequential", owners)
+        self._counts = (len(at), *own)
+        self.residuals = None if None in own else len(at) + sum(map(int, filter(None, own)))
 
-    def for_bf16(self) -> AbstractRowKernel:
+    def for_bf16(self) -> AbstractKernel:
         return SequentialKernel(tuple(map(in_bf16, self._kernels)))
 
-    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        values: list[tuple[Tensor, ...]] = [inputs]
-        owned: list[tuple[Tensor, ...]] = []
+    def forward(
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
+        values: list[Payload] = [inputs]
+        owned: list[Tensor] = []
         for kernel, keeps in zip(self._kernels, self._keeps, strict=True):
             if len(values[-1]) != 1:
                 raise ValueError(
                     f"nn.Sequential: {kernel!r} gets {len(values[-1])} tensors; expected one, as a "
                     f"sequence passes one value on; write a module that takes and returns several"
                 )
-            outputs, residuals = kernel.forward(*values[-1])
+            outputs, residuals = kernel.forward(values[-1])
             values.append(outputs)
-            owned.append(residuals if keeps == "own" else ())
-        self._own_counts = tuple(map(len, owned))
-        kept = [values[k][0] for k in self._kept_at]
-        return values[-1], (*kept, *(tensor for residuals in owned for tensor in residuals))
+            if keeps == "own":
+                owned += residuals
+        return values[-1], (*(values[k][0] for k in self._kept_at), *owned)
 
     def backward(
-        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
-    ) -> tuple[Tensor | None, ...]:
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside | None = None,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
         for kernel, mine in zip(
-            reversed(self._kernels), reversed(self._split(residuals)), strict=True
+            reversed(self._kernels), reversed(self._split(gathered(kept, rows))), strict=True
         ):
             if all(each is None for each in gradients):
                 return (None,)
-            gradients = kernel.backward(gradients, mine, into)
+            gradients = kernel.backward(gradients, mine, None, into)
         return gradients
 
-    def _split(self, residuals: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+    def _split(self, residuals: Payload) -> list[Payload]:
         """Each kernel's residuals, in the order of the kernels."""
-        if self._own_counts is None:
-            raise ProtocolError("nn.Sequential: gradients came before any row was sent forward")
-        kept = dict(zip(self._kept_at, residuals, strict=False))
-        own = iter(residuals[len(kept) :])
+        values, *own = parted("nn.Sequential", residuals, self._counts)
+        value, of_its_own = dict(zip(self._kept_at, values, strict=True)), iter(own)
         return [
-            tuple(islice(own, count)) if keeps == "own" else (kept[k + (keeps == "output")],)
-            for k, (keeps, count) in enumerate(zip(self._keeps, self._own_counts, strict=True))
+            next(of_its_own) if keeps == "own" else (value[k + (keeps == "output")],)
+            for k, keeps in enumerate(self._keeps)
         ]
 
 
-def _keeps(kernel: AbstractRowKernel) -> Keeps:
-    if isinstance(kernel, LinearKernel | EmbeddingKernel | CurveKernel):
-        return "input"
-    return "output" if isinstance(kernel, ActivationKernel) else "own"
-
-
-def _elu(module: nn.ELU) -> AbstractRowKernel:
+def _elu(module: nn.ELU) -> AbstractKernel:
     alpha = module.alpha
     from_value = alpha > 0  # else x below zero may give what x above zero gives
-    return (ActivationKernel if from_value else CurveKernel)(
-        lambda x: F.elu(x, alpha), lambda dy, kept: elu_backward(dy, kept, alpha, from_value)
+    return ElementwiseKernel(
+        lambda x: F.elu(x, alpha),
+        lambda dy, kept: elu_backward(dy, kept, alpha, from_value),
+        "output" if from_value else "input",
     )
 
 
-def _leaky_relu(module: nn.LeakyReLU) -> AbstractRowKernel:
+def _leaky_relu(module: nn.LeakyReLU) -> AbstractKernel:
     slope = module.negative_slope
-    return (ActivationKernel if slope >= 0 else CurveKernel)(
-        lambda x: F.leaky_relu(x, slope), lambda dy, kept: leaky_relu_backward(dy, kept, slope)
+    return ElementwiseKernel(
+        lambda x: F.leaky_relu(x, slope),
+        lambda dy, kept: leaky_relu_backward(dy, kept, slope),
+        "output" if slope >= 0 else "input",
     )
 
 
-def _gelu(module: nn.GELU) -> AbstractRowKernel:
+def _gelu(module: nn.GELU) -> AbstractKernel:
     how = module.approximate
-    return CurveKernel(
-        lambda x: F.gelu(x, approximate=how), lambda dy, x: gelu_backward(dy, x, how)
+    return ElementwiseKernel(
+        lambda x: F.gelu(x, approximate=how), lambda dy, x: gelu_backward(dy, x, how), "input"
     )
 
 
-def _softplus(module: nn.Softplus) -> AbstractRowKernel:
+def _softplus(module: nn.Softplus) -> AbstractKernel:
     beta, threshold = module.beta, module.threshold
-    return CurveKernel(
+    return ElementwiseKernel(
         lambda x: F.softplus(x, beta, threshold),
         lambda dy, x: softplus_backward(dy, x, beta, threshold),
+        "input",
     )
 
 
-def _embedding(module: nn.Embedding) -> AbstractRowKernel | None:
+def _embedding(module: nn.Embedding) -> AbstractKernel | None:
     # max_norm rewrites the table in the forward; scale_grad_by_freq makes a row's gradient depend
     # on the rows that happen to come back with it.
     if module.max_norm is not None or module.scale_grad_by_freq:
@@ -384,8 +413,8 @@ def _embedding(module: nn.Embedding) -> AbstractRowKernel | None:
     return EmbeddingKernel(module)
 
 
-def _sequential(module: nn.Sequential) -> AbstractRowKernel | None:
-    kernels: list[AbstractRowKernel] = []
+def _sequential(module: nn.Sequential) -> AbstractKernel | None:
+    kernels: list[AbstractKernel] = []
     for layer in _layers(module):
         # A cell inside a sequence gets x alone, and its kernel wants its state too.
         kernel = None if isinstance(layer, nn.RNNCellBase) else kernel_of(layer)

@@ -16,7 +16,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from geartrain.frames.message import IntArray
+from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.native.cells import gru_backward, gru_forward, lstm_backward, lstm_forward
 from geartrain.native.rows import take_whole
 from geartrain.nn.elementwise import (
@@ -27,26 +27,30 @@ from geartrain.nn.elementwise import (
     tanh_into,
 )
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.kernel import AbstractRowKernel
+from geartrain.nodes.inside import Inside
+from geartrain.nodes.kernel import AbstractKernel, gathered
 from geartrain.nodes.products import affine, filled, matching, times, whole_rows
 
 
 @final
-class LstmKernel(AbstractRowKernel):
+class LstmKernel(AbstractKernel):
     """nn.LSTMCell on x ``(n, D)``, h ``(n, H)``, c ``(n, H)``; outputs h', c'.
 
     Keeps x, h, c and ``(n, 5, H)``: i, f, g, o and tanh(c').
     """
 
+    residuals = 4
     looks_up = True
 
     def __init__(self, module: nn.LSTMCell) -> None:
         self._module = module
 
-    def for_bf16(self) -> AbstractRowKernel:
+    def for_bf16(self) -> AbstractKernel:
         return self
 
-    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def forward(
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
         x, h, c = _taken(inputs, "nn.LSTMCell", ("x", "h", "c"))
         width = self._module.hidden_size
         kept = x.new_empty((x.shape[0], 5, width))
@@ -62,11 +66,34 @@ class LstmKernel(AbstractRowKernel):
         return (o * t, c_new), (x, h, c, kept)
 
     def backward(
-        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
-    ) -> tuple[Tensor | None, ...]:
-        (dh, dc), (x, h, c, kept) = gradients, residuals
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside | None = None,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
+        (dh, dc), (x, h, c, gates) = gradients, kept
         if dh is None and dc is None:
             return None, None, None
+        if rows is not None:
+            n = rows.size
+            found = lstm_backward(dh, dc, gates, c, rows, whole_rows(n))
+            if found is not None:
+                d, d_c, total = found
+                module = self._module
+                for which, operand in (("ih", x), ("hh", h)):
+                    _add_map(module, which, d, take_whole(operand, rows, d.shape[0]), into, total)
+                return times(d, module.weight_ih)[:n], times(d, module.weight_hh)[:n], d_c
+        return self._backward(dh, dc, gathered(kept, rows), into)
+
+    def _backward(
+        self, dh: Tensor | None, dc: Tensor | None, residuals: Payload, into: GradientSum
+    ) -> Gradient:
+        """In torch."""
+        x, h, c, kept = residuals
         width = self._module.hidden_size
         i, f, g, o, t = kept.unbind(1)
         d = kept.new_empty((kept.shape[0], 4, width))
@@ -84,53 +111,30 @@ class LstmKernel(AbstractRowKernel):
         module = self._module
         return times(d_gates, module.weight_ih), times(d_gates, module.weight_hh), dc * f
 
-    def backward_rows(
-        self,
-        gradients: tuple[Tensor | None, ...],
-        kept: tuple[Tensor, ...],
-        rows: IntArray,
-        into: GradientSum,
-    ) -> tuple[Tensor | None, ...]:
-        (dh, dc), (x, h, c, gates) = gradients, kept
-        if dh is None and dc is None:
-            return None, None, None
-        n = rows.size
-        found = lstm_backward(dh, dc, gates, c, rows, whole_rows(n))
-        if found is None:
-            return super().backward_rows(gradients, kept, rows, into)
-        d, d_c, total = found
-        module = self._module
-        for which, operand in (("ih", x), ("hh", h)):
-            _add_map(module, which, d, take_whole(operand, rows, d.shape[0]), into, total)
-        return times(d, module.weight_ih)[:n], times(d, module.weight_hh)[:n], d_c
-
 
 @final
-class GruKernel(AbstractRowKernel):
+class GruKernel(AbstractKernel):
     """nn.GRUCell on x ``(n, D)``, h ``(n, H)``; output h'.
 
     Keeps x, h and ``(n, 4, H)``: r, z, n, m.
     """
 
+    residuals = 3
     looks_up = True
     room_for = 2
 
     def __init__(self, module: nn.GRUCell) -> None:
         self._module = module
 
-    def for_bf16(self) -> AbstractRowKernel:
+    def for_bf16(self) -> AbstractKernel:
         return self
 
-    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        width = self._module.hidden_size
-        room = inputs[0].new_empty((inputs[0].shape[0], 4, width))
-        return self.forward_with_room(room, *inputs)
-
-    def forward_with_room(
-        self, room: Tensor, *inputs: Tensor
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def forward(
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
         x, h = _taken(inputs, "nn.GRUCell", ("x", "h"))
-        module, width, kept = self._module, self._module.hidden_size, room
+        module, width = self._module, self._module.hidden_size
+        kept = x.new_empty((x.shape[0], 4, width)) if room is None else room
         bias_ih, bias_hh = (module.bias_ih, module.bias_hh) if module.bias else (None, None)
         of_x, of_h = affine(x, module.weight_ih, bias_ih), affine(h, module.weight_hh, bias_hh)
         if (y := gru_forward(of_x, of_h, h, kept)) is not None:
@@ -145,15 +149,31 @@ class GruKernel(AbstractRowKernel):
         return (torch.lerp(new, h, z),), (x, h, kept)
 
     def backward(
-        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
-    ) -> tuple[Tensor | None, ...]:
-        (dy,), (x, h, kept) = gradients, residuals
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside | None = None,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
+        (dy,), (x, h, gates) = gradients, kept
         if dy is None:
             return None, None
+        whole = whole_rows(dy.shape[0])
+        below = filled(h) if rows is None else take_whole(h, rows, whole)
+        found = gru_backward(dy, below, gates, rows, whole)
+        if found is None:
+            return self._backward(dy, gathered(kept, rows), into)
+        x = filled(x) if rows is None else take_whole(x, rows, whole)
+        return self._below(found, x, below, into)
+
+    def _backward(self, dy: Tensor, residuals: Payload, into: GradientSum) -> Gradient:
+        """In torch."""
+        x, h, kept = residuals
         module, width = self._module, self._module.hidden_size
         n = kept.shape[0]
-        if (found := gru_backward(dy, h, kept, None, whole_rows(n))) is not None:
-            return self._below(found, filled(x), filled(h), into)
         r, z, new, m = kept.unbind(1)
         # At r, z, n as W x meets them; rows of zeros after it, as its products want them.
         whole = kept.new_empty((whole_rows(n), 3, width))
@@ -174,23 +194,6 @@ class GruKernel(AbstractRowKernel):
         _add_map(module, "hh", d_h, filled(h), into)
         return times(d_x, module.weight_ih)[:n], dh.add_(times(d_h, module.weight_hh)[:n])
 
-    def backward_rows(
-        self,
-        gradients: tuple[Tensor | None, ...],
-        kept: tuple[Tensor, ...],
-        rows: IntArray,
-        into: GradientSum,
-    ) -> tuple[Tensor | None, ...]:
-        (dy,), (x, h, gates) = gradients, kept
-        if dy is None:
-            return None, None
-        whole = whole_rows(rows.size)
-        below = take_whole(h, rows, whole)
-        found = gru_backward(dy, below, gates, rows, whole)
-        if found is None:
-            return super().backward_rows(gradients, kept, rows, into)
-        return self._below(found, take_whole(x, rows, whole), below, into)
-
     def _below(
         self,
         found: tuple[Tensor, Tensor, Tensor],
@@ -207,18 +210,21 @@ class GruKernel(AbstractRowKernel):
 
 
 @final
-class RnnKernel(AbstractRowKernel):
+class RnnKernel(AbstractKernel):
     """nn.RNNCell on x ``(n, D)``, h ``(n, H)``; output h'. Keeps x, h and h'."""
 
+    residuals = 3
     looks_up = True
 
     def __init__(self, module: nn.RNNCell) -> None:
         self._module = module
 
-    def for_bf16(self) -> AbstractRowKernel:
+    def for_bf16(self) -> AbstractKernel:
         return self
 
-    def forward(self, *inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def forward(
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
         x, h = _taken(inputs, "nn.RNNCell", ("x", "h"))
         y = x.new_empty((x.shape[0], self._module.hidden_size))
         _both_maps(self._module, x, h, y)
@@ -226,9 +232,16 @@ class RnnKernel(AbstractRowKernel):
         return (y,), (x, h, y)
 
     def backward(
-        self, gradients: tuple[Tensor | None, ...], residuals: tuple[Tensor, ...], into: GradientSum
-    ) -> tuple[Tensor | None, ...]:
-        (dy,), (x, h, y) = gradients, residuals
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside | None = None,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
+        (dy,), (x, h, y) = gradients, gathered(kept, rows)
         if dy is None:
             return None, None
         d = hidden_gradient(dy, y, self._module.nonlinearity)
@@ -267,7 +280,7 @@ def hidden_gradient(dy: Tensor, y: Tensor, nonlinearity: str) -> Tensor:
     return relu_backward(dy, y) if nonlinearity == "relu" else tanh_backward(dy, y)
 
 
-def _taken(inputs: tuple[Tensor, ...], name: str, expected: tuple[str, ...]) -> tuple[Tensor, ...]:
+def _taken(inputs: Payload, name: str, expected: tuple[str, ...]) -> Payload:
     if len(inputs) != len(expected):
         raise ValueError(
             f"{name}: {len(inputs)} inputs came, of shapes {[tuple(x.shape) for x in inputs]}; "

@@ -13,11 +13,17 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
+from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.graph.admission import Brought, check_of
-from geartrain.nodes.bundle import AbstractBundleKernel, bundle_kernel_of
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
-from geartrain.nodes.kernel import AbstractRowKernel, kernel_of
+from geartrain.nodes.kernel import (
+    AbstractKernel,
+    bundle_kernel_of,
+    kernel_of,
+    parted,
+    require_counts,
+)
 
 
 @final
@@ -53,7 +59,7 @@ class BundleSequential(nn.Module):
         if (check := check_of(self.first)) is not None:
             check(brought)
 
-    def bundle_kernel(self) -> AbstractBundleKernel | None:
+    def bundle_kernel(self) -> AbstractKernel | None:
         """That of the first and those of the others, for a loss in the same node."""
         first, rows = bundle_kernel_of(self.first), kernel_of(self.rows)
         if first is None or rows is None or not first.keeps_rows:
@@ -62,34 +68,38 @@ class BundleSequential(nn.Module):
 
 
 @final
-class _Kernel(AbstractBundleKernel):
+class _Kernel(AbstractKernel):
     keeps_rows = False
 
-    def __init__(self, first: AbstractBundleKernel, rows: AbstractRowKernel) -> None:
-        self._first, self._rows, self._cut = first, rows, 0
+    def __init__(self, first: AbstractKernel, rows: AbstractKernel) -> None:
+        self._first, self._rows = first, rows
+        self._counts = require_counts("BundleSequential", (first, rows))
         self.looks_up = first.looks_up and rows.looks_up
 
-    def for_bf16(self) -> AbstractBundleKernel:
-        return _Kernel(self._first.for_bf16(), self._rows)
+    def rounded(self) -> AbstractKernel:
+        return _Kernel(self._first.rounded(), self._rows)
 
     def forward(
-        self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        between, kept = self._first.forward(*inputs, inside=inside)
-        outputs, own = self._rows.forward(*between)
-        self._cut = len(kept)
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
+        between, kept = self._first.forward(inputs, inside)
+        outputs, own = self._rows.forward(between)
         return outputs, (*kept, *own)
 
     def backward(
         self,
-        gradients: tuple[Tensor | None, ...],
-        residuals: tuple[Tensor, ...],
+        gradients: Gradient,
+        kept: Payload,
+        rows: IntArray | None,
         into: GradientSum,
-        inside: Inside,
-    ) -> tuple[Tensor | None, ...]:
-        kept, own = residuals[: self._cut], residuals[self._cut :]
-        between = self._rows.backward(gradients, own, into)
-        return self._first.backward(between, kept, into, inside)
+        inside: Inside | None = None,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
+        assert rows is None  # no node keeps them until rows come back
+        below, own = parted("BundleSequential", kept, self._counts)
+        between = self._rows.backward(gradients, own, None, into)
+        return self._first.backward(between, below, None, into, inside, wanted=wanted)
 
 
 __all__ = ["BundleSequential"]

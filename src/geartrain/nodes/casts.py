@@ -9,15 +9,14 @@ from torch import Tensor, nn
 
 from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.frames.precision import narrowed, widened
-from geartrain.nodes.bundle import AbstractBundleKernel
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
-from geartrain.nodes.kernel import AbstractKernel, AbstractRowKernel
+from geartrain.nodes.kernel import AbstractKernel
 
 
-def in_bf16(kernel: AbstractRowKernel) -> AbstractRowKernel:
+def in_bf16(kernel: AbstractKernel) -> AbstractKernel:
     """The kernel for bfloat16 rows: its own, or itself with casts."""
-    return kernel.for_bf16() or CastKernel(kernel)
+    return kernel.for_bf16() or CastKernel(kernel.rounded())
 
 
 def around(kernel: AbstractKernel, *, full: bool) -> AbstractKernel:
@@ -27,11 +26,7 @@ def around(kernel: AbstractKernel, *, full: bool) -> AbstractKernel:
         kernel: For float32 rows.
         full: Whether it computes in float32 between its casts, even if it could in bfloat16.
     """
-    if isinstance(kernel, AbstractBundleKernel):
-        return CastBundleKernel(kernel if full else kernel.for_bf16())
-    if isinstance(kernel, AbstractRowKernel):
-        return CastKernel(kernel) if full else in_bf16(kernel)
-    raise TypeError(f"{type(kernel).__name__} has no form for bfloat16 rows: cast what it runs")
+    return CastKernel(kernel) if full else in_bf16(kernel)
 
 
 @final
@@ -56,67 +51,34 @@ class Cast(nn.Module):
 
 
 @final
-class CastKernel(AbstractRowKernel):
-    """A row kernel that works, and keeps its residuals, in float32, for bfloat16 rows."""
-
-    def __init__(self, kernel: AbstractRowKernel) -> None:
-        self._kernel, self.looks_up = kernel, kernel.looks_up
-
-    def forward(self, *inputs: Tensor) -> tuple[Payload, Payload]:
-        outputs, residuals = self._kernel.forward(*map(widened, inputs))
-        return tuple(map(narrowed, outputs)), residuals
-
-    def backward(self, gradients: Gradient, residuals: Payload, into: GradientSum) -> Gradient:
-        return _narrow(self._kernel.backward(_widen(gradients), residuals, into))
-
-    def backward_rows(
-        self, gradients: Gradient, kept: Payload, rows: IntArray, into: GradientSum
-    ) -> Gradient:
-        return _narrow(self._kernel.backward_rows(_widen(gradients), kept, rows, into))
-
-
-@final
-class CastBundleKernel(AbstractBundleKernel):
-    """A bundle kernel that works, and keeps its residuals, in float32, for bfloat16 rows.
+class CastKernel(AbstractKernel):
+    """A kernel that works, and keeps its residuals, in float32, for bfloat16 rows.
 
     Args:
-        kernel: As it shall compute: ``for_bf16()`` of one may round what its products multiply.
+        kernel: As it shall compute: one that is ``rounded()`` may round what its products multiply.
     """
 
-    def __init__(self, kernel: AbstractBundleKernel) -> None:
-        self._kernel = kernel
+    def __init__(self, kernel: AbstractKernel) -> None:
+        self._kernel, self.residuals = kernel, kernel.residuals
         self.room_for, self.looks_up = kernel.room_for, kernel.looks_up
         self.keeps_rows = kernel.keeps_rows
 
     def forward(
-        self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
     ) -> tuple[Payload, Payload]:
-        outputs, residuals = self._kernel.forward(*map(widened, inputs), inside=inside, room=room)
+        outputs, residuals = self._kernel.forward(tuple(map(widened, inputs)), inside, room)
         return tuple(map(narrowed, outputs)), residuals
 
     def backward(
-        self, gradients: Gradient, residuals: Payload, into: GradientSum, inside: Inside
-    ) -> Gradient:
-        return _narrow(self._kernel.backward(_widen(gradients), residuals, into, inside))
-
-    def backward_rows(
         self,
         gradients: Gradient,
         kept: Payload,
-        rows: IntArray,
+        rows: IntArray | None,
         into: GradientSum,
-        inside: Inside,
+        inside: Inside | None = None,
         *,
         wanted: bool = True,
     ) -> Gradient:
-        return _narrow(
-            self._kernel.backward_rows(_widen(gradients), kept, rows, into, inside, wanted=wanted)
-        )
-
-
-def _widen(gradients: Gradient) -> Gradient:
-    return tuple(None if g is None else widened(g) for g in gradients)
-
-
-def _narrow(gradients: Gradient) -> Gradient:
-    return tuple(None if g is None else narrowed(g) for g in gradients)
+        wide = tuple(None if g is None else widened(g) for g in gradients)
+        found = self._kernel.backward(wide, kept, rows, into, inside, wanted=wanted)
+        return tuple(None if g is None else narrowed(g) for g in found)

@@ -38,7 +38,6 @@ from geartrain.frames.message import (
     ranges,
 )
 from geartrain.frames.rows import RowStore
-from geartrain.native.rows import take
 from geartrain.nodes.call import (
     Call,
     as_payload,
@@ -53,7 +52,7 @@ from geartrain.nodes.call import (
 from geartrain.nodes.collector import allocate_ragged, release_ragged
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside, look_inside
-from geartrain.nodes.kernel import AbstractKernel
+from geartrain.nodes.kernel import AbstractKernel, gathered
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.products import GRAIN
 from geartrain.nodes.weights import AbstractWeights
@@ -71,26 +70,27 @@ class Recompute(AbstractKernel):
         self._function = function
         self._parameters = [p for p in parameters if p.requires_grad]
 
-    def run(
-        self, inputs: Payload, inside: Inside | None, room: Tensor | None = None
+    def forward(
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
     ) -> tuple[Payload, Payload]:
-        with torch.no_grad():
-            return own_integers(as_payload(run_module(self._function, inputs, inside))), inputs
+        return own_integers(as_payload(run_module(self._function, inputs, inside))), inputs
 
-    def answer(
+    def backward(
         self,
         gradients: Gradient,
         kept: Payload,
         rows: IntArray | None,
         into: GradientSum,
-        inside: Inside | None,
+        inside: Inside | None = None,
         *,
         wanted: bool = True,
     ) -> Gradient:
         # Run f again rather than keep its graph: an optimiser step in between would make a kept
         # graph raise, and one through ``.data`` would silently mix old activations with the new θ.
-        residuals = kept if rows is None else take(kept, rows)
-        inputs = [x.detach().requires_grad_() if x.is_floating_point() else x for x in residuals]
+        inputs = [
+            x.detach().requires_grad_() if x.is_floating_point() else x
+            for x in gathered(kept, rows)
+        ]
         with torch.enable_grad():
             outputs = as_payload(run_module(self._function, inputs, inside))
         asked = [x for x in inputs if x.requires_grad]
@@ -139,7 +139,8 @@ class RowNode(AbstractNode):
         inside = self._inside(state[INSTANCE], lengths) if self._call.inside else None
         if not train or self._owes_nothing(batches, origin):
             inputs = self._inputs(batches, state, lengths, {})
-            outputs, _ = self._kernel.run(inputs, inside)
+            with torch.no_grad():
+                outputs, _ = self._kernel.forward(inputs, inside)
             return self._emit(outputs, state, origin, lengths)
         n = origin.size
         start = self._rows.allocate(n)
@@ -166,7 +167,8 @@ class RowNode(AbstractNode):
         }
         inputs = self._inputs(batches, state, lengths, in_place)
         room = self._room(buffers, first, total)
-        outputs, residuals = self._kernel.run(inputs, inside, room)
+        with torch.no_grad():
+            outputs, residuals = self._kernel.forward(inputs, inside, room)
         if in_place:  # a function may return its very input: rows of the store are for this node
             stored = {x.untyped_storage().data_ptr() for x in in_place.values()}
             outputs = tuple(
@@ -289,7 +291,8 @@ class RowNode(AbstractNode):
     ) -> Gradient:
         into = GradientSum(()) if self._weights is None else self._weights.gradient
         kept = (self._cells or self._rows).buffers()
-        return self._kernel.answer(gradient, kept, cells, into, inside, wanted=wanted)
+        with torch.no_grad():
+            return self._kernel.backward(gradient, kept, cells, into, inside, wanted=wanted)
 
     def _emit(
         self, outputs: Payload, state: IntArray, origin: IntArray, lengths: IntArray | None

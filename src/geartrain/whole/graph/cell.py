@@ -20,14 +20,13 @@ from torch import Tensor, nn
 
 from geartrain.device import upload
 from geartrain.errors import DataError, GraphError
-from geartrain.frames.message import IntArray
+from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.graph.admission import Brought, require_range
-from geartrain.native.rows import take
 from geartrain.nn.elementwise import sigmoid_backward_
 from geartrain.nn.recurrent import GruKernel
-from geartrain.nodes.bundle import AbstractBundleKernel, AbstractPlacedKernel
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
+from geartrain.nodes.kernel import AbstractKernel, gathered
 from geartrain.nodes.products import affine, outer, outer_suits, times
 from geartrain.whole.graph.loader import HEARD, EdgeIndex, Weights, gated_backward, gated_forward
 from geartrain.whole.graph.readouts import Maps, sum_backward, sum_forward
@@ -117,7 +116,7 @@ class GatedGraphCell(nn.Module):
             if not np.isfinite(brought.edges[self.length]).all():
                 raise DataError(f"edge column '{self.length}' holds NaN or infinity")
 
-    def bundle_kernel(self) -> AbstractBundleKernel | None:
+    def bundle_kernel(self) -> AbstractKernel | None:
         """Keeps h and, for each step, what was heard and the GRU's gates; None with lengths."""
         return None if self.scale is not None else _CellKernel(self)
 
@@ -206,7 +205,7 @@ class GatedSum(nn.Module):
             if self.features and x.ndim == 1:
                 require_range(f"column '{name}' has", x, self.features)
 
-    def bundle_kernel(self) -> AbstractBundleKernel:
+    def bundle_kernel(self) -> AbstractKernel:
         """Keeps h, x and ``(rows, 2, out)``: gate, value."""
         return _SumKernel(self)
 
@@ -264,18 +263,20 @@ def _senders(
 
 
 @final
-class _CellKernel(AbstractPlacedKernel):
+class _CellKernel(AbstractKernel):
+    residuals = 2
     room_for = 1
 
     def __init__(self, module: GatedGraphCell, *, brief: bool = False) -> None:
         self._module, self._gru, self._brief = module, GruKernel(module.update), brief
 
-    def for_bf16(self) -> AbstractBundleKernel:
+    def rounded(self) -> AbstractKernel:
         return _CellKernel(self._module, brief=True)
 
     def forward(
-        self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
+        assert inside is not None
         (h,) = inputs
         kept = room
         if kept is None:
@@ -302,20 +303,21 @@ class _CellKernel(AbstractPlacedKernel):
             sent = torch.cat(messages).index_select(0, senders.of_edge)
             heard = torch.zeros_like(h).index_add_(0, inside.edges["target"], sent)
             kept[:, step, 0] = heard
-            (h,), (_, _, kept[:, step, 1:]) = self._gru.forward(heard, h)
+            (h,), (_, _, kept[:, step, 1:]) = self._gru.forward((heard, h))
         return h
 
-    def backward_at(
+    def backward(
         self,
-        gradients: tuple[Tensor | None, ...],
-        residuals: tuple[Tensor, ...],
+        gradients: Gradient,
+        kept: Payload,
         rows: IntArray | None,
         into: GradientSum,
-        inside: Inside,
+        inside: Inside | None = None,
         *,
-        wanted: bool,
-    ) -> tuple[Tensor | None, ...]:
-        (dy,), (h, kept) = gradients, residuals
+        wanted: bool = True,
+    ) -> Gradient:
+        assert inside is not None
+        (dy,), (h, gates) = gradients, kept
         if dy is None:
             return (None,)
         found = None
@@ -323,15 +325,14 @@ class _CellKernel(AbstractPlacedKernel):
             edges, weights = self._edges(inside), self._weights()
             try:
                 found = gated_backward(
-                    dy.contiguous(), h, kept, rows, edges, weights, wanted=wanted
+                    dy.contiguous(), h, gates, rows, edges, weights, wanted=wanted
                 )
             except DataError:
                 self._module.require_types(inside)
                 raise
         if found is None:
-            if rows is not None:
-                h, kept = take((h, kept), rows)
-            return (self._steps_back(dy, h, kept, into, inside),)
+            h, gates = gathered((h, gates), rows)
+            return (self._steps_back(dy, h, gates, into, inside),)
         module = self._module
         update = module.update
         _add(module.message.weight, found.message, into)
@@ -356,7 +357,7 @@ class _CellKernel(AbstractPlacedKernel):
         for step in reversed(range(self._module.steps)):
             heard, before = kept[:, step, 0].contiguous(), states[step]
             gates = kept[:, step, 1:].contiguous()
-            d_heard, dh = self._gru.backward((d,), (heard, before, gates), into)
+            d_heard, dh = self._gru.backward((d,), (heard, before, gates), None, into)
             assert d_heard is not None and dh is not None
             self._messages_back(d_heard, before, senders, inside, dh, into)
             d = dh
@@ -435,13 +436,15 @@ class _CellKernel(AbstractPlacedKernel):
 
 
 @final
-class _SumKernel(AbstractBundleKernel):
+class _SumKernel(AbstractKernel):
     def __init__(self, module: GatedSum) -> None:
         self._module = module
+        self.residuals = 3 if module.features else 2
 
     def forward(
-        self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
+        assert inside is not None
         h, *given = inputs
         self._module.require_features(given)
         x = given[0] if given else None
@@ -463,15 +466,19 @@ class _SumKernel(AbstractBundleKernel):
 
     def backward(
         self,
-        gradients: tuple[Tensor | None, ...],
-        residuals: tuple[Tensor, ...],
+        gradients: Gradient,
+        kept: Payload,
+        rows: IntArray | None,
         into: GradientSum,
-        inside: Inside,
-    ) -> tuple[Tensor | None, ...]:
-        found = self._native_backward(gradients, residuals, None, into, inside)
+        inside: Inside | None = None,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
+        assert inside is not None
+        found = self._native_backward(gradients, kept, rows, into, inside)
         if found is not None:
             return found
-        (dy,), (h, *given, made) = gradients, residuals
+        (dy,), (h, *given, made) = gradients, gathered(kept, rows)
         assert dy is not None
         # Gate and value change places: the slope of each is the other.
         d = made.flip(1).mul_(dy.index_select(0, inside.segment)[:, None])
@@ -491,29 +498,14 @@ class _SumKernel(AbstractBundleKernel):
         _add(module.value.bias, d_bias[out:], into)
         return (times(flat, self._both()[0]), *dx)
 
-    def backward_rows(
-        self,
-        gradients: tuple[Tensor | None, ...],
-        kept: tuple[Tensor, ...],
-        rows: IntArray,
-        into: GradientSum,
-        inside: Inside,
-        *,
-        wanted: bool = True,
-    ) -> tuple[Tensor | None, ...]:
-        found = self._native_backward(gradients, kept, rows, into, inside)
-        if found is not None:
-            return found
-        return super().backward_rows(gradients, kept, rows, into, inside)
-
     def _native_backward(
         self,
-        gradients: tuple[Tensor | None, ...],
-        kept: tuple[Tensor, ...],
+        gradients: Gradient,
+        kept: Payload,
         rows: IntArray | None,
         into: GradientSum,
         inside: Inside,
-    ) -> tuple[Tensor | None, ...] | None:
+    ) -> Gradient | None:
         """The gradients, or None where torch is to find them."""
         (dy,), (h, *given, made) = gradients, kept
         nothing = (None,) * len(given)

@@ -13,12 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from geartrain.frames.message import IntArray
+from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.graph.admission import Brought
-from geartrain.native.rows import take
-from geartrain.nodes.bundle import AbstractBundleKernel, AbstractPlacedKernel
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
+from geartrain.nodes.kernel import AbstractKernel, gathered
 from geartrain.whole.graph.readouts import choice_backward, choice_forward, no_vertex
 
 
@@ -73,19 +72,22 @@ class VertexChoice(nn.Module):
             if wrong.size:
                 raise no_vertex(int(answer[wrong[0]]), int(brought.lengths[wrong[0]]))
 
-    def bundle_kernel(self) -> AbstractBundleKernel:
+    def bundle_kernel(self) -> AbstractKernel:
         """Keeps h and the slopes of the losses at the scores."""
         return _ChoiceKernel(self)
 
 
 @final
-class _ChoiceKernel(AbstractPlacedKernel):
+class _ChoiceKernel(AbstractKernel):
+    residuals = 2
+
     def __init__(self, module: VertexChoice) -> None:
         self._module = module
 
     def forward(
-        self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
+        assert inside is not None
         h, answers = inputs
         lengths, segment, w = inside.lengths, inside.segment, self._module.score.weight
         found = choice_forward(h, answers, lengths, w)
@@ -104,23 +106,23 @@ class _ChoiceKernel(AbstractPlacedKernel):
         slopes[at] -= 1
         return (losses, _first(scores == top, inside) - starts), (h, slopes)
 
-    def backward_at(
+    def backward(
         self,
-        gradients: tuple[Tensor | None, ...],
-        residuals: tuple[Tensor, ...],
+        gradients: Gradient,
+        kept: Payload,
         rows: IntArray | None,
         into: GradientSum,
-        inside: Inside,
+        inside: Inside | None = None,
         *,
-        wanted: bool,
-    ) -> tuple[Tensor | None, ...]:
-        (d, _), (h, slopes), w = gradients, residuals, self._module.score.weight
+        wanted: bool = True,
+    ) -> Gradient:
+        assert inside is not None
+        (d, _), (h, slopes), w = gradients, kept, self._module.score.weight
         if d is None:
             return None, None
         found = choice_backward(d.contiguous(), h, slopes, rows, inside.lengths, w)
         if found is None:
-            if rows is not None:
-                h, slopes = take((h, slopes), rows)
+            h, slopes = gathered((h, slopes), rows)
             d_scores = (slopes * d.index_select(0, inside.segment))[:, None]
             found = d_scores * w, d_scores.t() @ h
         dh, dw = found

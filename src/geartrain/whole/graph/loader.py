@@ -11,6 +11,7 @@ float64; for others the answer is None, and the caller does it in torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, final
 
 import torch
@@ -18,8 +19,24 @@ from torch import Tensor
 
 from geartrain.errors import DataError
 from geartrain.native import library
-from geartrain.native.library import SMALL_WORK, Function, threads_for
+from geartrain.native.build import Sources
+from geartrain.native.library import POINTER, SMALL_WORK, WORD, Function, threads_for
 from geartrain.native.rows import Rows, address, alike, contiguous, out_of_range, pointer
+
+_N, _P = WORD, POINTER
+NATIVE: Final = library.add(
+    library.Extension(
+        Sources("graph", Path(__file__).with_name("graph.c")),
+        typed={
+            "gated_forward": (*[_N] * 5, *[_P] * 10, *[_N] * 2, *[_P] * 2),
+            "gated_backward": (*[_N] * 5, *[_P] * 6, _N, *[_P] * 3, *[_N] * 3, *[_P] * 5),
+            "choice_forward": (*[_N] * 3, *[_P] * 7),
+            "choice_backward": (*[_N] * 3, *[_P] * 4, _N, *[_P] * 4),
+            "sum_forward": (*[_N] * 5, *[_P] * 9),
+            "sum_backward": (*[_N] * 5, *[_P] * 5, _N, *[_P] * 7),
+        },
+    )
+)
 
 HEARD: Final = 5
 """What is kept of a step and vertex: what it heard, r, z, n, m, of ``(H,)`` each."""
@@ -250,9 +267,8 @@ def _function(
     name: str, like: Tensor, edges: EdgeIndex, weights: Weights, rows: int
 ) -> Function | None:
     """The kernel for these, or None if it is not for them."""
-    native = library.current()
-    typed = None if native is None else native.typed.get(like.dtype)
-    if typed is None or name not in typed or like.ndim != 2 or not like.is_contiguous():
+    typed = NATIVE.functions(like.dtype)
+    if typed is None or like.ndim != 2 or not like.is_contiguous():
         return None
     if not (edges.suit() and weights.suit(like)):
         return None

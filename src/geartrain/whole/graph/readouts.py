@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from geartrain.errors import DataError
-from geartrain.native import library
 from geartrain.native.library import SMALL, Function
 from geartrain.native.rows import Rows, contiguous, out_of_range, pointer
+from geartrain.whole.graph.loader import NATIVE
 
 
 def choice_forward(
@@ -261,9 +261,8 @@ def _function(
     integers: tuple[Tensor | None, ...],
 ) -> Function | None:
     """The kernel for these tensors, or None if it is not for them."""
-    native = library.current()
-    typed = None if native is None else native.typed.get(h.dtype)
-    if typed is None or name not in typed or h.ndim != 2:
+    typed = NATIVE.functions(h.dtype)
+    if typed is None or h.ndim != 2:
         return None
     for x in (h, *floats):
         if x.dtype is not h.dtype or not x.is_cpu or not x.is_contiguous():

@@ -10,6 +10,7 @@ the CPU, float32 or float64; for others the answer is None, and the caller does 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -17,8 +18,23 @@ from torch import Tensor
 
 from geartrain.errors import DataError
 from geartrain.native import library
-from geartrain.native.library import SMALL_WORK, Function
+from geartrain.native.build import Sources
+from geartrain.native.library import POINTER, SMALL_WORK, WORD, Function
 from geartrain.native.rows import Rows, address, contiguous, out_of_range, pointer
+
+_N, _P = WORD, POINTER
+NATIVE: Final = library.add(
+    library.Extension(
+        Sources("list", Path(__file__).with_name("list.c")),
+        typed={
+            "lists_forward": (*[_N] * 3, *[_P] * 2, _N, *[_P] * 2, _N, *[_P] * 2, _N),
+            "lists_backward": (
+                *(*[_N] * 3, *[_P] * 2, _N, *[_P] * 2, _N),
+                *(_P, *[_N] * 2, *[_P] * 3, _N),
+            ),
+        },
+    )
+)
 
 _MUCH_WORK: Final = 1 << 25  # from which on several threads are worth their beginning
 
@@ -179,9 +195,9 @@ def _function(
     name: str, rows: int, floats: tuple[Tensor, ...], integers: tuple[Tensor | None, ...]
 ) -> Function | None:
     """The kernel for these tensors, or None if it is not for them."""
-    native, like = library.current(), floats[0]
-    typed = None if native is None else native.typed.get(like.dtype)
-    if typed is None or name not in typed:
+    like = floats[0]
+    typed = NATIVE.functions(like.dtype)
+    if typed is None:
         return None
     for x in floats:
         if x.dtype is not like.dtype or not x.is_cpu or not x.is_contiguous():

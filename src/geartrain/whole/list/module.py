@@ -16,16 +16,14 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, nn
 
-from geartrain.frames.message import IntArray
+from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.graph.admission import Brought, check_of
 from geartrain.native.maps import map_backward, map_forward
-from geartrain.native.rows import take
 from geartrain.nn.cells import TokenRNN
 from geartrain.nn.recurrent import hidden_gradient, squash_hidden_
-from geartrain.nodes.bundle import AbstractBundleKernel, AbstractPlacedKernel
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
-from geartrain.nodes.kernel import AbstractRowKernel, kernel_of
+from geartrain.nodes.kernel import AbstractKernel, gathered, kernel_of
 from geartrain.nodes.products import affine, times
 from geartrain.whole.list.loader import lists_backward, lists_forward, require_tokens
 
@@ -101,7 +99,7 @@ class WholeList(nn.Module):
         if check is not None and brought.payload is not None:
             check(Brought(brought.lengths, None, {"x": brought.payload[0].numpy()}))
 
-    def bundle_kernel(self) -> AbstractBundleKernel | None:
+    def bundle_kernel(self) -> AbstractKernel | None:
         """Keeps what the cell read and the states; None for a cell without one."""
         cell = self.cell
         if isinstance(cell, TokenRNN) and type(cell) is TokenRNN:
@@ -183,7 +181,7 @@ class _AbstractDrive(ABC):
 class _Tokens(_AbstractDrive):
     """Of ``TokenRNN``; where there are fewer tokens than rows, x is made once for each token."""
 
-    def __init__(self, cell: TokenRNN, embedding: AbstractRowKernel) -> None:
+    def __init__(self, cell: TokenRNN, embedding: AbstractKernel) -> None:
         self._cell, self._embedding = cell, embedding
         self.weight, self.bent = cell.weight, cell.nonlinearity == "tanh"
 
@@ -220,7 +218,7 @@ class _Tokens(_AbstractDrive):
                 return
             d = d_read
         if table is None:
-            self._embedding.backward((d,), (read,), into)
+            self._embedding.backward((d,), (read,), None, into)
         else:
             _add(embedding, d, into)
 
@@ -229,7 +227,7 @@ class _Tokens(_AbstractDrive):
 
     def _looked_up(self, read: Tensor) -> Tensor:
         require_tokens(read, self._cell.embedding.num_embeddings)
-        (x,), _ = self._embedding.forward(read)
+        (x,), _ = self._embedding.forward((read,))
         return x
 
 
@@ -261,12 +259,13 @@ class _Features(_AbstractDrive):
 
 
 @final
-class _ListKernel(AbstractPlacedKernel):
+class _ListKernel(AbstractKernel):
     """All steps of a cell h' = f(x + W h); keeps what it read and the states.
 
     Gradients are those of the states of then, with the weights, and the tokens' vectors, of now.
     """
 
+    residuals = 2
     looks_up = True
     room_for = 1
 
@@ -274,8 +273,9 @@ class _ListKernel(AbstractPlacedKernel):
         self._drive, self._every = drive, every
 
     def forward(
-        self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
+        assert inside is not None
         (read,) = inputs
         drive, lengths, n = self._drive, inside.lengths, read.shape[0]
         table = drive.table(n)
@@ -286,25 +286,26 @@ class _ListKernel(AbstractPlacedKernel):
             last = self._steps(x, tokens, lengths, kept)
         return (kept.clone() if self._every else last,), (read, kept)
 
-    def backward_at(
+    def backward(
         self,
-        gradients: tuple[Tensor | None, ...],
-        residuals: tuple[Tensor, ...],
+        gradients: Gradient,
+        kept: Payload,
         rows: IntArray | None,
         into: GradientSum,
-        inside: Inside,
+        inside: Inside | None = None,
         *,
-        wanted: bool,
-    ) -> tuple[Tensor | None, ...]:
-        (dy,), (read, kept) = gradients, residuals
+        wanted: bool = True,
+    ) -> Gradient:
+        assert inside is not None
+        (dy,), (read, states) = gradients, kept
         if dy is None:
             return (None,)
         drive, lengths = self._drive, inside.lengths
-        table = drive.table(kept.shape[0] if rows is None else rows.size)
+        table = drive.table(states.shape[0] if rows is None else rows.size)
         tokens = read if table is not None else None
         found = lists_backward(
             dy.contiguous(),
-            kept,
+            states,
             tokens,
             rows,
             lengths,
@@ -313,14 +314,11 @@ class _ListKernel(AbstractPlacedKernel):
             bent=drive.bent,
             every=self._every,
         )
-        if table is None and rows is not None:
-            (read,) = take((read,), rows)
+        if table is None or found is None:
+            (read,) = gathered((read,), rows)
         if found is None:
-            if rows is not None:
-                (kept,) = take((kept,), rows)
-                if table is not None:
-                    (read,) = take((read,), rows)
-            found = self._steps_back(dy, read, kept, lengths, table)
+            (states,) = gathered((states,), rows)
+            found = self._steps_back(dy, read, states, lengths, table)
         d, d_weight = found
         drive.learn(d_weight, into)
         return (drive.back(d, read, table, into, wanted=wanted),)

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from struct import pack
-from typing import final
+from typing import Final, final
 
 import numpy as np
 import torch
@@ -22,8 +23,20 @@ from torch import Tensor
 
 from geartrain.errors import DataError
 from geartrain.native import library
-from geartrain.native.library import SMALL_WORK, Function, threads_for
+from geartrain.native.build import Sources
+from geartrain.native.library import BYTES, POINTER, SMALL_WORK, WORD, Function, threads_for
 from geartrain.native.rows import Rows, alike, contiguous, out_of_range, pointer
+
+NATIVE: Final = library.add(
+    library.Extension(
+        Sources("tree", Path(__file__).with_name("tree.c")),
+        typed={
+            "forest_forward": (BYTES, *[WORD] * 6, *[POINTER] * 4),
+            "forest_backward": (BYTES, *[WORD] * 6, *[POINTER] * 3),
+        },
+        plain={"forest": (WORD, POINTER, WORD, *[POINTER] * 6)},
+    )
+)
 
 
 @final
@@ -72,12 +85,12 @@ def forest_of(parent: NDArray[np.int64], slot: NDArray[np.int64], lengths: Rows)
             f"and {slot.dtype}; give one integer of each for every vertex"
         )
     parent, slot, lengths = (np.ascontiguousarray(x, np.int64) for x in (parent, slot, lengths))
-    native = library.current()
-    if native is None:
+    run = NATIVE.function("forest")
+    if run is None:
         return _forest(parent, slot, lengths)
     memory = np.empty(8 * rows + 2, np.int64)
     order, child, bounds = memory[:rows], memory[rows : 3 * rows], memory[3 * rows : 4 * rows + 2]
-    heights = native.forest(
+    heights = run(
         lengths.size,
         lengths.ctypes.data,
         rows,
@@ -210,9 +223,7 @@ class TreeWeights:
 
 def takes(weights: TreeWeights) -> bool:
     """Whether there are kernels for such weights."""
-    native = library.current()
-    typed = None if native is None else native.typed.get(weights.leaf.dtype)
-    return typed is not None and "forest_forward" in typed and weights.suit()
+    return NATIVE.functions(weights.leaf.dtype) is not None and weights.suit()
 
 
 @final
@@ -372,9 +383,8 @@ def forest_backward(
 
 
 def _function(name: str, weights: TreeWeights, rows: int) -> Function | None:
-    native = library.current()
-    typed = None if native is None else native.typed.get(weights.leaf.dtype)
-    if typed is None or name not in typed or not weights.suit():
+    typed = NATIVE.functions(weights.leaf.dtype)
+    if typed is None or not weights.suit():
         return None
     return typed[name][6 * rows * weights.hidden**2 > SMALL_WORK]
 

@@ -17,15 +17,13 @@ from torch import Tensor, nn
 
 from geartrain.device import upload
 from geartrain.errors import DataError
-from geartrain.frames.message import IntArray
+from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.graph.admission import Brought, check_of
-from geartrain.native.rows import take
 from geartrain.nn.cells import TreeLSTMBranch, TreeLSTMLeaf
-from geartrain.nodes.bundle import AbstractBundleKernel, AbstractPlacedKernel
 from geartrain.nodes.call import as_payload
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
-from geartrain.nodes.kernel import AbstractRowKernel, kernel_of, may_have_kernel
+from geartrain.nodes.kernel import AbstractKernel, gathered, kernel_of, may_have_kernel
 from geartrain.nodes.products import affine
 from geartrain.whole.tree.loader import (
     Forest,
@@ -115,9 +113,9 @@ class WholeTree(nn.Module):
         if check is not None and brought.payload is not None:
             leaves = forest.order[: forest.leaves]  # ascending
             lengths = np.diff(np.searchsorted(leaves, brought.lengths.cumsum()), prepend=0)
-            check(Brought(lengths, take(brought.payload, leaves)))
+            check(Brought(lengths, gathered(brought.payload, leaves)))
 
-    def bundle_kernel(self) -> AbstractBundleKernel | None:
+    def bundle_kernel(self) -> AbstractKernel | None:
         """Of a Tree-LSTM: keeps x, parent, slot, gates and cells; None: run it again.
 
         Gradients are those of the gates and cells of then, with the weights of now.
@@ -170,9 +168,10 @@ def _groves(parent: Tensor, slot: Tensor, inside: Inside, hidden: int) -> list[G
 
 
 @final
-class _TreeKernel(AbstractPlacedKernel):
+class _TreeKernel(AbstractKernel):
     """All heights in C, or in torch where there are no kernels or the tensors are elsewhere."""
 
+    residuals = 4
     looks_up = True
     room_for = 3
 
@@ -180,18 +179,19 @@ class _TreeKernel(AbstractPlacedKernel):
         self,
         leaf: TreeLSTMLeaf,
         branch: TreeLSTMBranch,
-        table: AbstractRowKernel | None,
+        table: AbstractKernel | None,
         *,
         brief: bool = False,
     ) -> None:
         self._leaf, self._branch, self._table, self._brief = leaf, branch, table, brief
 
-    def for_bf16(self) -> AbstractBundleKernel:
+    def rounded(self) -> AbstractKernel:
         return _TreeKernel(self._leaf, self._branch, self._table, brief=True)
 
     def forward(
-        self, *inputs: Tensor, inside: Inside, room: Tensor | None = None
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
+        assert inside is not None
         x, parent, slot = inputs
         weights = self._weights()
         kept = room
@@ -207,33 +207,32 @@ class _TreeKernel(AbstractPlacedKernel):
             self._heights(x, _Placed(_forest(parent, slot, inside), x.device), weights, kept, h)
         return (h,), (x, parent, slot, kept)
 
-    def backward_at(
+    def backward(
         self,
-        gradients: tuple[Tensor | None, ...],
-        residuals: tuple[Tensor, ...],
+        gradients: Gradient,
+        kept: Payload,
         rows: IntArray | None,
         into: GradientSum,
-        inside: Inside,
+        inside: Inside | None = None,
         *,
-        wanted: bool,
-    ) -> tuple[Tensor | None, ...]:
-        (dh,), (x, parent, slot, kept) = gradients, residuals
+        wanted: bool = True,
+    ) -> Gradient:
+        assert inside is not None
+        (dh,), (x, parent, slot, gates) = gradients, kept
         if dh is None:
             return None, None, None
-        if rows is not None:
-            x, parent, slot = take((x, parent, slot), rows)
+        x, parent, slot = gathered((x, parent, slot), rows)
         weights, has_table = self._weights(), self._table is not None
         wanted = self._table_learns() if has_table else wanted
         found, places = None, []
         if dh.is_cpu and takes(weights):
             groves = _groves(parent, slot, inside, weights.hidden)
-            found = forest_backward(groves, dh.contiguous(), kept, rows, weights, wanted=wanted)
+            found = forest_backward(groves, dh.contiguous(), gates, rows, weights, wanted=wanted)
             places = [(g.rows, g.leaves) for g in groves]
         if found is None:
-            if rows is not None:
-                (kept,) = take((kept,), rows)
+            (gates,) = gathered((gates,), rows)
             at = _Placed(_forest(parent, slot, inside), dh.device)
-            found = self._heights_back(dh, at, weights, kept, wanted=wanted)
+            found = self._heights_back(dh, at, weights, gates, wanted=wanted)
             places = [(slice(0, x.shape[0]), at.leaves)] if x.shape[0] else []
         if places:
             _give(self._leaf.weight, found.leaf, into)
@@ -244,7 +243,7 @@ class _TreeKernel(AbstractPlacedKernel):
         for (mine, leaves), each in zip(places, found.x, strict=False):
             if self._table is not None:
                 ids = x[mine].index_select(0, leaves)
-                self._table.backward((each,), (ids,), into)
+                self._table.backward((each,), (ids,), None, into)
             elif dx is not None:
                 dx[mine].index_copy_(0, leaves, each)
         return dx, None, None
@@ -310,7 +309,7 @@ class _TreeKernel(AbstractPlacedKernel):
 
     def _entering(self, x: Tensor) -> Tensor:
         if self._table is not None:
-            (x,), _ = self._table.forward(x)
+            (x,), _ = self._table.forward((x,))
         return x.contiguous()
 
     def _weights(self) -> TreeWeights:

@@ -25,9 +25,9 @@ from geartrain.nn import (
     WholeList,
     WholeTree,
 )
-from geartrain.nodes.bundle import AbstractBundleKernel, bundle_kernel_of
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
+from geartrain.nodes.kernel import AbstractKernel, bundle_kernel_of
 from geartrain.whole.graph.loader import HEARD, EdgeIndex, Weights, gated_backward, gated_forward
 from geartrain.whole.graph.readouts import (
     Maps,
@@ -62,14 +62,14 @@ def passed(
     inputs: Sequence[Tensor],
     within: Inside,
     rows: np.ndarray,
-    kernel: AbstractBundleKernel | None = None,
+    kernel: AbstractKernel | None = None,
 ) -> list[Tensor | None]:
     """Outputs, and all gradients, with residuals that lie in rows of a larger store."""
     kernel = kernel or bundle_kernel_of(module)
     assert kernel is not None
     into = GradientSum(module.parameters())
     with torch.no_grad():
-        outputs, residuals = kernel.forward(*inputs, inside=within)
+        outputs, residuals = kernel.forward(inputs, inside=within)
         kept = []
         for residual in residuals:
             store = residual.new_full((2 * len(rows) + 1, *residual.shape[1:]), 0)
@@ -81,7 +81,7 @@ def passed(
             else None
             for y in outputs
         )
-        answers = kernel.backward_rows(gradients, tuple(kept), rows, into, within)
+        answers = kernel.backward(gradients, tuple(kept), rows, into, within)
     return [*outputs, *answers, *map(into.take, module.parameters())]
 
 
@@ -182,7 +182,7 @@ def test_short_products_are_as_exact_as_bfloat16(
     rows = np.random.default_rng(0).permutation(2 * len(h) + 1)[: len(h)]
     use(native)
     exact = passed(cell, [h], within, rows)
-    brief = passed(cell, [h], within, rows, kernel.for_bf16())
+    brief = passed(cell, [h], within, rows, kernel.rounded())
     for mine, theirs in zip(brief, exact, strict=True):
         assert mine is not None and theirs is not None
         assert mine.dtype is torch.float32
@@ -316,7 +316,7 @@ def test_edges_that_are_none_are_refused_with_kernels_and_without(
     assert kernel is not None
     inside = Inside(torch.tensor([3]), torch.zeros(3).long(), edges)
     with torch.no_grad(), pytest.raises(DataError, match=said):
-        kernel.forward(torch.zeros(3, 4), inside=inside)
+        kernel.forward((torch.zeros(3, 4),), inside=inside)
 
 
 def test_weights_and_states_of_other_widths_are_left_to_torch(
