@@ -19,9 +19,20 @@ if (folder := str(Path(__file__).parent)) not in sys.path:
     sys.path.insert(0, folder)
 from rig_programs import Nursery
 
+from tests.rigs import kernels
+
 # Same examples on every run and machine; a shared, busy core must not fail a test by its clock.
 settings.register_profile("geartrain", deadline=None, derandomize=True)
 settings.load_profile("geartrain")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """What works otherwise without native kernels is run without them, too."""
+    if not kernels.goes_both_ways(item):
+        return None
+    kernels.run(item, nextitem)
+    return True
 
 
 @pytest.fixture(autouse=True)

@@ -71,7 +71,13 @@ def entering(rows: int, *, words: bool = True, depth: int = E) -> Tensor:
     return torch.randn(rows, depth, dtype=torch.float64, generator=draw)
 
 
-needs_native = pytest.mark.skipif(library.current() is None, reason="no native kernels")
+needs_native = pytest.mark.usefixtures("native")
+
+
+@pytest.fixture
+def native() -> None:
+    if library.current() is None:
+        pytest.skip("no native kernels")
 
 
 @pytest.fixture(params=["native", "torch"])
