@@ -18,7 +18,6 @@ from geartrain.data.text import FILE as TEXT
 if (folder := str(Path(__file__).parent)) not in sys.path:
     sys.path.insert(0, folder)
 from rig_programs import Nursery
-
 from tests.rigs import kernels
 
 # Same examples on every run and machine; a shared, busy core must not fail a test by its clock.

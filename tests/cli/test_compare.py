@@ -11,9 +11,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from rig_programs import Forked, Nursery
 from typer.testing import CliRunner
 
 from geartrain.baselines import PEERS
@@ -40,6 +42,22 @@ def settings(recipe: str = "listreduce", **given: object) -> Settings:
     names += "checkpoint_every", "evaluate_every", "replicas", "precision", "device", "options"
     nothing = dict.fromkeys(names)
     return new_settings(find_recipe(recipe), nothing | given)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked_trials(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Trials do not import torch each: they are forked from a process that has."""
+    begin, folder = subprocess.Popen, tmp_path_factory.mktemp("trials")
+
+    def start(command: list[str], **options: Any) -> Any:
+        if command[1:3] != ["-m", "geartrain.cli.trial"]:
+            return begin(command, **options)
+        trial = folder / str(sum(1 for _ in folder.iterdir()))
+        return Forked(nursery, trial, command, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", start)
+        yield
 
 
 @pytest.fixture(scope="module")
