@@ -114,7 +114,7 @@ package: setup
 lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy --strict src/geartrain
+	$(BIN)/mypy --strict src
 	$(BIN)/mypy tests
 	@$(MAKE) --no-print-directory lint-c
 

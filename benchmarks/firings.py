@@ -12,10 +12,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
-from benchmarks.peers.systems import SIZES
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import geartrain as gt
+from benchmarks.peers.systems import SIZES
 from geartrain.engine.worker import Firing, WorkerState
 from geartrain.recipes import find_recipe
 from geartrain.recipes.recipe import Setting

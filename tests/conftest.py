@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +13,8 @@ from hypothesis import settings
 
 from geartrain.data.cifar10 import FILE as PHOTOGRAPHS
 from geartrain.data.text import FILE as TEXT
-
-if (folder := str(Path(__file__).parent)) not in sys.path:
-    sys.path.insert(0, folder)
-from rig_programs import Nursery
 from tests.rigs import kernels
+from tests.rigs.programs import Nursery
 
 # Same examples on every run and machine; a shared, busy core must not fail a test by its clock.
 settings.register_profile("geartrain", deadline=None, derandomize=True)

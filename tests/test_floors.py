@@ -1,15 +1,16 @@
 """Imports point down from room to room, and files do not import one another in circles.
 
     __main__, __init__, the exports of nn
-    cli > recipes, baselines, train, data > observe > pipeline > whole > nn > runtime > engine >
+    cli > recipes, train, data > observe > pipeline > whole > nn > runtime > engine >
     sharing > parts > graph > nodes > frames > native > codec, device, files > errors,
     schema, bounds
 
-A room may import rooms below it and itself; recipes may use train and data, baselines may use
-recipes and data, train may use data. What is imported for its types alone counts as well. The rooms
+A room may import rooms below it and itself; recipes may use train and data, train may use
+data. What is imported for its types alone counts as well. The rooms
 that decide neither wait nor touch the outside. ``geartrain/__init__.py`` stands on top, so nothing
 inside the package imports ``geartrain`` itself, and what serves one family of models (``whole``) is
-known to recipes and exports alone.
+known to recipes and exports alone. What ours is compared with, ``geartrain_baselines``, is
+a package on top: the command ``compare`` fetches it when it is called.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ ORDER = (
     ("whole",),
     ("pipeline",),
     ("observe",),
-    ("data", "train", "recipes", "baselines"),
+    ("data", "train", "recipes"),
     ("cli",),
     ("__main__", "__init__"),
 )
 FLOORS = {room: number for number, rooms in enumerate(ORDER) for room in rooms}
 SIDEWAYS = {("recipes", "train"), ("recipes", "data"), ("train", "data")}
-SIDEWAYS |= {("baselines", "recipes"), ("baselines", "data")}
 EXPORTS = {"nn/__init__.py"}  # nobody inside imports what they export
+ABOVE = {"geartrain_baselines": {"cli/main.py"}}  # packages on top, and who asks for them
 HIDDEN = {"whole": {"recipes", "whole"}}
 PURE = {"frames", "nodes", "graph", "parts", "sharing", "engine"}
 OUTSIDE = {"threading", "_thread", "concurrent", "asyncio", "multiprocessing", "subprocess"}
@@ -62,18 +63,21 @@ def violations(root: Path) -> list[str]:
             continue
         home = ["geartrain", *inside.parent.parts]
         floor = "__init__" if inside.as_posix() in EXPORTS else room
+        above = {package for package, asking in ABOVE.items() if inside.as_posix() not in asking}
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            for problem in broken_rules(node, floor, home):
+            for problem in broken_rules(node, floor, home, above):
                 found.append(f"{inside.as_posix()}:{node.lineno}: {problem}")
     return found
 
 
-def broken_rules(node: ast.AST, floor: str, home: list[str]) -> Iterator[str]:
+def broken_rules(node: ast.AST, floor: str, home: list[str], above: set[str]) -> Iterator[str]:
     for name in imported(node, home):
         package, *rest = name.split(".")
         if package == "geartrain":
             if not may_import(floor, rest[0] if rest else "__init__"):
                 yield f"{floor} imports {name}, which is not below it"
+        elif package in above:
+            yield f"{floor} imports {name}, a package that stands above it"
         elif floor in PURE and OUTSIDE & {package, *rest}:
             yield f"{floor} imports {name}: leave waiting, clocks and wires to runtime"
     if floor in PURE and isinstance(node, ast.Call):
@@ -105,7 +109,7 @@ def may_import(floor: str, target: str) -> bool:
 def circles(root: Path) -> list[list[str]]:
     """Files that import one another, the exports aside, as sorted lists of their names."""
     files = {
-        ".".join(["geartrain", *path.relative_to(root).with_suffix("").parts]): path
+        ".".join([root.name, *path.relative_to(root).with_suffix("").parts]): path
         for path in root.rglob("*.py")
         if path.name != "__init__.py"
     }
@@ -145,14 +149,16 @@ def test_imports_point_down_and_the_rooms_that_decide_touch_nothing_outside() ->
 
 def test_files_do_not_import_one_another_in_circles() -> None:
     assert circles(ROOT) == []
+    assert circles(ROOT.with_name("geartrain_baselines")) == []
 
 
 def test_a_circle_is_found_and_named(tmp_path: Path) -> None:
-    write(tmp_path, "nodes/a.py", "from geartrain.nodes.b import B")
-    write(tmp_path, "nodes/b.py", "def f():\n    from geartrain.nodes import c")
-    write(tmp_path, "nodes/c.py", "if TYPE_CHECKING:\n    from .a import A")
-    write(tmp_path, "nodes/d.py", "from geartrain.nodes.a import A")
-    assert circles(tmp_path) == [[f"geartrain.nodes.{name}" for name in "abc"]]
+    root = tmp_path / "geartrain"
+    write(root, "nodes/a.py", "from geartrain.nodes.b import B")
+    write(root, "nodes/b.py", "def f():\n    from geartrain.nodes import c")
+    write(root, "nodes/c.py", "if TYPE_CHECKING:\n    from .a import A")
+    write(root, "nodes/d.py", "from geartrain.nodes.a import A")
+    assert circles(root) == [[f"geartrain.nodes.{name}" for name in "abc"]]
 
 
 @pytest.mark.parametrize(
@@ -169,6 +175,8 @@ def test_a_circle_is_found_and_named(tmp_path: Path) -> None:
         ("train/a.py", "from geartrain.whole.tree.module import X", "geartrain.whole.tree.module"),
         ("engine/a.py", "from geartrain.nn import Tree", "geartrain.nn.Tree"),
         ("data/a.py", "import geartrain.recipes", "geartrain.recipes"),
+        ("cli/a.py", "from geartrain_baselines import PEERS", "geartrain_baselines.PEERS"),
+        ("recipes/a.py", "import geartrain_baselines.babi", "geartrain_baselines.babi"),
         ("cli/a.py", "import geartrain as gt", "geartrain"),
         ("cli/a.py", "from geartrain import Graph", "geartrain.Graph"),
         ("cli/a.py", "from geartrain import __version__", "geartrain.__version__"),
@@ -199,7 +207,7 @@ def test_what_the_rules_allow_is_not_reported(tmp_path: Path) -> None:
     )
     write(tmp_path, "runtime/a.py", "import threading, time\nlog = open('x')")
     write(tmp_path, "recipes/a.py", "from geartrain.data import sst\nimport geartrain.whole.tree")
-    write(tmp_path, "cli/main.py", "from geartrain import recipes\nimport geartrain.errors")
+    write(tmp_path, "cli/main.py", "import geartrain_baselines\nimport geartrain.errors")
     assert violations(tmp_path) == []
 
 

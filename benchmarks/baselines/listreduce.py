@@ -1,4 +1,4 @@
-"""List reduction in plain PyTorch, one form of ``geartrain.baselines.listreduce`` alone.
+"""List reduction in plain PyTorch, one form of ``geartrain_baselines.listreduce`` alone.
 
 PYTHONPATH=src python -m benchmarks.baselines.listreduce --method mixed --seed 0
 """
@@ -11,7 +11,7 @@ from typing import get_args
 
 import torch
 
-from geartrain.baselines.listreduce import Method, Plan, train
+from geartrain_baselines.listreduce import Method, Plan, train
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Sentiment trees in plain PyTorch, one form of ``geartrain.baselines.sentiment`` alone.
+"""Sentiment trees in plain PyTorch, one form of ``geartrain_baselines.sentiment`` alone.
 
 PYTHONPATH=src python -m benchmarks.baselines.sentiment --method fused --batch 25 --seed 0
 """
@@ -12,8 +12,8 @@ from typing import get_args
 
 import torch
 
-from geartrain.baselines.baseline import rate_at
-from geartrain.baselines.sentiment import BATCH, RATES, Method, train
+from geartrain_baselines.baseline import rate_at
+from geartrain_baselines.sentiment import BATCH, RATES, Method, train
 
 
 def main() -> None:

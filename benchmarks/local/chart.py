@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.local.figures import Reached, Standing, mean, pareto
-
 from geartrain.observe.curves import require_matplotlib
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+
 from benchmarks.local.methods import WAYS
 from benchmarks.local.trials import TERMS, Line, Terms, Trial, asked, key_of, try_once
 

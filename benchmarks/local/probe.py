@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any, Final, cast, final
 
 import torch
-from benchmarks.local.methods import Way
 from torch import Tensor
 
+from benchmarks.local.methods import Way
 from geartrain.engine.instrument import AbstractInstrument, AbstractMeter, Fired, RunStarted
 from geartrain.engine.router import Delivery
 from geartrain.engine.worker import Firing

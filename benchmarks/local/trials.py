@@ -13,7 +13,6 @@ from typing import Any, Final, final
 
 from benchmarks.local.methods import WAYS
 from benchmarks.local.probe import Bill, Probe, probe, session_of
-
 from geartrain.engine.engine import Engine
 from geartrain.engine.instrument import AbstractInstrument, EpochEnded
 from geartrain.errors import GeartrainError

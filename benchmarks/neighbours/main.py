@@ -20,7 +20,6 @@ from typing import Any, Final
 
 from benchmarks.neighbours.tables import draw, page_of
 from benchmarks.neighbours.trials import Nodes, Trial, costs_key, measure, run
-
 from geartrain.errors import GeartrainError
 
 RESULTS: Final = Path(__file__).parent / "results"

@@ -29,11 +29,11 @@ from typing import Any, Final, Literal, TypeAlias, final
 
 import numpy as np
 import torch
-from benchmarks.firings import Operations, Training, around_firings, name_of
-from benchmarks.peers.figures import Document, Spread, machine
 from torch import Tensor, nn
 
 import geartrain as gt
+from benchmarks.firings import Operations, Training, around_firings, name_of
+from benchmarks.peers.figures import Document, Spread, machine
 from geartrain.engine.engine import Engine, Settings
 from geartrain.engine.worker import Firing
 from geartrain.native.rows import Moves

@@ -14,18 +14,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.peers.protocol import Checked, Request, Training, serve
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import geartrain as gt
-from geartrain.baselines import PEERS, Terms
-from geartrain.baselines.listreduce import ListRnn, Lists, mixed_batches
-from geartrain.baselines.sentiment import Forest, TreeLstm, summed_loss
+from benchmarks.peers.protocol import Checked, Request, Training, serve
 from geartrain.data.listreduce import generate
 from geartrain.data.sst import load_sst
 from geartrain.recipes import find_recipe
 from geartrain.recipes.recipe import Setting
+from geartrain_baselines import PEERS, Terms
+from geartrain_baselines.listreduce import ListRnn, Lists, mixed_batches
+from geartrain_baselines.sentiment import Forest, TreeLstm, summed_loss
 
 
 def answer(request: Request) -> Training | Checked:
@@ -74,7 +74,7 @@ def ours(request: Request) -> Training:
 
 
 def baseline(request: Request) -> Training:
-    """A program of ``geartrain.baselines``; the validation between passes is not timed."""
+    """A program of ``geartrain_baselines``; the validation between passes is not timed."""
     system, recipe = request["system"], find_recipe(request["task"])
     found = next(b for b in PEERS[request["task"]].baselines if b.name == system["method"])
     terms = Terms(

@@ -4,7 +4,7 @@
 
 DGL collates the trees of an update, finds the levels, and moves the children's states to their
 parent's mailbox ``(n, 2, hidden)``, left before right; what is done there is the cell of
-``geartrain.baselines.sentiment``. Nothing of geartrain is needed, so any interpreter that has torch
+``geartrain_baselines.sentiment``. Nothing of geartrain is needed, so any interpreter that has torch
 and DGL will do. The trees come with the request.
 """
 
@@ -21,9 +21,10 @@ os.environ.setdefault("DGLBACKEND", "pytorch")
 import dgl
 import numpy as np
 import torch
-from benchmarks.peers.protocol import Checked, Request, Training, serve
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from benchmarks.peers.protocol import Checked, Request, Training, serve
 
 
 class TreeLstm(nn.Module):

@@ -20,13 +20,14 @@ dynet_config.set(mem=1024, random_seed=1, autobatch=1)
 
 import dynet as dy  # noqa: E402 - configured before it is imported
 import numpy as np  # noqa: E402
+
 from benchmarks.peers.protocol import Checked, Request, Training, serve  # noqa: E402
 
 CLASSES = 5
 
 
 class TreeLstm:
-    """The cell of ``geartrain.baselines.sentiment``, an expression for every vertex.
+    """The cell of ``geartrain_baselines.sentiment``, an expression for every vertex.
 
     Args:
         words: Size of the vocabulary.

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, TypeAlias, final
 
-from geartrain.cli.standings import updates_told
+from geartrain_baselines.standings import updates_told
 
 DISTURBED_CORES: Final = 0.1
 """Runs beside which other programs use more than so many cores say little."""

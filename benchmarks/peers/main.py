@@ -228,7 +228,7 @@ def _agree(common: Request, trees: Trees, pythons: Pythons, kinds: set[Kind]) ->
     """Refuse to measure systems that compute something else.
 
     Raises:
-        SystemExit: A system's loss at the agreed weights is not that of ``geartrain.baselines``.
+        SystemExit: A system's loss at the agreed weights is not that of ``geartrain_baselines``.
     """
     request = {**common, **trees.first(CHECKED), "check": CHECKED, "options": {"hidden": 128}}
     ours = System(family="PyTorch", detail="checked", kind="baseline")
@@ -242,7 +242,7 @@ def _agree(common: Request, trees: Trees, pythons: Pythons, kinds: set[Kind]) ->
         elif None in losses or not math.isclose(*losses, rel_tol=1e-4):
             raise SystemExit(
                 f"the loss of {CHECKED} trees at equal weights is {found} in {kind} and {wanted} "
-                "in geartrain.baselines: the two do not compute the same"
+                "in geartrain_baselines: the two do not compute the same"
             )
 
 

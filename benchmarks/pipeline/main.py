@@ -22,9 +22,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from benchmarks.pipeline.systems import Work, minibatches, network, requests
 
 import geartrain as gt
+from benchmarks.pipeline.systems import Work, minibatches, network, requests
 
 Round = Mapping[str, Mapping[str, float]]
 

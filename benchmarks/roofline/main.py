@@ -34,12 +34,12 @@ from typing import Any, Final, final
 
 import numpy as np
 import torch
-from benchmarks.firings import Operations, Training, around_firings, name_of
-from benchmarks.peers.figures import Document, Spread, machine
-from benchmarks.peers.systems import SIZES
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.firings import Operations, Training, around_firings, name_of
+from benchmarks.peers.figures import Document, Spread, machine
+from benchmarks.peers.systems import SIZES
 from geartrain.native.build import shared_object
 from geartrain.native.tally import FIELDS, Noted
 from geartrain.nodes.products import affine

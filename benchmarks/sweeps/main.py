@@ -20,7 +20,6 @@ from typing import Any, Final
 
 from benchmarks.sweeps.tables import Axes, draw, of_terms, page_of
 from benchmarks.sweeps.trials import Line, Point, Terms, asked, key_of, try_once
-
 from geartrain.observe.figures import duration, epochs, rate
 from geartrain.recipes import RECIPES, Recipe, find_recipe
 

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.sweeps.trials import Line, Point, Terms, asked, key_of, outcome_of
-
-from geartrain.cli.standings import System, markdown_of, row_of
 from geartrain.observe.curves import require_matplotlib
 from geartrain.observe.figures import duration
 from geartrain.train.results import Target
+from geartrain_baselines.standings import System, markdown_of, row_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as MplAxes
@@ -48,7 +47,7 @@ def page_of(terms: Terms, axes: Axes, lines: Sequence[Line]) -> Iterator[str]:
 def rows_of(
     terms: Terms, axis: str, points: Sequence[Point], lines: Sequence[Line]
 ) -> list[dict[str, Any]]:
-    """As ``geartrain.cli.standings.row_of`` makes them, for the points that have lines."""
+    """As ``geartrain_baselines.standings.row_of`` makes them, for the points that have lines."""
     target, rows = Target.parse(terms.target), []
     for point in points:
         label = str(getattr(point, axis))

@@ -18,12 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
-from geartrain.cli.standings import EpochOf, Outcome
 from geartrain.cli.train import finite, staleness_over, updates_over
 from geartrain.engine.instrument import EpochEnded
 from geartrain.observe.jsonlog import read_json_log
 from geartrain.train.results import epoch_from_json
 from geartrain.train.run import RunFolder
+from geartrain_baselines.standings import EpochOf, Outcome
 
 Line = Mapping[str, Any]
 
@@ -107,7 +107,7 @@ def try_once(point: Point, terms: Terms, seed: int, data: Path | None, cap_s: fl
 
 
 def outcome_of(line: Line, label: str) -> Outcome | None:
-    """A line for ``geartrain.cli.standings``; None where nothing was evaluated."""
+    """A line for ``geartrain_baselines.standings``; None where nothing was evaluated."""
     history = line.get("history")
     if not history:
         return None

@@ -25,10 +25,10 @@ from typing import Final
 
 import torch
 
-from geartrain.baselines import Epoch, Terms, babi, charlm, cifar, listreduce, mnist, qm9, sentiment
-from geartrain.baselines.graphs import PYG, Form
 from geartrain.recipes import find_recipe
 from geartrain.train.results import Target
+from geartrain_baselines import Epoch, Terms, babi, charlm, cifar, listreduce, mnist, qm9, sentiment
+from geartrain_baselines.graphs import PYG, Form
 
 RESULTS: Final = Path(__file__).parent / "results"
 

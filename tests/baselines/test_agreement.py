@@ -8,10 +8,10 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from geartrain.baselines.listreduce import ListRnn, Lists, mixed_batches
-from geartrain.baselines.sentiment import Forest, Method, TreeLstm, summed_loss
 from geartrain.data.listreduce import generate
 from geartrain.data.sst import Tree, parse_tree
+from geartrain_baselines.listreduce import ListRnn, Lists, mixed_batches
+from geartrain_baselines.sentiment import Forest, Method, TreeLstm, summed_loss
 
 TREES = (
     "(3 (2 a) (4 (1 b) (3 (0 c) (2 (3 d) (1 e)))))",

@@ -10,12 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from geartrain.baselines import Terms
-from geartrain.baselines.baseline import rate_at, shuffler, stretches
-from geartrain.baselines.listreduce import ListRnn, bucketed_batches, mixed_batches
-from geartrain.baselines.mnist import columns as mnist_columns
-from geartrain.baselines.mnist import train
-from geartrain.baselines.sentiment import TreeLstm
 from geartrain.data.mnist import load_mnist
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
@@ -23,6 +17,12 @@ from geartrain.recipes import find_recipe, listreduce, sentiment
 from geartrain.recipes.mnist import Minibatches
 from geartrain.train.session import Session
 from geartrain.train.source import Source
+from geartrain_baselines import Terms
+from geartrain_baselines.baseline import rate_at, shuffler, stretches
+from geartrain_baselines.listreduce import ListRnn, bucketed_batches, mixed_batches
+from geartrain_baselines.mnist import columns as mnist_columns
+from geartrain_baselines.mnist import train
+from geartrain_baselines.sentiment import TreeLstm
 
 
 def instance(i: int) -> Instance:

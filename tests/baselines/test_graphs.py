@@ -14,9 +14,14 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from geartrain import baselines
-from geartrain.baselines import PEERS, Terms, babi, qm9
-from geartrain.baselines.babi import Answerer, choose
-from geartrain.baselines.graphs import (
+from geartrain.data.babi import TASKS
+from geartrain.nn import GatedGraphCell
+from geartrain.recipes.babi import BABI, SIZES, make_graph
+from geartrain.recipes.qm9 import QM9
+from geartrain.train.session import Session
+from geartrain_baselines import PEERS, Terms, babi, qm9
+from geartrain_baselines.babi import Answerer, choose
+from geartrain_baselines.graphs import (
     SINGLE,
     Block,
     Form,
@@ -26,11 +31,6 @@ from geartrain.baselines.graphs import (
     Method,
     Singles,
 )
-from geartrain.data.babi import TASKS
-from geartrain.nn import GatedGraphCell
-from geartrain.recipes.babi import BABI, SIZES, make_graph
-from geartrain.recipes.qm9 import QM9
-from geartrain.train.session import Session
 
 HIDDEN, TYPES = 6, 3
 
@@ -214,7 +214,7 @@ def test_rows_of_an_update_run_together_or_one_by_one() -> None:
 
 
 def test_pytorch_geometric_is_imported_in_one_file_that_is_asked_for_late() -> None:
-    extra = "torch_geometric", "geartrain.baselines.pyg"
+    extra = "torch_geometric", "geartrain_baselines.pyg"
     found = set()
     for file in Path(baselines.__path__[0]).glob("*.py"):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:

@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from geartrain.baselines.graphs import (
+from geartrain.data.qm9 import BONDS, ELEMENTS
+from geartrain.frames.instance import Instance
+from geartrain.recipes.qm9 import Units, make_graph
+from geartrain.train.session import Session
+from geartrain_baselines.graphs import (
     Block,
     GatedGraphNet,
     GatedSum,
     Graphs,
     Method,
 )
-from geartrain.baselines.pyg_forms import pyg_form
-from geartrain.data.qm9 import BONDS, ELEMENTS
-from geartrain.frames.instance import Instance
-from geartrain.recipes.qm9 import Units, make_graph
-from geartrain.train.session import Session
+from geartrain_baselines.pyg_forms import pyg_form
 
 if importlib.util.find_spec("torch_geometric") is None:
     pytest.skip("needs torch_geometric: pip install 'geartrain[peers]'", allow_module_level=True)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from geartrain.baselines import PEERS, Terms
 from geartrain.recipes import Setting, find_recipe
 from geartrain.runtime.simulated import Simulated
 from geartrain.train.session import Session
+from geartrain_baselines import PEERS, Terms
 
 SMALL = {
     "cifar": {"batch": 5, "width": 4, "blocks": 1},

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from geartrain.baselines import PEERS, Terms
-from geartrain.baselines.baseline import cut
 from geartrain.data.points import evaluation_points
 from geartrain.recipes import find_recipe
+from geartrain_baselines import PEERS, Terms
+from geartrain_baselines.baseline import cut
 
 
 @pytest.mark.parametrize("every", [None, 0.25, 0.4, 0.01, 1])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from benchmarks.local import claims
 from benchmarks.local import main as local
 from benchmarks.local.figures import gap, pareto, recovered, standings
@@ -16,7 +17,6 @@ from benchmarks.local.methods import DEEP, PARTS, WAYS
 from benchmarks.local.page import page_of
 from benchmarks.local.probe import Bill, Saved, Storage, probe, session_of, storage_of
 from benchmarks.local.trials import TERMS, Terms, Trial, asked
-
 from geartrain.recipes.methods import METHODS
 
 WHOLE = 1000

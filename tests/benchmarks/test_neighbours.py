@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 import pytest
+
+import geartrain as gt
 from benchmarks.neighbours.main import accuracy, best_rates, rates, scale, stragglers
 from benchmarks.neighbours.tables import page_of, seconds_to
 from benchmarks.neighbours.trials import Trial, costs_key, exchange_of
-
-import geartrain as gt
 from geartrain.sharing.topology import levels_of, topology_of
 
 NOTHING: dict[str, list[dict[str, Any]]] = {

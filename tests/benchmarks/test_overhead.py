@@ -7,6 +7,8 @@ import json
 import numpy as np
 import pytest
 import torch
+
+import geartrain as gt
 from benchmarks.overhead.main import (
     Copies,
     Pass,
@@ -17,8 +19,6 @@ from benchmarks.overhead.main import (
     markdown,
     rows_per_second,
 )
-
-import geartrain as gt
 from geartrain.native.rows import take
 from geartrain.nodes.kernel import kernel_of
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from benchmarks.peers import main as peers
 from benchmarks.peers import protocol
 from benchmarks.peers.child import stepped
@@ -24,8 +25,7 @@ from benchmarks.peers.figures import (
     ratios,
 )
 from benchmarks.peers.systems import SIZES, System, systems_of
-
-from geartrain.baselines.listreduce import ListRnn
+from geartrain_baselines.listreduce import ListRnn
 
 
 def system(family: str, kind: str, detail: str, *seconds: float | None) -> dict[str, Any]:

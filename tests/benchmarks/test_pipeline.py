@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+
 from benchmarks.pipeline.main import best_peer, measure, table
 from benchmarks.pipeline.systems import Work, minibatches, ours, plain
 

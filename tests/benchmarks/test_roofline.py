@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+
 from benchmarks.firings import Training
 from benchmarks.roofline.main import (
     Alone,
@@ -19,7 +20,6 @@ from benchmarks.roofline.main import (
     repeat_in_two,
     shares_of,
 )
-
 from geartrain.native import library
 
 ROW = {

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from benchmarks.sweeps import main as sweeps
 from benchmarks.sweeps import trials
 from benchmarks.sweeps.main import axes_of, main, read
 from benchmarks.sweeps.trials import Point, Terms, asked, command_of, outcome_of, try_once
-
 from geartrain.recipes import RECIPES, find_recipe
 
 TERMS = Terms(

@@ -12,9 +12,9 @@ from types import ModuleType
 
 import pytest
 
-from geartrain.baselines import PEERS, Epoch, Terms
 from geartrain.recipes import find_recipe
 from geartrain.train.results import Target
+from geartrain_baselines import PEERS, Epoch, Terms
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "tuning" / "main.py"
 

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 import torch
-from rig_programs import Forked, Nursery
 from typer.testing import CliRunner
 
-from geartrain.baselines import PEERS
 from geartrain.cli.main import app
 from geartrain.cli.settings import Settings, new_settings
-from geartrain.cli.systems import systems_of
 from geartrain.cli.train import peak_rss_mib
-from geartrain.cli.trial import Trial, run
 from geartrain.recipes import RECIPES, find_recipe
+from geartrain_baselines import PEERS
+from geartrain_baselines.systems import systems_of
+from geartrain_baselines.trial import Trial, run
+from tests.rigs.programs import Forked, Nursery
 
 LISTS = ("listreduce", "--option", "train_size=300", "--option", "valid_size=60")
 LISTS += ("--option", "hidden=8")
@@ -50,7 +50,7 @@ def forked_trials(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) ->
     begin, folder = subprocess.Popen, tmp_path_factory.mktemp("trials")
 
     def start(command: list[str], **options: Any) -> Any:
-        if command[1:3] != ["-m", "geartrain.cli.trial"]:
+        if command[1:3] != ["-m", "geartrain_baselines.trial"]:
             return begin(command, **options)
         trial = folder / str(sum(1 for _ in folder.iterdir()))
         return Forked(nursery, trial, command, **options)
@@ -171,7 +171,7 @@ def test_wrong_use_is_refused_before_anything_is_trained(geartrain, words, said:
 def test_missing_data_are_wrong_use_and_a_busy_machine_is_told(
     geartrain, monkeypatch: pytest.MonkeyPatch, load: float, lines: int
 ) -> None:
-    monkeypatch.setattr("geartrain.cli.compare._load", lambda: load)
+    monkeypatch.setattr("geartrain_baselines.compare._load", lambda: load)
     done = geartrain("compare", "sentiment", "--against", "fused", "--seeds", 1)
     assert done.status == 2
     assert len(done.err.strip().splitlines()) == lines
@@ -202,7 +202,7 @@ def test_an_interrupt_says_where_the_trials_that_had_ended_are(
             raise KeyboardInterrupt
         return iter(ended)
 
-    monkeypatch.setattr("geartrain.cli.compare._lines", lines)
+    monkeypatch.setattr("geartrain_baselines.compare._lines", lines)
     done = geartrain("compare", *LISTS, "--against", "mixed", "--out", tmp_path / "out")
     assert done.status == 130
     runs = tmp_path / "out" / "runs.jsonl"
@@ -223,7 +223,7 @@ def test_sigterm_ends_the_trial_that_runs_and_the_status_says_so(
     before, started, begin = signal.getsignal(signal.SIGTERM), [], subprocess.Popen
 
     def start(command: list[str], **options: object) -> subprocess.Popen[str]:
-        assert "geartrain.cli.trial" in command
+        assert "geartrain_baselines.trial" in command
         trial = begin([sys.executable, "-c", TRIAL], stdin=subprocess.PIPE, **options)
         started.append(trial)
         return trial
@@ -233,7 +233,7 @@ def test_sigterm_ends_the_trial_that_runs_and_the_status_says_so(
         return str(seconds)
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    monkeypatch.setattr("geartrain.cli.compare.duration", told)
+    monkeypatch.setattr("geartrain_baselines.compare.duration", told)
     done = geartrain("compare", *LISTS, "--against", "mixed")
     (trial,) = started
     assert (done.status, trial.poll()) == (143, -signal.SIGKILL)

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rig_programs import Nursery, Program
 
 import geartrain as gt
 from geartrain.cli.logs import logging_to
 from geartrain.cli.streams import Tolerant, tolerant
+from tests.rigs.programs import Nursery, Program
 
 TINY = ("listreduce", "--option", "train_size=200", "--option", "valid_size=20", "--option")
 TINY += ("hidden=4", "--runtime", "simulated", "--epochs", "3")

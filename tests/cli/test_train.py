@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from rig_programs import Nursery, Program
 
 from geartrain.engine.instrument import AbstractInstrument, EpochEnded
 from geartrain.train.checkpoint import read_checkpoint
+from tests.rigs.programs import Nursery, Program
 
 SMALL_LISTS = ("listreduce", "--option", "train_size=300", "--option", "valid_size=60")
 SMALL_LISTS += ("--option", "hidden=8", "--runtime", "simulated", "--epochs", "2")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from rig import AT_ONCE
 
 from geartrain.engine.controller import Ramp
 from geartrain.engine.engine import Engine, Settings, make_parts
@@ -15,6 +14,7 @@ from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.parts.rules import Rules
 from geartrain.sharing.replicas import Neighbours, Replicas
+from tests.rigs.passes import AT_ONCE
 
 
 def graph() -> Graph:

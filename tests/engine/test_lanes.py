@@ -6,12 +6,12 @@ from functools import partial
 
 import pytest
 import torch
-from rig_pairs import graph_of_pairs, pairs
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 import geartrain as gt
 from geartrain.engine.instrument import Fired, Updated
+from tests.rigs.pairs import graph_of_pairs, pairs
 
 
 def _weights(session: gt.Session) -> list[Tensor]:

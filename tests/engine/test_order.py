@@ -6,7 +6,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from rig import AT_ONCE, Quiet, one_pass
 from torch import Tensor
 
 from geartrain.engine.engine import Engine, Settings, make_parts
@@ -17,6 +16,7 @@ from geartrain.graph.graph import Graph
 from geartrain.nn import Tree, TreeLSTMBranch, TreeLSTMLeaf
 from geartrain.parts.rules import Flush, Rules
 from geartrain.runtime.simulated import Simulated
+from tests.rigs.passes import AT_ONCE, Quiet, one_pass
 
 
 def squares(y: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from rig import AT_ONCE, Quiet, one_pass
 from torch import Tensor, nn
 
 from geartrain.engine.engine import Engine, Settings, make_parts
@@ -17,6 +16,7 @@ from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.parts.rules import Flush, Instances, Messages, Rows, Rules, Trigger
 from geartrain.runtime.simulated import Simulated
+from tests.rigs.passes import AT_ONCE, Quiet, one_pass
 
 ROWS = 60  # of every bundle
 

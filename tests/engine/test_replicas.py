@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 import torch
-from rig_pairs import graph_of_pairs, pairs, square
 from torch.testing import assert_close
 
 import geartrain as gt
 from geartrain.engine.engine import copies_of
+from tests.rigs.pairs import graph_of_pairs, pairs, square
 
 
 @pytest.mark.parametrize("runtime", [gt.Simulated(3, jitter=0.5), gt.Threads(2), gt.Threads(1)])

@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 import torch
-from rig_pairs import graph_of_pairs, pairs
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -19,6 +18,7 @@ from geartrain.nodes.kernel import AbstractRowKernel
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
 from geartrain.sharing.share import Free, FreeShare, GuardedShare, NoLock, share, twin
+from tests.rigs.pairs import graph_of_pairs, pairs
 
 WIDTH = 4096
 

@@ -10,9 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rig import AT_ONCE, POLICIES, Order, Quiet, one_pass
-from rig_pairs import graph_of_pairs, pairs
-from rig_updates import KINDS, Kind, Steps, cut
 from torch import nn
 
 import geartrain as gt
@@ -20,6 +17,9 @@ from geartrain.engine.engine import Engine, make_parts
 from geartrain.engine.worker import Firing
 from geartrain.parts.rules import Rules
 from geartrain.runtime.base import AbstractRuntime
+from tests.rigs.pairs import graph_of_pairs, pairs
+from tests.rigs.passes import AT_ONCE, POLICIES, Order, Quiet, one_pass
+from tests.rigs.updates import KINDS, Kind, Steps, cut
 
 N = 40
 SGD = partial(torch.optim.SGD, lr=1e-3)

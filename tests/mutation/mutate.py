@@ -41,7 +41,14 @@ from faults import RAN, Fault, explained, faults_of, telling
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("src/geartrain/parts", "src/geartrain/sharing", "src/geartrain/engine")
-TESTS = ("tests/optim", "tests/engine", "tests/oracle", "tests/train", "tests/runtime")
+TESTS = (
+    "tests/parts",
+    "tests/sharing",
+    "tests/engine",
+    "tests/oracle",
+    "tests/train",
+    "tests/runtime",
+)
 EXPLAINED = Path(__file__).with_name("explained.txt")
 LONGEST = 5.0  # seconds; slower tests are left out, as each fault would wait for them
 ENOUGH = 60.0  # seconds of tests for one fault

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from rig import Order, accumulate, assert_same_gradients, assert_same_loss, autograd, one_pass
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -27,6 +26,14 @@ from geartrain.nn import (
     choice_accuracy,
     choice_loss,
     first_states,
+)
+from tests.rigs.passes import (
+    Order,
+    accumulate,
+    assert_same_gradients,
+    assert_same_loss,
+    autograd,
+    one_pass,
 )
 
 ORDERS = (

@@ -6,7 +6,12 @@ from functools import partial
 
 import pytest
 import torch
-from stages import (
+from torch import nn
+
+import geartrain as gt
+from geartrain.errors import GraphError, NonFiniteError
+from geartrain.nn import LocalCritic, RowLoss, teach_critics
+from tests.rigs.stages import (
     ADAM,
     SGD,
     Poisoned,
@@ -17,55 +22,22 @@ from stages import (
     begin,
     bits_equal,
     blocks,
+    greedy,
     heads,
     instances,
     losses,
     plain_backprop,
+    plain_greedy,
     session,
     train,
     weights,
 )
-from torch import nn
-
-import geartrain as gt
-from geartrain.errors import GraphError, NonFiniteError
-from geartrain.nn import LocalCritic, RowLoss, teach_critics
 
 BOTH = pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["sgd", "adam"])
 RUNTIMES = {
     "simulated": lambda: gt.Simulated(3, seed=5, jitter=0.5),
     "threads": lambda: gt.Threads(2, kernel_threads=1),
 }
-
-
-def greedy(modules, local_heads, **replay):
-    """A head a part; no gradient crosses a cut."""
-    graph = gt.Graph()
-    stream = begin(graph)
-    for k, (module, head) in enumerate(zip(modules, local_heads, strict=True)):
-        if k and replay:
-            stream = stream.replay(**replay)
-        stream = stream.through(Stage(module), keep="graph", name=f"stage {k}")
-        stream.through(Stage(head), keep="graph", name=f"head {k}").loss(losses)
-        stream = stream.detach()
-    stream.stop()
-    return graph
-
-
-def plain_greedy(modules, local_heads, data, optimizer=SGD):
-    optimizers = [
-        optimizer(m.parameters()) for m in (*modules, *local_heads) if list(m.parameters())
-    ]
-    for x, y in data:
-        h, total = x, 0.0
-        for module, head in zip(modules, local_heads, strict=True):
-            h = module(h.detach())
-            total = total + losses(head(h), y).mean()
-        for o in optimizers:
-            o.zero_grad()
-        total.backward()
-        for o in optimizers:
-            o.step()
 
 
 def overlapping(modules, local_heads, rule="sum"):

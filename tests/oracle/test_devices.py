@@ -9,10 +9,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import models
 import pytest
 import torch
-from rig import AT_ONCE, Quiet
 from torch.testing import assert_close
 
 from geartrain import device as transfer
@@ -29,8 +27,11 @@ from geartrain.parts.rules import Flush, Part, Rules
 from geartrain.runtime.base import Feeder
 from geartrain.runtime.threads import Threads
 from geartrain.train.session import Session
+from tests.rigs import models
+from tests.rigs.passes import AT_ONCE, Quiet
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
+IMAGINED = ROOT / "tests" / "rigs" / "imagined.py"
 cuda = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a GPU: torch sees no CUDA device here"
 )
@@ -41,10 +42,17 @@ def in_all_ways(how_much: str, cases: tuple[str, ...], ways: int) -> None:
     """Run the cases of ``imagined``; each tells of every way it went."""
     environment = os.environ | {
         "GEARTRAIN_NATIVE": "0",
-        "PYTHONPATH": os.pathsep.join([str(HERE.parents[1] / "src"), str(HERE)]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
     }
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(HERE / "imagined.py"), how_much, *cases],
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            str(ROOT / "tests" / "rigs" / "imagined.py"),
+            how_much,
+            *cases,
+        ],
         env=environment,
         capture_output=True,
         text=True,

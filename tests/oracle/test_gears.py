@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from stages import (
+from torch import nn
+
+import geartrain as gt
+from geartrain.errors import CheckpointError, GraphError
+from geartrain.train.checkpoint import read_checkpoint
+from tests.rigs.stages import (
     ADAM,
     SGD,
     Stage,
@@ -13,20 +18,16 @@ from stages import (
     begin,
     bits_equal,
     blocks,
+    greedy,
     heads,
     instances,
     losses,
     plain_backprop,
+    plain_greedy,
     session,
     train,
     weights,
 )
-from test_credit import greedy, plain_greedy
-from torch import nn
-
-import geartrain as gt
-from geartrain.errors import CheckpointError, GraphError
-from geartrain.train.checkpoint import read_checkpoint
 
 BOTH = pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["sgd", "adam"])
 NEVER = gt.Gear("never")

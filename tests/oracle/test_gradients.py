@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import MODELS, bundles, edges, lists, trees
-from rig import (
+
+from tests.rigs.models import MODELS, bundles, edges, lists, trees
+from tests.rigs.passes import (
     ORDERS,
     accumulate,
     assert_same_gradients,

@@ -7,8 +7,6 @@ from functools import cache, partial
 import numpy as np
 import pytest
 import torch
-from models import MODELS, lists, trees
-from rig import AT_ONCE, Order, Quiet, accumulate, one_pass, weights_of
 from torch import Tensor, nn
 
 import geartrain.nn  # noqa: F401 - registers the kernels
@@ -20,6 +18,8 @@ from geartrain.graph.graph import Graph
 from geartrain.graph.wiring import Owner, wire
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Clip, Flush, Instances, Rows, Rules
+from tests.rigs.models import MODELS, lists, trees
+from tests.rigs.passes import AT_ONCE, Order, Quiet, accumulate, one_pass, weights_of
 
 ONE_BY_ONE = [
     Order(max_active=1),

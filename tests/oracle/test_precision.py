@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 import torch
-from models import MODELS
-from rig import Order, accumulate, autograd
 
 from geartrain.engine.engine import Engine, make_parts
 from geartrain.parts.rules import Flush, Rules
+from tests.rigs.models import MODELS
+from tests.rigs.passes import Order, accumulate, autograd
 
 ORDERS = (Order(), Order(workers=3, jitter=0.9, seed=2, policy="random", max_rows=5))
 

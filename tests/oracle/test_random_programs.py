@@ -6,8 +6,16 @@ import pytest
 import torch
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
-from rig import ORDERS, accumulate, assert_same_gradients, assert_same_loss, autograd, orders
-from twins import Lists, Program, Streams, instance, new_graph
+
+from tests.rigs.passes import (
+    ORDERS,
+    accumulate,
+    assert_same_gradients,
+    assert_same_loss,
+    autograd,
+    orders,
+)
+from tests.rigs.twins import Lists, Program, Streams, instance, new_graph
 
 
 def check(seed, length, size, order, tell=note):

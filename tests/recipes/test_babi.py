@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from rig import Order, accumulate, assert_same_gradients, assert_same_loss, autograd, one_pass
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -30,6 +29,14 @@ from geartrain.recipes.recipe import Task
 from geartrain.runtime.simulated import Simulated
 from geartrain.train.results import Target
 from geartrain.train.session import Session
+from tests.rigs.passes import (
+    Order,
+    accumulate,
+    assert_same_gradients,
+    assert_same_loss,
+    autograd,
+    one_pass,
+)
 
 RECIPE = find_recipe("babi")
 SIZE = Size(hidden=6, steps=2)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from geartrain.baselines.baseline import shuffler
 from geartrain.data.minibatches import Minibatches, minibatch
 from geartrain.data.text import FILE as TEXT
 from geartrain.frames.instance import Instance
@@ -19,6 +18,7 @@ from geartrain.recipes import Setting, Task, find_recipe
 from geartrain.recipes.methods import METHODS, flops_of
 from geartrain.runtime.simulated import Simulated
 from geartrain.train.session import Session
+from geartrain_baselines.baseline import shuffler
 
 SMALL = {
     "cifar": {"batch": 5, "width": 2, "blocks": 2, "parts": 3},

@@ -16,8 +16,8 @@ from _pytest.runner import runtestprotocol
 
 from geartrain.native import library
 
-ROOMS = frozenset({"ir", "nodes", "graph", "nn", "whole", "pipeline", "oracle"})
-"""Folders beside this one."""
+ROOMS = frozenset({"nodes", "graph", "nn", "whole", "pipeline", "oracle"})
+"""Folders of tests."""
 CHOOSE = frozenset({"native", "either", "way"})
 """Parameters and fixtures by which a test chooses."""
 

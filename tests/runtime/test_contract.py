@@ -14,7 +14,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from rig import AT_ONCE, Quiet, one_pass, weights_of
 from torch import Tensor, nn
 
 from geartrain.engine.engine import Engine, Settings, make_parts
@@ -33,6 +32,7 @@ from geartrain.parts.rules import Flush, Instances, Rules
 from geartrain.runtime.base import AbstractRuntime, Feeder
 from geartrain.runtime.simulated import Costs, Simulated
 from geartrain.runtime.threads import Threads
+from tests.rigs.passes import AT_ONCE, Quiet, one_pass, weights_of
 
 RUNTIMES = {
     "simulated 1": lambda: Simulated(1),

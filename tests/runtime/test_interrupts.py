@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from rig_programs import Nursery, Program
 
 from geartrain.train.checkpoint import read_checkpoint
+from tests.rigs.programs import Nursery, Program
 
 RUNTIMES = ("simulated", "threads 2")
 

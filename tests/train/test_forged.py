@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from rig_programs import Nursery, Program
 
 import geartrain as gt
 from geartrain.train.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from tests.rigs import forged
+from tests.rigs.programs import Nursery, Program
 
-RIG = Path(__file__).with_name("rig_forged.py")
 
-
-def rig() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("rig_forged", RIG)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+SCRIPT = Path(forged.__file__).read_text()
 
 
 @pytest.fixture
@@ -32,7 +24,9 @@ def refused(nursery: Nursery, tmp_path: Path) -> Callable[..., int]:
     """How many of so many forged files of each kind were refused, in a process of its own."""
 
     def run(kinds: str, seed: int, count: int) -> int:
-        program = Program(nursery, tmp_path / "forged", RIG.read_text(), kinds, seed, count)
+        program = Program(
+            nursery, tmp_path / "forged", Path(forged.__file__).read_text(), kinds, seed, count
+        )
         try:
             status, errors = program.end()
         finally:
@@ -49,7 +43,7 @@ def test_a_forged_checkpoint_is_refused_whole_or_trains_on(refused: Callable[...
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("kind", rig().KINDS)
+@pytest.mark.parametrize("kind", forged.KINDS)
 def test_a_hundred_forged_checkpoints_are_refused_whole_or_train_on(
     refused: Callable[..., int], kind: str, seed: int
 ) -> None:
@@ -59,12 +53,11 @@ def test_a_hundred_forged_checkpoints_are_refused_whole_or_train_on(
 Change = Callable[[dict[str, torch.Tensor], Any], object]
 
 
-def trained(kind: str, folder: Path) -> tuple[ModuleType, Checkpoint]:
+def trained(kind: str, folder: Path) -> Checkpoint:
     """The checkpoint of the middle of an epoch."""
-    tools = rig()
-    data = tools.rows(words=kind not in tools.WITHOUT_WORDS)
-    tools.KINDS[kind]().fit(data, epochs=1, folder=folder, checkpoint_every=30, keep_last=3)
-    return tools, read_checkpoint(sorted(folder.glob("checkpoint-*"))[0])
+    data = forged.rows(words=kind not in forged.WITHOUT_WORDS)
+    forged.KINDS[kind]().fit(data, epochs=1, folder=folder, checkpoint_every=30, keep_last=3)
+    return read_checkpoint(sorted(folder.glob("checkpoint-*"))[0])
 
 
 def change_state(name: str, value: torch.Tensor) -> Change:
@@ -146,59 +139,59 @@ CHANGES: dict[str, tuple[Change, str]] = {
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModuleType, Checkpoint]:
+def good(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return trained("adam", tmp_path_factory.mktemp("good"))
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_no_session_writes_is_refused_by_name_and_changes_nothing(
-    name: str, good: tuple[ModuleType, Checkpoint], tmp_path: Path
+    name: str, good: Checkpoint, tmp_path: Path
 ) -> None:
-    tools, kept = good
+    kept = good
     change, message = CHANGES[name]
     tensors, document = dict(kept.tensors), copy.deepcopy(dict(kept.document))
     change(tensors, document)
     write_checkpoint(tmp_path / "forged", tensors, document)
-    session = tools.KINDS["adam"]()
-    session.fit(tools.rows(10), epochs=1)
-    tools.state(session)  # what waits to be added up is added up
-    before = tools.state(session)
+    session = forged.KINDS["adam"]()
+    session.fit(forged.rows(10), epochs=1)
+    forged.state(session)  # what waits to be added up is added up
+    before = forged.state(session)
     with pytest.raises(gt.CheckpointError, match=message):
         session.load(tmp_path / "forged")
-    assert tools.same(before, tools.state(session))
+    assert forged.same(before, forged.state(session))
 
 
 def test_a_place_beyond_the_data_does_not_end_the_epoch_as_if_it_were_done(
-    good: tuple[ModuleType, Checkpoint], tmp_path: Path
+    good: Checkpoint, tmp_path: Path
 ) -> None:
-    tools, kept = good
+    kept = good
     document: Any = copy.deepcopy(dict(kept.document))
     document["position"]["taken"] = 10**6
     write_checkpoint(tmp_path / "forged", kept.tensors, document)
-    session = tools.KINDS["adam"]()
+    session = forged.KINDS["adam"]()
     session.load(tmp_path / "forged")
     with pytest.raises(gt.DataError, match=r"1000000 instances of this epoch .* the data have 40"):
-        session.fit(tools.rows(), epochs=1)
+        session.fit(forged.rows(), epochs=1)
 
 
 def test_a_schedule_from_a_stranger_sets_no_attribute_that_is_no_state(tmp_path: Path) -> None:
-    tools, kept = trained("scheduled", tmp_path)
+    kept = trained("scheduled", tmp_path)
     for key, value in (("optimizer", 3), ("get_lr", None), ("step_size", 0), ("gamma", "x")):
         document: Any = copy.deepcopy(dict(kept.document))
         entries = document["parts"]["one"]["scheduler"]["state"]["dict"]
         entries[:] = [*([k, v] for k, v in entries if k != key), [key, value]]
         write_checkpoint(tmp_path / "forged", kept.tensors, document)
         with pytest.raises(gt.CheckpointError, match=r"part 'one': .*scheduler StepLR"):
-            tools.KINDS["scheduled"]().load(tmp_path / "forged")
+            forged.KINDS["scheduled"]().load(tmp_path / "forged")
 
 
 def test_buffers_of_other_rows_are_refused_when_rows_come(tmp_path: Path) -> None:
-    tools, kept = trained("buffers", tmp_path)
+    kept = trained("buffers", tmp_path)
     tensors = {
         k: v.double() if "/memory/" in k else v for k, v in kept.tensors.items()
     }  # the graph alone knows what comes there
     write_checkpoint(tmp_path / "forged", tensors, kept.document)
-    session = tools.KINDS["buffers"]()
+    session = forged.KINDS["buffers"]()
     session.load(tmp_path / "forged")
     with pytest.raises(gt.GeartrainError, match=r"the buffer of 'replay' holds .*float64"):
-        session.fit(tools.rows(words=False), epochs=1)
+        session.fit(forged.rows(words=False), epochs=1)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 import pytest
-from rig_programs import Program
 
 from geartrain.errors import BusyError
 from geartrain.train import lock
 from geartrain.train.lock import held
+from tests.rigs.programs import Program
 
 HOLDING = """
 import os, sys

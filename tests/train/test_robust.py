@@ -13,7 +13,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from rig_programs import Program
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -22,6 +21,7 @@ from geartrain.engine.instrument import EpochEnded, Progress, RunEnded, Updated
 from geartrain.engine.mailbox import RandomOrder
 from geartrain.train import tensor_file
 from geartrain.train.checkpoint import read_checkpoint, write_checkpoint
+from tests.rigs.programs import Program
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 OPTIMIZERS = {

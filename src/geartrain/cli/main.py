@@ -361,7 +361,7 @@ def compare(
     peak_rss_mib, updates_per_epoch of every part, spread (least and most over the seeds) and, for
     ours, staleness: mean and max of every part.
     """
-    from geartrain.cli import compare as command
+    from geartrain_baselines import compare as command
 
     given = {
         "runtime": None,

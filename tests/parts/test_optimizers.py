@@ -1,0 +1,250 @@
+"""Optimisers for late gradients against torch's and against recursions by hand."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+
+import pytest
+import torch
+
+import geartrain as gt
+from geartrain.native import library
+from geartrain.parts.state import load_optimizer_state, optimizer_state_to_tensors
+from tests.rigs.pipes import (
+    EACH,
+    OneNode,
+    chain,
+    close,
+    minibatches,
+    plain,
+    session,
+    stages,
+    weights_of,
+)
+
+SPIKE = partial(gt.SpikeCompensatedSGD, lr=0.05, momentum=0.9)
+AHEAD = partial(gt.LookAheadSGD, lr=0.05, momentum=0.9)
+
+
+def positions(optimizer, gradients: list[float]) -> list[float]:
+    """Of one weight that starts at 0, after each gradient."""
+    w = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    made = optimizer([w])
+    found = []
+    for g in gradients:
+        w.grad = torch.full((1,), g, dtype=torch.float64)
+        made.step()
+        found.append(w.item())
+    return found
+
+
+@pytest.mark.parametrize("delay", [1, 2, 5])
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_the_response_to_a_late_gradient_is_that_of_no_delay_from_its_arrival_on(delay, momentum):
+    impulse = [1.0] + [0.0] * 30
+    undelayed = positions(partial(torch.optim.SGD, lr=0.1, momentum=momentum), impulse)
+    ours = positions(
+        partial(gt.SpikeCompensatedSGD, lr=0.1, momentum=momentum, delay=delay), impulse
+    )
+    assert ours[: 31 - delay] == pytest.approx(undelayed[delay:], rel=1e-9)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_without_delay_it_is_sgd_with_momentum(weight_decay):
+    torch.manual_seed(0)
+    gradients = torch.randn(20).tolist()
+    settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": weight_decay}
+    assert positions(partial(gt.SpikeCompensatedSGD, **settings), gradients) == pytest.approx(
+        positions(partial(torch.optim.SGD, **settings), gradients), rel=1e-12
+    )
+
+
+def test_a_part_tells_its_optimiser_how_late_the_gradients_are():
+    rules = gt.Rules(optimizer=SPIKE, update_every=EACH)
+    ours = session(chain(stages(4)), rules, active=4, workers=4)
+    ours.fit(minibatches(12), epochs=1)
+    told = [p.optimizer.param_groups[0]["measured_delay"] for p in ours.parts.values()]
+    assert told == [3.0, 2.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("optimizer", [SPIKE, AHEAD])
+def test_one_in_flight_is_plain_training_with_the_same_optimiser(optimizer):
+    modules, twins = stages(3), stages(3)
+    rules = gt.Rules(optimizer=optimizer, update_every=EACH)
+    session(chain(modules), rules, active=1, workers=3).fit(minibatches(8), epochs=1)
+    plain(twins, minibatches(8), optimizer)
+    close(weights_of(modules), weights_of(twins))
+
+
+@pytest.mark.parametrize("late", [0, 1, 3])
+def test_looking_ahead_is_the_papers_recursion_with_gradients_as_old_as_they_come(late):
+    rate, momentum = 0.3, 0.9
+    module = torch.nn.Linear(1, 1, bias=False).double()
+    one = OneNode(
+        module,
+        optimizer=partial(gt.LookAheadSGD, lr=rate, momentum=momentum),
+        update_every=gt.Messages(1),
+    )
+    before = now = module.weight.item()
+    looked: list[float] = []
+    waiting: deque = deque()
+    x = torch.ones(1, 1, dtype=torch.float64)
+    for _ in range(15):
+        looked.append(now + momentum * (now - before))
+        assert module.weight.item() == pytest.approx(looked[-1], rel=1e-12)
+        waiting.append(one.forward(x))
+        if len(waiting) > late:
+            sent = waiting.popleft()
+            one.backward(sent, sent.payload[0])
+            one.part.step_if_due(0)
+            gradient = looked[len(looked) - 1 - late]  # of w² / 2
+            now, before = looked[-1] - rate * (1 - momentum) * gradient, now
+
+
+def test_looking_nowhere_is_sgd_and_decay_is_decoupled():
+    torch.manual_seed(0)
+    gradients = torch.randn(20).tolist()
+    assert positions(partial(gt.LookAheadSGD, lr=0.1, momentum=0.0), gradients) == pytest.approx(
+        positions(partial(torch.optim.SGD, lr=0.1), gradients), rel=1e-12
+    )
+    w = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    w.grad = torch.zeros_like(w)
+    gt.LookAheadSGD([w], lr=0.1, momentum=0.0, weight_decay=0.5).step()
+    assert w.item() == pytest.approx(0.95)
+
+
+@pytest.mark.parametrize("optimizer", [SPIKE, AHEAD])
+def test_what_they_remember_is_kept_and_closures_are_called(optimizer):
+    torch.manual_seed(0)
+    one, two = (torch.ones(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    first, second = optimizer([one]), optimizer([two])
+
+    def loss(w):
+        def closure():
+            w.grad = None
+            value = w.square().sum()
+            value.backward()
+            return value
+
+        return closure
+
+    assert first.step(loss(one)).item() == 3.0
+    first.step(loss(one))
+    with torch.no_grad():
+        two.copy_(one)
+    load_optimizer_state(second, *optimizer_state_to_tensors(first))
+    first.step(loss(one))
+    second.step(loss(two))
+    assert torch.equal(one, two)
+
+
+def test_dense_parameters_may_have_sparse_gradients_or_none():
+    table = torch.nn.Embedding(4, 2, sparse=True).double()
+    idle = torch.nn.Parameter(torch.ones(1))
+    for optimizer in (SPIKE, AHEAD):
+        made = optimizer([table.weight, idle])
+        before = table.weight.detach().clone()
+        table.weight.grad = None
+        table(torch.tensor([1])).sum().backward()
+        made.step()
+        moved = (table.weight.detach() != before).any(1).tolist()
+        assert moved == [False, True, False, False] and idle.item() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: gt.SpikeCompensatedSGD([], momentum=1.0), "momentum=1.0"),
+        (lambda: gt.LookAheadSGD([], lr=-1.0), "lr=-1.0"),
+        (lambda: gt.SpikeCompensatedSGD([], delay=-1), "delay=-1"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "told",
+    [{}, {"lr_decay": 0.1}, {"initial_accumulator_value": 0.3, "eps": 0.01, "maximize": True}],
+)
+def test_fused_adagrad_steps_as_torchs_own(told, dtype, native, monkeypatch) -> None:
+    if not native:
+        monkeypatch.setattr(library, "current", lambda: None)
+    torch.sparse.check_sparse_tensor_invariants.disable()
+    draw = torch.Generator().manual_seed(0)
+    start = [torch.randn(9, 5, generator=draw, dtype=dtype) for _ in range(3)]
+    made = {}
+    for kind in (torch.optim.Adagrad, gt.FusedAdagrad):
+        draw.manual_seed(1)
+        weights = [x.clone().requires_grad_() for x in start]
+        optimizer = kind(weights, lr=0.2, **told)
+        for _ in range(4):
+            rows = torch.randint(9, (1, 6), generator=draw)  # some of them twice
+            values = torch.randn(6, 5, generator=draw, dtype=dtype)
+            weights[0].grad = torch.sparse_coo_tensor(rows, values, (9, 5))
+            weights[1].grad = torch.randn(9, 5, generator=draw, dtype=dtype)
+            optimizer.step()  # the third never gets one
+        made[kind] = weights, optimizer.state_dict()["state"]
+    (expected, state), (found, own) = made.values()
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+    for number, each in state.items():
+        for name, value in each.items():
+            torch.testing.assert_close(own[number][name], value)
+
+
+def test_fused_adagrad_refuses_to_decay_the_weights_of_a_table() -> None:
+    w = torch.zeros(3, 2, requires_grad=True)
+    optimizer = gt.FusedAdagrad([w], weight_decay=0.1)
+    w.grad = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1, 2), (3, 2))
+    with pytest.raises(ValueError, match=r"weight_decay=0\.1.*a group of its own"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "told", [{}, {"betas": (0.8, 0.98), "weight_decay": 0.1}, {"eps": 0.01, "maximize": True}]
+)
+def test_fused_adam_steps_as_torchs_own(told, dtype, native, monkeypatch) -> None:
+    if not native:
+        monkeypatch.setattr(library, "current", lambda: None)
+    draw = torch.Generator().manual_seed(0)
+    start = [torch.randn(n, 5, generator=draw, dtype=dtype) for n in (900, 3, 7, 2)]
+    made = {}
+    for kind in (partial(torch.optim.Adam, fused=True), gt.FusedAdam):
+        draw.manual_seed(1)
+        weights = [x.clone().requires_grad_() for x in start]
+        optimizer = kind([{"params": weights[:2]}, {"params": weights[2:], "lr": 0.1}], **told)
+        for step in range(4):
+            for w in weights[: 3 - (step == 2)]:  # the fourth never gets one
+                w.grad = torch.randn(w.shape, generator=draw, dtype=dtype)
+            optimizer.step()
+            optimizer.zero_grad()
+        made[kind] = weights, optimizer.state_dict()["state"]
+    (expected, state), (found, own) = made.values()
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+    assert own.keys() == state.keys()
+    for number, each in state.items():
+        for name, value in each.items():
+            torch.testing.assert_close(own[number][name], value)
+
+
+def test_what_fused_adam_cannot_step_torch_does() -> None:
+    made = []
+    for kind in (partial(torch.optim.Adam, fused=True), gt.FusedAdam):
+        plain, turned = torch.ones(3, 2), torch.ones(4, 3).t()
+        weights = [x.requires_grad_() for x in (plain, turned)]
+        optimizer = kind([{"params": [w]} for w in weights], lr=0.1)
+        for _ in range(3):
+            for w in weights:
+                w.grad = torch.full_like(w, 0.5)
+            optimizer.step()
+        made.append(weights)
+    for a, b in zip(*made, strict=True):
+        torch.testing.assert_close(a, b)

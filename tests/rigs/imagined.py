@@ -1,0 +1,268 @@
+"""Run by ``test_devices``: the models of the oracle on devices that do not exist.
+
+torch's fake tensors have shapes and devices and no numbers. An operation on tensors of two devices
+raises as on real ones, and so does a look at a number, which would wait for the device. All that
+routes is numpy and real, so that graphs run to their end. It is a program of its own, as the
+imagined kind of device stays registered. Its arguments are the names of cases, behind "all" or
+"few": with "few", a case runs on a few small instances, as an operation on a fake tensor takes a
+thousand times as long as on a real one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import cycle
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from geartrain import device as transfer
+from geartrain.engine.engine import Engine, Settings, make_parts
+from geartrain.frames import packer
+from geartrain.frames.instance import Instance
+from geartrain.frames.precision import Precision
+from geartrain.graph.graph import Graph
+from geartrain.graph.operators import Losing
+from geartrain.graph.through import Through
+from geartrain.nn import GatedGraphCell, GatedSum, TreeLSTMBranch, VertexChoice
+from geartrain.nodes import sums
+from geartrain.nodes.loss import Metric, Objective, accuracy, cross_entropy
+from geartrain.nodes.sums import Sums
+from geartrain.parts.rules import Clip, Flush, Rules
+from geartrain.runtime.base import Feeder
+from geartrain.runtime.simulated import Simulated
+from geartrain.whole.graph.choice import choice_accuracy, choice_loss
+from tests.rigs import models
+from tests.rigs.passes import AT_ONCE, Quiet
+
+_setup_privateuseone_for_python_backend("imagined")
+ONE, TWO, HOST = (torch.device(name) for name in ("imagined:0", "imagined:1", "cpu"))
+H = models.H
+fetched: list[torch.Size] = []
+
+
+class Never:
+    """An event that a device never reaches; nobody reads what was copied."""
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        """As if it had been reached."""
+
+
+def fetch(x: Tensor) -> Tensor:
+    fetched.append(x.shape)
+    return torch.empty(x.shape, dtype=x.dtype)
+
+
+transfer.pinned = lambda shape, dtype: torch.empty(shape, dtype=dtype)  # type: ignore[misc]
+transfer.recorded = lambda device: Never()  # type: ignore[assignment, misc]
+sums.read = lambda values: [0.0] * len(values)  # type: ignore[assignment, misc]
+transfer._fetched = fetch
+transfer.Verdicts.look = lambda self, wait=False: None  # type: ignore[method-assign, misc]
+add = Sums.add
+Sums.add = lambda s, name, values, *rest: None if values.is_cpu else add(s, name, values, *rest)  # type: ignore[method-assign, misc]
+# These look at numbers on the host, and tensors of the host are fake here too.
+Objective._refuse_classes = lambda *args: None  # type: ignore[method-assign, misc]
+packer._check_finite = lambda *args: None  # type: ignore[assignment]
+
+
+def cells() -> models.Model:
+    """``trees`` with a row kernel for its branches, a broadcast, and losses of some rows."""
+    model = models.trees()
+    words, branch = nn.Embedding(11, 2 * H), TreeLSTMBranch(H)
+    readout = nn.Sequential(nn.Linear(H, H), nn.ReLU(), nn.Linear(H, 5))
+    graph = Graph(vertex=("parent", "slot", "label"))
+    nodes = graph.loop(name="nodes")
+    leaves = graph.input("word").through(words, name="words")
+    h, c = leaves.split(H, H)
+    nodes.join(graph.concat(h, c, on=("vertex",), how="tuple"))
+    some = Metric(accuracy, where=lambda m: m.slot == 0)
+    nodes.through(readout, name="readout", take=0).loss(
+        cross_entropy, target="label", metrics={"accuracy": Metric(accuracy), "left": some}
+    )
+    inner, root = nodes.where(lambda m: m.parent >= 0)
+    pairs = inner.group(by={"vertex": lambda m: m.parent}, size=2, order="slot")
+    nodes.join(pairs.through(branch, name="branch"))
+    root.stop()
+    return models.Model(graph, {"w": words, "b": branch, "r": readout}, model.plain, model.data, {})
+
+
+def lists(keep: str) -> models.Model:
+    """``lists`` without torch's fused cells, which know no fake tensors."""
+    model = models.lists()
+    word, step = nn.Linear(H, H).double(), nn.Sequential(nn.Linear(H, H), nn.Tanh()).double()
+    graph = Graph(vertex=("token",), value=("label",))
+    state = graph.loop()
+    state.join(graph.input("h"))
+    more, done = state.through(step, name="step", keep=keep).where(lambda m: m.vertex < m.size - 1)
+    state.join(more.move(vertex=lambda m: m.vertex + 1))
+    read = done.through(word, name="word", keep=keep)
+    read.loss(cross_entropy, target="label", metrics={"accuracy": accuracy})
+    return models.Model(graph, {"w": word, "s": step}, model.plain, model.data, {})
+
+
+def flat() -> models.Model:
+    """A message an edge, added up where it arrives, beside what is there."""
+    model = models.edges()
+    sent, both = nn.Linear(H, H).double(), nn.Linear(2 * H, 1).double()
+    graph = Graph(edge=("type",), value=("aim",))
+    rows = graph.input("h")
+    some, alone = rows.where(lambda m: m.in_degree > 0)
+    arrived = rows.flatmap("edge").through(sent, name="sent").move(vertex=lambda m: m.target)
+    sums = arrived.group("vertex", "in_degree", how="sum")
+    messages = graph.merge(sums, alone.through(torch.zeros_like, name="nothing"))
+    some.stop()
+    graph.concat(rows, messages, on="vertex").through(both, name="both").loss(
+        lambda y, aim: (y[:, 0] - aim) ** 2, target="aim"
+    )
+    return models.Model(graph, {"s": sent, "b": both}, model.plain, model.data, {})
+
+
+def gated() -> models.Model:
+    """``bundles`` by the ready modules."""
+    model = models.bundles()
+    cell, readout = GatedGraphCell(H, 3, steps=2), GatedSum(H, 0, 1)
+    cell, readout = cell.double(), readout.double()
+    graph = Graph(edge=("type",), value=("aim",))
+    state = graph.loop(name="state")
+    state.join(graph.input("h", bundle=True, step=0))
+    after = state.through(cell, name="cell", inside=True)
+    more, done = after.move(step=lambda m: m.step + 1).where(lambda m: m.step < 3)
+    state.join(more)
+    pooled = done.through(readout, name="readout", inside=True, pool=True)
+    pooled.loss(lambda y, aim: (y[:, 0] - aim) ** 2, target="aim")
+    return models.Model(graph, {"c": cell, "r": readout}, model.plain, model.data, {})
+
+
+def choice() -> models.Model:
+    """A vertex of every bundle."""
+    model = models.bundles()
+    first, chooser = nn.Linear(H, H).double(), VertexChoice(H).double()
+    graph = Graph(edge=("type",), value=("aim",))
+    rows = graph.input("h", bundle=True).through(first, name="first")
+    rows.through(chooser, name="choice", read="vertex", inside=True, pool=True).loss(
+        choice_loss, "aim", metrics={"accuracy": choice_accuracy}
+    )
+    return models.Model(graph, {"c": chooser, "f": first}, model.plain, model.data, {})
+
+
+def reduced(how: str) -> models.Model:
+    """Vertices grouped whole: sums, means and maxima of unequally many."""
+    model = models.edges()
+    first, last = nn.Linear(H, H).double(), nn.Linear(H, 1).double()
+    graph = Graph(edge=("type",), value=("aim",))
+    rows = graph.input("h").through(first, name="first")
+    rows.group("instance", "size", how=how).through(last, name="last").loss(
+        lambda y, aim: (y[:, 0] - aim) ** 2, target="aim"
+    )
+    return models.Model(graph, {"f": first, "l": last}, model.plain, model.data, {})
+
+
+CASES: Mapping[str, partial[models.Model]] = {
+    **{f"lists, {keep}": partial(lists, keep) for keep in ("activations", "inputs", "graph")},
+    "trees": partial(models.trees),
+    "flat": partial(flat),
+    "cells": partial(cells),
+    "gated": partial(gated),
+    "choice": partial(choice),
+    **{how: partial(reduced, how) for how in ("sum", "mean", "max")},
+}
+WAYS = (
+    ("all on one device, fed there", (ONE,), ONE, True),
+    ("all on one device, fed on the host", (ONE,), None, True),
+    ("two devices", (TWO, ONE), TWO, True),
+    ("a device and the host", (ONE, HOST), None, False),
+)
+
+
+class How(NamedTuple):
+    """What else a session may ask for."""
+
+    name: str
+    precision: Precision = "full"
+    lanes: bool = False
+
+
+HOWS = (How("as it comes"), How("bf16 in lanes", "bf16", True))
+
+
+def put(module: nn.Module, device: torch.device) -> None:
+    for inner in module.modules():
+        for name, parameter in inner._parameters.items():
+            if parameter is not None and parameter.device != device:
+                shape, dtype = parameter.shape, parameter.dtype
+                inner._parameters[name] = nn.Parameter(
+                    torch.empty(shape, dtype=dtype, device=device)
+                )
+
+
+def few(data: list[Instance]) -> list[Instance]:
+    """Instances of different sizes, among them neither the largest nor the very smallest."""
+
+    def size(given: Instance) -> int:
+        return sum(len(column) for column in (*given.vertex.values(), *given.edge.values()))
+
+    return sorted(data, key=size)[1:8:3]
+
+
+def run(
+    model: models.Model,
+    data: list[Instance],
+    devices: Sequence[torch.device],
+    fed: torch.device | None,
+    how: How,
+) -> None:
+    """Train and evaluate a pass."""
+    there: Iterator[torch.device] = cycle(devices)
+    for module in model.modules.values():
+        put(module if how.precision == "full" else module.float(), next(there))
+    rules = Rules(
+        optimizer=partial(torch.optim.SGD, lr=0.1, foreach=False),
+        # A step on the host looks at numbers.
+        update_every=Flush() if HOST in devices else 7 if len(data) > 7 else 3,
+        clip=Clip(1.0, 2.0),
+    )
+    for operator in model.graph.operators:
+        if isinstance(operator, Through | Losing):
+            operator.trial.settled = True  # which looks at numbers, and here there are none
+    parts = make_parts(model.graph, rules)
+    settings = Settings(
+        max_active=5, ramp=AT_ONCE, lanes=how.lanes, precision=how.precision, device=fed
+    )
+    engine = Engine(model.graph, parts, settings, workers=2)
+    for train in (True, False):
+        engine.begin(train=train)
+        Simulated(2, seed=1).run(engine, Feeder(iter(data)), Quiet())
+        engine.check_empty()
+        engine.sums()
+    assert all(part.version or HOST in devices for part in parts.values())
+    assert {part.device for part in parts.values()} == set(devices)
+
+
+BY_AUTOGRAD = ("lists, inputs", "lists, graph", "trees", "choice")
+"""Autograd has one queue for imagined devices, so these are not spread over two."""
+
+imagined = FakeTensorMode(allow_non_fake_inputs=True)
+how_much, *names = sys.argv[1:]
+for case in names:
+    build = CASES[case]
+    for way, devices, fed, nobody_waits in WAYS:
+        if TWO in devices and case in BY_AUTOGRAD:
+            continue
+        # Zeros like rows of the host are the host's, and so is their gradient.
+        nobody_waits = nobody_waits and (case != "flat" or fed is not None)
+        for how in HOWS if fed is None else HOWS[:1]:
+            fetched.clear()
+            made = build()
+            data = made.data if how_much == "all" else few(made.data)
+            with imagined:
+                run(made, data, devices, fed, how)
+            assert bool(fetched) != nobody_waits, f"{case}, {way}, {how}: fetched {fetched[:5]}"
+            sys.stdout.write(f"{case}, {way}, {how.name}\n")
