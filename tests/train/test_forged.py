@@ -15,7 +15,6 @@ from geartrain.train.checkpoint import Checkpoint, read_checkpoint, write_checkp
 from tests.rigs import forged
 from tests.rigs.programs import Nursery, Program
 
-
 SCRIPT = Path(forged.__file__).read_text()
 
 

@@ -73,8 +73,8 @@ def test_a_single_copy_of_a_pipeline_trains_as_the_pipeline_does(view):
 @pytest.mark.parametrize("view", VIEWS, ids=str)
 def test_copies_of_a_pipeline_learn_with_any_view(view, exchange):
     s = session(gt.Neighbours(copies=3, exchange=exchange), view=view, every=4)
-    fit = s.fit(data(48), epochs=4)
-    assert fit.instances == 192
+    fit = s.fit(data(24), epochs=3)
+    assert fit.instances == 72
     assert fit.history[-1].loss < fit.history[0].loss
 
 
