@@ -16,6 +16,8 @@ from geartrain.data.text import FILE as TEXT
 from tests.rigs import kernels
 from tests.rigs.programs import Nursery
 
+pytest_plugins = ["pytester"]
+
 # Same examples on every run and machine; a shared, busy core must not fail a test by its clock.
 settings.register_profile("geartrain", deadline=None, derandomize=True)
 settings.load_profile("geartrain")
