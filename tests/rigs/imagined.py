@@ -63,7 +63,7 @@ def fetch(x: Tensor) -> Tensor:
 
 transfer.pinned = lambda shape, dtype: torch.empty(shape, dtype=dtype)  # type: ignore[misc]
 transfer.recorded = lambda device: Never()  # type: ignore[assignment, misc]
-sums.read = lambda values: [0.0] * len(values)  # type: ignore[assignment, misc]
+sums.read = lambda values: [0.0] * len(values)  # type: ignore[assignment, attr-defined, misc]
 transfer._fetched = fetch
 transfer.Verdicts.look = lambda self, wait=False: None  # type: ignore[method-assign, misc]
 add = Sums.add

@@ -436,7 +436,7 @@ def test_the_table_kernel_reads_the_leaves_alone() -> None:
         expected = module(x, parent, slot, inside)
         assert_close(module(x.masked_fill(inner, -1), parent, slot, inside), expected)
         if kernel is not None:
-            assert isinstance(kernel._table, EmbeddingKernel)
+            assert isinstance(kernel._table, EmbeddingKernel)  # type: ignore[attr-defined]
             (h,), _ = kernel.forward(x.masked_fill(inner, -1), parent, slot, inside=inside)
             assert_close(h, expected)
 
