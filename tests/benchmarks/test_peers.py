@@ -237,20 +237,20 @@ def test_arguments_of_a_session_are_json_or_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "said", "limit_s"),
     [
-        ("import sys; sys.exit('a line\\nit broke')", "it broke"),
-        ("import time; time.sleep(60)", "not done after"),
+        ("import sys; sys.exit('a line\\nit broke')", "it broke", 60.0),
+        ("import time; time.sleep(60)", "not done after", 0.2),
     ],
 )
 def test_a_process_that_fails_gives_its_last_words(
-    command: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, said: str, limit_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "broken.py").write_text(command)
     monkeypatch.setitem(peers.MODULES, "baseline", "broken")  # type: ignore[attr-defined]
     monkeypatch.setattr(peers, "ROOT", tmp_path)
     each = System(family="f", detail="d", kind="baseline")
-    reply = peers.run(each, {"threads": 1}, {"baseline": Path(sys.executable)}, limit_s=0.2)
+    reply = peers.run(each, {"threads": 1}, {"baseline": Path(sys.executable)}, limit_s)
     assert said in reply["error"]
 
 
