@@ -236,7 +236,8 @@ def check(
     known: dict[Port, Spec] = {}
     seen: dict[int, list[object]] = {}
     for _ in range(len(operators) + 2):
-        if not any([_propagate(operator, known, seen, schema) for operator in operators]):
+        new = [_propagate(operator, known, seen, schema) for operator in operators]
+        if not any(new):
             break
     for operator in operators:
         for sources in operator.sources:
