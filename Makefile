@@ -26,29 +26,27 @@ export GEARTRAIN_DATA := $(BESIDE)
 endif
 endif
 
+# Some environments forbid it, and then each of the many processes here compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 PROCESSES ?= $(shell nproc 2>/dev/null || echo 2)
 SINCE ?= HEAD
 # Tests share cores by processes, not by threads of one product. Work steals: tests last from a
 # millisecond to half a minute, and a process that has done its own takes those of another.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 SIDE_BY_SIDE := -n $(PROCESSES) --dist worksteal
-# What works otherwise without kernels. Devices are tried without them in any case, and no other file
-# of these folders ever asks for kernels.
-WITHOUT_KERNELS := tests/nodes tests/graph tests/nn tests/whole tests/pipeline tests/oracle \
-  --ignore=tests/oracle/test_devices.py \
-  $(patsubst %,--ignore=tests/nodes/test_%.py,gear keys products sparse_gradients sums)
 
 .PHONY: help setup demo test test-slow sanitize coverage package lint lint-c docs clean
 
 help:
 	@echo 'make setup      create $(VENV), install geartrain, pinned by constraints.txt; compile kernels'
 	@echo 'make demo       train list reduction until its accuracy reaches 0.97'
-	@echo 'make test       the tests (not the slow ones); those of the core also without native kernels'
+	@echo 'make test       the tests (not the slow ones); what asks for native kernels also without'
 	@echo 'make test-slow  the slow ones'
 	@echo 'make sanitize   the native tests on C built with AddressSanitizer and UBSan (needs gcc)'
 	@echo 'make coverage   as make test; fails if fewer branches are covered than pyproject.toml says'
 	@echo 'make package    wheel and sdist; the wheel is installed in an environment of its own, tried'
-	@echo 'make lint       ruff check, ruff format --check, mypy --strict, clang-format of new lines'
+	@echo 'make lint       ruff check, ruff format --check, mypy, clang-format of new lines'
 	@echo 'make docs       the documentation as a site, into site/; links that lead nowhere fail'
 	@echo 'make clean      remove $(VENV), caches and build leftovers'
 
@@ -84,12 +82,9 @@ demo: setup
 
 test: setup
 	$(PYTEST) $(SIDE_BY_SIDE)
-	GEARTRAIN_NATIVE=0 $(PYTEST) $(SIDE_BY_SIDE) $(WITHOUT_KERNELS)
 
 coverage: setup
-	$(PYTEST) $(SIDE_BY_SIDE) --cov --cov-report= --cov-fail-under=0
-	GEARTRAIN_NATIVE=0 $(PYTEST) $(SIDE_BY_SIDE) $(WITHOUT_KERNELS) --cov --cov-append \
-	  --cov-report=term:skip-covered
+	$(PYTEST) $(SIDE_BY_SIDE) --cov --cov-report=term:skip-covered
 
 test-slow: setup
 	$(PYTEST) -m slow
@@ -102,13 +97,17 @@ sanitize: setup
 	  echo 'sanitize: gcc finds no libasan.so; install its address sanitizer (libasan)' >&2; exit 1; }
 	$(PYTEST) $(SIDE_BY_SIDE) -m 'slow or not slow' tests/native/test_hostile.py
 
-# The environment sees no source: what is tried is what the wheel brings.
+# The environment sees no source: what is tried is what the wheel brings. What it needs is lent by
+# $(VENV); that all of it is declared is looked at by tests/test_packages.py.
 package: setup
 	rm -rf dist build
 	$(BIN)/python -m build --quiet
-	rm -rf build/tried && '$(BIN)/python' -m venv build/tried
-	build/tried/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt \
-	  "$$(grep '^torch==' constraints.txt)" dist/*.whl
+	rm -rf build/tried && '$(BIN)/python' -m venv --without-pip build/tried
+	$(BIN)/python -m pip --python build/tried/bin/python --disable-pip-version-check install \
+	  --quiet --no-deps dist/*.whl
+	$(BIN)/python -c 'import torch; print(torch.__path__[0].removesuffix("/torch"))' \
+	  >"$$(echo build/tried/lib/python*/site-packages)/others.pth"
+	cd build/tried && bin/python -c 'import geartrain as g, sys; sys.exit(sys.prefix not in g.__file__)'
 	cd build/tried && bin/geartrain --help >/dev/null
 	cd build/tried && bin/geartrain train listreduce --epochs 1 --json \
 	  --option train_size=300 --option valid_size=60 --option hidden=8
@@ -116,7 +115,7 @@ package: setup
 lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy --strict src
+	$(BIN)/mypy
 	@$(MAKE) --no-print-directory lint-c
 
 lint-c: setup

@@ -66,7 +66,7 @@ def violations(root: Path) -> list[str]:
         above = {package for package, asking in ABOVE.items() if inside.as_posix() not in asking}
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             for problem in broken_rules(node, floor, home, above):
-                found.append(f"{inside.as_posix()}:{node.lineno}: {problem}")
+                found.append(f"{inside.as_posix()}:{node.lineno}: {problem}")  # type: ignore[attr-defined]
     return found
 
 

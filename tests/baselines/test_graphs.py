@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from geartrain import baselines
+import geartrain_baselines as baselines
 from geartrain.data.babi import TASKS
 from geartrain.nn import GatedGraphCell
 from geartrain.recipes.babi import BABI, SIZES, make_graph

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -209,8 +210,8 @@ def test_neighbours_are_what_the_machine_did_less_what_this_process_did(
 ) -> None:
     busy, own, wall = iter([10.0, 14.0]), iter([1.0, 2.0]), iter([0.0, 2.0])
     monkeypatch.setattr(protocol, "_busy_s", lambda: next(busy))
-    monkeypatch.setattr(protocol.time, "process_time", lambda: next(own))
-    monkeypatch.setattr(protocol.time, "monotonic", lambda: next(wall))
+    monkeypatch.setattr(time, "process_time", lambda: next(own))
+    monkeypatch.setattr(time, "monotonic", lambda: next(wall))
     assert protocol.Neighbours().cores() == 1.5
 
 
@@ -236,20 +237,20 @@ def test_arguments_of_a_session_are_json_or_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "said", "limit_s"),
     [
-        ("import sys; sys.exit('a line\\nit broke')", "it broke"),
-        ("import time; time.sleep(60)", "not done after"),
+        ("import sys; sys.exit('a line\\nit broke')", "it broke", 60.0),
+        ("import time; time.sleep(60)", "not done after", 0.2),
     ],
 )
 def test_a_process_that_fails_gives_its_last_words(
-    command: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, said: str, limit_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "broken.py").write_text(command)
-    monkeypatch.setitem(peers.MODULES, "baseline", "broken")
+    monkeypatch.setitem(peers.MODULES, "baseline", "broken")  # type: ignore[attr-defined]
     monkeypatch.setattr(peers, "ROOT", tmp_path)
     each = System(family="f", detail="d", kind="baseline")
-    reply = peers.run(each, {"threads": 1}, {"baseline": Path(sys.executable)}, limit_s=0.2)
+    reply = peers.run(each, {"threads": 1}, {"baseline": Path(sys.executable)}, limit_s)
     assert said in reply["error"]
 
 

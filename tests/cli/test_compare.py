@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from geartrain.recipes import RECIPES, find_recipe
 from geartrain_baselines import PEERS
 from geartrain_baselines.systems import systems_of
 from geartrain_baselines.trial import Trial, run
+from tests.rigs.programs import Forked, Nursery
 
 LISTS = ("listreduce", "--option", "train_size=300", "--option", "valid_size=60")
 LISTS += ("--option", "hidden=8")
@@ -40,6 +42,22 @@ def settings(recipe: str = "listreduce", **given: object) -> RunSettings:
     names += "checkpoint_every", "evaluate_every", "replicas", "precision", "device", "options"
     nothing = dict.fromkeys(names)
     return new_settings(find_recipe(recipe), nothing | given)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked_trials(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Trials do not import torch each: they are forked from a process that has."""
+    begin, folder = subprocess.Popen, tmp_path_factory.mktemp("trials")
+
+    def start(command: list[str], **options: Any) -> Any:
+        if command[1:3] != ["-m", "geartrain_baselines.trial"]:
+            return begin(command, **options)
+        trial = folder / str(sum(1 for _ in folder.iterdir()))
+        return Forked(nursery, trial, command, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", start)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -17,45 +17,71 @@ import pytest
 import geartrain as gt
 from geartrain.cli.logs import logging_to
 from geartrain.cli.streams import Tolerant, tolerant
+from tests.rigs.programs import Nursery, Program
 
 TINY = ("listreduce", "--option", "train_size=200", "--option", "valid_size=20", "--option")
 TINY += ("hidden=4", "--runtime", "simulated", "--epochs", "3")
 
 
-def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """A line of the shell, where ``geartrain`` is this tree's."""
-    source = Path(gt.__file__).parents[1]
-    call = f'geartrain() {{ {sys.executable} -m geartrain "$@"; }}; {command}'
-    return subprocess.run(
-        ["bash", "-c", call],
-        env={**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+RUN = """
+from geartrain.cli.main import app
+app(prog_name="geartrain")
+"""
+
+
+def assert_done(folder: Path) -> None:
+    """The run has gone to its end."""
+    result = json.loads((folder / "result.json").read_text())
+    assert result["epochs"] == 3 and (folder / "latest.safetensors").exists()
+    # Nothing that was written by number got into a file of the run.
+    assert "epoch" not in (folder / "config.json").read_text().replace('"epochs"', "")
 
 
 @pytest.mark.parametrize(
-    ("redirected", "status"),
+    ("words", "out", "err", "status"),
     [
-        ("--json 2>&1 | head -1; exit ${PIPESTATUS[0]}", 1),
-        ("--json > /dev/full", 1),
-        ("2> /dev/full", 0),
-        (">&- 2>&-", 0),
+        (["--json"], None, "out", 1),  # as: 2>&1 | head -1
+        (["--json"], "/dev/full", None, 1),
+        ([], None, "/dev/full", 0),
     ],
 )
-def test_a_run_outlives_those_who_listen(redirected: str, status: int, tmp_path: Path) -> None:
-    done = shell(f"geartrain train {' '.join(TINY)} --out run {redirected}", tmp_path)
-    assert done.returncode == status, done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result["epochs"] == 3 and (tmp_path / "run" / "latest.safetensors").exists()
-    if "full" in redirected and status:
-        assert "standard output could not be written: No space left on device" in done.stderr
-    # Nothing that was written by number got into a file of the run.
-    assert "epoch" not in (tmp_path / "run" / "config.json").read_text().replace('"epochs"', "")
+def test_a_run_outlives_those_who_listen(
+    words: list[str],
+    out: str | None,
+    err: str | None,
+    status: int,
+    nursery: Nursery,
+    tmp_path: Path,
+) -> None:
+    all_words = ("train", *TINY, "--out", tmp_path / "run", *words)
+    program = Program(nursery, tmp_path / "p", RUN, *all_words, out=out, err=err, whole=True)
+    try:
+        if err == "out":
+            program.line()
+            program.turn_away()
+        ended, errors = program.end()
+    finally:
+        program.close()
+    said = "\n".join(program.lines) + errors
+    assert ended == status, said
+    assert "Traceback" not in said
+    if out is not None:
+        assert "standard output could not be written: No space left on device" in errors
+    assert_done(tmp_path / "run")
+
+
+def test_a_run_that_is_started_without_streams_goes_to_its_end(tmp_path: Path) -> None:
+    source = Path(gt.__file__).parents[1]
+    words = f"{sys.executable} -m geartrain train {' '.join(TINY)} --out run"
+    done = subprocess.run(
+        ["bash", "-c", f"{words} >&- 2>&-"],
+        env={**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert_done(tmp_path / "run")
 
 
 class Failing(io.StringIO):

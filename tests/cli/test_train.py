@@ -6,9 +6,7 @@ import json
 import logging
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -345,11 +343,12 @@ import sys
 from geartrain.train.session import Session
 from geartrain.cli.main import app
 
-fit = Session.fit
+fit, told = Session.fit, sys.argv.pop(1)
 
 def fit_later(*args, **kwargs):
     print("about to train", flush=True)
-    sys.stdin.readline()
+    with open(told) as told_to_go_on:
+        told_to_go_on.read()
     return fit(*args, **kwargs)
 
 Session.fit = fit_later
@@ -357,48 +356,51 @@ app(prog_name="geartrain")
 """
 
 
-def waiting(*words: str | Path) -> subprocess.Popen[str]:
-    """A command that is about to train, and does so when it gets a line or the end of its input."""
-    run = subprocess.Popen(
-        [sys.executable, "-c", WAITING, *map(str, words)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert run.stdout is not None
-    assert run.stdout.readline() == "about to train\n"
-    return run
+@pytest.fixture
+def waiting(nursery: Nursery, tmp_path: Path) -> Iterator[Callable[..., Program]]:
+    """A command that is about to train, and does so when ``tmp_path/go`` is written to."""
+    os.mkfifo(tmp_path / "go")
+    running: list[Program] = []
+
+    def start(*words: object) -> Program:
+        running.append(Program(nursery, tmp_path / "waiting", WAITING, tmp_path / "go", *words))
+        running[-1].until("about to train")
+        return running[-1]
+
+    yield start
+    for each in running:
+        each.close()
 
 
 def test_two_runs_do_not_share_a_folder_and_the_first_one_s_result_stays(
-    geartrain, tmp_path: Path
+    geartrain, waiting, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     words = ("train", *SMALL_LISTS, "--out", folder, "--json")
-    with waiting(*words) as first:
-        second = geartrain(*words, "--seed", 1)
-        out, err = first.communicate(timeout=100)
+    first = waiting(*words)
+    second = geartrain(*words, "--seed", 1)
+    (tmp_path / "go").write_text("go on")
+    status, err = first.end()
     assert second.status == 2
     assert f"{folder} is in use by process {first.pid} on " in second.err
     assert f", since {datetime.now().year}" in second.err
-    assert (first.returncode, json.loads(out)["seed"]) == (0, 0), err
+    assert (status, json.loads(first.lines[-1])["seed"]) == (0, 0), err
     assert json.loads((folder / "result.json").read_text())["seed"] == 0
 
 
 def test_a_run_that_goes_on_elsewhere_is_not_resumed_and_a_killed_one_is_at_once(
-    geartrain, tmp_path: Path
+    geartrain, waiting, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     geartrain("train", *SMALL_LISTS, "--out", folder)
     (folder / "result.json").unlink()
     again = ("train", "listreduce", "--out", folder, "--resume", "--json")
     (folder / "latest.safetensors").rename(tmp_path / "kept")
-    with waiting("train", *SMALL_LISTS, "--out", folder) as first:
-        (tmp_path / "kept").rename(folder / "latest.safetensors")
-        refused = geartrain(*again)
-        first.kill()
+    first = waiting("train", *SMALL_LISTS, "--out", folder)
+    (tmp_path / "kept").rename(folder / "latest.safetensors")
+    refused = geartrain(*again)
+    first.send(signal.SIGKILL)
+    assert first.end()[0] == -signal.SIGKILL
     assert (refused.status, f"in use by process {first.pid}" in refused.err) == (2, True)
     resumed = geartrain(*again)
     assert (resumed.status, resumed.json["epochs"]) == (0, 2), resumed.err

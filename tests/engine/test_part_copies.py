@@ -164,5 +164,5 @@ def test_draining_admission_is_minibatch_training(runtime) -> None:
             p.grad /= 4
         sgd.step()
     for p, q in zip(graph.modules(), plain.modules(), strict=True):
-        for a, b in zip(p.parameters(), q.parameters(), strict=True):
+        for a, b in zip(p.parameters(), q.parameters(), strict=True):  # type: ignore[attr-defined]
             assert_close(a, b, rtol=1e-10, atol=1e-12)

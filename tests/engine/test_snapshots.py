@@ -18,6 +18,7 @@ from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
 from geartrain.sharing.guarded import GuardedShare
 from geartrain.sharing.locks import NoLock
+from geartrain.sharing.share import SharedPart
 from geartrain.sharing.shared_weights import share
 from geartrain.sharing.snapshots import SnapshotPart, SnapshotShare, twin
 from tests.rigs.pairs import graph_of_pairs, pairs
@@ -126,7 +127,10 @@ def test_parts_with_kernels_are_free_and_others_guarded() -> None:
     x.through(bounded, name="bounded").loss(lambda y: y.square().sum(1))
     session = gt.Session(graph, runtime=gt.Simulated(2), sharing=gt.SharedWeights())
     session.fit([gt.Instance({"x": torch.ones(1, 2)}) for _ in range(9)], epochs=1)
-    kinds = {name: {type(s) for s in part.ownership.shares} for name, part in session.parts.items()}
+    kinds = {}
+    for name, part in session.parts.items():
+        assert isinstance(part.ownership, SharedPart)
+        kinds[name] = {type(share) for share in part.ownership.shares}
     assert kinds == {"free": {SnapshotShare}, "again": {GuardedShare}, "bounded": {GuardedShare}}
 
 
@@ -166,10 +170,10 @@ def test_tables_are_stepped_in_place_under_the_guards_of_all_workers(looks_up: b
     assert part.tables == {module.weight}
     with two.guard:
         assert two.module.weight.data_ptr() == module.weight.data_ptr()
-        before = two.tables.times
+        before = two.tables.times  # type: ignore[attr-defined]
         look_up(two.module.weight, torch.tensor([1]))
-        assert two.tables.times == before + 1
-    assert two.tables.times - before == 1 and before == 2 + (not looks_up)
+        assert two.tables.times == before + 1  # type: ignore[attr-defined]
+    assert two.tables.times - before == 1 and before == 2 + (not looks_up)  # type: ignore[attr-defined]
 
 
 def made(*, workers: int = 2) -> tuple[PartState, list[SnapshotShare]]:

@@ -265,7 +265,7 @@ def test_a_module_is_asked_with_what_it_will_be_called_with():
         for found, column in zip(
             rows, (brought.payload[0], *brought.columns.values()), strict=True
         ):
-            found += column.tolist()
+            found += column.tolist()  # type: ignore[attr-defined]
     assert rows[0] == [0, 1, 0, 1, 2, 3, 0]
     assert rows[1] == [32, 31, 54, 53, 52, 51, 21]
     assert rows[2] == [21, 21, 35, 35, 35, 35, 14]

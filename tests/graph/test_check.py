@@ -67,7 +67,7 @@ def test_a_join_on_named_columns_needs_no_check():
         for n in wire(graph, lambda t: [Owner(t.function, None)]).nodes.values()
         if n.name == "concat"
     ]
-    assert join._on == [1]
+    assert join._on == [1]  # type: ignore[attr-defined]
 
 
 def test_a_graph_without_input_is_refused():

@@ -101,6 +101,9 @@ class OwnNoise(nn.Module):
 class Counts(nn.Module):
     """Has state of every kind, and writes to it."""
 
+    calls: Tensor
+    mean: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("calls", torch.zeros(1))

@@ -56,7 +56,7 @@ def faults_of(root: Path, path: str) -> list[Fault]:
     source, found, seen = (root / path).read_text(), [], Counter[tuple[str, str, str]]()
     lines = source.splitlines()
     for node, text, place, first in _faults(ast.parse(source), Path(path).stem, None):
-        span = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
+        span = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
         before, behind = lines[span[0] - 1 : span[2]], len(lines) - span[2]
         changed = _replaced(source, span, text).splitlines()
         after = changed[span[0] - 1 : len(changed) - behind]

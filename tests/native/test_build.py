@@ -105,7 +105,7 @@ def test_another_compiler_or_source_makes_another_file(
 
 def test_it_can_be_switched_off(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEARTRAIN_NATIVE", "0")
-    with pytest.raises(library.Unavailable, match="GEARTRAIN_NATIVE=0"):
+    with pytest.raises(build.Unavailable, match="GEARTRAIN_NATIVE=0"):
         library.load()
     assert not cache.exists()
 
@@ -193,7 +193,7 @@ def test_a_compiler_that_fails_is_done_without(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, why: str
 ) -> None:
     monkeypatch.setenv("CC", pretend(tmp_path, script))
-    with pytest.raises(library.Unavailable, match=why):
+    with pytest.raises(build.Unavailable, match=why):
         library.load()
 
 
@@ -203,17 +203,17 @@ def test_what_has_failed_is_not_tried_again_for_an_hour(
     log = tmp_path / "runs"
     monkeypatch.setenv("CC", pretend(tmp_path, f"echo run >> {log}; echo 'no room' >&2; exit 1"))
     in_one_unit(monkeypatch)
-    with pytest.raises(library.Unavailable, match=r"ended with 1: no room$"):
+    with pytest.raises(build.Unavailable, match=r"ended with 1: no room$"):
         library.load()
-    with pytest.raises(library.Unavailable, match=r"no room \(that was 0 min ago: .*geartrain nat"):
+    with pytest.raises(build.Unavailable, match=r"no room \(that was 0 min ago: .*geartrain nat"):
         library.load()
     assert log.read_text() == "run\n"
-    with pytest.raises(library.Unavailable, match=r"no room$"):
+    with pytest.raises(build.Unavailable, match=r"no room$"):
         library.load(again=True)
     (note,) = cache.glob("*.failed")
     before = time.time() - build.FORGET_SECONDS - 1
     os.utime(note, (before, before))
-    with pytest.raises(library.Unavailable, match=r"no room$"):
+    with pytest.raises(build.Unavailable, match=r"no room$"):
         library.load()
     assert log.read_text() == "run\n" * 3
 
@@ -222,7 +222,7 @@ def test_a_failure_is_forgotten_once_it_works(cache: Path, runs: Callable[[], in
     identity = build._identity(build.compiler(), build.KERNELS)
     note = build.cache_directory() / f"kernels-{identity}.failed"
     note.write_text("the disk was full")
-    with pytest.raises(library.Unavailable, match="the disk was full"):
+    with pytest.raises(build.Unavailable, match="the disk was full"):
         library.load()
     path = library.load(again=True).path
     assert files(cache) == [path.name]
@@ -254,12 +254,12 @@ def test_a_compiler_that_hangs_is_killed_with_what_it_has_started(
     monkeypatch.setattr(build._Patience, "look", look)
     if name == "IDLE_SECONDS":
         monkeypatch.setattr(build, name, 0.05)
-    with pytest.raises(library.Unavailable, match=rf"given up: it {why}; 'geartrain native'"):
+    with pytest.raises(build.Unavailable, match=rf"given up: it {why}; 'geartrain native'"):
         library.load(0.05 if name == "seconds" else 60)
     until = time.monotonic() + 20
     while not gone(int(child.read_text())):
         assert time.monotonic() < until
-    with pytest.raises(library.Unavailable, match=r"that was 0 min ago"):
+    with pytest.raises(build.Unavailable, match=r"that was 0 min ago"):
         library.load()
 
 
@@ -267,7 +267,7 @@ def test_a_compiler_may_use_the_processor_for_no_longer_than_it_may_take(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", pretend(tmp_path, "ulimit -t >&2; exit 1"))
-    with pytest.raises(library.Unavailable, match=r"ended with 1: 77$"):
+    with pytest.raises(build.Unavailable, match=r"ended with 1: 77$"):
         library.load(77)
 
 
@@ -285,7 +285,7 @@ def test_who_waits_for_another_process_takes_what_it_has_compiled(
             theirs.chmod(0o700)
             fcntl.flock(held, fcntl.LOCK_UN)
 
-        monkeypatch.setattr(build.time, "sleep", sleep)
+        monkeypatch.setattr(time, "sleep", sleep)
         assert made() == theirs
     finally:
         os.close(held)
@@ -298,7 +298,7 @@ def test_who_waits_for_another_process_does_not_wait_for_ever(
     held = os.open(build.cache_directory(), os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(library.Unavailable, match="another process has been compiling into"):
+        with pytest.raises(build.Unavailable, match="another process has been compiling into"):
             build.shared_objects(seconds=-5)
     finally:
         os.close(held)
@@ -328,7 +328,7 @@ def test_a_compiler_that_is_not_there_is_named(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", "nosuchcc -m64")
-    with pytest.raises(library.Unavailable, match="CC=nosuchcc -m64 is not there"):
+    with pytest.raises(build.Unavailable, match="CC=nosuchcc -m64 is not there"):
         library.load()
 
 
@@ -336,7 +336,7 @@ def test_a_compiler_that_is_no_command_is_named(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", 'gcc "')
-    with pytest.raises(library.Unavailable, match=r'CC=gcc " is no command \(No closing quotation'):
+    with pytest.raises(build.Unavailable, match=r'CC=gcc " is no command \(No closing quotation'):
         library.load()
 
 
@@ -345,7 +345,7 @@ def test_a_directory_that_others_may_write_to_is_refused(
 ) -> None:
     cache.mkdir()
     cache.chmod(0o777)
-    with pytest.raises(library.Unavailable, match=f"others may write to {cache}; chmod go-w it"):
+    with pytest.raises(build.Unavailable, match=f"others may write to {cache}; chmod go-w it"):
         build.cache_directory()
 
 
@@ -355,7 +355,7 @@ def test_a_directory_of_another_user_is_refused(
 ) -> None:
     mine = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: mine + 1)
-    with pytest.raises(library.Unavailable, match=f"belongs to user {mine}; set GEARTRAIN_CACHE"):
+    with pytest.raises(build.Unavailable, match=f"belongs to user {mine}; set GEARTRAIN_CACHE"):
         build.cache_directory()
 
 

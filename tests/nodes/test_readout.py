@@ -454,7 +454,7 @@ def test_a_batch_that_is_cut_is_what_its_rows_are(lengths, index):
             assert torch.equal(join_payload([part])[0], join_payload([twin])[0])
         for part, numbers in zip(backward.cut(n), (np.arange(n), np.arange(n, rows)), strict=True):
             twin = backward.take(numbers)
-            assert np.array_equal(part.rows, twin.rows)
+            assert np.array_equal(part.rows, twin.rows)  # type: ignore[attr-defined]
             assert torch.equal(join_gradient([part])[0], join_gradient([twin])[0])
     first, rest = Backward(np.arange(5), None).cut(2)
     assert (len(first), len(rest), first.gradient, rest.gradient) == (2, 3, None, None)

@@ -56,7 +56,7 @@ def questions_of(kind: BabiTask, n: int) -> list[GraphQuestion]:
         v, e = int(rng.integers(2, 6)), int(rng.integers(0, 7))
         most = {"vertex": v, "class": 2, "classes": 4}[kind.answer]
         questions.append(
-            GraphQuestion(
+            GraphQuestion(  # type: ignore[call-arg]
                 tuple(map(str, range(v))),
                 *rng.integers(0, v, (2, e)),
                 rng.integers(0, 2 * len(kind.relations), e),

@@ -2,6 +2,7 @@
 
 Nursery()           a process that imports torch and geartrain once, and forks
   Program(...)      a program: its lines as they come, signals to it, its status; all with a bound
+  Forked(...)       python -m MODULE, as subprocess.Popen would show it
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 BOUND_S = 60.0
 """So long anything may take, on a busy machine, before a test fails."""
@@ -47,6 +49,8 @@ for line in sys.stdin:
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(asked["folder"])
+    os.environ.clear()
+    os.environ.update(asked["environment"])
     sys.argv = ["program", *asked["words"]]
     status = 1
     try:
@@ -56,6 +60,8 @@ for line in sys.stdin:
         status = end.code
     except BaseException:
         traceback.print_exc()
+    if asked["whole"]:
+        sys.exit(status)
     sys.stdout.flush()
     os._exit(status)  # to take the interpreter down would cost more than all the rest
 """
@@ -100,14 +106,30 @@ class Program:
         folder: Where it runs; made for it.
         script: Its text.
         words: Its arguments.
+        out, err: Files that get what it prints, and its errors; "out" for the errors: the same as
+            what it prints. None: a pipe to here, and a file in the folder.
+        environment: None: that of this process.
+        whole: Whether it ends as Python does, with all that happens at exit.
     """
 
-    def __init__(self, nursery: Nursery, folder: Path, script: str, *words: object) -> None:
+    def __init__(
+        self,
+        nursery: Nursery,
+        folder: Path,
+        script: str,
+        *words: object,
+        out: str | Path | None = None,
+        err: str | Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        whole: bool = False,
+    ) -> None:
         folder.mkdir()
-        out, self._err = folder / "out", folder / "err"
-        os.mkfifo(out)
+        pipe, self._err = folder / "out", folder / "err"
+        os.mkfifo(pipe)
+        if err is not None:
+            self._err = Path(pipe if err == "out" else err)
         self._nursery = nursery
-        self._out = os.open(out, os.O_RDONLY | os.O_NONBLOCK)
+        self._out: int | None = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
         self._rest = b""
         self._sent = 0.0
         self._status: int | None = None
@@ -116,15 +138,19 @@ class Program:
             script=textwrap.dedent(script),
             words=[str(word) for word in words],
             folder=str(folder),
-            out=str(out),
+            out=str(pipe if out is None else out),
             err=str(self._err),
+            environment=dict(os.environ if environment is None else environment),
+            whole=whole,
         )
+        if out is not None:
+            self.turn_away()
         assert pid is not None
         self.pid = pid
 
     def until(self, words: str) -> str:
         """Read on to a line with these words, and return it."""
-        while (line := self._line()) is not None:
+        while (line := self.line()) is not None:
             if words in line:
                 return line
         raise AssertionError(f"{words!r} was never said: {self.lines}; {self._err.read_text()}")
@@ -138,23 +164,31 @@ class Program:
         """Since the last signal."""
         return time.monotonic() - self._sent
 
+    def turn_away(self) -> None:
+        """Read no more, and have it know."""
+        if self._out is not None:
+            os.close(self._out)
+            self._out = None
+
     def end(self) -> tuple[int | None, str]:
         """Exit status and errors, when it is over; what else it has printed is in ``lines``."""
-        while self._line() is not None:
+        while self.line() is not None:
             pass
         if self._status is None:
             self._status = self._nursery.ask(wait=self.pid)
-        return self._status, self._err.read_text()
+        return self._status, self._err.read_text() if self._err.is_file() else ""
 
     def close(self) -> None:
         """End it, if it still runs."""
         if self._status is None:
             os.kill(self.pid, signal.SIGKILL)
             self._nursery.ask(wait=self.pid)
-        os.close(self._out)
+        self.turn_away()
 
-    def _line(self) -> str | None:
+    def line(self) -> str | None:
         """The next line; None at the end of the output."""
+        if self._out is None:
+            return None
         end = time.monotonic() + BOUND_S
         while b"\n" not in self._rest:
             ready, _, _ = select.select([self._out], [], [], max(0.0, end - time.monotonic()))
@@ -167,3 +201,51 @@ class Program:
         line, _, self._rest = self._rest.partition(b"\n")
         self.lines.append(line.decode())
         return self.lines[-1]
+
+
+_MODULE = """
+import runpy, sys
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
+
+
+class Forked:
+    """What ``subprocess.Popen(command, stdout=PIPE, stderr=file, text=True, env=...)`` would give.
+
+    Args:
+        nursery: Forks it.
+        folder: Where it runs; made for it.
+        command: ``[python, "-m", module, *words]``.
+    """
+
+    def __init__(
+        self,
+        nursery: Nursery,
+        folder: Path,
+        command: Sequence[str],
+        *,
+        stdout: int,
+        stderr: IO[str],
+        text: bool,
+        env: Mapping[str, str],
+    ) -> None:
+        assert (command[1], stdout, text) == ("-m", subprocess.PIPE, True)
+        errors = f"/proc/{os.getpid()}/fd/{stderr.fileno()}"
+        self._program = Program(nursery, folder, _MODULE, *command[2:], err=errors, environment=env)
+
+    def __enter__(self) -> Forked:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._program.close()
+
+    @property
+    def stdout(self) -> Iterator[str]:
+        while (line := self._program.line()) is not None:
+            yield f"{line}\n"
+
+    def wait(self) -> int | None:
+        return self._program.end()[0]
+
+    def kill(self) -> None:
+        self._program.send(signal.SIGKILL)

@@ -170,6 +170,6 @@ def plain_greedy(modules, local_heads, data, optimizer=SGD):
             total = total + losses(head(h), y).mean()
         for o in optimizers:
             o.zero_grad()
-        total.backward()
+        total.backward()  # type: ignore[attr-defined]
         for o in optimizers:
             o.step()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import geartrain as gt
+from geartrain.engine.instrument import Updated
 from geartrain.nn import TreeLSTMBranch, TreeLSTMLeaf, WholeTree
 from tests.rigs.models import Reader, bundles, lists, trees
 
@@ -190,7 +191,7 @@ class Steps(gt.AbstractInstrument):
     def __init__(self) -> None:
         self.rows: dict[str, list[int]] = {}
 
-    def on_updated(self, event: gt.Updated) -> None:
+    def on_updated(self, event: Updated) -> None:
         self.rows.setdefault(event.part, []).append(event.rows)
 
     def of(self, part: str) -> list[int]:

@@ -9,6 +9,7 @@ import pickle  # noqa: TID251  (to see it refused)
 import resource
 import signal
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -171,7 +172,7 @@ def test_a_disk_found_full_only_at_the_end_leaves_the_previous_checkpoint(
     path = tmp_path / "a.safetensors"
     write_checkpoint(path, OLD, {})
     with monkeypatch.context() as patch:
-        patch.setattr(module.os, call, no_space)
+        patch.setattr(os, call, no_space)
         with pytest.raises(CheckpointError, match=r"previous checkpoint is intact.*No space left"):
             write_checkpoint(path, NEW, {})
     assert_same(read_checkpoint(path).tensors, OLD)
@@ -193,7 +194,7 @@ def test_an_interrupt_while_writing_leaves_the_previous_checkpoint(
     path = tmp_path / "a"
     write_checkpoint(path, OLD, {})
     with monkeypatch.context() as patch:
-        patch.setattr(tensor_file.zlib, "crc32", interrupt)
+        patch.setattr(zlib, "crc32", interrupt)
         with pytest.raises(KeyboardInterrupt):
             write_checkpoint(path, NEW, {})
     assert_same(read_checkpoint(path).tensors, OLD)
@@ -265,8 +266,8 @@ def test_the_bytes_reach_the_disk_before_the_name_and_the_name_before_the_return
         calls.append("rename")
         replace(source, target)
 
-    monkeypatch.setattr(module.os, "fsync", spy_fsync)
-    monkeypatch.setattr(module.os, "replace", spy_replace)
+    monkeypatch.setattr(os, "fsync", spy_fsync)
+    monkeypatch.setattr(os, "replace", spy_replace)
     write_checkpoint(tmp_path / "a", NEW, {})
     size = (tmp_path / "a").stat().st_size
     assert calls == [f"flush {size} bytes", "rename", "flush the folder"]
@@ -534,7 +535,7 @@ def test_where_links_are_impossible_the_file_is_copied(
     def impossible(*_: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(module.os, "link", impossible)
+    monkeypatch.setattr(os, "link", impossible)
     retention = Retention(tmp_path)
     save(retention, 1, is_best=True)
     save(retention, 2)
@@ -565,7 +566,7 @@ def test_a_crash_between_best_and_latest_does_not_lose_the_best(
     retention = Retention(tmp_path)
     save(retention, 1, is_best=True)
     with monkeypatch.context() as patch:
-        patch.setattr(module.os, "link", no_space)
+        patch.setattr(os, "link", no_space)
         with pytest.raises(CheckpointError, match="latest"):
             save(retention, 2, is_best=True)
     assert (weight(retention.best), weight(retention.latest)) == (2, 1)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,36 +13,39 @@ import torch
 import geartrain as gt
 from geartrain.train.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from tests.rigs import forged
+from tests.rigs.programs import Nursery, Program
+
+SCRIPT = Path(forged.__file__).read_text()
 
 
-def refused(kinds: str, seed: int, count: int) -> int:
+@pytest.fixture
+def refused(nursery: Nursery, tmp_path: Path) -> Callable[..., int]:
     """How many of so many forged files of each kind were refused, in a process of its own."""
-    source = Path(gt.__file__).parents[1]
-    path = os.pathsep.join([str(source), str(source.parent)])
-    done = subprocess.run(
-        [sys.executable, forged.__file__, kinds, str(seed), str(count)],
-        env={
-            **os.environ,
-            "PYTHONPATH": path,
-            "OMP_NUM_THREADS": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, f"it ended with {done.returncode}: {done.stderr[-3000:]}"
-    return int(done.stdout)
+
+    def run(kinds: str, seed: int, count: int) -> int:
+        program = Program(
+            nursery, tmp_path / "forged", Path(forged.__file__).read_text(), kinds, seed, count
+        )
+        try:
+            status, errors = program.end()
+        finally:
+            program.close()
+        assert status == 0, f"it ended with {status}: {errors[-3000:]}"
+        return int(program.lines[-1])
+
+    return run
 
 
-def test_a_forged_checkpoint_is_refused_whole_or_trains_on() -> None:
+def test_a_forged_checkpoint_is_refused_whole_or_trains_on(refused: Callable[..., int]) -> None:
     assert 12 < refused("adam,scheduled,views", 0, 8) < 24
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", forged.KINDS)
-def test_a_hundred_forged_checkpoints_are_refused_whole_or_train_on(kind: str, seed: int) -> None:
+def test_a_hundred_forged_checkpoints_are_refused_whole_or_train_on(
+    refused: Callable[..., int], kind: str, seed: int
+) -> None:
     assert 50 < refused(kind, 100 + seed, 100) < 100
 
 

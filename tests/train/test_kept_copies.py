@@ -12,6 +12,7 @@ from torch import nn
 
 import geartrain as gt
 from geartrain.parts.part import PartState
+from geartrain.sharing.neighbours import Replicas
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.5)
 VIEWS = [
@@ -74,8 +75,8 @@ def test_a_single_copy_of_a_pipeline_trains_as_the_pipeline_does(view):
 @pytest.mark.parametrize("view", VIEWS, ids=str)
 def test_copies_of_a_pipeline_learn_with_any_view(view, exchange):
     s = session(gt.Neighbours(copies=3, exchange=exchange), view=view, every=4)
-    fit = s.fit(data(48), epochs=4)
-    assert fit.instances == 192
+    fit = s.fit(data(24), epochs=3)
+    assert fit.instances == 72
     assert fit.history[-1].loss < fit.history[0].loss
 
 
@@ -92,6 +93,7 @@ def test_each_copy_counts_the_turns_of_a_gear_by_its_own_minibatches():
     fit = s.fit(data(24), epochs=1)
     seen = s.state.sharing.totals()
     assert seen.finished == (12, 12)
+    assert isinstance(s.state.sharing, Replicas)
     rounds = {e.member.part.name: e.member.rounds for e in s.state.sharing.all_endpoints()}
     assert rounds == {
         "part 0#0": 6, "part 0#1": 6, "part 1#0": 12, "part 1#1": 12, "part 2#0": 12,

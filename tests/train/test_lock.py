@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from geartrain.errors import BusyError
 from geartrain.train import lock
 from geartrain.train.lock import held
+from tests.rigs.programs import Program
 
 HOLDING = """
 import os, sys
@@ -20,34 +18,23 @@ from geartrain.train.lock import held
 
 with held(Path(sys.argv[1])):
     if os.fork() == 0:
-        sys.stdin.read()  # a worker that outlives the one who made it
+        open(sys.argv[2]).read()  # a worker that outlives the one who made it
         os._exit(0)
     print("held", flush=True)
-    sys.stdin.read()
+    open(sys.argv[2]).read()
 """
 
 
-def holding(path: Path) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDING, str(path)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    return process
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_another_process_is_named_and_a_killed_one_leaves_nothing_behind(tmp_path):
-    path = tmp_path / ".lock"
-    with holding(path) as other:
+def test_another_process_is_named_and_a_killed_one_leaves_nothing_behind(tmp_path, nursery):
+    path, kept = tmp_path / ".lock", tmp_path / "kept"
+    os.mkfifo(kept)
+    with open(os.open(kept, os.O_RDWR)):  # nobody gets to its end before this is left
+        other = Program(nursery, tmp_path / "other", HOLDING, path, kept)
+        other.until("held")
         with pytest.raises(BusyError, match=rf"{tmp_path} is in use by process {other.pid} on"):
             held(path).__enter__()
-        other.kill()
-        other.wait(60)
+        other.close()
         with held(path):  # though its child still lives, and has the file open
             assert f"process {os.getpid()} on" in path.read_text()
 

@@ -212,6 +212,7 @@ def test_d_psgd_is_w_x_minus_the_step(runtime):
 def test_push_sum_weights_sum_to_n(runtime):
     s = session(PushSum(), runtime, copies=5)
     s.fit(data(25), epochs=2)
+    assert isinstance(s.state.sharing, Replicas)
     members = [e.member for e in s.state.sharing.endpoints["p"]]
     assert sum(m.numbers["omega"] for m in members) == pytest.approx(5)
 

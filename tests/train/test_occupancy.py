@@ -87,7 +87,7 @@ def test_an_instrument_that_calls_the_session_in_a_pass_ends_the_run_with_that_e
 
     rows = make_rows(20)
     instrument = Meddling()
-    setattr(instrument, method, lambda event: call(session, name, rows, tmp_path))
+    setattr(instrument, method, lambda event: call(session, name, rows, tmp_path))  # type: ignore[has-type]
     session = gt.Session(
         make_line().graph,
         rules=gt.Rules(update_every=5),

@@ -92,7 +92,7 @@ def test_weights_alone_leave_the_rest_alone():
     train(whole)
     train(loaded, steps=1, seed=9)
     _, before = saved(loaded)
-    load_parts(loaded, *saved(whole), True, "file")
+    load_parts(loaded, *saved(whole), True, "file")  # type: ignore[call-arg]
     assert torch.equal(loaded["dense"].module.weight, whole["dense"].module.weight)
     assert saved(loaded)[1] == before
     assert loaded["sparse"].pending_gradients()

@@ -71,7 +71,13 @@ def entering(rows: int, *, words: bool = True, depth: int = E) -> Tensor:
     return torch.randn(rows, depth, dtype=torch.float64, generator=draw)
 
 
-needs_native = pytest.mark.skipif(library.current() is None, reason="no native kernels")
+needs_native = pytest.mark.usefixtures("native")
+
+
+@pytest.fixture
+def native() -> None:
+    if library.current() is None:
+        pytest.skip("no native kernels")
 
 
 @pytest.fixture(params=["native", "torch"])
@@ -430,7 +436,7 @@ def test_the_table_kernel_reads_the_leaves_alone() -> None:
         expected = module(x, parent, slot, inside)
         assert_close(module(x.masked_fill(inner, -1), parent, slot, inside), expected)
         if kernel is not None:
-            assert isinstance(kernel._table, EmbeddingKernel)
+            assert isinstance(kernel._table, EmbeddingKernel)  # type: ignore[attr-defined]
             (h,), _ = kernel.forward((x.masked_fill(inner, -1), parent, slot), inside=inside)
             assert_close(h, expected)
 

@@ -234,11 +234,10 @@ def check(
         if isinstance(operator, Input) and operator.shape is None and operator.name in shapes:
             operator.shape, operator.dtype = shapes[operator.name]
     known: dict[Port, Spec] = {}
+    seen: dict[int, list[object]] = {}
     for _ in range(len(operators) + 2):
-        before = dict(known)
-        for operator in operators:
-            _propagate(operator, known, schema)
-        if _same(before, known):
+        new = [_propagate(operator, known, seen, schema) for operator in operators]
+        if not any(new):
             break
     for operator in operators:
         for sources in operator.sources:
@@ -279,26 +278,41 @@ def _try_out(
             operator.try_out(given, sample_rows, examples)
 
 
-def _propagate(operator: AbstractOperator, known: dict[Port, Spec], schema: Schema) -> None:
+def _propagate(
+    operator: AbstractOperator,
+    known: dict[Port, Spec],
+    seen: dict[int, list[object]],
+    schema: Schema,
+) -> bool:
+    """Whether an operator is given something new; then what it sends is found out.
+
+    Args:
+        operator: Its function is run, which takes its time.
+        known: What is sent so far; extended.
+        seen: What operators were given when they were asked last; extended.
+        schema: Of the graph.
+    """
     given: list[Spec] = []
     for sources in operator.sources:
         here = [known[s.id, p] for s, p in sources if (s.id, p) in known]
         if not here:
-            return
+            return False
         if isinstance(operator, Merging):
             given.extend(here)
         else:
             given.append(here[0])
+    facts = [_facts(spec) for spec in given]
+    if seen.get(operator.id) == facts:
+        return False
+    seen[operator.id] = facts
     for port, spec in enumerate(operator.specs(given, schema)):
         known[operator.id, port] = spec
+    return True
 
 
-def _same(before: Mapping[Port, Spec], after: Mapping[Port, Spec]) -> bool:
-    def facts(spec: Spec) -> object:
-        shapes = None if spec.payload is None else [(p.shape, p.dtype) for p in spec.payload]
-        return spec.columns, shapes, spec.bundled
-
-    return before.keys() == after.keys() and all(facts(before[p]) == facts(after[p]) for p in after)
+def _facts(spec: Spec) -> object:
+    shapes = None if spec.payload is None else [(p.shape, p.dtype) for p in spec.payload]
+    return spec.columns, shapes, spec.bundled
 
 
 def _publish_keys(graph: AbstractGraph, operators: Sequence[AbstractOperator]) -> None:
