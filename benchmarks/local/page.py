@@ -50,7 +50,7 @@ they compare methods, and are far from what the networks can reach.
   without it says what they keep later.
 - **sent**: bytes of payload, targets and gradients across the cuts for a minibatch, forward and
   back.
-- **delay**: mean staleness of each part in the last stretch, in updates.
+- **delay**: mean staleness of each part in the last segment, in updates.
 - **here**: processor seconds and wall-clock of training in one thread, on a machine with two cores
   that other work used as well; trials were halted now and then, which wall-clock has in it. Both
   include the simulator, and say little of speed.

@@ -33,7 +33,7 @@ from geartrain.data.babi import TASKS, BabiTask
 from geartrain.frames.instance import Instance
 from geartrain.recipes.babi import BABI, SIZES
 from geartrain.recipes.recipe import Setting
-from geartrain_baselines.baseline import Baseline, Epoch, Terms, rate_at, stretches
+from geartrain_baselines.baseline import Baseline, Epoch, Terms, rate_at, segments
 from geartrain_baselines.graphs import (
     DENSE,
     PYG,
@@ -150,16 +150,16 @@ def train(terms: Terms, form: Form, rate: float | None = None) -> Iterator[Epoch
     begin = time.perf_counter()
     graphs = form.collating(columns, types_of(TASKS[number]))
     seconds = time.perf_counter() - begin
-    order = stretches(
+    order = segments(
         len(graphs),
         terms.batch,
         seed=terms.seed,
         epochs=terms.epochs,
         evaluate_every=terms.evaluate_every,
     )
-    for stretch in order:
+    for segment in order:
         begin, loss_sum = time.perf_counter(), 0.0
-        for rows in stretch.batches:
+        for rows in segment.batches:
             optimizer.zero_grad()
             for part in form.parts(rows):
                 losses, _ = net(graphs.block(part), answer[torch.from_numpy(part)])
@@ -170,11 +170,11 @@ def train(terms: Terms, form: Form, rate: float | None = None) -> Iterator[Epoch
             optimizer.step()
         seconds += time.perf_counter() - begin
         yield Epoch(
-            epoch=stretch.epoch,
+            epoch=segment.epoch,
             seconds=seconds,
-            instances=len(stretch),
-            loss=loss_sum / len(stretch),
-            updates=len(stretch.batches),
+            instances=len(segment),
+            loss=loss_sum / len(segment),
+            updates=len(segment.batches),
             valid={"accuracy": share_right(net, held, truth)},
         )
 

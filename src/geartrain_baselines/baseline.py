@@ -48,7 +48,7 @@ class Terms:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """What an epoch came to, or the stretch since the last validation where it has several.
+    """What an epoch came to, or the segment since the last validation where it has several.
 
     Args:
         epoch: Counted from 1; a fraction within an epoch.
@@ -102,7 +102,7 @@ def shuffler(seed: int, epoch: int) -> np.random.Generator:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Stretch(Generic[Rows]):
+class Segment(Generic[Rows]):
     """Updates up to an evaluation.
 
     Args:
@@ -118,9 +118,9 @@ class Stretch(Generic[Rows]):
         return sum(map(len, self.batches))
 
 
-def stretches(
+def segments(
     examples: int, batch: int, *, seed: int, epochs: int, evaluate_every: float | None = None
-) -> Iterator[Stretch[NDArray[np.int64]]]:
+) -> Iterator[Segment[NDArray[np.int64]]]:
     """All updates of a training, in the order of the seed.
 
     Args:
@@ -138,7 +138,7 @@ def stretches(
 
 def cut(
     batches: Sequence[Rows], epoch: int, evaluate_every: float | None
-) -> Iterator[Stretch[Rows]]:
+) -> Iterator[Segment[Rows]]:
     """The updates of an epoch, up to each evaluation.
 
     Evaluations come after the first update that is at or past one of the points at which a
@@ -155,7 +155,7 @@ def cut(
     begin = 0
     for end in dict.fromkeys((np.searchsorted(done, points) + 1).tolist()):
         at = epoch if end == len(batches) else epoch - 1 + int(done[end - 1]) / total
-        yield Stretch(at, batches[begin:end])
+        yield Segment(at, batches[begin:end])
         begin = end
 
 

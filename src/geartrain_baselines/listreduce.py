@@ -216,9 +216,9 @@ def train(
         batches = deal(data.length, plan.batch, shuffler(seed, epoch))
         # All epochs have as many batches: bucketing is by length alone.
         updates = plan.epochs * len(batches)
-        for stretch in cut(batches, epoch, evaluate_every):
+        for segment in cut(batches, epoch, evaluate_every):
             loss_sum = 0.0
-            for rows in stretch.batches:
+            for rows in segment.batches:
                 optimizer.param_groups[0]["lr"] = plan.rate(update, updates)
                 optimizer.zero_grad()
                 loss_sum += add_gradients(net, method, data, rows) * len(rows)
@@ -228,11 +228,11 @@ def train(
                 update += 1
             seconds += time.perf_counter() - begin
             yield Epoch(
-                epoch=stretch.epoch,
+                epoch=segment.epoch,
                 seconds=seconds,
-                instances=len(stretch),
-                loss=loss_sum / len(stretch),
-                updates=len(stretch.batches),
+                instances=len(segment),
+                loss=loss_sum / len(segment),
+                updates=len(segment.batches),
                 valid=shares_right(net, valid, unseen),
             )
             begin = time.perf_counter()

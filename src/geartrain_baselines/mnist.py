@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from geartrain.data.mnist import CLASSES, SIDE, Digits, load_mnist
 from geartrain.recipes.mnist import MEAN, SPREAD
-from geartrain_baselines.baseline import Baseline, Epoch, Terms, stretches
+from geartrain_baselines.baseline import Baseline, Epoch, Terms, segments
 
 
 def make_net(hidden: int) -> nn.Sequential:
@@ -81,16 +81,16 @@ def train(terms: Terms, plan: DigitPlan = PLAN) -> Iterator[Epoch]:
     optimizer = plan.make(net)
     seconds = 0.0
     instances = -(-len(y) // int(terms.options["batch"]))
-    order = stretches(
+    order = segments(
         len(y),
         terms.batch,
         seed=terms.seed,
         epochs=terms.epochs,
         evaluate_every=terms.evaluate_every,
     )
-    for stretch in order:
+    for segment in order:
         begin, loss_sum = time.perf_counter(), 0.0
-        for numbers in stretch.batches:
+        for numbers in segment.batches:
             rows = torch.from_numpy(numbers)
             loss = F.cross_entropy(net(x.index_select(0, rows)), y[rows])
             optimizer.zero_grad()
@@ -101,11 +101,11 @@ def train(terms: Terms, plan: DigitPlan = PLAN) -> Iterator[Epoch]:
         with torch.no_grad():
             right = (net(held).argmax(1) == truth).double().mean().item()
         yield Epoch(
-            epoch=stretch.epoch,
+            epoch=segment.epoch,
             seconds=seconds,
-            instances=instances * len(stretch) / len(y),
-            loss=loss_sum / len(stretch),
-            updates=len(stretch.batches),
+            instances=instances * len(segment) / len(y),
+            loss=loss_sum / len(segment),
+            updates=len(segment.batches),
             valid={"accuracy": right},
         )
 

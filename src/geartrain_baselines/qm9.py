@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from geartrain.data.qm9 import BONDS, ELEMENTS, Molecules, load_qm9, split_indices
 from geartrain.recipes.qm9 import QM9
-from geartrain_baselines.baseline import Baseline, Epoch, Terms, rate_at, stretches
+from geartrain_baselines.baseline import Baseline, Epoch, Terms, rate_at, segments
 from geartrain_baselines.graphs import (
     DENSE,
     PYG,
@@ -74,16 +74,16 @@ def train(terms: Terms, form: Form, rate: float | None = None) -> Iterator[Epoch
     begin = time.perf_counter()
     graphs = form.collating(columns, len(BONDS))
     seconds = time.perf_counter() - begin
-    order = stretches(
+    order = segments(
         len(graphs),
         terms.batch,
         seed=terms.seed,
         epochs=terms.epochs,
         evaluate_every=terms.evaluate_every,
     )
-    for stretch in order:
+    for segment in order:
         begin, loss_sum = time.perf_counter(), 0.0
-        for rows in stretch.batches:
+        for rows in segment.batches:
             optimizer.zero_grad()
             for part in form.parts(rows):
                 block = graphs.block(part)
@@ -96,11 +96,11 @@ def train(terms: Terms, form: Form, rate: float | None = None) -> Iterator[Epoch
         seconds += time.perf_counter() - begin
         error = (predict(net, readout, valid) * std + mean - truth).abs().double().mean().item()
         yield Epoch(
-            epoch=stretch.epoch,
+            epoch=segment.epoch,
             seconds=seconds,
-            instances=len(stretch),
-            loss=loss_sum / len(stretch),
-            updates=len(stretch.batches),
+            instances=len(segment),
+            loss=loss_sum / len(segment),
+            updates=len(segment.batches),
             valid={"mae": error, "error_ratio": error / CLOSE},
         )
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from geartrain.frames.instance import Instance
-from geartrain_baselines.baseline import Epoch, Terms, stretches
+from geartrain_baselines.baseline import Epoch, Terms, segments
 
 
 class Dealt(Protocol):
@@ -96,22 +96,22 @@ def train_rows(terms: Terms, plan: Plan, data: Dealt, held: Sequence[Instance]) 
     """
     seconds, finished = 0.0, 0
     share = terms.batch / int(terms.options["batch"])
-    order = stretches(
+    order = segments(
         len(data), 1, seed=terms.seed, epochs=terms.epochs, evaluate_every=terms.evaluate_every
     )
-    for stretch in order:
+    for segment in order:
         begin, loss_sum = time.perf_counter(), 0.0
-        data.set_epoch(math.ceil(stretch.epoch))
-        for number in stretch.batches:
+        data.set_epoch(math.ceil(segment.epoch))
+        for number in segment.batches:
             loss_sum += plan.step(data[int(number[0])], finished)
             finished += 1
         seconds += time.perf_counter() - begin
         yield Epoch(
-            epoch=stretch.epoch,
+            epoch=segment.epoch,
             seconds=seconds,
-            instances=len(stretch) * share,
-            loss=loss_sum / len(stretch),
-            updates=len(stretch.batches),
+            instances=len(segment) * share,
+            loss=loss_sum / len(segment),
+            updates=len(segment.batches),
             valid=plan.evaluate(held),
         )
 

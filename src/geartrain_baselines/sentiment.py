@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from geartrain.data.sst import CLASSES, SentimentTree, load_sst
-from geartrain_baselines.baseline import Baseline, Epoch, Terms, rate_at, stretches
+from geartrain_baselines.baseline import Baseline, Epoch, Terms, rate_at, segments
 
 Method = Literal["node", "level", "fused"]
 
@@ -420,10 +420,10 @@ def train(
         torch.optim.Adagrad(net.embedding.parameters(), lr=rate),  # touches the batch's words alone
     )
     seconds = 0.0
-    order = stretches(len(forest), batch, seed=seed, epochs=epochs, evaluate_every=evaluate_every)
-    for stretch in order:
+    order = segments(len(forest), batch, seed=seed, epochs=epochs, evaluate_every=evaluate_every)
+    for segment in order:
         begin, loss_sum, vertices = time.perf_counter(), 0.0, 0
-        for rows in stretch.batches:
+        for rows in segment.batches:
             for optimizer in optimizers:
                 optimizer.zero_grad()
             loss = summed_loss(net, method, forest, rows)
@@ -436,11 +436,11 @@ def train(
         seconds += time.perf_counter() - begin
         every, root = evaluate(net, dev)
         yield Epoch(
-            epoch=stretch.epoch,
+            epoch=segment.epoch,
             seconds=seconds,
-            instances=len(stretch),
+            instances=len(segment),
             loss=loss_sum / vertices,
-            updates=len(stretch.batches),
+            updates=len(segment.batches),
             valid={"all": every, "root": root},
         )
 

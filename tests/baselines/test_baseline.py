@@ -18,7 +18,7 @@ from geartrain.recipes.mnist import DigitMinibatches
 from geartrain.train.session import Session
 from geartrain.train.source import Source
 from geartrain_baselines import Terms
-from geartrain_baselines.baseline import rate_at, shuffler, stretches
+from geartrain_baselines.baseline import rate_at, segments, shuffler
 from geartrain_baselines.listreduce import ListRnn, bucketed_batches, mixed_batches
 from geartrain_baselines.mnist import columns as mnist_columns
 from geartrain_baselines.mnist import train
@@ -37,22 +37,22 @@ def test_an_epoch_has_the_order_in_which_a_session_takes_its_instances() -> None
 
 
 def test_stretches_cut_an_epoch_into_updates_in_its_order() -> None:
-    found = list(stretches(10, 3, seed=5, epochs=2))
+    found = list(segments(10, 3, seed=5, epochs=2))
     assert [s.epoch for s in found] == [1, 2]
     assert [len(rows) for rows in found[0].batches] == [3, 3, 3, 1]
-    for epoch, stretch in enumerate(found, 1):
-        order = np.concatenate(stretch.batches).tolist()
+    for epoch, segment in enumerate(found, 1):
+        order = np.concatenate(segment.batches).tolist()
         assert order == shuffler(5, epoch).permutation(10).tolist()
 
 
 def test_several_validations_in_an_epoch_change_no_update() -> None:
-    whole, cut = (list(stretches(10, 3, seed=5, epochs=2, evaluate_every=e)) for e in (1, 0.5))
+    whole, cut = (list(segments(10, 3, seed=5, epochs=2, evaluate_every=e)) for e in (1, 0.5))
     assert [s.epoch for s in cut] == [0.6, 1, 1.6, 2]  # the second update is past the half
     assert [len(s) for s in cut] == [6, 4, 6, 4]
     together = [[*a.batches, *b.batches] for a, b in zip(cut[::2], cut[1::2], strict=True)]
     for expected, found in zip(whole, together, strict=True):
         assert [r.tolist() for r in found] == [r.tolist() for r in expected.batches]
-    many = list(stretches(10, 3, seed=5, epochs=1, evaluate_every=0.1))  # four updates
+    many = list(segments(10, 3, seed=5, epochs=1, evaluate_every=0.1))  # four updates
     assert [s.epoch for s in many] == [0.3, 0.6, 0.9, 1]
 
 

@@ -149,7 +149,7 @@ def test_targets_are_the_tokens_that_follow():
     x, y = rows(windows)
     assert x.tolist() == [[*range(6)], [*range(6, 12)], [*range(12, 18)]]
     assert torch.equal(y, x + 1)
-    assert Windows(np.arange(18), 6, batch=9).stretches == 2, "the last token has none behind it"
+    assert Windows(np.arange(18), 6, batch=9).segments == 2, "the last token has none behind it"
     assert [len(each.inputs["y"]) for each in windows[1:]] == [1]
 
 
@@ -158,7 +158,7 @@ def test_every_epoch_takes_as_many_stretches_that_do_not_overlap(length, more, e
     windows = Windows(np.arange(2 * length + more), length, batch=3, seed=1)
     windows.set_epoch(epoch)
     x, y = rows(windows)
-    assert windows.stretches == len(x) > 0
+    assert windows.segments == len(x) > 0
     assert len(x.unique()) == x.numel()
     assert torch.equal(x + 1, y)
     assert y.max() < 2 * length + more
@@ -177,7 +177,7 @@ def test_epochs_begin_elsewhere_and_can_be_had_again():
 
 
 def test_a_text_that_is_too_short_is_refused():
-    with pytest.raises(DataError, match="a text of 19 tokens for stretches of 10"):
+    with pytest.raises(DataError, match="a text of 19 tokens for segments of 10"):
         Windows(np.arange(19), 10, batch=1)
     with pytest.raises(ValueError, match="batch=0"):
         Windows(np.arange(30), 10, batch=0)

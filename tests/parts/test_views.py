@@ -153,8 +153,8 @@ def test_no_steps_ahead_are_the_weights_of_now():
     for by in ("momentum", "difference"):
         one = OneNode(two_layers(), view=gt.Predicted(steps=0, by=by), optimizer=MOMENTUM)
         one.step_by_chance()
-        sight = one.part.look(0, 1)
-        assert all(torch.equal(leaf, p) for p, leaf in sight.leaves.items())
+        seen = one.part.look(0, 1)
+        assert all(torch.equal(leaf, p) for p, leaf in seen.leaves.items())
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ class Copies:
             self.deliver(min(self.links))
 
     def settle(self) -> None:
-        """The agreed end of a stretch; every letter must be accounted for."""
+        """The agreed end of a segment; every letter must be accounted for."""
         self.deliver_all()
         while self.replicas.release():
             for k in range(len(self.members)):

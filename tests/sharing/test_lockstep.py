@@ -34,7 +34,7 @@ def close(found, expected):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("every", [1, 3])
 def test_in_any_order_every_gradient_of_a_neighbour_is_taken_once(copies, noise, seed, every):
-    """Also at the end of a stretch, where some have come further than others."""
+    """Also at the end of a segment, where some have come further than others."""
     hand = copies(Lockstep(every), n=5)
     start, own = hand.x, torch.zeros(5, 3, dtype=torch.float64)
     sent, rounds = torch.zeros_like(own), [0] * 5

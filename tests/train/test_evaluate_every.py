@@ -176,5 +176,5 @@ def test_what_is_done_between_stretches_counts_as_training_where_seconds_are_rea
         trained = session(make_line().graph, runtime=runtime)
         fit = trained.fit(make_rows(10), epochs=1, valid=make_rows(3), evaluate_every=0.5)
         assert fit.train_seconds == pytest.approx(sum(spent))
-        # Stretches; on threads also the making of engines, meetings and the flush.
+        # Segments; on threads also the making of engines, meetings and the flush.
         assert len(spent) >= least

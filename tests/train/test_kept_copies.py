@@ -124,14 +124,14 @@ def test_what_comes_in_a_letter_leaves_the_weights_of_rows_in_flight_alone(view,
     part = PartState("p", nn.Linear(2, 1, bias=False), rules)
     part.in_flight(2)
     (weight,) = part.parameters
-    sight = part.look(0, 1)
+    seen = part.look(0, 1)
     part.sent(1)
     before = weight.detach().clone()
     if way == "gradient":
         part.step_with([torch.ones(1, 2)], own=False)
     else:
         part.overwrite([torch.zeros(1, 2)])
-    assert torch.equal(sight.leaves[weight].detach(), before)
+    assert torch.equal(seen.leaves[weight].detach(), before)
     assert not torch.equal(weight.detach(), before)
 
 

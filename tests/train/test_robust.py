@@ -398,7 +398,7 @@ def test_a_module_that_raises_on_its_1000th_row_is_named_and_the_session_goes_on
     assert threading.active_count() == threads
     assert session.statistics()["store_bytes"] == 0
     fragile.mended = True
-    counted = recorder.events[-1].instances  # of stretches that had ended with everything at rest
+    counted = recorder.events[-1].instances  # of segments that had ended with everything at rest
     fit = session.fit(rows, epochs=1)
     assert fit.instances == 800 - counted and fit.history[0].updates["weak"] >= 8
     assert session.state.engine is not None

@@ -670,10 +670,10 @@ def test_a_resumed_run_goes_on_with_the_norms_of_all_parts(copies, make_line, ma
         return simulated(make_line().graph, rules=rules, sharing=ring)
 
     whole, resumed = session(), session()
-    stretches = {"epochs": 2, "checkpoint_every": 10}
-    whole.fit(make_rows(30), folder=tmp_path, keep_last=9, **stretches)
+    segments = {"epochs": 2, "checkpoint_every": 10}
+    whole.fit(make_rows(30), folder=tmp_path, keep_last=9, **segments)
     resumed.load(sorted(tmp_path.glob("*20*.safetensors"))[0])
-    resumed.fit(make_rows(30), folder=tmp_path / "resumed", **stretches)
+    resumed.fit(make_rows(30), folder=tmp_path / "resumed", **segments)
     for name, part in whole.trained_parts.items():
         assert part.norms is not None and part.norms.last(name) > 0
         found = resumed.trained_parts[name]

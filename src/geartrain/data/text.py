@@ -309,16 +309,16 @@ def _repeated(ids: Ids, owner: Ids, order: Ids, words: int) -> Ids:
 
 @final
 class Windows(Sequence[Instance]):
-    """Stretches of equal length of an encoded text, in minibatches; targets follow one behind.
+    """Segments of equal length of an encoded text, in minibatches; targets follow one behind.
 
     Args:
         ids: int64, the text.
-        length: Tokens of a stretch.
-        batch: Stretches of a minibatch, which is one instance: ``x`` and ``y`` int64
+        length: Tokens of a segment.
+        batch: Segments of a minibatch, which is one instance: ``x`` and ``y`` int64
             ``(batch, length)``; the last one may have fewer.
-        most: Take so many stretches an epoch; None takes all.
-        seed: Begins the first stretch at another token in every epoch, below ``length``, and deals
-            the stretches out anew, by (seed, epoch); None: both stay as they are.
+        most: Take so many segments an epoch; None takes all.
+        seed: Begins the first segment at another token in every epoch, below ``length``, and deals
+            the segments out anew, by (seed, epoch); None: both stay as they are.
 
     Raises:
         DataError: The text has fewer than ``2 * length`` tokens.
@@ -329,15 +329,15 @@ class Windows(Sequence[Instance]):
     ) -> None:
         if length < 1 or len(ids) < 2 * length:
             raise DataError(
-                f"a text of {len(ids)} tokens for stretches of {length}; expected {2 * length} "
-                "tokens or more, and stretches of 1 or more. Take shorter stretches, or more text"
+                f"a text of {len(ids)} tokens for segments of {length}; expected {2 * length} "
+                "tokens or more, and segments of 1 or more. Take shorter segments, or more text"
             )
         if batch < 1:
-            raise ValueError(f"batch={batch}: give 1 stretch or more")
+            raise ValueError(f"batch={batch}: give 1 segment or more")
         self._ids, self._length, self._batch, self._seed = ids, length, batch, seed
         # As many at every beginning below length; the last token is only ever a target.
         self._all = (len(ids) - 1 - (0 if seed is None else length - 1)) // length
-        self.stretches = min(self._all, most or self._all)
+        self.segments = min(self._all, most or self._all)
         self.set_epoch(0)
 
     def set_epoch(self, number: int) -> None:
@@ -349,7 +349,7 @@ class Windows(Sequence[Instance]):
             self._starts = draw.permutation(self._starts)
 
     def __len__(self) -> int:
-        return -(-self.stretches // self._batch)
+        return -(-self.segments // self._batch)
 
     @overload
     def __getitem__(self, at: int) -> Instance: ...
@@ -359,6 +359,6 @@ class Windows(Sequence[Instance]):
         if isinstance(at, slice):
             return [self[i] for i in range(*at.indices(len(self)))]
         first = range(len(self))[at] * self._batch
-        starts = self._starts[first : min(first + self._batch, self.stretches)]
+        starts = self._starts[first : min(first + self._batch, self.segments)]
         both = torch.from_numpy(self._ids[starts[:, None] + np.arange(self._length + 1)])
-        return minibatch(both[:, :-1].contiguous(), both[:, 1:].contiguous(), f"stretches {first}")
+        return minibatch(both[:, :-1].contiguous(), both[:, 1:].contiguous(), f"segments {first}")

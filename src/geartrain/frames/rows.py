@@ -3,7 +3,7 @@
     allocate(5) ─► rows 12..16, contiguous, so that a kernel writes straight into the store
     release([13, 16]) ... release([12, 14, 15]) ─► the range is free again: counted, not searched
 
-A store hands out contiguous ranges and takes rows back in any order and mixture. Each stretch of
+A store hands out contiguous ranges and takes rows back in any order and mixture. Each segment of
 up to 128 rows of a range is free when its last row has come back. When nothing fits, the store
 grows by a quarter; row numbers stay.
 """

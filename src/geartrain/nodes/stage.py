@@ -50,7 +50,7 @@ from geartrain.nodes.leaves import foreign, foreign_story
 from geartrain.nodes.method import called_by
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.stand_in import plain
-from geartrain.nodes.weights import AbstractWeights, Sight
+from geartrain.nodes.weights import AbstractWeights, WeightVersion
 
 
 @final
@@ -109,9 +109,9 @@ class GraphNode(AbstractNode):
         row = self._rows.allocate(1)
         self._rows["origin"][row] = one.origin[0]
         self._rows["instance"][row] = one.state[INSTANCE, 0]
-        if self._weights is not None and kept.sight is not None:
-            self._rows["version"][row] = kept.sight.version
-            self._weights.sent(1, kept.sight.version)
+        if self._weights is not None and kept.seen is not None:
+            self._rows["version"][row] = kept.seen.version
+            self._weights.sent(1, kept.seen.version)
         self._kept[row] = kept
         sent = own_integers(tuple(y.detach() for y in kept.outputs))
         if kept.chance is not None:
@@ -122,14 +122,14 @@ class GraphNode(AbstractNode):
         """The forward of a message in training, for the way back."""
         if self._weights is not None:
             number, rows = int(self.place.arena.serial[slot]), kept.inputs[0].shape[0]
-            kept.sight = self._weights.look(number, rows)
-            if kept.sight.again:
+            kept.seen = self._weights.look(number, rows)
+            if kept.seen.again:
                 with torch.no_grad(), Remembered() as kept.chance:
                     kept.outputs = as_payload(
                         run_module(self._call.function, kept.inputs, kept.inside)
                     )
                 return kept
-        self._trace(kept, None if kept.sight is None else kept.sight.leaves)
+        self._trace(kept, None if kept.seen is None else kept.seen.leaves)
         return kept
 
     def _trace(
@@ -186,10 +186,10 @@ class GraphNode(AbstractNode):
         )
         if self._weights is not None and not kept.learn:
             self._weights.dropped(versions)
-        elif self._weights is not None and kept.sight is not None and want != "inputs":
+        elif self._weights is not None and kept.seen is not None and want != "inputs":
             n = kept.inputs[0].shape[0]
             gradients = self._weights.compensated(
-                kept.sight, self._parameters, found[len(wanted) :], n
+                kept.seen, self._parameters, found[len(wanted) :], n
             )
             for parameter, d in zip(self._parameters, gradients, strict=True):
                 if d is not None:
@@ -204,9 +204,9 @@ class GraphNode(AbstractNode):
 
     def _leaves_back(self, kept: _Kept) -> list[Tensor]:
         """The leaves to differentiate by; a module that runs again has done so."""
-        if self._weights is None or kept.sight is None:
+        if self._weights is None or kept.seen is None:
             return []
-        leaves = self._weights.look_back(kept.sight)
+        leaves = self._weights.look_back(kept.seen)
         if kept.chance is not None:
             with kept.chance.repeated():
                 self._trace(kept, leaves, again=True)
@@ -284,7 +284,7 @@ class _Kept:
     learn: bool
     answered: bool
     outputs: Payload = ()
-    sight: Sight | None = None
+    seen: WeightVersion | None = None
     chance: Remembered | None = None
 
     def nbytes(self) -> int:

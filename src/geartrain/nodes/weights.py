@@ -16,7 +16,7 @@ from geartrain.nodes.gradient import GradientSum
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Sight:
+class WeightVersion:
     """The weights that one message's forward saw, until its gradient has come.
 
     Args:
@@ -91,22 +91,22 @@ class AbstractWeights(ABC):
         """Whether one more message may begin its forward now."""
         return True
 
-    def look(self, number: int, rows: int) -> Sight:
+    def look(self, number: int, rows: int) -> WeightVersion:
         """The weights for the forward of one message.
 
         Args:
             number: Of the message's instance, counted through the run.
             rows: Its payload rows.
         """
-        return Sight(self.aliases(), self.version)
+        return WeightVersion(self.aliases(), self.version)
 
-    def look_back(self, sight: Sight) -> Mapping[nn.Parameter, Tensor]:
+    def look_back(self, seen: WeightVersion) -> Mapping[nn.Parameter, Tensor]:
         """The leaves for the backward of the message, right before it; they are kept no longer."""
-        return sight.leaves
+        return seen.leaves
 
     def compensated(
         self,
-        sight: Sight,
+        seen: WeightVersion,
         parameters: Sequence[nn.Parameter],
         gradients: Sequence[Tensor | None],
         rows: int,

@@ -38,7 +38,7 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of a lane, in the chart's unit."""
+    """A segment of a lane, in the chart's unit."""
 
     lane: int
     start: float

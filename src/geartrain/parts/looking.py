@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from geartrain.codec import require_like
 from geartrain.errors import CheckpointError
-from geartrain.nodes.weights import Sight
+from geartrain.nodes.weights import WeightVersion
 from geartrain.parts.late.delay import AbstractDelay
 from geartrain.parts.late.views import AbstractView, Viewed
 from geartrain.schema import Count, Finite, NotNegative, read
@@ -85,7 +85,7 @@ class Looking:
             return f"view={self.view}"
         return None if self._compensation is None else f"delay={self.delay}"
 
-    def look(self, number: int, rows: int) -> Sight:
+    def look(self, number: int, rows: int) -> WeightVersion:
         self.rows_each, self._number = rows, number
         return self.seeing.look(number)
 
@@ -99,7 +99,7 @@ class Looking:
 
     def compensated(
         self,
-        sight: Sight,
+        seen: WeightVersion,
         parameters: Sequence[nn.Parameter],
         gradients: Sequence[Tensor | None],
         rows: int,
@@ -112,7 +112,7 @@ class Looking:
             None
             if g is None
             else self._compensation.apply(
-                p, g.to_dense() if g.is_sparse else g, sight.leaves[p].data, divisor
+                p, g.to_dense() if g.is_sparse else g, seen.leaves[p].data, divisor
             )
             for p, g in zip(parameters, gradients, strict=True)
         ]

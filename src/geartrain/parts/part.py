@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from geartrain.codec import require_like
 from geartrain.frames.message import IntArray
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.weights import Sight
+from geartrain.nodes.weights import WeightVersion
 from geartrain.parts.counting import Counting
 from geartrain.parts.late.delay import mean_age
 from geartrain.parts.late.views import AbstractView, Stashed
@@ -174,20 +174,20 @@ class PartState(AbstractPart):
 
     # What nodes ask and tell.
 
-    def look(self, number: int, rows: int) -> Sight:
+    def look(self, number: int, rows: int) -> WeightVersion:
         return self.looking.look(number, rows)
 
-    def look_back(self, sight: Sight) -> Mapping[nn.Parameter, Tensor]:
-        return self.looking.seeing.look_back(sight)
+    def look_back(self, seen: WeightVersion) -> Mapping[nn.Parameter, Tensor]:
+        return self.looking.seeing.look_back(seen)
 
     def compensated(
         self,
-        sight: Sight,
+        seen: WeightVersion,
         parameters: Sequence[nn.Parameter],
         gradients: Sequence[Tensor | None],
         rows: int,
     ) -> Sequence[Tensor | None]:
-        return self.looking.compensated(sight, parameters, gradients, rows)
+        return self.looking.compensated(seen, parameters, gradients, rows)
 
     def sent(self, rows: int, version: int | None = None) -> None:
         self.counting.sent(rows, self.version if version is None else version)

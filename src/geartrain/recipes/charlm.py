@@ -3,7 +3,7 @@
     tokens (16, 64) ─► embedding ─► 8 blocks of attention and MLP ─► readout ─► scores (16, 64, V)
                       └─ part 0 ─┴─ part 1 ─┴─ part 2 ─┴─ part 3 ─┘
 
-A minibatch is one instance: stretches of the training text, which begin at another place in every
+A minibatch is one instance: segments of the training text, which begin at another place in every
 epoch. The metric ``bits`` is per character, whatever the tokens are, so that vocabularies can be
 compared. AdamW's rate rises over the first tenth of the training and then falls to nothing.
 
@@ -178,13 +178,13 @@ CHARLM: Final = Recipe(
     options=(
         *method_options(),
         Choice("tokens", "characters", ("characters", "pairs"), "what is predicted"),
-        Option("batch", 16, 1, "stretches of a minibatch, which is one instance"),
-        Option("length", 64, 1, "tokens of a stretch"),
+        Option("batch", 16, 1, "segments of a minibatch, which is one instance"),
+        Option("length", 64, 1, "tokens of a segment"),
         Option("dim", 64, 1, "entries of a vector, a multiple of heads"),
         Option("blocks", 8, 1, "of attention and MLP"),
         Option("heads", 4, 1, "of the attention"),
         Option("dropout", 0.0, 0.0, "share of the entries that training leaves out"),
-        Option("train_size", 0, 0, "stretches of an epoch; 0 takes all"),
+        Option("train_size", 0, 0, "segments of an epoch; 0 takes all"),
         Option("learning_rate", RATE, 0.0, "AdamW's peak rate; a method may scale it"),
         Option("weight_decay", DECAY, 0.0, "AdamW's weight decay"),
     ),

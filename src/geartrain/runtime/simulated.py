@@ -226,7 +226,7 @@ class _Clockwork:
         return self._coming[0].at_s - self._engine.began_s <= self._heap[0][0]
 
     def _plan_events(self) -> None:
-        """What has happened in earlier stretches is so; the rest will come."""
+        """What has happened in earlier segments is so; the rest will come."""
         if not (self._engine.sharing.talks and self._engine.controller.training):
             return
         began, first = self._engine.began_s, set()

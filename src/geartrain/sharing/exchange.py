@@ -27,7 +27,7 @@ class AbstractExchange(ABC):
 
     Hooks are called on the worker of the member that they are given, and change it alone. State of
     a member is kept in ``me.tensors`` and ``me.numbers``; state of all in ``self`` is to be guarded
-    with ``self.lock``, and empty between stretches.
+    with ``self.lock``, and empty between segments.
 
     Args:
         every: Own gradients between two exchanges.
@@ -126,7 +126,7 @@ class AbstractExchange(ABC):
         """What a checkpoint keeps of these members has been put back, for a look.
 
         Raises:
-            ValueError: It cannot be what members keep between two stretches.
+            ValueError: It cannot be what members keep between two segments.
         """
         if held := [m.index for m in members if self.waiting(m)]:
             raise ValueError(f"copies {held[:8]} wait for letters that nobody has sent")

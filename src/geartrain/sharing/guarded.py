@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.weights import Sight
+from geartrain.nodes.weights import WeightVersion
 from geartrain.parts.part import PartState
 from geartrain.sharing.locks import AbstractLock, MakeLock
 from geartrain.sharing.share import AbstractShare, SharedPart
@@ -91,13 +91,13 @@ class GuardedShare(AbstractShare):
 
     def compensated(
         self,
-        sight: Sight,
+        seen: WeightVersion,
         parameters: Sequence[nn.Parameter],
         gradients: Sequence[Tensor | None],
         rows: int,
     ) -> Sequence[Tensor | None]:
         with self._shared.counts:
-            return self._part.compensated(sight, parameters, gradients, rows)
+            return self._part.compensated(seen, parameters, gradients, rows)
 
     def note_holding(self) -> bool | None:
         with self._shared.counts:

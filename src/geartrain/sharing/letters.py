@@ -82,7 +82,7 @@ class Inbox:
 class Ledger:
     """What a copy of a part has sent and what became of what came; letters that were merged count.
 
-    Between stretches ``came == applied + dropped`` for every copy, and over all copies
+    Between segments ``came == applied + dropped`` for every copy, and over all copies
     ``sent == came + lost``; ``merged`` of those applied came in company.
 
     ``meetings`` says how often the copy's weights were mixed with others': a pair that meets counts

@@ -25,7 +25,7 @@ from geartrain.train.source import Source
 
 @final
 class Feed:
-    """The instances of one epoch, stretch by stretch.
+    """The instances of one epoch, segment by segment.
 
     Args:
         source: The data.
@@ -58,7 +58,7 @@ class Feed:
         else:
             self._instances = source.epoch(epoch, taken)
 
-    def stretch(self, taken: int, limit: int | None) -> AbstractFeeder:
+    def segment(self, taken: int, limit: int | None) -> AbstractFeeder:
         """A feeder for so many more instances, or for all that are left.
 
         Args:

@@ -1,13 +1,13 @@
-"""One call of ``fit``: epochs of stretches, with meetings, checkpoints and validation between them.
+"""One call of ``fit``: epochs of segments, with meetings, checkpoints and validation between them.
 
-    epoch ─► stretch ─► drained ─► copies meet? validate? checkpoint? ─► stretch ... ─► flush
+    epoch ─► segment ─► drained ─► copies meet? validate? checkpoint? ─► segment ... ─► flush
                                                                             validate ◄────┘
 
-A stretch is a run of the engine until it is empty again; there is no other way to train. What is
+A segment is a run of the engine until it is empty again; there is no other way to train. What is
 done for training while the engine rests (its making, steps of a flush, copies that meet) counts as
 training time; validation and checkpoints do not.
 
-A signal is heard all the while. Between stretches it waits until what has been begun is done, or a
+A signal is heard all the while. Between segments it waits until what has been begun is done, or a
 checkpoint would be of a moment that never was.
 """
 
@@ -139,7 +139,7 @@ class Fitting:
                 self._enter(epoch_ended=False)
                 continue
             before = at.taken
-            ended = self._stretch(feed)
+            ended = self._segment(feed)
             self._meet(now=False)
             if ended:
                 if not at.taken:
@@ -244,7 +244,7 @@ class Fitting:
             updated = Updated(worker, step.part, step.version, step.rows, at.train_seconds)
             tell(s.instruments, "on_updated", updated)
 
-    def _stretch(self, feed: Feed) -> bool:
+    def _segment(self, feed: Feed) -> bool:
         """Train until the engine is to be drained, or the epoch ends; True at the end."""
         s, at = self._s, self._s.position
         measure = s.places_by_cost and not s.costs
@@ -260,7 +260,7 @@ class Fitting:
         with self._counted():
             engine = s.ready(self._source, fresh=True)
         engine.begin(train=True)
-        feeder = feed.stretch(at.taken, limit)
+        feeder = feed.segment(at.taken, limit)
         watch = Observer(
             s.instruments,
             "train",

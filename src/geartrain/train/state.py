@@ -59,7 +59,7 @@ class State:
 
     Attributes:
         position: Where in the training data it stands.
-        engine: Of the last stretch of training, or of evaluations; None: not made, or it failed.
+        engine: Of the last segment of training, or of evaluations; None: not made, or it failed.
         plain: Evaluates the consensus, where that is another model than those that are trained.
         memories: Of nodes, when the engine was last at rest.
         costs: Measured seconds by node, for placement.
@@ -111,7 +111,7 @@ class State:
     def ready(self, source: Source, *, fresh: bool = False) -> Engine:
         """The engine, made when it is first wanted; the graph is checked with a first instance.
 
-        Training begins every stretch with a fresh one: policies and stores have a past, which is
+        Training begins every segment with a fresh one: policies and stores have a past, which is
         part of the order in which sums are added, and a resumed run must find what an
         uninterrupted one does.
         """
@@ -159,7 +159,7 @@ class State:
         self._remarked, self._example = True, None
 
     def run(self, engine: Engine, feeder: AbstractFeeder, watch: Observer) -> float:
-        """One stretch of a pass; an engine that failed in it is not used again."""
+        """One segment of a pass; an engine that failed in it is not used again."""
         training = engine.controller.training
         try:
             with (

@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 
 from geartrain.codec import require_like
 from geartrain.errors import ProtocolError
-from geartrain.nodes.weights import Sight
+from geartrain.nodes.weights import WeightVersion
 from geartrain.parts.late.prediction import Leaves, by_difference, by_momentum, require_predictable
 from geartrain.schema import Count, Mismatch, read
 
@@ -85,13 +85,13 @@ class AbstractSeeing:
     def __init__(self, part: Viewed) -> None:
         self._part = part
 
-    def look(self, number: int) -> Sight:
+    def look(self, number: int) -> WeightVersion:
         """The weights for the forward of a message of that instance."""
-        return Sight(self._part.aliases(), self._part.version)
+        return WeightVersion(self._part.aliases(), self._part.version)
 
-    def look_back(self, sight: Sight) -> Mapping[nn.Parameter, Tensor]:
+    def look_back(self, seen: WeightVersion) -> Mapping[nn.Parameter, Tensor]:
         """The leaves for its backward, right before it."""
-        return sight.leaves
+        return seen.leaves
 
     def in_flight(self, most: int) -> None:
         """So many instances may be in flight, at most.
@@ -318,10 +318,10 @@ class _Mixing(AbstractSeeing):
 
 @final
 class _Recomputing(AbstractSeeing):
-    def look(self, number: int) -> Sight:
-        return Sight(self._part.aliases(), self._part.version, again=True)
+    def look(self, number: int) -> WeightVersion:
+        return WeightVersion(self._part.aliases(), self._part.version, again=True)
 
-    def look_back(self, sight: Sight) -> Mapping[nn.Parameter, Tensor]:
+    def look_back(self, seen: WeightVersion) -> Mapping[nn.Parameter, Tensor]:
         return self._part.aliases()
 
 
@@ -362,17 +362,17 @@ class _Buffering(AbstractSeeing):
             )
         self._plain = most == 1
 
-    def look(self, number: int) -> Sight:
+    def look(self, number: int) -> WeightVersion:
         part = self._part
         if self._plain:
-            return Sight(part.aliases(), part.version)
+            return WeightVersion(part.aliases(), part.version)
         if self._first is None:
             self._first, self._turns, self._previous = number, 0, None
         wanted = self._wanted(number, self._first)
         if wanted == self._turns:
-            return Sight(part.aliases(), part.version)
+            return WeightVersion(part.aliases(), part.version)
         if wanted == self._turns - 1 and self._previous is not None:
-            return Sight(self._previous, self._previous_version)
+            return WeightVersion(self._previous, self._previous_version)
         raise ProtocolError(
             f"part '{part.name}': instance {number} wants the weights after {wanted} updates since "
             f"instance {self._first}, and the part has made {self._turns}; DoubleBuffered() is for "
@@ -437,24 +437,24 @@ class _Predicting(AbstractSeeing):
         self._working = None if view.backward is None else _leaves(part.module)
         self._made: tuple[int, int, Leaves] | None = None
 
-    def look(self, number: int) -> Sight:
+    def look(self, number: int) -> WeightVersion:
         part = self._part
         steps = part.expected_delay() if self._view.steps is None else self._view.steps
         if self._working is not None:
             self._predict(steps, self._working)
-            return Sight(self._working, part.version)
+            return WeightVersion(self._working, part.version)
         if steps == 0:
-            return Sight(part.aliases(), part.version)
+            return WeightVersion(part.aliases(), part.version)
         if not part.outstanding or self._made is None or self._made[:2] != (part.version, steps):
             leaves = _leaves(part.module)
             self._predict(steps, leaves)
             self._made = part.version, steps, leaves
-        return Sight(self._made[2], part.version)
+        return WeightVersion(self._made[2], part.version)
 
-    def look_back(self, sight: Sight) -> Mapping[nn.Parameter, Tensor]:
+    def look_back(self, seen: WeightVersion) -> Mapping[nn.Parameter, Tensor]:
         if self._working is not None and self._view.backward is not None:
             self._predict(self._view.backward, self._working)
-        return sight.leaves
+        return seen.leaves
 
     def before_step(self) -> None:
         self._made = None
@@ -491,13 +491,13 @@ class _Correcting(AbstractSeeing):
         self._mean = {p: torch.zeros_like(p, requires_grad=False) for p in self._working}
         self._before: dict[nn.Parameter, Tensor] = {}
 
-    def look(self, number: int) -> Sight:
+    def look(self, number: int) -> WeightVersion:
         _write(self._working)
-        return Sight(self._working, self._part.version)
+        return WeightVersion(self._working, self._part.version)
 
-    def look_back(self, sight: Sight) -> Mapping[nn.Parameter, Tensor]:
+    def look_back(self, seen: WeightVersion) -> Mapping[nn.Parameter, Tensor]:
         delay = self._view.delay
-        delay = self._part.version - sight.version if delay is None else delay
+        delay = self._part.version - seen.version if delay is None else delay
         for p, leaf in self._working.items():
             if delay and p.requires_grad:
                 torch.sub(p.data, self._mean[p], alpha=delay, out=leaf.data)

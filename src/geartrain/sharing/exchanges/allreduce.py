@@ -101,7 +101,7 @@ class AllReduce(AbstractExchange):
     """The synchronous baseline: every step is taken with the mean gradient of all copies.
 
     Copies that are equal stay equal; one that joins has their weights of then, and not what is just
-    under way to them. At the end of a stretch, those that have no partner for their
+    under way to them. At the end of a segment, those that have no partner for their
     last gradients step, with all others, with the mean of what there is.
     """
 

@@ -36,7 +36,7 @@ class DecentralizedSGD(AbstractExchange):
 
     The step is held until the weights of the same round have come from all neighbours, so copies go
     in rounds; a slow copy holds up its neighbours, and theirs a round later. At the end of a
-    stretch copies that have no gradient for the last round mix without one, so that all have mixed
+    segment copies that have no gradient for the last round mix without one, so that all have mixed
     equally often. The mean of all copies moves by the steps alone.
 
     Source: Lian et al. 2017, arXiv:1705.09056.

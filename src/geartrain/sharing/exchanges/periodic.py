@@ -4,7 +4,7 @@
                                PeriodicAverage: they become it
                                DiLoCo:          it is a gradient, for an optimiser of its own
 
-Both are synchronous: who has come waits for the others. At the end of a stretch nobody waits for
+Both are synchronous: who has come waits for the others. At the end of a segment nobody waits for
 steps that do not come: if somebody does, all meet as they are.
 """
 

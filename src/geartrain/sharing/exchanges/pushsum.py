@@ -87,7 +87,7 @@ class PushSum(AbstractExchange):
         return gradients
 
     def stepped(self, me: Member, gradients: Tensors) -> None:
-        self._stretch(me)
+        self._segment(me)
         if me.present and self.due(me):
             self._push(me)
 
@@ -132,7 +132,7 @@ class PushSum(AbstractExchange):
             me.numbers["omega"] = 1.0
 
     @torch.no_grad()
-    def _stretch(self, me: Member) -> None:
+    def _segment(self, me: Member) -> None:
         """Make a step of z one of x."""
         before, self._before[me.index] = self._before[me.index], []
         omega = me.numbers["omega"]
