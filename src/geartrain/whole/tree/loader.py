@@ -184,14 +184,14 @@ class TreeWeights:
         leaf_bias: ``(3 H,)``.
         branch: ``(5 H, 2 H)``: i, f_l, f_r, o, u.
         branch_bias: ``(5 H,)``.
-        bf16: Whether products may round their operands to bfloat16; their sums are float32.
+        brief: Whether products may round their operands to bfloat16; their sums are float32.
     """
 
     leaf: Tensor
     leaf_bias: Tensor
     branch: Tensor
     branch_bias: Tensor
-    bf16: bool = False
+    brief: bool = False
 
     @property
     def hidden(self) -> int:
@@ -228,7 +228,7 @@ def takes(weights: TreeWeights) -> bool:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Shard:
+class Grove:
     """Some trees of a call, and their rows; a thread goes through several.
 
     Args:
@@ -251,12 +251,12 @@ def threads_of(rows: int, hidden: int) -> int:
 
 
 def forest_forward(
-    shards: Sequence[Shard], x: Sequence[Tensor], weights: TreeWeights, kept: Tensor, h: Tensor
+    groves: Sequence[Grove], x: Sequence[Tensor], weights: TreeWeights, kept: Tensor, h: Tensor
 ) -> bool:
     """Compute h at every vertex; False: torch is to do it.
 
     Args:
-        shards: Of the call, one below the other.
+        groves: Of the call, one below the other.
         x: ``(leaves, E)`` of each, in the order of the leaves.
         weights: Of leaf and branch.
         kept: ``(rows, weights.kept())``, is written.
@@ -269,11 +269,11 @@ def forest_forward(
     if not alike(weights.leaf, *x, kept, h):
         return False
     words: list[int] = []
-    for shard, entering in zip(shards, x, strict=True):
-        if entering.shape != (shard.forest.leaves, depth):
+    for grove, entering in zip(groves, x, strict=True):
+        if entering.shape != (grove.forest.leaves, depth):
             return False
-        at, size = shard.rows.start, kept.element_size()
-        words += _words(shard)
+        at, size = grove.rows.start, kept.element_size()
+        words += _words(grove)
         words += (
             entering.data_ptr(),
             kept.data_ptr() + at * kept.shape[1] * size,
@@ -282,12 +282,12 @@ def forest_forward(
         )
     bad = run(
         pack(f"{len(words)}q", *words),
-        len(shards),
+        len(groves),
         threads_of(rows, width),
         width,
         depth,
         kept.shape[1],
-        weights.bf16,
+        weights.brief,
         weights.leaf.data_ptr(),
         weights.leaf_bias.data_ptr(),
         weights.branch.data_ptr(),
@@ -301,7 +301,7 @@ def forest_forward(
 @final
 @dataclass(frozen=True, slots=True)
 class TreeSlopes:
-    """Gradients: of x ``(leaves, E)`` of each shard, or none; and of the weights, by their name."""
+    """Gradients: of x ``(leaves, E)`` of each grove, or none; and of the weights, by their name."""
 
     x: Sequence[Tensor]
     leaf: Tensor
@@ -311,7 +311,7 @@ class TreeSlopes:
 
 
 def forest_backward(
-    shards: Sequence[Shard],
+    groves: Sequence[Grove],
     dh: Tensor,
     kept: Tensor,
     rows: Rows | None,
@@ -319,10 +319,10 @@ def forest_backward(
     *,
     wanted: bool = True,
 ) -> TreeSlopes | None:
-    """The way back through all heights; None: torch is to do it. No shards have no gradients.
+    """The way back through all heights; None: torch is to do it. No groves have no gradients.
 
     Args:
-        shards: Of the vertices that come back, one below the other.
+        groves: Of the vertices that come back, one below the other.
         dh: ``(n, H)``.
         kept: ``(m, weights.kept())``, what ``forest_forward`` wrote.
         rows: int64 ``(n,)``, the rows of ``kept``; None: all.
@@ -341,29 +341,29 @@ def forest_backward(
     if not alike(weights.leaf, dh, kept):
         return None
     d, size = dh.clone(), dh.element_size()
-    leaves = [g.forest.leaves for g in shards]
+    leaves = [g.forest.leaves for g in groves]
     dx: Sequence[Tensor] = ()
     if wanted:
         dx = torch.split_with_sizes(dh.new_empty((sum(leaves), depth)), leaves)
     words: list[int] = []
-    for k, shard in enumerate(shards):
-        at = shard.rows.start
-        start = None if rows is None else pointer(rows[shard.rows])
+    for k, grove in enumerate(groves):
+        at = grove.rows.start
+        start = None if rows is None else pointer(rows[grove.rows])
         stored = kept.data_ptr() + (at * kept.shape[1] * size if rows is None else 0)
-        words += _words(shard)
+        words += _words(grove)
         words += (0, 0, 0, stored, start or 0, limit, d.data_ptr() + at * width * size)
         words.append(dx[k].data_ptr() if wanted else 0)
     threads = threads_of(n, width)
     sizes = [3 * width * depth, 10 * width * width, 3 * width, 5 * width]
-    found = dh.new_empty((max(1, min(threads, len(shards))), sum(sizes)))
+    found = dh.new_empty((max(1, min(threads, len(groves))), sum(sizes)))
     bad = run(
         pack(f"{len(words)}q", *words),
-        len(shards),
+        len(groves),
         threads,
         width,
         depth,
         kept.shape[1],
-        weights.bf16,
+        weights.brief,
         weights.leaf.data_ptr(),
         weights.branch.data_ptr(),
         found.data_ptr(),
@@ -389,8 +389,8 @@ def _function(name: str, weights: TreeWeights, rows: int) -> Function | None:
     return typed[name][6 * rows * weights.hidden**2 > SMALL_WORK]
 
 
-def _words(shard: Shard) -> tuple[int, ...]:
-    forest = shard.forest
+def _words(grove: Grove) -> tuple[int, ...]:
+    forest = grove.forest
     arrays = forest.bounds, forest.order, forest.child
     return forest.order.size, forest.heights, *(a.ctypes.data for a in arrays)
 
