@@ -92,17 +92,17 @@ def test_parts_without_a_kernel_work_in_float32_beside_others(make_rows, keep):
 
 
 class Rounds(gt.AbstractKernel):
-    """A map of bundles that says in its results whether it was told to be brief."""
+    """A map of bundles that says in its results whether it was told to round."""
 
-    def __init__(self, module: nn.Module, *, brief: bool = False) -> None:
-        self._module, self._brief = module, brief
+    def __init__(self, module: nn.Module, *, bf16: bool = False) -> None:
+        self._module, self._bf16 = module, bf16
 
     def rounded(self) -> gt.AbstractKernel:
-        return Rounds(self._module, brief=True)
+        return Rounds(self._module, bf16=True)
 
     def forward(self, inputs, inside=None, room=None):
         (x,) = inputs
-        return (x + (1 if self._brief else 2),), (x,)
+        return (x + (1 if self._bf16 else 2),), (x,)
 
     def backward(self, gradients, kept, rows, into, inside=None, *, wanted=True):
         return gradients

@@ -182,8 +182,8 @@ def test_short_products_are_as_exact_as_bfloat16(
     rows = np.random.default_rng(0).permutation(2 * len(h) + 1)[: len(h)]
     use(native)
     exact = passed(cell, [h], within, rows)
-    brief = passed(cell, [h], within, rows, kernel.rounded())
-    for mine, theirs in zip(brief, exact, strict=True):
+    bf16 = passed(cell, [h], within, rows, kernel.rounded())
+    for mine, theirs in zip(bf16, exact, strict=True):
         assert mine is not None and theirs is not None
         assert mine.dtype is torch.float32
         assert float((mine - theirs).norm()) <= 0.02 * float(theirs.norm()) + 1e-6

@@ -20,7 +20,7 @@ from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import bundle_kernel_of
 from geartrain.whole.tree.loader import (
-    Grove,
+    TreeGroup,
     TreeWeights,
     forest_backward,
     forest_forward,
@@ -165,11 +165,11 @@ class TestKernel:
         expected = torch.autograd.grad(y, list(exact.parameters()), dy)
         kernel = bundle_kernel_of(module)
         assert kernel is not None
-        brief = kernel.rounded()
+        bf16 = kernel.rounded()
         with torch.no_grad():
-            (h,), residuals = brief.forward((x, parent, slot), inside=inside)
+            (h,), residuals = bf16.forward((x, parent, slot), inside=inside)
             into = GradientSum(module.parameters())
-            brief.backward((dy.float(),), residuals, None, into, inside)
+            bf16.backward((dy.float(),), residuals, None, into, inside)
         assert_close(h.double(), y, rtol=0, atol=0.01)
         for parameter, want in zip(module.parameters(), expected, strict=True):
             found = into.take(parameter)
@@ -229,17 +229,17 @@ class TestKernel:
     @needs_native
     def test_refuses_rows_that_the_store_does_not_have(self) -> None:
         parent, slot, lengths = random_trees([2])
-        groves = [Grove(forest_of(parent, slot, lengths), slice(0, 3))]
+        groups = [TreeGroup(forest_of(parent, slot, lengths), slice(0, 3))]
         module = network(words=False)
         leaf, branch = module.leaf, module.branch
         with torch.no_grad():
             weights = TreeWeights(leaf.weight, leaf.bias, branch.weight, branch.bias)
             kept = torch.zeros(3, weights.kept(), dtype=torch.float64)
             x, h = [entering(2, words=False)], torch.zeros(3, H, dtype=torch.float64)
-            assert forest_forward(groves, x, weights, kept, h)
-            assert not forest_forward(groves, x, weights, kept[:2], h)
+            assert forest_forward(groups, x, weights, kept, h)
+            assert not forest_forward(groups, x, weights, kept[:2], h)
             with pytest.raises(ProtocolError, match=r"rows \[3\]"):
-                forest_backward(groves, h, kept, np.array([0, 1, 3]), weights)
+                forest_backward(groups, h, kept, np.array([0, 1, 3]), weights)
 
     def test_only_the_cells_of_a_tree_lstm_have_one(self) -> None:
         class Mean(nn.Module):

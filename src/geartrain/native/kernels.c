@@ -10,7 +10,8 @@
  * and what sources of models include too, which lie beside their models:
  *
  *     shared.inc    what knows no type
- *     float.inc, double.inc  say what is a REAL, and include typed.inc: numbers, gates.inc, products.inc
+ *     float.inc, double.inc  say what is a REAL, and include typed.inc: numbers of it, gates.inc,
+ *                   products.inc
  *
  * A function that gets row numbers returns 0, or the number from 1 of what was out of range, in
  * which case nothing has been written. Strides are in elements. Rows of inputs may be named by an

@@ -131,7 +131,7 @@ class Library:
             self.move = tuple(_declared(dll, "move_rows", _MOVE) for dll in both)
             self.transpose = tuple(_declared(dll, "transpose", _TRANSPOSE) for dll in both)
             self.release = _declared(kept, "release_rows", _RELEASE)
-            use = _declared(kept, "use_crew", (_P,))
+            use = _declared(kept, "use_threads", (_P,))
             use(_threads_of_torch())
             self.count = _declared(kept, "count_products", _COUNT)
             self.note = _declared(kept, "note_products", _NOTE)

@@ -267,11 +267,11 @@ class _CellKernel(AbstractKernel):
     residuals = 2
     room_for = 1
 
-    def __init__(self, module: GatedGraphCell, *, brief: bool = False) -> None:
-        self._module, self._gru, self._brief = module, GruKernel(module.update), brief
+    def __init__(self, module: GatedGraphCell, *, bf16: bool = False) -> None:
+        self._module, self._gru, self._bf16 = module, GruKernel(module.update), bf16
 
     def rounded(self) -> AbstractKernel:
-        return _CellKernel(self._module, brief=True)
+        return _CellKernel(self._module, bf16=True)
 
     def forward(
         self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
@@ -406,7 +406,7 @@ class _CellKernel(AbstractKernel):
             biases[0],
             update.weight_hh,
             biases[1],
-            self._brief,
+            self._bf16,
         )
 
     def _edges(self, inside: Inside) -> EdgeIndex:

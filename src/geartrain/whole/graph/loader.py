@@ -52,7 +52,7 @@ class Weights:
         message_bias: ``(types H,)`` or None.
         ih, hh: ``(3 H, H)``.
         ih_bias, hh_bias: ``(3 H,)`` or None.
-        brief: Whether products may round their operands to bfloat16; their sums are float32.
+        bf16: Whether products may round their operands to bfloat16; their sums are float32.
     """
 
     message: Tensor
@@ -61,7 +61,7 @@ class Weights:
     ih_bias: Tensor | None
     hh: Tensor
     hh_bias: Tensor | None
-    brief: bool = False
+    bf16: bool = False
 
     @property
     def types(self) -> int:
@@ -162,7 +162,7 @@ def gated_forward(h: Tensor, edges: EdgeIndex, weights: Weights, kept: Tensor) -
         address(weights.ih_bias),
         weights.hh.data_ptr(),
         address(weights.hh_bias),
-        weights.brief,
+        weights.bf16,
         threads_for(7 * n * steps * width**2),
         kept.data_ptr(),
         y.data_ptr(),
@@ -238,7 +238,7 @@ def gated_backward(
         weights.message.data_ptr(),
         weights.ih.data_ptr(),
         weights.hh.data_ptr(),
-        weights.brief,
+        weights.bf16,
         threads_for(7 * n * steps * width**2),
         wanted,
         d.data_ptr(),

@@ -1,5 +1,5 @@
-/* The kernels of recurrent networks over whole lists; linked with those of native/kernels.c, whose
- * sources it includes too.
+/* The kernels of recurrent networks over whole lists; linked with those of kernels.c, whose
+ * sources for models it includes.
  */
 #include "shared.inc"
 

@@ -46,7 +46,7 @@ def lists_forward(
     weight: Tensor,
     kept: Tensor,
     *,
-    bent: bool,
+    is_tanh: bool,
 ) -> Tensor | None:
     """The last state of every list, ``(n, H)``; that of an empty one is zero.
 
@@ -56,7 +56,7 @@ def lists_forward(
         lengths: int64 ``(n,)``, vertices of each list.
         weight: W, ``(H, H)``.
         kept: ``(rows, H)``, the states, is written.
-        bent: Whether f is tanh; else relu.
+        is_tanh: Whether f is tanh; else relu.
 
     Raises:
         DataError: A token is none, or the lengths are not those of the rows.
@@ -77,7 +77,7 @@ def lists_forward(
         driven.shape[0],
         driven.data_ptr(),
         weight.data_ptr(),
-        bent,
+        is_tanh,
         kept.data_ptr(),
         last.data_ptr(),
         _threads(rows, width),
@@ -96,7 +96,7 @@ def lists_backward(
     weight: Tensor,
     table: int,
     *,
-    bent: bool,
+    is_tanh: bool,
     every: bool = False,
 ) -> tuple[Tensor, Tensor] | None:
     """The gradients of ``driven`` and of W.
@@ -109,7 +109,7 @@ def lists_backward(
         lengths: int64 ``(n,)``, vertices of each list.
         weight: W of now, ``(H, H)``.
         table: Rows of ``driven``, where there are tokens.
-        bent: As for ``lists_forward``.
+        is_tanh: As for ``lists_forward``.
         every: Whether dy is at all states.
 
     Raises:
@@ -138,7 +138,7 @@ def lists_backward(
         pointer(rows),
         limit,
         weight.data_ptr(),
-        bent,
+        is_tanh,
         every,
         dy.data_ptr(),
         driven.data_ptr(),

@@ -147,11 +147,11 @@ class _AbstractDrive(ABC):
 
     Attributes:
         weight: W, ``(H, H)``.
-        bent: Whether f is tanh; else relu.
+        is_tanh: Whether f is tanh; else relu.
     """
 
     weight: Tensor
-    bent: bool
+    is_tanh: bool
 
     def table(self, rows: int) -> int | None:
         """Rows of the table that x is looked up in for so many vertices; None: a row for each."""
@@ -183,7 +183,7 @@ class _Tokens(_AbstractDrive):
 
     def __init__(self, cell: TokenRNN, embedding: AbstractKernel) -> None:
         self._cell, self._embedding = cell, embedding
-        self.weight, self.bent = cell.weight, cell.nonlinearity == "tanh"
+        self.weight, self.is_tanh = cell.weight, cell.nonlinearity == "tanh"
 
     def table(self, rows: int) -> int | None:
         embedding = self._cell.embedding
@@ -237,7 +237,7 @@ class _Features(_AbstractDrive):
 
     def __init__(self, cell: nn.RNNCell) -> None:
         self._cell = cell
-        self.weight, self.bent = cell.weight_hh, cell.nonlinearity == "tanh"
+        self.weight, self.is_tanh = cell.weight_hh, cell.nonlinearity == "tanh"
 
     def driven(self, read: Tensor, table: int | None) -> Tensor:
         cell = self._cell
@@ -281,7 +281,7 @@ class _ListKernel(AbstractKernel):
         table = drive.table(n)
         x, tokens = drive.driven(read, table), read if table is not None else None
         kept = x.new_empty((n, x.shape[1])) if room is None else room
-        last = lists_forward(x, tokens, lengths, drive.weight, kept, bent=drive.bent)
+        last = lists_forward(x, tokens, lengths, drive.weight, kept, is_tanh=drive.is_tanh)
         if last is None:
             last = self._steps(x, tokens, lengths, kept)
         return (kept.clone() if self._every else last,), (read, kept)
@@ -311,7 +311,7 @@ class _ListKernel(AbstractKernel):
             lengths,
             drive.weight,
             table or 0,
-            bent=drive.bent,
+            is_tanh=drive.is_tanh,
             every=self._every,
         )
         if table is None or found is None:
@@ -327,7 +327,7 @@ class _ListKernel(AbstractKernel):
         """What ``lists_forward`` does, in torch."""
         if tokens is not None:
             require_tokens(tokens, x.shape[0])
-        drive, f = self._drive, "tanh" if self._drive.bent else "relu"
+        drive, f = self._drive, "tanh" if self._drive.is_tanh else "relu"
         order, starts = _longest_first(lengths)
         last = x.new_zeros((lengths.shape[0], x.shape[1]))
         h = last
@@ -345,7 +345,7 @@ class _ListKernel(AbstractKernel):
         self, dy: Tensor, read: Tensor, kept: Tensor, lengths: Tensor, table: int | None
     ) -> tuple[Tensor, Tensor]:
         """What ``lists_backward`` does, in torch."""
-        drive, f = self._drive, "tanh" if self._drive.bent else "relu"
+        drive, f = self._drive, "tanh" if self._drive.is_tanh else "relu"
         order, starts = _longest_first(lengths)
         d = torch.empty_like(kept)
         d_weight = torch.zeros_like(drive.weight)

@@ -184,14 +184,14 @@ class TreeWeights:
         leaf_bias: ``(3 H,)``.
         branch: ``(5 H, 2 H)``: i, f_l, f_r, o, u.
         branch_bias: ``(5 H,)``.
-        brief: Whether products may round their operands to bfloat16; their sums are float32.
+        bf16: Whether products may round their operands to bfloat16; their sums are float32.
     """
 
     leaf: Tensor
     leaf_bias: Tensor
     branch: Tensor
     branch_bias: Tensor
-    brief: bool = False
+    bf16: bool = False
 
     @property
     def hidden(self) -> int:
@@ -228,7 +228,7 @@ def takes(weights: TreeWeights) -> bool:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Grove:
+class TreeGroup:
     """Some trees of a call, and their rows; a thread goes through several.
 
     Args:
@@ -251,12 +251,12 @@ def threads_of(rows: int, hidden: int) -> int:
 
 
 def forest_forward(
-    groves: Sequence[Grove], x: Sequence[Tensor], weights: TreeWeights, kept: Tensor, h: Tensor
+    groups: Sequence[TreeGroup], x: Sequence[Tensor], weights: TreeWeights, kept: Tensor, h: Tensor
 ) -> bool:
     """Compute h at every vertex; False: torch is to do it.
 
     Args:
-        groves: Of the call, one below the other.
+        groups: Of the call, one below the other.
         x: ``(leaves, E)`` of each, in the order of the leaves.
         weights: Of leaf and branch.
         kept: ``(rows, weights.kept())``, is written.
@@ -269,11 +269,11 @@ def forest_forward(
     if not alike(weights.leaf, *x, kept, h):
         return False
     words: list[int] = []
-    for grove, entering in zip(groves, x, strict=True):
-        if entering.shape != (grove.forest.leaves, depth):
+    for group, entering in zip(groups, x, strict=True):
+        if entering.shape != (group.forest.leaves, depth):
             return False
-        at, size = grove.rows.start, kept.element_size()
-        words += _words(grove)
+        at, size = group.rows.start, kept.element_size()
+        words += _words(group)
         words += (
             entering.data_ptr(),
             kept.data_ptr() + at * kept.shape[1] * size,
@@ -282,12 +282,12 @@ def forest_forward(
         )
     bad = run(
         pack(f"{len(words)}q", *words),
-        len(groves),
+        len(groups),
         threads_of(rows, width),
         width,
         depth,
         kept.shape[1],
-        weights.brief,
+        weights.bf16,
         weights.leaf.data_ptr(),
         weights.leaf_bias.data_ptr(),
         weights.branch.data_ptr(),
@@ -301,7 +301,7 @@ def forest_forward(
 @final
 @dataclass(frozen=True, slots=True)
 class TreeSlopes:
-    """Gradients: of x ``(leaves, E)`` of each grove, or none; and of the weights, by their name."""
+    """Gradients: of x ``(leaves, E)`` of each group, or none; and of the weights, by their name."""
 
     x: Sequence[Tensor]
     leaf: Tensor
@@ -311,7 +311,7 @@ class TreeSlopes:
 
 
 def forest_backward(
-    groves: Sequence[Grove],
+    groups: Sequence[TreeGroup],
     dh: Tensor,
     kept: Tensor,
     rows: Rows | None,
@@ -319,10 +319,10 @@ def forest_backward(
     *,
     wanted: bool = True,
 ) -> TreeSlopes | None:
-    """The way back through all heights; None: torch is to do it. No groves have no gradients.
+    """The way back through all heights; None: torch is to do it. No groups have no gradients.
 
     Args:
-        groves: Of the vertices that come back, one below the other.
+        groups: Of the vertices that come back, one below the other.
         dh: ``(n, H)``.
         kept: ``(m, weights.kept())``, what ``forest_forward`` wrote.
         rows: int64 ``(n,)``, the rows of ``kept``; None: all.
@@ -341,29 +341,29 @@ def forest_backward(
     if not alike(weights.leaf, dh, kept):
         return None
     d, size = dh.clone(), dh.element_size()
-    leaves = [g.forest.leaves for g in groves]
+    leaves = [g.forest.leaves for g in groups]
     dx: Sequence[Tensor] = ()
     if wanted:
         dx = torch.split_with_sizes(dh.new_empty((sum(leaves), depth)), leaves)
     words: list[int] = []
-    for k, grove in enumerate(groves):
-        at = grove.rows.start
-        start = None if rows is None else pointer(rows[grove.rows])
+    for k, group in enumerate(groups):
+        at = group.rows.start
+        start = None if rows is None else pointer(rows[group.rows])
         stored = kept.data_ptr() + (at * kept.shape[1] * size if rows is None else 0)
-        words += _words(grove)
+        words += _words(group)
         words += (0, 0, 0, stored, start or 0, limit, d.data_ptr() + at * width * size)
         words.append(dx[k].data_ptr() if wanted else 0)
     threads = threads_of(n, width)
     sizes = [3 * width * depth, 10 * width * width, 3 * width, 5 * width]
-    found = dh.new_empty((max(1, min(threads, len(groves))), sum(sizes)))
+    found = dh.new_empty((max(1, min(threads, len(groups))), sum(sizes)))
     bad = run(
         pack(f"{len(words)}q", *words),
-        len(groves),
+        len(groups),
         threads,
         width,
         depth,
         kept.shape[1],
-        weights.brief,
+        weights.bf16,
         weights.leaf.data_ptr(),
         weights.branch.data_ptr(),
         found.data_ptr(),
@@ -389,8 +389,8 @@ def _function(name: str, weights: TreeWeights, rows: int) -> Function | None:
     return typed[name][6 * rows * weights.hidden**2 > SMALL_WORK]
 
 
-def _words(grove: Grove) -> tuple[int, ...]:
-    forest = grove.forest
+def _words(group: TreeGroup) -> tuple[int, ...]:
+    forest = group.forest
     arrays = forest.bounds, forest.order, forest.child
     return forest.order.size, forest.heights, *(a.ctypes.data for a in arrays)
 

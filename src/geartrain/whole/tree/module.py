@@ -27,7 +27,7 @@ from geartrain.nodes.kernel import AbstractKernel, gathered, kernel_of, may_have
 from geartrain.nodes.products import affine
 from geartrain.whole.tree.loader import (
     Forest,
-    Grove,
+    TreeGroup,
     TreeSlopes,
     TreeWeights,
     forest_backward,
@@ -146,21 +146,21 @@ def _forest(parent: Tensor, slot: Tensor, inside: Inside) -> Forest:
     return forest_of(*(x.cpu().numpy() for x in (parent, slot, inside.lengths)))
 
 
-def _groves(parent: Tensor, slot: Tensor, inside: Inside, hidden: int) -> list[Grove]:
+def _groups(parent: Tensor, slot: Tensor, inside: Inside, hidden: int) -> list[TreeGroup]:
     """As many trees at a time as stay near between one height and the next; all threads busy."""
     _require_integers(parent, slot)
     parents, slots, lengths = (x.numpy() for x in (parent, slot, inside.lengths))
     ends, total = lengths.cumsum(), parents.size
     threads = threads_of(total, hidden)
     most = -(-total // (threads * -(-total // (threads * ROWS_AT_ONCE)))) if total else 1
-    found: list[Grove] = []
+    found: list[TreeGroup] = []
     start = first = 0
     while first < lengths.size:
         last = max(int(np.searchsorted(ends, start + most, "right")), first + 1)
-        if total - start <= most * 5 // 4:  # no crumbs
+        if total - start <= most * 5 // 4:  # no small rest
             last = lengths.size
         rows = slice(start, int(ends[last - 1]))
-        found.append(Grove(forest_of(parents[rows], slots[rows], lengths[first:last]), rows))
+        found.append(TreeGroup(forest_of(parents[rows], slots[rows], lengths[first:last]), rows))
         start, first = rows.stop, last
     if start != total:  # refused, as there are other vertices than trees say
         forest_of(parents, slots, lengths)
@@ -181,12 +181,12 @@ class _TreeKernel(AbstractKernel):
         branch: TreeLSTMBranch,
         table: AbstractKernel | None,
         *,
-        brief: bool = False,
+        bf16: bool = False,
     ) -> None:
-        self._leaf, self._branch, self._table, self._brief = leaf, branch, table, brief
+        self._leaf, self._branch, self._table, self._bf16 = leaf, branch, table, bf16
 
     def rounded(self) -> AbstractKernel:
-        return _TreeKernel(self._leaf, self._branch, self._table, brief=True)
+        return _TreeKernel(self._leaf, self._branch, self._table, bf16=True)
 
     def forward(
         self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
@@ -200,9 +200,9 @@ class _TreeKernel(AbstractKernel):
         h = kept.new_empty((x.shape[0], weights.hidden))
         done = False
         if x.is_cpu and takes(weights):
-            groves = _groves(parent, slot, inside, weights.hidden)
-            entering = [self._entering(x[g.rows].index_select(0, g.leaves)) for g in groves]
-            done = forest_forward(groves, entering, weights, kept, h)
+            groups = _groups(parent, slot, inside, weights.hidden)
+            entering = [self._entering(x[g.rows].index_select(0, g.leaves)) for g in groups]
+            done = forest_forward(groups, entering, weights, kept, h)
         if not done:
             self._heights(x, _Placed(_forest(parent, slot, inside), x.device), weights, kept, h)
         return (h,), (x, parent, slot, kept)
@@ -226,9 +226,9 @@ class _TreeKernel(AbstractKernel):
         wanted = self._table_learns() if has_table else wanted
         found, places = None, []
         if dh.is_cpu and takes(weights):
-            groves = _groves(parent, slot, inside, weights.hidden)
-            found = forest_backward(groves, dh.contiguous(), gates, rows, weights, wanted=wanted)
-            places = [(g.rows, g.leaves) for g in groves]
+            groups = _groups(parent, slot, inside, weights.hidden)
+            found = forest_backward(groups, dh.contiguous(), gates, rows, weights, wanted=wanted)
+            places = [(g.rows, g.leaves) for g in groups]
         if found is None:
             (gates,) = gathered((gates,), rows)
             at = _Placed(_forest(parent, slot, inside), dh.device)
@@ -314,7 +314,7 @@ class _TreeKernel(AbstractKernel):
 
     def _weights(self) -> TreeWeights:
         leaf, branch = self._leaf, self._branch
-        return TreeWeights(leaf.weight, leaf.bias, branch.weight, branch.bias, brief=self._brief)
+        return TreeWeights(leaf.weight, leaf.bias, branch.weight, branch.bias, bf16=self._bf16)
 
     def _table_learns(self) -> bool:
         embedding: Any = self._leaf.embedding

@@ -1,5 +1,5 @@
-/* The kernels of Tree-LSTMs over whole trees; linked with those of native/kernels.c, whose
- * sources it includes too.
+/* The kernels of Tree-LSTMs over whole trees; linked with those of kernels.c, whose
+ * sources for models it includes.
  */
 #include "shared.inc"
 #include "forest.inc"
