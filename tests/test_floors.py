@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -64,10 +65,15 @@ def violations(root: Path) -> list[str]:
         home = ["geartrain", *inside.parent.parts]
         floor = "__init__" if inside.as_posix() in EXPORTS else room
         above = {package for package, asking in ABOVE.items() if inside.as_posix() not in asking}
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             for problem in broken_rules(node, floor, home, above):
                 found.append(f"{inside.as_posix()}:{node.lineno}: {problem}")  # type: ignore[attr-defined]
     return found
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def broken_rules(node: ast.AST, floor: str, home: list[str], above: set[str]) -> Iterator[str]:
@@ -116,11 +122,7 @@ def circles(root: Path) -> list[list[str]]:
     edges: dict[str, set[str]] = {}
     for name, path in files.items():
         home = name.split(".")[:-1]
-        asked = [
-            each
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            for each in imported(node, home)
-        ]
+        asked = [each for node in ast.walk(parsed(path)) for each in imported(node, home)]
         edges[name] = {each for each in asked if each in files}
         edges[name] |= {each.rpartition(".")[0] for each in asked} & files.keys()
     reached = {name: _reached(name, edges) for name in edges}

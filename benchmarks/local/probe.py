@@ -34,6 +34,7 @@ from geartrain.pipeline.credit import DecoupledGreedy
 from geartrain.pipeline.pipeline import Pipeline
 from geartrain.recipes.recipe import Task, Value
 from geartrain.runtime.simulated import Costs, Simulated, batch_bytes
+from geartrain.train.options import Compute
 from geartrain.train.session import Session
 from geartrain.train.snapshot import parts_to_tensors
 
@@ -96,7 +97,9 @@ class Probe:
 def probe(way: Way, recipe: str, options: Mapping[str, Value], n: int = MINIBATCHES) -> Probe:
     """Train a few minibatches twice, and count."""
     meter, fired = FlopMeter(), _Firings()
-    session, task = session_of(way, recipe, options, meter=meter, instruments=[fired])
+    session, task = session_of(
+        way, recipe, options, compute=Compute(meter=meter), instruments=[fired]
+    )
     minibatches = list(task.load("train"))[:n]
     session.fit(minibatches, epochs=1)
     firings = {}
@@ -106,7 +109,9 @@ def probe(way: Way, recipe: str, options: Mapping[str, Value], n: int = MINIBATC
                 firings[node, forward] = total / fired.counts[node, forward]
     whole = meter.total()
     bill, seen = Bill(firings), MemoryMeter()
-    session, task = session_of(way, recipe, options, bill, meter=seen, instruments=[seen])
+    session, task = session_of(
+        way, recipe, options, bill, compute=Compute(meter=seen), instruments=[seen]
+    )
     seen.watch(session.parts, cast("Pipeline", task.pipeline), minibatches[0])
     session.fit(minibatches, epochs=1)
     return Probe(

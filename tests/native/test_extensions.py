@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -117,6 +118,7 @@ def test_one_that_does_not_compile_leaves_all_to_torch(
 def test_the_cache_may_be_moved(
     model: Extension, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shutil.copytree(build.cache_directory(), tmp_path / "before")  # with the kernels, compiled
     monkeypatch.setenv("GEARTRAIN_CACHE", str(tmp_path / "before"))
     build.shared_objects([model.sources])
     (tmp_path / "before").rename(tmp_path / "after")

@@ -103,7 +103,7 @@ def test_a_device_that_is_not_there_is_named_with_what_there_is(
     devices: dict[str, str], default: str
 ) -> None:
     graph, _ = graph_on(devices)
-    whose = "part 'last'" if devices else "Session"
+    whose = "part 'last'" if devices else "Compute"
     with pytest.raises(ValueError, match=rf"^{whose}: device='cuda:97' does not exist; .*sees cpu"):
         Session(graph, compute=Compute(device=default))
 

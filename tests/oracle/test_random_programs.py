@@ -42,7 +42,7 @@ def by_part(want, parts, program):
     }
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 10_000), length=st.integers(1, 6), size=st.integers(1, 6), order=orders()
 )
@@ -60,7 +60,7 @@ def test_gradients_of_many_random_programs_are_those_of_autograd(seed, length, s
     check(seed, length, size, order)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(k, marks=pytest.mark.slow) for k in (2, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3))])
 def test_every_order_of_deliveries_gives_the_same_gradients(seed):
     for order in ORDERS:
         check(seed, 5, 5, order, tell=lambda told: None)

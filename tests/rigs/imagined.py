@@ -233,7 +233,7 @@ def run(
     )
     for operator in model.graph.operators:
         if isinstance(operator, Through | Losing):
-            operator.trial.settled = True  # which looks at numbers, and here there are none
+            operator.dry_run.settled = True  # which looks at numbers, and here there are none
     parts = make_parts(model.graph, rules)
     settings = Settings(max_active=5, ramp=AT_ONCE, precision=how.precision, device=fed)
     sharing = SharedWeightsState(parts, 2, NoLock) if how.shared else None

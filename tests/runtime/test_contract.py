@@ -332,7 +332,7 @@ def test_bad_instances_are_skipped_counted_and_logged(runtime, max_active, caplo
 def test_a_source_of_other_things_is_refused(runtime):
     engine = engine_of(chain(), runtime.workers)
     engine.begin(train=True)
-    with pytest.raises(DataError, match=r"the data gave a dict; .* convert="):
+    with pytest.raises(DataError, match=r"the data gave a dict; .*Reading\(convert="):
         runtime.run(engine, Feeder(iter([*rows(1), {}])), Quiet())
 
 
