@@ -4,8 +4,8 @@
     with Noted() as noted: ...         noted.products         each that a kernel did, in order
 
 Products of ``native/products.inc`` are counted where they are done. A kernel that multiplies by
-itself says so in C: ``COUNT_PRODUCT(rows, depth, width, sizeof(REAL))``. A product that is asked for
-now and done by torch later, outside of what is watched, is told of with ``tell``. While nobody
+itself says so in C: ``COUNT_PRODUCT(rows, depth, width, sizeof(REAL))``. A product that is asked
+for now and done by torch later, outside of what is watched, is told of with ``tell``. While nobody
 counts, all that is a look at one number.
 """
 
