@@ -22,7 +22,8 @@ def classes(root: Path) -> dict[str, list[str]]:
 def test_no_two_classes_have_one_name() -> None:
     found = classes(SOURCE)
     assert len(found) > 100, f"{SOURCE} has no classes"
-    assert {name: files for name, files in found.items() if len(files) > 1} == {}
+    for name, files in found.items():
+        assert len(files) == 1, f"{name} is in {' and in '.join(files)}: give one another name"
 
 
 def test_a_name_that_is_used_twice_is_found(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ UPDATE_EVERY: Final = {
     "qm9": (10, 20, 40, 80),
     "sentiment": (125, 250, 500, 1000, 2000),
 }
+"""Of recipes that are swept further than over half and twice their own."""
 REPLICAS: Final = (1, 2)
 LONGEST_S: Final = 7200  # that a cap may be
 
@@ -72,9 +73,11 @@ def axes_of(recipe: Recipe, names: Sequence[str]) -> Axes:
         SystemExit: There is no such axis.
     """
     base = Point(recipe.in_flight({}), recipe.update_size({}), 1)
+    own = base.update_every
+    around = UPDATE_EVERY.get(recipe.name, (max(own // 2, 1), 2 * own))
     values = {
         "max_active": sorted({*MAX_ACTIVE, base.max_active}),
-        "update_every": sorted({*UPDATE_EVERY[recipe.name], base.update_every}),
+        "update_every": sorted({*around, own}),
         "replicas": REPLICAS if recipe.bottleneck is not None else (),
     }
     if unknown := [name for name in names if name not in values]:

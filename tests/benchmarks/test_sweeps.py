@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,14 @@ def test_every_recipe_has_axes_with_its_own_values_among_them(recipe) -> None:
     assert all(base in points for points in axes.values())
     assert ("replicas" in axes) == (recipe.bottleneck is not None)
     assert {p.max_active for p in axes["max_active"]} >= set(sweeps.MAX_ACTIVE)
+
+
+def test_a_recipe_that_no_table_knows_is_swept_around_its_own_update_size() -> None:
+    recipe = replace(find_recipe("listreduce"), name="new", update_every=5)
+    points = axes_of(recipe, ("update_every",))["update_every"]
+    assert [point.update_every for point in points] == [2, 5, 10]
+    (one, two) = axes_of(replace(recipe, update_every=1), ("update_every",))["update_every"]
+    assert (one.update_every, two.update_every) == (1, 2)
 
 
 def test_lines_are_small_and_instances_are_spread_over_the_evaluations() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import geartrain
+from geartrain.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
 FILES = [
@@ -140,6 +141,14 @@ def test_the_reference_has_every_public_name_once() -> None:
         stated = re.findall(r" as (\w+)$", text_of(Path(str(module.__file__))), re.MULTILINE)
         public = set(getattr(module, "__all__", stated)) - {"nn"}
         prefix = f"{module.__name__}."
-        assert {n.removeprefix(prefix) for n in told if n.rpartition(".")[0] + "." == prefix} == (
-            public
-        )
+        here = {n.removeprefix(prefix) for n in told if n.rpartition(".")[0] + "." == prefix}
+        missing, gone = sorted(public - here), sorted(here - public)
+        assert not missing, f"put '::: {prefix}{missing[0]}' onto its page of docs/reference"
+        assert not gone, f"docs/reference has {gone}, which {module.__name__} does not export"
+
+
+def test_the_table_of_recipes_has_every_recipe_once() -> None:
+    page = text_of(ROOT / "docs" / "how-to" / "command-line.md")
+    for recipe in RECIPES:
+        rows = len(re.findall(rf"^\| `{recipe.name}` \|", page, re.MULTILINE))
+        assert rows == 1, f"docs/how-to/command-line.md has {rows} rows of `{recipe.name}`"

@@ -207,11 +207,22 @@ class AbstractSharingState(ABC):
     # For checkpoints: what is not in the parts of ``consensus``.
 
     def to_tensors(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What is kept besides parts, as tensors by name and JSON."""
+        """What is kept besides parts, as tensors by name and JSON.
+
+        Asked where the consensus is another than this; the session adds ``parts`` to the JSON, all
+        that ``self.parts`` remember.
+        """
         return {}, {}
 
     def check(self, tensors: Mapping[str, Tensor], document: Any) -> Kept:
         """Look at what ``to_tensors`` gave; nothing is changed.
+
+        Args:
+            tensors: By name.
+            document: The JSON, and in it ``parts``, which goes into ``Kept.parts`` as it is.
+
+        Returns:
+            What the session then puts back, parts first.
 
         Raises:
             ValueError, CheckpointError: It is damaged, or of another way of sharing.

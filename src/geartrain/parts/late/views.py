@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from geartrain.codec import require_like
 from geartrain.errors import ProtocolError
 from geartrain.nodes.weights import WeightVersion
+from geartrain.parts.late.leaves import by_name, copies_of, new_leaves, restore, write_now
 from geartrain.parts.late.prediction import Leaves, by_difference, by_momentum, require_predictable
 from geartrain.schema import Count, Mismatch, read
 
@@ -399,7 +400,7 @@ class _Buffering(AbstractSeeing):
     def tensors(self) -> dict[str, Tensor]:
         if self._previous is None:
             return {}
-        return _by_name(self._part.module, self._previous)
+        return by_name(self._part.module, self._previous)
 
     def document(self) -> dict[str, Any]:
         return {"first": self._first, "turns": self._turns, "version": self._previous_version}
@@ -424,8 +425,8 @@ class _Buffering(AbstractSeeing):
         self._previous_version = document["version"]
         self._previous = None
         if tensors:
-            self._previous = _leaves(self._part.module)
-            _restore(self._part.module, self._previous, tensors)
+            self._previous = new_leaves(self._part.module)
+            restore(self._part.module, self._previous, tensors)
 
 
 @final
@@ -433,8 +434,8 @@ class _Predicting(AbstractSeeing):
     def __init__(self, part: Viewed, view: Predicted) -> None:
         super().__init__(part)
         self._view = view
-        self._before = _copies(part.module) if view.by == "difference" else {}
-        self._working = None if view.backward is None else _leaves(part.module)
+        self._before = copies_of(part.module) if view.by == "difference" else {}
+        self._working = None if view.backward is None else new_leaves(part.module)
         self._made: tuple[int, int, Leaves] | None = None
 
     def look(self, number: int) -> WeightVersion:
@@ -446,7 +447,7 @@ class _Predicting(AbstractSeeing):
         if steps == 0:
             return WeightVersion(part.aliases(), part.version)
         if not part.outstanding or self._made is None or self._made[:2] != (part.version, steps):
-            leaves = _leaves(part.module)
+            leaves = new_leaves(part.module)
             self._predict(steps, leaves)
             self._made = part.version, steps, leaves
         return WeightVersion(self._made[2], part.version)
@@ -458,19 +459,19 @@ class _Predicting(AbstractSeeing):
 
     def before_step(self) -> None:
         self._made = None
-        _write(self._before)
+        write_now(self._before)
         if self._working is None and self._part.outstanding:
             self._part.renew()
 
     def replaced(self) -> None:
-        _write(self._before)
+        write_now(self._before)
 
     def tensors(self) -> dict[str, Tensor]:
-        return _by_name(self._part.module, self._before)
+        return by_name(self._part.module, self._before)
 
     def load(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
         self._made = None
-        _restore(self._part.module, self._before, tensors)
+        restore(self._part.module, self._before, tensors)
 
     def _predict(self, steps: int, leaves: Leaves) -> None:
         part = self._part
@@ -487,12 +488,12 @@ class _Correcting(AbstractSeeing):
     def __init__(self, part: Viewed, view: Corrected) -> None:
         super().__init__(part)
         self._view = view
-        self._working = _leaves(part.module)
+        self._working = new_leaves(part.module)
         self._mean = {p: torch.zeros_like(p, requires_grad=False) for p in self._working}
         self._before: dict[nn.Parameter, Tensor] = {}
 
     def look(self, number: int) -> WeightVersion:
-        _write(self._working)
+        write_now(self._working)
         return WeightVersion(self._working, self._part.version)
 
     def look_back(self, seen: WeightVersion) -> Mapping[nn.Parameter, Tensor]:
@@ -506,7 +507,7 @@ class _Correcting(AbstractSeeing):
         return self._working
 
     def before_step(self) -> None:
-        self._before = _copies(self._part.module)
+        self._before = copies_of(self._part.module)
 
     def after_step(self) -> None:
         delay = self._part.step_delay if self._view.delay is None else self._view.delay
@@ -516,34 +517,7 @@ class _Correcting(AbstractSeeing):
         self._before = {}
 
     def tensors(self) -> dict[str, Tensor]:
-        return _by_name(self._part.module, self._mean)
+        return by_name(self._part.module, self._mean)
 
     def load(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
-        _restore(self._part.module, self._mean, tensors)
-
-
-def _copies(module: nn.Module) -> dict[nn.Parameter, Tensor]:
-    return {p: p.data.clone() for p in module.parameters()}
-
-
-def _leaves(module: nn.Module) -> dict[nn.Parameter, Tensor]:
-    """Leaves with storage of their own."""
-    return {p: p.data.clone().requires_grad_(p.requires_grad) for p in module.parameters()}
-
-
-def _write(copies: Mapping[nn.Parameter, Tensor]) -> None:
-    """The weights of now into copies of them."""
-    for p, copy in copies.items():
-        copy.data.copy_(p.data)
-
-
-def _by_name(module: nn.Module, tensors: Mapping[nn.Parameter, Tensor]) -> dict[str, Tensor]:
-    return {n: tensors[p].data for n, p in module.named_parameters() if p in tensors}
-
-
-def _restore(
-    module: nn.Module, into: Mapping[nn.Parameter, Tensor], found: Mapping[str, Tensor]
-) -> None:
-    for name, p in module.named_parameters():
-        if p in into:
-            into[p].data.copy_(found[name])
+        restore(self._part.module, self._mean, tensors)
