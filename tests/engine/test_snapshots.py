@@ -14,6 +14,7 @@ import geartrain as gt
 from geartrain.engine.instrument import Fired, Updated
 from geartrain.frames.tables import look_up
 from geartrain.nodes.kernel import AbstractKernel
+from geartrain.nodes.products import matching
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
 from geartrain.sharing.guarded import GuardedShare
@@ -141,23 +142,26 @@ def test_a_module_that_cannot_be_copied_is_guarded() -> None:
     assert {type(s) for s in share(part, 2, NoLock, free=True)} == {GuardedShare}
 
 
+class Recorded:
+    """A lock that counts."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def acquire(self, blocking: bool = True) -> bool:
+        self.times += 1
+        return True
+
+    def release(self) -> None: ...
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *rest: object) -> None: ...
+
+
 @pytest.mark.parametrize("looks_up", [True, False])
 def test_tables_are_stepped_in_place_under_the_guards_of_all_workers(looks_up: bool) -> None:
-    class Recorded:
-        def __init__(self) -> None:
-            self.times = 0
-
-        def acquire(self, blocking: bool = True) -> bool:
-            self.times += 1
-            return True
-
-        def release(self) -> None: ...
-
-        def __enter__(self) -> None:
-            self.acquire()
-
-        def __exit__(self, *rest: object) -> None: ...
-
     module = nn.Embedding(5, 2, sparse=True)
     rules = Rules(optimizer=partial(torch.optim.SGD, lr=1.0), update_every=1)
     part = PartState("p", module, rules)
@@ -203,6 +207,42 @@ def test_a_firing_keeps_the_weights_that_it_began_with_while_another_lane_steps(
         assert_close(one.module.weight, before - 6)
     shared = part.ownership
     assert isinstance(shared, SnapshotPart) and len(shared._all) <= 2 + 2
+
+
+def test_copies_of_weights_in_bfloat16_are_those_of_the_snapshot_that_a_firing_sees() -> None:
+    _, (one, two) = made()
+    rows = torch.ones(1, 2, dtype=torch.bfloat16)
+    seen = []
+    for _ in range(3):
+        with one.guard:
+            assert torch.equal(matching(one.module.weight, rows), one.module.weight.bfloat16())
+            seen.append(one.module.weight.detach().clone())
+        with two.guard:
+            two.gradient.add(two.module.weight, torch.ones(1, 2))
+            two.answered(1, 1)
+        assert two.step_if_due(0) is not None
+    assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
+
+
+@pytest.mark.parametrize("free", [True, False])
+@pytest.mark.parametrize("update_every", [gt.Rows(12), gt.Messages(4), gt.Instances(4)])
+def test_who_completes_an_update_alone_waits_for_those_who_step(update_every, free: bool) -> None:
+    rules = Rules(optimizer=partial(torch.optim.SGD, lr=1.0), update_every=update_every)
+    part = PartState("p", nn.Linear(2, 1), rules)
+    shares = share(part, 2, Recorded, free=free, looks_up=True)
+    shared = part.ownership
+    assert isinstance(shared, SharedPart)
+    asked = []
+    for number in range(8):
+        mine = shares[number % 2]
+        with mine.guard:
+            mine.gradient.add(mine.module.weight, torch.ones(1, 2))
+            mine.answered(3, 1)
+        mine.finished(1)
+        asked.append(shared.step_lock.times)  # type: ignore[attr-defined]
+        mine.heard(number)
+    assert asked == [0, 0, 0, 1, 1, 1, 1, 2]
+    assert part.version == 2
 
 
 def test_what_a_failed_firing_has_added_is_dropped_with_the_rows_in_flight() -> None:

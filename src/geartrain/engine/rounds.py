@@ -123,8 +123,7 @@ class Rounds:
 
     def _grow(self, slots: int) -> None:
         if slots > self._counts.size:
-            more = np.zeros(max(slots, self._counts.size), np.int64)
-            self._counts = np.concatenate([self._counts, more])
+            self._counts = np.concatenate([self._counts, np.zeros(slots, np.int64)])
 
     def _refuse(self, counts: IntArray, passed: Sequence[Passed]) -> None:
         arena, n = self._arena, counts.size
