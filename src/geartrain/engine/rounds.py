@@ -117,7 +117,6 @@ class Rounds:
         """Count what waits; by slot, and what it was."""
         waiting, self._waiting, self._rows = self._waiting, [], 0
         counts = np.bincount(np.concatenate([slots for _, slots in waiting]))
-        self._grow(counts.size)
         self._counts[: counts.size] += counts
         return self._counts[: counts.size], waiting
 
