@@ -19,7 +19,7 @@ from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
 from geartrain.sharing.guarded import GuardedShare
 from geartrain.sharing.locks import NoLock
-from geartrain.sharing.share import SharedPart
+from geartrain.sharing.share import AbstractShare, SharedPart
 from geartrain.sharing.shared_weights import share
 from geartrain.sharing.snapshots import SnapshotPart, SnapshotShare, twin
 from tests.rigs.pairs import graph_of_pairs, pairs
@@ -257,6 +257,57 @@ def test_what_a_failed_firing_has_added_is_dropped_with_the_rows_in_flight() -> 
         two.answered(1, 1)
     part.abandon()
     assert part.counting.rows == 0 and part.pending_gradients() == {}
+
+
+def of_rows(n: int, *, free: bool) -> tuple[PartState, AbstractShare, AbstractShare]:
+    """A part that steps every n rows, and two shares of it."""
+    rules = Rules(optimizer=partial(torch.optim.SGD, lr=1.0), update_every=n, average="none")
+    part = PartState("p", nn.Linear(2, 1), rules)
+    one, two = share(part, 2, NoLock, free=free, looks_up=True)
+    return part, one, two
+
+
+def fire(mine: AbstractShare, rows: int) -> None:
+    with mine.guard:
+        mine.gradient.add(mine.module.weight, torch.full((1, 2), float(rows)))
+        mine.answered(rows, 1)
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_what_firings_under_way_are_adding_is_lacking_no_more(free: bool) -> None:
+    part, one, two = of_rows(6, free=free)
+    assert one.lacking == two.lacking == 6
+    one.reserve(2)
+    assert two.lacking == 4
+    two.reserve(4)
+    assert one.lacking == 6  # nothing is left of this update: it would be of the next
+    fire(one, 2)
+    fire(two, 4)
+    assert part.version == 1 and one.lacking == 6
+    one.reserve(3)
+    assert two.lacking == 3
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_a_part_goes_on_after_a_failure_as_if_nothing_had_been_added(free: bool) -> None:
+    part, one, two = of_rows(4, free=free)
+    fire(one, 4)  # a step that nobody has been told of
+    before = part.module.weight.detach().clone()
+    fire(two, 1)
+    two.reserve(2)
+    one.reserve(1)
+    with pytest.raises(ZeroDivisionError), two.guard:
+        two.gradient.add(two.module.weight, torch.ones(1, 2))
+        two.answered(2, 1)
+        1 / 0  # noqa: B018
+    part.abandon()
+    assert one.step_if_due(0) is None and part.version == 1
+    assert one.lacking == two.lacking == 4 and part.pending_gradients() == {}
+    fire(two, 2)
+    assert part.counting.rows == 2 and one.lacking == 2
+    fire(one, 2)
+    assert part.version == 2
+    assert_close(part.module.weight.detach(), before - 4)
 
 
 def test_weights_that_were_written_to_between_passes_are_seen_in_the_next() -> None:
