@@ -109,6 +109,14 @@ def test_many_instances_get_slots_of_their_own_and_give_them_back():
     assert engine.wiring.arena.active == 0
 
 
+def test_one_instance_more_than_there_was_room_for_makes_room():
+    state, _ = controller(1000)
+    for n in (64, 1, 62, 1, 1):
+        state.admit(instances(n))
+    assert state.settle(answered(*range(129), *range(129))) == 129
+    state.check_empty()
+
+
 def test_numbers_that_make_no_sense_are_refused():
     made = graph()
     for make, words in (

@@ -9,6 +9,7 @@ from torch import Tensor
 from geartrain.engine.engine import Engine, Settings, make_parts
 from geartrain.graph.graph import Graph
 from geartrain.parts.rules import Part, Rules
+from geartrain.sharing.part_copies import PartCopies
 
 
 def squares(y: Tensor) -> Tensor:
@@ -26,6 +27,19 @@ def test_parts_live_on_one_worker_and_by_hand_where_one_wants():
     assert Engine(made, parts, Settings(), 2, {"b": 1, "loss": 0}).nodes_by_worker()["loss"] == 0
     with pytest.raises(ValueError, match=r"puts 'b' on worker 2; there are 0..1"):
         Engine(made, parts, Settings(), 2, {"b": 2})
+
+
+def test_copies_of_a_part_live_on_different_workers_whatever_else_these_have_to_do():
+    made = Graph()
+    x = made.input("x").through(torch.nn.Linear(2, 500), name="large")
+    x.through(torch.nn.Linear(500, 2), name="small").loss(squares)
+    parts = make_parts(made, Rules())
+    state = PartCopies({"small": 3}).make(made, parts)
+    costs = {"large": 9.0, "small": 1.0}
+    home = Engine(made, state.parts, Settings(), 3, costs=costs, sharing=state).nodes_by_worker()
+    assert home["large"] == 0
+    assert {home["small"], home["small#1"], home["small#2"]} == {0, 1, 2}
+    assert home["small#2"] == 0  # the last, as the others have room without
 
 
 def test_two_parts_of_one_name_are_refused():

@@ -117,6 +117,15 @@ def test_an_instance_answers_for_its_own_rounds_alone():
     assert run(upwards(nn.Linear(2, 2)), data, max_rounds=39).controller.finished == 60
 
 
+@pytest.mark.parametrize("n", [64, 65, 150])
+def test_rounds_of_any_number_of_instances_in_flight_are_counted(n):
+    data = [chain_of(9, k) for k in range(n)]
+    engine = run(upwards(nn.Linear(2, 2)), data, max_rounds=8, max_active=n)
+    assert engine.controller.finished == n
+    with pytest.raises(EndlessLoopError, match=rf"instance {n - 1} \(line 7\)"):
+        run(upwards(nn.Linear(2, 2)), [*data[1:], cycle()], max_rounds=8, max_active=n)
+
+
 def test_who_has_found_an_end_after_all_is_not_refused_later():
     """Counted late, together with rows of others: that instance is none any more."""
     engine = run(upwards(nn.Linear(2, 2)), [chain_of(3)], max_rounds=90)

@@ -14,11 +14,12 @@ import geartrain as gt
 from geartrain.engine.instrument import Fired, Updated
 from geartrain.frames.tables import look_up
 from geartrain.nodes.kernel import AbstractKernel
+from geartrain.nodes.products import matching
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
 from geartrain.sharing.guarded import GuardedShare
 from geartrain.sharing.locks import NoLock
-from geartrain.sharing.share import SharedPart
+from geartrain.sharing.share import AbstractShare, SharedPart
 from geartrain.sharing.shared_weights import share
 from geartrain.sharing.snapshots import SnapshotPart, SnapshotShare, twin
 from tests.rigs.pairs import graph_of_pairs, pairs
@@ -141,23 +142,26 @@ def test_a_module_that_cannot_be_copied_is_guarded() -> None:
     assert {type(s) for s in share(part, 2, NoLock, free=True)} == {GuardedShare}
 
 
+class Recorded:
+    """A lock that counts."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def acquire(self, blocking: bool = True) -> bool:
+        self.times += 1
+        return True
+
+    def release(self) -> None: ...
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *rest: object) -> None: ...
+
+
 @pytest.mark.parametrize("looks_up", [True, False])
 def test_tables_are_stepped_in_place_under_the_guards_of_all_workers(looks_up: bool) -> None:
-    class Recorded:
-        def __init__(self) -> None:
-            self.times = 0
-
-        def acquire(self, blocking: bool = True) -> bool:
-            self.times += 1
-            return True
-
-        def release(self) -> None: ...
-
-        def __enter__(self) -> None:
-            self.acquire()
-
-        def __exit__(self, *rest: object) -> None: ...
-
     module = nn.Embedding(5, 2, sparse=True)
     rules = Rules(optimizer=partial(torch.optim.SGD, lr=1.0), update_every=1)
     part = PartState("p", module, rules)
@@ -205,6 +209,42 @@ def test_a_firing_keeps_the_weights_that_it_began_with_while_another_lane_steps(
     assert isinstance(shared, SnapshotPart) and len(shared._all) <= 2 + 2
 
 
+def test_copies_of_weights_in_bfloat16_are_those_of_the_snapshot_that_a_firing_sees() -> None:
+    _, (one, two) = made()
+    rows = torch.ones(1, 2, dtype=torch.bfloat16)
+    seen = []
+    for _ in range(3):
+        with one.guard:
+            assert torch.equal(matching(one.module.weight, rows), one.module.weight.bfloat16())
+            seen.append(one.module.weight.detach().clone())
+        with two.guard:
+            two.gradient.add(two.module.weight, torch.ones(1, 2))
+            two.answered(1, 1)
+        assert two.step_if_due(0) is not None
+    assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
+
+
+@pytest.mark.parametrize("free", [True, False])
+@pytest.mark.parametrize("update_every", [gt.Rows(12), gt.Messages(4), gt.Instances(4)])
+def test_who_completes_an_update_alone_waits_for_those_who_step(update_every, free: bool) -> None:
+    rules = Rules(optimizer=partial(torch.optim.SGD, lr=1.0), update_every=update_every)
+    part = PartState("p", nn.Linear(2, 1), rules)
+    shares = share(part, 2, Recorded, free=free, looks_up=True)
+    shared = part.ownership
+    assert isinstance(shared, SharedPart)
+    asked = []
+    for number in range(8):
+        mine = shares[number % 2]
+        with mine.guard:
+            mine.gradient.add(mine.module.weight, torch.ones(1, 2))
+            mine.answered(3, 1)
+        mine.finished(1)
+        asked.append(shared.step_lock.times)  # type: ignore[attr-defined]
+        mine.heard(number)
+    assert asked == [0, 0, 0, 1, 1, 1, 1, 2]
+    assert part.version == 2
+
+
 def test_what_a_failed_firing_has_added_is_dropped_with_the_rows_in_flight() -> None:
     part, (one, two) = made()
     with pytest.raises(ZeroDivisionError), one.guard:
@@ -217,6 +257,57 @@ def test_what_a_failed_firing_has_added_is_dropped_with_the_rows_in_flight() -> 
         two.answered(1, 1)
     part.abandon()
     assert part.counting.rows == 0 and part.pending_gradients() == {}
+
+
+def of_rows(n: int, *, free: bool) -> tuple[PartState, AbstractShare, AbstractShare]:
+    """A part that steps every n rows, and two shares of it."""
+    rules = Rules(optimizer=partial(torch.optim.SGD, lr=1.0), update_every=n, average="none")
+    part = PartState("p", nn.Linear(2, 1), rules)
+    one, two = share(part, 2, NoLock, free=free, looks_up=True)
+    return part, one, two
+
+
+def fire(mine: AbstractShare, rows: int) -> None:
+    with mine.guard:
+        mine.gradient.add(mine.module.weight, torch.full((1, 2), float(rows)))
+        mine.answered(rows, 1)
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_what_firings_under_way_are_adding_is_lacking_no_more(free: bool) -> None:
+    part, one, two = of_rows(6, free=free)
+    assert one.lacking == two.lacking == 6
+    one.reserve(2)
+    assert two.lacking == 4
+    two.reserve(4)
+    assert one.lacking == 6  # nothing is left of this update: it would be of the next
+    fire(one, 2)
+    fire(two, 4)
+    assert part.version == 1 and one.lacking == 6
+    one.reserve(3)
+    assert two.lacking == 3
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_a_part_goes_on_after_a_failure_as_if_nothing_had_been_added(free: bool) -> None:
+    part, one, two = of_rows(4, free=free)
+    fire(one, 4)  # a step that nobody has been told of
+    before = part.module.weight.detach().clone()
+    fire(two, 1)
+    two.reserve(2)
+    one.reserve(1)
+    with pytest.raises(ZeroDivisionError), two.guard:
+        two.gradient.add(two.module.weight, torch.ones(1, 2))
+        two.answered(2, 1)
+        1 / 0  # noqa: B018
+    part.abandon()
+    assert one.step_if_due(0) is None and part.version == 1
+    assert one.lacking == two.lacking == 4 and part.pending_gradients() == {}
+    fire(two, 2)
+    assert part.counting.rows == 2 and one.lacking == 2
+    fire(one, 2)
+    assert part.version == 2
+    assert_close(part.module.weight.detach(), before - 4)
 
 
 def test_weights_that_were_written_to_between_passes_are_seen_in_the_next() -> None:

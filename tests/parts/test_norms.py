@@ -70,6 +70,19 @@ def test_a_step_is_limited_by_its_own_norm_and_the_last_ones_of_the_others():
 
 
 @pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("over", ["part", "all"])
+def test_gradients_of_next_to_nothing_are_limited_as_by_torch(over):
+    """It adds a millionth to the norm."""
+    twin = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    twin.grad = torch.tensor([3e-6, 4e-6], dtype=torch.float64)
+    nn.utils.clip_grad_norm_([twin], 1e-6)
+    part = parts_of(gt.Clip(norm=1e-6, over=over))["a"]
+    with torch.no_grad():
+        part.module.weight.zero_()  # a step so small would be lost in the weights
+    assert moved(part, 3e-6, 4e-6) == pytest.approx(twin.grad.tolist(), rel=1e-9, abs=0)
+
+
+@pytest.mark.usefixtures("place")
 def test_parts_without_that_limit_count_and_are_not_limited_by_it():
     parts = parts_of(OVER_ALL, None, gt.Clip(norm=6.0))
     assert moved(parts["b"], 3.0, 4.0) == [3, 4]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import math
 from functools import partial
 
 import numpy as np
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import geartrain as gt
+from geartrain.parts.norms import share_norms
 from geartrain.parts.part import PartState
 
 SGD = partial(torch.optim.SGD, lr=0.5)
@@ -119,6 +122,40 @@ def test_clipping_is_that_of_torch(values, norm, value):
         nn.utils.clip_grad_norm_(twin.parameters(), norm)
     SGD(twin.parameters()).step()
     torch.testing.assert_close(part.module.weight, twin.weight)
+
+
+def test_an_update_that_is_put_back_half_way_ends_as_the_one_that_went_on():
+    rules = {"update_every": gt.Messages(3), "delay": gt.ScaledByStaleness()}
+    rules |= {"clip": gt.Clip(norm=0.5, over="all"), "average": "none"}
+    part, other = linear_part(**rules), linear_part(**rules)
+    for each in (part, other):
+        share_norms({each.name: each})
+        each.version = 4
+
+    def message(to, gradient, seen):
+        to.sent(1)
+        to.gradient.add(to.module.weight, torch.tensor([gradient], dtype=torch.float64))
+        to.received(2, np.array([seen]), np.array([2]))
+
+    for seen in (1, 3, 4):
+        message(part, [3.0, -1.0], seen)
+    assert part.step_if_due(0) is not None and part.step_delay == pytest.approx(4 / 3)
+    for seen in (0, 2):
+        message(part, [1.0, 2.0], seen)
+    tensors, document = part.view_to_tensors()
+    other.module.load_state_dict(part.module.state_dict())
+    other.version, other.counting.rows = part.version, part.counting.rows
+    other.load_pending_gradients(part.pending_gradients())
+    other.load_view(tensors, other.check_view(tensors, json.loads(json.dumps(document))))
+    for each in (part, other):
+        assert (each.step_delay, each.rate_factor) == (pytest.approx(4 / 3), pytest.approx(7 / 9))
+        assert each.norms.last(each.name) == pytest.approx(3 * math.hypot(3, 1))
+        assert not each.due()
+        message(each, [0.0, 5.0], 5)
+        assert each.step_if_due(0) is not None
+        assert each.step_delay == pytest.approx((5 + 3) / 3)
+        assert each.rate_factor == pytest.approx((1 / 5 + 1 / 3 + 1) / 3)
+    assert torch.equal(weight_of(other), weight_of(part))
 
 
 def test_the_norm_is_over_all_parameters_of_the_part():

@@ -226,6 +226,32 @@ def test_state_that_does_not_fit_is_refused_and_nothing_changes(
     assert list(flat_state(other.state_dict())) == before
 
 
+@pytest.mark.parametrize("steps", [-1.0, math.nan, math.inf])
+def test_a_count_of_steps_that_cannot_be_is_refused_and_nothing_changes(steps: float) -> None:
+    optimizer, other = trained_adam(model()), trained_adam(model())
+    for kept in optimizer.state.values():
+        kept["step"].fill_(steps)
+    before = list(flat_state(other.state_dict()))
+    with pytest.raises(CheckpointError, match=r"state\.0\.step' is .* number of 0 or more"):
+        load_optimizer_state(other, *saved(optimizer))
+    assert list(flat_state(other.state_dict())) == before
+
+
+def test_a_number_that_counts_no_steps_may_be_below_zero_but_not_infinite() -> None:
+    one, two = (model() for _ in range(2))
+    optimizer, other = O.NAdam(one.parameters()), O.NAdam(two.parameters())
+    train(one, optimizer, 1, seed=0)
+    for value in (-0.5, 0.0):
+        for kept in optimizer.state.values():
+            kept["mu_product"].fill_(value)
+        load_optimizer_state(other, *saved(optimizer))
+        assert {float(kept["mu_product"]) for kept in other.state.values()} == {value}
+    for kept in optimizer.state.values():
+        kept["mu_product"].fill_(-math.inf)
+    with pytest.raises(CheckpointError, match=r"mu_product' is -inf, expected a finite number\."):
+        load_optimizer_state(other, *saved(optimizer))
+
+
 @pytest.mark.parametrize(
     "damage",
     [

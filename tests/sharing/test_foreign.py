@@ -47,9 +47,10 @@ def test_a_gradient_counts_by_one_over_the_versions_passed(copies):
 
 
 @pytest.mark.parametrize("merged", [False, True])
-def test_compensation_by_hand(copies, merged):
+@pytest.mark.parametrize("strength", [0.5, 1.0])
+def test_compensation_by_hand(copies, strength, merged):
     inbox = Inbox(limit=1, full="merge") if merged else None
-    hand = copies(CompensatedNeighbours(0.5, inbox=inbox), n=2)
+    hand = copies(CompensatedNeighbours(strength, inbox=inbox), n=2)
     there, here = hand.x
     g = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
     hand.step(0, g)
@@ -61,7 +62,7 @@ def test_compensation_by_hand(copies, merged):
         there, g = there - RATE * g / 2, 2 * g  # the mean of where, the sum of what
     else:
         hand.deliver((0, 1))
-    torch.testing.assert_close(hand.x[1], here - RATE * (g + 0.5 * g * g * (here - there)))
+    torch.testing.assert_close(hand.x[1], here - RATE * (g + strength * g * g * (here - there)))
 
 
 def test_adaptive_compensation_by_hand(copies):

@@ -206,6 +206,20 @@ def test_an_offer_of_before_it_left_is_not_answered_when_it_is_back(copies, nois
     assert [m.ledger.meetings for m in hand.members] == [0, 1, 1]
 
 
+def test_an_offer_that_was_kept_when_the_run_failed_is_never_answered(copies, noise, still):
+    made = (copies(PairAverage(seed=seed), n=3) for seed in range(20))
+    hand = next(hand for hand in made if _one_behind_the_other(hand, noise))
+    hand.deliver((0, 1))  # kept, as 1 has an offer open
+    hand.replicas.abandon()
+    hand.links.clear()
+    before = hand.x
+    hand.step(1, still(1))
+    assert set(hand.links) == {(1, 2)}  # a new offer, and no answer to 0
+    assert torch.equal(hand.x, before)
+    hand.settle()
+    assert [m.ledger.meetings for m in hand.members] == [0, 1, 1]
+
+
 def test_an_answer_to_an_offer_of_before_it_left_keeps_the_sum(copies, still):
     hand = copies(PairAverage(), n=2)
     hand.step(0, still(0))

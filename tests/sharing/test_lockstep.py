@@ -152,6 +152,19 @@ def test_after_a_stretch_in_which_some_have_come_further_rounds_are_one_again(co
     close(hand.x.sum(0), before.sum(0) - RATE * (own + 2 * sent))
 
 
+def test_letters_under_way_when_a_run_fails_are_lost_by_the_first_copy(copies, noise):
+    hand = copies(NearestNeighbours(), n=3)
+    for _ in range(2):  # so that more is lost than the first copy has sent
+        for k in range(3):
+            hand.step(k, noise(k))
+    hand.deliver((2, 0))
+    abandoned(hand)
+    assert [m.ledger.lost for m in hand.members] == [11, 0, 0]
+    hand.replicas.check_settled()
+    abandoned(hand)  # nothing more was under way
+    assert [m.ledger.lost for m in hand.members] == [11, 0, 0]
+
+
 @pytest.mark.parametrize(
     "make",
     [

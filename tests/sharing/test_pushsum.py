@@ -70,6 +70,16 @@ def test_rounds_on_the_rotating_exponential_graph_are_exact_after_log_n(copies):
     assert omegas(hand) == [1.0] * 8
 
 
+def test_pushes_go_to_one_neighbour_after_the_other_in_the_order_of_the_topology(copies, still):
+    hand, hops = copies(PushSum(), n=8, topology=CIRCLE), []
+    for _ in range(5):
+        for k in range(8):
+            hand.step(k, still(k))
+        hops.append({(to - sender) % 8 for sender, to in hand.links})
+        hand.deliver_all()
+    assert hops == [{1}, {2}, {4}, {1}, {2}]
+
+
 def test_a_step_moves_x_by_as_much_whatever_omega_is(copies):
     hand = copies(PushSum(every=2), n=2)
     zero, one = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)

@@ -45,6 +45,8 @@ def test_a_torus_finds_the_grid_closest_to_a_square(copies, grid):
 def test_one_side_of_a_torus_follows_from_the_other():
     assert Torus(rows=2).grid(10) == (2, 5)
     assert Torus(columns=2).grid(10) == (5, 2)
+    assert Torus(rows=3).grid(3) == (3, 1)
+    assert Torus(columns=3).grid(3) == (1, 3)
 
 
 def test_the_exponential_graph_doubles_its_hops():
@@ -121,6 +123,10 @@ class Wrong:
         (nx.DiGraph([(0, 1), (1, 2)]), 3, "disconnected; copy 1 does not reach copy 0"),
         (nx.path_graph(3), 4, "disconnected; copy 3"),
         ([(0, 5)], 3, r"edge \(0, 5\): there are 3 copies"),
+        ([(0, 3)], 3, r"edge \(0, 3\): there are 3 copies, numbered 0 to 2"),
+        ([(3, 0)], 3, r"edge \(3, 0\): there are 3 copies"),
+        ([(0, -1)], 3, r"edge \(0, -1\): there are 3 copies"),
+        ([(-1, 0)], 3, r"edge \(-1, 0\): there are 3 copies"),
         ([(0, 0), (0, 1)], 2, r"neighbours of copy 0: \[0, 1\] has \[0\]"),
         ("torus", 7, "7 copies do not fit; 7 is prime"),
         (Torus(3, 3), 8, "8 copies do not fit; 3 rows and 3 columns take 9"),

@@ -213,8 +213,7 @@ class ControllerState:
         self.assignment.admit(self._arena, slots, at)
         top = int(slots.max())
         if top >= self._pending.size:
-            more = np.zeros(max(top + 1, self._pending.size), np.int64)
-            self._pending = np.concatenate([self._pending, more])
+            self._pending = np.concatenate([self._pending, np.zeros(top, np.int64)])
         self._pending[slots] = packed.counts
         self.active += n
         self.fed_rows += int(packed.counts.sum())

@@ -117,14 +117,12 @@ class Rounds:
         """Count what waits; by slot, and what it was."""
         waiting, self._waiting, self._rows = self._waiting, [], 0
         counts = np.bincount(np.concatenate([slots for _, slots in waiting]))
-        self._grow(counts.size)
         self._counts[: counts.size] += counts
         return self._counts[: counts.size], waiting
 
     def _grow(self, slots: int) -> None:
         if slots > self._counts.size:
-            more = np.zeros(max(slots, self._counts.size), np.int64)
-            self._counts = np.concatenate([self._counts, more])
+            self._counts = np.concatenate([self._counts, np.zeros(slots, np.int64)])
 
     def _refuse(self, counts: IntArray, passed: Sequence[Passed]) -> None:
         arena, n = self._arena, counts.size

@@ -68,10 +68,6 @@ class GuardedShare(AbstractShare):
     def hand_over(self, into: GradientSum) -> None:
         into.absorb(self._settled)
 
-    def forget(self) -> None:
-        super().forget()
-        self._settled.forget()
-
     # A step must know of every row that has seen the weights and is not settled, so that is told at
     # once.
 

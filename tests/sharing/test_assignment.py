@@ -1,0 +1,70 @@
+"""Which copy of the graph gets which instance, and what turn it has there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from geartrain.frames.frame import Arena
+from geartrain.sharing.assignment import Balanced, PerCopy, Together
+
+
+def admit(assignment, slots, copy=0) -> Arena:
+    arena = Arena()
+    assignment.admit(arena, np.array(slots), copy)
+    return arena
+
+
+def test_turns_of_balanced_copies_are_counted_from_zero_in_each_pass() -> None:
+    assignment = Balanced(3)
+    for _ in range(2):
+        assignment.begin(100, training=True)
+        seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
+        for slots in ([0, 1, 2, 3], [4], [5, 6, 7, 8, 9]):
+            arena = admit(assignment, slots)
+            for slot in slots:
+                seen[int(arena.copy[slot])].append(int(arena.turn[slot]))
+            left = assignment.finish(arena, np.array(slots[:1]))
+            assert left.tolist() == [int(arena.copy[slots[0]])]
+            assignment.finish(arena, np.array(slots[1:], np.int64))
+        assert [assignment.first_turn(k, 100) for k in seen] == [0, 0, 0]
+        assert all(turns == list(range(len(turns))) for turns in seen.values())
+        assert sum(map(len, seen.values())) == 10
+        assert assignment.active.tolist() == [0]
+
+
+def test_those_with_fewest_in_flight_get_the_next_until_all_have_as_many() -> None:
+    assignment = Balanced(3)
+    assignment.begin(0, training=True)
+    arena = admit(assignment, range(6))
+    assert np.bincount(arena.copy[:6]).tolist() == [2, 2, 2]
+    assignment.finish(arena, np.flatnonzero(arena.copy[:6] == 1))
+    assert set(admit(assignment, [6, 7]).copy[6:8].tolist()) == {1}
+    assert assignment.active.tolist() == [6]
+
+
+@pytest.mark.parametrize("make", [Together, lambda: Balanced(2)], ids=["together", "balanced"])
+def test_numbers_go_on_through_the_run_in_training_alone(make) -> None:
+    assignment = make()
+    assignment.begin(7, training=True)
+    assert assignment.number(0) == 7
+    admit(assignment, [0, 1, 2])
+    assert assignment.number(0) == 10
+    assignment.begin(10, training=False)
+    assert assignment.number(0) == 0
+
+
+def test_each_copy_has_numbers_of_its_own() -> None:
+    trained = [4, 9]
+    assignment = PerCopy(trained)
+    assignment.begin(13, training=True)
+    arena = admit(assignment, [0, 1, 2], 1)
+    assert [assignment.number(0), assignment.number(1)] == [4, 12]
+    assert assignment.active.tolist() == [0, 3] and arena.copy[:3].tolist() == [1, 1, 1]
+    assert assignment.finish(arena, np.array([0, 2])).tolist() == [1, 1]
+    assert assignment.active.tolist() == [0, 1] and trained == [4, 11]
+    assert assignment.first_turn(1, 13) == 11
+    assignment.begin(15, training=False)
+    assert [assignment.number(0), assignment.number(1)] == [0, 0]
+    assignment.finish(arena, np.array([1]))
+    assert trained == [4, 11]  # evaluation trains nothing
