@@ -80,3 +80,37 @@ def test_one_that_is_skipped_takes_no_other_with_it(caplog):
 def test_items_of_a_list_that_are_no_instances_are_named():
     with pytest.raises(DataError, match=r"the data gave a dict; it gives gt\.Instance"):
         fed(Feeder(InOrder([*rows(), {}], range(N + 1))), engine())
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize("lock", [True, False], ids=["on the way out of a lock", "bare"])
+def test_an_interrupt_ends_data_that_are_waited_for_no_more_and_nothing_else(lock, closed):
+    """``threading.Condition`` raises RuntimeError where it is interrupted as it lets go."""
+
+    def data():
+        yield from rows()[:2]
+        feeder.closed = closed
+        try:
+            raise KeyboardInterrupt
+        finally:
+            if lock:
+                raise RuntimeError("release unlocked lock")
+
+    feeder = Feeder(data())
+    if not closed:
+        with pytest.raises(RuntimeError if lock else KeyboardInterrupt):
+            feeder.admit(engine())
+    else:
+        assert fed(feeder, engine()) == []
+        assert feeder.taken == 0
+
+
+def test_an_error_of_data_that_are_waited_for_no_more_is_raised():
+    def data():
+        yield rows()[0]
+        feeder.closed = True
+        raise RuntimeError("of the data")
+
+    feeder = Feeder(data())
+    with pytest.raises(RuntimeError, match="of the data"):
+        feeder.admit(engine())

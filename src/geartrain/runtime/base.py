@@ -199,8 +199,8 @@ class Feeder(AbstractFeeder):
         try:
             with self.outside:
                 batch, refused, ended = self._pull(n)
-        except KeyboardInterrupt:
-            if not self.closed:
+        except BaseException as error:
+            if not (self.closed and _came_of_an_interrupt(error)):
                 raise  # the user's own
             return []
         self._count(len(batch) + refused)
@@ -244,6 +244,13 @@ class Feeder(AbstractFeeder):
                 self.skipped += 1
                 log.warning("skipped: %s", error)
         return admitted
+
+
+def _came_of_an_interrupt(error: BaseException | None) -> bool:
+    """Whether it is an interrupt, or was raised on one's way out, as by a lock just let go of."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 @final
