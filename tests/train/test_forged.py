@@ -110,6 +110,10 @@ CHANGES: dict[str, tuple[Change, str]] = {
         change_state("one/gradient/weight", torch.zeros(7, 4, 3)),
         r"part 'one': 'gradient/weight' has shape \(7, 4, 3\)",
     ),
+    "weight decay of a sparse table": (
+        change_entry(0.1, "parts", "table", "optimizer", "groups", 0, "dict", 3, 1),
+        r"part 'table': .*weight_decay=0.1, which does not go together with the sparse gradients",
+    ),
     "no parts": (change_entry(None, "parts"), "holds parts None, the graph has"),
     "parts that are a list": (change_entry(["one"], "parts"), "holds parts"),
     "an optimiser that is a number": (

@@ -308,6 +308,7 @@ def _check_one(
     if part.optimizer is not None and entry.optimizer is not None:
         state = _inside(tensors, "optimizer/")
         optimizer = check_optimizer_state(part.optimizer, state, entry.optimizer)
+        _refuse_decay_of_sparse(part, optimizer)
     if part.scheduler is not None and entry.scheduler is not None:
         scheduler = check_scheduler_state(part.scheduler, entry.scheduler)
     gradients = _inside(tensors, "gradient/")
@@ -364,4 +365,17 @@ def _check_weights(
             raise CheckpointError(
                 f"{path}: part '{name}': '{key}' is {found[key].dtype}, the module has "
                 f"{tensor.dtype}; convert the module, or load with weights_only=True, which casts"
+            )
+
+
+def _refuse_decay_of_sparse(part: PartState, found: OptimizerState) -> None:
+    """Optimisers for sparse gradients refuse weight decay at their step, in the middle of a run."""
+    assert part.optimizer is not None
+    sparse = any(getattr(inner, "sparse", False) is True for inner in part.module.modules())
+    for own, group in zip(part.optimizer.param_groups, found.groups, strict=True):
+        if sparse and group.get("weight_decay") and not own.get("weight_decay"):
+            raise CheckpointError(
+                f"its optimizer has weight_decay={group['weight_decay']}, which does not go "
+                "together with the sparse gradients of the part, and the session's has none; the "
+                "file may be damaged: load another one, or with weights_only=True"
             )
