@@ -3,7 +3,7 @@
 Where the C of a kernel works, its twin in torch does not, and either must pass the same tests. In
 the rooms where kernels compute, a test that has passed is run again without them, in the same
 process, if the package has asked for kernels while it ran; what never asks for them would only be
-run twice. A test that chooses by itself goes both ways in one run.
+run twice. A test that chooses by itself goes both ways in one run, and a soak goes one way.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ CHOOSE = frozenset({"native", "either", "way"})
 def goes_both_ways(item: pytest.Item) -> bool:
     """Whether a test is to be tried without kernels, should it ask for them."""
     names = getattr(item, "fixturenames", ())
+    if item.get_closest_marker("slow") is not None:
+        return False
     return item.path.parent.name in ROOMS and CHOOSE.isdisjoint(names)
 
 
