@@ -114,3 +114,24 @@ def test_an_error_of_data_that_are_waited_for_no_more_is_raised():
     feeder = Feeder(data())
     with pytest.raises(RuntimeError, match="of the data"):
         feeder.admit(engine())
+
+
+def test_who_ends_a_thread_whose_data_have_answered_too_late_is_not_held_up():
+    class LeftBehind(BaseException):
+        pass
+
+    class Outside:
+        def __enter__(self) -> None:
+            feeder.closed = True
+
+        def __exit__(self, *raised: object) -> None:
+            raise LeftBehind
+
+    def data():
+        raise KeyboardInterrupt
+        yield
+
+    feeder = Feeder(data())
+    feeder.surround(Outside())
+    with pytest.raises(LeftBehind):
+        feeder.admit(engine())

@@ -199,9 +199,11 @@ class Feeder(AbstractFeeder):
         try:
             with self.outside:
                 batch, refused, ended = self._pull(n)
-        except BaseException as error:
+        except (KeyboardInterrupt, Exception) as error:
             if not (self.closed and _came_of_an_interrupt(error)):
                 raise  # the user's own
+            if not isinstance(error, KeyboardInterrupt):
+                log.warning("interrupted, the data raised %s: %s", type(error).__name__, error)
             return []
         self._count(len(batch) + refused)
         self.skipped += refused
