@@ -10,9 +10,15 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _GUARD: Final = "_geartrain_guard"
+
+
+def sparse_tables(module: nn.Module) -> list[Tensor]:
+    """The weights of embeddings inside that ask for gradients of rows."""
+    embeddings = (inner for inner in module.modules() if isinstance(inner, nn.Embedding))
+    return [embedding.weight for embedding in embeddings if embedding.sparse]
 
 
 def guard_table(table: Tensor, guard: AbstractContextManager[Any]) -> None:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from geartrain.errors import GraphError, ProtocolError
 from geartrain.frames.message import Gradient, IntArray, Payload
+from geartrain.frames.tables import sparse_tables
 from geartrain.nn.split import SIZES, Term, TraceSplit, split
 from geartrain.nodes.call import as_payload
 from geartrain.nodes.gradient import GradientSum
@@ -311,11 +312,7 @@ class _Derivation:
 
     def _find_operands(self, module: nn.Module) -> None:
         seen: set[int] = set()
-        sparse = {
-            id(inner.weight)
-            for inner in module.modules()
-            if isinstance(inner, nn.Embedding) and inner.sparse
-        }
+        sparse = {id(table) for table in sparse_tables(module)}
         for path, inner in module.named_modules():
             for owner in (inner._parameters, inner._buffers):
                 for name, x in owner.items():

@@ -39,7 +39,12 @@ class Made:
 
 @torch.no_grad()
 def made_of(
-    optimizer: Optimizer, options: Mapping[str, Any], parameter: Tensor, place: str
+    optimizer: Optimizer,
+    options: Mapping[str, Any],
+    parameter: Tensor,
+    place: str,
+    *,
+    sparse: bool = False,
 ) -> Made | None:
     """What such an optimiser makes of such a parameter.
 
@@ -51,12 +56,13 @@ def made_of(
         options: Of the parameter's group.
         parameter: For its shape, dtype and device.
         place: Begins the error message.
+        sparse: Whether the parameter's gradients are rows.
 
     Returns:
         None where no class is known, or it has no state of each parameter's own.
 
     Raises:
-        CheckpointError: The class refuses these options.
+        CheckpointError: The class refuses these options, or gradients of rows with them.
     """
     cls, whole = _known(type(optimizer))
     if cls is None:
@@ -68,16 +74,34 @@ def made_of(
     except (ValueError, TypeError, RuntimeError) as error:
         if not whole:
             return None
-        raise CheckpointError(
-            f"{place}: {error}; its options were edited: use another checkpoint of the run"
-        ) from error
+        raise _edited(place, error) from error
     _require_same_kind(optimizer, options, known, place)
     for group in fresh.param_groups:
         group.update({k: v for k, v in options.items() if k in group and k != "params"})
     at_once = bool(fresh.state.get(blank))
     blank.grad = _no_gradient(blank, cls)
     fresh.step()
-    return Made(dict(fresh.state.get(blank, {})), at_once, whole)
+    made = Made(dict(fresh.state.get(blank, {})), at_once, whole)
+    if sparse and whole and takes_sparse(fresh):
+        blank.grad = _no_rows(blank)
+        try:
+            fresh.step()
+        except (ValueError, RuntimeError) as error:
+            raise _edited(place, error) from error
+    return made
+
+
+def takes_sparse(optimizer: Optimizer | None) -> bool:
+    """Whether an optimiser steps with sparse gradients; the others get dense ones."""
+    if not isinstance(optimizer, (torch.optim.SparseAdam, torch.optim.SGD, torch.optim.Adagrad)):
+        return False
+    return not any(g.get("fused") or g.get("foreach") for g in optimizer.param_groups)
+
+
+def _edited(place: str, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{place}: {error}; its options were edited: use another checkpoint of the run"
+    )
 
 
 def require_state(found: Any, made: Made | None, place: str, own: Any, same: bool) -> None:
@@ -138,8 +162,13 @@ def _require_same_kind(
 
 
 def _no_gradient(parameter: Tensor, cls: type[Any]) -> Tensor:
-    if cls is not torch.optim.SparseAdam:
-        return torch.zeros_like(parameter)
+    if cls is torch.optim.SparseAdam:
+        return _no_rows(parameter)
+    return torch.zeros_like(parameter)
+
+
+def _no_rows(parameter: Tensor) -> Tensor:
+    """A sparse gradient of zeros."""
     shape = tuple(parameter.shape)
     rows = torch.zeros(1, *shape[1:], dtype=parameter.dtype, device=parameter.device)
     row = torch.zeros(1, 1, dtype=torch.int64, device=parameter.device)

@@ -14,7 +14,7 @@ nothing is known but what it has in common with the one of these that it is deri
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from types import SimpleNamespace
@@ -109,9 +109,17 @@ def load_optimizer_state(
 
 
 def check_optimizer_state(
-    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], document: Mapping[str, Json]
+    optimizer: torch.optim.Optimizer,
+    tensors: Mapping[str, Tensor],
+    document: Mapping[str, Json],
+    sparse: Collection[Tensor] = (),
 ) -> OptimizerState:
     """The state that ``load_optimizer_state`` would load; nothing is changed.
+
+    Args:
+        optimizer: That is to go on with it.
+        tensors, document: As ``optimizer_state_to_tensors`` gave them.
+        sparse: Parameters whose gradients are rows.
 
     Raises:
         CheckpointError: The state is that of other parameters or of another class, or damaged.
@@ -123,7 +131,7 @@ def check_optimizer_state(
     dtypes = _require_parameters(optimizer, name, document)
     groups = _decode_groups(optimizer, name, tensors, document)
     state = _decode_state(name, tensors, document)
-    _require_states(optimizer, name, state, groups, dtypes)
+    _require_states(optimizer, name, state, groups, dtypes, sparse)
     return OptimizerState(state, groups, dtypes)
 
 
@@ -298,16 +306,20 @@ def _require_states(
     state: Mapping[int | str, Any],
     groups: Sequence[Mapping[str, Any]],
     dtypes: Sequence[str],
+    sparse: Collection[Tensor],
 ) -> None:
     """Each parameter's entries are those that an optimiser with these options makes of it."""
     seen: dict[tuple[Any, ...], Made | None] = {}
+    rows = {id(parameter) for parameter in sparse}
     index = 0
     for number, group in enumerate(optimizer.param_groups):
         options = {k: v for k, v in groups[number].items() if k != "params"}
         for parameter in group["params"]:
-            kind = (number, parameter.shape, parameter.dtype, parameter.device)
+            by_rows = id(parameter) in rows
+            kind = (number, parameter.shape, parameter.dtype, parameter.device, by_rows)
             if kind not in seen:
-                seen[kind] = made_of(optimizer, options, parameter, f"optimizer {name}")
+                place = f"optimizer {name}"
+                seen[kind] = made_of(optimizer, options, parameter, place, sparse=by_rows)
             place, made = f"optimizer {name}, state.{index}", seen[kind]
             same = dtypes[index] == str(parameter.dtype)
             require_state(state.get(index), made, place, optimizer.state.get(parameter), same)

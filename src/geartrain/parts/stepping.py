@@ -19,6 +19,7 @@ from geartrain.device import Verdicts
 from geartrain.errors import NonFiniteError
 from geartrain.native.steps import norm_of, scaled_
 from geartrain.nodes.gradient import GradientSum
+from geartrain.parts.fresh import takes_sparse
 from geartrain.parts.norms import Norm, Norms
 from geartrain.parts.rules import Clip, Rules, make_optimizer
 
@@ -105,7 +106,7 @@ class Stepping:
             gradient = total.take(parameter)
             if gradient is None or not parameter.requires_grad:
                 continue
-            if gradient.is_sparse and not _takes_sparse(self.optimizer):
+            if gradient.is_sparse and not takes_sparse(self.optimizer):
                 gradient = gradient.to_dense()
             if gradient.is_sparse and self._rules.clip is not None:
                 gradient = gradient.coalesce()  # limits are on the sum, not on what it is made of
@@ -118,7 +119,7 @@ class Stepping:
 
     def put(self, gradients: Sequence[Tensor | None]) -> None:
         """Give parameters gradients from elsewhere, which may be written to."""
-        sparse = _takes_sparse(self.optimizer)
+        sparse = takes_sparse(self.optimizer)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             if gradient is not None and gradient.is_sparse and not sparse:
                 gradient = gradient.to_dense()
@@ -267,10 +268,3 @@ class Stepping:
             f"part '{self._name}': the gradient of {what} is NaN or infinite after {version} "
             "updates; clip it, lower the learning rate, or look at the instances of this batch"
         )
-
-
-def _takes_sparse(optimizer: Optimizer | None) -> bool:
-    """Whether an optimiser steps with sparse gradients; the others get dense ones."""
-    if not isinstance(optimizer, (torch.optim.SparseAdam, torch.optim.SGD, torch.optim.Adagrad)):
-        return False
-    return not any(g.get("fused") or g.get("foreach") for g in optimizer.param_groups)

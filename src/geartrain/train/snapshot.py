@@ -11,6 +11,7 @@ from torch import Tensor
 
 from geartrain.engine.engine import original_name
 from geartrain.errors import CheckpointError
+from geartrain.frames.tables import sparse_tables
 from geartrain.nodes.node import Memory
 from geartrain.nodes.replay import require_memory
 from geartrain.parts.looking import ViewEntry
@@ -307,8 +308,9 @@ def _check_one(
     optimizer = scheduler = view = None
     if part.optimizer is not None and entry.optimizer is not None:
         state = _inside(tensors, "optimizer/")
-        optimizer = check_optimizer_state(part.optimizer, state, entry.optimizer)
-        _refuse_decay_of_sparse(part, optimizer)
+        optimizer = check_optimizer_state(
+            part.optimizer, state, entry.optimizer, sparse_tables(part.module)
+        )
     if part.scheduler is not None and entry.scheduler is not None:
         scheduler = check_scheduler_state(part.scheduler, entry.scheduler)
     gradients = _inside(tensors, "gradient/")
@@ -365,17 +367,4 @@ def _check_weights(
             raise CheckpointError(
                 f"{path}: part '{name}': '{key}' is {found[key].dtype}, the module has "
                 f"{tensor.dtype}; convert the module, or load with weights_only=True, which casts"
-            )
-
-
-def _refuse_decay_of_sparse(part: PartState, found: OptimizerState) -> None:
-    """Optimisers for sparse gradients refuse weight decay at their step, in the middle of a run."""
-    assert part.optimizer is not None
-    sparse = any(getattr(inner, "sparse", False) is True for inner in part.module.modules())
-    for own, group in zip(part.optimizer.param_groups, found.groups, strict=True):
-        if sparse and group.get("weight_decay") and not own.get("weight_decay"):
-            raise CheckpointError(
-                f"its optimizer has weight_decay={group['weight_decay']}, which does not go "
-                "together with the sparse gradients of the part, and the session's has none; the "
-                "file may be damaged: load another one, or with weights_only=True"
             )
