@@ -75,8 +75,8 @@ def test_random_order_is_that_of_its_seed_whatever_order_queues_come_in(queues):
     assert {p[2] for p in picks(1, queues)} == {1, 2, 3}
 
 
-def ranked(rank: int, rows: int) -> Queue:
-    queue = Queue(rank, 0, False, rank)
+def ranked(rank: int, rows: int, loops: tuple[tuple[int, int], ...] = ()) -> Queue:
+    queue = Queue(rank, 0, False, rank, loops)
     queue.put(batch(0, rows), 0)
     return queue
 
@@ -109,6 +109,22 @@ def test_a_queue_with_enough_rows_goes_first_and_the_sweep_then_goes_on_where_it
     assert sweeps.choose([here, little]) is here
     with pytest.raises(ValueError, match=r"Sweeps\(enough=0\): give 1 row or more"):
         Sweeps(enough=0)
+
+
+def test_a_sweep_goes_round_a_loop_until_it_is_empty_and_an_inner_one_within_each_round():
+    outer, inner = (2, 6), (3, 4)
+    before, behind = ranked(2, 1, (outer,)), ranked(6, 1, (outer,))
+    one, two = ranked(3, 1, (inner, outer)), ranked(4, 1, (inner, outer))
+    entry, readout = ranked(1, 99), ranked(9, 99)
+    sweeps, others = Sweeps(), [entry, readout]
+    assert sweeps.choose([before]) is before
+    assert sweeps.choose([*others, one, two]) is one
+    assert sweeps.choose([*others, two, behind]) is two
+    assert sweeps.choose([*others, one, behind]) is one  # the inner one is not empty
+    assert sweeps.choose([*others, behind]) is behind
+    assert sweeps.choose([*others, before]) is before  # nor the outer one
+    assert sweeps.choose(others) is readout
+    assert sweeps.choose([entry]) is entry
 
 
 def bundles(rank: int, lengths: list[int], portion: int | None = None) -> Queue:

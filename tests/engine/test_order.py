@@ -1,4 +1,4 @@
-"""The order of the graph: what feeds comes before what is fed, a loop is one place."""
+"""The order of the graph: what feeds comes before what is fed, a loop is a stretch of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from geartrain.engine.engine import Engine, Settings, make_parts
 from geartrain.engine.mailbox import AbstractPolicy, FullestFirst, Sweeps
-from geartrain.engine.order import ranks
+from geartrain.engine.order import Standing, standings
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.nn import Tree, TreeLSTMBranch, TreeLSTMLeaf
@@ -24,11 +24,15 @@ def squares(y: Tensor) -> Tensor:
     return y.square().flatten(1).sum(1)
 
 
-def places(made: Graph, workers: int = 1) -> dict[str, tuple[int, int]]:
+def standing(made: Graph, workers: int = 1) -> dict[str, tuple[Standing, Standing]]:
     parts = make_parts(made, Rules())
     sharing = SharedWeights().make(made, parts, workers)
     wiring = Engine(made, parts, Settings(), workers, sharing=sharing).wiring
-    return {wiring.nodes[i].name: at for i, at in ranks(wiring).items() if i in wiring.nodes}
+    return {wiring.nodes[i].name: at for i, at in standings(wiring).items() if i in wiring.nodes}
+
+
+def places(made: Graph, workers: int = 1) -> dict[str, tuple[int, int]]:
+    return {name: (a.place, b.place) for name, (a, b) in standing(made, workers).items()}
 
 
 def tree() -> Graph:
@@ -47,10 +51,47 @@ def test_rows_go_up_and_answers_come_back_in_the_opposite_order():
     assert max(there) < min(back)
 
 
-def test_the_nodes_of_a_loop_stand_at_one_place():
-    at = places(tree())
-    loop = {at[n] for n in at if n.startswith("branch")}
-    assert len(loop) == 1 and at["leaf"] not in loop
+def test_the_nodes_of_a_loop_stand_in_a_row_and_know_it_there_and_back():
+    at = standing(tree())
+    inside = [name for name in at if name.startswith("branch")]
+    assert len(inside) > 1
+    for way in (0, 1):
+        (loop,) = {at[name][way].loops for name in inside}
+        ((first, last),) = loop
+        found = {name for name in at if first <= at[name][way].place <= last}
+        assert found == set(inside) and at["leaf"][way].loops == ()
+
+
+def nested() -> Graph:
+    """Rounds of an outer loop, in each of which rows go round an inner one."""
+    made = Graph(value=("turns",))
+    outer = made.loop(name="outer")
+    outer.join(made.input("x", turn=0, step=0))
+    inner = made.loop(name="inner")
+    inner.join(outer.through(torch.nn.Linear(2, 2), name="before"))
+    inside = inner.through(torch.nn.Linear(2, 2), name="inside").move(step=lambda m: m.step + 1)
+    left, stay = inside.where(lambda m: m.step >= m.turns)
+    inner.join(stay)
+    behind = left.through(torch.nn.Linear(2, 2), name="behind").move(
+        turn=lambda m: m.turn + 1, step=0
+    )
+    done, again = behind.where(lambda m: m.turn >= m.turns)
+    outer.join(again)
+    done.through(torch.nn.Linear(2, 2), name="readout", keep="inputs").loss(squares)
+    return made
+
+
+def test_a_loop_in_a_loop_is_a_stretch_of_the_outer_ones():
+    at = standing(nested())
+    order = ["before", "inside", "behind", "readout"]
+    assert sorted(order, key=lambda name: at[name][0].place) == order
+    assert sorted(order, key=lambda name: -at[name][1].place) == order
+    for way in (0, 1):
+        within = {name: at[name][way].loops for name in order}
+        assert [len(within[name]) for name in order] == [1, 2, 1, 0]
+        (inner, outer) = within["inside"]
+        assert within["before"] == within["behind"] == (outer,)
+        assert outer[0] <= inner[0] <= inner[1] <= outer[1] and inner != outer
 
 
 def test_copies_stand_where_their_original_does():
@@ -105,3 +146,41 @@ def firings(policy: type[AbstractPolicy], workers: int) -> int:
 def test_sweeps_need_far_fewer_firings_than_the_fullest_first():
     assert firings(Sweeps, 1) < 0.7 * firings(FullestFirst, 1)
     assert firings(Sweeps, 2) < 0.8 * firings(FullestFirst, 2)
+
+
+def routed(n: int) -> Graph:
+    """Rows that go round a loop; a route parts them in each round, by what they hold."""
+    made = Graph(value=("turns",))
+    rounds = made.loop(name="rounds")
+    rounds.join(made.input("x", step=0))
+    ways = rounds.route(lambda m: (m.payload[0][:, 0] > 0).long(), n)
+    said = [way.through(torch.nn.Linear(2, 2), name=f"way {k}") for k, way in enumerate(ways)]
+    met = made.merge(*said).through(torch.nn.Linear(2, 2), name="met")
+    done, more = met.move(step=lambda m: m.step + 1).where(lambda m: m.step >= m.turns)
+    rounds.join(more)
+    done.loss(squares)
+    return made
+
+
+class Rows(Quiet):
+    """How many rows each firing of a node had, there and back."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self.there: list[int] = []
+        self.back: list[int] = []
+
+    def fired(self, worker, firing, start_s, end_s):
+        if firing.node == self.node:
+            (self.there if firing.forward else self.back).append(firing.rows)
+
+
+def test_rows_that_a_route_has_parted_in_a_loop_are_together_again_where_they_meet():
+    torch.manual_seed(0)
+    made, rows = routed(2), Rows("met")
+    data = [Instance({"x": torch.randn(1, 2)}, value={"turns": 3}, key=i) for i in range(32)]
+    rules = Rules(optimizer=partial(torch.optim.SGD, lr=0.0), update_every=Flush())
+    settings = Settings(max_active=16, ramp=AT_ONCE)
+    engine = Engine(made, make_parts(made, rules), settings)
+    one_pass(made, data, engine=engine, runtime=Simulated(), watch=rows)
+    assert rows.there == rows.back == [16] * 6

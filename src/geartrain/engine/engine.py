@@ -23,7 +23,7 @@ from geartrain.device import require_device
 from geartrain.engine.controller import AbstractRamp, ControllerState, Ramp
 from geartrain.engine.instrument import AbstractMeter
 from geartrain.engine.mailbox import AbstractPolicy, Sweeps
-from geartrain.engine.order import ranks
+from geartrain.engine.order import standings
 from geartrain.engine.placement import place
 from geartrain.engine.portion import AbstractPortion, UpdatesWorth
 from geartrain.engine.rounds import Rounds
@@ -138,7 +138,7 @@ class Engine:
         rounds = Rounds(self.wiring, settings.max_rounds)
         self.router = Router(self.wiring, rounds, apart=self.sharing.copies > 1)
         self.home = self._homes(workers, placement or {}, costs or {})
-        self._ranks = ranks(self.wiring)
+        self._standings = standings(self.wiring)
         self.workers = [self._worker(w, workers, names) for w in range(workers)]
         self.controller = ControllerState(
             self.wiring,
@@ -232,7 +232,7 @@ class Engine:
             self.settings.policy(w),
             self.settings.portion,
             self.settings.max_rows,
-            self._ranks,
+            self._standings,
             self.settings.meter,
             self.sharing.communicator(parts.keys()),
         )

@@ -34,6 +34,7 @@ class Queue:
         port: Input port; ``BACKWARD`` for answers.
         alone: Whether messages are taken one at a time.
         rank: Its place in the order of the graph, there and back; see ``engine.order``.
+        loops: The first and the last place of each loop around it, the innermost first.
 
     Attributes:
         rows: Messages that wait.
@@ -41,10 +42,19 @@ class Queue:
             said; else None.
     """
 
-    __slots__ = ("_batches", "alone", "bundled", "node", "port", "portion", "rank", "rows", "since")
+    __slots__ = (
+        "_batches", "alone", "bundled", "loops", "node", "port", "portion", "rank", "rows", "since",
+    )  # fmt: skip
 
-    def __init__(self, node: int, port: int, alone: bool, rank: int = 0) -> None:
-        self.node, self.port, self.alone, self.rank = node, port, alone, rank
+    def __init__(
+        self,
+        node: int,
+        port: int,
+        alone: bool,
+        rank: int = 0,
+        loops: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self.node, self.port, self.alone, self.rank, self.loops = node, port, alone, rank, loops
         self.rows = 0
         self.since = 0
         self.bundled = False
@@ -118,9 +128,11 @@ class Sweeps(AbstractPolicy):
 
     What stands further on collects rows meanwhile, and what has been left collects those that
     enter behind the sweep, so that firings are full even where few instances are in flight. A loop
-    is one place: in it the fullest queue goes first. A queue that has enough does not wait for the
-    sweep, as waiting would make its rows staler and its firing no cheaper; of several, the one
-    nearest to the end.
+    is swept round and round until it is empty, an inner one within each round of the outer one: so
+    rows that a route has parted are together again where the branches meet, and those that enter
+    at one time go round as one wave. A queue that has enough does not wait for the sweep, as
+    waiting would make its rows staler and its firing no cheaper; of several, the one nearest to
+    the end.
 
     Bundles are batches already, and more of them than an update wants would only be staler. So
     while some wait, a firing takes a portion, and the sweep follows it to the end before it takes
@@ -139,31 +151,37 @@ class Sweeps(AbstractPolicy):
             raise ValueError(f"Sweeps(enough={enough}): give 1 row or more")
         self.enough = enough
         self._at = 0
+        self._loops: Sequence[tuple[int, int]] = ()
 
     def choose(self, queues: Sequence[Queue]) -> Queue:
-        bundled = [q for q in queues if q.bundled]
-        if any(q.alone for q in bundled):
+        if any(q.bundled and q.alone for q in queues):
             return _fullest(queues)
-        if bundled or any(q.portion is not None for q in queues):
-            return self._follow(queues)
-        full = [q for q in queues if q.rows >= self.enough]
-        if full:
-            return max(full, key=lambda q: (q.rank, q.rows))
-        at = self._at
-        chosen = min(queues, key=lambda q: (q.rank < at, q.rank, -q.rows))
-        self._at = chosen.rank
+        follows = any(q.bundled or q.portion is not None for q in queues)
+        if not follows:
+            full = [q for q in queues if q.rows >= self.enough]
+            if full:
+                return max(full, key=lambda q: (q.rank, q.rows))
+        chosen = self._next(self._around(queues), follows)
+        self._at, self._loops = chosen.rank, chosen.loops
         return chosen
 
-    def _follow(self, queues: Sequence[Queue]) -> Queue:
-        """What is ahead of the last firing, or all if nothing is."""
-        ahead = [q for q in queues if q.rank > self._at] or queues
-        full = [q for q in ahead if q.rows >= (q.portion or self.enough)]
-        if full:
-            chosen = max(full, key=lambda q: (q.rank, q.rows))
-        else:
-            chosen = min(ahead, key=lambda q: (q.rank, -q.rows))
-        self._at = chosen.rank
-        return chosen
+    def _around(self, queues: Sequence[Queue]) -> Sequence[Queue]:
+        """What waits in the innermost loop that the sweep is in and that is not empty."""
+        for first, last in self._loops:
+            inside = [q for q in queues if first <= q.rank <= last]
+            if inside:
+                return inside
+        return queues
+
+    def _next(self, queues: Sequence[Queue], follows: bool) -> Queue:
+        """What is ahead of the last firing, or, if nothing is, what comes first."""
+        at = self._at + follows
+        ahead = [q for q in queues if q.rank >= at] or queues
+        if follows:
+            full = [q for q in ahead if q.rows >= (q.portion or self.enough)]
+            if full:
+                return max(full, key=lambda q: (q.rank, q.rows))
+        return min(ahead, key=lambda q: (q.rank, -q.rows))
 
 
 @final

@@ -17,6 +17,7 @@ import numpy as np
 from geartrain.engine.cohorts import Cohorts
 from geartrain.engine.instrument import AbstractMeter
 from geartrain.engine.mailbox import AbstractPolicy, Queue
+from geartrain.engine.order import Standing
 from geartrain.engine.portion import AbstractPortion
 from geartrain.engine.router import BACKWARD, Delivery, Outbox, Router
 from geartrain.errors import GeartrainError, WorkerError
@@ -91,7 +92,7 @@ class WorkerState:
         policy: What fires next.
         portion: How much a firing takes.
         max_rows: Most rows in one firing.
-        ranks: Node number to its places in the graph, as ``order.ranks`` gives them.
+        standings: Node number to where it stands in the graph, as ``engine.order`` gives it.
         meter: Measures what nodes compute, or None.
         communicator: What copies that live here send and receive.
     """
@@ -107,7 +108,7 @@ class WorkerState:
         policy: AbstractPolicy,
         portion: AbstractPortion,
         max_rows: int,
-        ranks: Mapping[int, tuple[int, int]],
+        standings: Mapping[int, tuple[Standing, Standing]],
         meter: AbstractMeter | None = None,
         communicator: AbstractCommunicator | None = None,
     ) -> None:
@@ -121,7 +122,7 @@ class WorkerState:
         windowed = {name for name, part in parts.items() if part.rules.window is not None}
         self._bounded = {n.id for n in nodes if n.part_name in windowed}
         self._home, self._router, self._policy, self._portions = home, router, policy, portion
-        self._max_rows, self._ranks = max_rows, ranks
+        self._max_rows, self._standings = max_rows, standings
         self._queues: dict[tuple[int, int], Queue] = {}
         self._ready: dict[Queue, None] = {}
         self._eager: list[Delivery] = []
@@ -172,8 +173,9 @@ class WorkerState:
         queue = self._queues.get(key)
         if queue is None:
             alone = self._nodes[delivery.node].alone
-            rank = self._ranks[delivery.node][delivery.port == BACKWARD]
-            queue = self._queues[key] = Queue(*key, alone, rank)
+            standing = self._standings[delivery.node][delivery.port == BACKWARD]
+            queue = Queue(*key, alone, standing.place, standing.loops)
+            self._queues[key] = queue
         queue.put(delivery.batch, self._clock)
         self._ready[queue] = None
 
