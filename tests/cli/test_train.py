@@ -541,6 +541,19 @@ def test_a_run_may_go_on_and_be_evaluated_on_another_device(geartrain, tmp_path:
     assert (refused.status, "--device: device='cuda:98'" in refused.err) == (2, True)
 
 
+def test_the_number_in_flight_is_found_said_on_the_screen_and_kept(
+    geartrain, tmp_path: Path
+) -> None:
+    words = (*SMALL_LISTS, "--max-active", "auto", "--out", tmp_path / "run", "--json")
+    done = geartrain("train", *words)
+    found = done.json["max_active"]
+    assert f"max_active='auto': {found} instances in flight, for " in done.err
+    more = ("train", "listreduce", "--out", tmp_path / "run", "--resume", "--json")
+    assert geartrain(*more).json["max_active"] == found
+    refused = geartrain("train", "listreduce", "--max-active", "0")
+    assert (refused.status, "'0': give 1 or more, or auto" in refused.err) == (2, True)
+
+
 def test_a_run_from_before_there_were_devices_is_of_the_cpu(geartrain, tmp_path: Path) -> None:
     geartrain("train", *SMALL_LISTS, "--out", tmp_path / "run")
     config = json.loads((tmp_path / "run" / "config.json").read_text())

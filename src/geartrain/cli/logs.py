@@ -18,7 +18,7 @@ from geartrain.files import open_regular
 
 @contextmanager
 def logging_to(path: Path) -> Iterator[None]:
-    """Append what geartrain logs to a file, and show warnings on standard error.
+    """Append what geartrain logs to a file; show warnings, and what is marked, on standard error.
 
     Args:
         path: The log; its folder is there.
@@ -32,11 +32,10 @@ def logging_to(path: Path) -> Iterator[None]:
     file = _LogFile(path)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     screen = logging.StreamHandler(sys.stderr)
-    screen.setLevel(logging.WARNING)
     # A live line may stand on the terminal: clear it first.
     clear = "\r\x1b[2K" if sys.stderr.isatty() else ""
     screen.setFormatter(logging.Formatter(f"{clear}%(message)s"))
-    screen.addFilter(lambda record: record.exc_info is None)  # tracebacks are for the file
+    screen.addFilter(_is_for_the_screen)
     before = log.level, log.propagate
     log.setLevel(logging.INFO)
     log.propagate = False
@@ -50,6 +49,12 @@ def logging_to(path: Path) -> Iterator[None]:
         log.setLevel(before[0])
         log.propagate = before[1]
         file.close()
+
+
+def _is_for_the_screen(record: logging.LogRecord) -> bool:
+    """Warnings without their tracebacks, which are for the file, and what says so of itself."""
+    loud = record.levelno >= logging.WARNING or getattr(record, "screen", False)
+    return loud and record.exc_info is None
 
 
 @final

@@ -120,6 +120,15 @@ def _root(
     pass
 
 
+def _active(text: str | None) -> int | str | None:
+    """A number, or ``auto``."""
+    if text is None or text == "auto":
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"{text!r}: give 1 or more, or auto", param_hint="--max-active")
+    return int(text)
+
+
 @app.command()
 def train(
     recipe: RecipeArgument,
@@ -132,8 +141,11 @@ def train(
         typer.Option(min=1, help="Default 2 or 1, as suits the recipe.", show_default=False),
     ] = None,
     max_active: Annotated[
-        int | None,
-        typer.Option(min=1, help="Most instances in flight; default: the recipe's."),
+        str | None,
+        typer.Option(
+            metavar="INTEGER|auto",
+            help="Most instances in flight; auto: as the network wants; default: the recipe's.",
+        ),
     ] = None,
     update_every: Annotated[
         int | None,
@@ -214,7 +226,7 @@ def train(
     given = {
         "runtime": None if runtime is None else runtime.value,
         "workers": workers,
-        "max_active": max_active,
+        "max_active": _active(max_active),
         "update_every": update_every,
         "epochs": epochs,
         "seed": seed,

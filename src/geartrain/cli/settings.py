@@ -11,7 +11,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, Any, Literal, final
 
 import numpy as np
 import torch
@@ -57,7 +57,7 @@ class RunSettings:
         recipe: Name.
         runtime: ``threads`` or ``simulated``.
         workers: How many.
-        max_active: Most instances in flight.
+        max_active: Most instances in flight, or ``auto``: as the network wants.
         update_every: In the recipe's unit.
         epochs: Planned.
         seed: Of weights, order and generated data.
@@ -78,7 +78,7 @@ class RunSettings:
     recipe: str
     runtime: str
     workers: int
-    max_active: int
+    max_active: int | Literal["auto"]
     update_every: int
     epochs: int
     seed: Annotated[int, Range(0, MOST_SEED)]
@@ -316,6 +316,8 @@ def _require_numbers(settings: RunSettings) -> None:
         ("checkpoint_every", 1, MOST_COUNT, COUNT),
     ):
         value, said = getattr(settings, name), f"--{name.replace('_', '-')}"
+        if value == "auto":
+            continue
         if value is not None and value < least:
             raise ValueError(f"{said} {value}: give {least} or more")
         if value is not None:

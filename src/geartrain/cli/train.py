@@ -197,6 +197,7 @@ def _run(prepared: _Prepared, folder: RunFolder) -> dict[str, Any]:
             raise stopped(interrupt, said) from interrupt
         history = fit.history
     result = result_of(settings, history)
+    result["max_active"] = prepared.session.settings.max_active
     if (copies := prepared.seen.summary()) is not None:
         result["copies"] = copies
     return result

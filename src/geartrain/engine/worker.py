@@ -40,6 +40,7 @@ class Firing:
         part: Its part, or None.
         forward: Which way.
         rows: Messages in the batch.
+        cells: Rows of their payload; a bundle has as many as it holds.
         elsewhere: Deliveries for other workers, by worker.
         outbox: What concerns the controller (its deliveries are done).
         steps: Optimiser steps taken.
@@ -54,6 +55,7 @@ class Firing:
     forward: bool
     rows: int
     both: bool = False
+    cells: int = 0
     elsewhere: list[tuple[int, Delivery]] = field(default_factory=list)
     outbox: Outbox = field(default_factory=Outbox)
     steps: list[StepTaken] = field(default_factory=list)
@@ -273,6 +275,7 @@ class WorkerState:
             if adds:
                 self._reserve(node, batches)
             firing = Firing(node.name, node.part_name, forward, rows, forward and adds)
+            firing.cells = _cells(batches) if forward else rows
             self._run(node, queue.port, batches, firing)
         else:
             node = self._nodes[self._eager[0].node]
@@ -390,6 +393,11 @@ class WorkerState:
         if emission.spared is not None:
             meter.spared(node.name, emission.spared)
         return emission
+
+
+def _cells(batches: Sequence[Forward | Backward]) -> int:
+    """Payload rows, those of bundles counted each."""
+    return sum(len(b) if b.lengths is None else int(b.lengths.sum()) for b in batches)
 
 
 def _taking(taken: Taken) -> Firing:

@@ -38,6 +38,7 @@ from geartrain.runtime.base import AbstractFeeder
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.train.checkpoint import Retention
 from geartrain.train.copies import ExchangeCounts, Feed
+from geartrain.train.in_flight import Seen
 from geartrain.train.observer import Observer, add_sums, means_of, tell
 from geartrain.train.results import Fit, Reached, Target
 from geartrain.train.source import Data, Source
@@ -256,7 +257,8 @@ class Fitting:
         measured = _MEASURED
         if s.settings.drain:  # whole minibatches, or those after it would straddle updates
             measured = -(-_MEASURED // s.settings.max_active) * s.settings.max_active
-        limit = min([*until_next, *([measured] if measure else [])], default=None)
+        looks = s.in_flight is not None and at.in_flight is None
+        limit = min([*until_next, *([measured] if measure or looks else [])], default=None)
         with self._counted():
             engine = s.ready(self._source, fresh=True)
         engine.begin(train=True)
@@ -282,6 +284,8 @@ class Fitting:
             raise
         self._account(engine, feeder, watch, seconds, began)
         self._rest(engine)
+        if s.in_flight is not None and (looks or (at.epoch == 1 and feeder.source_ended)):
+            s.look_for_active(_seen(engine, watch, began))
         if measure:
             s.costs = watch.busy
             log.info("measured, in seconds: %s", watch.busy)
@@ -372,7 +376,22 @@ class Fitting:
         )
 
 
-_MEASURED = 256  # instances that are timed before parts are placed
+def _seen(engine: Engine, watch: Observer, began: int) -> Seen:
+    """What the instances of a segment have done that began when so many had been trained."""
+    controller, ramp, most = engine.controller, engine.settings.ramp, engine.settings.max_active
+    trained = max(controller.trained - began, 1)
+    first, last = ramp.limit(most, began), ramp.limit(most, controller.trained)
+    active = min(0.5 * (first + last), trained)
+    held = sum(node.nbytes() for node in engine.wiring.nodes.values())
+    return Seen(
+        active,
+        watch.rows / max(watch.firings, 1),
+        max(watch.updates.values(), default=0) / trained,
+        held / (active * controller.copies),
+    )
+
+
+_MEASURED = 256  # instances that are timed before parts are placed, or a number in flight is found
 
 
 def require_fit_arguments(

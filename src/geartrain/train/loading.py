@@ -92,6 +92,8 @@ def _load_all(state: State, checkpoint: Checkpoint, document: dict[str, Any], pa
     put_parts({**state.parts, **sharing.parts}, parts | copies)
     put()
     state.position, state.met = position, position.trained
+    if state.in_flight is not None and position.in_flight is not None:
+        state.put_active(position.in_flight)
     state.engine, state.plain, state.memories = None, None, memories
     random.set()
     used = document.get("kernels", kernels_kind())

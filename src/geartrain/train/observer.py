@@ -54,12 +54,17 @@ class Observer:
         self._told_finished = -1
         self.busy: dict[str, float] = {}
         self.updates: dict[str, int] = {}
+        self.firings = self.rows = 0
+        """Of parts, on the way forward: how many, and the payload rows in them."""
         self.now_s = 0.0
         """Of this pass, when something was last seen."""
 
     def fired(self, worker: int, firing: Firing, start_s: float, end_s: float) -> None:
         self.now_s = max(self.now_s, end_s)
         self.busy[firing.node] = self.busy.get(firing.node, 0.0) + end_s - start_s
+        if firing.forward and firing.part is not None and not firing.taken:
+            self.firings += 1
+            self.rows += firing.cells
         if self._firing:
             event = Fired(
                 worker,

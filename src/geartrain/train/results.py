@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, final
 
+from geartrain.bounds import MOST_ACTIVE
 from geartrain.engine.instrument import (
     EpochEnded,
     PartStaleness,
@@ -140,6 +141,7 @@ class Position:
     history: list[EpochEnded] = field(default_factory=list)
     best: float | None = None
     best_of: str | None = None
+    in_flight: int | None = None  # found by ``InFlight``
 
 
 def staleness_of(histogram: Sequence[int]) -> PartStaleness:
@@ -198,6 +200,7 @@ class StoredPosition:
     history: Sequence[StoredEpoch]
     best: float | None
     best_of: str | None
+    in_flight: Annotated[int, Range(1, MOST_ACTIVE)] | None
 
     def __post_init__(self) -> None:
         if self.entered > self.taken:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, final
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from geartrain.sharing.alone import Alone
 from geartrain.sharing.sharing import AbstractSharing
 from geartrain.train.checkpoint import Retention, write_checkpoint
 from geartrain.train.fitting import Fitting, require_fit_arguments
+from geartrain.train.in_flight import InFlight
 from geartrain.train.loading import load_session
 from geartrain.train.observer import Observer
 from geartrain.train.options import Compute, Reading
@@ -62,7 +63,9 @@ class Session:
         graph: Checked when the first instance is seen.
         rules: Defaults of the parts.
         runtime: ``Threads(1)`` unless given.
-        max_active: Most instances in flight.
+        max_active: Most instances in flight. ``"auto"`` finds what the network wants, by rows a
+            firing, within bounds of staleness and memory, and says it; ``InFlight(...)`` has other
+            bounds.
         sharing: How workers share the weights. ``Alone()``, as None: a part lives on one worker.
             ``PartCopies({"cell": 2})``: some have copies, which meet when nothing is in flight.
             ``SharedWeights()``: every worker runs the whole graph for its own instances, all with
@@ -93,7 +96,7 @@ class Session:
         rules: Rules | None = None,
         runtime: AbstractRuntime | None = None,
         sharing: AbstractSharing | None = None,
-        max_active: int = 64,
+        max_active: int | Literal["auto"] | InFlight = 64,
         schedule: Schedule | None = None,
         compute: Compute | None = None,
         reading: Reading | None = None,
@@ -109,8 +112,16 @@ class Session:
         self.reading = reading = reading or Reading()
         device = None if compute.device is None else require_device(compute.device, "Compute")
         defaults = Settings()
-        self.settings = Settings(
-            max_active=max_active,
+        in_flight = InFlight() if max_active == "auto" else max_active
+        if isinstance(in_flight, InFlight):
+            if schedule.drain:
+                raise ValueError(
+                    f"max_active={max_active!r}, drain=True: minibatches are of a size that you "
+                    "choose; give max_active a number"
+                )
+            max_active = min(defaults.max_active, in_flight.most)
+        settings = Settings(
+            max_active=_require_active(max_active),
             ramp=schedule.ramp,
             max_rows=schedule.max_rows,
             policy=schedule.policy or defaults.policy,
@@ -129,19 +140,25 @@ class Session:
         self.state = State(
             graph,
             self.runtime,
-            self.settings,
+            settings,
             schedule.placement,
             self.instruments,
             way.make(graph, parts, self.runtime.workers, self.runtime.lock),
             seed,
             reading.on_bad,
+            in_flight if isinstance(in_flight, InFlight) else None,
         )
         for part in self.trained_parts.values():
-            part.in_flight(max_active)
+            part.in_flight(settings.max_active)
         if compute.precision == "bf16":
             for name, part in self.parts.items():
                 require_float32(name, dict(part.module.named_parameters()))
         kernels_kind()  # compiled now, if need be: later it would count as training
+
+    @property
+    def settings(self) -> Settings:
+        """Numbers and policies of the engine; with ``max_active="auto"`` as it was found."""
+        return self.state.settings
 
     def fit(
         self,
@@ -380,3 +397,9 @@ def _by_message(collected: Sequence[Collected], n: int) -> list[Any]:
             rows = tuple(p[i] for p in pieces)
             found[serial] = rows[0] if len(rows) == 1 else rows
     return found
+
+
+def _require_active(given: object) -> int:
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise ValueError(f"max_active={given!r}: give a number, 'auto', or gt.InFlight(...)")
+    return given

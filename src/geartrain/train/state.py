@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -32,6 +33,7 @@ from geartrain.runtime.interrupt import asks_data
 from geartrain.sharing.sharing import AbstractSharingState
 from geartrain.train.checkpoint import Json
 from geartrain.train.copies import sharing_to_tensors
+from geartrain.train.in_flight import InFlight, Seen
 from geartrain.train.observer import Observer, means_of
 from geartrain.train.occupancy import Occupancy
 from geartrain.train.random_state import random_state_kept, random_state_to_json
@@ -56,6 +58,7 @@ class State:
         sharing: Who has copies of the parts.
         seed: Of the order of the data; written into checkpoints.
         on_bad: What is done with instances that are refused.
+        in_flight: Finds ``settings.max_active``; None: it is as it is.
 
     Attributes:
         position: Where in the training data it stands.
@@ -78,10 +81,11 @@ class State:
         sharing: AbstractSharingState,
         seed: int,
         on_bad: OnBadInstance,
+        in_flight: InFlight | None = None,
     ) -> None:
         self.graph, self.runtime, self.settings = graph, runtime, settings
         self.placement, self.instruments, self.sharing = placement, instruments, sharing
-        self.seed, self.on_bad = seed, on_bad
+        self.seed, self.on_bad, self.in_flight = seed, on_bad, in_flight
         self.position = Position()
         self.engine: Engine | None = None
         self.plain: Engine | None = None
@@ -151,6 +155,20 @@ class State:
             self.graph.check(shapes, like=self._example)
             self.checked = True
 
+    def look_for_active(self, seen: Seen) -> None:
+        """Find how many instances are to be in flight from now on, and say so."""
+        assert self.in_flight is not None
+        number, why = self.in_flight.find(seen)
+        if number != self.position.in_flight:
+            said = f"max_active='auto': {number} instances in flight, for {why}"
+            log.info(said, extra={"screen": True})
+            self.put_active(number)
+
+    def put_active(self, number: int) -> None:
+        """So many instances may be in flight from the next segment on."""
+        self.position.in_flight = number
+        self.settings = replace(self.settings, max_active=number)
+
     def remark(self) -> None:
         """Say once what in the graph will never learn, and may not be meant."""
         if not self._remarked:
@@ -214,6 +232,7 @@ class State:
                 "history": [epoch_to_json(e) for e in at.history],
                 "best": at.best,
                 "best_of": at.best_of,
+                "in_flight": at.in_flight,
             },
             "random": random_state_to_json(),
         }
