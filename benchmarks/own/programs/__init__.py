@@ -7,7 +7,10 @@ from typing import Final
 
 from benchmarks.own.programs.childsum import ChildSum
 from benchmarks.own.programs.halting import Halting
+from benchmarks.own.programs.messages import Messages
 from benchmarks.own.programs.program import AbstractProgram
+from benchmarks.own.programs.seq2seq import SequenceToSequence
+from benchmarks.own.programs.skip import Skip
 from benchmarks.own.programs.typed import Typed
 
 PROGRAMS: Final[Mapping[str, type[AbstractProgram]]] = {
@@ -16,6 +19,9 @@ PROGRAMS: Final[Mapping[str, type[AbstractProgram]]] = {
         ChildSum,
         Typed,
         Halting,
+        SequenceToSequence,
+        Messages,
+        Skip,
     )
 }
 """All of them by name."""
