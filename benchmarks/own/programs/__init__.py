@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from benchmarks.own.programs.childsum import ChildSum
+from benchmarks.own.programs.exits import Exits
 from benchmarks.own.programs.halting import Halting
+from benchmarks.own.programs.hierarchy import Hierarchy
 from benchmarks.own.programs.messages import Messages
 from benchmarks.own.programs.program import AbstractProgram
 from benchmarks.own.programs.seq2seq import SequenceToSequence
@@ -22,6 +24,8 @@ PROGRAMS: Final[Mapping[str, type[AbstractProgram]]] = {
         SequenceToSequence,
         Messages,
         Skip,
+        Exits,
+        Hierarchy,
     )
 }
 """All of them by name."""
