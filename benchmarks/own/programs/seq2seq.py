@@ -123,9 +123,7 @@ class SequenceToSequence(AbstractProgram):
         steps = graph.loop(name="steps")
         begun = memory.through(self.begin, name="begin", inside=True)
         steps.join(begun.move(vertex=0, step=0))
-        decoded = steps.through(
-            self.decoder, name="decoder", read=("before", "step"), inside=True
-        )
+        decoded = steps.through(self.decoder, name="decoder", read=("before", "step"), inside=True)
         scores = decoded.through(self.readout, name="readout", take=1, inside=True, pool=True)
         scores.loss(gt.cross_entropy, target="out")
         again, end = decoded.where(lambda m: m.step + 1 < m.size)
