@@ -89,7 +89,7 @@ def measure(name: str, given: argparse.Namespace) -> Document:
         if one.system.way == "ours":
             document["systems"][place]["firings"] = one.firings(given_to[place])
     if given.memory:
-        for place, one in enumerate(trained):
+        for place in range(len(trained)):
             document["systems"][place]["peak_mib"] = peak_of(name, place, given)
     return document
 
@@ -216,7 +216,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--width", type=int, help="of the rows; default: the program's")
     parser.add_argument("--keep", choices=["inputs", "activations", "auto"], help="of all nodes")
     parser.add_argument(
-        "--cpu", action="store_true", help="seconds of the processor: beside others"
+        "--cpu", action="store_true", help="the processor's seconds"
     )
     parser.add_argument("--memory", action="store_true", help="also memory, a process each")
     parser.add_argument("--json", type=Path)

@@ -1,4 +1,4 @@
-"""A binary tree whose composition has two layers, a gate and a skip: a chain of small operations."""
+"""A binary tree whose composition has two layers, a gate and a skip: many small operations."""
 
 from __future__ import annotations
 
