@@ -215,9 +215,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--plain", type=int, default=64, help="instances of a round one at a time")
     parser.add_argument("--width", type=int, help="of the rows; default: the program's")
     parser.add_argument("--keep", choices=["inputs", "activations", "auto"], help="of all nodes")
-    parser.add_argument(
-        "--cpu", action="store_true", help="the processor's seconds"
-    )
+    parser.add_argument("--cpu", action="store_true", help="the processor's seconds")
     parser.add_argument("--memory", action="store_true", help="also memory, a process each")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--read", type=Path, help="a file of --json, instead of a run")
