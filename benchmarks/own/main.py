@@ -211,7 +211,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--in-flight", type=_numbers, default=[64, 256])
     parser.add_argument("--update", type=int, default=64, help="instances of an update")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--instances", type=int, default=512, help="of a round")
+    parser.add_argument("--instances", type=int, default=1024, help="of a round")
     parser.add_argument("--plain", type=int, default=64, help="instances of a round one at a time")
     parser.add_argument("--width", type=int, help="of the rows; default: the program's")
     parser.add_argument("--keep", choices=["inputs", "activations", "auto"], help="of all nodes")
