@@ -50,7 +50,7 @@ def measure(name: str, given: argparse.Namespace) -> Document:
     worst = require_equal_gradients(program, program.generate(CHECKED, seed=99))
     print(f"{name}: gradients agree within {worst:.0e}", file=sys.stderr)
     systems = systems_of(given.in_flight, given.update)
-    trained = [Trained(name, system, given.width, given.keep) for system in systems]
+    trained = [_trained(name, system, given) for system in systems]
     items = program.generate(given.instances, seed=1)
     few = items[: given.plain]
     document: Document = {
@@ -94,6 +94,10 @@ def measure(name: str, given: argparse.Namespace) -> Document:
     return document
 
 
+def _trained(name: str, system: System, given: argparse.Namespace) -> Trained:
+    return Trained(name, system, given.width, given.keep, by_rows=given.rows)
+
+
 def peak_of(name: str, place: int, given: argparse.Namespace) -> float:
     """MiB that one system's process has grown by, at its peak, while it trained a pass."""
     command = [
@@ -102,6 +106,7 @@ def peak_of(name: str, place: int, given: argparse.Namespace) -> float:
         *("--instances", str(given.instances), "--plain", str(given.plain)),
         *(() if given.width is None else ("--width", str(given.width))),
         *(() if given.keep is None else ("--keep", given.keep)),
+        *(("--rows",) if given.rows else ()),
     ]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
     if done.returncode:
@@ -111,7 +116,7 @@ def peak_of(name: str, place: int, given: argparse.Namespace) -> float:
 
 def child(name: str, place: int, given: argparse.Namespace) -> None:
     """Train a pass in this process and tell by how much it has grown."""
-    one = Trained(name, systems_of(given.in_flight, given.update)[place], given.width, given.keep)
+    one = _trained(name, systems_of(given.in_flight, given.update)[place], given)
     items = one.program.generate(given.plain if one.system.way == "plain" else given.instances, 1)
     prepared, warm = one.prepare(items), one.prepare(items[:2])
     one(warm)
@@ -215,6 +220,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--plain", type=int, default=64, help="instances of a round one at a time")
     parser.add_argument("--width", type=int, help="of the rows; default: the program's")
     parser.add_argument("--keep", choices=["inputs", "activations", "auto"], help="of all nodes")
+    parser.add_argument("--rows", action="store_true", help="count updates of ours in rows")
     parser.add_argument("--cpu", action="store_true", help="the processor's seconds")
     parser.add_argument("--memory", action="store_true", help="also memory, a process each")
     parser.add_argument("--json", type=Path)
@@ -245,7 +251,9 @@ def main(words: Sequence[str] | None = None) -> None:
     if given.read is not None:
         document = json.loads(given.read.read_text())
     else:
-        settings = {k: getattr(given, k) for k in ("instances", "plain", "update", "rounds", "cpu")}
+        settings = {
+            k: getattr(given, k) for k in ("instances", "plain", "update", "rounds", "cpu", "rows")
+        }
         document = {"benchmark": "own", "machine": machine(), "settings": settings, "programs": []}
         for name in given.only:
             document["programs"].append(measure(name, given))

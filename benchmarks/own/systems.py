@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Literal, TypeAlias, final
+from typing import Final, Literal, TypeAlias, final
 
 import numpy as np
 import torch
@@ -28,7 +28,9 @@ from benchmarks.own.programs.program import AbstractProgram, Item
 from geartrain.engine.worker import Firing
 
 Way: TypeAlias = Literal["ours", "hand", "plain"]
-RATE = 1e-3
+RATE: Final = 1e-3
+COUNTED: Final = 256
+"""Instances whose rows are counted, where updates are."""
 
 
 @final
@@ -72,6 +74,34 @@ class Pass:
     loss: float
 
 
+@final
+class _Rows(gt.AbstractInstrument):
+    """Gradient rows by part."""
+
+    def __init__(self) -> None:
+        self.found: Counter[str] = Counter()
+
+    def on_updated(self, event: gt.Updated) -> None:
+        self.found[event.part] += event.rows
+
+
+def rows_of_parts(program: AbstractProgram, n: int) -> dict[str, int]:
+    """The gradient rows that n instances bring to each part; nothing is learnt."""
+    rows = _Rows()
+    session = gt.Session(
+        program.graph(),
+        rules=gt.Rules(
+            optimizer=partial(torch.optim.SGD, lr=0.0), update_every=gt.Flush(), average="none"
+        ),
+        runtime=gt.Threads(1, kernel_threads=1),
+        max_active=n,
+        instruments=[rows],
+    )
+    session.fit([program.instance(item) for item in program.generate(n, seed=1)], epochs=1)
+    return dict(rows.found)
+
+
+@final
 class Trained:
     """A program that one system trains.
 
@@ -80,10 +110,18 @@ class Trained:
         system: How.
         width: Of its rows; None: its own.
         keep: What nodes of ``ours`` keep; None: what the library chooses.
+        by_rows: Whether updates of ``ours`` are counted in the rows that so many instances bring to
+            a part, rather than in instances.
     """
 
     def __init__(
-        self, name: str, system: System, width: int | None = None, keep: str | None = None
+        self,
+        name: str,
+        system: System,
+        width: int | None = None,
+        keep: str | None = None,
+        *,
+        by_rows: bool = False,
     ) -> None:
         torch.manual_seed(0)
         self.program: AbstractProgram = PROGRAMS[name](width)
@@ -94,12 +132,21 @@ class Trained:
             if keep is not None:
                 for through in graph.throughs():
                     through.keep = keep  # type: ignore[assignment]
+            trigger: gt.Instances | gt.Rows = gt.Instances(system.update)
+            if by_rows:
+                trigger = gt.Rows(system.update)
+                rows = rows_of_parts(self.program, COUNTED)
+                for through in graph.throughs():
+                    if through.name in rows:
+                        n = max(round(rows[through.name] / COUNTED * system.update), 1)
+                        module = through.function
+                        through.part = gt.Part(module, through.name, update_every=gt.Rows(n))
             self._session = gt.Session(
                 graph,
                 rules=gt.Rules(
                     optimizer=partial(torch.optim.Adam, lr=RATE),
-                    update_every=gt.Instances(system.update),
-                    average="instances",
+                    update_every=trigger,
+                    average="rows" if by_rows else "instances",
                 ),
                 runtime=gt.Threads(1, kernel_threads=1),
                 max_active=system.in_flight,
