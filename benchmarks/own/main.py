@@ -1,0 +1,269 @@
+"""Programs of one's own: geartrain against batching by hand, and against one instance at a time.
+
+    PYTHONPATH=src python -m benchmarks.own.main [--only childsum,typed] [--in-flight 64,256] \\
+        [--rounds 5] [--memory] [--json FILE.json] [--markdown]
+    PYTHONPATH=src python -m benchmarks.own.main --read FILE.json --markdown
+
+First the gradients of all three are compared, in float64. Then systems take turns, one worker and
+one kernel thread; every other round goes backwards. Ratios are taken within rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from benchmarks.own.check import require_equal_gradients
+from benchmarks.own.programs import PROGRAMS
+from benchmarks.own.systems import System, Trained
+from benchmarks.peers.figures import Document, Spread, machine
+
+CHECKED: Final = 6
+"""Instances on which gradients are compared."""
+MIB: Final = 1 << 20
+
+
+def systems_of(in_flight: Sequence[int], update: int) -> list[System]:
+    """Every number in flight with that update, and with one of as many; hand and plain likewise."""
+    pairs = sorted({(n, u) for n in in_flight for u in (update, max(n, update))})
+    updates = sorted({u for _, u in pairs})
+    return [
+        *(System("ours", u, n) for n, u in pairs),
+        *(System("hand", u) for u in updates),
+        System("plain", update),
+    ]
+
+
+def measure(name: str, given: argparse.Namespace) -> Document:
+    """A program: its rounds, its firings, and its memory where it is asked for."""
+    torch.manual_seed(0)
+    program = PROGRAMS[name](16)
+    worst = require_equal_gradients(program, program.generate(CHECKED, seed=99))
+    print(f"{name}: gradients agree within {worst:.0e}", file=sys.stderr)
+    systems = systems_of(given.in_flight, given.update)
+    trained = [_trained(name, system, given) for system in systems]
+    items = program.generate(given.instances, seed=1)
+    few = items[: given.plain]
+    document: Document = {
+        "program": name,
+        "told": program.told,
+        "looks": program.looks,
+        "gradients_within": worst,
+        "systems": [{"name": s.name, "runs": []} for s in systems],
+    }
+    given_to = []
+    for one in trained:
+        share = few if one.system.way == "plain" else items
+        one.rows_with_loss = program.losses(share)
+        given_to.append(one.prepare(share))
+        warm = one.prepare(items[: max(one.system.update, 1)])
+        if one.system.way != "plain":
+            rows, one.rows_with_loss = one.rows_with_loss, program.losses(items[: len(warm)])
+            one(warm)
+            one.rows_with_loss = rows
+    for number in range(1, given.rounds + 1):
+        places = range(len(trained))
+        for place in places if number % 2 else reversed(places):
+            one = trained[place]
+            ran = one(given_to[place])
+            asked = -(-ran.instances // one.system.update)
+            document["systems"][place]["runs"].append(
+                {
+                    "round": number,
+                    "rate": ran.instances / (ran.cpu_seconds if given.cpu else ran.seconds),
+                    "loss": ran.loss,
+                    "asked": asked,
+                    "updates": ran.updates,
+                }
+            )
+    for place, one in enumerate(trained):
+        if one.system.way == "ours":
+            document["systems"][place]["firings"] = one.firings(given_to[place])
+    if given.memory:
+        for place in range(len(trained)):
+            document["systems"][place]["peak_mib"] = peak_of(name, place, given)
+    return document
+
+
+def _trained(name: str, system: System, given: argparse.Namespace) -> Trained:
+    return Trained(name, system, given.width, given.keep, by_rows=given.rows)
+
+
+def peak_of(name: str, place: int, given: argparse.Namespace) -> float:
+    """MiB that one system's process has grown by, at its peak, while it trained a pass."""
+    command = [
+        *(sys.executable, "-m", "benchmarks.own.main", "--only", name, "--child", str(place)),
+        *("--in-flight", ",".join(map(str, given.in_flight)), "--update", str(given.update)),
+        *("--instances", str(given.instances), "--plain", str(given.plain)),
+        *(() if given.width is None else ("--width", str(given.width))),
+        *(() if given.keep is None else ("--keep", given.keep)),
+        *(("--rows",) if given.rows else ()),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr.strip().splitlines()[-1]}")
+    return float(json.loads(done.stdout)["peak_mib"])
+
+
+def child(name: str, place: int, given: argparse.Namespace) -> None:
+    """Train a pass in this process and tell by how much it has grown."""
+    one = _trained(name, systems_of(given.in_flight, given.update)[place], given)
+    items = one.program.generate(given.plain if one.system.way == "plain" else given.instances, 1)
+    prepared, warm = one.prepare(items), one.prepare(items[:2])
+    one(warm)
+    before = _resident()
+    one(prepared)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"peak_mib": max(peak - before, 0) / MIB}))
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def pairs_of(program: Document) -> list[tuple[str, str]]:
+    """Which of ours is compared with which batching by hand: that of as many updates."""
+    names = [s["name"] for s in program["systems"]]
+    ours = [name for name in names if name.startswith("ours")]
+    return [(name, f"hand {name.rpartition('/')[2]}") for name in ours]
+
+
+def ratios(program: Document, one: str, other: str) -> Spread:
+    """Of two systems, round by round."""
+    runs = {s["name"]: s["runs"] for s in program["systems"]}
+    spread = Spread.of([a["rate"] / b["rate"] for a, b in zip(runs[one], runs[other], strict=True)])
+    assert spread is not None
+    return spread
+
+
+def markdown(document: Document) -> Iterator[str]:
+    """Ratios of all programs, and a table of each."""
+    first = document["programs"][0]
+    pairs = pairs_of(first)
+    plain = next(s["name"] for s in first["systems"] if s["name"].startswith("plain"))
+    heads = ["program", "looks", *(f"{a} : {b}" for a, b in pairs)]
+    heads += [f"{a} : {plain}" for a, _ in pairs[:1]] + ["rows a firing"]
+    yield f"| {' | '.join(heads)} |"
+    yield "|---" * len(heads) + "|"
+    for program in document["programs"]:
+        cells = [f"{program['program']}: {program['told']}", "yes" if program["looks"] else "no"]
+        cells += [_told(ratios(program, a, b)) for a, b in pairs]
+        cells += [_told(ratios(program, pairs[0][0], plain), 1)]
+        cells.append(
+            ", ".join(f"{_rows(s['firings']):.0f}" for s in program["systems"] if "firings" in s)
+        )
+        yield f"| {' | '.join(cells)} |"
+    for program in document["programs"]:
+        yield from _program(program)
+
+
+def _program(program: Document) -> Iterator[str]:
+    yield from ("", f"**{program['program']}**, {program['told']}; gradients agree within "
+                f"{program['gradients_within']:.0e}", "")  # fmt: skip
+    memory = any("peak_mib" in s for s in program["systems"])
+    heads = ["system", "instances/s, median", "min to max", "updates asked", "made"]
+    heads += ["loss, first to last round", "firings", "rows a firing"] + ["MiB more"] * memory
+    yield f"| {' | '.join(heads)} |"
+    yield "|---" * len(heads) + "|"
+    for system in program["systems"]:
+        runs = system["runs"]
+        spread = Spread.of([run["rate"] for run in runs])
+        assert spread is not None
+        most, least = runs[-1]["updates"]
+        fired = system.get("firings")
+        cells = [
+            system["name"],
+            f"{spread.median:,.0f}",
+            f"{spread.low:,.0f} to {spread.high:,.0f}",
+            str(runs[-1]["asked"]),
+            str(most) if most == least else f"{least} to {most}",
+            f"{runs[0]['loss']:.3f} to {runs[-1]['loss']:.3f}",
+            "" if fired is None else f"{sum(n for n, _ in fired.values()):,}",
+            "" if fired is None else f"{_rows(fired):.1f}",
+        ]
+        cells += [f"{system['peak_mib']:.0f}"] if memory else []
+        yield f"| {' | '.join(cells)} |"
+
+
+def _rows(fired: dict[str, list[int]]) -> float:
+    return sum(rows for _, rows in fired.values()) / sum(n for n, _ in fired.values())
+
+
+def _told(spread: Spread, digits: int = 2) -> str:
+    low, high = f"{spread.low:.{digits}f}", f"{spread.high:.{digits}f}"
+    return f"{spread.median:.{digits}f} ({low} to {high})"
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", type=lambda text: text.split(","), default=list(PROGRAMS))
+    parser.add_argument("--in-flight", type=_numbers, default=[64, 256])
+    parser.add_argument("--update", type=int, default=64, help="instances of an update")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--instances", type=int, default=1024, help="of a round")
+    parser.add_argument("--plain", type=int, default=64, help="instances of a round one at a time")
+    parser.add_argument("--width", type=int, help="of the rows; default: the program's")
+    parser.add_argument("--keep", choices=["inputs", "activations", "auto"], help="of all nodes")
+    parser.add_argument("--rows", action="store_true", help="count updates of ours in rows")
+    parser.add_argument("--cpu", action="store_true", help="the processor's seconds")
+    parser.add_argument("--memory", action="store_true", help="also memory, a process each")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--read", type=Path, help="a file of --json, instead of a run")
+    parser.add_argument("--markdown", action="store_true", help="tables instead of lines")
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args(words)
+    for name in given.only:
+        if name not in PROGRAMS:
+            parser.error(f"--only {name}: there are {', '.join(PROGRAMS)}")
+    return given
+
+
+def lines(program: dict[str, Any]) -> Iterator[str]:
+    """A program in a few lines."""
+    yield f"{program['program']} ({program['told']})"
+    for a, b in pairs_of(program):
+        yield f"  {a:14} : {b:10} {_told(ratios(program, a, b))}"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run, or read what was run, and tell."""
+    given = _arguments(words)
+    torch.set_num_threads(1)
+    if given.child is not None:
+        child(given.only[0], given.child, given)
+        return
+    if given.read is not None:
+        document = json.loads(given.read.read_text())
+    else:
+        settings = {
+            k: getattr(given, k) for k in ("instances", "plain", "update", "rounds", "cpu", "rows")
+        }
+        document = {"benchmark": "own", "machine": machine(), "settings": settings, "programs": []}
+        for name in given.only:
+            document["programs"].append(measure(name, given))
+            if given.json is not None:
+                given.json.write_text(json.dumps(document, indent=1) + "\n")
+            if not given.markdown:
+                print("\n".join(lines(document["programs"][-1])), flush=True)
+    if given.markdown:
+        print("\n".join(markdown(document)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Programs as new users write them; each in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from benchmarks.own.programs.childsum import ChildSum
+from benchmarks.own.programs.exits import Exits
+from benchmarks.own.programs.halting import Halting
+from benchmarks.own.programs.hierarchy import Hierarchy
+from benchmarks.own.programs.messages import Messages
+from benchmarks.own.programs.program import AbstractProgram
+from benchmarks.own.programs.seq2seq import SequenceToSequence
+from benchmarks.own.programs.skip import Skip
+from benchmarks.own.programs.typed import Typed
+
+PROGRAMS: Final[Mapping[str, type[AbstractProgram]]] = {
+    program.name: program
+    for program in (
+        ChildSum,
+        Typed,
+        Halting,
+        SequenceToSequence,
+        Messages,
+        Skip,
+        Exits,
+        Hierarchy,
+    )
+}
+"""All of them by name."""
