@@ -258,3 +258,86 @@ def test_an_evaluation_computes_the_same_and_leaves_nothing_behind(name):
     model.graph.check(model.shapes, model.data[0])
     got = one_pass(model.graph, model.data, train=False)
     assert_same_loss(got, model.total())
+
+
+class Step(nn.Module):
+    """A step of what was read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(H, H, dtype=F64)
+
+    def forward(self, context: Tensor, h: Tensor) -> Tensor:
+        return self.cell(context, h)
+
+
+class Values(nn.Module):
+    """The values of an encoded bundle alone."""
+
+    def forward(self, keys: Tensor, values: Tensor) -> Tensor:
+        return keys * values
+
+
+def ready(attention: nn.Module, one: bool, n: int = 7) -> Model:
+    """A loop of a column's length, with attention that has a kernel."""
+    torch.manual_seed(4)
+    encode, first, step = Encode(), First(), Step()
+    readout = nn.Linear(H, 2, dtype=F64)
+    graph = gt.Graph(value=("steps",))
+    coded = graph.input("x", bundle=True).through(encode, name="encode")
+    start = coded.through(first, name="first", inside=True, pool=True)
+    held = (coded.through(Values(), name="values") if one else coded).hold()
+    begin = graph.concat(
+        start, held.through(Nothing(), name="nothing", inside=True, pool=True), how="tuple"
+    ).through(lambda h, nothing: h)
+    state = graph.loop()
+    state.join(begin.move(step=1))
+    after = state.attend(held, attention, name="read").through(step, name="step")
+    after.through(readout, name="readout").loss(loss)
+    more, done = after.where(lambda m: m.step < m.steps)
+    state.join(more.move(step=lambda m: m.step + 1))
+    done.stop()
+
+    def plain(given: gt.Instance) -> Tensor:
+        keys, values = encode(given.inputs["x"])
+        h, total = first(keys, values, sums(values)), torch.zeros((), dtype=F64)
+        memory = (keys * values,) if one else (keys, values)
+        for _ in range(given.value["steps"]):
+            h = step(*alone(attention, h, *memory))
+            total = total + loss(readout(h)).sum()
+        return total
+
+    modules = {"encode": encode, "first": first, "step": step, "readout": readout}
+    if list(attention.parameters()):
+        modules["read"] = attention
+    rng = np.random.default_rng(0)
+    data = [gt.Instance({"x": x}, value={"steps": int(rng.integers(1, 6))}) for x in sources(n, 5)]
+    return Model(graph, modules, plain, data, {"x": ((2,), F64)})
+
+
+class Nothing(nn.Module):
+    """A row that says only where its bundle is held."""
+
+    def forward(self, *given: object) -> Tensor:
+        *x, inside = given
+        return x[0].new_zeros(len(inside.lengths), 1)
+
+
+ATTENTION = {
+    "dot": gt.nn.DotAttention,
+    "scaled": lambda: gt.nn.DotAttention(2.0),
+    "additive": lambda: gt.nn.AdditiveAttention(H, H).to(F64),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS[::3], ids=str)
+@pytest.mark.parametrize("one", [True, False], ids=["one tensor", "keys and values"])
+@pytest.mark.parametrize("kind", ATTENTION)
+def test_attention_with_a_kernel_has_the_gradients_of_autograd(kind, one, order):
+    model = ready(ATTENTION[kind](), one)
+    model.graph.check(model.shapes, model.data[0])
+    assert "attends to memory [activations]" in str(model.graph)
+    total = model.total()
+    got = accumulate(model.graph, model.data, order)
+    assert_same_loss(got, total)
+    assert_same_gradients(got.gradients, autograd(total, model.modules))

@@ -155,8 +155,13 @@ class Sweeps(AbstractPolicy):
         return chosen
 
     def _follow(self, queues: Sequence[Queue]) -> Queue:
-        """What is ahead of the last firing, or all if nothing is."""
-        ahead = [q for q in queues if q.rank > self._at] or queues
+        """What is ahead of the last firing, or all if nothing is; rows of a loop stay in it.
+
+        If the sweep left a loop of rows at every turn, the bundles that a few of them have answered
+        would be fired by themselves.
+        """
+        at = self._at
+        ahead = [q for q in queues if q.rank > at or (q.rank == at and not q.bundled)] or queues
         full = [q for q in ahead if q.rows >= (q.portion or self.enough)]
         if full:
             chosen = max(full, key=lambda q: (q.rank, q.rows))

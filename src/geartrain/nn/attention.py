@@ -3,10 +3,10 @@
     dot        s = q · k / √d          additive    s = v · tanh(W q + k)
     a = softmax(s) over the memory     context = Σ a value
 
-A memory of two tensors has keys and values; one of one tensor is both. What the keys want of weights
-of their own is a node before ``hold``: so it is computed once, not at every step. Residuals have a
-row for each row, whatever the lengths: q, the context, and log Σ exp(s), from which the weights are
-made again.
+A memory of two tensors has keys and values; one of one tensor is both. What the keys want of
+weights of their own is a node before ``hold``: so it is computed once, not at every step. Residuals
+have a row for each row, whatever the lengths: q, the context, and log Σ exp(s), from which the
+weights are made again.
 
 Source: Bahdanau et al. 2015, arXiv:1409.0473; Luong et al. 2015, arXiv:1508.04025; weights made
 again from the logarithm of their sum as in Dao et al. 2022, arXiv:2205.14135.
@@ -14,13 +14,14 @@ again from the logarithm of their sum as in Dao et al. 2022, arXiv:2205.14135.
 
 from __future__ import annotations
 
-from typing import final
+from typing import cast, final
 
 import torch
 from torch import Tensor, nn
 
 from geartrain.errors import GraphError
 from geartrain.frames.message import Gradient, Payload
+from geartrain.native.attention import attend_backward, attend_forward
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.memory import AbstractMemoryKernel, Recalled
 
@@ -92,9 +93,15 @@ class DotKernel(AbstractMemoryKernel):
 
     def forward(self, inputs: Payload, memory: Recalled) -> tuple[Payload, Payload]:
         (query,) = _taken(inputs)
+        factor = self._module.factor(query)
+        keys, values = _keys_and_values(memory.payload)
+        query = query.contiguous()
+        found = attend_forward(query, keys, values, memory.starts, memory.lengths, factor)
+        if found is not None:
+            return (found[0], query), (query, *found)
         tensors, mask = memory.padded()
         keys, values = _keys_and_values(tensors)
-        scores = torch.bmm(keys, query.unsqueeze(2)).squeeze(2).mul_(self._module.factor(query))
+        scores = torch.bmm(keys, query.unsqueeze(2)).squeeze(2).mul_(factor)
         context, total = _weigh(scores, values, mask)
         return (context, query), (query, context, total)
 
@@ -110,9 +117,16 @@ class DotKernel(AbstractMemoryKernel):
         (dc, dq), (query, context, total) = gradients, kept
         if dc is None:
             return (dq,)
+        factor = self._module.factor(query)
+        keys, values = _keys_and_values(memory.payload)
+        sums = _both(memory.sums) if memory.wanted else None
+        ranges = memory.starts, memory.lengths
+        found = attend_backward(dc, kept, keys, values, *ranges, factor, sums)
+        if found is not None:
+            memory.touch()
+            return (found if dq is None else found.add_(dq),)
         tensors, mask = memory.padded()
         keys, values = _keys_and_values(tensors)
-        factor = self._module.factor(query)
         scores = torch.bmm(keys, query.unsqueeze(2)).squeeze(2).mul_(factor)
         weights, ds = _unweigh(scores, values, mask, dc, context, total)
         ds = ds.mul_(factor)
@@ -152,7 +166,8 @@ class AdditiveKernel(AbstractMemoryKernel):
             return (dq,)
         tensors, mask = memory.padded()
         keys, values = _keys_and_values(tensors)
-        weight, score = self._module.map.weight, self._module.score
+        weight = cast(nn.Parameter, self._module.map.weight)
+        score = self._module.score
         layer = self._bent(query, keys)
         weights, ds = _unweigh(layer @ score, values, mask, dc, context, total)
         if score.requires_grad:
@@ -169,7 +184,8 @@ class AdditiveKernel(AbstractMemoryKernel):
 
     def _bent(self, query: Tensor, keys: Tensor) -> Tensor:
         """The layer that scores are read from, ``(n, longest, keys)``."""
-        return (keys + self._module.map(query).unsqueeze(1)).tanh_()
+        mapped: Tensor = self._module.map(query)
+        return (keys + mapped.unsqueeze(1)).tanh_()
 
 
 def _taken(inputs: Payload) -> Payload:
@@ -188,6 +204,12 @@ def _keys_and_values(tensors: Payload) -> tuple[Tensor, Tensor]:
             "one that is both"
         )
     return tensors[0], tensors[-1]
+
+
+def _both(sums: Gradient) -> tuple[Tensor, Tensor] | None:
+    """Where the gradients of keys and values are added up."""
+    keys, values = sums[0], sums[-1]
+    return None if keys is None or values is None else (keys, values)
 
 
 def _read(scores: Tensor, values: Tensor, mask: Tensor) -> Tensor:

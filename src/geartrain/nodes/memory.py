@@ -187,11 +187,15 @@ class Recalled:
             found.append(None if g is None else g.reshape(-1, *g.shape[2:]))
         self._add(found, cells, places)
 
-    def touch(self) -> Gradient:
-        """The sums of gradients, where a kernel adds to them by itself; as ``payload`` lies."""
-        sums = self._held.sums()
-        self._mark(sums)
-        return sums
+    @property
+    def sums(self) -> Gradient:
+        """The sums of gradients, as ``payload`` lies, for a kernel that adds to them by itself."""
+        return self._held.sums()
+
+    def touch(self) -> None:
+        """A kernel has added to the sums, if anybody wants them."""
+        if self.wanted:
+            self._mark(self._held.sums())
 
     def _add(
         self, gradients: Sequence[Tensor | None], cells: IntArray, places: IntArray | None
