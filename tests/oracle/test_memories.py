@@ -318,9 +318,10 @@ def ready(attention: nn.Module, one: bool, n: int = 7) -> Model:
 class Nothing(nn.Module):
     """A row that says only where its bundle is held."""
 
-    def forward(self, *given: object) -> Tensor:
-        *x, inside = given
-        return x[0].new_zeros(len(inside.lengths), 1)
+    def forward(self, x: Tensor, *others: Tensor | gt.Inside) -> Tensor:
+        inside = others[-1]
+        assert isinstance(inside, gt.Inside)
+        return x.new_zeros(len(inside.lengths), 1)
 
 
 ATTENTION = {
