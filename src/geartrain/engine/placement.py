@@ -130,19 +130,21 @@ def _place_others(wiring: Wiring, by_hand: Mapping[str, int], home: dict[int, in
     beside = {number: numbers for numbers in wiring.together for number in numbers}
     for operator, k, number in left:
         placed = [home[n] for n in beside.get(number, ()) if n in home]
-        if placed and home.setdefault(number, placed[0]) != placed[0]:
-            _refuse_parted(wiring, beside[number], home)
+        if placed:
+            home.setdefault(number, placed[0])
         if number not in home:
             home[number] = _nearest(operator, k, writers, wiring, home)
+    for numbers in wiring.together:
+        if len({home[number] for number in numbers}) > 1:
+            _refuse_parted(wiring, numbers, home)
 
 
 def _refuse_parted(wiring: Wiring, numbers: Sequence[int], home: Mapping[int, int]) -> NoReturn:
     memory, *readers = (wiring.nodes[n] for n in numbers)
-    told = ", ".join(f"'{r.name}' on {home[r.id]}" for r in readers if r.id in home)
-    at = f" on {home[memory.id]}" if memory.id in home else ""
+    told = ", ".join(f"'{reader.name}' on {home[reader.id]}" for reader in readers)
     raise ValueError(
-        f"memory '{memory.name}'{at} and what reads it are placed on different workers: {told}; "
-        "they share a store: place them on one, or name one of them alone"
+        f"memory '{memory.name}' on {home[memory.id]} and what reads it are placed on different "
+        f"workers: {told}; they share a store: place them on one, or name one of them alone"
     )
 
 
