@@ -19,7 +19,7 @@ from geartrain.graph.fusion import fused
 from geartrain.graph.gear import Gear, Geared, refuse_idle_replays, refuse_starving
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input, Spec
-from geartrain.graph.operators import Copying, Detaching, Losing, Merging, Replaying
+from geartrain.graph.operators import Copying, Detaching, Grouping, Losing, Merging, Replaying
 from geartrain.graph.overlap import Overlapped
 from geartrain.graph.sample_rows import sample_rows_of
 from geartrain.graph.synthetic import Synthesizing
@@ -303,6 +303,7 @@ def check(
                     f"'{operator.name}' ({operator.kind}) can never get a row: its only sources "
                     "are behind it; join a stream that starts at an input"
                 )
+    _forget_handles_without_readers(operators, schema)
     _publish_keys(graph, operators)
     _try_out(graph, operators, known, like)
 
@@ -447,6 +448,21 @@ def _refuse_frames_behind_replays(operators: Sequence[AbstractOperator]) -> None
                     f"'{start.name}' replays come from other instances; let it ride along in the "
                     "payload: concat(stream, targets, how='tuple')"
                 )
+
+
+def _forget_handles_without_readers(operators: Sequence[AbstractOperator], schema: Schema) -> None:
+    """Members of a group need to agree only in what somebody reads further on."""
+    ahead = _readers_of(operators)
+    for group in operators:
+        if not isinstance(group, Grouping) or not group._handles:
+            continue
+        read: set[int] = set()
+        for memory in operators:
+            if isinstance(memory, Holding):
+                behind = _reachable(group, ahead | {memory.id: []})  # it gives a handle of its own
+                if any(isinstance(o, Through) and o.memory is memory for o in behind):
+                    read.add(schema.state[memory.column])
+        group._handles = sorted(read & set(group._handles))
 
 
 def _refuse_memories_answered_early(operators: Sequence[AbstractOperator]) -> None:
