@@ -231,8 +231,14 @@ def queries(n: int = 6) -> Model:
 MODELS = {"translate": translate, "two": two, "features": features, "queries": queries}
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=str)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "order"),
+    [
+        *(("translate", order) for order in ORDERS),
+        *((name, order) for name in ("two", "features", "queries") for order in ORDERS[::3]),
+    ],
+    ids=str,
+)
 def test_in_every_order_the_gradients_are_those_of_autograd(name, order):
     model = MODELS[name]()
     model.graph.check(model.shapes, model.data[0])
@@ -242,7 +248,7 @@ def test_in_every_order_the_gradients_are_those_of_autograd(name, order):
     assert_same_gradients(got.gradients, autograd(total, model.modules))
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(name=st.sampled_from(sorted(MODELS)), n=st.integers(1, 20), order=orders())
 def test_in_any_order_the_gradients_are_those_of_autograd(name, n, order):
     model = MODELS[name](n)
@@ -331,7 +337,7 @@ ATTENTION = {
 }
 
 
-@pytest.mark.parametrize("order", ORDERS[::3], ids=str)
+@pytest.mark.parametrize("order", ORDERS[3::6], ids=str)
 @pytest.mark.parametrize("one", [True, False], ids=["one tensor", "keys and values"])
 @pytest.mark.parametrize("kind", ATTENTION)
 def test_attention_with_a_kernel_has_the_gradients_of_autograd(kind, one, order):
