@@ -3,8 +3,8 @@
     held = states.hold()              rows behind it have a handle, in a state column of its own
     rows.attend(held, module)         reads by that handle
 
-A column of a handle has a name that no user's function can ask for. It is on a row wherever it came
-behind the ``hold``; a merge has it if all its sources have, a join if one of them has.
+A column of a handle has a name that no user's function can ask for. A row has it wherever it is
+behind the ``hold``: behind a merge if all sources have it, behind a join if one of them has.
 """
 
 from __future__ import annotations
