@@ -119,6 +119,19 @@ class Pool(nn.Module):
         return rows.new_zeros(n, rows.shape[1]).index_add(0, inside.segment, rows)
 
 
+class Reads(nn.Module):
+    """Rows that read a memory, by a gate of their own for each row of it."""
+
+    def __init__(self, a: int, memory: int, out: int) -> None:
+        super().__init__()
+        self.gate, self.map = nn.Linear(a, memory), nn.Linear(a + memory, out)
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        weight = torch.sigmoid((memory * self.gate(x)[:, None]).sum(-1)) * mask
+        read = (memory * weight[..., None]).sum(1)
+        return torch.tanh(self.map(torch.cat((x, read), -1)))
+
+
 def instance(seed: int) -> Instance:
     """A random graph of 1 to 6 vertices with integer and float columns."""
     rng = np.random.default_rng(seed)
@@ -209,6 +222,14 @@ class Streams:
 
     def ungroup(self, s: Stream, index: str) -> Stream:
         return s.ungroup(index=index)
+
+    def hold(self, s: Stream) -> Stream:
+        return s.hold()
+
+    def attend(
+        self, s: Stream, held: Stream, key: Sequence[str], module: nn.Module, name: str
+    ) -> Stream:
+        return s.attend(held, module, name=name)
 
     def detach(self, s: Stream) -> Stream:
         return s.detach()
@@ -430,6 +451,21 @@ class Lists:
             for k in range(r.payload[0].shape[0])
         ]
 
+    def hold(self, s: list[Row]) -> list[Row]:
+        return s
+
+    def attend(
+        self, s: list[Row], held: list[Row], key: Sequence[str], module: nn.Module, name: str
+    ) -> list[Row]:
+        bundles = {tuple(r.state[c] for c in key): r.payload for r in held}
+        made = []
+        for row in s:
+            memory = [x[None] for x in bundles[tuple(row.state[c] for c in key)]]
+            mask = torch.ones(1, memory[0].shape[1], dtype=torch.bool)
+            found = module(*(x[None] for x in row.payload), *memory, mask)
+            made.append(Row(row.state, (found[0],)))
+        return made
+
     def detach(self, s: list[Row]) -> list[Row]:
         return [Row(r.state, tuple(x.detach() for x in r.payload), r.lengths) for r in s]
 
@@ -494,7 +530,7 @@ class Program:
         names = [
             "squash", "typed", "fork", "cell", "function", "where", "early", "route", "broadcast",
             "concat", "tuple", "split", "edges", "copies", "stacked", "bundle", "instance",
-            "detach", "head", "perm", "reuse", "unpack", "nested",
+            "detach", "head", "perm", "reuse", "unpack", "nested", "memory",
         ]  # fmt: skip
         for _ in range(n):
             name = self._dice.choice([*names, "loop", "loop"] if depth else names)
@@ -705,6 +741,28 @@ class Program:
         many = self._twin.flatmap(at, column, lambda m: m.size)
         many = self._twin.move(many, vertex=_reader(column))
         return [Wire(many, wire.dims, wire.turns)]
+
+    def _memory(self, wire: Wire, wires: list[Wire], depth: int) -> list[Wire]:
+        """The rows of an instance are held; each of them reads all, some in a loop, some before."""
+        wire = self._single(wire)
+        d, key = wire.dims[0], ("instance", *wire.turns)
+        held = self._twin.hold(self._twin.group(wire.at, key, "size", None, "bundle"))
+        at = self._twin.ungroup(held, "vertex")
+        if self._dice.random() < 0.5:
+            at = self._twin.attend(at, held, key, *self._module(Reads, d, d, d))
+        if self._dice.random() < 0.5:
+            yes, no = self._twin.where(at, lambda m: m.kind < 2)
+            yes = self._twin.attend(yes, held, key, *self._module(Reads, d, d, d))
+            at = self._twin.merge(yes, no)
+        self._turn += 1
+        turn, reads = f"turn{self._turn}", self._module(Reads, d, d, d)
+        at = self._twin.loop(
+            at,
+            turn,
+            lambda s: self._twin.attend(s, held, key, *reads),
+            lambda m: getattr(m, turn) < m.turns,
+        )
+        return [Wire(at, (d,), wire.turns)]
 
     def _detach(self, wire: Wire, wires: list[Wire], depth: int) -> list[Wire]:
         return [Wire(self._twin.detach(wire.at), wire.dims, wire.turns)]

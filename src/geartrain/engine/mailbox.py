@@ -175,8 +175,8 @@ class Sweeps(AbstractPolicy):
 
     def _next(self, queues: Sequence[Queue], follows: bool) -> Queue:
         """What is ahead of the last firing, or, if nothing is, what comes first."""
-        at = self._at + follows
-        ahead = [q for q in queues if q.rank >= at] or queues
+        at = self._at
+        ahead = [q for q in queues if q.rank > at or (q.rank == at and not q.bundled)] or queues
         if follows:
             full = [q for q in ahead if q.rows >= (q.portion or self.enough)]
             if full:

@@ -7,7 +7,8 @@ weights lives where most of its rows come from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from geartrain.graph.wiring import Wiring
 from geartrain.nodes.node import AbstractNode
@@ -40,25 +41,56 @@ def place(
     taken: dict[str, int] = {}
     groups = _groups(nodes)
     weight = {name: _cost(name, group, parts, costs) for name, group in groups.items()}
-    for name in sorted(groups, key=lambda g: (g not in by_hand, -weight[g], g)):
-        group = groups[name]
-        wished = {by_hand[n.name] for n in group if n.name in by_hand}
-        if name in by_hand:
-            wished.add(by_hand[name])
-        if len(wished) > 1:
+    wished = {name: _wished(name, group, by_hand) for name, group in groups.items()}
+    blocks = _blocks(wiring, groups)
+    heavy = {block: sum(weight[name] for name in block) for block in blocks}
+    named = {block: any(wished[name] is not None for name in block) for block in blocks}
+    for block in sorted(blocks, key=lambda b: (not named[b], -heavy[b], b)):
+        wishes = {wish for name in block if (wish := wished[name]) is not None}
+        if len(wishes) > 1:
+            told = ", ".join(f"'{n}' on {wished[n]}" for n in block if wished[n] is not None)
             raise ValueError(
-                f"part '{name}' is placed on workers {sorted(wished)}; it lives on one"
+                f"parts that read one memory are placed apart, {told}; all that reads a memory "
+                "lives on one worker, with the memory: name one worker for them"
             )
-        original = name.split("#")[0]
-        beside = [taken[g] for g in taken if g.split("#")[0] == original]
+        originals = {name.split("#")[0] for name in block}
+        beside = [taken[g] for g in taken if g.split("#")[0] in originals]
         free = [w for w in range(workers) if w not in beside] or list(range(workers))
-        worker = wished.pop() if wished else min(free, key=lambda w: (load[w], w))
-        load[worker] += weight[name]
-        taken[name] = worker
-        for node in group:
-            home[node.id] = worker
+        worker = wishes.pop() if wishes else min(free, key=lambda w: (load[w], w))
+        load[worker] += heavy[block]
+        for name in block:
+            taken[name] = worker
+            for node in groups[name]:
+                home[node.id] = worker
     _place_others(wiring, by_hand, home)
     return home
+
+
+def _wished(name: str, group: Sequence[AbstractNode], by_hand: Mapping[str, int]) -> int | None:
+    """The worker that is named for a part, or None.
+
+    Raises:
+        ValueError: Several are.
+    """
+    wished = {by_hand[n.name] for n in group if n.name in by_hand}
+    if name in by_hand:
+        wished.add(by_hand[name])
+    if len(wished) > 1:
+        raise ValueError(f"part '{name}' is placed on workers {sorted(wished)}; it lives on one")
+    return wished.pop() if wished else None
+
+
+def _blocks(wiring: Wiring, groups: Mapping[str, Sequence[AbstractNode]]) -> list[tuple[str, ...]]:
+    """Names of parts that live together, as they read one memory; most are by themselves."""
+    block = {name: [name] for name in groups}
+    for numbers in wiring.together:
+        names = [n for i in numbers if (n := wiring.nodes[i].part_name) is not None]
+        for name in names[1:]:
+            first, other = block[names[0]], block[name]
+            if first is not other:
+                first += other
+                block |= dict.fromkeys(other, first)
+    return list({id(names): tuple(sorted(names)) for names in block.values()}.values())
 
 
 def _groups(nodes: Mapping[int, AbstractNode]) -> dict[str, list[AbstractNode]]:
@@ -95,9 +127,25 @@ def _place_others(wiring: Wiring, by_hand: Mapping[str, int], home: dict[int, in
         name = wiring.nodes[number].name
         if name in by_hand:
             home[number] = by_hand[name]
+    beside = {number: numbers for numbers in wiring.together for number in numbers}
     for operator, k, number in left:
+        placed = [home[n] for n in beside.get(number, ()) if n in home]
+        if placed:
+            home.setdefault(number, placed[0])
         if number not in home:
             home[number] = _nearest(operator, k, writers, wiring, home)
+    for numbers in wiring.together:
+        if len({home[number] for number in numbers}) > 1:
+            _refuse_parted(wiring, numbers, home)
+
+
+def _refuse_parted(wiring: Wiring, numbers: Sequence[int], home: Mapping[int, int]) -> NoReturn:
+    memory, *readers = (wiring.nodes[n] for n in numbers)
+    told = ", ".join(f"'{reader.name}' on {home[reader.id]}" for reader in readers)
+    raise ValueError(
+        f"memory '{memory.name}' on {home[memory.id]} and what reads it are placed on different "
+        f"workers: {told}; they share a store: place them on one, or name one of them alone"
+    )
 
 
 def _nearest(

@@ -201,7 +201,8 @@ class Schema:
 
     def names(self) -> list[str]:
         """All names that a predicate may read."""
-        return sorted({*self.state, *self.vertex, *self.edge, *self.value, "size", "payload"})
+        state = (name for name in self.state if name.isidentifier())  # no handles of memories
+        return sorted({*state, *self.vertex, *self.edge, *self.value, "size", "payload"})
 
 
 @final

@@ -187,6 +187,10 @@ class RowStore:
                 f"{rows[:8].tolist()}; every forward row wants exactly one backward row"
             )
 
+    def are_waiting(self, rows: IntArray) -> bool:
+        """Whether all of these rows wait here."""
+        return bool(self._ledger.live[rows].all())
+
     def live_rows(self) -> IntArray:
         return np.flatnonzero(self._ledger.live)
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from geartrain.errors import DataError
 from geartrain.frames.frame import Schema
 from geartrain.frames.message import IntArray, ranges
+from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input
 from geartrain.graph.operators import (
     Copying,
@@ -238,7 +239,7 @@ def _behind(
         if isinstance(source, Joining):
             yield from _joined(source, seen | {id(source)})
             continue
-        passes = isinstance(source, Copying | Detaching | Merging | Moving | Through)
+        passes = isinstance(source, Copying | Detaching | Holding | Merging | Moving | Through)
         if not passes and not (isinstance(source, Routing) and port in source.ends):
             continue
         for origin in _behind(source.sources[0], seen | {id(source)}):

@@ -28,6 +28,7 @@ from geartrain.frames.frame import Schema, View
 from geartrain.frames.instance import Instance
 from geartrain.graph import drawing, wiring
 from geartrain.graph.gear import Gear, Geared
+from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input, Keep, PartLike
 from geartrain.graph.operators import (
     Detaching,
@@ -118,6 +119,65 @@ class Stream:
             pool=pool,
             alone=alone,
             use=use,
+        )
+
+    def hold(self, *, name: str | None = None) -> Stream:
+        """Hold each bundle, so that rows behind may read it by reference (``attend``).
+
+        The bundle itself goes on: what is made of it, pooled to a row or ungrouped, knows where it
+        is held, and so does all that follows, round loops and through routes. It is held once,
+        until all behind it has been answered; the gradients of all that has read it are added up
+        where it is, and leave once.
+
+        Args:
+            name: In errors, traces and drawings.
+        """
+        operator = Holding(self._graph._name(name, "memory"), self._source)
+        self._graph._columns.append(operator.column)
+        return self._graph._add(operator)
+
+    def attend(
+        self,
+        to: Stream,
+        module: Callable[..., Any] | PartLike,
+        *,
+        name: str | None = None,
+        part: PartLike | None = None,
+        keep: Keep | None = None,
+        read: str | Sequence[str] = (),
+        take: int | Sequence[int] | None = None,
+    ) -> Stream:
+        """Run a module on rows, each with the bundle that is held for it.
+
+        Args:
+            to: What ``hold`` gave; the rows have come from there, by whatever way.
+            module: Gets the payload ``(n, ...)``; the tensors of the memory ``(n, longest, ...)``,
+                zeros behind the end of each; a mask ``(n, longest)``, True up to the end, all False
+                for an empty bundle; and the columns of ``read``. Gives one or several ``(n,
+                ...)``, each row on its own, whatever the longest is. ``nn.DotAttention`` and
+                ``nn.AdditiveAttention`` are such modules, and have kernels.
+            name, part, read, take: As for ``through``. Of bundles each row reads.
+            keep: ``auto`` (a memory kernel where the module has one, else inputs) or ``inputs``
+                (the module runs again).
+
+        Source: Bahdanau et al. 2015, arXiv:1409.0473.
+        """
+        self._graph._own((to,))
+        if not isinstance(to.operator, Holding):
+            raise GraphError(
+                f"attend() reads what hold() gave, but '{to.operator.name}' is a "
+                f"{to.operator.kind}; hold its bundles first: held = stream.hold()"
+            )
+        function, part = _function_and_part("attend", module, part)
+        _refuse_gear("attend", part)
+        chosen = keep or (part.keep if part is not None else "auto")
+        if chosen not in ("auto", "inputs"):
+            raise GraphError(
+                f"attend(keep={chosen!r}): rows that read a memory come back apart; give 'auto' or "
+                "'inputs'"
+            )
+        return self._run(
+            "attend", function, part, name, chosen, take, read=read, alone=False, memory=to.operator
         )
 
     def overlap(
@@ -229,6 +289,7 @@ class Stream:
         pool: bool = False,
         alone: bool = True,
         use: AbstractUse | None = None,
+        memory: Holding | None = None,
     ) -> Stream:
         taken = (take,) if isinstance(take, int) else None if take is None else tuple(take)
         if taken is not None and (not taken or min(taken) < 0 or len(set(taken)) < len(taken)):
@@ -250,6 +311,7 @@ class Stream:
             taken,
             alone,
             use,
+            memory,
         )
         return self._graph._add(operator)
 

@@ -9,7 +9,7 @@ Beside it: what can be known of a stream before it runs, and who may read which 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, final
 
@@ -27,6 +27,23 @@ Keep: TypeAlias = Literal["auto", "inputs", "activations", "graph"]
 Made: TypeAlias = AbstractNode | AbstractStep | None
 ROWS = 3
 """Rows of the batch that a dry run imagines."""
+
+_HANDLE = "@"  # no name that a function could ask for begins so
+
+
+def handle_of(memory: str) -> str:
+    """The state column in which rows have their handle of a memory."""
+    return f"{_HANDLE}{memory}"
+
+
+def handles(columns: Collection[str]) -> frozenset[str]:
+    """Those of the columns that hold handles."""
+    return frozenset(c for c in columns if c.startswith(_HANDLE))
+
+
+def without_handles(columns: Collection[str]) -> frozenset[str]:
+    """The columns that a user knows."""
+    return frozenset(c for c in columns if not c.startswith(_HANDLE))
 
 
 class PartLike(Protocol):
@@ -147,7 +164,7 @@ def readable(node: str, name: str, columns: frozenset[str], schema: Schema) -> N
     Raises:
         GraphError: They cannot; says what they can read.
     """
-    here = set(columns) | {"size", "payload", "lengths"} | schema.value
+    here = without_handles(columns) | {"size", "payload", "lengths"} | schema.value
     if "vertex" in columns:
         here |= schema.vertex
     if "edge" in columns:

@@ -8,6 +8,8 @@
     move            Moving      Move            (a step)
     used twice      Copying     Broadcast
     concat, join    Joining     Join
+    hold            Holding     HoldNode   (memory.py)
+    attend          Through     ReadNode   (through.py)
     split           Splitting   Split
     group           Grouping    Group
     ungroup         Ungrouping  Ungroup
@@ -30,7 +32,17 @@ from torch import Tensor
 from geartrain.errors import GraphError
 from geartrain.frames.frame import Schema, View
 from geartrain.graph.dry_run import DryRun
-from geartrain.graph.operator import ROWS, AbstractOperator, Made, Spec, describe, imagine, readable
+from geartrain.graph.operator import (
+    ROWS,
+    AbstractOperator,
+    Made,
+    Spec,
+    describe,
+    handles,
+    imagine,
+    readable,
+    without_handles,
+)
 from geartrain.graph.sample_rows import SampleRows
 from geartrain.nodes.call import Call
 from geartrain.nodes.control import Detach, Move, Route, Stop
@@ -170,12 +182,14 @@ class Joining(AbstractOperator):
         super().__init__(name, [[s] for s in sources])
         self.on, self.how = on, how
         self._key: list[str] = list(on or ())
+        self._handles: list[list[int]] = []
+        """By port, state columns of handles that only its rows have: they are to be kept."""
 
     def detail(self) -> str:
         return f"on {', '.join(self._key or self.on or ())}"
 
     def specs(self, given: Sequence[Spec], schema: Schema) -> list[Spec]:
-        shared = frozenset.intersection(*(s.columns for s in given))
+        shared = without_handles(frozenset.intersection(*(s.columns for s in given)))
         if self.on is None:
             self._key = sorted(shared, key=lambda name: schema.state[name])
         else:
@@ -193,7 +207,11 @@ class Joining(AbstractOperator):
         if all(p is not None for p in payloads):
             known = [p for p in payloads if p is not None]
             payload = self._joined(known)
-        return [Spec(given[0].columns, payload, given[0].bundled)]
+        self._handles = [
+            sorted(schema.state[c] for c in handles(s.columns - given[0].columns)) for s in given
+        ]
+        columns = given[0].columns.union(*(handles(s.columns) for s in given))
+        return [Spec(columns, payload, given[0].bundled)]
 
     def _joined(self, known: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         if self.how == "tuple":
@@ -216,7 +234,7 @@ class Joining(AbstractOperator):
                 "columns that its streams share, or name them: concat(..., on=...)"
             )
         columns = [place.schema.state[name] for name in self._key]
-        return JoinNode(place, len(self.sources), columns, self.how)
+        return JoinNode(place, len(self.sources), columns, self.how, self._handles)
 
 
 @final
@@ -271,6 +289,8 @@ class Grouping(AbstractOperator):
         super().__init__(name, [[source]])
         self.by, self.size, self.order, self.how = tuple(by), size, order, how
         self.moved = {name: f for name, f in by.items() if f is not None}
+        self._handles: list[int] = []
+        """State columns of handles that members have: those of a group agree in them."""
 
     def detail(self) -> str:
         size = self.size if isinstance(self.size, (int, str)) else "computed"
@@ -284,7 +304,7 @@ class Grouping(AbstractOperator):
             if name not in spec.columns and name not in self.moved:
                 raise GraphError(
                     f"'{self.name}': key column '{name}' is not defined here; rows have "
-                    f"{sorted(spec.columns)}; by={{'{name}': function}} sets it"
+                    f"{sorted(without_handles(spec.columns))}; by={{'{name}': function}} sets it"
                 )
         for function in self.moved.values():
             if callable(function):
@@ -300,13 +320,14 @@ class Grouping(AbstractOperator):
             payload = tuple(p.new_empty((ROWS, k, *p.shape[1:])) for p in payload)
             if not isinstance(self.size, int):
                 payload = None  # the number of members comes from the data
-        columns = frozenset({"instance", *self.by})
+        self._handles = sorted(schema.state[c] for c in handles(spec.columns))
+        columns = frozenset({"instance", *self.by}) | handles(spec.columns)
         return [Spec(columns, payload, self.how == "bundle")]
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:
         by = [place.schema.state[name] for name in self.by]
         move = Move(place, self.moved) if self.moved else None
-        return Group(place, by, move, self.size, self.order, self.how)
+        return Group(place, by, move, self.size, self.order, self.how, self._handles)
 
 
 @final

@@ -19,6 +19,7 @@ from geartrain.errors import GraphError
 from geartrain.frames.frame import Schema
 from geartrain.frames.precision import Precision
 from geartrain.graph.dry_run import DryRun, refuse_dtype
+from geartrain.graph.memory import Holding, sample_mask
 from geartrain.graph.operator import (
     ROWS,
     AbstractOperator,
@@ -41,6 +42,13 @@ from geartrain.nodes.kernel import (
     kernel_of,
 )
 from geartrain.nodes.loss import Objective
+from geartrain.nodes.memory import (
+    AbstractMemoryKernel,
+    Held,
+    ReadAgain,
+    ReadNode,
+    memory_kernel_of,
+)
 from geartrain.nodes.method import called_by, weights_of
 from geartrain.nodes.node import AbstractNode, Place
 from geartrain.nodes.payload import Recompute, RowNode
@@ -92,8 +100,10 @@ class Through(AbstractOperator):
         take: tuple[int, ...] | None = None,
         alone: bool = False,
         use: AbstractUse | None = None,
+        memory: Holding | None = None,
     ) -> None:
         super().__init__(name, [[source]])
+        self.memory = memory
         self.every_vertex = False
         """Whether each row goes to all vertices of its instance, as a shape knows that makes it."""
         self.function, self.part, self.keep, self.use = function, part, keep, use
@@ -136,7 +146,8 @@ class Through(AbstractOperator):
         called = called_by(self.function)
         reads = f", reads {', '.join(self.call.read)}" if self.call.read else ""
         uses = f", {self.use.detail()}" if self.use is not None else ""
-        return f"{called}{reads}{uses}"
+        attends = f", attends to {self.memory.name}" if self.memory is not None else ""
+        return f"{called}{reads}{attends}{uses}"
 
     def port_name(self, port: int) -> str:
         return "" if self.use is None else self.use.ports[port]
@@ -152,7 +163,10 @@ class Through(AbstractOperator):
                 "the input with bundle=True, or group(..., how='bundle') first"
             )
         self._refuse_row_mixers()
-        payload = None if spec.payload is None else self._dry_run(spec.payload, schema)
+        payload = None
+        held = () if self.memory is None else self.memory.read(self.name, spec)
+        if spec.payload is not None and held is not None:
+            payload = self._dry_run(spec.payload, schema, held)
         sent = Spec(spec.columns, payload, bundled)
         return [sent] if self.use is None else self.use.specs(self.name, spec, sent)
 
@@ -171,7 +185,16 @@ class Through(AbstractOperator):
         if given.payload is None:
             return
         self.dry_run.mixes = self.dry_run.mixes or self.written_kernel() is not None
-        self.dry_run.imagine(self.call, sample_rows.samples(self.call, given.payload, known))
+        call, payload = self.call, given.payload
+        if self.memory is not None:
+            held = self.memory.read(self.name, given)
+            if held is None:
+                return
+            taken = call.taken(len(payload))
+            known = [*(known[j] for j in taken), *(None for _ in held[1:]), sample_mask()]
+            payload = (*(payload[j] for j in taken), *held)
+            call = replace(call, take=None)
+        self.dry_run.imagine(call, sample_rows.samples(call, payload, known))
 
     def make(
         self,
@@ -179,6 +202,7 @@ class Through(AbstractOperator):
         weights: AbstractWeights | None,
         precision: Precision = "full",
         objective: Objective | None = None,
+        held: Held | None = None,
     ) -> Made:
         """A fresh node.
 
@@ -187,6 +211,7 @@ class Through(AbstractOperator):
             precision: Of the rows.
             objective: Of the loss that alone reads this node and is computed in it; only where
                 ``has_kernel``.
+            held: The memory that it reads, if it reads one.
         """
         keep, function, call = self.keep, self.function, self.call
         if precision == "bf16":
@@ -194,6 +219,12 @@ class Through(AbstractOperator):
             call = replace(call, function=function)
         if self.use is not None:
             return self.use.make(place, call, weights)
+        if self.memory is not None:
+            assert held is not None
+            own = self._memory_kernel() if precision == "full" else None
+            kernel_read = own or ReadAgain(function, self.parameters, len(call.read))
+            column = place.schema.state[self.memory.column]
+            return ReadNode(place, call, kernel_read, weights, held, column)
         if keep == "graph":
             return GraphNode(place, call, weights)
         if weights is not None and weights.wants_graph is not None and objective is None:
@@ -226,26 +257,33 @@ class Through(AbstractOperator):
 
     def has_kernel(self) -> bool:
         """Whether its node keeps a kernel's residuals, written by hand or derived."""
-        if self.keep in ("inputs", "graph"):
+        if self.keep in ("inputs", "graph") or self.memory is not None:
             return False
         derived = self.keep == "activations" and not self.call.inside
         return derived or self._kernel() is not None
 
     def written_kernel(self) -> AbstractKernel | None:
         """The kernel of its node, where somebody has written it."""
-        if self.use is not None or self.keep in ("inputs", "graph"):
+        if self.use is not None or self.keep in ("inputs", "graph") or self.memory is not None:
             return None
         return self._kernel()
 
     def keeps(self) -> str:
         """``keep``, and whether it means a kernel that is derived."""
         derived = self.keep == "activations" and not self.call.inside and self._kernel() is None
+        if self.memory is not None:
+            return "activations" if self._memory_kernel() is not None else "inputs"
         return "activations, derived" if derived else self.keep
 
     def _kernel(self) -> AbstractKernel | None:
         if not isinstance(self.function, nn.Module):
             return None
         return bundle_kernel_of(self.function) if self.call.inside else kernel_of(self.function)
+
+    def _memory_kernel(self) -> AbstractMemoryKernel | None:
+        if not isinstance(self.function, nn.Module) or self.keep == "inputs":
+            return None
+        return memory_kernel_of(self.function)
 
     def _refuse_row_mixers(self) -> None:
         if self.keep == "graph" or not isinstance(self.function, nn.Module):
@@ -268,14 +306,16 @@ class Through(AbstractOperator):
                     "own (they keep the mask), or keep='graph' with bundles"
                 )
 
-    def _dry_run(self, payload: tuple[Tensor, ...], schema: Schema) -> tuple[Tensor, ...] | None:
+    def _dry_run(
+        self, payload: tuple[Tensor, ...], schema: Schema, held: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...] | None:
         if self.call.take is not None and max(self.call.take) >= len(payload):
             raise GraphError(
                 f"'{self.name}': takes payload {max(self.call.take)}, but rows of "
                 f"{describe(payload)} come, payload 0..{len(payload) - 1}"
             )
         payload = tuple(payload[j] for j in self.call.taken(len(payload)))
-        args: list[object] = [*payload]
+        args: list[object] = [*payload, *held]
         args += [torch.empty(ROWS, dtype=torch.int64, device="meta") for _ in self.call.read]
         rows = ROWS
         if self.call.inside:
@@ -291,11 +331,12 @@ class Through(AbstractOperator):
                 self.name,
                 called_by(self.function),
                 self.call,
-                payload,
+                (*payload, *held),
                 lambda changed: _on_meta(self.function, changed),
             )
             raise GraphError(
-                f"'{self.name}': {self.detail()} does not take rows of {describe(payload)}: {error}"
+                f"'{self.name}': {self.detail()} does not take rows of {describe(payload)}"
+                f"{f' with a memory of {describe(held)}' if held else ''}: {error}"
             ) from error
         if self.call.pool:
             return tuple(y.new_empty((ROWS, *y.shape[1:])) for y in outputs)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from geartrain.graph.gear import Geared
+from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input
 from geartrain.graph.operators import Copying, Detaching, Joining, Moving, Replaying, Splitting
 from geartrain.graph.through import Through
@@ -44,7 +45,8 @@ def _passes(operator: AbstractOperator) -> bool:
     """Whether each message that comes leaves by every port, and nothing else does."""
     if isinstance(operator, Replaying):
         return not operator.rule.times
-    return isinstance(operator, Through | Moving | Detaching | Copying | Joining | Splitting)
+    kinds = Through | Moving | Detaching | Copying | Joining | Splitting | Holding
+    return isinstance(operator, kinds)
 
 
 def _skips(through: Through) -> bool:

@@ -17,13 +17,15 @@ from geartrain.graph.admission import Admission
 from geartrain.graph.blueprint import AbstractGraph
 from geartrain.graph.fusion import fused
 from geartrain.graph.gear import Gear, Geared, refuse_idle_replays, refuse_starving
+from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input, Spec
-from geartrain.graph.operators import Copying, Detaching, Losing, Merging, Replaying
+from geartrain.graph.operators import Copying, Detaching, Grouping, Losing, Merging, Replaying
 from geartrain.graph.overlap import Overlapped
 from geartrain.graph.sample_rows import sample_rows_of
 from geartrain.graph.synthetic import Synthesizing
 from geartrain.graph.through import Through
 from geartrain.nodes.control import AbstractStep
+from geartrain.nodes.memory import Held, HoldNode
 from geartrain.nodes.node import AbstractNode, Place
 from geartrain.nodes.weights import AbstractWeights
 
@@ -49,6 +51,8 @@ class Wiring:
         operator_of: Node number to operator number.
         precision: Of the rows that enter.
         admission: What the nodes demand of instances.
+        together: Numbers of nodes that share a store, a memory and its readers: they live on one
+            worker.
     """
 
     arena: Arena
@@ -62,6 +66,7 @@ class Wiring:
     operator_of: Mapping[int, int]
     precision: Precision
     admission: Admission
+    together: Sequence[Sequence[int]] = ()
 
 
 @final
@@ -112,6 +117,8 @@ def wire(
     operator_of: dict[int, int] = {}
     next_number = len(operators) + 1
     endings = fused(operators, apart)
+    held: dict[tuple[int, int], Held] = {}
+    together: dict[tuple[int, int], list[int]] = {}
     inside = {loss.id for loss in endings.values()}
     for operator in operators:
         numbers = []
@@ -124,16 +131,26 @@ def wire(
             place = Place(number, copy_name(operator.name, k), arena, schema, spread)
             made: AbstractNode | AbstractStep | None
             if isinstance(operator, Through):
-                owner = owned[operator.id][k]
+                owners_of = owned[operator.id]
+                owner = owners_of[k % len(owners_of)]
                 loss = endings.get(operator.id)
                 objective = None
                 if loss is not None:
                     objective = loss.objective(replace(place, name=copy_name(loss.name, k)))
+                memory = None if operator.memory is None else (operator.memory.id, k)
                 made = operator.with_function(owner.function).make(
-                    place, owner.weights, precision, objective
+                    place,
+                    owner.weights,
+                    precision,
+                    objective,
+                    None if memory is None else held[memory],
                 )
+                if memory is not None:
+                    together[memory].append(number)
             else:
                 made = operator.make(place, None)
+                if isinstance(made, HoldNode):
+                    held[operator.id, k], together[operator.id, k] = made.held, [number]
             if isinstance(made, AbstractStep):
                 steps[operator.id] = made
                 break
@@ -154,6 +171,7 @@ def wire(
         operator_of,
         precision,
         Admission(operators, schema),
+        [numbers for numbers in together.values() if len(numbers) > 1],
     )
 
 
@@ -169,14 +187,47 @@ def _count_copies(
     least: int,
 ) -> dict[int, int]:
     count = {o.id: len(owned[o.id]) if o.id in owned else least for o in operators}
+    settled = set(owned)
+    for memory in operators:
+        if isinstance(memory, Holding):
+            count[memory.id] = _count_readers(memory, operators, owned, least)
+            settled.add(memory.id)
+    for operator in operators:
+        if isinstance(operator, Through) and operator.memory is not None:
+            count[operator.id] = count[operator.memory.id]
     changed = True
     while changed:
         changed = False
         for (source, _), (reader, _) in readers.items():
-            if reader not in owned and count[source] > count[reader]:
+            if reader not in settled and count[source] > count[reader]:
                 count[reader] = count[source]
                 changed = True
     return count
+
+
+def _count_readers(
+    memory: Holding,
+    operators: Sequence[AbstractOperator],
+    owned: Mapping[int, Sequence[Owner]],
+    least: int,
+) -> int:
+    """Copies of a memory: of its readers, as a copy reads what the copy beside it holds.
+
+    Raises:
+        GraphError: Parts that read it have different numbers of copies.
+    """
+    found = {
+        o.name: len(owned[o.id])
+        for o in operators
+        if isinstance(o, Through) and o.memory is memory and o.parameters
+    }
+    if len(set(found.values())) > 1:
+        told = ", ".join(f"'{name}' has {n}" for name, n in found.items())
+        raise GraphError(
+            f"memory '{memory.name}' is read by parts of different numbers of copies: {told}; who "
+            "reads a memory has as many as its other readers: give their parts equal replicas"
+        )
+    return max([least, *found.values()])
 
 
 def with_broadcasts(given: Sequence[AbstractOperator]) -> list[AbstractOperator]:
@@ -187,6 +238,11 @@ def with_broadcasts(given: Sequence[AbstractOperator]) -> list[AbstractOperator]
         operator.sources = [
             [(copies[id(source)], port) for source, port in sources] for sources in operator.sources
         ]
+        if isinstance(operator, Through) and operator.memory is not None:
+            memory = copies[id(operator.memory)]
+            assert isinstance(memory, Holding)
+            memory.readers = [*memory.readers, operator.name]
+            operator.memory = memory
     uses: dict[tuple[int, int], list[tuple[AbstractOperator, int, int]]] = {}
     for operator in operators:
         for p, sources in enumerate(operator.sources):
@@ -229,6 +285,7 @@ def check(
     _refuse_endless_loops(operators)
     _refuse_frames_behind_replays(operators)
     _refuse_gears_that_starve(operators)
+    _refuse_memories_answered_early(operators)
     schema = graph.schema()
     for operator in operators:
         if isinstance(operator, Input) and operator.shape is None and operator.name in shapes:
@@ -246,6 +303,7 @@ def check(
                     f"'{operator.name}' ({operator.kind}) can never get a row: its only sources "
                     "are behind it; join a stream that starts at an input"
                 )
+    _forget_handles_without_readers(operators, schema)
     _publish_keys(graph, operators)
     _try_out(graph, operators, known, like)
 
@@ -316,15 +374,15 @@ def _facts(spec: Spec) -> object:
 
 
 def _publish_keys(graph: AbstractGraph, operators: Sequence[AbstractOperator]) -> None:
-    """Default keys of joins were found on copies; the originals learn them. So with classes."""
+    """Keys of joins, and handles, were found on copies; the originals learn them, and classes."""
     found = {o.name: o for o in operators}
     for operator in graph.operators:
         same = found[operator.name]
         if isinstance(operator, Losing) and isinstance(same, Losing):
             operator.classes = same.classes
-        key = getattr(found[operator.name], "_key", None)
-        if key is not None:
-            operator._key = key  # type: ignore[attr-defined]
+        for what in ("_key", "_handles"):
+            if hasattr(same, what):
+                setattr(operator, what, getattr(same, what))
 
 
 def _readers(operators: Sequence[AbstractOperator]) -> dict[Port, Port]:
@@ -342,7 +400,10 @@ def _readers(operators: Sequence[AbstractOperator]) -> dict[Port, Port]:
 
 
 _PASSING = frozenset(
-    ("through", "move", "merge", "detach", "replay", "broadcast", "ungroup", "split", "join")
+    (
+        *("through", "move", "merge", "detach", "replay", "broadcast", "ungroup", "split", "join"),
+        "hold",
+    )
 )
 """Kinds whose every row comes out again; a flatmap ends rows that have no edges."""
 
@@ -387,6 +448,51 @@ def _refuse_frames_behind_replays(operators: Sequence[AbstractOperator]) -> None
                     f"'{start.name}' replays come from other instances; let it ride along in the "
                     "payload: concat(stream, targets, how='tuple')"
                 )
+
+
+def _forget_handles_without_readers(operators: Sequence[AbstractOperator], schema: Schema) -> None:
+    """Members of a group need to agree only in what somebody reads further on."""
+    ahead = _readers_of(operators)
+    for group in operators:
+        if not isinstance(group, Grouping) or not group._handles:
+            continue
+        read: set[int] = set()
+        for memory in operators:
+            if isinstance(memory, Holding):
+                behind = _reachable(group, ahead | {memory.id: []})  # it gives a handle of its own
+                if any(isinstance(o, Through) and o.memory is memory for o in behind):
+                    read.add(schema.state[memory.column])
+        group._handles = sorted(read & set(group._handles))
+
+
+def _refuse_memories_answered_early(operators: Sequence[AbstractOperator]) -> None:
+    """A memory is held until its bundle is answered: nobody between it and a reader may be first.
+
+    Raises:
+        GraphError: An operator between answers before what is behind it has been answered.
+    """
+    ahead = _readers_of(operators)
+    for memory in operators:
+        if not isinstance(memory, Holding):
+            continue
+        if not memory.readers:
+            raise GraphError(
+                f"memory '{memory.name}' is read by nobody; read it with "
+                f"rows.attend({memory.name}, module), or leave hold() out"
+            )
+        for between in _reachable(memory, ahead):
+            if not (
+                isinstance(between, Detaching | Replaying)
+                or (isinstance(between, Through) and between.use is not None)
+            ):
+                continue
+            for reader in _reachable(between, ahead):
+                if isinstance(reader, Through) and reader.memory is memory:
+                    raise GraphError(
+                        f"'{reader.name}' reads memory '{memory.name}' behind '{between.name}' "
+                        f"({between.kind}), which answers before what is behind it has been, so "
+                        "the memory would be gone: read it before, or hold what is read behind it"
+                    )
 
 
 def _refuse_gears_that_starve(operators: Sequence[AbstractOperator]) -> None:

@@ -68,12 +68,17 @@ _TYPED: Final[Mapping[str, Arguments]] = {
     "scale_all": (BYTES, _N, _R),
     "adam": (BYTES, _N, *[_R] * 5, _N),
     "adagrad": (BYTES, _N, *[_R] * 4, _N),
+    "attend_forward": (*[_N] * 3, _R, _P, _P, _N, *[_P] * 5),
+    "attend_backward": (*[_N] * 3, _R, _P, _P, _N, *[_P] * 9),
     "tanh": (_N, _P, _P),
     "cross_entropy": (_N, _N, *[_P] * 4),
 }
 _NAMES: Final = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}
 _NOT_SHORT: Final = frozenset(  # losses and weights are float32
-    ("map_forward", "map_backward", "cross_entropy", "square_sum", "scale_all", "adam", "adagrad")
+    (
+        *("map_forward", "map_backward", "attend_forward", "attend_backward"),
+        *("cross_entropy", "square_sum", "scale_all", "adam", "adagrad"),
+    )
 )
 _NOTHING: Final = frozenset({"transpose", "tanh"})
 """Functions that return nothing; the others return an int64."""

@@ -3,6 +3,7 @@
 The modules of ``whole`` and ``pipeline`` that users write are exported here as well.
 """
 
+from geartrain.nn.attention import AdditiveAttention, DotAttention
 from geartrain.nn.cells import TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
 from geartrain.nn.derived import DerivedKernel
 from geartrain.nn.dropout import RowDropout
@@ -23,9 +24,11 @@ register_torch_checks()
 register_derivation(DerivedKernel)
 
 __all__ = [
+    "AdditiveAttention",
     "BundleSequential",
     "DecoderBlock",
     "DerivedKernel",
+    "DotAttention",
     "GatedGraphCell",
     "GatedSum",
     "LocalCritic",

@@ -75,6 +75,7 @@ class Group(AbstractNode):
         order: Position of a member, 0..size-1: a column or a function. None: members are sorted by
             their state.
         how: What becomes of them.
+        handles: State columns of handles of memories, which members of a group share.
     """
 
     def __init__(
@@ -85,8 +86,10 @@ class Group(AbstractNode):
         size: int | Column,
         order: Column | None,
         how: How,
+        handles: Sequence[int] = (),
     ) -> None:
         super().__init__(place)
+        self._handles = list(handles)
         edge = place.schema.state.get("edge")
         inside = {VERTEX, INSTANCE} | ({edge} if edge is not None else set())
         self._by = list(by) if inside & set(by) else [INSTANCE, *by]
@@ -106,6 +109,8 @@ class Group(AbstractNode):
         if self._move is not None:
             keyed = self._move.move(Forward((), state, state[0]), view)
         groups = self._table.slots(keyed[self._by], lambda rows: self._open(rows, keyed, view))
+        if self._handles:
+            self._require_one_memory(groups, state)
         cells = self._position(groups, view)
         store = self._cells
         store["origin"][cells] = join_origins(batches)
@@ -146,6 +151,18 @@ class Group(AbstractNode):
         first = int(self._groups["start"][start])
         self._cells["filled"][first : first + int(sizes.sum())] = 0
         return start
+
+    def _require_one_memory(self, groups: IntArray, state: IntArray) -> None:
+        """The row of a group has the handles of its first member: those of all."""
+        for column in self._handles:
+            wrong = np.flatnonzero(self._groups.state[column][groups] != state[column])
+            if wrong.size:
+                names = {i: name for name, i in self.place.schema.state.items()}
+                raise GraphError(
+                    f"'{self.name}': members of {self._key(int(groups[wrong[0]]))} read different "
+                    f"bundles of memory '{names[column][1:]}', and a group has one; let the key "
+                    "tell them apart, or hold one bundle for an instance"
+                )
 
     def _position(self, groups: IntArray, view: View) -> IntArray:
         """The cell of each member."""
@@ -327,14 +344,23 @@ class JoinNode(AbstractNode):
         ports: How many.
         on: State columns of the key.
         how: ``features`` concatenates the last dimension, ``tuple`` makes one longer payload.
+        handles: By port, state columns of handles of memories that are taken over from it; those
+            of port 0 are in any case.
     """
 
     eager = True
 
     def __init__(
-        self, place: Place, ports: int, on: Sequence[int], how: Literal["features", "tuple"]
+        self,
+        place: Place,
+        ports: int,
+        on: Sequence[int],
+        how: Literal["features", "tuple"],
+        handles: Sequence[Sequence[int]] = (),
     ) -> None:
         super().__init__(place)
+        self._handles = [list(columns) for columns in handles] or [[] for _ in range(ports)]
+        self._taken_over = [column for columns in self._handles for column in columns]
         edge = place.schema.state.get("edge")
         inside = {VERTEX, INSTANCE} | ({edge} if edge is not None else set())
         self._on = list(on) if inside & set(on) else [INSTANCE, *on]
@@ -358,7 +384,12 @@ class JoinNode(AbstractNode):
         arrived[rows] |= bit
         self._rows[f"origin {port}"][rows] = join_origins(batches)
         if port == 0:
+            kept = [(column, self._rows.state[column][rows]) for column in self._taken_over]
             self._rows.state[:, rows] = state
+            for column, handles in kept:  # from ports that came before
+                self._rows.state[column, rows] = handles
+        for column in self._handles[port]:
+            self._rows.state[column, rows] = state[column]
         self._write(port, batches, rows)
         done = rows[arrived[rows] == (1 << self._ports) - 1]
         if not done.size:

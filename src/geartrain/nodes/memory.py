@@ -1,0 +1,565 @@
+"""Bundles that are held once and read by reference, however often rows come by.
+
+    states ─► Hold ─► the same bundle, with a handle in its state ─► ... loop ─► Read ─┐
+               │ rows of the bundle, and the sum of their gradients ◄── by handle ──────┤
+               │                                           ▲                            │
+               └◄───────────── the bundle's own answer, when all behind has come ◄──────┘
+
+The handle is the bundle's row in the store of its ``HoldNode``, in a state column that no user's
+function sees; so it goes wherever a row goes. A ``ReadNode`` gathers by handle what its rows read,
+and adds the gradient of it to the sum in the store. Every row is answered once, and whoever sends
+several for one waits for all of them; so when the answer to a bundle comes, all that has read it
+has been answered. Then the sum leaves for where the bundle came from, once, and the rows are free.
+
+Reader and memory share a store, so they live on one worker.
+
+Source: attention over an encoder's states, Bahdanau et al. 2015, arXiv:1409.0473.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from geartrain.device import moved, upload
+from geartrain.errors import GraphError, ProtocolError
+from geartrain.frames.message import (
+    INSTANCE,
+    ROW_MASK,
+    Backward,
+    Forward,
+    Gradient,
+    IntArray,
+    Payload,
+    address,
+    join_arrays,
+    join_gradient,
+    join_lengths,
+    join_origins,
+    join_payload,
+    join_states,
+    marks,
+    ranges,
+)
+from geartrain.frames.precision import widened
+from geartrain.frames.rows import RowStore
+from geartrain.native.rows import Moves, add, take
+from geartrain.nodes.call import (
+    Call,
+    as_payload,
+    differentiate,
+    gather_inputs,
+    own_integers,
+    require_rows,
+    run_module,
+    where_it_computes,
+)
+from geartrain.nodes.collector import allocate_ragged, release_ragged
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.kernel import may_have_kernel
+from geartrain.nodes.node import AbstractNode, Emission, Place
+from geartrain.nodes.weights import AbstractWeights
+
+_SUMS: Final = 16
+"""Number of the first buffer of sums; a bundle has fewer tensors."""
+
+
+@final
+class Held:
+    """The bundles that one memory holds, and the sums of their gradients.
+
+    Args:
+        name: Of the node, for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.rows = RowStore(name, ("origin", "start", "length", "touched"))
+        self.cells = RowStore(f"{name} payload", ())
+        self.width = 0
+
+    def hold(self, payload: Payload, origin: IntArray, lengths: IntArray, *, sums: bool) -> int:
+        """Keep bundles; ``sums`` says whether gradients will come. Returns the first handle."""
+        n, rows, cells = origin.size, self.rows, self.cells
+        start = rows.allocate(n)
+        starts = allocate_ragged(cells, lengths)
+        end = start + n
+        rows["origin"][start:end], rows["touched"][start:end] = origin, 0
+        rows["start"][start:end], rows["length"][start:end] = starts, lengths
+        total = int(lengths.sum())
+        first = int(starts[0])
+        self.width = len(payload)
+        for j, x in enumerate(payload):
+            cells.buffer(j, x)[first : first + total] = x
+            if sums and x.is_floating_point():
+                like = widened(x[:0])
+                cells.buffer(_SUMS + j, like, total)[first : first + total].zero_()
+        return start
+
+    def payload(self) -> Payload:
+        """The tensors ``(capacity, ...)`` in which the rows lie."""
+        found = (self.cells.existing(j) for j in range(self.width))
+        return tuple(x for x in found if x is not None)
+
+    def sums(self) -> Gradient:
+        """The sums of the gradients, as ``payload`` lies; None for integers."""
+        return tuple(self.cells.existing(_SUMS + j) for j in range(self.width))
+
+    def at(self, handles: IntArray) -> IntArray:
+        """Where the rows of these bundles lie, bundle by bundle."""
+        return ranges(self.rows["start"][handles], self.rows["length"][handles])
+
+    def release(self, handles: IntArray) -> None:
+        starts, lengths = self.rows["start"][handles], self.rows["length"][handles]
+        self.rows.release(handles)
+        release_ragged(self.cells, starts, lengths)
+
+
+@final
+class Recalled:
+    """What the rows of one firing read of a memory.
+
+    Args:
+        held: The memory.
+        handles: int64 ``(n,)``, the bundle that each row reads.
+        device: Where it is read; None: on the host.
+
+    Attributes:
+        starts, lengths: int64 ``(n,)``: row i reads rows ``starts[i]`` to ``starts[i] +
+            lengths[i]`` of ``payload``.
+        longest: Of the lengths, at least 1.
+
+    Raises:
+        ProtocolError: A bundle is held no more.
+    """
+
+    def __init__(self, held: Held, handles: IntArray, device: torch.device | None = None) -> None:
+        if not held.rows.are_waiting(handles):
+            raise ProtocolError(
+                f"rows read a bundle of '{held.name}' that it holds no more: it was answered "
+                "before all that reads it"
+            )
+        self._held, self._handles, self._device = held, handles, device
+        self.starts, self.lengths = held.rows["start"][handles], held.rows["length"][handles]
+        self.longest = max(int(self.lengths.max(initial=1)), 1)
+        self._cells: tuple[IntArray, IntArray | None] | None = None
+
+    @property
+    def payload(self) -> Payload:
+        """The memory's tensors ``(capacity, ...)``; rows that nobody holds have no meaning."""
+        return self._held.payload()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody reads the gradient of what is held."""
+        return bool((self._held.rows["origin"][self._handles] > ROW_MASK).any())
+
+    def padded(self) -> tuple[Payload, Tensor]:
+        """What each row reads, ``(n, longest, ...)``, with zeros behind its end; and the mask.
+
+        Returns:
+            The tensors, and bool ``(n, longest)``, which is False behind the end.
+        """
+        n, cells, places = self.lengths.size, *self._places()
+        out, moves = [], Moves()
+        for x in self.payload:
+            shape = (n * self.longest, *x.shape[1:])
+            target = x.new_empty(shape) if places is None else x.new_zeros(shape)
+            moves.add(target, places, x, cells)
+            out.append(target)
+        moves.run()
+        mask = np.arange(self.longest) < self.lengths[:, None]
+        tensors = tuple(x.view(n, self.longest, *x.shape[1:]) for x in out)
+        if self._device is not None:
+            tensors = tuple(moved(x, self._device) for x in tensors)
+        return tensors, upload(mask, self._device)
+
+    def add_padded(self, gradients: Gradient) -> None:
+        """Add gradients of what ``padded`` gave; those behind the ends are left out."""
+        cells, places = self._places()
+        found: list[Tensor | None] = []
+        for g in gradients:
+            found.append(None if g is None else g.reshape(-1, *g.shape[2:]))
+        self._add(found, cells, places)
+
+    @property
+    def sums(self) -> Gradient:
+        """The sums of gradients, as ``payload`` lies, for a kernel that adds to them by itself."""
+        return self._held.sums()
+
+    def touch(self) -> None:
+        """A kernel has added to the sums, if anybody wants them."""
+        if self.wanted:
+            self._mark(self._held.sums())
+
+    def _add(
+        self, gradients: Sequence[Tensor | None], cells: IntArray, places: IntArray | None
+    ) -> None:
+        sums = self._held.sums()
+        for g, total in zip(gradients, sums, strict=True):
+            if g is not None and total is not None and cells.size:
+                add(total, cells, g.to(total.dtype), places)
+        self._mark(gradients)
+
+    def _mark(self, gradients: Sequence[Tensor | None]) -> None:
+        bits = sum(1 << j for j, g in enumerate(gradients) if g is not None)
+        self._held.rows["touched"][self._handles] |= bits
+
+    def _places(self) -> tuple[IntArray, IntArray | None]:
+        """The rows that are read, in order, and where they stand in the padded; None: all over."""
+        if self._cells is None:
+            places = None
+            if (self.lengths != self.longest).any():
+                first = np.arange(self.lengths.size) * self.longest
+                places = ranges(first, self.lengths)
+            self._cells = ranges(self.starts, self.lengths), places
+        return self._cells
+
+
+@final
+class HoldNode(AbstractNode):
+    """Hold bundles, and send them on with a handle.
+
+    Args:
+        place: Number, name, frames.
+        column: State column of the handle.
+    """
+
+    eager = True
+
+    def __init__(self, place: Place, column: int) -> None:
+        super().__init__(place)
+        self._column = column
+        self.held = Held(place.name)
+
+    def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
+        payload = join_payload(batches, self.place.device_for(batches))
+        lengths = join_lengths(batches)
+        assert lengths is not None
+        origin = join_origins(batches)
+        n = origin.size
+        start = self.held.hold(payload, origin, lengths, sums=train)
+        state = join_states(batches).copy()
+        state[self._column] = np.arange(start, start + n)
+        sent = address(self.id, start, n) | marks(origin)
+        return Emission([(0, Forward(payload, state, sent, lengths))])
+
+    def backward(self, batches: Sequence[Backward]) -> Emission:
+        held = self.held
+        for batch in batches:
+            if batch.gradient is not None:
+                rows = batch.rows & ROW_MASK
+                gradient, at = join_gradient([batch]), held.at(rows)
+                for g, total in zip(gradient, held.sums(), strict=True):
+                    if g is not None and total is not None and at.size:
+                        add(total, at, moved(g, total.device).to(total.dtype), None)
+                bits = sum(1 << j for j, g in enumerate(gradient) if g is not None)
+                held.rows["touched"][rows] |= bits
+        rows = join_arrays([b.rows for b in batches]) & ROW_MASK
+        origin, touched = held.rows["origin"][rows], held.rows["touched"][rows]
+        emission = Emission()
+        quiet, some = np.flatnonzero(touched == 0), np.flatnonzero(touched)
+        if quiet.size:
+            emission.backward.append(Backward(origin[quiet], None))
+        if some.size:
+            emission.backward.append(self._answer(origin[some], rows[some], touched[some]))
+        held.release(rows)
+        return emission
+
+    def _answer(self, origin: IntArray, rows: IntArray, touched: IntArray) -> Backward:
+        held, at = self.held, self.held.at(rows)
+        bits = int(np.bitwise_or.reduce(touched))
+        columns: list[Tensor | None] = []
+        for j, (x, total) in enumerate(zip(held.payload(), held.sums(), strict=True)):
+            if total is None or not bits >> j & 1:
+                columns.append(None)
+            else:
+                columns.append(take([total], at)[0].to(x.dtype))
+        return Backward(origin, tuple(columns), held.rows["length"][rows])
+
+    def origins(self, rows: IntArray) -> IntArray:
+        found: IntArray = self.held.rows["origin"][rows]
+        return found
+
+    def check_empty(self) -> None:
+        self.held.rows.check_empty()
+
+    def story(self) -> list[str]:
+        n = self.held.rows.waiting
+        return [f"'{self.name}' holds {n} bundles that rows behind it may still read"] if n else []
+
+    def nbytes(self) -> int:
+        return self.held.cells.nbytes()
+
+
+class AbstractMemoryKernel(ABC):
+    """What computes a node that reads a memory: as ``AbstractKernel``, with what its rows read."""
+
+    @abstractmethod
+    def forward(self, inputs: Payload, memory: Recalled) -> tuple[Payload, Payload]:
+        """Run the module on n rows (also 0).
+
+        Returns:
+            Outputs with n rows, and residuals with n rows; their trailing shapes and dtypes are the
+            same in every call, whatever lengths the memories have.
+        """
+
+    @abstractmethod
+    def backward(
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        memory: Recalled,
+        into: GradientSum,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
+        """Apply the vector-Jacobian product to n' rows.
+
+        Args:
+            gradients: One per output, leading dimension n'; None is zero.
+            kept: Residuals of these rows.
+            memory: What these rows read; gets the gradient of that, if it ``wanted`` one.
+            into: Gets the gradients of the parameters.
+            wanted: Whether anybody reads the gradients of the inputs.
+
+        Returns:
+            One gradient per input.
+        """
+
+
+def memory_kernel_of(module: nn.Module) -> AbstractMemoryKernel | None:
+    """What the module's own ``memory_kernel()`` gives, or None: then run the module again.
+
+    Raises:
+        GraphError: It gives something else.
+    """
+    if not may_have_kernel(module) or not hasattr(module, "memory_kernel"):
+        return None
+    order = type(module).__mro__
+    kernel_at = next((k for k, c in enumerate(order) if "memory_kernel" in vars(c)), 0)
+    if next(k for k, c in enumerate(order) if "forward" in vars(c)) < kernel_at:
+        return None  # its forward is another one
+    kernel = cast("Callable[[], object]", module.memory_kernel)()
+    if kernel is not None and not isinstance(kernel, AbstractMemoryKernel):
+        raise GraphError(
+            f"{type(module).__name__}.memory_kernel() returned {type(kernel).__name__}; expected "
+            "an AbstractMemoryKernel, or None to have the module run again"
+        )
+    return kernel
+
+
+@final
+class ReadAgain(AbstractMemoryKernel):
+    """A kernel for any module: keeps the inputs, and runs the module again for the gradient.
+
+    Args:
+        function: Is called with payload, memory, mask and columns, in this order.
+        parameters: Of the module.
+        columns: How many of the inputs are columns, which come last.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], parameters: Sequence[nn.Parameter], columns: int
+    ) -> None:
+        self._function, self._columns = function, columns
+        self._parameters = [p for p in parameters if p.requires_grad]
+
+    def forward(self, inputs: Payload, memory: Recalled) -> tuple[Payload, Payload]:
+        tensors, mask = memory.padded()
+        outputs = as_payload(self._run(inputs, tensors, mask))
+        return own_integers(outputs), inputs
+
+    def backward(
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        memory: Recalled,
+        into: GradientSum,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
+        tensors, mask = memory.padded()
+        floats = [x for x in kept if x.is_floating_point()]
+        inputs = [x.detach().requires_grad_() if x.is_floating_point() else x for x in kept]
+        asked_of_memory = memory.wanted
+        for x in tensors:
+            x.requires_grad_(asked_of_memory and x.is_floating_point())
+        with torch.enable_grad():
+            outputs = as_payload(self._run(inputs, tensors, mask))
+        asked = [x for x in (*inputs, *tensors) if x.requires_grad]
+        found = differentiate(outputs, gradients, [*asked, *self._parameters])
+        for parameter, d in zip(self._parameters, found[len(asked) :], strict=True):
+            if d is not None:
+                into.add(parameter, d)
+        if asked_of_memory:
+            of_memory = iter(found[len(floats) : len(asked)])
+            memory.add_padded(tuple(next(of_memory) if x.requires_grad else None for x in tensors))
+        answers = iter(found[: len(floats)])
+        return tuple(next(answers) if x.requires_grad else None for x in inputs)
+
+    def _run(self, inputs: Sequence[Tensor], tensors: Payload, mask: Tensor) -> object:
+        at = len(inputs) - self._columns
+        return run_module(self._function, [*inputs[:at], *tensors, mask, *inputs[at:]], None)
+
+
+@final
+class ReadNode(AbstractNode):
+    """Run a module on rows, each with the bundle that its handle names.
+
+    Args:
+        place: Number, name, frames.
+        call: The module and how it is called.
+        kernel: Computes it.
+        weights: The part, or None where there are no parameters.
+        held: The memory, which lives on this worker.
+        column: State column of the handle.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        call: Call,
+        kernel: AbstractMemoryKernel,
+        weights: AbstractWeights | None,
+        held: Held,
+        column: int,
+    ) -> None:
+        super().__init__(place)
+        self._call, self._kernel, self._weights = call, kernel, weights
+        self._held, self._column = held, column
+        self.alone = call.alone
+        self.part_name = None if weights is None else weights.name
+        names = ("origin", "version", "start", "length", "instance", "handle")
+        self._rows = RowStore(place.name, names)
+        self._cells: RowStore | None = None
+        self._width = 1
+        self._device: torch.device | None = None
+
+    def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
+        state, origin = join_states(batches), join_origins(batches)
+        lengths = join_lengths(batches)
+        if self.place.spread:
+            self._device = where_it_computes(self._call, self._weights, batches)
+        self._width = len(batches[0].payload)
+        inputs = gather_inputs(self._call, self.place, batches, state, lengths, {}, self._device)
+        handles = state[self._column]
+        memory = self._recalled(handles, lengths)
+        with torch.no_grad():
+            outputs, residuals = self._kernel.forward(inputs, memory)
+        require_rows(self.name, outputs, origin.size if lengths is None else int(lengths.sum()))
+        if train:
+            origin = self._keep(residuals, origin, state, lengths)
+        return Emission([(0, Forward(outputs, state, origin, lengths))])
+
+    def _keep(
+        self, residuals: Payload, origin: IntArray, state: IntArray, lengths: IntArray | None
+    ) -> IntArray:
+        """Keep what the way back needs; returns the addresses of the rows."""
+        n, store = origin.size, self._rows
+        start = store.allocate(n)
+        end = start + n
+        store["origin"][start:end] = origin
+        store["instance"][start:end] = state[INSTANCE]
+        store["handle"][start:end] = state[self._column]
+        if self._weights is not None:
+            store["version"][start:end] = self._weights.version
+            self._weights.sent(n)
+        buffers, first, total = store, start, n
+        if lengths is not None:
+            buffers = self._cells = self._cells or RowStore(f"{self.name} payload", ())
+            starts = allocate_ragged(buffers, lengths)
+            first, total = int(starts[0]), int(lengths.sum())
+            store["start"][start:end], store["length"][start:end] = starts, lengths
+        for j, residual in enumerate(residuals):
+            buffers.buffer(j, residual)[first : first + total] = residual
+        return address(self.id, start, n)
+
+    def backward(self, batches: Sequence[Backward]) -> Emission:
+        emission = Emission()
+        zero = [b.rows for b in batches if b.gradient is None]
+        some = [b for b in batches if b.gradient is not None]
+        if zero:
+            self._answer_zero(join_arrays(zero) & ROW_MASK, emission)
+        if not some:
+            return emission
+        rows = join_arrays([b.rows for b in some]) & ROW_MASK
+        store = self._rows
+        origin, versions = store["origin"][rows], store["version"][rows]
+        lengths, cells = None, rows
+        if self._cells is not None:
+            lengths = store["length"][rows]
+            cells = ranges(store["start"][rows], lengths)
+        memory = self._recalled(store["handle"][rows], lengths)
+        into = GradientSum(()) if self._weights is None else self._weights.gradient
+        kept = take((self._cells or store).buffers(), cells)
+        wanted = bool((origin > ROW_MASK).any())
+        gradient = join_gradient(some, self._device)
+        with torch.no_grad():
+            gradient = self._kernel.backward(gradient, kept, memory, into, wanted=wanted)
+        if self._weights is not None:
+            self._weights.received(cells.size, versions, lengths)
+        self._release(rows)
+        gradient = self._call.answer(gradient, self._width)
+        quiet = all(g is None for g in gradient)
+        emission.backward.append(
+            Backward(origin, None) if quiet else Backward(origin, gradient, lengths)
+        )
+        return emission
+
+    @property
+    def bundled(self) -> bool:
+        return self._cells is not None
+
+    def lengths(self, batch: Forward | Backward) -> IntArray | None:
+        if isinstance(batch, Forward) or self._cells is None:
+            return batch.lengths
+        found: IntArray = self._rows["length"][batch.rows & ROW_MASK]
+        return found
+
+    def slots(self, batch: Forward | Backward) -> IntArray:
+        if isinstance(batch, Forward):
+            return super().slots(batch)
+        found: IntArray = self._rows["instance"][batch.rows & ROW_MASK]
+        return found
+
+    @property
+    def open(self) -> bool:
+        return self._weights is None or self._weights.open
+
+    def origins(self, rows: IntArray) -> IntArray:
+        found: IntArray = self._rows["origin"][rows]
+        return found
+
+    def check_empty(self) -> None:
+        self._rows.check_empty()
+
+    def story(self) -> list[str]:
+        n = self._rows.waiting
+        return [f"'{self.name}' waits for the gradients of {n} rows"] if n else []
+
+    def nbytes(self) -> int:
+        return (self._cells or self._rows).nbytes()
+
+    def _recalled(self, handles: IntArray, lengths: IntArray | None) -> Recalled:
+        """What the payload rows read."""
+        if lengths is not None:
+            handles = np.repeat(handles, lengths)
+        return Recalled(self._held, handles, self._device)
+
+    def _answer_zero(self, rows: IntArray, emission: Emission) -> None:
+        emission.backward.append(Backward(self._rows["origin"][rows], None))
+        if self._weights is not None:
+            self._weights.dropped(self._rows["version"][rows])
+        self._release(rows)
+
+    def _release(self, rows: IntArray) -> None:
+        starts, lengths = self._rows["start"][rows], self._rows["length"][rows]
+        self._rows.release(rows)
+        if self._cells is not None:
+            release_ragged(self._cells, starts, lengths)
