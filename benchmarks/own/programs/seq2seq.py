@@ -1,7 +1,5 @@
-"""Sequence to sequence with attention: bundles of encoder states that go round the decoder's loop.
-
-The decoder's state travels beside the memory, on every row of its bundle, as all tensors of a
-bundle have equally many rows.
+"""Sequence to sequence with attention: an encoder's states are held, and each step of a decoder's
+loop reads them.
 """
 
 from __future__ import annotations
@@ -33,57 +31,40 @@ class Encoder(nn.Module):
         return gate * h + (1 - gate) * torch.tanh(self.new(both))
 
 
-class Decoder(nn.Module):
-    """One step: attend to the memory, then a recurrent cell."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.words, self.ask = nn.Embedding(WORDS + 1, width), nn.Linear(width, width)
-        self.new, self.gate = nn.Linear(3 * width, width), nn.Linear(3 * width, width)
-
-    def step(self, heard: Tensor, h: Tensor, word: Tensor) -> Tensor:
-        """A new state of what attention has found, the state and the word before: rows."""
-        all_ = torch.cat([heard, h, self.words(word)], 1)
-        gate = torch.sigmoid(self.gate(all_))
-        return gate * h + (1 - gate) * torch.tanh(self.new(all_))
-
-    def forward(
-        self, memory: Tensor, h: Tensor, before: Tensor, step: Tensor, inside: gt.Inside
-    ) -> tuple[Tensor, Tensor]:
-        first = inside.lengths.cumsum(0) - inside.lengths
-        state, at = h.index_select(0, first), inside.segment
-        score = (memory * self.ask(state).index_select(0, at)).sum(1) / memory.shape[1] ** 0.5
-        top = score.new_full((len(first),), -torch.inf).index_reduce(0, at, score.detach(), "amax")
-        share = torch.exp(score - top.index_select(0, at))
-        total = share.new_zeros(len(first)).index_add(0, at, share)
-        heard = torch.zeros_like(state).index_add(0, at, memory * share[:, None])
-        word = before.index_select(0, first + step.index_select(0, first))
-        state = self.step(heard / total[:, None], state, word)
-        return memory, state.index_select(0, at)
-
-
-class Begin(nn.Module):
-    """The decoder's first state, of the last one of the encoder, on every row."""
+class Keys(nn.Module):
+    """What the states are asked by, and the states."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.linear = nn.Linear(width, width)
 
     def forward(self, memory: Tensor, inside: gt.Inside) -> tuple[Tensor, Tensor]:
-        last = memory.index_select(0, inside.lengths.cumsum(0) - 1)
-        return memory, torch.tanh(self.linear(last)).index_select(0, inside.segment)
+        return self.linear(memory), memory
 
 
-class Readout(nn.Module):
-    """Scores of the words, a row of each bundle."""
+class Begin(nn.Module):
+    """The decoder's first state, of the last one of the encoder."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, WORDS)
+        self.linear = nn.Linear(width, width)
 
-    def forward(self, h: Tensor, inside: gt.Inside) -> Tensor:
-        first = inside.lengths.cumsum(0) - inside.lengths
-        return self.linear(h.index_select(0, first))
+    def forward(self, keys: Tensor, memory: Tensor, inside: gt.Inside) -> Tensor:
+        return torch.tanh(self.linear(memory.index_select(0, inside.lengths.cumsum(0) - 1)))
+
+
+class Decoder(nn.Module):
+    """One step: a new state of what attention has found, the state and the word before."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS + 1, width)
+        self.new, self.gate = nn.Linear(3 * width, width), nn.Linear(3 * width, width)
+
+    def forward(self, heard: Tensor, h: Tensor, word: Tensor) -> Tensor:
+        all_ = torch.cat([heard, h, self.words(word)], 1)
+        gate = torch.sigmoid(self.gate(all_))
+        return gate * h + (1 - gate) * torch.tanh(self.new(all_))
 
 
 @final
@@ -95,8 +76,8 @@ class SequenceToSequence(AbstractProgram):
     def __init__(self, width: int | None = None) -> None:
         super().__init__()
         self.wide = width = width or self.width
-        self.encoder, self.begin = Encoder(width), Begin(width)
-        self.decoder, self.readout = Decoder(width), Readout(width)
+        self.encoder, self.keys, self.begin = Encoder(width), Keys(width), Begin(width)
+        self.decoder, self.readout = Decoder(width), nn.Linear(width, WORDS)
 
     def generate(self, n: int, seed: int) -> list[Item]:
         """The sequence backwards, in another alphabet; the word before is given."""
@@ -119,15 +100,16 @@ class SequenceToSequence(AbstractProgram):
         more, ended = encoded.where(lambda m: m.vertex + 1 < m.size)
         ended.stop()
         states.join(more.move(vertex=lambda m: m.vertex + 1))
-        memory = encoded.group(by="instance", size=lambda m: m.size, order="vertex", how="bundle")
+        bundles = encoded.group(by="instance", size=lambda m: m.size, order="vertex", how="bundle")
+        held = bundles.through(self.keys, name="keys", inside=True).hold(name="memory")
         steps = graph.loop(name="steps")
-        begun = memory.through(self.begin, name="begin", inside=True)
-        steps.join(begun.move(vertex=0, step=0))
-        decoded = steps.through(self.decoder, name="decoder", read=("before", "step"), inside=True)
-        scores = decoded.through(self.readout, name="readout", take=1, inside=True, pool=True)
-        scores.loss(gt.cross_entropy, target="out")
-        again, end = decoded.where(lambda m: m.step + 1 < m.size)
-        steps.join(again.move(vertex=lambda m: m.vertex + 1, step=lambda m: m.step + 1))
+        begun = held.through(self.begin, name="begin", inside=True, pool=True)
+        steps.join(begun.move(vertex=0))
+        read = steps.attend(held, gt.nn.DotAttention(), name="attention")
+        decoded = read.through(self.decoder, name="decoder", read="before")
+        decoded.through(self.readout, name="readout").loss(gt.cross_entropy, target="out")
+        again, end = decoded.where(lambda m: m.vertex + 1 < m.size)
+        steps.join(again.move(vertex=lambda m: m.vertex + 1))
         end.stop()
         return graph
 
@@ -139,12 +121,13 @@ class SequenceToSequence(AbstractProgram):
         for word in item["word"]:
             h = self.encoder(h, tokens(word))
             states.append(h)
-        memory, decoder = torch.cat(states), self.decoder
+        memory = torch.cat(states)
+        keys = self.keys.linear(memory)
         h, scores = torch.tanh(self.begin.linear(h)), []
         for before in item["before"]:
-            share = (memory @ decoder.ask(h)[0] / self.wide**0.5).softmax(0)
-            h = decoder.step((share @ memory)[None], h, tokens(before))
-            scores.append(self.readout.linear(h))
+            share = (keys @ h[0] / self.wide**0.5).softmax(0)
+            h = self.decoder((share @ memory)[None], h, tokens(before))
+            scores.append(self.readout(h))
         out = tokens(item["out"])
         return nn.functional.cross_entropy(torch.cat(scores), out, reduction="sum")
 
@@ -168,17 +151,18 @@ class SequenceToSequence(AbstractProgram):
             states.append(nn.functional.pad(h, (0, 0, 0, lengths.size - n)))
         last.append(h)
         memory = torch.stack(states, 1)
+        keys = self.keys.linear(memory)
         past = torch.arange(steps) >= torch.from_numpy(lengths)[:, None]
         mask = torch.zeros(past.shape, dtype=self.dtype).masked_fill(past, -torch.inf)
-        decoder, made = self.decoder, []
+        made = []
         h = torch.tanh(self.begin.linear(torch.cat(last[::-1])))
         for t, n in enumerate(going):
             h, seen = h[:n], memory[:n]
-            score = torch.bmm(seen, decoder.ask(h)[:, :, None])[:, :, 0] / self.wide**0.5
+            score = torch.bmm(keys[:n], h[:, :, None])[:, :, 0] / self.wide**0.5
             share = (score + mask[:n]).softmax(1)
             heard = torch.bmm(share[:, None], seen)[:, 0]
-            h = decoder.step(heard, h, columns["before"][t, :n])
+            h = self.decoder(heard, h, columns["before"][t, :n])
             made.append(h)
         out = torch.cat([columns["out"][t, :n] for t, n in enumerate(going)])
-        scores = self.readout.linear(torch.cat(made))
+        scores = self.readout(torch.cat(made))
         return nn.functional.cross_entropy(scores, out, reduction="sum")
