@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import combinations, product
+
 import pytest
 
 from geartrain.native import library
+from tests.rigs.products import covering, in_pairs
 
 CONFTEST = """
 import pytest
@@ -86,3 +89,19 @@ def test_of_several_parameters_each_value_runs_with_kernels_and_without(
         *(f"one 0 {e} torch" for e in range(3)),
         *(f"pair {pair} torch" for pair in ("0 0", "0 2", "1 1")),
     ]
+
+
+def test_any_two_values_of_two_parameters_meet_in_about_the_fewest_cases() -> None:
+    for sizes, most in (([4, 2, 3], 12), ([7, 6, 2], 42), ([2, 2, 2, 3], 7), ([5], 5), ([3, 1], 3)):
+        cases = covering(sizes)
+        assert len(cases) <= most
+        for i, j in combinations(range(len(sizes)), 2):
+            assert {(c[i], c[j]) for c in cases} == {*product(range(sizes[i]), range(sizes[j]))}
+
+
+@in_pairs(letter={"first": "a", "second": "b"}, number=[1, 2], flag=[True, False])
+def test_pairs_are_parameters_and_have_names(
+    letter: str, number: int, flag: bool, request: pytest.FixtureRequest
+) -> None:
+    name = {"a": "first", "b": "second"}[letter]
+    assert request.node.name.endswith(f"[{name}-{number}-{flag}]")

@@ -18,6 +18,7 @@ from geartrain.parts.rules import Flush, Instances, Messages, Rows, Rules, Trigg
 from geartrain.runtime.simulated import Simulated
 from geartrain.sharing.shared_weights import SharedWeights
 from tests.rigs.passes import AT_ONCE, Quiet, one_pass
+from tests.rigs.products import in_pairs
 
 ROWS = 60  # of every bundle
 
@@ -121,9 +122,11 @@ def test_what_waits_for_a_flush_goes_together():
     assert watch.most("lower", forward=True) == 128
 
 
-@pytest.mark.parametrize("trigger", [Instances(7), Rows(100), Messages(3), Flush()])
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("policy", [FullestFirst(), RandomOrder(3), Sweeps(enough=4)])
+@in_pairs(
+    trigger=[Instances(7), Rows(100), Messages(3), Flush()],
+    policy={"fullest": FullestFirst(), "random": RandomOrder(3), "sweeps": Sweeps(enough=4)},
+    workers=[1, 3],
+)
 def test_every_policy_brings_all_of_them_through(trigger, policy, workers):
     watch, engine = run(trigger, policy, workers=workers, n=150)  # more than are in flight
     rows = sum(f.rows for f in watch.seen if f.node.startswith("lower") and not f.forward)

@@ -22,6 +22,7 @@ from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import bundle_kernel_of
 from geartrain.whole.list import loader as native
+from tests.rigs.products import in_pairs
 
 H, TOKENS, IN = 5, 7, 3
 RAGGED = (3, 1, 4, 4, 2)
@@ -87,13 +88,11 @@ LENGTHS = {
     "one": (6,),
     "of one": (1, 1, 1),
     "an empty one": (2, 0, 3),
-    "many": tuple(np.random.default_rng(5).integers(1, 9, 230).tolist()),
+    "many": tuple(np.random.default_rng(5).integers(1, 9, 130).tolist()),
 }
 
 
-@pytest.mark.parametrize("every", [False, True], ids=["last", "every"])
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
-@pytest.mark.parametrize("name", CELLS)
+@in_pairs(name=[*CELLS], lengths=LENGTHS, every={"last": False, "every": True})
 def test_the_kernel_gives_what_autograd_gives(
     name: str, lengths: Sequence[int], every: bool
 ) -> None:
@@ -257,7 +256,7 @@ def test_many_lists_are_spread_over_threads(
     name: str, every: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = seeded(CELLS[name])
-    lengths = LENGTHS["many"]
+    lengths = np.random.default_rng(5).integers(1, 9, 230).tolist()
     x = features(sum(lengths)) if cell_first(cell) else tokens(sum(lengths))
     kernel = bundle_kernel_of(WholeList(cell, every=every))
     assert kernel is not None
