@@ -16,7 +16,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 KERNELS := $(VENV)/.kernels
 SITE_TOOLS := $(VENV)/.docs
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+# What is imported is compiled then: most of it never is, and all of it would take most of the time.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile \
+  -c constraints.txt
 
 # Data beside the checkout is used unless the caller said otherwise (an empty value says: none).
 ifeq ($(origin GEARTRAIN_DATA),undefined)

@@ -30,6 +30,18 @@ settings.load_profile("geartrain")
 gc.disable()
 
 
+# What these run, the tests of the rooms have run: the tracer, which makes tests half as long again
+# and more, has nothing to learn from them.
+UNTRACED = frozenset({"benchmarks", "examples", "mutation", "oracle"})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Branches are counted in tests of rooms alone."""
+    for item in items:
+        if item.path.parent.name in UNTRACED:
+            item.add_marker(pytest.mark.no_cover)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
     """All is collected: from now on garbage is looked for among what tests make."""

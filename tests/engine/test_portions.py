@@ -96,9 +96,9 @@ def test_where_rows_cost_next_to_nothing_it_takes_those_of_some_updates():
 @pytest.mark.parametrize("n", [1, ROWS, 3 * ROWS + 1])
 def test_an_update_of_rows_takes_as_many_bundles_as_have_them(n):
     """No bundle is cut: what the last one has too much counts for the next update."""
-    watch, engine = run(Rows(n))
+    watch, engine = run(Rows(n), n=120)
     assert watch.most("lower", forward=False) == -(-n // ROWS)
-    assert {part.version for part in engine.parts.values()} == {min(300, 300 * ROWS // n)}
+    assert {part.version for part in engine.parts.values()} == {min(120, 120 * ROWS // n)}
 
 
 @pytest.mark.parametrize("trigger", [Messages(7), Instances(7), Rows(7 * ROWS)])

@@ -212,7 +212,7 @@ def loop_form(cell: nn.Module, readout: nn.Module) -> tuple[gt.Graph, list[gt.In
     ended.through(readout, name="readout").loss(gt.cross_entropy, "label")
     zero = (torch.zeros(1, 1, dtype=torch.float64), np.zeros(1, np.int64))
     return graph, [
-        gt.Instance({"start": zero}, vertex={"token": t}, value={"label": t[0]}) for t in lists(60)
+        gt.Instance({"start": zero}, vertex={"token": t}, value={"label": t[0]}) for t in lists(25)
     ]
 
 
@@ -222,13 +222,11 @@ def whole_form(cell: nn.Module, readout: nn.Module) -> tuple[gt.Graph, list[gt.I
     ended = words.through(WholeList(cell), name="cell", inside=True, pool=True)
     ended.through(readout, name="readout").loss(gt.cross_entropy, "label")
     return graph, [
-        gt.Instance({"tokens": torch.from_numpy(t)}, value={"label": t[0]}) for t in lists(60)
+        gt.Instance({"tokens": torch.from_numpy(t)}, value={"label": t[0]}) for t in lists(25)
     ]
 
 
-@pytest.mark.parametrize("keep", ["auto", "inputs"])
-@pytest.mark.parametrize("embedding_dim", [None, 4])
-@pytest.mark.parametrize("in_flight", [1, 16])
+@in_pairs(keep=["auto", "inputs"], embedding_dim=[None, 4], in_flight=[1, 16])
 def test_through_the_engine_it_is_the_loop(
     in_flight: int, embedding_dim: int | None, keep: str
 ) -> None:
