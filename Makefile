@@ -16,7 +16,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 KERNELS := $(VENV)/.kernels
 SITE_TOOLS := $(VENV)/.docs
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+# What is imported is compiled then: most of it never is, and all of it would take most of the time.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile \
+  -c constraints.txt
 
 # Data beside the checkout is used unless the caller said otherwise (an empty value says: none).
 ifeq ($(origin GEARTRAIN_DATA),undefined)
@@ -44,7 +46,7 @@ help:
 	@echo 'make test       the tests (not the slow ones); what asks for native kernels also without'
 	@echo 'make test-slow  the slow ones'
 	@echo 'make sanitize   the native tests on C built with AddressSanitizer and UBSan (needs gcc)'
-	@echo 'make coverage   as make test; fails if fewer branches are covered than pyproject.toml says'
+	@echo 'make coverage   make test, with branches counted; fails below the floor in pyproject.toml'
 	@echo 'make package    wheel and sdist; the wheel is installed in an environment of its own, tried'
 	@echo 'make lint       ruff check, ruff format --check, mypy, clang-format of new lines'
 	@echo 'make docs       the documentation as a site, into site/; links that lead nowhere fail'

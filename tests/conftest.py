@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import settings
 
-from geartrain.data.cifar10 import FILE as PHOTOGRAPHS
-from geartrain.data.text import FILE as TEXT
-from geartrain.native import library
-from tests.rigs import kernels
 from tests.rigs.programs import Nursery
+
+# torch is imported where it is needed: the process that hands out tests to others runs none.
+if TYPE_CHECKING:
+    from geartrain.native import library
 
 pytest_plugins = ["pytester"]
 
@@ -25,9 +25,35 @@ settings.register_profile("geartrain", deadline=None, derandomize=True)
 settings.load_profile("geartrain")
 
 
+# Nothing that is imported or collected becomes garbage, and to look through all of it, whenever as
+# much again has been made, would take a tenth of the time of the tests. So it is left out for good.
+gc.disable()
+
+
+# What these run, the tests of the rooms have run: the tracer, which makes tests half as long again
+# and more, has nothing to learn from them.
+UNTRACED = frozenset({"benchmarks", "examples", "mutation", "oracle"})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Branches are counted in tests of rooms alone."""
+    for item in items:
+        if item.path.parent.name in UNTRACED:
+            item.add_marker(pytest.mark.no_cover)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """All is collected: from now on garbage is looked for among what tests make."""
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """What works otherwise without native kernels is run without them, too."""
+    from tests.rigs import kernels
+
     if not kernels.goes_both_ways(item):
         return None
     kernels.run(item, nextitem)
@@ -37,6 +63,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.fixture(autouse=True)
 def one_kernel_thread() -> Iterator[None]:
     """Sums come out in the same order every time, also after a test that asked for more threads."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -71,6 +99,11 @@ def data_dir() -> Path:
 @pytest.fixture(scope="session")
 def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data of ``cifar`` and ``charlm``: photographs of class k have its colour; a few words."""
+    import numpy as np
+
+    from geartrain.data.cifar10 import FILE as PHOTOGRAPHS
+    from geartrain.data.text import FILE as TEXT
+
     folder = tmp_path_factory.mktemp("data")
     arrays: dict[str, np.ndarray] = {"classes": np.array([f"class {k}" for k in range(10)])}
     draw = np.random.default_rng(0)
@@ -91,6 +124,8 @@ def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def native() -> library.Library:
     """The kernels of this machine, whatever GEARTRAIN_NATIVE says."""
+    from geartrain.native import library
+
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         pytest.skip("needs a C compiler: cc, gcc or clang")
     with pytest.MonkeyPatch.context() as patch:
@@ -103,6 +138,7 @@ def use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[library.Library | None], None]:
     """Switches between kernels and torch: ``use(library)``, ``use(None)``."""
+    from geartrain.native import library
 
     def switch(kernels: library.Library | None) -> None:
         monkeypatch.setattr(library, "_settled", True)

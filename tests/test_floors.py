@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.rigs.sources import Source, source
 
 ROOT = Path(__file__).parents[1] / "src" / "geartrain"
 ORDER = (
@@ -65,42 +66,38 @@ def violations(root: Path) -> list[str]:
         home = ["geartrain", *inside.parent.parts]
         floor = "__init__" if inside.as_posix() in EXPORTS else room
         above = {package for package, asking in ABOVE.items() if inside.as_posix() not in asking}
-        for node in ast.walk(parsed(path)):
-            for problem in broken_rules(node, floor, home, above):
-                found.append(f"{inside.as_posix()}:{node.lineno}: {problem}")  # type: ignore[attr-defined]
+        for line, problem in sorted(broken_rules(source(path), floor, home, above)):
+            found.append(f"{inside.as_posix()}:{line}: {problem}")
     return found
 
 
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def broken_rules(node: ast.AST, floor: str, home: list[str], above: set[str]) -> Iterator[str]:
-    for name in imported(node, home):
-        package, *rest = name.split(".")
-        if package == "geartrain":
-            if not may_import(floor, rest[0] if rest else "__init__"):
-                yield f"{floor} imports {name}, which is not below it"
-        elif package in above:
-            yield f"{floor} imports {name}, a package that stands above it"
-        elif floor in PURE and OUTSIDE & {package, *rest}:
-            yield f"{floor} imports {name}: leave waiting, clocks and wires to runtime"
-    if floor in PURE and isinstance(node, ast.Call):
-        called = getattr(node.func, "id", getattr(node.func, "attr", ""))
+def broken_rules(
+    file: Source, floor: str, home: list[str], above: set[str]
+) -> Iterator[tuple[int, str]]:
+    """Lines, and what is wrong in them."""
+    for node, _ in file.imports:
+        for name in imported(node, home):
+            package, *rest = name.split(".")
+            if package == "geartrain":
+                if not may_import(floor, rest[0] if rest else "__init__"):
+                    yield node.lineno, f"{floor} imports {name}, which is not below it"
+            elif package in above:
+                yield node.lineno, f"{floor} imports {name}, a package that stands above it"
+            elif floor in PURE and OUTSIDE & {package, *rest}:
+                told = f"{floor} imports {name}: leave waiting, clocks and wires to runtime"
+                yield node.lineno, told
+    for called, line in file.calls if floor in PURE else ():
         if called in OPENERS:
-            yield f"{floor} calls {called}(): leave files to the floors above"
+            yield line, f"{floor} calls {called}(): leave files to the floors above"
 
 
-def imported(node: ast.AST, home: list[str]) -> list[str]:
+def imported(node: ast.Import | ast.ImportFrom, home: list[str]) -> list[str]:
     """The dotted names that an import statement in package ``home`` asks for."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        base = home[: len(home) - node.level + 1] if node.level else []
-        base = base + node.module.split(".") if node.module else base
-        return [".".join([*base, alias.name]) for alias in node.names]
-    return []
+    base = home[: len(home) - node.level + 1] if node.level else []
+    base = base + node.module.split(".") if node.module else base
+    return [".".join([*base, alias.name]) for alias in node.names]
 
 
 def may_import(floor: str, target: str) -> bool:
@@ -122,7 +119,7 @@ def circles(root: Path) -> list[list[str]]:
     edges: dict[str, set[str]] = {}
     for name, path in files.items():
         home = name.split(".")[:-1]
-        asked = [each for node in ast.walk(parsed(path)) for each in imported(node, home)]
+        asked = [each for node, _ in source(path).imports for each in imported(node, home)]
         edges[name] = {each for each in asked if each in files}
         edges[name] |= {each.rpartition(".")[0] for each in asked} & files.keys()
     reached = {name: _reached(name, edges) for name in edges}

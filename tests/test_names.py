@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 from collections import defaultdict
 from pathlib import Path
+
+from tests.rigs.sources import source
 
 SOURCE = Path(__file__).parents[1] / "src"
 
@@ -13,9 +14,8 @@ def classes(root: Path) -> dict[str, list[str]]:
     """Every class below ``root`` and the files that define one of its name."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in sorted(root.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                found[node.name].append(path.relative_to(root).as_posix())
+        for name in source(path).classes:
+            found[name].append(path.relative_to(root).as_posix())
     return found
 
 

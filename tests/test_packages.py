@@ -9,6 +9,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.rigs.sources import source
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
@@ -19,14 +21,12 @@ def names(requirements: list[str]) -> set[str]:
 
 def imported(path: Path) -> Iterator[tuple[str, bool]]:
     """Names of packages, and whether they are imported with the file, not later or for types."""
-    tree = ast.parse(path.read_text("utf-8"))
-    at_once = {id(node) for node in tree.body}
-    for node in ast.walk(tree):
+    for node, at_once in source(path).imports:
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield alias.name.partition(".")[0], id(node) in at_once
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.partition(".")[0], id(node) in at_once
+                yield alias.name.partition(".")[0], at_once
+        elif node.module and not node.level:
+            yield node.module.partition(".")[0], at_once
 
 
 def outside(folder: Path) -> set[tuple[str, bool]]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import combinations, product
+
 import pytest
 
 from geartrain.native import library
+from tests.rigs.products import covering, in_pairs
 
 CONFTEST = """
 import pytest
@@ -53,3 +56,52 @@ def test_what_asks_for_kernels_runs_again_without_and_nothing_else_does(
     found = pytester.runpytest_inprocess("-q", "-p", "no:cacheprovider", "train")
     found.assert_outcomes(passed=4, failed=1)
     assert library.kind() == "native"
+
+
+CASES = """
+import pytest
+from geartrain.native import library
+
+@pytest.mark.parametrize("a", range(2))
+@pytest.mark.parametrize(("b", "c"), [(0, 0), (1, 1), (2, 2)])
+def test_pairs(a, b, c):
+    print("pair", a, b, library.kind())
+
+@pytest.mark.parametrize("d", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("e", range(3))
+def test_of_one_parameter(d, e):
+    print("one", d, e, library.kind())
+"""
+
+
+def test_of_several_parameters_each_value_runs_with_kernels_and_without(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "_settled", True)
+    monkeypatch.setattr(library, "_library", object())
+    pytester.makeconftest(CONFTEST)
+    pytester.makeini("[pytest]\nmarkers = slow")
+    (pytester.mkdir("nodes") / "test_cases.py").write_text(CASES)
+    words = ("-q", "-s", "-p", "no:cacheprovider", "-m", "not slow", "nodes")
+    found = pytester.runpytest_inprocess(*words)
+    seen = sorted(line.lstrip(".") for line in found.outlines if line.endswith("torch"))
+    assert seen == [
+        *(f"one 0 {e} torch" for e in range(3)),
+        *(f"pair {pair} torch" for pair in ("0 0", "0 2", "1 1")),
+    ]
+
+
+def test_any_two_values_of_two_parameters_meet_in_about_the_fewest_cases() -> None:
+    for sizes, most in (([4, 2, 3], 12), ([7, 6, 2], 42), ([2, 2, 2, 3], 7), ([5], 5), ([3, 1], 3)):
+        cases = covering(sizes)
+        assert len(cases) <= most
+        for i, j in combinations(range(len(sizes)), 2):
+            assert {(c[i], c[j]) for c in cases} == {*product(range(sizes[i]), range(sizes[j]))}
+
+
+@in_pairs(letter={"first": "a", "second": "b"}, number=[1, 2], flag=[True, False])
+def test_pairs_are_parameters_and_have_names(
+    letter: str, number: int, flag: bool, request: pytest.FixtureRequest
+) -> None:
+    name = {"a": "first", "b": "second"}[letter]
+    assert request.node.name.endswith(f"[{name}-{number}-{flag}]")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from benchmarks.sweeps import trials
 from benchmarks.sweeps.main import axes_of, main, read
 from benchmarks.sweeps.trials import Point, Terms, asked, command_of, outcome_of, try_once
 from geartrain.recipes import RECIPES, find_recipe
+from tests.rigs.programs import Nursery, Program
 
 TERMS = Terms(
     task="listreduce", workers=2, epochs=2, target="accuracy>=0.6", stops=True,
@@ -164,7 +165,25 @@ def test_the_command_trains_what_is_asked_for() -> None:
     assert words.count("--option") == 3
 
 
-def test_a_trial_is_a_process_whose_json_is_kept() -> None:
+MODULE = """
+import runpy, sys
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_trial_is_a_process_whose_json_is_kept(
+    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forked(command: Sequence[str], cap_s: float) -> tuple[int | None, str, str]:
+        assert (command[1], cap_s) == ("-m", 60.0)
+        program = Program(nursery, tmp_path / "trial", MODULE, *command[2:])
+        try:
+            status, errors = program.end()
+        finally:
+            program.close()
+        return status, "\n".join(program.lines), errors
+
+    monkeypatch.setattr(trials, "_run", forked)  # it does not import torch once more
     line = try_once(POINT, TERMS, 1, None, 60.0)  # two epochs of 300 lists reach nothing
     assert (line["outcome"], line["seed"], line["max_active"]) == ("done", 1, 16)
     assert [e["epoch"] for e in line["history"]] == [0.5, 1, 1.5, 2]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
 from geartrain.cli.settings import told
 from geartrain.cli.version import version
 from geartrain.recipes import RECIPES
+from tests.rigs.programs import Nursery, Program
 
 
 def test_version_and_help_say_what_they_should(geartrain) -> None:
@@ -39,12 +39,11 @@ def test_graphs_are_drawn_in_three_formats(geartrain, format: str, said: str) ->
         assert (drawn.status, said in drawn.out) == (0, True)
 
 
-def test_the_module_runs_as_the_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "geartrain", "--version"],
-        env={"PYTHONPATH": ":".join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == f"geartrain {version()}\n"
+def test_the_module_runs_as_the_command(nursery: Nursery, tmp_path: Path) -> None:
+    module = "import runpy; runpy.run_module('geartrain', run_name='__main__', alter_sys=True)"
+    program = Program(nursery, tmp_path / "p", module, "--version", whole=True)
+    try:
+        assert program.end() == (0, "")
+    finally:
+        program.close()
+    assert program.lines == [f"geartrain {version()}"]

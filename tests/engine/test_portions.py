@@ -18,6 +18,7 @@ from geartrain.parts.rules import Flush, Instances, Messages, Rows, Rules, Trigg
 from geartrain.runtime.simulated import Simulated
 from geartrain.sharing.shared_weights import SharedWeights
 from tests.rigs.passes import AT_ONCE, Quiet, one_pass
+from tests.rigs.products import in_pairs
 
 ROWS = 60  # of every bundle
 
@@ -95,9 +96,9 @@ def test_where_rows_cost_next_to_nothing_it_takes_those_of_some_updates():
 @pytest.mark.parametrize("n", [1, ROWS, 3 * ROWS + 1])
 def test_an_update_of_rows_takes_as_many_bundles_as_have_them(n):
     """No bundle is cut: what the last one has too much counts for the next update."""
-    watch, engine = run(Rows(n))
+    watch, engine = run(Rows(n), n=120)
     assert watch.most("lower", forward=False) == -(-n // ROWS)
-    assert {part.version for part in engine.parts.values()} == {min(300, 300 * ROWS // n)}
+    assert {part.version for part in engine.parts.values()} == {min(120, 120 * ROWS // n)}
 
 
 @pytest.mark.parametrize("trigger", [Messages(7), Instances(7), Rows(7 * ROWS)])
@@ -121,9 +122,11 @@ def test_what_waits_for_a_flush_goes_together():
     assert watch.most("lower", forward=True) == 128
 
 
-@pytest.mark.parametrize("trigger", [Instances(7), Rows(100), Messages(3), Flush()])
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("policy", [FullestFirst(), RandomOrder(3), Sweeps(enough=4)])
+@in_pairs(
+    trigger=[Instances(7), Rows(100), Messages(3), Flush()],
+    policy={"fullest": FullestFirst(), "random": RandomOrder(3), "sweeps": Sweeps(enough=4)},
+    workers=[1, 3],
+)
 def test_every_policy_brings_all_of_them_through(trigger, policy, workers):
     watch, engine = run(trigger, policy, workers=workers, n=150)  # more than are in flight
     rows = sum(f.rows for f in watch.seen if f.node.startswith("lower") and not f.forward)

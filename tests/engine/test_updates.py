@@ -212,19 +212,31 @@ class Moves(Quiet):
             self.seen.append(self.weight.detach().clone())
 
 
-@settings(max_examples=25)
-@given(
-    many=st.integers(20, 60),
+COHORTS = given(
+    many=st.integers(15, 40),
     n=st.integers(1, 12),
-    in_flight=st.integers(1, 70),
+    in_flight=st.integers(1, 50),
     workers=st.integers(1, 3),
     seed=st.integers(0, 99),
     policy=st.sampled_from(POLICIES),
     max_rows=st.sampled_from([4096, 3]),
 )
-def test_an_update_is_the_gradient_of_its_cohort_and_of_nobody_else(
-    many, n, in_flight, workers, seed, policy, max_rows
-):
+
+
+@settings(max_examples=12)
+@COHORTS
+def test_an_update_is_the_gradient_of_its_cohort_and_of_nobody_else(**drawn):
+    train_in_cohorts(**drawn)
+
+
+@pytest.mark.slow
+@settings(max_examples=300)
+@COHORTS
+def test_very_many_updates_are_the_gradients_of_their_cohorts(**drawn):
+    train_in_cohorts(**drawn)
+
+
+def train_in_cohorts(many, n, in_flight, workers, seed, policy, max_rows):
     """The loss is linear in the weights, so its gradient does not depend on when it is computed."""
     rounds = np.random.default_rng(seed).integers(1, 5, many)
     graph, weight = gt.Graph(value=("rounds",)), nn.Linear(2, 1, bias=False).double()
@@ -284,7 +296,7 @@ MIXED = given(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @MIXED
 def test_parts_with_rules_of_their_own_never_wait_for_one_another_in_vain(**drawn):
     train_with_mixed_rules(**drawn)
@@ -298,7 +310,7 @@ def test_parts_with_many_rules_of_their_own_never_wait_for_one_another_in_vain(*
 
 
 def train_with_mixed_rules(name, chosen, bound, drain, ramp, order) -> None:
-    many = 30
+    many = 24
     kind, steps = KINDS[name](many), Steps()
     parts = make_parts(kind.graph, Rules(optimizer=SGD))
     for part, trigger in zip([*parts.values()], chosen, strict=False):

@@ -126,20 +126,31 @@ class Firings(Quiet):
 @pytest.mark.parametrize("bundle", [False, True], ids=["rows", "bundles"])
 @pytest.mark.parametrize("head", HEADS)
 def test_gradients_and_losses_are_those_of_autograd(head, bundle):
+    """A head meets every order, half of them with rows and the other half with bundles."""
     graph, modules = model(head, bundle)
-    given_ = data(23)
+    given_ = data(12)
     want = total(modules, given_)
     gradients = autograd(want, modules)
-    for order in ORDERS:
+    for order in ORDERS[([*HEADS].index(head) + bundle) % 2 :: 2]:
         got = accumulate(graph, given_, order)
         assert any(isinstance(n, ReadoutNode) for n in got.engine.wiring.nodes.values())
         assert got.sums["loss"][0] == pytest.approx(float(want.detach()), rel=1e-12)
         assert_same_gradients(got.gradients, gradients)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(n=st.integers(1, 40), order=orders())
+@settings(max_examples=10)
+@given(n=st.integers(1, 20), order=orders())
 def test_in_any_order_the_gradients_are_those_of_autograd(n, order):
+    graph, modules = model("several layers")
+    given_ = data(n)
+    got = accumulate(graph, given_, order)
+    assert_same_gradients(got.gradients, autograd(total(modules, given_), modules))
+
+
+@pytest.mark.slow
+@settings(max_examples=200)
+@given(n=st.integers(1, 40), order=orders())
+def test_in_very_many_orders_the_gradients_are_those_of_autograd(n, order):
     graph, modules = model("several layers")
     given_ = data(n)
     got = accumulate(graph, given_, order)
@@ -424,10 +435,10 @@ def test_a_module_that_looks_inside_bundles_and_its_loss_are_one_node(pool):
                 {"source": np.arange(n - 1), "target": np.arange(1, n)},
                 {"kind": k % CLASSES},
             )
-            for k, i in enumerate(data(23))
+            for k, i in enumerate(data(12))
             for n in (len(i.vertex["label"]),)
         ]
-        for order in ORDERS:
+        for order in ORDERS[:1] if placement else ORDERS:
             got = accumulate(graph, given_, order, placement=placement)
             inside = [n for n in got.engine.wiring.nodes.values() if isinstance(n, ReadoutNode)]
             assert [n.bundled for n in inside] == [True] * (not placement)

@@ -113,7 +113,7 @@ def test_replays_are_steps_more_of_the_parts_above_on_detached_rows(optimizer, a
     plain_replays(theirs, batches(), at, lambda t: [t, t], optimizer)
     assert_equal_weights(weights(ours), weights(theirs))
     updates = made.statistics()["versions"]
-    assert updates == {f"part {k}": 21 if k >= at else 7 for k in range(3)}
+    assert updates == {f"part {k}": 15 if k >= at else 5 for k in range(3)}
 
 
 @BOTH
@@ -158,7 +158,7 @@ def test_running_statistics_and_dropout_see_every_minibatch_of_a_slow_part():
     for x, _ in batches():
         expected(x)
     assert torch.equal(norm.running_mean, expected.running_mean)
-    assert int(norm.num_batches_tracked) == 7
+    assert int(norm.num_batches_tracked) == 5
 
 
 @BOTH

@@ -12,13 +12,12 @@ from geartrain.engine.engine import Engine, make_parts
 from geartrain.parts.rules import Flush, Rules
 from tests.rigs.models import MODELS
 from tests.rigs.passes import Order, accumulate, autograd
+from tests.rigs.products import in_pairs
 
 ORDERS = (Order(), Order(workers=3, jitter=0.9, seed=2, policy="random", max_rows=5))
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=str)
-@pytest.mark.parametrize("keep", ["auto", "inputs", "graph"])
-@pytest.mark.parametrize("name", MODELS)
+@in_pairs(name=[*MODELS], keep=["auto", "inputs", "graph"], order=ORDERS)
 def test_gradients_in_bf16_are_those_of_float64_but_for_rounding(name, keep, order):
     model = MODELS[name](keep=keep)
     model.graph.check(model.shapes)

@@ -3,12 +3,14 @@
 Where the C of a kernel works, its twin in torch does not, and either must pass the same tests. In
 the rooms where kernels compute, a test that has passed is run again without them, in the same
 process, if the package has asked for kernels while it ran; what never asks for them would only be
-run twice. A test that chooses by itself goes both ways in one run, and a soak goes one way.
+run twice. A test that chooses by itself goes both ways in one run, and a soak goes one way. Of a
+test with several parameters every other case goes both ways, so that each value of each does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -30,13 +32,55 @@ def goes_both_ways(item: pytest.Item) -> bool:
     return item.path.parent.name in ROOMS and CHOOSE.isdisjoint(names)
 
 
+def is_its_turn(item: pytest.Item) -> bool:
+    """Whether this case of a test is one of those that go both ways.
+
+    With kernels or without is a parameter like others. Of three and more it is enough that any two
+    meet in all their values, so cases go both ways as the black squares of a board do; where a test
+    has one parameter of several values, all do.
+    """
+    stash = item.session.stash
+    if _TURNS not in stash:
+        stash[_TURNS] = frozenset(_turns(item.session.items))
+    return item.nodeid in stash[_TURNS]
+
+
+_TURNS = pytest.StashKey[frozenset[str]]()
+
+
+def _turns(items: Sequence[pytest.Item]) -> Iterator[str]:
+    """Cases whose numbers of values, of parameters that have several, have an even sum."""
+    tests: dict[tuple[object, str], dict[str, list[Hashable]]] = defaultdict(dict)
+    for item in items:
+        name = getattr(item, "originalname", None) or item.name
+        tests[item.parent, name][item.nodeid] = _values(item)
+    for cases in tests.values():
+        columns = [[*dict.fromkeys(column)] for column in zip(*cases.values(), strict=True)]
+        several = [k for k, column in enumerate(columns) if len(column) > 1]
+        for case, values in cases.items():
+            numbers = [columns[k].index(values[k]) for k in several]
+            if len(several) < 2 or sum(numbers) % 2 == 0:
+                yield case
+
+
+def _values(item: pytest.Item) -> list[Hashable]:
+    """What tells apart the values of each parameter; names that get theirs together are one."""
+    spec = getattr(item, "callspec", None)
+    left = {} if spec is None else {name: id(value) for name, value in spec.params.items()}
+    found: list[Hashable] = []
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        found.append(tuple(left.pop(name.strip(), None) for name in names))
+    return [*found, *left.values()]
+
+
 def run(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
     """Run a test, and again if it has asked; answers whether it asked."""
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     with asked_for() as times:
         reports = runtestprotocol(item, nextitem=nextitem)
     asked = bool(times) and all(report.passed for report in reports)
-    if asked:
+    if asked and is_its_turn(item):
         with without_kernels():
             again = runtestprotocol(item, nextitem=nextitem, log=False)
         for report in again:

@@ -73,7 +73,7 @@ def heads(n: int = 4, seed: int = 1) -> list[nn.Module]:
     return [*(nn.Linear(WIDTHS[k + 1], 3).double() for k in range(n - 1)), nn.Identity()]
 
 
-def batches(n: int = 7, rows: int = 5, seed: int = 2) -> list[tuple[Tensor, Tensor]]:
+def batches(n: int = 5, rows: int = 5, seed: int = 2) -> list[tuple[Tensor, Tensor]]:
     torch.manual_seed(seed)
     return [
         (torch.randn(rows, 3, dtype=torch.float64), torch.randint(0, 3, (rows,))) for _ in range(n)

@@ -8,6 +8,7 @@ import torch
 from geartrain.sharing.exchanges.gossip import DecentralizedSGD, PairAverage
 from geartrain.sharing.mixing import metropolis
 from geartrain.sharing.topology import Exponential, Ring, topology_of
+from tests.rigs.products import in_pairs
 
 RATE = 0.1  # of the copies' optimisers
 MIXERS = [DecentralizedSGD, PairAverage]
@@ -68,9 +69,7 @@ def test_random_order_gives_the_same_rounds_of_d_psgd(copies, seed):
     assert torch.equal(hand.x, steady.x)
 
 
-@pytest.mark.parametrize("topology", ["ring", "torus", "full", STAR])
-@pytest.mark.parametrize("mixer", MIXERS)
-@pytest.mark.parametrize("seed", range(4))
+@in_pairs(topology=["ring", "torus", "full", STAR], seed=range(4), mixer=MIXERS)
 def test_the_sum_of_the_copies_moves_by_the_steps_alone(copies, noise, mixer, topology, seed):
     hand = copies(mixer(), topology=topology)
     before = hand.x.sum(0)

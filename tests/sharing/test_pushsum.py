@@ -8,6 +8,7 @@ import torch
 from geartrain.sharing.exchanges.pushsum import PushSum
 from geartrain.sharing.letters import Inbox
 from geartrain.sharing.topology import Exponential
+from tests.rigs.products import in_pairs
 
 RATE = 0.1  # of the copies' optimisers
 CIRCLE = Exponential()
@@ -33,9 +34,15 @@ def totals(hand):
     return x + sum(x.tensors[0].flatten() for x in under_way), omega
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("rotate", [True, False])
-@pytest.mark.parametrize("topology", [CIRCLE, OneWay(), "torus", [(0, 1), (0, 2), (0, 3)]])
+DIRECTED = {
+    "circle": CIRCLE,
+    "one way": OneWay(),
+    "torus": "torus",
+    "star": [(0, 1), (0, 2), (0, 3)],
+}
+
+
+@in_pairs(topology=DIRECTED, seed=SEEDS, rotate=[True, False])
 def test_the_weights_sum_to_n_and_sums_move_by_the_steps_alone(
     copies, noise, topology, rotate, seed
 ):

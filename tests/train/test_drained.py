@@ -120,19 +120,32 @@ def batches(sizes: Sequence[int], n: int) -> list[int]:
     return [sum(sizes[i : i + n]) for i in range(0, len(sizes), n)]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=20)
-@given(
-    n=st.integers(40, 80),
+BLOCKS = given(
+    n=st.integers(25, 50),
     batch=st.integers(3, 12),
-    block=st.integers(1, 60),
+    block=st.integers(1, 40),
     block_bytes=st.sampled_from([1 << 20, 700]),
     runtime=st.sampled_from([gt.Simulated(3, jitter=0.5), gt.Simulated(1), gt.Threads(2, 1)]),
     bundle=st.booleans(),
 )
-def test_whatever_the_blocks_drained_updates_are_plain_minibatches(
-    form, n, batch, block, block_bytes, runtime, bundle
-):
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=7)
+@BLOCKS
+def test_whatever_the_blocks_drained_updates_are_plain_minibatches(form, **drawn):
+    train_drained(form, **drawn)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=150)
+@BLOCKS
+def test_whatever_the_many_blocks_drained_updates_are_plain_minibatches(form, **drawn):
+    train_drained(form, **drawn)
+
+
+def train_drained(form, n, batch, block, block_bytes, runtime, bundle):
     sizes = np.random.default_rng(n).integers(1, 5, n).tolist()
     rows, (lower, upper) = rows_of(sizes), modules()
     session, steps = drained(graph_of(lower, upper, bundle=bundle), batch, runtime)

@@ -66,7 +66,7 @@ def test_a_single_copy_of_a_pipeline_trains_as_the_pipeline_does(view):
     found = []
     for sharing in (None, gt.Neighbours(copies=1)):
         s = session(sharing, view=view, runtime=gt.Simulated(1))
-        s.fit(data(), epochs=2)
+        s.fit(data(14), epochs=2)
         found.append(weights(s))
     assert torch.equal(found[0], found[1])
 
@@ -75,16 +75,16 @@ def test_a_single_copy_of_a_pipeline_trains_as_the_pipeline_does(view):
 @pytest.mark.parametrize("view", VIEWS, ids=str)
 def test_copies_of_a_pipeline_learn_with_any_view(view, exchange):
     s = session(gt.Neighbours(copies=3, exchange=exchange), view=view, every=4)
-    fit = s.fit(data(24), epochs=3)
-    assert fit.instances == 72
+    fit = s.fit(data(18), epochs=3)
+    assert fit.instances == 54
     assert fit.history[-1].loss < fit.history[0].loss
 
 
 @pytest.mark.parametrize("credit", CREDITS, ids=str)
 def test_copies_of_a_pipeline_learn_with_local_losses_in_threads(credit):
     s = session(gt.Neighbours(copies=3), credit=credit, every=1, runtime=gt.Threads(2))
-    fit = s.fit(data(30), epochs=3)
-    assert fit.instances == 90
+    fit = s.fit(data(18), epochs=3)
+    assert fit.instances == 54
     assert fit.history[-1].loss < fit.history[0].loss
 
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import geartrain as gt
+from tests.rigs.products import in_pairs
 from tests.rigs.sessions import session_of
 
 RATE = 0.3
@@ -111,9 +112,7 @@ class Many(Coder):
         return self.decode(self.encode(x, scale))
 
 
-@pytest.mark.parametrize("keep", ["inputs", "activations", "graph"])
-@pytest.mark.parametrize("named", [True, False])
-@pytest.mark.parametrize("form", FORMS)
+@in_pairs(form=[*FORMS], keep=["inputs", "activations", "graph"], named=[True, False])
 def test_a_method_learns_as_its_module_does(form: str, named: bool, keep: Any) -> None:
     module, expected, rows = fresh(Many), fresh(Many), data()
     graph = gt.Graph(value=("label",))

@@ -30,6 +30,7 @@ from geartrain.sharing.mixing import metropolis
 from geartrain.sharing.neighbours import EXCHANGES, Neighbours, Replicas
 from geartrain.sharing.topology import Ring
 from geartrain.train.session import Session
+from tests.rigs.products import in_pairs
 from tests.rigs.sessions import session_of
 
 EACH, RATE = 4, 0.1
@@ -156,10 +157,10 @@ def test_copies_that_begin_apart_come_together(name, graph, way):
     assert sum(c.declined for c in found) == 0
 
 
-@pytest.mark.parametrize("max_active", [1, 4])
+@in_pairs(mixer=MIXERS, runtime=RUNTIMES, max_active=[1, 4])
 def test_every_mixer_learns_in_every_runtime_and_leaves_no_letter(mixer, runtime, max_active):
     seen = Seen()
-    s = session(mixer, runtime, instruments=[seen], max_active=max_active)
+    s = session(mixer(), runtime(), instruments=[seen], max_active=max_active)
     before = s.evaluate(data(24)).metrics["loss"]
     s.fit(data(24), epochs=3)  # which raises where a letter is left
     assert s.evaluate(data(24)).metrics["loss"] < 0.8 * before

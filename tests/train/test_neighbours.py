@@ -28,6 +28,7 @@ from geartrain.sharing.letters import Inbox, Letter
 from geartrain.sharing.member import Member
 from geartrain.sharing.neighbours import Neighbours, Replicas
 from geartrain.train.session import Session
+from tests.rigs.products import in_pairs
 from tests.rigs.sessions import session_of
 
 EACH = 4  # rows of a minibatch, which is one instance
@@ -154,13 +155,12 @@ def sgd(model: nn.Sequential, gradient: Sequence[Tensor], lr: float = 0.1) -> No
             p.sub_(g, alpha=lr)
 
 
-@pytest.mark.parametrize("exchange", ["gradients", "all-reduce"])
-@pytest.mark.parametrize("keep", ["auto", "graph", "inputs"])
+@in_pairs(runtime=RUNTIMES, keep=["auto", "graph", "inputs"], exchange=["gradients", "all-reduce"])
 def test_one_copy_is_plain_training_to_the_bit(runtime, exchange, keep):
     adam = partial(torch.optim.Adam, lr=0.01)
     plain = session(None, Threads(1, kernel_threads=1), optimizer=adam, keep=keep)
     plain.fit(data(9), epochs=2)
-    one = session(Neighbours(copies=1, exchange=exchange), runtime, optimizer=adam, keep=keep)
+    one = session(Neighbours(copies=1, exchange=exchange), runtime(), optimizer=adam, keep=keep)
     one.fit(data(9), epochs=2)
     expected, found = weights(plain.parts), weights(one.parts)
     assert all(torch.equal(expected[key], found[key]) for key in expected)
@@ -183,14 +183,13 @@ def test_without_neighbours_each_copy_is_plain_training_of_its_shard(runtime, up
             torch.testing.assert_close(found[key], expected[key], rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("update_every", [Rows(EACH), Instances(1)])
-@pytest.mark.parametrize("keep", ["auto", "graph"])
+@in_pairs(runtime=RUNTIMES, update_every=[Rows(EACH), Instances(1)], keep=["auto", "graph"])
 def test_lockstep_and_fully_connected_is_the_sequence_of_sub_steps(runtime, update_every, keep):
     instances, n = data(12), 3
     exchange = NearestNeighbours(lockstep=True)
     s = session(
         Neighbours(copies=n, topology="full", exchange=exchange),
-        runtime,
+        runtime(),
         update_every=update_every,
         keep=keep,
         shuffle=False,
@@ -407,14 +406,14 @@ def test_copies_may_begin_with_weights_of_their_own():
 def test_many_in_flight_in_each_copy_leave_nothing_behind(runtime):
     seen = Seen()
     s = session(Neighbours(copies=4), runtime, max_active=4, instruments=[seen])
-    s.fit(data(40), epochs=2)
-    assert seen.total("instances") == 80
+    s.fit(data(24), epochs=2)
+    assert seen.total("instances") == 48
     assert seen.total("sent") == seen.total("applied") + seen.total("dropped")
 
 
 def test_many_in_flight_and_all_reduce_go_together(runtime):
     s = session(Neighbours(copies=3, exchange="all-reduce"), runtime, max_active=3)
-    s.fit(data(40), epochs=2)
+    s.fit(data(25), epochs=2)
     first, *others = copies_of(s)
     for other in others:
         assert all(torch.equal(first[key], other[key]) for key in first)

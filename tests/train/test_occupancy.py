@@ -7,6 +7,7 @@ import threading
 import pytest
 
 import geartrain as gt
+from tests.rigs.products import in_pairs
 
 CALLS = ("fit", "evaluate", "predict", "save", "load")
 
@@ -76,9 +77,11 @@ def test_passes_without_training_are_no_exception(first, make_line, make_rows, t
     assert session.fit(make_rows(10), epochs=1).instances == 10
 
 
-@pytest.mark.parametrize("runtime", [gt.Simulated(), gt.Threads(2)], ids=lambda r: r.name)
-@pytest.mark.parametrize("method", ["on_fired", "on_updated", "on_progress"])
-@pytest.mark.parametrize("name", CALLS)
+@in_pairs(
+    name=CALLS,
+    method=["on_fired", "on_updated", "on_progress"],
+    runtime={each.name: each for each in (gt.Simulated(), gt.Threads(2))},
+)
 def test_an_instrument_that_calls_the_session_in_a_pass_ends_the_run_with_that_error(
     runtime, method, name, make_line, make_rows, tmp_path
 ):

@@ -61,7 +61,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_last_bit(
     optimizer, make_forest, make_trees, tmp_path
 ):
     sparse = OPTIMIZERS[optimizer][1]
-    trees, dev = make_trees(90), make_trees(20, seed=7)
+    trees, dev = make_trees(60), make_trees(8, seed=7)
 
     def convert(tree):  # draws, so that the random state must be right
         words = tree.inputs["word"].clone()

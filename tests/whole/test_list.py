@@ -22,6 +22,7 @@ from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import bundle_kernel_of
 from geartrain.whole.list import loader as native
+from tests.rigs.products import in_pairs
 
 H, TOKENS, IN = 5, 7, 3
 RAGGED = (3, 1, 4, 4, 2)
@@ -87,13 +88,11 @@ LENGTHS = {
     "one": (6,),
     "of one": (1, 1, 1),
     "an empty one": (2, 0, 3),
-    "many": tuple(np.random.default_rng(5).integers(1, 9, 230).tolist()),
+    "many": tuple(np.random.default_rng(5).integers(1, 9, 130).tolist()),
 }
 
 
-@pytest.mark.parametrize("every", [False, True], ids=["last", "every"])
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
-@pytest.mark.parametrize("name", CELLS)
+@in_pairs(name=[*CELLS], lengths=LENGTHS, every={"last": False, "every": True})
 def test_the_kernel_gives_what_autograd_gives(
     name: str, lengths: Sequence[int], every: bool
 ) -> None:
@@ -213,7 +212,7 @@ def loop_form(cell: nn.Module, readout: nn.Module) -> tuple[gt.Graph, list[gt.In
     ended.through(readout, name="readout").loss(gt.cross_entropy, "label")
     zero = (torch.zeros(1, 1, dtype=torch.float64), np.zeros(1, np.int64))
     return graph, [
-        gt.Instance({"start": zero}, vertex={"token": t}, value={"label": t[0]}) for t in lists(60)
+        gt.Instance({"start": zero}, vertex={"token": t}, value={"label": t[0]}) for t in lists(25)
     ]
 
 
@@ -223,13 +222,11 @@ def whole_form(cell: nn.Module, readout: nn.Module) -> tuple[gt.Graph, list[gt.I
     ended = words.through(WholeList(cell), name="cell", inside=True, pool=True)
     ended.through(readout, name="readout").loss(gt.cross_entropy, "label")
     return graph, [
-        gt.Instance({"tokens": torch.from_numpy(t)}, value={"label": t[0]}) for t in lists(60)
+        gt.Instance({"tokens": torch.from_numpy(t)}, value={"label": t[0]}) for t in lists(25)
     ]
 
 
-@pytest.mark.parametrize("keep", ["auto", "inputs"])
-@pytest.mark.parametrize("embedding_dim", [None, 4])
-@pytest.mark.parametrize("in_flight", [1, 16])
+@in_pairs(keep=["auto", "inputs"], embedding_dim=[None, 4], in_flight=[1, 16])
 def test_through_the_engine_it_is_the_loop(
     in_flight: int, embedding_dim: int | None, keep: str
 ) -> None:
@@ -257,7 +254,7 @@ def test_many_lists_are_spread_over_threads(
     name: str, every: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = seeded(CELLS[name])
-    lengths = LENGTHS["many"]
+    lengths = np.random.default_rng(5).integers(1, 9, 230).tolist()
     x = features(sum(lengths)) if cell_first(cell) else tokens(sum(lengths))
     kernel = bundle_kernel_of(WholeList(cell, every=every))
     assert kernel is not None
