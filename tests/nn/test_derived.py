@@ -353,7 +353,7 @@ class Running(nn.Module):
         (Centred(), "rows alone give other outputs"),
         (Gram(), "not one row for each"),
         (Turned(), "other gradients than together"),
-        (Branching(), "RuntimeError"),
+        (Branching(), "its way depends on values"),
         (Counting(), "changes attributes"),
         (Running(), "mutate|writes into"),
     ],

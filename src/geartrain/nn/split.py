@@ -5,8 +5,8 @@
                     ├─► forward   what does not depend on tangents       ─► outputs, residuals
                     └─► backward  what does, and what is known without inputs ─► gradients
 
-``make_fx`` of ``torch.func.vjp`` under ``functionalize`` gives the joint graph: documented
-functions of torch that exist since 2.0, while the compilers' own partitioners and symbolic shapes
+``torch.func.vjp`` under ``functionalize``, recorded, gives the joint graph: documented functions of
+torch that exist since 2.0, while the compilers' own partitioners and symbolic shapes
 are internal and change. Two traces with plain numbers instead of one with symbols need no guards,
 and what is not a multiple of the number of rows is refused instead of specialised.
 
@@ -24,9 +24,10 @@ from typing import Any, Literal, TypeAlias, cast, final
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from geartrain.errors import GraphError
+from geartrain.nn.record import Trace, draws, record
+from geartrain.nodes.call import differentiate
 from geartrain.nodes.products import affine, times
 
 aten = torch.ops.aten
@@ -137,44 +138,36 @@ def split(
     )
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Trace:
-    module: fx.GraphModule
-    shapes: Mapping[fx.Node, tuple[int, ...]]
-
-
 def _trace(
     function: Function,
     operands: Sequence[Tensor],
     learns: Sequence[bool],
     inputs: Sequence[Tensor],
     tangents: Sequence[Tensor],
-) -> _Trace:
+) -> Trace:
     floats = [x.is_floating_point() for x in inputs]
 
     def joint(*flat: Tensor) -> list[Tensor]:
         theta, xs = flat[: len(operands)], flat[len(operands) :][: len(inputs)]
+        dys = flat[len(operands) + len(inputs) :]
 
         def outputs(learned: list[Tensor], real: list[Tensor]) -> tuple[Any, Any]:
             # Copies, as autograd lets nobody write into a leaf; the graph loses them again.
             own = [x.clone() for x in _merged(xs, floats, real)]
             ys = function(_merged(theta, learns, learned), own)
-            return tuple(y for y in ys if y.is_floating_point()), ys
+            floating = tuple(y for y in ys if y.is_floating_point())
+            # Here and not by what ``vjp`` returns: that imports a compiler, for a second or two.
+            found = differentiate(floating, dys, [*learned, *real])
+            wanted = zip([*learned, *real], found, strict=True)
+            return floating, (ys, [torch.zeros_like(x) if d is None else d for x, d in wanted])
 
         found: tuple[Any, ...] = torch.func.vjp(
             outputs, _selected(theta, learns), _selected(xs, floats), has_aux=True
         )
-        _, pull, ys = found
-        learned, real = pull(flat[len(operands) + len(inputs) :])
-        return [*ys, *learned, *real]
+        ys, gradients = found[2]
+        return [*ys, *gradients]
 
-    flat = [*operands, *inputs, *tangents]
-    with torch.enable_grad():
-        traced = make_fx(torch.func.functionalize(joint))(*flat)
-    shapes = _Shapes(traced)
-    shapes.run(*flat)
-    return _Trace(traced, shapes.found)
+    return record(torch.func.functionalize(joint), [*operands, *inputs, *tangents])
 
 
 def _merged(all_: Sequence[Tensor], which: Sequence[bool], own: Iterable[Tensor]) -> list[Tensor]:
@@ -188,21 +181,6 @@ def _selected(all_: Sequence[Tensor], which: Sequence[bool]) -> list[Tensor]:
 
 
 @final
-class _Shapes(fx.Interpreter):
-    """Runs a graph and notes the shapes of its tensors."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self.found: dict[fx.Node, tuple[int, ...]] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if isinstance(value, Tensor):
-            self.found[n] = tuple(value.shape)
-        return value
-
-
-@final
 class _Cut:
     """One joint graph on its way to two.
 
@@ -212,27 +190,27 @@ class _Cut:
 
     def __init__(
         self,
-        traces: Sequence[_Trace],
+        traces: Sequence[Trace],
         operands: int,
         inputs: int,
         outputs: int,
         tangents: tuple[int, ...],
     ) -> None:
         small, large = traces
-        self._module, self._graph = small.module, small.module.graph
+        self._constants, self._graph = small.constants, small.graph
         self._outputs, self._of_output = outputs, tangents
         places = [x for x in self._graph.nodes if x.op == "placeholder"]
         self._operands, self._inputs = places[:operands], places[operands : operands + inputs]
         self._tangents = places[operands + inputs :]
         self._shapes = small.shapes
-        self._large = _twins(self._graph, large.module.graph)
+        self._large = _twins(self._graph, large.graph)
         self._rows: dict[fx.Node, int] = {}
         self._axis: dict[fx.Node, int] = {}
         self._apart: dict[fx.Node, fx.Node] = {}
         for x, y in self._large.items():
             if x in small.shapes and y in large.shapes:
                 self._note_rows(x, small.shapes[x], large.shapes[y])
-        self._merge(large.module)
+        self._merge(large.constants)
         self._simplify()
         self._mark()
         self._use_products()
@@ -263,7 +241,7 @@ class _Cut:
             self._of_output,
             gradients,
             tuple(terms),
-            any(_draws(x) for x in self._graph.nodes),
+            any(draws(x) for x in self._graph.nodes),
         )
 
     def _forward(self, outputs: Sequence[fx.Node], kept: Sequence[fx.Node]) -> Callable[..., Any]:
@@ -320,7 +298,7 @@ class _Cut:
 
     def _finished(self, graph: fx.Graph, results: Sequence[fx.Node]) -> Callable[..., Any]:
         graph.output(tuple(results))
-        program: Callable[..., Any] = fx.GraphModule(self._module, graph).forward
+        program: Callable[..., Any] = fx.GraphModule(dict(self._constants), graph).forward
         return program
 
     def _results(self) -> list[fx.Node]:
@@ -343,7 +321,7 @@ class _Cut:
         """Whether x has rows, one or several for each, first axis."""
         return x in self._rows and self._axis[x] == 0
 
-    def _merge(self, large: fx.GraphModule) -> None:
+    def _merge(self, large: Mapping[str, Tensor]) -> None:
         """Let the small graph count rows: what differs in the large one is a multiple of them."""
         first = next(iter(self._graph.nodes))
         with self._graph.inserting_before(first):
@@ -351,9 +329,7 @@ class _Cut:
         multiples: dict[int, fx.Node] = {1: self._n}
         for x, y in self._large.items():
             if x.op == "get_attr":
-                _refuse_constant(
-                    getattr(self._module, str(x.target)), getattr(large, str(y.target))
-                )
+                _refuse_constant(self._constants[str(x.target)], large[str(y.target)])
             x.args = self._merged(x.args, y.args, multiples)
             x.kwargs = self._merged(x.kwargs, y.kwargs, multiples)
 
@@ -395,7 +371,7 @@ class _Cut:
             sources = x.all_input_nodes
             own = {self._tangents.index(x)} if x in self._tangents else set()
             self._of[x] = frozenset(own.union(*(self._of[s] for s in sources)))
-            if _draws(x) or any(s in self._here for s in sources):
+            if draws(x) or any(s in self._here for s in sources):
                 self._here.add(x)
             if x.op == "call_function" and x.target is aten.copy_.default:
                 raise GraphError("its forward writes into a weight, a buffer or an input")
@@ -524,11 +500,6 @@ def _twins(small: fx.Graph, large: fx.Graph) -> dict[fx.Node, fx.Node]:
     return dict(pairs)
 
 
-def _draws(x: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(x.target, "tags", ())
-
-
-def _refuse_constant(small: object, large: object) -> None:
-    same = isinstance(small, Tensor) and isinstance(large, Tensor) and small.shape == large.shape
-    if not same or not torch.equal(small, large):  # type: ignore[arg-type]
+def _refuse_constant(small: Tensor, large: Tensor) -> None:
+    if small is not large and (small.shape != large.shape or not torch.equal(small, large)):
         raise GraphError("it makes a tensor whose values depend on the number of rows")
