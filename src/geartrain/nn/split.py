@@ -96,6 +96,7 @@ class TraceSplit:
         gradients: For each input that has a gradient, the tangents that it comes from.
         terms: What the operands get.
         draws: Whether the forward draws random numbers.
+        alien: Whether they read tensors that are neither arguments nor made by the code.
     """
 
     forward: Callable[..., Any]
@@ -105,6 +106,7 @@ class TraceSplit:
     gradients: Mapping[int, frozenset[int]]
     terms: tuple[Term, ...]
     draws: bool
+    alien: bool
 
 
 def split(
@@ -198,6 +200,7 @@ class _Cut:
     ) -> None:
         small, large = traces
         self._constants, self._graph = small.constants, small.graph
+        self._alien = small.alien or large.alien
         self._outputs, self._of_output = outputs, tangents
         places = [x for x in self._graph.nodes if x.op == "placeholder"]
         self._operands, self._inputs = places[:operands], places[operands : operands + inputs]
@@ -242,6 +245,7 @@ class _Cut:
             gradients,
             tuple(terms),
             any(draws(x) for x in self._graph.nodes),
+            self._alien,
         )
 
     def _forward(self, outputs: Sequence[fx.Node], kept: Sequence[fx.Node]) -> Callable[..., Any]:
