@@ -39,7 +39,8 @@ class Known:
         restless: Whether the function changes its own settings, so that none is known by them.
 
     Attributes:
-        ratio: What the programs take, of what running again takes; None: nobody has measured.
+        ratios: What the programs take of what running again takes, as measured, by the size of a
+            firing.
         told: Whether somebody was told that it is refused.
     """
 
@@ -47,7 +48,7 @@ class Known:
         self, cut: Cut | None = None, refused: str | None = None, restless: bool = False
     ) -> None:
         self.cut, self.refused, self.restless = cut, refused, restless
-        self.ratio: float | None = None
+        self.ratios: dict[int, float] = {}
         self.told = False
 
 
