@@ -17,6 +17,7 @@ What it can make of weights alone it makes of the weights of now: the mixed view
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor, fx
 
 from geartrain.errors import GraphError
+from geartrain.nn.emit import emit
 from geartrain.nn.record import Trace, draws, record
 from geartrain.nodes.call import differentiate
 from geartrain.nodes.products import affine, times
@@ -57,6 +59,18 @@ _CHEAP = {
     operator.getitem,
 }
 """Made again in the backward of what they are made of, rather than kept."""
+
+_PASSES = {
+    aten.add.Tensor,
+    aten.add.Scalar,
+    aten.sub.Tensor,
+    aten.rsub.Scalar,
+    aten.mul.Tensor,
+    aten.mul.Scalar,
+    aten.neg.default,
+    aten.relu.default,
+}
+"""Made again too, where what they read is kept anyway."""
 
 How: TypeAlias = Literal["value", "product", "sum", "rows"]
 
@@ -302,8 +316,7 @@ class _Cut:
 
     def _finished(self, graph: fx.Graph, results: Sequence[fx.Node]) -> Callable[..., Any]:
         graph.output(tuple(results))
-        program: Callable[..., Any] = fx.GraphModule(dict(self._constants), graph).forward
-        return program
+        return emit(graph, self._constants)
 
     def _results(self) -> list[fx.Node]:
         (results,) = next(iter(reversed(self._graph.nodes))).args
@@ -448,9 +461,47 @@ class _Cut:
 
     def _residuals(self, roots: Sequence[fx.Node]) -> list[fx.Node]:
         """What the forward must keep, inputs first."""
-        edge = (x for x in self._reached(roots) if x in self._here and not self._of[x])
-        kept = dict.fromkeys(self._anchor(x) for x in edge)
+        edge = [x for x in self._reached(roots) if x in self._here and not self._of[x]]
+        views: dict[fx.Node, dict[fx.Node, None]] = {}
+        for x in edge:
+            views.setdefault(self._anchor(x), {})[self._smallest(x)] = None
+        kept: dict[fx.Node, None] = {}
+        for base, parts in views.items():
+            # Of a product that is read in part, that part.
+            less = base not in self._inputs and self._whole(base)
+            less = less and sum(map(self._size, parts)) < self._size(base)
+            kept |= parts if less else {base: None}
+        for x in reversed(self._graph.nodes):
+            if x in kept and self._is_made_of(x, kept):
+                del kept[x]
         return sorted(kept, key=lambda x: x not in self._inputs)
+
+    def _smallest(self, x: fx.Node) -> fx.Node:
+        """Of x and what it is a view of, what has fewest numbers, of those with rows first."""
+        found = [y for y in self._chain(x) if self._whole(y)]
+        return min(found, key=self._size, default=x)
+
+    def _size(self, x: fx.Node) -> int:
+        return math.prod(self._shapes[x])
+
+    def _is_made_of(self, x: fx.Node, kept: Mapping[fx.Node, None]) -> bool:
+        """Whether it costs one pass over what is kept anyway: less than to keep it."""
+        if x.target not in _PASSES or not self._whole(x):
+            return False
+        others = [y for y in kept if y is not x]
+        return all(
+            source in self._here and any(y in others for y in self._chain(source))
+            for source in x.all_input_nodes
+            if source is not self._n
+        )
+
+    def _chain(self, x: fx.Node) -> list[fx.Node]:
+        """x, what it is a view or a copy of, and so on."""
+        chain = [x]
+        while x.target in _CHEAP:
+            x = cast(fx.Node, x.args[0])
+            chain.append(x)
+        return chain
 
     def _reached(self, roots: Sequence[fx.Node]) -> list[fx.Node]:
         """Nodes with a tangent behind the roots, and at the edge those without."""
@@ -471,10 +522,7 @@ class _Cut:
         view of x that keeps them apart is wanted; without it rows are taken to come first, and the
         trial of the programs tells.
         """
-        chain, at = [x], x
-        while at.target in _CHEAP:
-            at = cast(fx.Node, at.args[0])
-            chain.append(at)
+        chain = self._chain(x)
         for wanted in (self._whole, lambda y: self._rows.get(y) == 1):
             if found := [y for y in chain if wanted(y)]:
                 return found[-1]
