@@ -69,6 +69,8 @@ _PASSES = {
     aten.mul.Scalar,
     aten.neg.default,
     aten.relu.default,
+    aten.gelu.default,
+    aten.silu.default,
 }
 """Made again too, where what they read is kept anyway."""
 
