@@ -243,3 +243,16 @@ def test_three_fits_of_two_equal_parts_trace_once() -> None:
         rules = Rules(optimizer=partial(torch.optim.SGD, lr=0.5), update_every=Flush())
         Session(graph, rules=rules, runtime=Simulated(1)).fit(data, epochs=1)
     assert REGISTRY.traced == before + 1
+
+
+def test_a_key_that_forgot_the_code_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison above bites: a program of another structure is another function."""
+    true = Structure.__init__
+
+    def forgetful(self: Structure, function: Callable[..., object]) -> None:
+        true(self, function)
+        self.key = "any"
+
+    monkeypatch.setattr(Structure, "__init__", forgetful)
+    with pytest.raises(AssertionError):
+        _traces(Block(), Louder())
