@@ -3,7 +3,7 @@
     arguments ─► function, under a dispatch mode ─► graph of aten operators, shapes, constants
 
 ``make_fx`` would give the same graph. It also makes an imagined twin of every tensor and reads the
-stack at every operator, which takes thirty times as long as the operators themselves.
+stack at every operator, which is most of what it takes.
 """
 
 from __future__ import annotations
