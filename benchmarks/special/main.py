@@ -1,10 +1,11 @@
 """What our own steps and casts buy, against what torch would do instead: ratios of processor time.
 
-    PYTHONPATH=src OMP_NUM_THREADS=1 python -m benchmarks.special.main [adam] [adagrad] [bf16]
+    PYTHONPATH=src OMP_NUM_THREADS=1 python -m benchmarks.special.main [adam] [adagrad] ...
 
     adam      FusedAdam                       torch.optim.Adam(fused=True)
     adagrad   FusedAdagrad                    torch.optim.Adagrad, fused where gradients are dense
     bf16      gates of bfloat16 rows in C     the same in torch's operators, products included
+    derived   kernels derived of own cells    running them again, and plain autograd without stores
 
 Both take turns in one process; a line has medians, and the median of the ratios of neighbours with
 the third smallest and the third largest.
@@ -24,10 +25,19 @@ from torch import Tensor, nn
 
 import geartrain as gt
 from geartrain.native import cells
-from geartrain.nn import GatedGraphCell, GatedSum, TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
+from geartrain.nn import (
+    DerivedKernel,
+    GatedGraphCell,
+    GatedSum,
+    TokenRNN,
+    TreeLSTMBranch,
+    TreeLSTMLeaf,
+)
+from geartrain.nodes.call import as_payload
 from geartrain.nodes.casts import in_bf16
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.kernel import kernel_of
+from geartrain.nodes.kernel import AbstractKernel, kernel_of
+from geartrain.nodes.payload import Recompute
 
 TURNS = 15
 BLOCK_S = 0.02
@@ -155,11 +165,104 @@ def bf16() -> None:
     cells._function = own
 
 
+class ChildSum(nn.Module):
+    """A cell for two children and a word."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gates, self.forget = nn.Linear(2 * width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, h: Tensor, c: Tensor, g: Tensor, d: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        i, o, u = self.gates(torch.cat([h + g, x], 1)).chunk(3, 1)
+        left, right = torch.sigmoid(self.forget(h)), torch.sigmoid(self.forget(g))
+        state = torch.sigmoid(i) * torch.tanh(u) + left * c + right * d
+        return torch.sigmoid(o) * torch.tanh(state), state
+
+
+class Gated(nn.Module):
+    """A gated recurrent cell."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.of_x, self.of_h = nn.Linear(width, 3 * width), nn.Linear(width, 3 * width)
+
+    def forward(self, x: Tensor, h: Tensor) -> Tensor:
+        (a, b, c), (d, e, f) = self.of_x(x).chunk(3, 1), self.of_h(h).chunk(3, 1)
+        reset, keep = torch.sigmoid(a + d), torch.sigmoid(b + e)
+        return (1 - keep) * torch.tanh(c + reset * f) + keep * h
+
+
+class Block(nn.Module):
+    """Two layers, a norm and a skip."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.wide = nn.LayerNorm(width), nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.narrow(nn.functional.gelu(self.wide(self.norm(x))))
+
+
+class Expert(nn.Module):
+    """Two layers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.b(torch.relu(self.a(x))))
+
+
+def derived(width: int = 128) -> None:
+    """Own cells forward and back; what nodes keep is stored and gathered, by autograd it is not."""
+    own_cells = ((ChildSum(width), 5), (Gated(width), 2), (Block(width), 1), (Expert(width), 1))
+    for module, takes in own_cells:
+        parameters, name = list(module.parameters()), type(module).__name__
+        again = Recompute(module, parameters)
+        for n in (8, 32, 128, 512):
+            inputs = tuple(torch.randn(n, width) for _ in range(takes))
+            order = np.random.default_rng(0).permutation(n)
+
+            def plain() -> None:
+                leaves = [x.detach().requires_grad_() for x in inputs]  # noqa: B023
+                ys = as_payload(module(*leaves))  # noqa: B023
+                torch.autograd.grad(ys, [*leaves, *parameters], ys)  # noqa: B023
+
+            own = _through_stores(DerivedKernel(name, module), parameters, inputs, order)
+            second = _through_stores(again, parameters, inputs, order)
+            compare(f"derived, again: {name}, {n} rows", own, second)
+            compare(f"derived, autograd: {name}, {n} rows", own, plain)
+
+
+def _through_stores(
+    kernel: AbstractKernel,
+    parameters: Sequence[nn.Parameter],
+    inputs: tuple[Tensor, ...],
+    order: np.ndarray[tuple[int], np.dtype[np.int64]],
+) -> Run:
+    into, came = GradientSum(parameters), [0]
+
+    def run() -> None:
+        with torch.no_grad():
+            ys, kept = kernel.forward(inputs)
+            stored = tuple(x if any(x is y for y in inputs) else x.clone() for x in kept)
+            kernel.backward(ys, stored, order, into)
+        came[0] += order.size
+        if came[0] >= 1024:  # a step comes
+            came[0] = 0
+            for parameter in parameters:
+                into.take(parameter)
+
+    return run
+
+
 def main(*names: str) -> None:
     """Measure what is named, or all."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    known = {"adam": adam, "adagrad": adagrad, "bf16": bf16}
+    known = {"adam": adam, "adagrad": adagrad, "bf16": bf16, "derived": derived}
     for name in names or known:
         known[name]()
 

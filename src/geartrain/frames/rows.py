@@ -166,12 +166,17 @@ class RowStore:
         self._buffers[j] = found
         return found
 
-    def buffers(self) -> tuple[Tensor, ...]:
-        """Buffers 0, 1, ... as far as they exist."""
+    def buffers(self, first: int = 0) -> tuple[Tensor, ...]:
+        """Buffers first, first + 1, ... as far as they exist."""
         found: list[Tensor] = []
-        while (buffer := self._buffers.get(len(found))) is not None:
+        while (buffer := self._buffers.get(first + len(found))) is not None:
             found.append(buffer)
         return tuple(found)
+
+    def drop_buffers(self, first: int, count: int) -> None:
+        """Free those of these numbers that exist; nobody waits for what is in them."""
+        for j in [j for j in self._buffers if first <= j < first + count]:
+            del self._buffers[j]
 
     def existing(self, j: int) -> Tensor | None:
         return self._buffers.get(j)

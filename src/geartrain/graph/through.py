@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, final
 
@@ -34,6 +34,7 @@ from geartrain.graph.sample_rows import SampleRows
 from geartrain.nodes.call import Call, arguments, as_payload
 from geartrain.nodes.casts import Cast, around
 from geartrain.nodes.chance import generators_kept
+from geartrain.nodes.choice import Experience, choice_of
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import (
     AbstractKernel,
@@ -107,6 +108,8 @@ class Through(AbstractOperator):
         self.every_vertex = False
         """Whether each row goes to all vertices of its instance, as a shape knows that makes it."""
         self.function, self.part, self.keep, self.use = function, part, keep, use
+        self.experience = Experience()
+        """What its nodes have done under ``keep="auto"``; that of all its copies."""
         if use is not None:
             self.ways = use.ways
             if keep != "graph":
@@ -238,7 +241,7 @@ class Through(AbstractOperator):
             kernel = None
         if kernel is not None:
             call = replace(call, dry_run=None)  # who wrote it has seen to it that rows are apart
-        if kernel is None and keep == "activations":
+        if kernel is None and (keep == "activations" or self._keeps_masks()):
             if self.call.inside:
                 raise GraphError(
                     f"'{self.name}': keep='activations' wants a bundle kernel and {self.detail()} "
@@ -247,7 +250,11 @@ class Through(AbstractOperator):
                 )
             kernel = derived_kernel(self.name, self.function)
         if kernel is None:
-            return RowNode(place, call, Recompute(function, self.parameters), weights)
+            again = Recompute(function, self.parameters)
+            choice = None
+            if self._chooses():
+                choice = choice_of(self.name, function, again, self.experience)
+            return RowNode(place, call, again, weights, choice)
         if precision == "bf16":
             full = self.part is not None and self.part.full_precision
             kernel = around(kernel, full=full)
@@ -270,10 +277,35 @@ class Through(AbstractOperator):
 
     def keeps(self) -> str:
         """``keep``, and whether it means a kernel that is derived."""
-        derived = self.keep == "activations" and not self.call.inside and self._kernel() is None
         if self.memory is not None:
             return "activations" if self._memory_kernel() is not None else "inputs"
-        return "activations, derived" if derived else self.keep
+        if self.use is not None or self.keep in ("inputs", "graph") or self._kernel() is not None:
+            return self.keep
+        if self.keep == "activations":
+            return self.keep if self.call.inside else "activations, derived"
+        if self._keeps_masks():
+            return "auto: derived, for the mask"
+        story = self.experience.story if self._chooses() else "runs again"
+        return f"auto: {story}"
+
+    def _chooses(self) -> bool:
+        """Whether ``auto`` finds its kernel while it works."""
+        return self.keep == "auto" and self._rows_are_apart() and not self._keeps_masks()
+
+    def _keeps_masks(self) -> bool:
+        """Whether ``auto`` derives at once, as running again would draw another mask."""
+        return self.keep == "auto" and self._rows_are_apart() and any(self._dropouts())
+
+    def _rows_are_apart(self) -> bool:
+        return not (
+            self.call.inside or self.call.pool or self.call.alone or self.memory is not None
+        )
+
+    def _dropouts(self) -> Iterator[nn.Module]:
+        if isinstance(self.function, nn.Module):
+            for module in self.function.modules():
+                if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+                    yield module
 
     def _kernel(self) -> AbstractKernel | None:
         if not isinstance(self.function, nn.Module):
@@ -297,7 +329,7 @@ class Through(AbstractOperator):
                     f"{where} mixes rows of different instances; use LayerNorm or GroupNorm, or "
                     "send whole minibatches as bundles with keep='graph'"
                 )
-            if self.keep == "activations":
+            if self.keep == "activations" or self._keeps_masks():
                 continue  # a derived kernel keeps the mask, or refuses
             if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
                 raise GraphError(

@@ -4,6 +4,7 @@ The modules of ``whole`` and ``pipeline`` that users write are exported here as 
 """
 
 from geartrain.nn.attention import AdditiveAttention, DotAttention
+from geartrain.nn.auto import Auto
 from geartrain.nn.cells import TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
 from geartrain.nn.derived import DerivedKernel
 from geartrain.nn.dropout import RowDropout
@@ -12,6 +13,7 @@ from geartrain.nn.residual import PooledHead, ResidualBlock, residual_network
 from geartrain.nn.sequential import BundleSequential
 from geartrain.nn.shapes import MessagePassing, Recurrent, Tree, first_states
 from geartrain.nn.transformer import DecoderBlock, TokenEmbedding, TokenReadout, decoder
+from geartrain.nodes.choice import register_choice
 from geartrain.nodes.kernel import register_derivation
 from geartrain.pipeline.critic import LocalCritic, RowLoss, teach_critics
 from geartrain.whole.graph.cell import GatedGraphCell, GatedSum
@@ -22,6 +24,7 @@ from geartrain.whole.tree.module import WholeTree
 register_torch_kernels()
 register_torch_checks()
 register_derivation(DerivedKernel)
+register_choice(Auto)
 
 __all__ = [
     "AdditiveAttention",

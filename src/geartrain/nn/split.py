@@ -5,8 +5,8 @@
                     ├─► forward   what does not depend on tangents       ─► outputs, residuals
                     └─► backward  what does, and what is known without inputs ─► gradients
 
-``make_fx`` of ``torch.func.vjp`` under ``functionalize`` gives the joint graph: documented
-functions of torch that exist since 2.0, while the compilers' own partitioners and symbolic shapes
+``torch.func.vjp`` under ``functionalize``, recorded, gives the joint graph: documented functions of
+torch that exist since 2.0, while the compilers' own partitioners and symbolic shapes
 are internal and change. Two traces with plain numbers instead of one with symbols need no guards,
 and what is not a multiple of the number of rows is refused instead of specialised.
 
@@ -17,6 +17,7 @@ What it can make of weights alone it makes of the weights of now: the mixed view
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,9 +25,11 @@ from typing import Any, Literal, TypeAlias, cast, final
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from geartrain.errors import GraphError
+from geartrain.nn.emit import emit
+from geartrain.nn.record import Trace, draws, record
+from geartrain.nodes.call import differentiate
 from geartrain.nodes.products import affine, times
 
 aten = torch.ops.aten
@@ -56,6 +59,20 @@ _CHEAP = {
     operator.getitem,
 }
 """Made again in the backward of what they are made of, rather than kept."""
+
+_PASSES = {
+    aten.add.Tensor,
+    aten.add.Scalar,
+    aten.sub.Tensor,
+    aten.rsub.Scalar,
+    aten.mul.Tensor,
+    aten.mul.Scalar,
+    aten.neg.default,
+    aten.relu.default,
+    aten.gelu.default,
+    aten.silu.default,
+}
+"""Made again too, where what they read is kept anyway."""
 
 How: TypeAlias = Literal["value", "product", "sum", "rows"]
 
@@ -95,6 +112,7 @@ class TraceSplit:
         gradients: For each input that has a gradient, the tangents that it comes from.
         terms: What the operands get.
         draws: Whether the forward draws random numbers.
+        alien: Whether they read tensors that are neither arguments nor made by the code.
     """
 
     forward: Callable[..., Any]
@@ -104,6 +122,7 @@ class TraceSplit:
     gradients: Mapping[int, frozenset[int]]
     terms: tuple[Term, ...]
     draws: bool
+    alien: bool
 
 
 def split(
@@ -137,44 +156,36 @@ def split(
     )
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Trace:
-    module: fx.GraphModule
-    shapes: Mapping[fx.Node, tuple[int, ...]]
-
-
 def _trace(
     function: Function,
     operands: Sequence[Tensor],
     learns: Sequence[bool],
     inputs: Sequence[Tensor],
     tangents: Sequence[Tensor],
-) -> _Trace:
+) -> Trace:
     floats = [x.is_floating_point() for x in inputs]
 
     def joint(*flat: Tensor) -> list[Tensor]:
         theta, xs = flat[: len(operands)], flat[len(operands) :][: len(inputs)]
+        dys = flat[len(operands) + len(inputs) :]
 
         def outputs(learned: list[Tensor], real: list[Tensor]) -> tuple[Any, Any]:
             # Copies, as autograd lets nobody write into a leaf; the graph loses them again.
             own = [x.clone() for x in _merged(xs, floats, real)]
             ys = function(_merged(theta, learns, learned), own)
-            return tuple(y for y in ys if y.is_floating_point()), ys
+            floating = tuple(y for y in ys if y.is_floating_point())
+            # Here and not by what ``vjp`` returns: that imports a compiler, for a second or two.
+            found = differentiate(floating, dys, [*learned, *real])
+            wanted = zip([*learned, *real], found, strict=True)
+            return floating, (ys, [torch.zeros_like(x) if d is None else d for x, d in wanted])
 
         found: tuple[Any, ...] = torch.func.vjp(
             outputs, _selected(theta, learns), _selected(xs, floats), has_aux=True
         )
-        _, pull, ys = found
-        learned, real = pull(flat[len(operands) + len(inputs) :])
-        return [*ys, *learned, *real]
+        ys, gradients = found[2]
+        return [*ys, *gradients]
 
-    flat = [*operands, *inputs, *tangents]
-    with torch.enable_grad():
-        traced = make_fx(torch.func.functionalize(joint))(*flat)
-    shapes = _Shapes(traced)
-    shapes.run(*flat)
-    return _Trace(traced, shapes.found)
+    return record(torch.func.functionalize(joint), [*operands, *inputs, *tangents])
 
 
 def _merged(all_: Sequence[Tensor], which: Sequence[bool], own: Iterable[Tensor]) -> list[Tensor]:
@@ -188,21 +199,6 @@ def _selected(all_: Sequence[Tensor], which: Sequence[bool]) -> list[Tensor]:
 
 
 @final
-class _Shapes(fx.Interpreter):
-    """Runs a graph and notes the shapes of its tensors."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self.found: dict[fx.Node, tuple[int, ...]] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if isinstance(value, Tensor):
-            self.found[n] = tuple(value.shape)
-        return value
-
-
-@final
 class _Cut:
     """One joint graph on its way to two.
 
@@ -212,27 +208,28 @@ class _Cut:
 
     def __init__(
         self,
-        traces: Sequence[_Trace],
+        traces: Sequence[Trace],
         operands: int,
         inputs: int,
         outputs: int,
         tangents: tuple[int, ...],
     ) -> None:
         small, large = traces
-        self._module, self._graph = small.module, small.module.graph
+        self._constants, self._graph = small.constants, small.graph
+        self._alien = small.alien or large.alien
         self._outputs, self._of_output = outputs, tangents
         places = [x for x in self._graph.nodes if x.op == "placeholder"]
         self._operands, self._inputs = places[:operands], places[operands : operands + inputs]
         self._tangents = places[operands + inputs :]
         self._shapes = small.shapes
-        self._large = _twins(self._graph, large.module.graph)
+        self._large = _twins(self._graph, large.graph)
         self._rows: dict[fx.Node, int] = {}
         self._axis: dict[fx.Node, int] = {}
         self._apart: dict[fx.Node, fx.Node] = {}
         for x, y in self._large.items():
             if x in small.shapes and y in large.shapes:
                 self._note_rows(x, small.shapes[x], large.shapes[y])
-        self._merge(large.module)
+        self._merge(large.constants)
         self._simplify()
         self._mark()
         self._use_products()
@@ -263,7 +260,8 @@ class _Cut:
             self._of_output,
             gradients,
             tuple(terms),
-            any(_draws(x) for x in self._graph.nodes),
+            any(draws(x) for x in self._graph.nodes),
+            self._alien,
         )
 
     def _forward(self, outputs: Sequence[fx.Node], kept: Sequence[fx.Node]) -> Callable[..., Any]:
@@ -320,8 +318,7 @@ class _Cut:
 
     def _finished(self, graph: fx.Graph, results: Sequence[fx.Node]) -> Callable[..., Any]:
         graph.output(tuple(results))
-        program: Callable[..., Any] = fx.GraphModule(self._module, graph).forward
-        return program
+        return emit(graph, self._constants)
 
     def _results(self) -> list[fx.Node]:
         (results,) = next(iter(reversed(self._graph.nodes))).args
@@ -343,7 +340,7 @@ class _Cut:
         """Whether x has rows, one or several for each, first axis."""
         return x in self._rows and self._axis[x] == 0
 
-    def _merge(self, large: fx.GraphModule) -> None:
+    def _merge(self, large: Mapping[str, Tensor]) -> None:
         """Let the small graph count rows: what differs in the large one is a multiple of them."""
         first = next(iter(self._graph.nodes))
         with self._graph.inserting_before(first):
@@ -351,9 +348,7 @@ class _Cut:
         multiples: dict[int, fx.Node] = {1: self._n}
         for x, y in self._large.items():
             if x.op == "get_attr":
-                _refuse_constant(
-                    getattr(self._module, str(x.target)), getattr(large, str(y.target))
-                )
+                _refuse_constant(self._constants[str(x.target)], large[str(y.target)])
             x.args = self._merged(x.args, y.args, multiples)
             x.kwargs = self._merged(x.kwargs, y.kwargs, multiples)
 
@@ -395,7 +390,7 @@ class _Cut:
             sources = x.all_input_nodes
             own = {self._tangents.index(x)} if x in self._tangents else set()
             self._of[x] = frozenset(own.union(*(self._of[s] for s in sources)))
-            if _draws(x) or any(s in self._here for s in sources):
+            if draws(x) or any(s in self._here for s in sources):
                 self._here.add(x)
             if x.op == "call_function" and x.target is aten.copy_.default:
                 raise GraphError("its forward writes into a weight, a buffer or an input")
@@ -468,9 +463,47 @@ class _Cut:
 
     def _residuals(self, roots: Sequence[fx.Node]) -> list[fx.Node]:
         """What the forward must keep, inputs first."""
-        edge = (x for x in self._reached(roots) if x in self._here and not self._of[x])
-        kept = dict.fromkeys(self._anchor(x) for x in edge)
+        edge = [x for x in self._reached(roots) if x in self._here and not self._of[x]]
+        views: dict[fx.Node, dict[fx.Node, None]] = {}
+        for x in edge:
+            views.setdefault(self._anchor(x), {})[self._smallest(x)] = None
+        kept: dict[fx.Node, None] = {}
+        for base, parts in views.items():
+            # Of a product that is read in part, that part.
+            less = base not in self._inputs and self._whole(base)
+            less = less and sum(map(self._size, parts)) < self._size(base)
+            kept |= parts if less else {base: None}
+        for x in reversed(self._graph.nodes):
+            if x in kept and self._is_made_of(x, kept):
+                del kept[x]
         return sorted(kept, key=lambda x: x not in self._inputs)
+
+    def _smallest(self, x: fx.Node) -> fx.Node:
+        """Of x and what it is a view of, what has fewest numbers, of those with rows first."""
+        found = [y for y in self._chain(x) if self._whole(y)]
+        return min(found, key=self._size, default=x)
+
+    def _size(self, x: fx.Node) -> int:
+        return math.prod(self._shapes[x])
+
+    def _is_made_of(self, x: fx.Node, kept: Mapping[fx.Node, None]) -> bool:
+        """Whether it costs one pass over what is kept anyway: less than to keep it."""
+        if x.target not in _PASSES or not self._whole(x):
+            return False
+        others = [y for y in kept if y is not x]
+        return all(
+            source in self._here and any(y in others for y in self._chain(source))
+            for source in x.all_input_nodes
+            if source is not self._n
+        )
+
+    def _chain(self, x: fx.Node) -> list[fx.Node]:
+        """x, what it is a view or a copy of, and so on."""
+        chain = [x]
+        while x.target in _CHEAP:
+            x = cast(fx.Node, x.args[0])
+            chain.append(x)
+        return chain
 
     def _reached(self, roots: Sequence[fx.Node]) -> list[fx.Node]:
         """Nodes with a tangent behind the roots, and at the edge those without."""
@@ -491,10 +524,7 @@ class _Cut:
         view of x that keeps them apart is wanted; without it rows are taken to come first, and the
         trial of the programs tells.
         """
-        chain, at = [x], x
-        while at.target in _CHEAP:
-            at = cast(fx.Node, at.args[0])
-            chain.append(at)
+        chain = self._chain(x)
         for wanted in (self._whole, lambda y: self._rows.get(y) == 1):
             if found := [y for y in chain if wanted(y)]:
                 return found[-1]
@@ -524,11 +554,6 @@ def _twins(small: fx.Graph, large: fx.Graph) -> dict[fx.Node, fx.Node]:
     return dict(pairs)
 
 
-def _draws(x: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(x.target, "tags", ())
-
-
-def _refuse_constant(small: object, large: object) -> None:
-    same = isinstance(small, Tensor) and isinstance(large, Tensor) and small.shape == large.shape
-    if not same or not torch.equal(small, large):  # type: ignore[arg-type]
+def _refuse_constant(small: Tensor, large: Tensor) -> None:
+    if small is not large and (small.shape != large.shape or not torch.equal(small, large)):
         raise GraphError("it makes a tensor whose values depend on the number of rows")

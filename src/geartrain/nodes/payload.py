@@ -7,6 +7,9 @@ What is kept decides the class: ``RowNode`` keeps a kernel's residuals (``keep="
 the inputs alone and runs the module again (``keep="inputs"``: exact at the weights of now).
 ``GraphNode`` (in ``stage``) keeps autograd's own graph of one whole message (``keep="graph"``).
 
+Where a choice finds a better kernel in the middle of the work, rows in flight are answered by that
+which they left by (``eras``).
+
 A node computes where its weights are: rows and gradients from other devices are copied there. One
 without weights computes where its rows are.
 
@@ -18,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -49,7 +53,9 @@ from geartrain.nodes.call import (
     unsettled,
     where_it_computes,
 )
+from geartrain.nodes.choice import AbstractChoice
 from geartrain.nodes.collector import allocate_ragged, release_ragged
+from geartrain.nodes.eras import Era, Eras, spread
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside, look_inside
 from geartrain.nodes.kernel import AbstractKernel, gathered
@@ -111,6 +117,7 @@ class RowNode(AbstractNode):
         call: The module and how it is called.
         kernel: Computes it.
         weights: The part, or None where there are no parameters.
+        choice: Chooses other kernels while it works; None: it keeps this one.
     """
 
     def __init__(
@@ -119,17 +126,19 @@ class RowNode(AbstractNode):
         call: Call,
         kernel: AbstractKernel,
         weights: AbstractWeights | None,
+        choice: AbstractChoice | None = None,
     ) -> None:
         super().__init__(place)
         self._call, self._kernel, self._weights = call, kernel, weights
         self._dry_run = unsettled(call)
         self.alone = call.alone
         self.part_name = None if weights is None else weights.name
-        self._rows = RowStore(place.name, ("origin", "version", "start", "length", "instance"))
+        columns = ("origin", "version", "start", "length", "instance")
+        self._rows = RowStore(place.name, columns if choice is None else (*columns, "era"))
+        self._choice, self._eras = choice, Eras(kernel, self._rows)
         self._cells: RowStore | None = None
         self._width = 1
         self._device: torch.device | None = None  # None: the host, and so is everything
-        self._kept_input: dict[int, int] = {}  # residual j is input i itself: joined in place
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         state, origin = join_states(batches), join_origins(batches)
@@ -159,16 +168,23 @@ class RowNode(AbstractNode):
             first = int(starts[0])
             store["start"][start:end], store["length"][start:end] = starts, lengths
         taken = self._call.taken(len(batches[0].payload))
+        era = self._eras.now
         in_place = {
             i: kept[first : first + total]
-            for i, j in self._kept_input.items()
-            if (kept := buffers.existing(j)) is not None
+            for i, j in era.kept_input.items()
+            if (kept := era.existing(buffers, j)) is not None
             and (i >= len(taken) or _fits(kept, batches, taken[i]))
         }
         inputs = self._inputs(batches, state, lengths, in_place)
-        room = self._room(buffers, first, total)
+        if self._choice is not None:
+            kernel = self._choice.kernel(inputs)
+            if kernel is not era.kernel:
+                self._eras.begin(kernel, n, buffers)
+                era = self._eras.now
+            store["era"][start:end] = era.number
+        room = self._room(era, buffers, first, total)
         with torch.no_grad():
-            outputs, residuals = self._kernel.forward(inputs, inside, room)
+            outputs, residuals = era.kernel.forward(inputs, inside, room)
         if in_place:  # a function may return its very input: rows of the store are for this node
             stored = {x.untyped_storage().data_ptr() for x in in_place.values()}
             outputs = tuple(
@@ -178,11 +194,11 @@ class RowNode(AbstractNode):
             if residual is room:
                 continue
             i = next((i for i, x in enumerate(inputs) if x is residual), None)
-            if i is not None and i in in_place and self._kept_input.get(i) == j:
+            if i is not None and i in in_place and era.kept_input.get(i) == j:
                 continue
-            buffers.buffer(j, residual)[first : first + total] = residual
+            era.buffer(buffers, j, residual)[first : first + total] = residual
             if i is not None:
-                self._kept_input.setdefault(i, j)
+                era.kept_input.setdefault(i, j)
         return self._emit(outputs, state, address(self.id, start, n), lengths)
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
@@ -203,7 +219,11 @@ class RowNode(AbstractNode):
         if self._call.inside:
             inside = self._inside(store["instance"][rows], lengths)
         wanted = bool((origin > ROW_MASK).any())  # the controller, at the bottom, reads none
-        gradient = self._back(join_gradient(some, self._device), cells, inside, wanted)
+        gradient = join_gradient(some, self._device)
+        if self._eras.mixed:
+            gradient = self._back_by_era(gradient, rows, lengths, cells, wanted)
+        else:
+            gradient = self._back(self._eras.now, gradient, cells, inside, wanted)
         if self._weights is not None:
             self._weights.received(cells.size, versions, lengths)
         self._release(rows)
@@ -279,20 +299,38 @@ class RowNode(AbstractNode):
             self._dry_run = unsettled(self._call)
         return inputs
 
-    def _room(self, buffers: RowStore, first: int, total: int) -> Tensor | None:
+    def _room(self, era: Era, buffers: RowStore, first: int, total: int) -> Tensor | None:
         """Where in the store the kernel may write its residual."""
-        if self._kernel.room_for is None:
+        if era.kernel.room_for is None:
             return None
-        buffer = buffers.existing(self._kernel.room_for)
+        buffer = era.existing(buffers, era.kernel.room_for)
         return None if buffer is None else buffer[first : first + total]
 
     def _back(
-        self, gradient: Gradient, cells: IntArray, inside: Inside | None, wanted: bool
+        self, era: Era, gradient: Gradient, cells: IntArray, inside: Inside | None, wanted: bool
     ) -> Gradient:
         into = GradientSum(()) if self._weights is None else self._weights.gradient
-        kept = (self._cells or self._rows).buffers()
+        kept = era.kept(self._cells or self._rows)
         with torch.no_grad():
-            return self._kernel.backward(gradient, kept, cells, into, inside, wanted=wanted)
+            return era.kernel.backward(gradient, kept, cells, into, inside, wanted=wanted)
+
+    def _back_by_era(
+        self,
+        gradient: Gradient,
+        rows: IntArray,
+        lengths: IntArray | None,
+        cells: IntArray,
+        wanted: bool,
+    ) -> Gradient:
+        """Each row by the kernel that it left by, all before the rows are released."""
+        parts = []
+        ends = None if lengths is None else np.cumsum(lengths)
+        for era, at in self._eras.groups(rows):
+            if ends is not None and lengths is not None:
+                at = ranges((ends - lengths)[at], lengths[at])
+            some = tuple(None if d is None else d[at] for d in gradient)
+            parts.append((at, self._back(era, some, cells[at], None, wanted)))
+        return spread(parts, cells.size)
 
     def _emit(
         self, outputs: Payload, state: IntArray, origin: IntArray, lengths: IntArray | None
@@ -311,6 +349,8 @@ class RowNode(AbstractNode):
     def _release(self, rows: IntArray) -> None:
         starts, lengths = self._rows["start"][rows], self._rows["length"][rows]
         self._rows.release(rows)
+        if self._eras.mixed:
+            self._eras.release(rows, self._cells or self._rows)
         if self._cells is not None:
             release_ragged(self._cells, starts, lengths)
 

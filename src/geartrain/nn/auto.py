@@ -1,0 +1,176 @@
+"""``keep="auto"`` of a module without a written kernel: runs again, or by a derived kernel.
+
+    training ─► runs again ─► FIRINGS and ROWS are done ─► traced, both ways measured, once
+                                                            │ derived takes less than WORTH of it
+                                                            ├─► the derived kernel from now on
+                                                            └─► runs again for good
+
+When is a matter of counting, so that runs which begin alike go on alike; who wins is measured, and
+remembered for the structure and the size of the firing while the process lives. Nothing is left
+behind by a measurement: no gradient, no random number drawn, no row kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Hashable
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from geartrain.frames.message import Gradient, Payload
+from geartrain.native import operations
+from geartrain.nn.program import Operands, Program
+from geartrain.nn.registry import REGISTRY, Known, kind_of
+from geartrain.nn.structure import Structure
+from geartrain.nodes.choice import AbstractChoice, Experience
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.kernel import AbstractKernel
+
+log = logging.getLogger("geartrain.nn")
+
+FIRINGS: Final = 64
+"""Firings in training before anything is traced: short runs never pay for a trace."""
+ROWS: Final = 2000
+"""Rows in them."""
+WORTH: Final = 0.95
+"""Derived kernels are taken if they take no more than this part of the time."""
+MOST_CHANGES: Final = 4
+"""How often settings may change under a derived kernel; then the module runs again for good."""
+_TURNS: Final = 6
+_BLOCK: Final = 2
+_MOST_ROWS: Final = 128
+
+
+@final
+class Auto(AbstractChoice):
+    """Chooses for one node.
+
+    Args:
+        name: The node.
+        function: Its module or function.
+        first: Runs it again.
+        before: What its operator has done so far, in other fits and copies too.
+    """
+
+    def __init__(
+        self, name: str, function: Callable[..., Any], first: AbstractKernel, before: Experience
+    ) -> None:
+        self._name, self._function, self._first, self._done = name, function, first, before
+        self._derived: Program | None = None
+        self._structure: Structure | None = None
+        self._kind: Hashable = None
+        self._changes = 0
+        self._settled = False
+
+    def kernel(self, inputs: Payload) -> AbstractKernel:
+        if self._settled:
+            return self._first
+        if self._derived is not None and self._structure is not None:
+            if self._structure.now() == self._structure.settings and kind_of(inputs) == self._kind:
+                return self._derived
+            self._derived = None
+            self._changes += 1
+            if self._changes == MOST_CHANGES:
+                return self._settle("its settings change while it works")
+            self._done.firings = self._done.rows = 0
+        n = inputs[0].shape[0]
+        self._done.firings += 1
+        self._done.rows += n
+        ripe = self._done.firings >= FIRINGS and self._done.rows >= ROWS
+        # A few rows that are left over are no measure, nor is what is being watched.
+        typical = 2 * n * self._done.firings >= self._done.rows
+        watched = operations.listening or _get_current_dispatch_mode() is not None
+        return self._decide(inputs) if ripe and typical and not watched else self._first
+
+    def _decide(self, inputs: Payload) -> AbstractKernel:
+        self._structure = Structure(self._function)
+        self._kind = kind_of(inputs)
+        known = REGISTRY.ask(self._name, self._function, self._structure, inputs)
+        if known.cut is None:
+            return self._settle(f"cannot be cut: {known.refused}")
+        operands = Operands(self._function)
+        program = Program(known.cut, operands)
+        ratio = self._ratio(known, program, operands, inputs)
+        if ratio > WORTH:
+            return self._settle(f"derived would take {ratio:.2f} of it")
+        self._derived = program
+        self._tell(f"derived, {ratio:.2f} of running again")
+        return program
+
+    def _ratio(self, known: Known, program: Program, operands: Operands, inputs: Payload) -> float:
+        size = min(inputs[0].shape[0], _MOST_ROWS).bit_length() // 2
+        if size not in known.ratios:
+            parameters = [x for x in operands.tensors() if isinstance(x, torch.nn.Parameter)]
+            known.ratios[size] = compare(program, self._first, inputs, parameters)
+        return known.ratios[size]
+
+    def _settle(self, why: str) -> AbstractKernel:
+        self._settled = True
+        self._tell(f"runs again ({why})")
+        return self._first
+
+    def _tell(self, story: str) -> None:
+        if self._done.story != story:
+            self._done.story = story
+            log.info("'%s', keep='auto': %s", self._name, story)
+
+
+def compare(
+    one: AbstractKernel,
+    other: AbstractKernel,
+    inputs: Payload,
+    parameters: list[torch.nn.Parameter],
+) -> float:
+    """What one kernel takes of the time of another, forward and backward of these rows.
+
+    They take turns; counted is the fastest of each. Residuals are stored and gathered as a node
+    does it, and weights are multiplied once for a few firings.
+    """
+    inputs = tuple(x[:_MOST_ROWS].detach() for x in inputs)
+    devices = sorted({x.device.index for x in inputs if x.is_cuda})
+    order = np.random.default_rng(0).permutation(inputs[0].shape[0])
+    best = [float("inf"), float("inf")]
+    with torch.random.fork_rng(devices), torch.no_grad():
+        for turn in range(_TURNS):
+            for k, kernel in enumerate((one, other)):
+                took = _seconds(kernel, inputs, parameters, order, _BLOCK if turn else 1)
+                if turn:
+                    best[k] = min(best[k], took)
+    return best[0] / best[1]
+
+
+def _seconds(
+    kernel: AbstractKernel,
+    inputs: Payload,
+    parameters: list[torch.nn.Parameter],
+    order: np.ndarray[Any, np.dtype[np.int64]],
+    firings: int,
+) -> float:
+    into = GradientSum(parameters)
+    # Others work beside this thread, but on a device the clock of the host counts.
+    clock = time.perf_counter if _wait(inputs) else time.thread_time
+    began = clock()
+    for _ in range(firings):
+        outputs, residuals = kernel.forward(inputs)
+        kept = tuple(x if any(x is y for y in inputs) else x.clone() for x in residuals)
+        kernel.backward(_like(outputs), kept, order, into)
+    for parameter in parameters:
+        into.take(parameter)
+    _wait(inputs)
+    return clock() - began
+
+
+def _like(outputs: Payload) -> Gradient:
+    return tuple(y if y.is_floating_point() else None for y in outputs)
+
+
+def _wait(inputs: Payload) -> bool:
+    """Whether there was a device to wait for."""
+    found = any(x.is_cuda for x in inputs)
+    if found:
+        torch.cuda.synchronize()
+    return found

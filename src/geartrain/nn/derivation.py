@@ -1,0 +1,193 @@
+"""From a function to the programs of its structure: trace, cut, and try on a few rows.
+
+function ─► copy that shares its tensors ─► trace at 3 and at 5 rows ─► cut ─► trial ─► Cut
+                                                                         │ against autograd,
+                                                                         │ rows apart and mixed
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from geartrain.errors import GraphError
+from geartrain.frames.message import Payload
+from geartrain.nn.program import Cut, Operands, Program
+from geartrain.nn.split import SIZES, TraceSplit, split
+from geartrain.nn.structure import Structure
+from geartrain.nodes.call import arguments, as_payload
+from geartrain.nodes.gradient import GradientSum
+
+
+class RestlessError(GraphError):
+    """No two calls of the function find the same settings, so none is known by them."""
+
+
+def derive(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Cut:
+    """Trace, cut, and try the two programs on rows like these.
+
+    Raises:
+        GraphError: Why it cannot be.
+    """
+    devices = {x.device for x in inputs if x.is_cuda}
+    with torch.random.fork_rng(list(devices)):
+        try:
+            return _Derivation(function, inputs).cut()
+        except GraphError:
+            raise
+        except Exception as error:  # code of anybody is run, by a tracer of torch's
+            reason = str(error).strip().split("\n")[0]
+            raise GraphError(f"{type(error).__name__}: {reason}") from error
+
+
+def _learns(x: Tensor) -> bool:
+    # Frozen ones too: they may be thawed, and what is kept for them costs little.
+    return isinstance(x, nn.Parameter) and x.is_floating_point()
+
+
+@final
+class _Derivation:
+    """The making of one program.
+
+    It works with a copy of the module, which shares its tensors: a trace puts others in their
+    place, and other workers may compute with the module meanwhile.
+    """
+
+    def __init__(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
+        self._operands = Operands(function)
+        self._own = function
+        if isinstance(function, nn.Module):
+            memo: dict[int, Any] = {id(x): x for x in self._operands.tensors()}
+            for inner in function.modules():
+                memo |= {id(x): x for x in vars(inner).values() if isinstance(x, Tensor)}
+            self._own = copy.deepcopy(function, memo)
+            for inner in self._own.modules():
+                if isinstance(inner, nn.Embedding | nn.EmbeddingBag):
+                    inner.sparse = False  # a tracer knows dense tensors; Program adds rows
+        self._samples = _sample(inputs, SIZES[0]), _sample(inputs, SIZES[1])
+
+    def cut(self) -> Cut:
+        tensors = self._operands.tensors()
+        learns = [_learns(x) for x in tensors]
+        # Copies, as a module may write into its buffers, or into a table (max_norm).
+        operands = [x.detach().clone() for x in tensors]
+        structure = Structure(self._own)
+        parts = split(self._call, operands, learns, self._samples)
+        if structure.now() != structure.settings:
+            raise RestlessError("its forward changes attributes of the module")
+        with torch.no_grad():
+            outputs = self._call(operands, self._samples[0])
+        empty = tuple(y[:0].detach().clone() for y in outputs)
+        cut = Cut(parts, len(self._samples[0]), empty, parts.alien)
+        self._try(Program(cut, self._operands), parts)
+        return cut
+
+    def _call(self, operands: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        if not isinstance(self._own, nn.Module):
+            return as_payload(self._own(*inputs))
+        named = dict(zip(self._operands.names, operands, strict=True))
+        return as_payload(
+            torch.func.functional_call(self._own, named, arguments(self._own, inputs))
+        )
+
+    def _try(self, program: Program, parts: TraceSplit) -> None:
+        """Rows forward at once, and backward in two goes and another order.
+
+        Raises:
+            GraphError: That is not what autograd says, or, where chance has a part, not what the
+                rows in one go say.
+        """
+        inputs = self._samples[1]
+        with torch.no_grad():
+            outputs, residuals = program.forward(tuple(inputs))
+            dys = tuple(torch.randn_like(y) if y.is_floating_point() else None for y in outputs)
+            cut = [self._backward(program, dys, residuals, rows) for rows in _ORDERS]
+            whole = [self._backward(program, dys, residuals, [list(range(SIZES[1]))])]
+            if not parts.draws:
+                whole.append(self._by_autograd(outputs, dys, inputs))
+                few = program.forward(tuple(x[:2] for x in inputs))[0]
+                _compare([y[:2] for y in outputs], few, "rows alone give other outputs")
+        for found in [*cut, *whole[:1]]:
+            _compare(whole[-1], found, "rows apart give other gradients than together")
+
+    def _backward(
+        self,
+        program: Program,
+        dys: tuple[Tensor | None, ...],
+        residuals: Payload,
+        goes: Sequence[list[int]],
+    ) -> list[Tensor | None]:
+        into = GradientSum([x for x in self._operands.tensors() if isinstance(x, nn.Parameter)])
+        back: list[list[Tensor | None]] = []
+        for rows in goes:
+            some = tuple(None if d is None else d[rows] for d in dys)
+            mine = tuple(x[rows] for x in residuals)
+            back.append(list(program.backward(some, mine, None, into)))
+        order = torch.tensor([row for rows in goes for row in rows]).argsort()
+        answers: list[Tensor | None] = [
+            None if each[0] is None else torch.cat([d for d in each if d is not None])[order]
+            for each in zip(*back, strict=True)
+        ]
+        sums = [
+            into.take(x) if isinstance(x, nn.Parameter) else None for x in self._operands.tensors()
+        ]
+        return answers + [d.to_dense() if d is not None else None for d in sums]
+
+    def _by_autograd(
+        self, outputs: Payload, dys: tuple[Tensor | None, ...], inputs: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        operands = [x.detach().clone().requires_grad_(_learns(x)) for x in self._operands.tensors()]
+        leaves = [
+            x.detach().clone().requires_grad_() if x.is_floating_point() else x for x in inputs
+        ]
+        with torch.enable_grad():
+            ys = self._call(operands, [x.clone() for x in leaves])
+        _compare([y.detach() for y in ys], outputs, "the trace gives other outputs")
+        pairs = [(y, d) for y, d in zip(ys, dys, strict=True) if y.requires_grad]
+        everything = [*leaves, *operands]
+        wanted = [x for x in everything if x.requires_grad]
+        found = iter(
+            torch.autograd.grad(
+                [y for y, _ in pairs], wanted, [d for _, d in pairs], allow_unused=True
+            )
+        )
+        answers = [next(found) if x.requires_grad else None for x in everything]
+        frozen = [*[False] * len(leaves), *[not x.requires_grad for x in self._operands.tensors()]]
+        return [None if no else d for d, no in zip(answers, frozen, strict=True)]
+
+
+_ORDERS = ([[3, 0], [4, 2, 1]], [[4, 3, 2, 1], [0]])
+
+
+def _sample(inputs: Sequence[Tensor], n: int) -> list[Tensor]:
+    """n rows like these, no two of them the same."""
+    generator = torch.Generator().manual_seed(n)
+    found = []
+    for x in inputs:
+        rows = x.shape[0]
+        y = x[torch.arange(n) % rows] if rows else x.new_zeros((n, *x.shape[1:]))
+        if x.is_floating_point():
+            near = 0.9 + 0.2 * torch.rand(y.shape, generator=generator)
+            y = y * near.to(y.device, y.dtype)
+        found.append(y.detach().contiguous())
+    return found
+
+
+def _compare(expected: Sequence[Tensor | None], found: Sequence[Tensor | None], what: str) -> None:
+    for a, b in zip(expected, found, strict=True):
+        if a is None and b is None:
+            continue
+        if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
+            raise GraphError(what)
+        if a.is_floating_point():
+            near = torch.finfo(a.dtype).eps ** 0.5
+            size = float(a.abs().nan_to_num().max()) if a.numel() else 0.0
+            same = torch.allclose(a, b, rtol=near, atol=near * size, equal_nan=True)
+        else:
+            same = torch.equal(a, b)
+        if not same:
+            raise GraphError(what)

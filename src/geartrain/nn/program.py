@@ -1,0 +1,133 @@
+"""The kernel that a trace makes: a cut program and the weights that it is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from geartrain.frames.message import Gradient, IntArray, Payload
+from geartrain.frames.tables import sparse_tables
+from geartrain.nn.split import Term, TraceSplit
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.inside import Inside
+from geartrain.nodes.kernel import AbstractKernel, gathered
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Programs for any function of one structure, and inputs of one kind.
+
+    Args:
+        parts: The programs.
+        inputs: How many it takes.
+        outputs: Each with no row.
+        private: Whether it reads tensors that belong to the one function that was traced.
+    """
+
+    parts: TraceSplit
+    inputs: int
+    outputs: tuple[Tensor, ...]
+    private: bool
+
+
+@final
+class Operands:
+    """The weights and buffers of a function, in the order in which programs take them.
+
+    Attributes:
+        names: Of each one the first name.
+        sparse: Whether its gradient is asked for as rows.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._owners: list[tuple[dict[str, Any], str]] = []
+        self.names: list[str] = []
+        self.sparse: list[bool] = []
+        if not isinstance(function, nn.Module):
+            return
+        seen: set[int] = set()
+        sparse = {id(table) for table in sparse_tables(function)}
+        for path, inner in function.named_modules():
+            for owner in (inner._parameters, inner._buffers):
+                for name, x in owner.items():
+                    if x is None or id(x) in seen:
+                        continue
+                    seen.add(id(x))
+                    self._owners.append((cast("dict[str, Any]", owner), name))
+                    self.names.append(f"{path}.{name}" if path else name)
+                    self.sparse.append(id(x) in sparse)
+
+    def tensors(self) -> list[Tensor]:
+        """Those of now."""
+        return [owner[name] for owner, name in self._owners]
+
+
+@final
+class Program(AbstractKernel):
+    """A cut and the operands it is called with."""
+
+    def __init__(self, cut: Cut, operands: Operands) -> None:
+        self._parts, self._operands = cut.parts, operands
+        self._inputs, self._empty = cut.inputs, cut.outputs
+
+    def forward(
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
+        found = self._parts.forward(inputs[0].shape[0], *self._operands.tensors(), *inputs)
+        return found[: self._parts.outputs], found[self._parts.outputs :]
+
+    def backward(
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside | None = None,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
+        parts = self._parts
+        dys = [gradients[j] for j in parts.tangents]
+        came = frozenset(k for k, d in enumerate(dys) if d is not None)
+        answers: list[Tensor | None] = [None] * self._inputs
+        if not came:
+            return tuple(answers)
+        n = next(d.shape[0] for d in dys if d is not None)
+        if len(came) < len(dys):
+            empty = (self._empty[j] for j in parts.tangents)
+            dys = [
+                e.new_zeros((n, *e.shape[1:])) if d is None else d
+                for d, e in zip(dys, empty, strict=True)
+            ]
+        operands = self._operands.tensors()
+        found = parts.backward(n, *operands, *gathered(kept, rows), *dys)
+        for k, (i, of) in enumerate(parts.gradients.items()):
+            if of & came:
+                answers[i] = found[k]
+        for term in parts.terms:
+            if term.tangents & came and operands[term.operand].requires_grad:
+                self._add(term, operands[term.operand], found[term.first :], into)
+        return tuple(answers)
+
+    def _add(self, term: Term, operand: Tensor, found: Payload, into: GradientSum) -> None:
+        parameter = cast(nn.Parameter, operand)
+        if term.how == "value":
+            into.add(parameter, found[0])
+        elif term.how == "product":
+            into.add_product(parameter, found[0], found[1])
+        elif term.how == "sum":
+            into.add_sum(parameter, found[0])
+        else:
+            rows, ids = found[0].reshape(-1, parameter.shape[1]), found[1].reshape(-1)
+            if term.padding >= 0:
+                learns = ids != term.padding
+                rows, ids = rows[learns], ids[learns]
+            if self._operands.sparse[term.operand]:
+                into.add_rows(parameter, ids.long(), rows)
+            else:
+                into.add(parameter, torch.zeros_like(parameter).index_add_(0, ids, rows))

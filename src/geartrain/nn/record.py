@@ -1,0 +1,144 @@
+"""What a function of tensors calls, as a graph: it is run once, and every operator noted.
+
+    arguments ─► function, under a dispatch mode ─► graph of aten operators, shapes, constants
+
+``make_fx`` would give the same graph. It also makes an imagined twin of every tensor and reads the
+stack at every operator, which is most of what it takes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor, fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from geartrain.errors import GraphError
+
+_LIFTED: Final = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A function's operators.
+
+    Args:
+        graph: A placeholder for each argument, calls, results.
+        shapes: Of the tensors in it.
+        constants: Tensors that it read besides its arguments, by name.
+        alien: Whether one of those existed before: it is somebody's, and not made by the code.
+    """
+
+    graph: fx.Graph
+    shapes: Mapping[fx.Node, tuple[int, ...]]
+    constants: Mapping[str, Tensor]
+    alien: bool
+
+
+def record(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor]) -> Trace:
+    """Run a function and note what it calls; in-place operators are to be made functional before.
+
+    Raises:
+        GraphError: It asks a tensor for its values, so that other values may take another way.
+    """
+    recorder = _Recorder()
+    for k, x in enumerate(arguments):
+        recorder.note(x, recorder.graph.placeholder(f"given_{k}"))
+    with torch.enable_grad(), recorder:
+        results = function(*arguments)
+    recorder.graph.output([recorder.node_of(x) for x in results])
+    return Trace(recorder.graph, recorder.shapes, recorder.constants, recorder.alien)
+
+
+@final
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.graph = fx.Graph()
+        self.shapes: dict[fx.Node, tuple[int, ...]] = {}
+        self.constants: dict[str, Tensor] = {}
+        self.alien = False
+        self._nodes: dict[int, fx.Node] = {}
+        self._held: list[Tensor] = []  # or another tensor could come by an id
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would import its compiler, a second or two, to keep it from tracing this mode."""
+        return False
+
+    def note(self, x: Tensor, node: fx.Node) -> None:
+        self._nodes[id(x)] = node
+        self._held.append(x)
+        self.shapes[node] = tuple(x.shape)
+
+    def node_of(self, x: Tensor) -> fx.Node:
+        found = self._nodes.get(id(x))
+        if found is None:
+            name = f"constant_{len(self.constants)}"
+            self.constants[name] = x
+            found = self.graph.create_node("get_attr", name)
+            self.note(x, found)
+        return found
+
+    def __torch_dispatch__(
+        self,
+        function: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        known = len(self.constants)
+        node_args, node_kwargs = self._arguments(args), self._arguments(dict(kwargs))
+        if len(self.constants) > known and function not in _LIFTED:
+            self.alien = True
+        result = function(*args, **kwargs)
+        if isinstance(result, Tensor):
+            self.note(result, self._call(function, node_args, node_kwargs))
+        elif isinstance(result, (tuple, list)):
+            node = self._call(function, node_args, node_kwargs)
+            for k, x in enumerate(result):
+                if isinstance(x, Tensor):
+                    self.note(x, self.graph.call_function(operator.getitem, (node, k)))
+        elif isinstance(result, (bool, int, float, complex)) and self._may_change(node_args):
+            raise GraphError(f"its way depends on values: it calls {function}")
+        return result
+
+    def _may_change(self, args: Any) -> bool:
+        """Whether what an operator got depends on the arguments of the function, or on chance."""
+        waiting = [x for x in _flat(args) if isinstance(x, fx.Node)]
+        seen: set[fx.Node] = set()
+        while waiting:
+            x = waiting.pop()
+            if x.op == "placeholder" or draws(x):
+                return True
+            if x not in seen:
+                seen.add(x)
+                waiting += x.all_input_nodes
+        return False
+
+    def _call(self, function: Any, args: Any, kwargs: Any) -> fx.Node:
+        return self.graph.call_function(function, args, kwargs)
+
+    def _arguments(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.node_of(value)
+        if isinstance(value, (tuple, list)):
+            return type(value)([self._arguments(x) for x in value])
+        if isinstance(value, dict):
+            return {name: self._arguments(x) for name, x in value.items()}
+        return value
+
+
+def draws(x: fx.Node) -> bool:
+    """Whether it draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(x.target, "tags", ())
+
+
+def _flat(value: Any) -> list[Any]:
+    return [y for x in value for y in _flat(x)] if isinstance(value, (tuple, list)) else [value]

@@ -1,0 +1,66 @@
+"""Which kernel a node has, where that is found out while it works.
+
+rows ─► first kernel ─► enough work done: a look ─► the other one, or the first for good
+                                                    │ rows in flight are answered by
+                                                    │ the kernel that they left by
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, final
+
+from geartrain.frames.message import Payload
+from geartrain.nodes.kernel import AbstractKernel
+
+UNDECIDED = "undecided"
+
+
+@final
+@dataclass(slots=True)
+class Experience:
+    """What the nodes of one operator have done in training, in all its fits.
+
+    Args:
+        firings: How many.
+        rows: In them.
+        story: What came of it, for the printed graph.
+    """
+
+    firings: int = 0
+    rows: int = 0
+    story: str = UNDECIDED
+
+
+class AbstractChoice(ABC):
+    """Chooses the kernel of one node in training."""
+
+    @abstractmethod
+    def kernel(self, inputs: Payload) -> AbstractKernel:
+        """That for these rows; the same object as before, or another from now on."""
+
+
+Choose = Callable[[str, Callable[..., Any], AbstractKernel, Experience], AbstractChoice]
+"""Makes the choice of a node, from its name, function, first kernel, and what was before."""
+
+
+@final
+class Choosing:
+    """Who chooses; ``geartrain.nn`` registers the one that traces and measures."""
+
+    registered: ClassVar[list[Choose]] = []
+
+
+def register_choice(choose: Choose) -> None:
+    """Let ``choice_of`` answer."""
+    Choosing.registered[:] = [choose]
+
+
+def choice_of(
+    name: str, function: Callable[..., Any], first: AbstractKernel, before: Experience
+) -> AbstractChoice:
+    """The choice of the node ``name``, which begins with its first kernel."""
+    (choose,) = Choosing.registered
+    return choose(name, function, first, before)

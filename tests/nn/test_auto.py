@@ -1,0 +1,284 @@
+"""keep="auto": running again first, derived kernels once they win, rows in flight by their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from geartrain import Graph, Instance, Part, Rules, Session, Simulated, Threads
+from geartrain.errors import GraphError
+from geartrain.nn import auto
+from geartrain.nn.auto import Auto, compare
+from geartrain.nn.derived import running_again
+from geartrain.nn.program import Program
+from geartrain.nn.registry import REGISTRY
+from geartrain.nodes.choice import Experience
+from geartrain.nodes.eras import APART, Eras
+from geartrain.nodes.payload import Recompute
+from geartrain.parts.rules import Flush
+from geartrain.train.options import Compute
+
+D = 3
+
+
+class Cell(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.gain = nn.Linear(D, D), nn.Linear(D, D), 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.b(torch.tanh(self.gain * self.a(x)))
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.drop = nn.Linear(D, D), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.a(x)).sin()
+
+
+class Odd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x) * (1.0 if float(x.detach()[0, 0]) > 1e9 else 2.0)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Little work is enough, and derived kernels win."""
+    REGISTRY.forget()
+    monkeypatch.setattr(auto, "FIRINGS", 3)
+    monkeypatch.setattr(auto, "ROWS", 8)
+    monkeypatch.setattr(auto, "compare", lambda *_: 0.5)
+    yield
+    REGISTRY.forget()
+
+
+def _data(count: int = 24) -> list[Instance]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        Instance(
+            {"x": torch.randn(1 + k % 3, D, generator=generator, dtype=torch.float64)},
+            value={"y": k % 2, "n": 1 + k % 4},
+        )
+        for k in range(count)
+    ]
+
+
+def _graph(cell: nn.Module, keep: str = "auto") -> Graph:
+    """The cell in a loop of one to four rounds, then a readout."""
+    graph = Graph(value=("y", "n"))
+    loop = graph.loop()
+    loop.join(graph.input("x", t=0))
+    body = loop.through(Part(cell, keep=keep), name="cell").move(t=lambda m: m.t + 1)
+    going, done = body.where(lambda m: m.t < m.n)
+    loop.join(going)
+    done.through(nn.Linear(D, 2).double(), name="readout").loss(F.cross_entropy, target="y")
+    return graph
+
+
+def _fit(graph: Graph, epochs: int = 2, workers: int = 1, runtime: Any = None) -> Session:
+    rules = Rules(optimizer=partial(torch.optim.SGD, lr=0.1), update_every=Flush())
+    session = Session(
+        graph, rules=rules, runtime=runtime or Simulated(workers, seed=3), max_active=8
+    )
+    session.fit(_data(), epochs=epochs)
+    return session
+
+
+def _learned(keep: str, workers: int = 1, runtime: Any = None) -> list[Tensor]:
+    torch.manual_seed(1)
+    cell = Cell().double()
+    torch.manual_seed(2)
+    _fit(_graph(cell, keep), workers=workers, runtime=runtime)
+    return [p.detach() for p in cell.parameters()]
+
+
+@pytest.fixture
+def mixtures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many eras the rows of one backward were of, where it was more than one that waited."""
+    found: list[int] = []
+    true = Eras.groups
+
+    def groups(self: Eras, rows: Any) -> Any:
+        answer = true(self, rows)
+        found.append(len(answer))
+        return answer
+
+    monkeypatch.setattr(Eras, "groups", groups)
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_gradients_are_the_same_over_the_change(workers: int, mixtures: list[int]) -> None:
+    found, expected = _learned("auto", workers), _learned("inputs", workers)
+    for a, b in zip(found, expected, strict=True):
+        assert_close(a, b, rtol=1e-11, atol=1e-12)
+    assert (2 if workers == 1 else 1) in mixtures  # of one worker, rows of both come back at once
+
+
+def test_threads_change_as_well() -> None:
+    found, expected = _learned("auto", 2, Threads(2)), _learned("inputs")
+    for a, b in zip(found, expected, strict=True):
+        assert_close(a, b, rtol=1e-11, atol=1e-12)
+
+
+def test_the_printed_graph_says_what_became_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = _graph(Cell().double())
+    assert "[auto: undecided]" in str(graph)
+    _fit(graph)
+    assert "[auto: derived, 0.50 of running again]" in str(graph)
+    monkeypatch.setattr(auto, "compare", lambda *_: 0.97)
+    REGISTRY.forget()
+    other = _graph(Cell().double())
+    _fit(other)
+    assert "[auto: runs again (derived would take 0.97 of it)]" in str(other)
+    odd = _graph(Odd().double())
+    _fit(odd)
+    assert "[auto: runs again (cannot be cut: its way depends on values" in str(odd)
+    assert "Linear [auto]" in str(graph) or "Linear [auto, fused" in str(graph)
+
+
+def test_short_runs_trace_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = REGISTRY.traced
+    monkeypatch.setattr(auto, "ROWS", 10_000)
+    graph = _graph(Cell().double())
+    _fit(graph)
+    assert REGISTRY.traced == before and "[auto: undecided]" in str(graph)
+
+
+def test_a_later_fit_begins_where_the_earlier_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = _fit(_graph(Cell().double()))
+    before, again = REGISTRY.traced, []
+    true = Recompute.backward
+    monkeypatch.setattr(Recompute, "backward", lambda *a, **k: again.append(1) or true(*a, **k))
+    session.fit(_data(), epochs=1)
+    assert REGISTRY.traced == before and not again
+
+
+def test_runs_that_begin_alike_go_on_alike() -> None:
+    first, second = _learned("auto"), _learned("auto")
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_rows_in_flight_keep_the_settings_that_they_left_under() -> None:
+    """A number of the module changes while rows wait: each is answered as it was computed."""
+    module = Cell().double()
+    choice, x = _choice(module), torch.rand(4, D, dtype=torch.float64)
+    for _ in range(3):
+        before = choice.kernel((x,))
+    assert isinstance(before, Program)
+    (y,), kept = before.forward((x,))
+    module.gain = 3.0
+    after = choice.kernel((x,))
+    assert after is choice._first
+    into = _sums(module)
+    (dx,) = before.backward((torch.ones_like(y),), kept, None, into)
+    module.gain = 1.0
+    leaf = x.clone().requires_grad_()
+    assert_close(dx, torch.autograd.grad(module(leaf).sum(), leaf)[0])
+
+
+def test_settings_that_never_rest_end_the_search() -> None:
+    module = Cell().double()
+    choice, x = _choice(module), torch.rand(4, D, dtype=torch.float64)
+    for k in range(auto.MOST_CHANGES):
+        for _ in range(3):
+            kernel = choice.kernel((x,))
+        assert isinstance(kernel, Program)
+        module.gain = 2.0 + k
+        kernel = choice.kernel((x,))
+        assert kernel is choice._first
+    for _ in range(9):
+        assert choice.kernel((x,)) is choice._first
+    assert "settings change" in choice._done.story
+
+
+def test_rows_of_another_kind_run_again() -> None:
+    choice = _choice(nn.Sequential(nn.Tanh()))
+    x = torch.rand(4, D)
+    for _ in range(3):
+        kernel = choice.kernel((x,))
+    assert isinstance(kernel, Program)
+    assert choice.kernel((x.double(),)) is choice._first
+
+
+def _choice(module: nn.Module) -> Auto:
+    return Auto("cell", module, running_again(module), Experience())
+
+
+def _sums(module: nn.Module) -> Any:
+    from geartrain.nodes.gradient import GradientSum
+
+    return GradientSum(module.parameters())
+
+
+def test_a_measurement_leaves_nothing_behind() -> None:
+    module, x = Cell(), torch.rand(9, D)
+    choice = _choice(module)
+    for _ in range(3):
+        program = choice.kernel((x,))
+    state, weights = torch.get_rng_state(), [p.clone() for p in module.parameters()]
+    ratio = compare(program, running_again(module), (x,), list(module.parameters()))
+    assert ratio > 0
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(p.grad is None for p in module.parameters())
+    assert all(torch.equal(p, q) for p, q in zip(weights, module.parameters(), strict=True))
+
+
+def test_buffers_of_an_era_go_with_its_last_row() -> None:
+    from geartrain.frames.rows import RowStore
+
+    store = RowStore("rows", ("era",))
+    module = nn.Linear(D, D)
+    eras = Eras(running_again(module), store)
+    first = store.allocate(5)
+    store["era"][first : first + 5] = 0
+    eras.now.buffer(store, 0, torch.rand(5, D))
+    second = store.allocate(3)
+    eras.begin(running_again(module), 3, store)
+    store["era"][second : second + 3] = 1
+    eras.now.buffer(store, 0, torch.rand(3, D))
+    assert eras.mixed and len(eras.now.kept(store)) == 1
+    rows = np.array([first, second, first + 1])
+    assert [at.tolist() for _, at in eras.groups(rows)] == [[0, 2], [1]]
+    eras.release(rows, store)
+    assert eras.mixed and store.existing(0) is not None
+    eras.release(np.arange(first + 2, first + 5), store)
+    assert not eras.mixed and store.existing(0) is None and store.existing(APART) is not None
+
+
+def test_dropout_keeps_its_mask_under_auto() -> None:
+    graph = _graph(Masked().double())
+    assert "[auto: derived, for the mask]" in str(graph)
+    _fit(graph)
+    other = _graph(nn.Sequential(Odd(), Masked()).double())
+    with pytest.raises(GraphError, match="another mask"):
+        _fit(other)
+
+
+def test_in_bfloat16_it_changes_too() -> None:
+    cell = Cell()
+    graph = Graph(value=("y",))
+    stream = graph.input("x").through(Part(cell), name="cell")
+    stream.loss(F.cross_entropy, target="y")
+    data = [Instance({"x": torch.randn(1, D)}, value={"y": k % 2}) for k in range(40)]
+    rules = Rules(optimizer=partial(torch.optim.SGD, lr=0.5), update_every=5)
+    compute = Compute(precision="bf16")
+    session = Session(graph, rules=rules, runtime=Simulated(1), compute=compute, max_active=4)
+    session.fit(data, epochs=2)
+    assert "[auto: derived" in str(graph)
+    assert all(p.isfinite().all() for p in cell.parameters())
