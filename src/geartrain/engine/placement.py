@@ -7,7 +7,7 @@ weights lives where most of its rows come from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from geartrain.graph.wiring import Wiring
 from geartrain.nodes.node import AbstractNode
@@ -38,13 +38,13 @@ def place(
     home: dict[int, int] = {}
     load = [0.0] * workers
     taken: dict[str, int] = {}
-    groups = _groups(nodes)
-    weight = {name: _cost(name, group, parts, costs) for name, group in groups.items()}
-    for name in sorted(groups, key=lambda g: (g not in by_hand, -weight[g], g)):
+    groups, whole = _groups(nodes)
+    weight = {name: _cost(whole[name], group, parts, costs) for name, group in groups.items()}
+    named = {name for name in groups if not by_hand.keys().isdisjoint(whole[name])}
+    for name in sorted(groups, key=lambda g: (g not in named, -weight[g], g)):
         group = groups[name]
         wished = {by_hand[n.name] for n in group if n.name in by_hand}
-        if name in by_hand:
-            wished.add(by_hand[name])
+        wished |= {by_hand[part] for part in whole[name] if part in by_hand}
         if len(wished) > 1:
             raise ValueError(
                 f"part '{name}' is placed on workers {sorted(wished)}; it lives on one"
@@ -61,23 +61,41 @@ def place(
     return home
 
 
-def _groups(nodes: Mapping[int, AbstractNode]) -> dict[str, list[AbstractNode]]:
-    groups: dict[str, list[AbstractNode]] = {}
+def _groups(
+    nodes: Mapping[int, AbstractNode],
+) -> tuple[dict[str, list[AbstractNode]], dict[str, list[str]]]:
+    """Nodes that live together, and the parts that they have, each by the first of these.
+
+    Parts live together where one node computes with them.
+    """
+    first: dict[str, str] = {}
     for node in nodes.values():
-        if node.part_name is not None:
-            groups.setdefault(node.part_name, []).append(node)
-    return groups
+        names = node.part_names
+        known = {first[name] for name in names if name in first}
+        for name in names:
+            first.setdefault(name, names[0])
+        for part, head in first.items():
+            if head in known or part in names:
+                first[part] = names[0]
+    groups: dict[str, list[AbstractNode]] = {}
+    whole: dict[str, list[str]] = {}
+    for part, head in first.items():
+        whole.setdefault(head, []).append(part)
+    for node in nodes.values():
+        if node.part_names:
+            groups.setdefault(first[node.part_names[0]], []).append(node)
+    return groups, whole
 
 
 def _cost(
-    name: str,
+    names: Sequence[str],
     group: list[AbstractNode],
     parts: Mapping[str, PartState],
     costs: Mapping[str, float],
 ) -> float:
     if costs:
         return sum(costs.get(n.name, 0.0) for n in group)
-    return float(sum(p.numel() for p in parts[name].parameters))
+    return float(sum(p.numel() for name in names for p in parts[name].parameters))
 
 
 def _place_others(wiring: Wiring, by_hand: Mapping[str, int], home: dict[int, int]) -> None:
@@ -96,8 +114,12 @@ def _place_others(wiring: Wiring, by_hand: Mapping[str, int], home: dict[int, in
         if name in by_hand:
             home[number] = by_hand[name]
     for operator, k, number in left:
-        if number not in home:
+        if number not in home and wiring.nodes[number].beside is None:
             home[number] = _nearest(operator, k, writers, wiring, home)
+    for _, _, number in left:
+        other = wiring.nodes[number].beside
+        if other is not None:
+            home[number] = home[other]
 
 
 def _nearest(

@@ -29,6 +29,7 @@ from geartrain.frames.message import (
     VERTEX,
     Backward,
     Forward,
+    Gradient,
     IntArray,
     Payload,
     distinct,
@@ -207,7 +208,7 @@ class Group(AbstractNode):
         if self._how == "stack":
             return self._stack(starts, sizes, state, origin)
         members = take(self._cells.buffers(), ranges(starts, sizes))
-        payload = tuple(self._reduce(b, sizes) for b in members)
+        payload = tuple(reduced(self._how, b, sizes) for b in members)
         return Forward(payload, state, origin)
 
     def _stack(
@@ -226,21 +227,6 @@ class Group(AbstractNode):
         members = take(self._cells.buffers(), ranges(starts, sizes))
         payload = tuple(b.view(starts.size, k, *b.shape[1:]) for b in members)
         return Forward(payload, state, origin)
-
-    def _reduce(self, x: Tensor, sizes: IntArray) -> Tensor:
-        if (sizes == sizes[0]).all():
-            x = x.reshape(sizes.size, int(sizes[0]), *x.shape[1:])
-            if self._how == "max":
-                return x.amax(1)
-            return x.sum(1) if self._how == "sum" else x.mean(1)
-        owner = np.repeat(np.arange(sizes.size), sizes)
-        if self._how == "max":
-            return _segment_max(x, upload(owner, x.device), sizes.size)
-        wide = widened(x)
-        total = add(wide.new_zeros((sizes.size, *x.shape[1:])), owner, wide, None)
-        if self._how == "mean":
-            total /= _column(sizes, total)
-        return total.to(x.dtype)
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
         emission = Emission()
@@ -273,18 +259,31 @@ class Group(AbstractNode):
             return Backward(
                 origin,
                 tuple(
-                    None if g is None else _share_of_max(members[j], owner, sizes.size, g)
+                    None if g is None else share_of_max(members[j], owner, sizes.size, g)
                     for j, g in enumerate(gradient)
                 ),
             )
-        if self._how == "mean":
-            gradient = tuple(None if g is None else g / _column(sizes, g) for g in gradient)
-        return Backward(origin, gradient, None, owner)
+        return Backward(origin, shared_out(self._how, gradient, sizes), None, owner)
 
     def _release(self, rows: IntArray) -> None:
         starts, sizes = self._groups["start"][rows], self._groups["size"][rows]
         self._groups.release(rows)
         release_ragged(self._cells, starts, sizes)
+
+    def take_members(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """Whom groups that are sent consist of, for who wants no gradient of this node.
+
+        Args:
+            rows: int64 ``(n,)``, without marks; they are forgotten.
+
+        Returns:
+            The origins of all members, group by group in the order of their places, and how many
+            each group has.
+        """
+        starts, sizes = self._groups["start"][rows], self._groups["size"][rows]
+        members = self._cells["origin"][ranges(starts, sizes)]
+        self._release(rows)
+        return members, sizes
 
     def origins(self, rows: IntArray) -> IntArray:
         found: IntArray = self._groups.state[INSTANCE, rows]  # a slot is its own address
@@ -460,6 +459,16 @@ class JoinNode(AbstractNode):
             self._rows.release(rows)
         return emission
 
+    def take_sides(self, rows: IntArray) -> list[IntArray]:
+        """The origins of rows that are sent, by port, for who wants no gradient of this node.
+
+        Args:
+            rows: int64 ``(n,)``, without marks; they are forgotten.
+        """
+        sides = [self._rows[f"origin {p}"][rows] for p in range(self._ports)]
+        self._rows.release(rows)
+        return sides
+
     def origins(self, rows: IntArray) -> IntArray:
         found: IntArray = self._rows.state[INSTANCE, rows]  # a slot is its own address
         return found
@@ -535,13 +544,37 @@ def _column(sizes: IntArray, like: Tensor) -> Tensor:
     return upload(sizes, like.device).to(like.dtype).view(-1, *[1] * (like.ndim - 1))
 
 
+def reduced(how: How, x: Tensor, sizes: IntArray) -> Tensor:
+    """Members ``(sum of sizes, ...)`` made one a group: their sum, mean or max."""
+    if (sizes == sizes[0]).all():
+        x = x.reshape(sizes.size, int(sizes[0]), *x.shape[1:])
+        if how == "max":
+            return x.amax(1)
+        return x.sum(1) if how == "sum" else x.mean(1)
+    owner = np.repeat(np.arange(sizes.size), sizes)
+    if how == "max":
+        return _segment_max(x, upload(owner, x.device), sizes.size)
+    wide = widened(x)
+    total = add(wide.new_zeros((sizes.size, *x.shape[1:])), owner, wide, None)
+    if how == "mean":
+        total /= _column(sizes, total)
+    return total.to(x.dtype)
+
+
+def shared_out(how: How, gradient: Gradient, sizes: IntArray) -> Gradient:
+    """What each member of a sum or mean gets of its group's gradient."""
+    if how == "sum":
+        return gradient
+    return tuple(None if g is None else g / _column(sizes, g) for g in gradient)
+
+
 def _segment_max(x: Tensor, segment: Tensor, n: int) -> Tensor:
     index = segment.view(-1, *[1] * (x.ndim - 1)).expand_as(x)
     empty = x.new_full((n, *x.shape[1:]), -torch.inf)
     return empty.scatter_reduce_(0, index, x, "amax")
 
 
-def _share_of_max(x: Tensor, owner: IntArray, n: int, gradient: Tensor) -> Tensor:
+def share_of_max(x: Tensor, owner: IntArray, n: int, gradient: Tensor) -> Tensor:
     """The gradient to the members that hold the maximum; equal ones share it."""
     segment, gradient = upload(owner, x.device), moved(gradient, x.device)
     holds = (x == _segment_max(x, segment, n).index_select(0, segment)).to(gradient.dtype)
