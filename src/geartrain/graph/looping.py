@@ -7,7 +7,8 @@ operators ─► stages: steps, groups and joins without payload; modules with t
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import final
 
 from geartrain.errors import GraphError
@@ -96,7 +97,7 @@ def make_loop(
         throughs: By number of the operator, with a copy's own function, and its weights.
         precision: Of the rows.
     """
-    return _Builder(looping, inner_place, readers, throughs, precision).nodes(place, door_place)
+    return _Builder(looping, place, readers, throughs, precision).nodes(door_place)
 
 
 @final
@@ -104,14 +105,15 @@ class _Builder:
     def __init__(
         self,
         looping: Looping,
-        inner_place: Callable[[AbstractOperator], Place],
+        place: Place,
         readers: Mapping[Port, Port],
         throughs: Mapping[int, tuple[Through, AbstractWeights | None]],
         precision: Precision,
     ) -> None:
         self._region = looping.region
         self._members = {o.id: o for o in looping.members}
-        self._place, self._readers = inner_place, readers
+        self._place, self._readers = place, readers
+        self._copy = place.name[len(looping.name) :]
         self._throughs, self._precision = throughs, precision
         self._count = 0
         self._shared: dict[tuple[str, int, int], tuple[str, int, int]] = {}
@@ -119,8 +121,8 @@ class _Builder:
         self._stages: dict[int, AbstractStage] = {}
         self._inner: list[Inner] = []
 
-    def nodes(self, place: Place, door_place: Place) -> tuple[LoopDoor, LoopNode]:
-        region = self._region
+    def nodes(self, door_place: Place) -> tuple[LoopDoor, LoopNode]:
+        region, place = self._region, self._place
         self._share()
         entering = [self._value(("in", *port)) for port in region.entries]
         leaving = [self._value(("out", *port)) for port in region.exits]
@@ -244,7 +246,7 @@ class _Builder:
     # Stages.
 
     def _stage(self, operator: AbstractOperator) -> AbstractStage:
-        place = self._place(operator)
+        place = replace(self._place, name=operator.name + self._copy)
         if isinstance(operator, Through):
             return self._call(operator, place)
         if isinstance(operator, Copying):
@@ -276,7 +278,7 @@ class _Builder:
         source = self._value(("in", operator.id, 0))
         into = self._value(("out", operator.id, 0))
         assert isinstance(into, Stored)
-        self._inner.append(Inner(operator.name, place, call, kernel, weights, source))
+        self._inner.append(Inner(place.name, place, call, kernel, weights, source))
         return CallStage(len(self._inner) - 1, into)
 
 

@@ -10,6 +10,7 @@ that may come back apart, and the number of rows that an instance sends in is kn
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType
@@ -29,7 +30,6 @@ from geartrain.graph.operators import (
     Replaying,
     Routing,
     Splitting,
-    Stopping,
     Ungrouping,
 )
 from geartrain.graph.through import Through
@@ -103,16 +103,14 @@ def reads_payload(function: object) -> bool:
         function = function.func
     if not callable(function):
         return False
-    code = getattr(function, "__code__", None) or getattr(
-        getattr(type(function), "__call__", None), "__code__", None
-    )
+    if not hasattr(function, "__code__"):
+        function = function.__call__
+    code = getattr(function, "__code__", None)
     if code is not None and _names_payload(code):
         return True
     asked = _Asked()
-    try:
+    with suppress(Exception):  # it wants real values; only what it asks for is of interest
         function(asked)
-    except Exception:  # noqa: BLE001 - it wants real values; only what it asks for is of interest
-        pass
     return asked._payload
 
 
@@ -243,28 +241,16 @@ class _Known:
     def _why_not(self, operator: AbstractOperator) -> str | None:
         """Why an operator cannot be in a loop that runs whole; None: it can."""
         if isinstance(operator, Through):
-            if operator.use is not None or operator.keep == "graph":
-                return "keeps autograd's graph of whole messages"
-            if operator.call.alone:
-                return "takes one message at a time"
-            if operator.call.inside or operator.call.pool:
-                return "looks inside bundles"
-            return None
-        if isinstance(operator, Routing):
-            return "reads the payload" if reads_payload(operator.choose) else None
-        if isinstance(operator, Moving):
-            reads = any(reads_payload(f) for f in operator.fields.values())
-            return "reads the payload" if reads else None
-        if isinstance(operator, Flatmapping):
-            return "reads the payload" if reads_payload(operator.count) else None
-        if isinstance(operator, Grouping):
-            return "makes bundles" if operator.how == "bundle" else None
+            return _why_not_through(operator)
+        if any(reads_payload(function) for function in _deciding(operator)):
+            return "reads the payload"
+        if isinstance(operator, Grouping) and operator.how == "bundle":
+            return "makes bundles"
         if isinstance(operator, Ungrouping):
             return "makes as many rows as a payload has parts"
         if isinstance(operator, Replaying):
             return "sends rows again"
-        fine = isinstance(operator, Copying | Detaching | Joining | Splitting | Stopping)
-        return None if fine else f"is a {operator.kind}"
+        return None
 
     def _bundled(self, number: int, port: int, seen: frozenset[int]) -> bool:
         operator = self._operators[number]
@@ -363,6 +349,24 @@ def back_ports(readers: Mapping[Port, Port]) -> set[Port]:
                 path.discard(number)
                 done.add(number)
     return found
+
+
+def _deciding(operator: AbstractOperator) -> list[object]:
+    """The functions by which an operator decides which way rows go, and how many."""
+    if isinstance(operator, Routing):
+        return [operator.choose]
+    if isinstance(operator, Moving):
+        return list(operator.fields.values())
+    return [operator.count] if isinstance(operator, Flatmapping) else []
+
+
+def _why_not_through(through: Through) -> str | None:
+    if through.use is not None or through.keep == "graph":
+        return "keeps autograd's graph of whole messages"
+    if through.call.alone:
+        return "takes one message at a time"
+    inside = through.call.inside or through.call.pool
+    return "looks inside bundles" if inside else None
 
 
 def _add(total: _Count, more: _Count) -> None:
