@@ -174,6 +174,8 @@ class Engine:
         if placed:
             return f"'{min(placed)}' of it is placed by its name"
         parts = {names[name] for name in inside if name in names}
+        if any(self.parts[name].trigger.unit == "messages" for name in parts & set(self.parts)):
+            return "its parts count messages"
         if workers > 1 and len(parts) > 1 and not self.sharing.apart:
             homes = {placement.get(name) for name in parts}
             if region.run != "whole" or len(homes - {None}) > 1:

@@ -82,7 +82,6 @@ def make_loop(
     looping: Looping,
     place: Place,
     door_place: Place,
-    inner_place: Callable[[AbstractOperator], Place],
     readers: Mapping[Port, Port],
     throughs: Mapping[int, tuple[Through, AbstractWeights | None]],
     precision: Precision,
@@ -92,7 +91,6 @@ def make_loop(
     Args:
         looping: The loop.
         place, door_place: Of the nodes.
-        inner_place: Of an operator in it, for its columns and errors.
         readers: Output port in it to the input port that it leads to, merges resolved.
         throughs: By number of the operator, with a copy's own function, and its weights.
         precision: Of the rows.
@@ -182,8 +180,8 @@ class _Builder:
                 for port in range(operator.ways):
                     here = "out", operator.id, port
                     producers.setdefault(self._root(here), []).append(here)
-        for port in self._region.entries:
-            here = "in", *port
+        for reader, into in self._region.entries:
+            here = "in", reader, into
             producers.setdefault(self._root(here), []).append(here)
         self._own: dict[tuple[str, int, int], AbstractValue] = {}
         self._alone = {root for root, found in producers.items() if len(found) == 1}

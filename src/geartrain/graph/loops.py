@@ -292,8 +292,7 @@ class _Known:
                     settled = False
         for kind, key in total:
             if kind != "input":
-                number: int = key[0]
-                return number
+                return int(key[0])
         region.inputs = {key: n for (_, key), n in total.items()}
         return None
 

@@ -222,7 +222,8 @@ class LoopDoor(AbstractNode):
                 mine = batch
                 if (key != each).any():
                     mine = batch.take(np.flatnonzero(key == each))
-                self._answered(*divmod(each, len(self._exits)), mine, emission)
+                number, k = divmod(each, len(self._exits))
+                self._answered(number, k, mine, emission)
             store.release(rows)
         return emission
 
@@ -328,7 +329,12 @@ class LoopNode(AbstractNode):
     def lengths(self, batch: Forward | Backward) -> IntArray | None:
         if isinstance(batch, Forward):
             return self._door.entering(batch.state[INSTANCE])
-        return sum(self.rows_of(batch, name) for name in self._weights)  # type: ignore[return-value]
+        turns, local = (self._instances[c][batch.rows & ROW_MASK] for c in ("turn", "local"))
+        found = np.zeros(local.size, np.int64)
+        for number in distinct(turns).tolist():
+            mine, rows = turns == number, self._turns[number].rows
+            found[mine] = sum(each[local[mine]] for each in rows.values())
+        return found
 
     def rows_of(self, batch: Forward | Backward, part: str) -> IntArray | None:
         if isinstance(batch, Forward):
