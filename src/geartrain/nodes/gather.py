@@ -101,6 +101,11 @@ class Group(AbstractNode):
         self._cells = RowStore(f"{place.name} members", ("origin", "filled"), states)
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
+        done, states = self._collect(batches)
+        return Emission([(0, self._result(done, states))] if done.size else [])
+
+    def _collect(self, batches: Sequence[Forward]) -> tuple[IntArray, IntArray]:
+        """Take members in; the groups that are complete by that, and their states."""
         state = join_states(batches)
         view = self.place.view(Forward((), state, state[0]))
         keyed = state
@@ -116,13 +121,28 @@ class Group(AbstractNode):
         arrived = self._groups["arrived"]
         np.add.at(arrived, groups, 1)
         done = distinct(groups[arrived[groups] == self._groups["size"][groups]])
-        if not done.size:
-            return Emission()
         states = self._groups.state.take(done, 1)
-        self._table.remove(states[self._by])
-        if self._sorted:
-            self._sort(done)
-        return Emission([(0, self._result(done, states))])
+        if done.size:
+            self._table.remove(states[self._by])
+            if self._sorted:
+                self._sort(done)
+        return done, states
+
+    def complete(self, rows: Forward) -> tuple[IntArray, IntArray, IntArray]:
+        """Take members without a payload in, and forget the groups that are complete by that.
+
+        Returns:
+            The origins of all members of these groups, group by group in the order of their places;
+            how many each group has; and the groups' states.
+        """
+        done, states = self._collect([rows])
+        starts, sizes = self._groups["start"][done], self._groups["size"][done]
+        members = self._cells["origin"][ranges(starts, sizes)]
+        if done.size:
+            if self._how == "stack":
+                self._require_equal(sizes)
+            self._release(done)
+        return members, sizes, states
 
     def _open(self, rows: IntArray, state: IntArray, view: View) -> int:
         """New groups, one for each of these rows of the batch."""
@@ -214,6 +234,16 @@ class Group(AbstractNode):
     def _stack(
         self, starts: IntArray, sizes: IntArray, state: IntArray, origin: IntArray
     ) -> Forward:
+        k = self._require_equal(sizes)
+        if (starts % k == 0).all() and self._cells.capacity % k == 0:
+            payload = tuple(b.view(-1, k, *b.shape[1:]) for b in self._cells.buffers())
+            return Forward(payload, state, origin, None, starts // k)  # read where they lie
+        members = take(self._cells.buffers(), ranges(starts, sizes))
+        payload = tuple(b.view(starts.size, k, *b.shape[1:]) for b in members)
+        return Forward(payload, state, origin)
+
+    def _require_equal(self, sizes: IntArray) -> int:
+        """How many members each group that is stacked has."""
         k = self._stacked = int(sizes[0]) if self._stacked is None else self._stacked
         if (sizes != k).any():
             other = int(sizes[sizes != k][0])
@@ -221,12 +251,7 @@ class Group(AbstractNode):
                 f"'{self.name}': groups of {k} and of {other} members cannot be stacked, as all "
                 "rows of a stream have one shape; use how='bundle', or sum, mean, max"
             )
-        if (starts % k == 0).all() and self._cells.capacity % k == 0:
-            payload = tuple(b.view(-1, k, *b.shape[1:]) for b in self._cells.buffers())
-            return Forward(payload, state, origin, None, starts // k)  # read where they lie
-        members = take(self._cells.buffers(), ranges(starts, sizes))
-        payload = tuple(b.view(starts.size, k, *b.shape[1:]) for b in members)
-        return Forward(payload, state, origin)
+        return k
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
         emission = Emission()
@@ -269,21 +294,6 @@ class Group(AbstractNode):
         starts, sizes = self._groups["start"][rows], self._groups["size"][rows]
         self._groups.release(rows)
         release_ragged(self._cells, starts, sizes)
-
-    def take_members(self, rows: IntArray) -> tuple[IntArray, IntArray]:
-        """Whom groups that are sent consist of, for who wants no gradient of this node.
-
-        Args:
-            rows: int64 ``(n,)``, without marks; they are forgotten.
-
-        Returns:
-            The origins of all members, group by group in the order of their places, and how many
-            each group has.
-        """
-        starts, sizes = self._groups["start"][rows], self._groups["size"][rows]
-        members = self._cells["origin"][ranges(starts, sizes)]
-        self._release(rows)
-        return members, sizes
 
     def origins(self, rows: IntArray) -> IntArray:
         found: IntArray = self._groups.state[INSTANCE, rows]  # a slot is its own address

@@ -170,11 +170,9 @@ class GroupStage(AbstractStage):
 
     def apply(self, port: int, rows: Rows, plan: Plan) -> Iterator[tuple[int, Rows]]:
         with _Told(self._node, rows):
-            emission = self._node.forward(0, [Forward((), rows.state, rows.numbers)], False)
-        for _, sent in emission.forward:
-            members, sizes = self._node.take_members(sent.origin & ROW_MASK)
-            numbers = plan.numbers.group(self._value.number, members, sizes)
-            yield 0, Rows(numbers, sent.state)
+            members, sizes, state = self._node.complete(Forward((), rows.state, rows.numbers))
+        if sizes.size:
+            yield 0, Rows(plan.numbers.group(self._value.number, members, sizes), state)
 
     def story(self) -> list[str]:
         return self._node.story()
