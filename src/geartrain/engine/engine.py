@@ -144,7 +144,7 @@ class Engine:
         rounds = Rounds(self.wiring, settings.max_rounds)
         for node in self.wiring.nodes.values():
             if isinstance(node, LoopNode):
-                node.planner.watch = rounds.refuse
+                node.planner.watch, node.planner.window = rounds.refuse, rounds.window
         self.router = Router(self.wiring, rounds, apart=self.sharing.copies > 1)
         self.home = self._homes(workers, placement or {}, costs or {})
         self._ranks = ranks(self.wiring)

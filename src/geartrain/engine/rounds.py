@@ -48,6 +48,7 @@ class Rounds:
 
     Attributes:
         ports: Where rows enter a loop again; every cycle of the graph has one.
+        window: Rows that go round uncounted, at most.
     """
 
     def __init__(self, wiring: Wiring, most: int | None = None) -> None:
@@ -56,7 +57,7 @@ class Rounds:
         self._readers = dict(wiring.readers)
         for inner in wiring.loops.values():
             self._readers.update(inner)
-        self._window = _WINDOW if most is None else min(_WINDOW, max(1, most // 8))
+        self.window = _WINDOW if most is None else min(_WINDOW, max(1, most // 8))
         self._waiting: list[Passed] = []
         self._rows = 0
         self._counts = np.zeros(64, np.int64)  # by slot
@@ -84,7 +85,7 @@ class Rounds:
         self._waiting += passed
         for _, slots in passed:
             self._rows += slots.size
-        if self._rows >= self._window or len(self._waiting) >= _RECORDS:
+        if self._rows >= self.window or len(self._waiting) >= _RECORDS:
             self._refuse(*self._count())
 
     def refuse(self, passed: Sequence[Passed]) -> None:

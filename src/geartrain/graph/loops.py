@@ -73,6 +73,23 @@ Refusal: TypeAlias = Callable[[Region], str | None]
 """Says why a loop shall not run whole here, or None."""
 
 
+def readers_of(operators: Sequence[AbstractOperator]) -> dict[Port, Port]:
+    """Output port to the input port that it leads to, merges resolved."""
+    direct: dict[Port, tuple[AbstractOperator, int]] = {}
+    for operator in operators:
+        for p, sources in enumerate(operator.sources):
+            for source, port in sources:
+                direct[source.id, port] = (operator, p)
+    readers: dict[Port, Port] = {}
+    for start, (reader, port) in direct.items():
+        passed: set[int] = set()
+        while isinstance(reader, Merging) and reader.id not in passed:
+            passed.add(reader.id)
+            reader, port = direct[reader.id, 0]
+        readers[start] = (reader.id, port)
+    return readers
+
+
 def find_loops(operators: Sequence[AbstractOperator], readers: Mapping[Port, Port]) -> list[Region]:
     """The loops of a graph.
 

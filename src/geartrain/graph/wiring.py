@@ -19,7 +19,7 @@ from geartrain.graph.blueprint import AbstractGraph
 from geartrain.graph.fusion import fused
 from geartrain.graph.gear import Gear, Geared, refuse_idle_replays, refuse_starving
 from geartrain.graph.looping import Looping, door_name, make_loop
-from geartrain.graph.loops import Refusal, Region, find_loops
+from geartrain.graph.loops import Refusal, Region, find_loops, readers_of
 from geartrain.graph.operator import AbstractOperator, Input, Spec
 from geartrain.graph.operators import Copying, Detaching, Losing, Merging, Replaying
 from geartrain.graph.overlap import Overlapped
@@ -115,7 +115,7 @@ def wire(
     arena = Arena(graph.vertex, graph.edge, graph.value)
     nodes: dict[int, AbstractNode] = {}
     steps: dict[int, AbstractStep] = {}
-    readers = _readers(operators)
+    readers = readers_of(operators)
     owned = {o.id: list(owners(o)) for o in operators if isinstance(o, Through)}
     how_many = _count_copies(operators, owned, readers, copies_of_all)
     loops = _whole_loops(operators, readers, owned, spread, by_steps)
@@ -420,20 +420,6 @@ def _publish_keys(graph: AbstractGraph, operators: Sequence[AbstractOperator]) -
         key = getattr(found[operator.name], "_key", None)
         if key is not None:
             operator._key = key  # type: ignore[attr-defined]
-
-
-def _readers(operators: Sequence[AbstractOperator]) -> dict[Port, Port]:
-    direct: dict[Port, tuple[AbstractOperator, int]] = {}
-    for operator in operators:
-        for p, sources in enumerate(operator.sources):
-            for source, port in sources:
-                direct[source.id, port] = (operator, p)
-    readers: dict[Port, Port] = {}
-    for start, (reader, port) in direct.items():
-        while isinstance(reader, Merging):
-            reader, port = direct[reader.id, 0]
-        readers[start] = (reader.id, port)
-    return readers
 
 
 _PASSING = frozenset(

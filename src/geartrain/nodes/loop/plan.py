@@ -31,10 +31,10 @@ from geartrain.nodes.gather import Group, JoinNode
 from geartrain.nodes.loop.values import AbstractValue, Grouped, Joined, Numbers, Stored
 from geartrain.nodes.structure import Flatmap
 
-Watch: TypeAlias = Callable[[Sequence[tuple[tuple[int, int], IntArray]]], None]
-"""Gets where rows have gone round, and the slots of their instances; raises if it was too often."""
-
-_TURNS = 1000  # rounds of a plan after which they are looked at
+Passed: TypeAlias = list[tuple[tuple[int, int], IntArray]]
+"""Where rows have gone round, and the slots of their instances, one entry a row."""
+Watch: TypeAlias = Callable[[Passed], None]
+"""Raises if rows of an instance have gone round too often."""
 
 
 @final
@@ -281,6 +281,7 @@ class Planner:
 
     Attributes:
         watch: Refuses endless loops.
+        window: Rows that go round until it looks again.
     """
 
     def __init__(
@@ -290,6 +291,9 @@ class Planner:
         self._calls = [s for s in stages if isinstance(s, CallStage)]
         self._others = [s for s in stages if not isinstance(s, CallStage)]
         self.watch: Watch | None = None
+        self.window = 4096
+        self._passed: Passed = []
+        self._unseen = 0
 
     def plan(self, entering: Sequence[IntArray]) -> Plan:
         """What the loop does.
@@ -303,27 +307,27 @@ class Planner:
             GraphError: A function cannot do with the columns that it gets.
         """
         plan = Plan(Numbers(self._values), exits=[[] for _ in range(self._exits)])
-        passed: list[tuple[tuple[int, int], IntArray]] = []
+        self._passed, self._unseen = [], 0
         for entry, state in zip(self._entries, entering, strict=True):
             plan.entered.append(plan.numbers.counts[entry.into.number])
             numbers = plan.numbers.more(entry.into.number, state.shape[1])
             if numbers.size:
                 entry.stage.waiting[entry.port].append(Rows(numbers, state))
         while True:
-            self._settle(plan, passed)
+            self._settle(plan)
             ready = [c for c in self._calls if c.waiting[0]]
             if not ready:
                 break
             came = [(c, c.take(0)) for c in ready]
             for call, rows in came:
-                self._run(call, 0, rows, plan, passed)
-        if self.watch is not None and passed:
-            self.watch(passed)
+                self._run(call, 0, rows, plan)
+        if self.watch is not None and self._passed:
+            self.watch(self._passed)
         self._check_empty()
         plan.numbers.settle()
         return plan
 
-    def _settle(self, plan: Plan, passed: list[tuple[tuple[int, int], IntArray]]) -> None:
+    def _settle(self, plan: Plan) -> None:
         """Let everything but modules do what it can."""
         moved = True
         while moved:
@@ -331,25 +335,24 @@ class Planner:
             for stage in self._others:
                 for port, came in enumerate(stage.waiting):
                     if came:
-                        self._run(stage, port, stage.take(port), plan, passed)
+                        self._run(stage, port, stage.take(port), plan)
                         moved = True
 
-    def _run(
-        self,
-        stage: AbstractStage,
-        port: int,
-        rows: Rows,
-        plan: Plan,
-        passed: list[tuple[tuple[int, int], IntArray]],
-    ) -> None:
+    def _run(self, stage: AbstractStage, port: int, rows: Rows, plan: Plan) -> None:
         for way, sent in stage.apply(port, rows, plan):
             if way in stage.back:
-                passed.append((stage.back[way], sent.state[INSTANCE]))
-                if self.watch is not None and len(passed) % _TURNS == 0:
-                    self.watch(passed)
+                self._count(stage.back[way], sent)
             target = stage.targets.get(way)
             if target is not None:
                 target[0].waiting[target[1]].append(sent)
+
+    def _count(self, port: tuple[int, int], rows: Rows) -> None:
+        """Rows go round."""
+        self._passed.append((port, rows.state[INSTANCE]))
+        self._unseen += len(rows)
+        if self.watch is not None and self._unseen >= self.window:
+            self._unseen = 0
+            self.watch(self._passed)
 
     def _check_empty(self) -> None:
         story = [line for stage in self._others for line in stage.story()]
