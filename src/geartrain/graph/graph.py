@@ -544,7 +544,7 @@ class Graph:
         inner = None if shape is None else tuple(shape)
         return self._add(Input(self._name(name, name), inner, dtype, bundle, fields, alone))
 
-    def loop(self, *, name: str | None = None, run: Run = "auto") -> Stream:
+    def loop(self, *, name: str | None = None, run: Run | None = None) -> Stream:
         """A stream whose sources come later, by ``join`` (Phi).
 
         Args:
@@ -553,9 +553,10 @@ class Graph:
                 one fires for itself, with whatever rows have come. ``whole``: one firing takes
                 instances through all turns, where no operator of the loop looks at a payload to
                 decide; refused where one does. ``auto``: whole where that can be. ``print(graph)``
-                says which, and why.
+                says which, and why. Loops that share operators are one. Default: what the others
+                of these say, else ``steps``.
         """
-        if run not in ("auto", "steps", "whole"):
+        if run not in (None, "auto", "steps", "whole"):
             raise ValueError(f"loop(run={run!r}): give 'auto', 'steps' or 'whole'")
         return self._add(Merging(self._name(name, "loop"), [[]], run, loops=True))
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Final, Literal, TypeAlias, final
 
 import numpy as np
 
@@ -35,6 +35,11 @@ from geartrain.graph.operators import (
 from geartrain.graph.through import Through
 
 Run: TypeAlias = Literal["auto", "steps", "whole"]
+DEFAULT: Final[Run] = "steps"
+"""How a loop runs of which nothing is said."""
+
+_STRONGEST: Final[tuple[Run, ...]] = ("steps", "whole", "auto")
+
 Port: TypeAlias = tuple[int, int]
 _Count: TypeAlias = dict[tuple[str, Any], int]
 """Rows as a sum: of inputs by name, of routes' ports and of others by number, so often each."""
@@ -190,11 +195,12 @@ class _Known:
             for o in self._operators.values()
             if isinstance(o, Merging) and self._readers[o.id, 0][0] in loop
         ]
-        asked = {o.run for o in merges if o.run != "auto"}
+        asked = {o.run for o in merges if o.run is not None}
         first = next((o for o in merges if o.loops), merges[0])
-        region = Region(first.name, "whole" if "whole" in asked else "auto", loop)
+        run: Run = next((r for r in _STRONGEST if r in asked), DEFAULT)
+        region = Region(first.name, run, loop)
         if "steps" in asked:
-            region.run, region.reason = "steps", "it is to run by steps"
+            region.reason = "it is to run by steps"
         while region.reason is None:
             region.reason = self._obstacle(region.operators)
             if region.reason is None:
@@ -213,6 +219,8 @@ class _Known:
                 break
             region.operators = self._with(unknown, region.operators)
         self._find_ports(region)
+        if region.reason is None and run == "steps":
+            region.reason = f"nobody said graph.loop(name='{region.name}', run='auto')"
         return region
 
     def _with(self, number: int, region: frozenset[int]) -> frozenset[int]:

@@ -91,7 +91,7 @@ class Merging(AbstractOperator):
         self,
         name: str,
         sources: Sequence[Sequence[tuple[AbstractOperator, int]]],
-        run: Literal["auto", "steps", "whole"] = "auto",
+        run: Literal["auto", "steps", "whole"] | None = None,
         *,
         loops: bool = False,
     ) -> None:
