@@ -165,7 +165,9 @@ def wire(
         whole += [door, looping]
         inner = {p: r for p, r in readers.items() if p[0] in region.operators}
         numbers, doors = [], []
-        for k in range(max(how_many[number] for number in region.operators)):
+        # Of a loop's modules there are equally many; others have as many as rows come from.
+        counted = [t.id for t in looping.throughs] or list(region.operators)
+        for k in range(max(how_many[number] for number in counted)):
             here = looping.id if k == 0 else next_number
             entrance = door.id if k == 0 else next_number + 1
             next_number += 2 * (k > 0)
