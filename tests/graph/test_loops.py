@@ -64,7 +64,7 @@ def test_a_loop_that_runs_whole_calls_its_module_once_a_turn():
     ("make", "reason"),
     [
         (partial(chain, again=first), "'again' reads the payload"),
-        (partial(chain, again=lambda m: getattr(m, "payload")[0][:, 0] > 0), "reads the payload"),
+        (partial(chain, again=lambda m: m.payload[0][:, 0] > 0), "reads the payload"),
         (partial(chain, keep="graph"), "'cell' keeps autograd's graph of whole messages"),
         (partial(chain, alone=True), "'cell' takes one message at a time"),
     ],
