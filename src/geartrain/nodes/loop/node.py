@@ -4,7 +4,7 @@
     answers to those ─► LoopDoor ─► an instance, when all of them are there ─► LoopNode ─► answers
 
 One firing of the node runs the loop for some instances: planned on their columns, computed by the
-kernels that a loop by steps uses, one call a module and wave. On the way back the calls are taken
+kernels that a loop by steps uses. On the way back the calls are taken
 in reverse, for those instances that have been answered.
 
 Messages of the node are instances. They see one version of the weights in all turns.

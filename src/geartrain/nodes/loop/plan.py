@@ -1,12 +1,13 @@
 """What a loop does with some instances, found from their columns alone.
 
-    columns of the rows that enter ─► stages, wave by wave ─► calls: rows read, rows written
-                                                              exits: rows that leave
+    columns of the rows that enter ─► stages ─► calls: rows read, rows written
+                                                exits: rows that leave
 
-Nothing here touches a payload. In a wave every module that has rows is called once, with all rows
-that have come for it, so a loop over trees calls its cell once a height. What is between modules
-(routes, moves, groups, joins) are the same nodes and steps that a loop by steps has, given rows
-without payload.
+Nothing here touches a payload. A module is called with all rows that have come for it, and the one
+that has most goes first: a loop over trees calls its cell once a height, and one of five kinds of
+cells calls them a third less often than if every height called all of them. What is between modules
+(routes, moves, groups, joins) are the nodes and steps of a loop by steps, given rows without
+payload.
 """
 
 from __future__ import annotations
@@ -199,7 +200,7 @@ class JoinStage(AbstractStage):
 
 @final
 class CallStage(AbstractStage):
-    """A module; its rows wait until a wave calls it.
+    """A module; its rows wait until it is called.
 
     Args:
         number: Among the modules of the loop.
@@ -315,12 +316,12 @@ class Planner:
                 entry.stage.waiting[entry.port].append(Rows(numbers, state))
         while True:
             self._settle(plan)
-            ready = [c for c in self._calls if c.waiting[0]]
+            ready = [call for call in self._calls if call.waiting[0]]
             if not ready:
                 break
-            came = [(c, c.take(0)) for c in ready]
-            for call, rows in came:
-                self._run(call, 0, rows, plan)
+            # The others wait: what is called now may send them more.
+            fullest = max(ready, key=lambda call: sum(map(len, call.waiting[0])))
+            self._run(fullest, 0, fullest.take(0), plan)
         if self.watch is not None and self._passed:
             self.watch(self._passed)
         self._check_empty()
