@@ -14,6 +14,7 @@ from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.graph.loops import reads_payload
 from geartrain.nodes.loop.node import LoopNode
+from geartrain.parts.rules import Instances, Rules
 from tests.rigs.passes import Order, accumulate, assert_same_gradients, one_pass
 
 
@@ -261,3 +262,51 @@ def test_rows_of_another_shape_are_refused():
     done.loss(squared)
     with pytest.raises(GraphError, match="come where rows of"):
         one_pass(graph, instances(3))
+
+
+RULES = Rules(optimizer=partial(torch.optim.SGD, lr=0.05), update_every=Instances(1))
+
+
+def test_one_instance_at_a_time_it_learns_what_a_loop_by_steps_learns():
+    found = []
+    for run in ("steps", "whole"):
+        torch.manual_seed(5)
+        graph, data = chain(run), instances(3, 1, 2, 4, 2, rows=2)
+        outcome = one_pass(graph, data, Order(max_active=1), rules=RULES)
+        (part,) = outcome.parts.values()
+        assert part.version == len(data) and part.histogram() == (24,)
+        found.append([p.detach().clone() for p in part.module.parameters()])
+    for by_steps, whole in zip(*found, strict=True):
+        torch.testing.assert_close(whole, by_steps, rtol=1e-12, atol=1e-14)
+
+
+def test_gradients_are_as_old_as_the_weights_that_the_whole_loop_saw():
+    outcome = one_pass(chain("whole"), instances(*[2] * 6), Order(max_active=6), rules=RULES)
+    (part,) = outcome.parts.values()
+    assert part.version == 6
+    assert sum(part.histogram()) == 12
+    assert part.histogram()[1:] != ()
+
+
+def test_one_firing_computes_for_instances_that_are_answered_apart():
+    """Two answers of each instance, from losses on other workers, in any order and number."""
+
+    def build(run: str) -> Graph:
+        torch.manual_seed(2)
+        graph = Graph(value=("turns",))
+        state = graph.loop(name="state", run=run)  # type: ignore[arg-type]
+        state.join(graph.input("x", turn=0).through(nn.Linear(2, 2).double(), name="before"))
+        step = state.through(nn.Linear(2, 2).double(), name="cell")
+        step.through(nn.Linear(2, 2).double(), name="every", keep="inputs").loss(squared)
+        more, done = step.move(turn=lambda m: m.turn + 1).where(lambda m: m.turn < m.turns)
+        state.join(more)
+        done.through(nn.Linear(2, 2).double(), name="last", keep="inputs").loss(squared, name="end")
+        return graph
+
+    data = instances(*[1, 2, 3, 4] * 3, rows=2)
+    want = accumulate(build("steps"), data).gradients
+    for seed in range(4):
+        order = Order(workers=3, jitter=0.9, policy="random", seed=seed, max_active=12)
+        got = accumulate(build("whole"), data, order)
+        assert loops_of(got)
+        assert_same_gradients(got.gradients, want)
