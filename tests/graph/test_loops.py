@@ -227,6 +227,7 @@ def test_no_gradient_and_no_row_is_left_where_instances_leave_no_rows():
     assert outcome.sums["loss"][1] == 1
     assert sum(outcome.parts["before"].histogram()) == 1
     assert sum(outcome.parts["cell"].histogram()) == 2
+    assert not any(part.outstanding for part in outcome.parts.values())
 
 
 def test_parts_of_a_loop_that_is_to_run_whole_live_together():

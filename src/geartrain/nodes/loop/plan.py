@@ -125,7 +125,7 @@ class StepStage(AbstractStage):
 
     def apply(self, port: int, rows: Rows, plan: Plan) -> Iterator[tuple[int, Rows]]:
         batch = Forward((), rows.state, rows.numbers)
-        with _Told(self._step, rows):
+        with _Blamed(self._step, rows):
             passage = self._step.apply(batch)
         for way, sent in passage.forward:
             yield way, Rows(sent.origin, sent.state)
@@ -152,7 +152,7 @@ class FlatmapStage(AbstractStage):
         self._node = node
 
     def apply(self, port: int, rows: Rows, plan: Plan) -> Iterator[tuple[int, Rows]]:
-        with _Told(self._node, rows):
+        with _Blamed(self._node, rows):
             starts, counts = self._node.copies(Forward((), rows.state, rows.numbers))
         which = np.repeat(np.arange(len(rows)), counts)
         if which.size:
@@ -170,7 +170,7 @@ class GroupStage(AbstractStage):
         self._node, self._value = node, value
 
     def apply(self, port: int, rows: Rows, plan: Plan) -> Iterator[tuple[int, Rows]]:
-        with _Told(self._node, rows):
+        with _Blamed(self._node, rows):
             members, sizes, state = self._node.complete(Forward((), rows.state, rows.numbers))
         if sizes.size:
             yield 0, Rows(plan.numbers.group(self._value.number, members, sizes), state)
@@ -188,7 +188,7 @@ class JoinStage(AbstractStage):
         self._node, self._value = node, value
 
     def apply(self, port: int, rows: Rows, plan: Plan) -> Iterator[tuple[int, Rows]]:
-        with _Told(self._node, rows):
+        with _Blamed(self._node, rows):
             emission = self._node.forward(port, [Forward((), rows.state, rows.numbers)], False)
         for _, sent in emission.forward:
             sides = self._node.take_sides(sent.origin & ROW_MASK)
@@ -364,7 +364,7 @@ class Planner:
             )
 
 
-class _Told:
+class _Blamed:
     """What a user's function raises is told with the name of its operator."""
 
     def __init__(self, node: AbstractStep | Flatmap | Group | JoinNode, rows: Rows) -> None:
