@@ -34,17 +34,24 @@ from geartrain.nodes.loop.node import Inner, LoopDoor, LoopNode
 from geartrain.nodes.loop.plan import (
     AbstractStage,
     CallStage,
-    Entry,
     ExitStage,
     FlatmapStage,
     GroupStage,
     JoinStage,
+    LoopEntry,
     PassStage,
     Planner,
     StepStage,
     StoreStage,
 )
-from geartrain.nodes.loop.values import AbstractValue, Detached, Grouped, Joined, Piece, Stored
+from geartrain.nodes.loop.values import (
+    AbstractValue,
+    Detached,
+    Grouped,
+    Joined,
+    SomeColumns,
+    Stored,
+)
 from geartrain.nodes.node import Place
 from geartrain.nodes.structure import Flatmap
 from geartrain.nodes.weights import AbstractWeights
@@ -152,7 +159,7 @@ class _Builder:
         entries = []
         for value, (reader, into) in zip(entering, region.entries, strict=True):
             assert isinstance(value, Stored)
-            entries.append(Entry(value, self._stages[reader], into))
+            entries.append(LoopEntry(value, self._stages[reader], into))
         stages = [*self._stages.values(), *between, *exits]
         planner = Planner(entries, stages, len(exits), self._count)
         door = LoopDoor(door_place, region.inputs, len(entries), leaving)
@@ -235,7 +242,7 @@ class _Builder:
         elif isinstance(operator, Joining):
             found = Joined(number, sources, operator.how)
         elif isinstance(operator, Splitting):
-            found = Piece(number, sources[0], operator.sizes, port)
+            found = SomeColumns(number, sources[0], operator.sizes, port)
         else:
             found = Detached(number, sources[0])
         self._own[key] = found

@@ -42,7 +42,7 @@ from geartrain.native.rows import Moves, take
 from geartrain.nodes.call import Call, read_columns, require_rows, unsettled
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.kernel import AbstractKernel
-from geartrain.nodes.loop.plan import Called, CallStage, Plan, Planner, Rows
+from geartrain.nodes.loop.plan import Called, CallStage, LoopPlan, Planner, RowNumbers
 from geartrain.nodes.loop.values import AbstractValue, Held, write
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.weights import AbstractWeights
@@ -92,7 +92,7 @@ class Turn:
         unanswered: Instances that are unanswered themselves, in training.
     """
 
-    plan: Plan
+    plan: LoopPlan
     held: Held
     slots: IntArray
     local: IntArray
@@ -193,7 +193,7 @@ class LoopDoor(AbstractNode):
             if mine.size:
                 store.release(mine)
 
-    def expect(self, k: int, rows: Rows) -> IntArray:
+    def expect(self, k: int, rows: RowNumbers) -> IntArray:
         """Addresses for rows that leave by exit k."""
         n = len(rows)
         first = self._awaited.allocate(n)
@@ -382,7 +382,7 @@ class LoopNode(AbstractNode):
 
     def _turn(
         self,
-        plan: Plan,
+        plan: LoopPlan,
         slots: IntArray,
         came: Sequence[tuple[Payload, IntArray, IntArray, IntArray]],
     ) -> Turn:
@@ -476,7 +476,7 @@ class LoopNode(AbstractNode):
             rows = came[0]
             if len(came) > 1:
                 state = np.concatenate([r.state for r in came], axis=1)
-                rows = Rows(join_arrays([r.numbers for r in came]), state)
+                rows = RowNumbers(join_arrays([r.numbers for r in came]), state)
             value, held = self._exits[k], turn.held
             stored = held.values.get(value.number)
             index = None if stored is None else rows.numbers

@@ -40,7 +40,7 @@ Watch: TypeAlias = Callable[[Passed], None]
 
 @final
 @dataclass(slots=True)
-class Rows:
+class RowNumbers:
     """Rows of a value on their way: their numbers and their columns."""
 
     numbers: IntArray
@@ -62,13 +62,13 @@ class Called:
     """
 
     stage: CallStage | StoreStage
-    rows: Rows
+    rows: RowNumbers
     first: int
 
 
 @final
 @dataclass(slots=True)
-class Plan:
+class LoopPlan:
     """What a loop does with some instances.
 
     Args:
@@ -81,7 +81,7 @@ class Plan:
     numbers: Numbers
     entered: list[int] = field(default_factory=list)
     calls: list[Called] = field(default_factory=list)
-    exits: list[list[Rows]] = field(default_factory=list)
+    exits: list[list[RowNumbers]] = field(default_factory=list)
 
 
 class AbstractStage(ABC):
@@ -96,19 +96,21 @@ class AbstractStage(ABC):
     def __init__(self, ports: int = 1) -> None:
         self.targets: dict[int, tuple[AbstractStage, int]] = {}
         self.back: dict[int, tuple[int, int]] = {}
-        self.waiting: list[list[Rows]] = [[] for _ in range(ports)]
+        self.waiting: list[list[RowNumbers]] = [[] for _ in range(ports)]
 
     @abstractmethod
-    def apply(self, port: int, rows: Rows, plan: Plan) -> Iterator[tuple[int, Rows]]:
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
         """Rows have come by a port; gives what leaves, by output port."""
 
-    def take(self, port: int) -> Rows:
+    def take(self, port: int) -> RowNumbers:
         """All that waits at a port."""
         came, self.waiting[port] = self.waiting[port], []
         if len(came) == 1:
             return came[0]
         numbers = np.concatenate([r.numbers for r in came])
-        return Rows(numbers, np.concatenate([r.state for r in came], axis=1))
+        return RowNumbers(numbers, np.concatenate([r.state for r in came], axis=1))
 
     def story(self) -> list[str]:
         """Who waits for what, a line each."""
@@ -123,12 +125,14 @@ class StepStage(AbstractStage):
         super().__init__()
         self._step = step
 
-    def apply(self, port: int, rows: Rows, plan: Plan) -> Iterator[tuple[int, Rows]]:
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
         batch = Forward((), rows.state, rows.numbers)
         with _Blamed(self._step, rows):
             passage = self._step.apply(batch)
         for way, sent in passage.forward:
-            yield way, Rows(sent.origin, sent.state)
+            yield way, RowNumbers(sent.origin, sent.state)
 
 
 @final
@@ -139,7 +143,9 @@ class PassStage(AbstractStage):
         super().__init__()
         self._ways = ways
 
-    def apply(self, port: int, rows: Rows, plan: Plan) -> Iterator[tuple[int, Rows]]:
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
         return ((way, rows) for way in range(self._ways))
 
 
@@ -151,14 +157,16 @@ class FlatmapStage(AbstractStage):
         super().__init__()
         self._node = node
 
-    def apply(self, port: int, rows: Rows, plan: Plan) -> Iterator[tuple[int, Rows]]:
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
         with _Blamed(self._node, rows):
             starts, counts = self._node.copies(Forward((), rows.state, rows.numbers))
         which = np.repeat(np.arange(len(rows)), counts)
         if which.size:
             state = rows.state.take(which, 1)
             state[self._node.column] = ranges(starts, counts)
-            yield 0, Rows(rows.numbers[which], state)
+            yield 0, RowNumbers(rows.numbers[which], state)
 
 
 @final
@@ -169,11 +177,13 @@ class GroupStage(AbstractStage):
         super().__init__()
         self._node, self._value = node, value
 
-    def apply(self, port: int, rows: Rows, plan: Plan) -> Iterator[tuple[int, Rows]]:
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
         with _Blamed(self._node, rows):
             members, sizes, state = self._node.complete(Forward((), rows.state, rows.numbers))
         if sizes.size:
-            yield 0, Rows(plan.numbers.group(self._value.number, members, sizes), state)
+            yield 0, RowNumbers(plan.numbers.group(self._value.number, members, sizes), state)
 
     def story(self) -> list[str]:
         return self._node.story()
@@ -187,12 +197,14 @@ class JoinStage(AbstractStage):
         super().__init__(ports)
         self._node, self._value = node, value
 
-    def apply(self, port: int, rows: Rows, plan: Plan) -> Iterator[tuple[int, Rows]]:
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
         with _Blamed(self._node, rows):
             emission = self._node.forward(port, [Forward((), rows.state, rows.numbers)], False)
         for _, sent in emission.forward:
             sides = self._node.take_sides(sent.origin & ROW_MASK)
-            yield 0, Rows(plan.numbers.join(self._value.number, sides), sent.state)
+            yield 0, RowNumbers(plan.numbers.join(self._value.number, sides), sent.state)
 
     def story(self) -> list[str]:
         return self._node.story()
@@ -211,7 +223,9 @@ class CallStage(AbstractStage):
         super().__init__()
         self.number, self.into = number, into
 
-    def apply(self, port: int, rows: Rows, plan: Plan) -> Iterator[tuple[int, Rows]]:
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
         return _record(self, rows, plan)
 
 
@@ -228,7 +242,9 @@ class StoreStage(AbstractStage):
         super().__init__()
         self.source, self.into = source, into
 
-    def apply(self, port: int, rows: Rows, plan: Plan) -> Iterator[tuple[int, Rows]]:
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
         return _record(self, rows, plan)
 
 
@@ -244,20 +260,24 @@ class ExitStage(AbstractStage):
         super().__init__()
         self.number = number
 
-    def apply(self, port: int, rows: Rows, plan: Plan) -> Iterator[tuple[int, Rows]]:
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
         plan.exits[self.number].append(rows)
         return iter(())
 
 
-def _record(stage: CallStage | StoreStage, rows: Rows, plan: Plan) -> Iterator[tuple[int, Rows]]:
+def _record(
+    stage: CallStage | StoreStage, rows: RowNumbers, plan: LoopPlan
+) -> Iterator[tuple[int, RowNumbers]]:
     numbers = plan.numbers.more(stage.into.number, len(rows))
     plan.calls.append(Called(stage, rows, int(numbers[0])))
-    yield 0, Rows(numbers, rows.state)
+    yield 0, RowNumbers(numbers, rows.state)
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LoopEntry:
     """Where rows enter a loop.
 
     Args:
@@ -286,7 +306,7 @@ class Planner:
     """
 
     def __init__(
-        self, entries: Sequence[Entry], stages: Sequence[AbstractStage], exits: int, values: int
+        self, entries: Sequence[LoopEntry], stages: Sequence[AbstractStage], exits: int, values: int
     ) -> None:
         self._entries, self._exits, self._values = entries, exits, values
         self._calls = [s for s in stages if isinstance(s, CallStage)]
@@ -296,7 +316,7 @@ class Planner:
         self._passed: Passed = []
         self._unseen = 0
 
-    def plan(self, entering: Sequence[IntArray]) -> Plan:
+    def plan(self, entering: Sequence[IntArray]) -> LoopPlan:
         """What the loop does.
 
         Args:
@@ -307,13 +327,13 @@ class Planner:
             EndlessLoopError: Rows go round too often.
             GraphError: A function cannot do with the columns that it gets.
         """
-        plan = Plan(Numbers(self._values), exits=[[] for _ in range(self._exits)])
+        plan = LoopPlan(Numbers(self._values), exits=[[] for _ in range(self._exits)])
         self._passed, self._unseen = [], 0
         for entry, state in zip(self._entries, entering, strict=True):
             plan.entered.append(plan.numbers.counts[entry.into.number])
             numbers = plan.numbers.more(entry.into.number, state.shape[1])
             if numbers.size:
-                entry.stage.waiting[entry.port].append(Rows(numbers, state))
+                entry.stage.waiting[entry.port].append(RowNumbers(numbers, state))
         while True:
             self._settle(plan)
             ready = [call for call in self._calls if call.waiting[0]]
@@ -328,7 +348,7 @@ class Planner:
         plan.numbers.settle()
         return plan
 
-    def _settle(self, plan: Plan) -> None:
+    def _settle(self, plan: LoopPlan) -> None:
         """Let everything but modules do what it can."""
         moved = True
         while moved:
@@ -339,7 +359,7 @@ class Planner:
                         self._run(stage, port, stage.take(port), plan)
                         moved = True
 
-    def _run(self, stage: AbstractStage, port: int, rows: Rows, plan: Plan) -> None:
+    def _run(self, stage: AbstractStage, port: int, rows: RowNumbers, plan: LoopPlan) -> None:
         for way, sent in stage.apply(port, rows, plan):
             if way in stage.back:
                 self._count(stage.back[way], sent)
@@ -347,7 +367,7 @@ class Planner:
             if target is not None:
                 target[0].waiting[target[1]].append(sent)
 
-    def _count(self, port: tuple[int, int], rows: Rows) -> None:
+    def _count(self, port: tuple[int, int], rows: RowNumbers) -> None:
         """Rows go round."""
         self._passed.append((port, rows.state[INSTANCE]))
         self._unseen += len(rows)
@@ -367,7 +387,7 @@ class Planner:
 class _Blamed:
     """What a user's function raises is told with the name of its operator."""
 
-    def __init__(self, node: AbstractStep | Flatmap | Group | JoinNode, rows: Rows) -> None:
+    def __init__(self, node: AbstractStep | Flatmap | Group | JoinNode, rows: RowNumbers) -> None:
         self._node, self._rows = node, rows
 
     def __enter__(self) -> None:

@@ -1,10 +1,10 @@
 """What rows of a loop that runs whole hold, and where their gradients go.
 
-    Stored     rows of a buffer: what entered, what modules made
-    Grouped    some rows of another value, made one: stacked, summed, ...
-    Joined     rows of several values side by side
-    Piece      some columns of another value
-    Detached   another value whose gradient goes no further
+    Stored         rows of a buffer: what entered, what modules made
+    Grouped        some rows of another value, made one: stacked, summed, ...
+    Joined         rows of several values side by side
+    SomeColumns    some columns of another value
+    Detached       another value whose gradient goes no further
 
 Rows are numbers. Only a module that computes gathers what they hold, and what it answers is
 scattered to where it was gathered from: a row may be read any number of times.
@@ -258,7 +258,7 @@ class Joined(AbstractValue):
 
 
 @final
-class Piece(AbstractValue):
+class SomeColumns(AbstractValue):
     """Some columns of another value; its rows have the same numbers."""
 
     def __init__(self, number: int, source: AbstractValue, sizes: Sequence[int], k: int) -> None:
