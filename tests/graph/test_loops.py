@@ -311,3 +311,46 @@ def test_one_firing_computes_for_instances_that_are_answered_apart():
         got = accumulate(build("whole"), data, order)
         assert loops_of(got)
         assert_same_gradients(got.gradients, want)
+
+
+@pytest.mark.parametrize("joined", ["features", "tuple"])
+@pytest.mark.parametrize("how", ["sum", "mean", "max"])
+def test_messages_along_edges_join_split_and_detach_as_by_steps(how, joined):
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.map = nn.Linear(5, 3).double()
+
+        def forward(self, *x: Tensor) -> Tensor:
+            return torch.tanh(self.map(torch.cat(x, -1)))
+
+    def build(run: str) -> Graph:
+        torch.manual_seed(4)
+        graph = Graph(edge=("kind",), value=("turns",))
+        rounds = graph.loop(name="rounds", run=run)  # type: ignore[arg-type]
+        rounds.join(graph.input("x", turn=0).through(nn.Linear(2, 3).double(), name="embed"))
+        going, done = rounds.where(lambda m: m.turn < m.turns)
+        sent = going.through(nn.Linear(3, 5).double(), name="send").flatmap("edge")
+        left, right = sent.split(2, 3)
+        right.detach().move(vertex=lambda m: m.target).loss(squared, name="beside")
+        arrived = left.through(lambda x, kind: x * (1 + kind[:, None]), name="scaled", read="kind")
+        arrived = arrived.move(vertex=lambda m: m.target)
+        key = ("vertex", "turn")
+        sums = arrived.group(by=key, size="in_degree", how=how)  # type: ignore[arg-type]
+        both = graph.concat(sums, going, on=key, how=joined)  # type: ignore[arg-type]
+        rounds.join(both.through(Both(), name="update").move(turn=lambda m: m.turn + 1))
+        done.loss(squared)
+        return graph
+
+    rng = np.random.default_rng(0)
+    data = []
+    for n in (2, 3, 5):
+        source = np.r_[np.arange(n), np.arange(n)]
+        target = np.r_[(np.arange(n) + 1) % n, rng.integers(0, n, n)]
+        edge = {"source": source, "target": target, "kind": rng.integers(0, 3, 2 * n)}
+        x = torch.from_numpy(rng.standard_normal((n, 2)))
+        data.append(Instance({"x": x}, edge=edge, value={"turns": 1 + n % 3}))
+    steps, whole = (accumulate(build(run), data, Order(max_active=2)) for run in ("steps", "whole"))
+    assert loops_of(whole)
+    assert whole.sums["loss"] == pytest.approx(steps.sums["loss"])
+    assert_same_gradients(whole.gradients, steps.gradients)
