@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from geartrain.engine.controller import Ramp
 from geartrain.engine.engine import Engine, Settings, make_parts
-from geartrain.engine.rounds import Rounds, back_ports
+from geartrain.engine.rounds import Rounds
 from geartrain.errors import DataError, EndlessLoopError, GraphError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
+from geartrain.graph.loops import back_ports
 from geartrain.parts.rules import Flush, Rules
 from geartrain.runtime.base import AbstractRuntime, Feeder
 from geartrain.runtime.simulated import Simulated

@@ -21,7 +21,7 @@ from geartrain.runtime.base import AbstractRuntime
 from tests.rigs.pairs import graph_of_pairs, pairs
 from tests.rigs.passes import AT_ONCE, POLICIES, Order, Quiet, one_pass
 from tests.rigs.sessions import session_of
-from tests.rigs.updates import KINDS, Kind, Steps, cut
+from tests.rigs.updates import KINDS, WHOLE_LOOPS, Kind, Steps, cut
 
 N = 40
 SGD = partial(torch.optim.SGD, lr=1e-3)
@@ -119,6 +119,29 @@ def test_what_waits_for_the_flush_is_one_update(name, order):
     kind = KINDS[name](N)
     steps, _, _ = trained(kind, gt.Flush(), *order)
     assert all(len(steps.of(part)) == 1 for part in kind.brings)
+
+
+@pytest.mark.parametrize("n", [8, pytest.param(1, marks=SLOW), pytest.param(20, marks=SLOW)])
+@pytest.mark.parametrize("name", WHOLE_LOOPS)
+def test_an_update_of_instances_is_of_that_many_where_a_loop_runs_whole(name, n, order):
+    kind = WHOLE_LOOPS[name](N)
+    steps, _, _ = trained(kind, gt.Instances(n), *order)
+    for part, messages in kind.brings.items():
+        rows = [sum(brought) for brought in messages]
+        assert steps.of(part) == cut(rows, n)
+
+
+@pytest.mark.parametrize("n", [7, pytest.param(50, marks=SLOW)])
+@pytest.mark.parametrize("name", WHOLE_LOOPS)
+def test_an_update_of_rows_is_of_that_many_where_a_loop_runs_whole(name, n, order):
+    kind = WHOLE_LOOPS[name](N)
+    steps, _, _ = trained(kind, gt.Rows(n), *order)
+    for part, messages in kind.brings.items():
+        sizes = [rows for brought in messages for rows in brought]
+        total, largest = sum(sizes), max(sizes)
+        assert len(steps.of(part)) in (total // n, total // n + 1)
+        ahead = np.cumsum(steps.of(part)[:-1]) - n * np.arange(1, len(steps.of(part)))
+        assert (ahead >= 0).all() and (ahead < largest).all()
 
 
 WORKERS = [gt.Simulated(3, seed=2, jitter=0.5), gt.Threads(3, kernel_threads=1)]

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
+from geartrain.graph.loops import Run
 from geartrain.nodes.loss import accuracy, cross_entropy
 
 H = 4
@@ -51,13 +52,17 @@ class Reader(nn.Module):
 
 
 def lists(
-    n: int = 12, keep: str = "auto", dtype: torch.dtype = torch.float64, sparse: bool = False
+    n: int = 12,
+    keep: str = "auto",
+    dtype: torch.dtype = torch.float64,
+    sparse: bool = False,
+    run: Run | None = None,
 ) -> Model:
     """A token a vertex; the state moves along them until the last."""
     torch.manual_seed(1)
     reader, readout = Reader(9, sparse).to(dtype), nn.Linear(H, 5).to(dtype)
     graph = Graph(vertex=("token",), value=("label",))
-    state = graph.loop()
+    state = graph.loop(run=run)
     state.join(graph.input("h"))
     read = state.through(reader, name="reader", read="token", keep=keep)
     more, done = read.where(lambda m: m.vertex < m.size - 1)
@@ -138,12 +143,12 @@ def tree(rng: np.random.Generator, leaves: int) -> dict[str, np.ndarray]:
     }
 
 
-def trees(n: int = 12, keep: str = "auto") -> Model:
+def trees(n: int = 12, keep: str = "auto", run: Run | None = None) -> Model:
     """Binary trees with a label at every vertex."""
     torch.manual_seed(2)
     leaf, branch, readout = Leaf().double(), Branch().double(), HiddenOnly(5).double()
     graph = Graph(vertex=("parent", "slot", "label"))
-    nodes = graph.loop(name="nodes")
+    nodes = graph.loop(name="nodes", run=run)
     nodes.join(graph.input("word").through(leaf, name="leaf", keep=keep))
     nodes.through(readout, name="readout", keep=keep).loss(cross_entropy, target="label")
     inner, root = nodes.where(lambda m: m.parent >= 0)

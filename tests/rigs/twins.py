@@ -22,6 +22,7 @@ from torch.nn.functional import mse_loss
 
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph, Stream
+from geartrain.graph.loops import Run
 
 
 class Pair(nn.Module):
@@ -182,10 +183,10 @@ class Wire:
 
 
 class Streams:
-    """Builds a graph."""
+    """Builds a graph, whose loops run as it is told."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, run: Run = "auto") -> None:
+        self.graph, self._run = graph, run
 
     def start(self) -> Stream:
         return self.graph.input("x")
@@ -246,7 +247,7 @@ class Streams:
     def loop(
         self, s: Stream, turn: str, body: Callable[[Stream], Stream], again: Callable[[Any], Any]
     ) -> Stream:
-        loop = self.graph.loop()
+        loop = self.graph.loop(run=self._run)
         loop.join(s.move(**{turn: 0}))
         end = body(loop).move(**{turn: lambda m: getattr(m, turn) + 1})
         more, done = end.where(again)
@@ -508,10 +509,11 @@ class Program:
     Args:
         seed: Of the motifs and of the weights.
         length: How many motifs.
+        columns: Whether its control flow looks at columns alone, and nothing keeps whole messages.
     """
 
-    def __init__(self, seed: int, length: int) -> None:
-        self._seed, self._length = seed, length
+    def __init__(self, seed: int, length: int, *, columns: bool = False) -> None:
+        self._seed, self._length, self._columns = seed, length, columns
         self.modules: dict[str, nn.Module] = {}
         self.told: list[str] = []
 
@@ -532,6 +534,8 @@ class Program:
             "concat", "tuple", "split", "edges", "copies", "stacked", "bundle", "instance",
             "detach", "head", "perm", "reuse", "unpack", "nested", "memory",
         ]  # fmt: skip
+        if self._columns:
+            names = [name for name in names if name not in _OF_MESSAGES]
         for _ in range(n):
             name = self._dice.choice([*names, "loop", "loop"] if depth else names)
             self.told.append(name)
@@ -553,7 +557,7 @@ class Program:
         return self.modules[name], name
 
     def _keep(self) -> str:
-        return self._dice.choice(("auto", "auto", "inputs", "graph"))
+        return self._dice.choice(("auto", "auto", "inputs", "inputs" if self._columns else "graph"))
 
     def _width(self) -> int:
         return self._dice.choice((2, 3))
@@ -712,7 +716,7 @@ class Program:
         module, name = self._module(Typed, wire.dims[0], 2, False)
         many = self._twin.through(many, module, name, read=(column,), keep=self._keep())
         at = self._twin.group(many, wire.key, k, column, "stack")
-        if self._dice.random() < 0.5:
+        if self._dice.random() < 0.5 and not self._columns:
             parts = self._run(Wire(None, (2,)), 2, self._twin.ungroup(at, column))
             at = self._twin.group(parts, wire.key, k, column, "stack")
         return [Wire(self._run(Wire(at, (2 * k,)), 2, flat=False), (2,), wire.turns)]
@@ -849,6 +853,9 @@ class Program:
     def _new(self) -> int:
         self._turn += 1
         return self._turn
+
+
+_OF_MESSAGES = ("early", "bundle", "unpack")
 
 
 class Shape(nn.Module):

@@ -94,6 +94,27 @@ def vertices(n: int) -> Kind:
     )
 
 
+def whole_loops(n: int) -> Kind:
+    model = lists(n, run="whole")
+    steps = [[len(i.vertex["token"])] for i in model.data]
+    return Kind(model.graph, model.data, {"reader": steps, "readout": [[1]] * n})
+
+
+def whole_loops_over_vertices(n: int) -> Kind:
+    """Some trees are one leaf: the part of the loop has no row of them."""
+    model = trees(n, run="whole")
+    leaves = [len(i.inputs["word"]) for i in model.data]
+    return Kind(
+        model.graph,
+        model.data,
+        {
+            "leaf": [[1] * k for k in leaves],
+            "branch": [[k - 1] * (k > 1) for k in leaves],
+            "readout": [[1] * (2 * k - 1) for k in leaves],
+        },
+    )
+
+
 def message_passing(n: int) -> Kind:
     model = bundles(n, steps=3)
     sizes = [i.inputs["h"].shape[0] for i in model.data]
@@ -183,6 +204,13 @@ KINDS: Mapping[str, Callable[[int], Kind]] = {
     "minibatches": minibatches,
     "early exits": early_exits,
 }
+
+
+WHOLE_LOOPS: Mapping[str, Callable[[int], Kind]] = {
+    "loops": whole_loops,
+    "vertices": whole_loops_over_vertices,
+}
+"""Loops that run whole: instances are their messages."""
 
 
 class Steps(gt.AbstractInstrument):

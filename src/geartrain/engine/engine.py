@@ -32,10 +32,14 @@ from geartrain.engine.worker import Finished, WorkerState
 from geartrain.errors import LeakError
 from geartrain.frames.precision import Precision
 from geartrain.graph.graph import Graph
+from geartrain.graph.looping import Looping
+from geartrain.graph.loops import Region
+from geartrain.graph.operator import AbstractOperator
 from geartrain.graph.operators import Losing
 from geartrain.graph.through import Through
 from geartrain.graph.visits import once
 from geartrain.graph.wiring import Owner, Wiring, wire
+from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loss import Collected, LossNode, Objective, OutputNode
 from geartrain.nodes.method import in_place_of
 from geartrain.nodes.node import Memory
@@ -126,6 +130,7 @@ class Engine:
         self._let_messages_count(graph, names)
         self._weights = _weights(graph, names, self.sharing)
 
+        self._operators = graph.copy_with_broadcasts()
         spread = _is_spread(graph, parts, settings.device)
         self.wiring: Wiring = wire(
             graph,
@@ -134,8 +139,12 @@ class Engine:
             settings.precision,
             apart={original_name(n) for n in placement or ()},
             spread=spread,
+            by_steps=lambda region: self._why_by_steps(region, names, workers, placement or {}),
         )
         rounds = Rounds(self.wiring, settings.max_rounds)
+        for node in self.wiring.nodes.values():
+            if isinstance(node, LoopNode):
+                node.planner.watch, node.planner.window = rounds.refuse, rounds.window
         self.router = Router(self.wiring, rounds, apart=self.sharing.copies > 1)
         self.home = self._homes(workers, placement or {}, costs or {})
         self._standings = standings(self.wiring)
@@ -151,6 +160,27 @@ class Engine:
             device=settings.device if spread else _HOST,
             assignment=self.sharing.assignment(),
         )
+
+    def _why_by_steps(
+        self,
+        region: Region,
+        names: Mapping[str, str],
+        workers: int,
+        placement: Mapping[str, int],
+    ) -> str | None:
+        """Why a loop that could run whole shall not; None: it shall."""
+        inside = {o.name for o in self._operators if o.id in region.operators}
+        placed = {original_name(name) for name in placement} & inside - set(names.values())
+        if placed:
+            return f"'{min(placed)}' of it is placed by its name"
+        parts = {names[name] for name in inside if name in names}
+        if any(self.parts[name].trigger.unit == "messages" for name in parts & set(self.parts)):
+            return "its parts count messages"
+        if workers > 1 and len(parts) > 1 and not self.sharing.apart:
+            homes = {placement.get(name) for name in parts}
+            if region.run != "whole" or len(homes - {None}) > 1:
+                return "its parts may live on several workers"
+        return None
 
     def _owners(
         self, through: Through, part: str | None, parts: Mapping[str, PartState]
@@ -211,10 +241,11 @@ class Engine:
         """A worker with the nodes that live there, and of the parts those that they use."""
         operators, copies = self.wiring.operators, self.wiring.copies
         used = {
-            (names.get(operators[operator].name), k)
+            (names.get(name), k)
             for operator, numbers in copies.items()
             for k, number in enumerate(numbers)
             if self.home[number] == w
+            for name in _names_of(operators[operator])
         }
         parts = {
             each.name: (k, each)
@@ -342,6 +373,13 @@ class Engine:
 
     def nodes_by_worker(self) -> dict[str, int]:
         return {n.name: self.home[i] for i, n in self.wiring.nodes.items()}
+
+
+def _names_of(operator: AbstractOperator) -> list[str]:
+    """The operators whose work the node of one does."""
+    if isinstance(operator, Looping):
+        return [through.name for through in operator.throughs]
+    return [operator.name]
 
 
 def part_names(graph: Graph) -> dict[str, str]:

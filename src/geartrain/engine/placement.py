@@ -39,9 +39,9 @@ def place(
     home: dict[int, int] = {}
     load = [0.0] * workers
     taken: dict[str, int] = {}
-    groups = _groups(nodes)
-    weight = {name: _cost(name, group, parts, costs) for name, group in groups.items()}
-    wished = {name: _wished(name, group, by_hand) for name, group in groups.items()}
+    groups, whole = _groups(nodes)
+    weight = {name: _cost(whole[name], group, parts, costs) for name, group in groups.items()}
+    wished = {name: _wished(whole[name], group, by_hand) for name, group in groups.items()}
     blocks = _blocks(wiring, groups)
     heavy = {block: sum(weight[name] for name in block) for block in blocks}
     named = {block: any(wished[name] is not None for name in block) for block in blocks}
@@ -63,28 +63,35 @@ def place(
             for node in groups[name]:
                 home[node.id] = worker
     _place_others(wiring, by_hand, home)
+    for numbers in wiring.together:
+        if len({home[number] for number in numbers}) > 1:
+            _refuse_parted(wiring, numbers, home)
     return home
 
 
-def _wished(name: str, group: Sequence[AbstractNode], by_hand: Mapping[str, int]) -> int | None:
-    """The worker that is named for a part, or None.
+def _wished(
+    names: Sequence[str], group: Sequence[AbstractNode], by_hand: Mapping[str, int]
+) -> int | None:
+    """The worker that is named for parts that one node computes with, or None.
 
     Raises:
         ValueError: Several are.
     """
     wished = {by_hand[n.name] for n in group if n.name in by_hand}
-    if name in by_hand:
-        wished.add(by_hand[name])
+    wished |= {by_hand[name] for name in names if name in by_hand}
     if len(wished) > 1:
-        raise ValueError(f"part '{name}' is placed on workers {sorted(wished)}; it lives on one")
+        raise ValueError(
+            f"part '{names[0]}' is placed on workers {sorted(wished)}; it lives on one"
+        )
     return wished.pop() if wished else None
 
 
 def _blocks(wiring: Wiring, groups: Mapping[str, Sequence[AbstractNode]]) -> list[tuple[str, ...]]:
     """Names of parts that live together, as they read one memory; most are by themselves."""
+    head = {node.id: name for name, group in groups.items() for node in group}
     block = {name: [name] for name in groups}
     for numbers in wiring.together:
-        names = [n for i in numbers if (n := wiring.nodes[i].part_name) is not None]
+        names = [head[i] for i in numbers if i in head]
         for name in names[1:]:
             first, other = block[names[0]], block[name]
             if first is not other:
@@ -93,23 +100,41 @@ def _blocks(wiring: Wiring, groups: Mapping[str, Sequence[AbstractNode]]) -> lis
     return list({id(names): tuple(sorted(names)) for names in block.values()}.values())
 
 
-def _groups(nodes: Mapping[int, AbstractNode]) -> dict[str, list[AbstractNode]]:
-    groups: dict[str, list[AbstractNode]] = {}
+def _groups(
+    nodes: Mapping[int, AbstractNode],
+) -> tuple[dict[str, list[AbstractNode]], dict[str, list[str]]]:
+    """Nodes that live together, and the parts that they have, each by the first of these.
+
+    Parts live together where one node computes with them.
+    """
+    first: dict[str, str] = {}
     for node in nodes.values():
-        if node.part_name is not None:
-            groups.setdefault(node.part_name, []).append(node)
-    return groups
+        names = node.part_names
+        known = {first[name] for name in names if name in first}
+        for name in names:
+            first.setdefault(name, names[0])
+        for part, head in first.items():
+            if head in known or part in names:
+                first[part] = names[0]
+    groups: dict[str, list[AbstractNode]] = {}
+    whole: dict[str, list[str]] = {}
+    for part, head in first.items():
+        whole.setdefault(head, []).append(part)
+    for node in nodes.values():
+        if node.part_names:
+            groups.setdefault(first[node.part_names[0]], []).append(node)
+    return groups, whole
 
 
 def _cost(
-    name: str,
+    names: Sequence[str],
     group: list[AbstractNode],
     parts: Mapping[str, PartState],
     costs: Mapping[str, float],
 ) -> float:
     if costs:
         return sum(costs.get(n.name, 0.0) for n in group)
-    return float(sum(p.numel() for p in parts[name].parameters))
+    return float(sum(p.numel() for name in names for p in parts[name].parameters))
 
 
 def _place_others(wiring: Wiring, by_hand: Mapping[str, int], home: dict[int, int]) -> None:
@@ -132,11 +157,12 @@ def _place_others(wiring: Wiring, by_hand: Mapping[str, int], home: dict[int, in
         placed = [home[n] for n in beside.get(number, ()) if n in home]
         if placed:
             home.setdefault(number, placed[0])
-        if number not in home:
+        if number not in home and wiring.nodes[number].beside is None:
             home[number] = _nearest(operator, k, writers, wiring, home)
-    for numbers in wiring.together:
-        if len({home[number] for number in numbers}) > 1:
-            _refuse_parted(wiring, numbers, home)
+    for _, _, number in left:
+        other = wiring.nodes[number].beside
+        if other is not None:
+            home[number] = home[other]
 
 
 def _refuse_parted(wiring: Wiring, numbers: Sequence[int], home: Mapping[int, int]) -> NoReturn:

@@ -18,6 +18,7 @@ import numpy as np
 
 from geartrain.errors import EndlessLoopError
 from geartrain.frames.message import Forward, IntArray
+from geartrain.graph.loops import back_ports
 from geartrain.graph.wiring import Port, Wiring
 
 Passed: TypeAlias = tuple[Port, IntArray]
@@ -47,12 +48,16 @@ class Rounds:
 
     Attributes:
         ports: Where rows enter a loop again; every cycle of the graph has one.
+        window: Rows that go round uncounted, at most.
     """
 
     def __init__(self, wiring: Wiring, most: int | None = None) -> None:
         self._wiring, self._arena, self._most = wiring, wiring.arena, most
         self.ports = frozenset(back_ports(wiring.readers))
-        self._window = _WINDOW if most is None else min(_WINDOW, max(1, most // 8))
+        self._readers = dict(wiring.readers)
+        for inner in wiring.loops.values():
+            self._readers.update(inner)
+        self.window = _WINDOW if most is None else min(_WINDOW, max(1, most // 8))
         self._waiting: list[Passed] = []
         self._rows = 0
         self._counts = np.zeros(64, np.int64)  # by slot
@@ -80,7 +85,7 @@ class Rounds:
         self._waiting += passed
         for _, slots in passed:
             self._rows += slots.size
-        if self._rows >= self._window or len(self._waiting) >= _RECORDS:
+        if self._rows >= self.window or len(self._waiting) >= _RECORDS:
             self._refuse(*self._count())
 
     def refuse(self, passed: Sequence[Passed]) -> None:
@@ -149,44 +154,9 @@ class Rounds:
     def _loop(self, port: Port) -> str:
         """The operators that lie on a loop, as far as it has a place to end."""
         operators = self._wiring.operators
-        members = sorted(loop_of(port, self._wiring.readers))
+        members = sorted(loop_of(port, self._readers))
         names = [repr(operators[number].name) for number in members]
         return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-
-
-def back_ports(readers: Mapping[Port, Port]) -> set[Port]:
-    """Output ports without which the graph would have no cycle: those that lead back.
-
-    Args:
-        readers: Output port to the input port that it leads to.
-    """
-    ahead: dict[int, list[Port]] = {}
-    for port in readers:
-        ahead.setdefault(port[0], []).append(port)
-    found: set[Port] = set()
-    done: set[int] = set()
-    entered = {reader for reader, _ in readers.values()}
-    starts = [number for number in ahead if number not in entered] + list(ahead)
-    for start in starts:
-        if start in done:
-            continue
-        path = {start}
-        stack = [(start, iter(ahead[start]))]
-        while stack:
-            number, ports = stack[-1]
-            for port in ports:
-                reader = readers[port][0]
-                if reader in path:
-                    found.add(port)
-                elif reader not in done:
-                    path.add(reader)
-                    stack.append((reader, iter(ahead.get(reader, ()))))
-                    break
-            else:
-                stack.pop()
-                path.discard(number)
-                done.add(number)
-    return found
 
 
 def loop_of(port: Port, readers: Mapping[Port, Port]) -> set[int]:

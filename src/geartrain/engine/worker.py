@@ -9,6 +9,7 @@ Whoever calls carries the outbox on; see ``runtime``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import cast, final
 
@@ -122,7 +123,7 @@ class WorkerState:
         self.parts, self._copies = dict(parts), copies
         self._weights = sum(part.size for part in self.parts.values())
         windowed = {name for name, part in parts.items() if part.rules.window is not None}
-        self._bounded = {n.id for n in nodes if n.part_name in windowed}
+        self._bounded = {n.id for n in nodes if not windowed.isdisjoint(n.part_names)}
         self._home, self._router, self._policy, self._portions = home, router, policy, portion
         self._max_rows, self._standings = max_rows, standings
         self._queues: dict[tuple[int, int], Queue] = {}
@@ -162,10 +163,17 @@ class WorkerState:
             self._eager.append(delivery)
             return
         if self._cohorts and self._adds_gradients(node, delivery.port):
-            cohorts = self._cohorts.get(node.part_name or "")
+            self._sort(node, delivery, node.part_names)
+        else:
+            self._enqueue(delivery)
+
+    def _sort(self, node: AbstractNode, delivery: Delivery, parts: Sequence[str]) -> None:
+        """Queue what may be added now to all of these parts; the rest waits with one of them."""
+        for k, name in enumerate(parts):
+            cohorts = self._cohorts.get(name)
             if cohorts is not None:
                 for now in cohorts.sort(delivery, node.slots(delivery.batch)):
-                    self._enqueue(now)
+                    self._sort(node, now, parts[k + 1 :])
                 return
         self._enqueue(delivery)
 
@@ -208,7 +216,9 @@ class WorkerState:
                 part.finished(instances)
                 steps.append(part.step_if_due(self.progress))
                 for delivery in () if cohorts is None else cohorts.take():
-                    self._enqueue(delivery)
+                    node = self._nodes[delivery.node]
+                    parts = node.part_names
+                    self._sort(node, delivery, parts[parts.index(name) + 1 :])
         return [step for step in steps if step is not None]
 
     def flush(self) -> list[StepTaken]:
@@ -236,7 +246,7 @@ class WorkerState:
     def _is_open(self, queue: Queue) -> bool:
         """Whether its part waits for no letters, and in training its window has room for rows."""
         node = self._nodes[queue.node]
-        if self.communicator.waits(node.part_name):
+        if any(self.communicator.waits(name) for name in node.part_names or (None,)):
             return False
         bounded = self.train and queue.port != BACKWARD and queue.node in self._bounded
         return not bounded or node.open
@@ -294,23 +304,22 @@ class WorkerState:
         firing: Firing,
     ) -> None:
         out = firing.outbox
-        part = None if node.part_name is None else self.parts[node.part_name]
+        names = node.part_names
         try:
-            if part is None:
+            if not names:
                 emission = self._compute(node, port, batches)
+            elif len(names) == 1:
+                with self.parts[names[0]].guard:
+                    emission = self._compute(node, port, batches)
             else:
-                with part.guard:
+                with ExitStack() as guards:
+                    for name in sorted(names):  # in one order everywhere
+                        guards.enter_context(self.parts[name].guard)
                     emission = self._compute(node, port, batches)
             self._router.emit(node.id, emission, out)
-            if part is not None and self._adds_gradients(node, port):
-                step = part.step_if_due(self.progress)
-                if step is not None:
-                    firing.steps.append(step)
-                if self.communicator.talks:
-                    self._collect(part.name, firing)
-                holds = part.note_holding()
-                if holds is not None:
-                    firing.held[part.name] = holds
+            if names and self._adds_gradients(node, port):
+                for name in names:
+                    self._step(self.parts[name], firing)
         except GeartrainError as error:
             error.add_note(_story(node, port, batches, self._router))
             raise
@@ -324,6 +333,17 @@ class WorkerState:
             else:
                 firing.elsewhere.append((home, delivery))
         out.deliveries.clear()
+
+    def _step(self, part: AbstractPart, firing: Firing) -> None:
+        """Gradients have been added to a part."""
+        step = part.step_if_due(self.progress)
+        if step is not None:
+            firing.steps.append(step)
+        if self.communicator.talks:
+            self._collect(part.name, firing)
+        holds = part.note_holding()
+        if holds is not None:
+            firing.held[part.name] = holds
 
     def _adds_gradients(self, node: AbstractNode, port: int) -> bool:
         return port == BACKWARD or (node.loss_name is not None and self.train)
@@ -343,28 +363,31 @@ class WorkerState:
 
     def _most_adding(self, queue: Queue, node: AbstractNode) -> int | None:
         """Most messages of one firing that adds gradients; None: any number."""
-        if not self.train or node.part_name is None:
+        if not self.train:
             return None
-        return self._portions.adding(queue, node, self.parts[node.part_name])
+        found = (self._portions.adding(queue, node, self.parts[n]) for n in node.part_names)
+        return min((most for most in found if most is not None), default=None)
 
     def _reserve(self, node: AbstractNode, batches: Sequence[Forward | Backward]) -> None:
         """Tell others that share the part what a firing is going to add."""
-        part = None if node.part_name is None else self.parts[node.part_name]
-        if not self.train or part is None or not part.reserves:
+        if not self.train:
             return
-        units = sum(map(len, batches))
-        if part.trigger.unit == "rows":
-            lengths = ((node.lengths(batch), len(batch)) for batch in batches)
-            units = sum(n if each is None else int(each.sum()) for each, n in lengths)
-        part.reserve(units)
+        for name in node.part_names:
+            part = self.parts[name]
+            if not part.reserves:
+                continue
+            units = sum(map(len, batches))
+            if part.trigger.unit == "rows":
+                lengths = ((node.rows_of(batch, name), len(batch)) for batch in batches)
+                units = sum(n if each is None else int(each.sum()) for each, n in lengths)
+            part.reserve(units)
 
     def _portion(self, queue: Queue, node: AbstractNode) -> int:
         """Most bundles of one firing in training."""
         if self._adds_gradients(node, queue.port):
             most = self._most_adding(queue, node)
         else:
-            name = node.part_name
-            own = self.parts.values() if name is None else (self.parts[name],)
+            own = [self.parts[name] for name in node.part_names] or self.parts.values()
             most = self._portions.computing(queue, node, own, self._weights)
         return self._max_rows if most is None else most
 

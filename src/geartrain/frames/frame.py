@@ -69,6 +69,7 @@ class Arena:
         self.copy = np.zeros(64, np.int64)  # of the graph, that has the instance
         self.turn = np.zeros(64, np.int64)  # its number among those of its copy, or of all
         self.keys: NDArray[np.object_] = np.full(64, None, np.object_)
+        self.fed: dict[str, IntArray] = {}  # input name to the rows that each brought, by slot
         self.active = 0
         self._cohort = np.zeros(64, np.int64)
         self._cohorts = [Cohort(0, 0, 0, 0)] * 64
@@ -106,10 +107,16 @@ class Arena:
             self.vertices["out_start"][start : start + vertices] += shift
         for name, column in packed.value.items():
             self.values.put(name, slots, column)
+        for name, fed in self.fed.items():
+            fed[slots] = packed.inputs[name].lengths
         self.keys[slots] = packed.keys
         self.active += n
         self._open_cohort(slots, Cohort(start, vertices, edge_start, edges))
         return slots
+
+    def count_fed(self, name: str) -> None:
+        """From now on know how many rows each instance brings to an input."""
+        self.fed.setdefault(name, np.zeros(self.base.size, np.int64))
 
     def release(self, slots: IntArray) -> None:
         """The instances in these slots, each named once, are finished."""
@@ -149,6 +156,8 @@ class Arena:
             for name in names:
                 column = getattr(self, name)
                 setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
+            for name, fed in self.fed.items():
+                self.fed[name] = np.concatenate([fed, np.zeros_like(fed)])
             self.serial[old:] = -1
             self.values.grow(2 * old)
             self._spare[:0] = range(2 * old - 1, old - 1, -1)
@@ -260,6 +269,12 @@ class View:
     @property
     def payload(self) -> tuple[Tensor, ...]:
         batch = self._batch
+        if not batch.payload:
+            raise GraphError(
+                "m.payload was read where rows are told apart by their columns alone, as in the "
+                "functions of a group and in a loop that runs whole: graph.loop(run='steps') lets "
+                "where, route and move read it"
+            )
         if batch.index is None:
             return tuple(map(widened, batch.payload))
         index = batch.index

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from geartrain.graph.blueprint import AbstractGraph
 from geartrain.graph.fusion import fused
+from geartrain.graph.loops import find_loops, readers_of
 from geartrain.graph.operator import AbstractOperator
 from geartrain.graph.through import Through
 
@@ -41,7 +42,21 @@ def text(graph: AbstractGraph) -> str:
         f"  {n:>{widths[0]}}  {name:<{widths[1]}}  {does:<{widths[2]}}  {to}".rstrip()
         for n, name, does, to in rows
     ]
-    return "\n".join([head, *lines])
+    return "\n".join([head, *lines, *_loops(operators)])
+
+
+def _loops(operators: list[AbstractOperator]) -> list[str]:
+    """One line a loop: how it runs, and why so."""
+    unread = [o for o in operators if any(not sources for sources in o.sources)]
+    if unread:
+        return []
+    names = {o.id: o.name for o in operators}
+    lines = []
+    for loop in find_loops(operators, readers_of(operators)):
+        inside = ", ".join(names[number] for number in sorted(loop.operators))
+        how = "runs whole" if loop.whole else f"runs by steps, as {loop.reason}"
+        lines.append(f"  loop '{loop.name}' {how}: {inside}")
+    return lines
 
 
 def mermaid(graph: AbstractGraph) -> str:

@@ -28,6 +28,7 @@ from geartrain.frames.frame import Schema, View
 from geartrain.frames.instance import Instance
 from geartrain.graph import drawing, wiring
 from geartrain.graph.gear import Gear, Geared
+from geartrain.graph.loops import Run
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input, Keep, PartLike
 from geartrain.graph.operators import (
@@ -605,9 +606,21 @@ class Graph:
         inner = None if shape is None else tuple(shape)
         return self._add(Input(self._name(name, name), inner, dtype, bundle, fields, alone))
 
-    def loop(self, *, name: str | None = None) -> Stream:
-        """A stream whose sources come later, by ``join`` (Phi)."""
-        return self._add(Merging(self._name(name, "loop"), [[]]))
+    def loop(self, *, name: str | None = None, run: Run | None = None) -> Stream:
+        """A stream whose sources come later, by ``join`` (Phi).
+
+        Args:
+            name: In errors, traces and drawings; default: ``loop``.
+            run: How the operators run that feed one another through this stream. ``steps``: each
+                one fires for itself, with whatever rows have come. ``whole``: one firing takes
+                instances through all turns, where no operator of the loop looks at a payload to
+                decide; refused where one does. ``auto``: whole where that can be. ``print(graph)``
+                says which, and why. Loops that share operators are one. Default: what the others
+                of these say, else ``steps``.
+        """
+        if run not in (None, "auto", "steps", "whole"):
+            raise ValueError(f"loop(run={run!r}): give 'auto', 'steps' or 'whole'")
+        return self._add(Merging(self._name(name, "loop"), [[]], run, loops=True))
 
     def merge(self, *streams: Stream, name: str | None = None) -> Stream:
         """One stream of several (Phi)."""

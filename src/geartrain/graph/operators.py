@@ -99,6 +99,17 @@ class Merging(AbstractOperator):
 
     kind = "merge"
 
+    def __init__(
+        self,
+        name: str,
+        sources: Sequence[Sequence[tuple[AbstractOperator, int]]],
+        run: Literal["auto", "steps", "whole"] | None = None,
+        *,
+        loops: bool = False,
+    ) -> None:
+        super().__init__(name, sources)
+        self.run, self.loops = run, loops
+
     def specs(self, given: Sequence[Spec], schema: Schema) -> list[Spec]:
         columns = frozenset.intersection(*(s.columns for s in given))
         if len({s.bundled for s in given}) > 1:

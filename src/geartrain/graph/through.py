@@ -216,28 +216,57 @@ class Through(AbstractOperator):
                 ``has_kernel``.
             held: The memory that it reads, if it reads one.
         """
+        if self.use is not None or self.memory is not None or self.keep == "graph":
+            return self._made_together(place, weights, precision, held)
+        call, kernel = self.computed(weights, precision, ends=objective is not None)
+        if objective is not None:
+            return ReadoutNode(place, call, kernel, objective, weights)
+        choice = None
+        if isinstance(kernel, Recompute) and self._chooses():
+            choice = choice_of(self.name, call.function, kernel, self.experience)
+        return RowNode(place, call, kernel, weights, choice)
+
+    def _made_together(
+        self,
+        place: Place,
+        weights: AbstractWeights | None,
+        precision: Precision,
+        held: Held | None,
+    ) -> AbstractNode:
+        """A node that sees more than rows apart: whole messages, or a memory."""
+        call = self.call
+        if precision == "bf16":
+            call = replace(call, function=Cast(self.function))
+        if self.use is not None:
+            return self.use.make(place, call, weights)
+        if self.memory is None:
+            return GraphNode(place, call, weights)
+        assert held is not None
+        own = self._memory_kernel() if precision == "full" else None
+        kernel = own or ReadAgain(call.function, self.parameters, len(call.read))
+        return ReadNode(place, call, kernel, weights, held, place.schema.state[self.memory.column])
+
+    def computed(
+        self, weights: AbstractWeights | None, precision: Precision, *, ends: bool = False
+    ) -> tuple[Call, AbstractKernel]:
+        """How the module is called, and what computes it, where rows may come back apart.
+
+        Args:
+            weights, precision: As for ``make``.
+            ends: Whether a loss is computed in the same node.
+        """
         keep, function, call = self.keep, self.function, self.call
         if precision == "bf16":
             function = Cast(function)
             call = replace(call, function=function)
-        if self.use is not None:
-            return self.use.make(place, call, weights)
-        if self.memory is not None:
-            assert held is not None
-            own = self._memory_kernel() if precision == "full" else None
-            kernel_read = own or ReadAgain(function, self.parameters, len(call.read))
-            column = place.schema.state[self.memory.column]
-            return ReadNode(place, call, kernel_read, weights, held, column)
-        if keep == "graph":
-            return GraphNode(place, call, weights)
-        if weights is not None and weights.wants_graph is not None and objective is None:
+        if weights is not None and weights.wants_graph is not None and not ends:
             raise GraphError(
                 f"'{self.name}': {weights.wants_graph} of part '{weights.name}' is for nodes with "
                 f"keep='graph', and this one has keep='{keep}'; give keep='graph' and whole "
                 "minibatches as bundles, or leave the part's view and delay alone"
             )
         kernel = None if keep == "inputs" else self._kernel()
-        if objective is None and kernel is not None and not kernel.keeps_rows:
+        if not ends and kernel is not None and not kernel.keeps_rows:
             kernel = None
         if kernel is not None:
             call = replace(call, dry_run=None)  # who wrote it has seen to it that rows are apart
@@ -250,17 +279,11 @@ class Through(AbstractOperator):
                 )
             kernel = derived_kernel(self.name, self.function)
         if kernel is None:
-            again = Recompute(function, self.parameters)
-            choice = None
-            if self._chooses():
-                choice = choice_of(self.name, function, again, self.experience)
-            return RowNode(place, call, again, weights, choice)
+            return call, Recompute(function, self.parameters)
         if precision == "bf16":
             full = self.part is not None and self.part.full_precision
             kernel = around(kernel, full=full)
-        if objective is not None:
-            return ReadoutNode(place, call, kernel, objective, weights)
-        return RowNode(place, call, kernel, weights)
+        return call, kernel
 
     def has_kernel(self) -> bool:
         """Whether its node keeps a kernel's residuals, written by hand or derived."""

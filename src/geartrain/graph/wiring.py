@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias, final
 
 import torch
@@ -17,6 +18,8 @@ from geartrain.graph.admission import Admission
 from geartrain.graph.blueprint import AbstractGraph
 from geartrain.graph.fusion import fused
 from geartrain.graph.gear import Gear, Geared, refuse_idle_replays, refuse_starving
+from geartrain.graph.looping import Looping, door_name, make_loop
+from geartrain.graph.loops import Refusal, Region, find_loops, readers_of
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input, Spec
 from geartrain.graph.operators import Copying, Detaching, Grouping, Losing, Merging, Replaying
@@ -53,6 +56,7 @@ class Wiring:
         admission: What the nodes demand of instances.
         together: Numbers of nodes that share a store, a memory and its readers: they live on one
             worker.
+        loops: Of nodes that run a loop whole the output ports in it, and where they lead.
     """
 
     arena: Arena
@@ -67,6 +71,7 @@ class Wiring:
     precision: Precision
     admission: Admission
     together: Sequence[Sequence[int]] = ()
+    loops: Mapping[int, Mapping[Port, Port]] = field(default_factory=dict)
 
 
 @final
@@ -90,6 +95,7 @@ def wire(
     precision: Precision = "full",
     apart: Collection[str] = (),
     spread: bool = False,
+    by_steps: Refusal | None = None,
 ) -> Wiring:
     """Make fresh nodes.
 
@@ -104,22 +110,28 @@ def wire(
         apart: Names of losses that get a node of their own; others may be fused with what is
             before them.
         spread: Whether rows may lie elsewhere than on the host.
+        by_steps: Says why a loop that could run whole shall not; None: each runs whole that can.
+
+    Raises:
+        GraphError: A loop that is to run whole cannot.
     """
     operators = graph.copy_with_broadcasts()
     schema = graph.schema()
     arena = Arena(graph.vertex, graph.edge, graph.value)
     nodes: dict[int, AbstractNode] = {}
     steps: dict[int, AbstractStep] = {}
-    readers = _readers(operators)
+    readers = readers_of(operators)
     owned = {o.id: list(owners(o)) for o in operators if isinstance(o, Through)}
     how_many = _count_copies(operators, owned, readers, copies_of_all)
+    loops = _whole_loops(operators, readers, owned, spread, by_steps)
     copies: dict[int, tuple[int, ...]] = {}
     operator_of: dict[int, int] = {}
-    next_number = len(operators) + 1
+    next_number = len(operators) + 2 * len(loops) + 1
     endings = fused(operators, apart)
     held: dict[tuple[int, int], Held] = {}
     together: dict[tuple[int, int], list[int]] = {}
     inside = {loss.id for loss in endings.values()}
+    inside |= {number for region in loops for number in region.operators}
     for operator in operators:
         numbers = []
         if operator.id in inside:
@@ -159,6 +171,45 @@ def wire(
                 numbers.append(number)
                 operator_of[number] = operator.id
         copies[operator.id] = tuple(numbers)
+    admission = Admission(operators, schema)
+    inner_readers: dict[int, Mapping[Port, Port]] = {}
+    whole = [*operators]
+    for region in loops:
+        members = [o for o in operators if o.id in region.operators]
+        door = Looping(door_name(region.name), region, [])
+        looping = Looping(region.name, region, members)
+        door.id, looping.id = len(whole) + 1, len(whole) + 2
+        whole += [door, looping]
+        inner = {p: r for p, r in readers.items() if p[0] in region.operators}
+        numbers, doors = [], []
+        # Of a loop's modules there are equally many; others have as many as rows come from.
+        counted = [t.id for t in looping.throughs] or list(region.operators)
+        for k in range(max(how_many[number] for number in counted)):
+            here = looping.id if k == 0 else next_number
+            entrance = door.id if k == 0 else next_number + 1
+            next_number += 2 * (k > 0)
+            name = partial(copy_name, copy=k)
+            here_place = Place(here, name(looping.name), arena, schema, spread)
+            throughs = {
+                t.id: (t.with_function(owned[t.id][k].function), owned[t.id][k].weights)
+                for t in looping.throughs
+            }
+            made_door, made_loop = make_loop(
+                looping,
+                here_place,
+                replace(here_place, id=entrance, name=name(door.name)),
+                inner,
+                throughs,
+                precision,
+            )
+            nodes[entrance], nodes[here] = made_door, made_loop
+            operator_of[entrance], operator_of[here] = door.id, looping.id
+            doors.append(entrance)
+            numbers.append(here)
+            inner_readers[here] = inner
+        copies[door.id], copies[looping.id] = tuple(doors), tuple(numbers)
+        readers = _around(readers, region, door.id, looping.id)
+    operators = whole
     return Wiring(
         arena,
         schema,
@@ -170,9 +221,55 @@ def wire(
         copies,
         operator_of,
         precision,
-        Admission(operators, schema),
+        admission,
         [numbers for numbers in together.values() if len(numbers) > 1],
+        inner_readers,
     )
+
+
+def _whole_loops(
+    operators: Sequence[AbstractOperator],
+    readers: Mapping[Port, Port],
+    owned: Mapping[int, Sequence[Owner]],
+    spread: bool,
+    by_steps: Refusal | None,
+) -> list[Region]:
+    """The loops that run whole.
+
+    Raises:
+        GraphError: One that is to cannot.
+    """
+    found = []
+    for region in find_loops(operators, readers):
+        copies = {len(owned[number]) for number in region.operators if number in owned}
+        if region.whole and len(copies) > 1:
+            region.reason = "its parts have different numbers of copies"
+        elif region.whole and spread:
+            region.reason = "rows may lie on a device"
+        elif region.whole and by_steps is not None:
+            region.reason = by_steps(region)
+        if region.whole:
+            found.append(region)
+        elif region.run == "whole":
+            raise GraphError(
+                f"'{region.name}' is to run whole, but {region.reason}; give run='auto' or 'steps'"
+            )
+    return found
+
+
+def _around(readers: Mapping[Port, Port], region: Region, door: int, node: int) -> dict[Port, Port]:
+    """The wires with a loop's node in place of its operators."""
+    mine, found = region.operators, dict[Port, Port]()
+    for port, reader in readers.items():
+        if port[0] not in mine:
+            if reader[0] not in mine:
+                found[port] = reader
+            elif reader in region.entries:  # else it is a merge inside, which no row leaves by
+                found[port] = door, region.entries.index(reader)
+        elif reader[0] not in mine:
+            found[node, region.exits.index(port)] = reader
+    found[door, 0] = node, 0
+    return found
 
 
 def copy_name(name: str, copy: int) -> str:
@@ -383,20 +480,6 @@ def _publish_keys(graph: AbstractGraph, operators: Sequence[AbstractOperator]) -
         for what in ("_key", "_handles"):
             if hasattr(same, what):
                 setattr(operator, what, getattr(same, what))
-
-
-def _readers(operators: Sequence[AbstractOperator]) -> dict[Port, Port]:
-    direct: dict[Port, tuple[AbstractOperator, int]] = {}
-    for operator in operators:
-        for p, sources in enumerate(operator.sources):
-            for source, port in sources:
-                direct[source.id, port] = (operator, p)
-    readers: dict[Port, Port] = {}
-    for start, (reader, port) in direct.items():
-        while isinstance(reader, Merging):
-            reader, port = direct[reader.id, 0]
-        readers[start] = (reader.id, port)
-    return readers
 
 
 _PASSING = frozenset(

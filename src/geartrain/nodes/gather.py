@@ -29,6 +29,7 @@ from geartrain.frames.message import (
     VERTEX,
     Backward,
     Forward,
+    Gradient,
     IntArray,
     Payload,
     distinct,
@@ -103,6 +104,11 @@ class Group(AbstractNode):
         self._cells = RowStore(f"{place.name} members", ("origin", "filled"), states)
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
+        done, states = self._collect(batches)
+        return Emission([(0, self._result(done, states))] if done.size else [])
+
+    def _collect(self, batches: Sequence[Forward]) -> tuple[IntArray, IntArray]:
+        """Take members in; the groups that are complete by that, and their states."""
         state = join_states(batches)
         view = self.place.view(Forward((), state, state[0]))
         keyed = state
@@ -120,13 +126,28 @@ class Group(AbstractNode):
         arrived = self._groups["arrived"]
         np.add.at(arrived, groups, 1)
         done = distinct(groups[arrived[groups] == self._groups["size"][groups]])
-        if not done.size:
-            return Emission()
         states = self._groups.state.take(done, 1)
-        self._table.remove(states[self._by])
-        if self._sorted:
-            self._sort(done)
-        return Emission([(0, self._result(done, states))])
+        if done.size:
+            self._table.remove(states[self._by])
+            if self._sorted:
+                self._sort(done)
+        return done, states
+
+    def complete(self, rows: Forward) -> tuple[IntArray, IntArray, IntArray]:
+        """Take members without a payload in, and forget the groups that are complete by that.
+
+        Returns:
+            The origins of all members of these groups, group by group in the order of their places;
+            how many each group has; and the groups' states.
+        """
+        done, states = self._collect([rows])
+        starts, sizes = self._groups["start"][done], self._groups["size"][done]
+        members = self._cells["origin"][ranges(starts, sizes)]
+        if done.size:
+            if self._how == "stack":
+                self._require_equal(sizes)
+            self._release(done)
+        return members, sizes, states
 
     def _open(self, rows: IntArray, state: IntArray, view: View) -> int:
         """New groups, one for each of these rows of the batch."""
@@ -224,19 +245,13 @@ class Group(AbstractNode):
         if self._how == "stack":
             return self._stack(starts, sizes, state, origin)
         members = take(self._cells.buffers(), ranges(starts, sizes))
-        payload = tuple(self._reduce(b, sizes) for b in members)
+        payload = tuple(reduced(self._how, b, sizes) for b in members)
         return Forward(payload, state, origin)
 
     def _stack(
         self, starts: IntArray, sizes: IntArray, state: IntArray, origin: IntArray
     ) -> Forward:
-        k = self._stacked = int(sizes[0]) if self._stacked is None else self._stacked
-        if (sizes != k).any():
-            other = int(sizes[sizes != k][0])
-            raise GraphError(
-                f"'{self.name}': groups of {k} and of {other} members cannot be stacked, as all "
-                "rows of a stream have one shape; use how='bundle', or sum, mean, max"
-            )
+        k = self._require_equal(sizes)
         if (starts % k == 0).all() and self._cells.capacity % k == 0:
             payload = tuple(b.view(-1, k, *b.shape[1:]) for b in self._cells.buffers())
             return Forward(payload, state, origin, None, starts // k)  # read where they lie
@@ -244,20 +259,16 @@ class Group(AbstractNode):
         payload = tuple(b.view(starts.size, k, *b.shape[1:]) for b in members)
         return Forward(payload, state, origin)
 
-    def _reduce(self, x: Tensor, sizes: IntArray) -> Tensor:
-        if (sizes == sizes[0]).all():
-            x = x.reshape(sizes.size, int(sizes[0]), *x.shape[1:])
-            if self._how == "max":
-                return x.amax(1)
-            return x.sum(1) if self._how == "sum" else x.mean(1)
-        owner = np.repeat(np.arange(sizes.size), sizes)
-        if self._how == "max":
-            return _segment_max(x, upload(owner, x.device), sizes.size)
-        wide = widened(x)
-        total = add(wide.new_zeros((sizes.size, *x.shape[1:])), owner, wide, None)
-        if self._how == "mean":
-            total /= _column(sizes, total)
-        return total.to(x.dtype)
+    def _require_equal(self, sizes: IntArray) -> int:
+        """How many members each group that is stacked has."""
+        k = self._stacked = int(sizes[0]) if self._stacked is None else self._stacked
+        if (sizes != k).any():
+            other = int(sizes[sizes != k][0])
+            raise GraphError(
+                f"'{self.name}': groups of {k} and of {other} members cannot be stacked, as all "
+                "rows of a stream have one shape; use how='bundle', or sum, mean, max"
+            )
+        return k
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
         emission = Emission()
@@ -290,13 +301,11 @@ class Group(AbstractNode):
             return Backward(
                 origin,
                 tuple(
-                    None if g is None else _share_of_max(members[j], owner, sizes.size, g)
+                    None if g is None else share_of_max(members[j], owner, sizes.size, g)
                     for j, g in enumerate(gradient)
                 ),
             )
-        if self._how == "mean":
-            gradient = tuple(None if g is None else g / _column(sizes, g) for g in gradient)
-        return Backward(origin, gradient, None, owner)
+        return Backward(origin, shared_out(self._how, gradient, sizes), None, owner)
 
     def _release(self, rows: IntArray) -> None:
         starts, sizes = self._groups["start"][rows], self._groups["size"][rows]
@@ -491,6 +500,16 @@ class JoinNode(AbstractNode):
             self._rows.release(rows)
         return emission
 
+    def take_sides(self, rows: IntArray) -> list[IntArray]:
+        """The origins of rows that are sent, by port, for who wants no gradient of this node.
+
+        Args:
+            rows: int64 ``(n,)``, without marks; they are forgotten.
+        """
+        sides = [self._rows[f"origin {p}"][rows] for p in range(self._ports)]
+        self._rows.release(rows)
+        return sides
+
     def origins(self, rows: IntArray) -> IntArray:
         found: IntArray = self._rows.state[INSTANCE, rows]  # a slot is its own address
         return found
@@ -566,13 +585,37 @@ def _column(sizes: IntArray, like: Tensor) -> Tensor:
     return upload(sizes, like.device).to(like.dtype).view(-1, *[1] * (like.ndim - 1))
 
 
+def reduced(how: How, x: Tensor, sizes: IntArray) -> Tensor:
+    """Members ``(sum of sizes, ...)`` made one a group: their sum, mean or max."""
+    if (sizes == sizes[0]).all():
+        x = x.reshape(sizes.size, int(sizes[0]), *x.shape[1:])
+        if how == "max":
+            return x.amax(1)
+        return x.sum(1) if how == "sum" else x.mean(1)
+    owner = np.repeat(np.arange(sizes.size), sizes)
+    if how == "max":
+        return _segment_max(x, upload(owner, x.device), sizes.size)
+    wide = widened(x)
+    total = add(wide.new_zeros((sizes.size, *x.shape[1:])), owner, wide, None)
+    if how == "mean":
+        total /= _column(sizes, total)
+    return total.to(x.dtype)
+
+
+def shared_out(how: How, gradient: Gradient, sizes: IntArray) -> Gradient:
+    """What each member of a sum or mean gets of its group's gradient."""
+    if how == "sum":
+        return gradient
+    return tuple(None if g is None else g / _column(sizes, g) for g in gradient)
+
+
 def _segment_max(x: Tensor, segment: Tensor, n: int) -> Tensor:
     index = segment.view(-1, *[1] * (x.ndim - 1)).expand_as(x)
     empty = x.new_full((n, *x.shape[1:]), -torch.inf)
     return empty.scatter_reduce_(0, index, x, "amax")
 
 
-def _share_of_max(x: Tensor, owner: IntArray, n: int, gradient: Tensor) -> Tensor:
+def share_of_max(x: Tensor, owner: IntArray, n: int, gradient: Tensor) -> Tensor:
     """The gradient to the members that hold the maximum; equal ones share it."""
     segment, gradient = upload(owner, x.device), moved(gradient, x.device)
     holds = (x == _segment_max(x, segment, n).index_select(0, segment)).to(gradient.dtype)

@@ -142,6 +142,10 @@ class AbstractNode(ABC):
         """Payload rows of each message of a batch that waits for this node; None: one each."""
         return batch.lengths
 
+    def rows_of(self, batch: Forward | Backward, part: str) -> IntArray | None:
+        """``lengths``, of those rows that one of its parts computes."""
+        return self.lengths(batch)
+
     def slots(self, batch: Forward | Backward) -> IntArray:
         """The instance's slot of each message of a batch that waits for this node.
 
@@ -163,7 +167,15 @@ class AbstractNode(ABC):
         return True
 
     part_name: str | None = None
-    """The part whose weights this node uses."""
+    """The part whose weights this node uses; None: none, or several."""
+
+    beside: int | None = None
+    """Number of the node that it lives with, wherever that is placed."""
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """All parts whose weights this node uses."""
+        return () if self.part_name is None else (self.part_name,)
 
     def __init__(self, place: Place) -> None:
         self.place = place

@@ -101,7 +101,7 @@ class Flatmap(AbstractNode):
         self, place: Place, column: int, count: Callable[[View], Any] | None = None
     ) -> None:
         super().__init__(place)
-        self._column, self._count = column, count
+        self.column, self._count = column, count
         self._waiting = Collector(place.id, place.name)
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
@@ -111,7 +111,7 @@ class Flatmap(AbstractNode):
         return emission
 
     def _forward(self, batch: Forward, emission: Emission) -> None:
-        starts, counts = self._copies(batch)
+        starts, counts = self.copies(batch)
         none = np.flatnonzero(counts == 0)
         if none.size:
             emission.backward.append(Backward(batch.origin[none], None))
@@ -121,10 +121,11 @@ class Flatmap(AbstractNode):
             batch, starts, counts = batch.take(some), starts[some], counts[some]
         origin = self._waiting.expect(batch.origin, counts, batch.lengths)
         sent = batch.with_origin(origin).take(np.repeat(np.arange(len(batch)), counts))
-        sent.state[self._column] = ranges(starts, counts)
+        sent.state[self.column] = ranges(starts, counts)
         emission.forward.append((0, sent))
 
-    def _copies(self, batch: Forward) -> tuple[IntArray, IntArray]:
+    def copies(self, batch: Forward) -> tuple[IntArray, IntArray]:
+        """What the copies of each row are numbered from, and how many there are."""
         arena = self.place.arena
         if self._count is None:
             at = batch.state[VERTEX]

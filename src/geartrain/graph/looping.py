@@ -1,0 +1,292 @@
+"""From a loop of the graph to the node that runs it whole.
+
+streams of the region ─► values: which of them share a buffer, which are read through others
+operators ─► stages: steps, groups and joins without payload; modules with their kernels
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import final
+
+from geartrain.errors import GraphError
+from geartrain.frames.frame import Schema
+from geartrain.frames.precision import Precision
+from geartrain.graph.loops import Port, Region, back_ports
+from geartrain.graph.operator import AbstractOperator, Made, Spec
+from geartrain.graph.operators import (
+    Copying,
+    Detaching,
+    Flatmapping,
+    Grouping,
+    Joining,
+    Moving,
+    Routing,
+    Splitting,
+    Stopping,
+)
+from geartrain.graph.through import Through
+from geartrain.nodes.control import AbstractStep
+from geartrain.nodes.gather import Group, JoinNode
+from geartrain.nodes.loop.node import Inner, LoopDoor, LoopNode
+from geartrain.nodes.loop.plan import (
+    AbstractStage,
+    CallStage,
+    ExitStage,
+    FlatmapStage,
+    GroupStage,
+    JoinStage,
+    LoopEntry,
+    PassStage,
+    Planner,
+    StepStage,
+    StoreStage,
+)
+from geartrain.nodes.loop.values import (
+    AbstractValue,
+    Detached,
+    Grouped,
+    Joined,
+    SomeColumns,
+    Stored,
+)
+from geartrain.nodes.node import Place
+from geartrain.nodes.structure import Flatmap
+from geartrain.nodes.weights import AbstractWeights
+
+
+@final
+class Looping(AbstractOperator):
+    """A loop that runs whole, or its door.
+
+    Args:
+        name: Of the node.
+        region: The loop.
+        members: Its operators.
+    """
+
+    kind = "loop"
+
+    def __init__(self, name: str, region: Region, members: Sequence[AbstractOperator]) -> None:
+        super().__init__(name, [])
+        self.region, self.members = region, members
+
+    @property
+    def throughs(self) -> list[Through]:
+        """The modules in it."""
+        return [o for o in self.members if isinstance(o, Through)]
+
+    def specs(self, given: Sequence[Spec], schema: Schema) -> list[Spec]:
+        raise GraphError(f"'{self.name}' is made after a graph has been checked")
+
+    def make(self, place: Place, weights: AbstractWeights | None) -> Made:
+        raise GraphError(f"'{self.name}' is made of the operators in it")
+
+
+def make_loop(
+    looping: Looping,
+    place: Place,
+    door_place: Place,
+    readers: Mapping[Port, Port],
+    throughs: Mapping[int, tuple[Through, AbstractWeights | None]],
+    precision: Precision,
+) -> tuple[LoopDoor, LoopNode]:
+    """Fresh nodes.
+
+    Args:
+        looping: The loop.
+        place, door_place: Of the nodes.
+        readers: Output port in it to the input port that it leads to, merges resolved.
+        throughs: By number of the operator, with a copy's own function, and its weights.
+        precision: Of the rows.
+    """
+    return _Builder(looping, place, readers, throughs, precision).nodes(door_place)
+
+
+@final
+class _Builder:
+    def __init__(
+        self,
+        looping: Looping,
+        place: Place,
+        readers: Mapping[Port, Port],
+        throughs: Mapping[int, tuple[Through, AbstractWeights | None]],
+        precision: Precision,
+    ) -> None:
+        self._region = looping.region
+        self._members = {o.id: o for o in looping.members}
+        self._place, self._readers = place, readers
+        self._copy = place.name[len(looping.name) :]
+        self._throughs, self._precision = throughs, precision
+        self._count = 0
+        self._shared: dict[tuple[str, int, int], tuple[str, int, int]] = {}
+        self._made: dict[tuple[str, int, int], AbstractValue] = {}
+        self._stages: dict[int, AbstractStage] = {}
+        self._inner: list[Inner] = []
+
+    def nodes(self, door_place: Place) -> tuple[LoopDoor, LoopNode]:
+        region, place = self._region, self._place
+        self._share()
+        entering = [self._value(("in", *port)) for port in region.entries]
+        leaving = [self._value(("out", *port)) for port in region.exits]
+        for operator in self._members.values():
+            self._stages[operator.id] = self._stage(operator)
+        exits = [ExitStage(k) for k in range(len(region.exits))]
+        between: list[AbstractStage] = []
+        back = back_ports({p: r for p, r in self._readers.items() if r[0] in self._members})
+        for operator in self._members.values():
+            stage = self._stages[operator.id]
+            for port in range(operator.ways):
+                if (operator.id, port) in back:
+                    stage.back[port] = operator.id, port
+                here = operator.id, port
+                if here in region.exits:
+                    target: tuple[AbstractStage, int] = (exits[region.exits.index(here)], 0)
+                else:
+                    reader, into = self._readers[here]
+                    target = self._stages[reader], into
+                own = self._own.get(("out", *here))
+                met = self._value(("out", *here))
+                if own is not None and own is not met:
+                    assert isinstance(met, Stored)
+                    store = StoreStage(own, met)
+                    store.targets[0] = target
+                    between.append(store)
+                    target = store, 0
+                stage.targets[port] = target
+        entries = []
+        for value, (reader, into) in zip(entering, region.entries, strict=True):
+            assert isinstance(value, Stored)
+            entries.append(LoopEntry(value, self._stages[reader], into))
+        stages = [*self._stages.values(), *between, *exits]
+        planner = Planner(entries, stages, len(exits), self._count)
+        door = LoopDoor(door_place, region.inputs, len(entries), leaving)
+        for name in region.inputs:
+            place.arena.count_fed(name)
+        node = LoopNode(place, door, planner, self._inner, entering, leaving)
+        door.beside = node.id
+        return door, node
+
+    # Which streams have rows of one value.
+
+    def _share(self) -> None:
+        """Streams that lead into one another share a value; so do those before one reader."""
+        producers: dict[tuple[str, int, int], list[tuple[str, int, int]]] = {}
+        for operator in self._members.values():
+            passes = isinstance(operator, Routing | Moving | Copying | Flatmapping)
+            for port in range(operator.ways):
+                here = "out", operator.id, port
+                if passes:
+                    self._unite(here, ("in", operator.id, 0))
+                if (operator.id, port) not in self._region.exits:
+                    self._unite(here, ("in", *self._readers[operator.id, port]))
+        for operator in self._members.values():
+            if not isinstance(operator, Routing | Moving | Copying | Flatmapping | Stopping):
+                for port in range(operator.ways):
+                    here = "out", operator.id, port
+                    producers.setdefault(self._root(here), []).append(here)
+        for reader, into in self._region.entries:
+            here = "in", reader, into
+            producers.setdefault(self._root(here), []).append(here)
+        self._own: dict[tuple[str, int, int], AbstractValue] = {}
+        self._alone = {root for root, found in producers.items() if len(found) == 1}
+
+    def _root(self, key: tuple[str, int, int]) -> tuple[str, int, int]:
+        while key in self._shared:
+            key = self._shared[key]
+        return key
+
+    def _unite(self, a: tuple[str, int, int], b: tuple[str, int, int]) -> None:
+        a, b = self._root(a), self._root(b)
+        if a != b:
+            self._shared[a] = b
+
+    def _value(self, key: tuple[str, int, int]) -> AbstractValue:
+        """The value that a stream has rows of."""
+        root = self._root(key)
+        found = self._made.get(root)
+        if found is None:
+            virtual = self._virtual_of(root) if root in self._alone else None
+            if virtual is not None:
+                return self._made[root]
+            found = self._made[root] = Stored(self._number())
+        return found
+
+    def _number(self) -> int:
+        self._count += 1
+        return self._count - 1
+
+    def _virtual_of(self, root: tuple[str, int, int]) -> AbstractValue | None:
+        """Make the value of what alone makes a stream's rows, if it computes nothing."""
+        for operator in self._members.values():
+            for port in range(operator.ways):
+                if self._root(("out", operator.id, port)) == root and isinstance(
+                    operator, Grouping | Joining | Splitting | Detaching
+                ):
+                    found = self._virtual(operator, port)
+                    self._made[root] = found
+                    return found
+        return None
+
+    def _virtual(self, operator: AbstractOperator, port: int) -> AbstractValue:
+        key = "out", operator.id, port
+        found = self._own.get(key)
+        if found is not None:
+            return found
+        sources = [self._value(("in", operator.id, p)) for p in range(len(operator.sources))]
+        number = self._number()
+        if isinstance(operator, Grouping):
+            found = Grouped(number, sources[0], operator.how)
+        elif isinstance(operator, Joining):
+            found = Joined(number, sources, operator.how)
+        elif isinstance(operator, Splitting):
+            found = SomeColumns(number, sources[0], operator.sizes, port)
+        else:
+            found = Detached(number, sources[0])
+        self._own[key] = found
+        return found
+
+    # Stages.
+
+    def _stage(self, operator: AbstractOperator) -> AbstractStage:
+        place = replace(self._place, name=operator.name + self._copy)
+        if isinstance(operator, Through):
+            return self._call(operator, place)
+        if isinstance(operator, Copying):
+            return PassStage(operator.ways)
+        if isinstance(operator, Splitting | Detaching):
+            for port in range(operator.ways):
+                self._virtual(operator, port)
+            return PassStage(operator.ways)
+        if isinstance(operator, Joining):
+            joined = self._virtual(operator, 0)
+            other = copy.copy(operator)
+            other.how = "tuple"
+            made = other.make(place, None)
+            assert isinstance(made, JoinNode) and isinstance(joined, Joined)
+            return JoinStage(made, joined, len(operator.sources))
+        made = operator.make(place, None)
+        if isinstance(operator, Grouping):
+            grouped = self._virtual(operator, 0)
+            assert isinstance(made, Group) and isinstance(grouped, Grouped)
+            return GroupStage(made, grouped)
+        if isinstance(made, Flatmap):
+            return FlatmapStage(made)
+        assert isinstance(made, AbstractStep)
+        return StepStage(made)
+
+    def _call(self, operator: Through, place: Place) -> CallStage:
+        through, weights = self._throughs[operator.id]
+        call, kernel = through.computed(weights, self._precision)
+        source = self._value(("in", operator.id, 0))
+        into = self._value(("out", operator.id, 0))
+        assert isinstance(into, Stored)
+        self._inner.append(Inner(place.name, place, call, kernel, weights, source))
+        return CallStage(len(self._inner) - 1, into)
+
+
+def door_name(name: str) -> str:
+    """What the door of a loop is called."""
+    return f"{name} door"

@@ -1,0 +1,412 @@
+"""Loops of a graph: what is in them, and whether they may run over whole instances.
+
+    operators ─► strongly connected ones, and of those before them as many as say how many rows
+    enter ─► a ``Region`` with the reason why it cannot, or none
+
+A loop may run whole where its control flow looks at columns alone, every module in it takes rows
+that may come back apart, and the number of rows that an instance sends in is known when it enters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from types import CodeType
+from typing import Any, Final, Literal, TypeAlias, final
+
+import numpy as np
+
+from geartrain.graph.memory import Holding
+from geartrain.graph.operator import AbstractOperator, Input
+from geartrain.graph.operators import (
+    Copying,
+    Detaching,
+    Flatmapping,
+    Grouping,
+    Joining,
+    Merging,
+    Moving,
+    Replaying,
+    Routing,
+    Splitting,
+    Ungrouping,
+)
+from geartrain.graph.through import Through
+
+Run: TypeAlias = Literal["auto", "steps", "whole"]
+DEFAULT: Final[Run] = "steps"
+"""How a loop runs of which nothing is said."""
+
+_STRONGEST: Final[tuple[Run, ...]] = ("steps", "whole", "auto")
+
+Port: TypeAlias = tuple[int, int]
+_Count: TypeAlias = dict[tuple[str, Any], int]
+"""Rows as a sum: of inputs by name, of routes' ports and of others by number, so often each."""
+
+
+@final
+@dataclass(slots=True)
+class Region:
+    """A loop.
+
+    Args:
+        name: Of the first of its ``graph.loop``.
+        run: As it was asked for.
+        operators: Numbers of those in it, without merges.
+        entries: Input ports in it that rows from outside come to.
+        exits: Output ports in it whose reader is outside.
+        inputs: Input name to the rows that enter for each row that an instance brings there.
+        reason: Why it cannot run whole; None: it can.
+    """
+
+    name: str
+    run: Run
+    operators: frozenset[int]
+    entries: list[Port] = field(default_factory=list)
+    exits: list[Port] = field(default_factory=list)
+    inputs: dict[str, int] = field(default_factory=dict)
+    reason: str | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether it may run whole."""
+        return self.reason is None
+
+
+Refusal: TypeAlias = Callable[[Region], str | None]
+"""Says why a loop shall not run whole here, or None."""
+
+
+def readers_of(operators: Sequence[AbstractOperator]) -> dict[Port, Port]:
+    """Output port to the input port that it leads to, merges resolved."""
+    direct: dict[Port, tuple[AbstractOperator, int]] = {}
+    for operator in operators:
+        for p, sources in enumerate(operator.sources):
+            for source, port in sources:
+                direct[source.id, port] = (operator, p)
+    readers: dict[Port, Port] = {}
+    for start, (reader, port) in direct.items():
+        passed: set[int] = set()
+        while isinstance(reader, Merging) and reader.id not in passed:
+            passed.add(reader.id)
+            reader, port = direct[reader.id, 0]
+        readers[start] = (reader.id, port)
+    return readers
+
+
+def find_loops(operators: Sequence[AbstractOperator], readers: Mapping[Port, Port]) -> list[Region]:
+    """The loops of a graph.
+
+    Args:
+        operators: With broadcasts and numbers.
+        readers: Output port to the input port that it leads to, merges resolved.
+    """
+    known = _Known(operators, readers)
+    found: list[Region] = []
+    for loop in known.loops():
+        found.append(known.region(loop))
+    kept: list[Region] = []
+    for region in sorted(found, key=lambda r: (not r.whole, -len(r.operators))):
+        inside = next((r for r in kept if r.whole and region.operators <= r.operators), None)
+        if inside is not None:
+            continue
+        other = next((r for r in kept if r.whole and region.operators & r.operators), None)
+        if other is not None and region.whole:
+            shared = min(region.operators & other.operators)
+            region.reason = f"the loop '{other.name}' has '{known.named(shared)}' too"
+        kept.append(region)
+    return sorted(kept, key=lambda r: min(r.operators))
+
+
+def reads_payload(function: object) -> bool:
+    """Whether a function of a ``View`` asks for its payload, as far as that can be seen."""
+    while isinstance(function, partial):
+        function = function.func
+    if not callable(function):
+        return False
+    if not hasattr(function, "__code__"):
+        function = function.__call__
+    code = getattr(function, "__code__", None)
+    if code is not None and _names_payload(code):
+        return True
+    asked = _Asked()
+    with suppress(Exception):  # it wants real values; only what it asks for is of interest
+        function(asked)
+    return asked._payload
+
+
+def _names_payload(code: CodeType) -> bool:
+    inner = (c for c in code.co_consts if isinstance(c, CodeType))
+    return "payload" in (*code.co_names, *code.co_consts) or any(map(_names_payload, inner))
+
+
+class _Asked:
+    """Answers every column with zeros, and knows whether the payload was among them."""
+
+    _payload = False
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getattr__(self, name: str) -> object:
+        if name in ("payload", "lengths"):
+            self._payload = True
+        return np.zeros(3, np.int64)
+
+
+@final
+class _Known:
+    """A graph's operators, and who is before and behind whom."""
+
+    def __init__(self, operators: Sequence[AbstractOperator], readers: Mapping[Port, Port]) -> None:
+        self._operators = {o.id: o for o in operators}
+        self._readers = readers
+        self._ahead: dict[int, set[int]] = {}
+        self._before: dict[int, set[int]] = {}
+        for (source, _), (reader, _) in readers.items():
+            if not isinstance(self._operators[source], Merging):
+                self._ahead.setdefault(source, set()).add(reader)
+                self._before.setdefault(reader, set()).add(source)
+
+    def named(self, number: int) -> str:
+        return self._operators[number].name
+
+    def loops(self) -> list[frozenset[int]]:
+        """Operators that feed one another, loop by loop."""
+        found: list[frozenset[int]] = []
+        for number in self._ahead:
+            if not any(number in loop for loop in found):
+                loop = self._loop_of(number)
+                if loop:
+                    found.append(loop)
+        return found
+
+    def _loop_of(self, number: int) -> frozenset[int]:
+        """Those that feed this one and are fed by it; none where it is on no cycle."""
+        return _reached(self._ahead.get(number, ()), self._ahead) & _reached(
+            self._before.get(number, ()), self._before
+        )
+
+    def region(self, loop: frozenset[int]) -> Region:
+        """The loop with what has to run with it."""
+        merges = [
+            o
+            for o in self._operators.values()
+            if isinstance(o, Merging) and self._readers[o.id, 0][0] in loop
+        ]
+        asked = {o.run for o in merges if o.run is not None}
+        first = next((o for o in merges if o.loops), merges[0])
+        run: Run = next((r for r in _STRONGEST if r in asked), DEFAULT)
+        region = Region(first.name, run, loop)
+        if "steps" in asked:
+            region.reason = "it is to run by steps"
+        while region.reason is None:
+            region.reason = self._obstacle(region.operators)
+            if region.reason is None:
+                self._find_ports(region)
+                if any(self._bundled(*port, frozenset()) for port in self._sources(region)):
+                    region.reason = "bundles enter it"
+            if region.reason is not None:
+                break
+            unknown = self._count_inputs(region)
+            if unknown is None:
+                break
+            operator = self._operators[unknown]
+            why = self._why_not(operator)
+            if why is not None:
+                region.reason = f"how many rows enter it is known to '{operator.name}' alone"
+                break
+            region.operators = self._with(unknown, region.operators)
+        self._find_ports(region)
+        if region.reason is None and run == "steps":
+            region.reason = f"nobody said graph.loop(name='{region.name}', run='auto')"
+        return region
+
+    def _with(self, number: int, region: frozenset[int]) -> frozenset[int]:
+        """A region with one more operator, its loop, and what is between."""
+        more = {number} | self._loop_of(number)
+        between = _reached(more, self._ahead) & _reached(region, self._before)
+        return region | more | between
+
+    def _find_ports(self, region: Region) -> None:
+        mine = region.operators
+        entries: set[Port] = set()
+        region.exits = []
+        for (source, port), (reader, into) in sorted(self._readers.items()):
+            if isinstance(self._operators[source], Merging):
+                continue
+            if source not in mine and reader in mine:
+                entries.add((reader, into))
+            elif source in mine and reader not in mine:
+                region.exits.append((source, port))
+        region.entries = sorted(entries)
+
+    def _sources(self, region: Region) -> list[Port]:
+        """Output ports outside whose rows enter."""
+        mine = region.operators
+        return [
+            (source, port)
+            for (source, port), (reader, _) in self._readers.items()
+            if source not in mine
+            and reader in mine
+            and not isinstance(self._operators[source], Merging)
+        ]
+
+    # Whether it can.
+
+    def _obstacle(self, operators: Collection[int]) -> str | None:
+        for number in sorted(operators):
+            operator = self._operators[number]
+            why = self._why_not(operator)
+            if why is not None:
+                return f"'{operator.name}' {why}"
+        return None
+
+    def _why_not(self, operator: AbstractOperator) -> str | None:
+        """Why an operator cannot be in a loop that runs whole; None: it can."""
+        if isinstance(operator, Through):
+            return _why_not_through(operator)
+        if any(reads_payload(function) for function in _deciding(operator)):
+            return "reads the payload"
+        if isinstance(operator, Grouping) and operator.how == "bundle":
+            return "makes bundles"
+        if isinstance(operator, Ungrouping):
+            return "makes as many rows as a payload has parts"
+        if isinstance(operator, Replaying):
+            return "sends rows again"
+        if isinstance(operator, Holding):
+            return "holds bundles"
+        return None
+
+    def _bundled(self, number: int, port: int, seen: frozenset[int]) -> bool:
+        operator = self._operators[number]
+        if isinstance(operator, Input):
+            return operator.bundle
+        if isinstance(operator, Grouping):
+            return operator.how == "bundle"
+        if isinstance(operator, Ungrouping) or (
+            isinstance(operator, Through) and operator.call.pool
+        ):
+            return False
+        if number in seen:
+            return False
+        sources = operator.sources[0]
+        return any(self._bundled(s.id, p, seen | {number}) for s, p in sources)
+
+    # How many rows enter.
+
+    def _count_inputs(self, region: Region) -> int | None:
+        """Find the rows that enter; the operator of which that is not known, or None."""
+        total: _Count = {}
+        for source, port in self._sources(region):
+            _add(total, self._count(source, port, frozenset()))
+        settled = False
+        while not settled:
+            settled = True
+            routes = {key[0] for kind, key in total if kind == "way"}
+            for number in routes:
+                operator = self._operators[number]
+                times = {total.get(("way", (number, k)), 0) for k in range(operator.ways)}
+                if len(times) == 1 and 0 not in times:
+                    for k in range(operator.ways):
+                        del total["way", (number, k)]
+                    before: _Count = {}
+                    for source, port in ((s.id, p) for s, p in operator.sources[0]):
+                        _add(before, self._count(source, port, frozenset({number})))
+                    (often,) = times
+                    _add(total, {key: often * n for key, n in before.items()})
+                    settled = False
+        for kind, key in total:
+            if kind != "input":
+                return int(key[0])
+        region.inputs = {key: n for (_, key), n in total.items()}
+        return None
+
+    def _count(self, number: int, port: int, seen: frozenset[int]) -> _Count:
+        operator = self._operators[number]
+        if isinstance(operator, Input):
+            return {("input", operator.name): 1}
+        if isinstance(operator, Routing):
+            return {("way", (number, port)): 1}
+        unpacks = isinstance(operator, Ungrouping) and self._bundled(
+            operator.sources[0][0][0].id, operator.sources[0][0][1], frozenset()
+        )
+        same = isinstance(operator, Copying | Detaching | Joining | Merging | Moving | Splitting)
+        same = same or unpacks or (isinstance(operator, Through) and not operator.call.pool)
+        if not same or number in seen:
+            return {("out", (number, port)): 1}
+        total: _Count = {}
+        for source, k in operator.sources[0]:
+            _add(total, self._count(source.id, k, seen | {number}))
+        return total
+
+
+def back_ports(readers: Mapping[Port, Port]) -> set[Port]:
+    """Output ports without which the graph would have no cycle: those that lead back.
+
+    Args:
+        readers: Output port to the input port that it leads to.
+    """
+    ahead: dict[int, list[Port]] = {}
+    for port in readers:
+        ahead.setdefault(port[0], []).append(port)
+    found: set[Port] = set()
+    done: set[int] = set()
+    entered = {reader for reader, _ in readers.values()}
+    starts = [number for number in ahead if number not in entered] + list(ahead)
+    for start in starts:
+        if start in done:
+            continue
+        path = {start}
+        stack = [(start, iter(ahead[start]))]
+        while stack:
+            number, ports = stack[-1]
+            for port in ports:
+                reader = readers[port][0]
+                if reader in path:
+                    found.add(port)
+                elif reader not in done:
+                    path.add(reader)
+                    stack.append((reader, iter(ahead.get(reader, ()))))
+                    break
+            else:
+                stack.pop()
+                path.discard(number)
+                done.add(number)
+    return found
+
+
+def _deciding(operator: AbstractOperator) -> list[object]:
+    """The functions by which an operator decides which way rows go, and how many."""
+    if isinstance(operator, Routing):
+        return [operator.choose]
+    if isinstance(operator, Moving):
+        return list(operator.fields.values())
+    return [operator.count] if isinstance(operator, Flatmapping) else []
+
+
+def _why_not_through(through: Through) -> str | None:
+    if through.use is not None or through.keep == "graph":
+        return "keeps autograd's graph of whole messages"
+    if through.memory is not None:
+        return "reads a memory"
+    if through.call.alone:
+        return "takes one message at a time"
+    inside = through.call.inside or through.call.pool
+    return "looks inside bundles" if inside else None
+
+
+def _add(total: _Count, more: _Count) -> None:
+    for key, n in more.items():
+        total[key] = total.get(key, 0) + n
+
+
+def _reached(starts: Collection[int], ahead: Mapping[int, set[int]]) -> frozenset[int]:
+    seen, stack = set(starts), list(starts)
+    while stack:
+        for reader in ahead.get(stack.pop(), set()) - seen:
+            seen.add(reader)
+            stack.append(reader)
+    return frozenset(seen)

@@ -1,0 +1,402 @@
+"""What a loop does with some instances, found from their columns alone.
+
+    columns of the rows that enter ─► stages ─► calls: rows read, rows written
+                                                exits: rows that leave
+
+Nothing here touches a payload. A module is called with all rows that have come for it, and the one
+that has most goes first: a loop over trees calls its cell once a height, and one of five kinds of
+cells calls them a third less often than if every height called all of them. What is between modules
+(routes, moves, groups, joins) are the nodes and steps of a loop by steps, given rows without
+payload.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, final
+
+import numpy as np
+
+from geartrain.errors import GeartrainError, StuckError, WorkerError
+from geartrain.frames.message import (
+    INSTANCE,
+    ROW_MASK,
+    Forward,
+    IntArray,
+    ranges,
+)
+from geartrain.nodes.control import AbstractStep
+from geartrain.nodes.gather import Group, JoinNode
+from geartrain.nodes.loop.values import AbstractValue, Grouped, Joined, Numbers, Stored
+from geartrain.nodes.structure import Flatmap
+
+Passed: TypeAlias = list[tuple[tuple[int, int], IntArray]]
+"""Where rows have gone round, and the slots of their instances, one entry a row."""
+Watch: TypeAlias = Callable[[Passed], None]
+"""Raises if rows of an instance have gone round too often."""
+
+
+@final
+@dataclass(slots=True)
+class RowNumbers:
+    """Rows of a value on their way: their numbers and their columns."""
+
+    numbers: IntArray
+    state: IntArray
+
+    def __len__(self) -> int:
+        return self.numbers.size
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Called:
+    """One call of a module, or one copy of rows to where a module reads them.
+
+    Args:
+        stage: Which.
+        rows: Of the value that it reads.
+        first: Of the rows that it writes.
+    """
+
+    stage: CallStage | StoreStage
+    rows: RowNumbers
+    first: int
+
+
+@final
+@dataclass(slots=True)
+class LoopPlan:
+    """What a loop does with some instances.
+
+    Args:
+        numbers: Of the rows of all values.
+        calls: In the order in which they run.
+        exits: By exit, the rows that leave there, in the order of the calls.
+        entered: By entry, the first row that has entered there.
+    """
+
+    numbers: Numbers
+    entered: list[int] = field(default_factory=list)
+    calls: list[Called] = field(default_factory=list)
+    exits: list[list[RowNumbers]] = field(default_factory=list)
+
+
+class AbstractStage(ABC):
+    """One operator of a loop.
+
+    Attributes:
+        targets: By output port the stage that reads it, and its input port.
+        back: Output ports behind which a loop begins anew, and how ``Watch`` calls them.
+        waiting: By input port, what has come.
+    """
+
+    def __init__(self, ports: int = 1) -> None:
+        self.targets: dict[int, tuple[AbstractStage, int]] = {}
+        self.back: dict[int, tuple[int, int]] = {}
+        self.waiting: list[list[RowNumbers]] = [[] for _ in range(ports)]
+
+    @abstractmethod
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
+        """Rows have come by a port; gives what leaves, by output port."""
+
+    def take(self, port: int) -> RowNumbers:
+        """All that waits at a port."""
+        came, self.waiting[port] = self.waiting[port], []
+        if len(came) == 1:
+            return came[0]
+        numbers = np.concatenate([r.numbers for r in came])
+        return RowNumbers(numbers, np.concatenate([r.state for r in came], axis=1))
+
+    def story(self) -> list[str]:
+        """Who waits for what, a line each."""
+        return []
+
+
+@final
+class StepStage(AbstractStage):
+    """A route, a move, or an end."""
+
+    def __init__(self, step: AbstractStep) -> None:
+        super().__init__()
+        self._step = step
+
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
+        batch = Forward((), rows.state, rows.numbers)
+        with _Blamed(self._step, rows):
+            passage = self._step.apply(batch)
+        for way, sent in passage.forward:
+            yield way, RowNumbers(sent.origin, sent.state)
+
+
+@final
+class PassStage(AbstractStage):
+    """All rows leave by every port, as they came: a broadcast, a split, a detach."""
+
+    def __init__(self, ways: int) -> None:
+        super().__init__()
+        self._ways = ways
+
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
+        return ((way, rows) for way in range(self._ways))
+
+
+@final
+class FlatmapStage(AbstractStage):
+    """A row becomes the rows of its edges, or so many as a function says."""
+
+    def __init__(self, node: Flatmap) -> None:
+        super().__init__()
+        self._node = node
+
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
+        with _Blamed(self._node, rows):
+            starts, counts = self._node.copies(Forward((), rows.state, rows.numbers))
+        which = np.repeat(np.arange(len(rows)), counts)
+        if which.size:
+            state = rows.state.take(which, 1)
+            state[self._node.column] = ranges(starts, counts)
+            yield 0, RowNumbers(rows.numbers[which], state)
+
+
+@final
+class GroupStage(AbstractStage):
+    """Members become rows of a grouped value."""
+
+    def __init__(self, node: Group, value: Grouped) -> None:
+        super().__init__()
+        self._node, self._value = node, value
+
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
+        with _Blamed(self._node, rows):
+            members, sizes, state = self._node.complete(Forward((), rows.state, rows.numbers))
+        if sizes.size:
+            yield 0, RowNumbers(plan.numbers.group(self._value.number, members, sizes), state)
+
+    def story(self) -> list[str]:
+        return self._node.story()
+
+
+@final
+class JoinStage(AbstractStage):
+    """Rows of several ports become rows of a joined value."""
+
+    def __init__(self, node: JoinNode, value: Joined, ports: int) -> None:
+        super().__init__(ports)
+        self._node, self._value = node, value
+
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
+        with _Blamed(self._node, rows):
+            emission = self._node.forward(port, [Forward((), rows.state, rows.numbers)], False)
+        for _, sent in emission.forward:
+            sides = self._node.take_sides(sent.origin & ROW_MASK)
+            yield 0, RowNumbers(plan.numbers.join(self._value.number, sides), sent.state)
+
+    def story(self) -> list[str]:
+        return self._node.story()
+
+
+@final
+class CallStage(AbstractStage):
+    """A module; its rows wait until it is called.
+
+    Args:
+        number: Among the modules of the loop.
+        into: The value that it makes rows of.
+    """
+
+    def __init__(self, number: int, into: Stored) -> None:
+        super().__init__()
+        self.number, self.into = number, into
+
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
+        return _record(self, rows, plan)
+
+
+@final
+class StoreStage(AbstractStage):
+    """Rows that meet others of another value are copied to those.
+
+    Args:
+        source: The value that they are rows of.
+        into: The value that they become rows of.
+    """
+
+    def __init__(self, source: AbstractValue, into: Stored) -> None:
+        super().__init__()
+        self.source, self.into = source, into
+
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
+        return _record(self, rows, plan)
+
+
+@final
+class ExitStage(AbstractStage):
+    """Rows leave the loop.
+
+    Args:
+        number: Among the exits.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
+        plan.exits[self.number].append(rows)
+        return iter(())
+
+
+def _record(
+    stage: CallStage | StoreStage, rows: RowNumbers, plan: LoopPlan
+) -> Iterator[tuple[int, RowNumbers]]:
+    numbers = plan.numbers.more(stage.into.number, len(rows))
+    plan.calls.append(Called(stage, rows, int(numbers[0])))
+    yield 0, RowNumbers(numbers, rows.state)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LoopEntry:
+    """Where rows enter a loop.
+
+    Args:
+        into: The value that they become rows of.
+        stage, port: Who reads them.
+    """
+
+    into: Stored
+    stage: AbstractStage
+    port: int
+
+
+@final
+class Planner:
+    """Makes plans.
+
+    Args:
+        entries: Where rows enter.
+        stages: All; those of an order in which rows that do not go round pass.
+        exits: How many.
+        values: How many.
+
+    Attributes:
+        watch: Refuses endless loops.
+        window: Rows that go round until it looks again.
+    """
+
+    def __init__(
+        self, entries: Sequence[LoopEntry], stages: Sequence[AbstractStage], exits: int, values: int
+    ) -> None:
+        self._entries, self._exits, self._values = entries, exits, values
+        self._calls = [s for s in stages if isinstance(s, CallStage)]
+        self._others = [s for s in stages if not isinstance(s, CallStage)]
+        self.watch: Watch | None = None
+        self.window = 4096
+        self._passed: Passed = []
+        self._unseen = 0
+
+    def plan(self, entering: Sequence[IntArray]) -> LoopPlan:
+        """What the loop does.
+
+        Args:
+            entering: By entry, the columns of the rows that come in there, maybe none.
+
+        Raises:
+            StuckError: Groups or joins wait for rows that do not come.
+            EndlessLoopError: Rows go round too often.
+            GraphError: A function cannot do with the columns that it gets.
+        """
+        plan = LoopPlan(Numbers(self._values), exits=[[] for _ in range(self._exits)])
+        self._passed, self._unseen = [], 0
+        for entry, state in zip(self._entries, entering, strict=True):
+            plan.entered.append(plan.numbers.counts[entry.into.number])
+            numbers = plan.numbers.more(entry.into.number, state.shape[1])
+            if numbers.size:
+                entry.stage.waiting[entry.port].append(RowNumbers(numbers, state))
+        while True:
+            self._settle(plan)
+            ready = [call for call in self._calls if call.waiting[0]]
+            if not ready:
+                break
+            # The others wait: what is called now may send them more.
+            fullest = max(ready, key=lambda call: sum(map(len, call.waiting[0])))
+            self._run(fullest, 0, fullest.take(0), plan)
+        if self.watch is not None and self._passed:
+            self.watch(self._passed)
+        self._check_empty()
+        plan.numbers.settle()
+        return plan
+
+    def _settle(self, plan: LoopPlan) -> None:
+        """Let everything but modules do what it can."""
+        moved = True
+        while moved:
+            moved = False
+            for stage in self._others:
+                for port, came in enumerate(stage.waiting):
+                    if came:
+                        self._run(stage, port, stage.take(port), plan)
+                        moved = True
+
+    def _run(self, stage: AbstractStage, port: int, rows: RowNumbers, plan: LoopPlan) -> None:
+        for way, sent in stage.apply(port, rows, plan):
+            if way in stage.back:
+                self._count(stage.back[way], sent)
+            target = stage.targets.get(way)
+            if target is not None:
+                target[0].waiting[target[1]].append(sent)
+
+    def _count(self, port: tuple[int, int], rows: RowNumbers) -> None:
+        """Rows go round."""
+        self._passed.append((port, rows.state[INSTANCE]))
+        self._unseen += len(rows)
+        if self.watch is not None and self._unseen >= self.window:
+            self._unseen = 0
+            self.watch(self._passed)
+
+    def _check_empty(self) -> None:
+        story = [line for stage in self._others for line in stage.story()]
+        if story:
+            raise StuckError(
+                "a loop that runs whole has come to its end, and rows wait in it for others that "
+                "do not come:\n  " + "\n  ".join(story)
+            )
+
+
+class _Blamed:
+    """What a user's function raises is told with the name of its operator."""
+
+    def __init__(self, node: AbstractStep | Flatmap | Group | JoinNode, rows: RowNumbers) -> None:
+        self._node, self._rows = node, rows
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, GeartrainError):
+            whose = self._node.place.arena.describe_several(self._rows.state[INSTANCE])
+            raise WorkerError(
+                f"{type(error).__name__} in '{self._node.name}', {len(self._rows)} rows of "
+                f"{whose}: {error}"
+            ) from error

@@ -1,0 +1,356 @@
+"""Which loops may run over whole instances, and what is said of those that may not."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from geartrain.errors import EndlessLoopError, GraphError, StuckError, WorkerError
+from geartrain.frames.instance import Instance
+from geartrain.graph.graph import Graph
+from geartrain.graph.loops import reads_payload
+from geartrain.nodes.loop.node import LoopNode
+from geartrain.parts.rules import Instances, Rules
+from tests.rigs.passes import Order, accumulate, assert_same_gradients, one_pass
+
+
+def squared(x: Tensor) -> Tensor:
+    return x.square().sum(1)
+
+
+def first(m: object) -> object:
+    return m.payload[0][:, 0] > 0  # type: ignore[attr-defined]
+
+
+def chain(run: str | None, again=lambda m: m.turn < m.turns, **more: object) -> Graph:
+    """A cell that is run some times; its last state has a loss."""
+    graph = Graph(value=("turns",))
+    state = graph.loop(name="state", run=run)  # type: ignore[arg-type]
+    state.join(graph.input("x", turn=0))
+    step = state.through(nn.Linear(2, 2).double(), name="cell", **more)  # type: ignore[arg-type]
+    more_of, done = step.move(turn=lambda m: m.turn + 1).where(again, name="again")
+    state.join(more_of)
+    done.loss(squared)
+    return graph
+
+
+def instances(*turns: int, rows: int = 1) -> list[Instance]:
+    torch.manual_seed(7)
+    return [
+        Instance({"x": torch.randn(rows, 2, dtype=torch.float64)}, value={"turns": n})
+        for n in turns
+    ]
+
+
+def loops_of(outcome) -> list[LoopNode]:
+    return [n for n in outcome.engine.wiring.nodes.values() if isinstance(n, LoopNode)]
+
+
+@pytest.mark.parametrize(("run", "whole"), [(None, 0), ("steps", 0), ("auto", 1), ("whole", 1)])
+def test_a_loop_runs_as_it_is_told(run, whole):
+    outcome = accumulate(chain(run), instances(1, 2, 3))
+    assert len(loops_of(outcome)) == whole
+
+
+def test_a_loop_that_runs_whole_calls_its_module_once_a_turn():
+    outcome = accumulate(chain("whole"), instances(1, 4, 2, 4))
+    assert loops_of(outcome)[0].calls == 4
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (partial(chain, again=first), "'again' reads the payload"),
+        (partial(chain, again=lambda m: m.payload[0][:, 0] > 0), "reads the payload"),
+        (partial(chain, keep="graph"), "'cell' keeps autograd's graph of whole messages"),
+        (partial(chain, alone=True), "'cell' takes one message at a time"),
+    ],
+)
+def test_what_cannot_run_whole_runs_by_steps_or_is_refused_with_the_reason(make, reason):
+    assert reason in str(make("auto"))
+    data = instances(1)
+    if make.keywords.get("again") is None:
+        assert not loops_of(accumulate(make("auto"), data))
+    with pytest.raises(GraphError, match=f"'state' is to run whole, but .*{reason}"):
+        one_pass(make("whole"), data)
+
+
+def test_the_printed_graph_says_how_a_loop_could_run():
+    assert "nobody said graph.loop(name='state', run='auto')" in str(chain(None))
+    assert "loop 'state' runs by steps, as it is to run by steps" in str(chain("steps"))
+    assert "loop 'state' runs whole: cell, move, again" in str(chain("auto"))
+
+
+def test_a_payload_is_seen_to_be_read_wherever_a_function_does_it():
+    def inner(m: object) -> object:
+        return [first(each) for each in (m,)]
+
+    class Rule:
+        def __call__(self, m: object) -> object:
+            return m.payload  # type: ignore[attr-defined]
+
+    for function in (first, partial(first), inner, Rule(), lambda m: (lambda: m.payload)()):
+        assert reads_payload(function)
+    assert not reads_payload(lambda m: m.turn > 3)
+    assert not reads_payload(lambda m: {}[m.turn])
+
+
+def test_rows_enter_by_several_inputs_and_routes_and_each_is_waited_for():
+    def build(run: str) -> Graph:
+        torch.manual_seed(3)
+        graph = Graph(vertex=("kind",), value=("turns",))
+        state = graph.loop(name="state", run=run)  # type: ignore[arg-type]
+        odd, even = graph.input("x", turn=0).where(lambda m: m.kind > 0)
+        state.join(odd.through(nn.Linear(2, 2).double(), name="odd"), even)
+        state.join(graph.input("y", turn=0).through(nn.Linear(1, 2).double(), name="other"))
+        step = state.through(nn.Linear(2, 2).double(), name="cell")
+        more, done = step.move(turn=lambda m: m.turn + 1).where(lambda m: m.turn < m.turns)
+        state.join(more)
+        done.loss(squared)
+        return graph
+
+    rng = np.random.default_rng(0)
+    data = [
+        Instance(
+            {
+                "x": torch.from_numpy(rng.standard_normal((3, 2))),
+                "y": torch.from_numpy(rng.standard_normal((k, 1))),
+            },
+            {"kind": rng.integers(0, 2, 3)},
+            value={"turns": 1 + k},
+        )
+        for k in (0, 1, 2, 3)
+    ]
+    steps, whole = (accumulate(build(run), data, Order(max_rows=2)) for run in ("steps", "whole"))
+    assert len(loops_of(whole)) == 1
+    assert_same_gradients(whole.gradients, steps.gradients)
+
+
+def test_where_it_is_not_known_how_many_rows_enter_a_loop_runs_by_steps():
+    graph = Graph(value=("turns",))
+    state = graph.loop(name="state", run="auto")
+    some, none = graph.input("x", turn=0).where(first, name="some")
+    none.stop()
+    state.join(some)
+    step = state.through(nn.Linear(2, 2), name="cell").move(turn=lambda m: m.turn + 1)
+    more, done = step.where(lambda m: m.turn < m.turns)
+    state.join(more)
+    done.loss(squared)
+    assert "as how many rows enter it is known to 'some' alone" in str(graph)
+
+
+def test_a_route_that_says_how_many_rows_enter_runs_with_the_loop():
+    def build(run: str) -> Graph:
+        graph = Graph(vertex=("kind",), value=("turns",))
+        state = graph.loop(name="state", run=run)  # type: ignore[arg-type]
+        some, none = graph.input("x", turn=0).where(lambda m: m.kind > 0, name="some")
+        none.loss(squared, name="at once")
+        state.join(some)
+        torch.manual_seed(0)
+        step = state.through(nn.Linear(2, 2).double(), name="cell")
+        more, done = step.move(turn=lambda m: m.turn + 1).where(lambda m: m.turn < m.turns)
+        state.join(more)
+        done.loss(squared)
+        return graph
+
+    data = [
+        Instance({"x": torch.randn(2, 2).double()}, {"kind": kind}, value={"turns": 2})
+        for kind in ([0, 0], [0, 1], [1, 1])
+    ]
+    assert "runs whole: some, cell" in str(build("auto"))
+    steps, whole = (accumulate(build(run), data) for run in ("steps", "whole"))
+    assert_same_gradients(whole.gradients, steps.gradients)
+    assert whole.sums["loss"] == pytest.approx(steps.sums["loss"])
+
+
+def test_an_endless_loop_is_refused_before_anything_is_computed():
+    graph = chain("whole", again=lambda m: m.turn >= 0)
+    with pytest.raises(EndlessLoopError, match="rows of instance 0 have gone round the loop of"):
+        accumulate(graph, instances(1))
+
+
+def test_members_that_never_come_are_told():
+    graph = Graph(value=("turns",))
+    state = graph.loop(name="state", run="whole")
+    state.join(graph.input("x", turn=0))
+    step = state.through(nn.Linear(2, 2).double(), name="cell").move(turn=lambda m: m.turn + 1)
+    more, done = step.where(lambda m: m.turn < m.turns)
+    state.join(more.group(("instance", "turn"), 3, how="sum", name="three"))
+    done.loss(squared)
+    with pytest.raises(StuckError, match="'three' waits for members"):
+        accumulate(graph, instances(2))
+
+
+class Bad(nn.Module):
+    """Fails forward where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map, self.left = nn.Linear(2, 2).double(), 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.left -= 1
+        if not self.left:
+            raise RuntimeError("no more")
+        return self.map(x)
+
+
+def test_an_error_inside_names_the_module_the_call_and_the_instance():
+    graph = Graph(value=("turns",))
+    state = graph.loop(name="state", run="whole")
+    state.join(graph.input("x", turn=0))
+    step = state.through(Bad(), name="cell").move(turn=lambda m: m.turn + 1)
+    more, done = step.where(lambda m: m.turn < m.turns)
+    state.join(more)
+    done.loss(squared)
+    with pytest.raises(
+        WorkerError, match=r"in node 'cell' of part 'cell', forward, call \d of 5 .*instance 0"
+    ):
+        accumulate(graph, instances(5))
+
+
+def test_no_gradient_and_no_row_is_left_where_instances_leave_no_rows():
+    graph = Graph(value=("turns",))
+    state = graph.loop(name="state", run="whole")
+    state.join(graph.input("x", turn=0).through(nn.Linear(2, 2).double(), name="before"))
+    step = state.through(nn.Linear(2, 2).double(), name="cell").move(turn=lambda m: m.turn + 1)
+    more, done = step.where(lambda m: m.turn < m.turns)
+    state.join(more)
+    fine, gone = done.where(lambda m: m.turns > 1)
+    gone.stop()
+    fine.loss(squared)
+    outcome = accumulate(graph, instances(1, 1, 2))
+    assert outcome.sums["loss"][1] == 1
+    assert sum(outcome.parts["before"].histogram()) == 1
+    assert sum(outcome.parts["cell"].histogram()) == 2
+    assert not any(part.outstanding for part in outcome.parts.values())
+
+
+def test_parts_of_a_loop_that_is_to_run_whole_live_together():
+    def build() -> Graph:
+        graph = Graph(value=("turns",))
+        state = graph.loop(name="state", run="whole")
+        state.join(graph.input("x", turn=0))
+        step = state.through(nn.Linear(2, 3).double(), name="up")
+        step = step.through(nn.Linear(3, 2).double(), name="down")
+        more, done = step.move(turn=lambda m: m.turn + 1).where(lambda m: m.turn < m.turns)
+        state.join(more)
+        done.loss(squared)
+        return graph
+
+    data = instances(1, 2, 3, 4)
+    outcome = one_pass(build(), data, Order(workers=3), placement={"down": 2})
+    assert outcome.engine.nodes_by_worker()["state"] == 2
+    with pytest.raises(GraphError, match="its parts may live on several workers"):
+        one_pass(build(), data, Order(workers=3), placement={"down": 2, "up": 1})
+
+
+def test_rows_of_another_shape_are_refused():
+    class Longer(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([x, x], -1)
+
+    graph = Graph(value=("turns",))
+    state = graph.loop(name="state", run="whole")
+    state.join(graph.input("x", turn=0))
+    step = state.through(Longer(), name="longer").move(turn=lambda m: m.turn + 1)
+    more, done = step.where(lambda m: m.turn < m.turns)
+    state.join(more)
+    done.loss(squared)
+    with pytest.raises(GraphError, match="come where rows of"):
+        one_pass(graph, instances(3))
+
+
+RULES = Rules(optimizer=partial(torch.optim.SGD, lr=0.05), update_every=Instances(1))
+
+
+def test_one_instance_at_a_time_it_learns_what_a_loop_by_steps_learns():
+    found = []
+    for run in ("steps", "whole"):
+        torch.manual_seed(5)
+        graph, data = chain(run), instances(3, 1, 2, 4, 2, rows=2)
+        outcome = one_pass(graph, data, Order(max_active=1), rules=RULES)
+        (part,) = outcome.parts.values()
+        assert part.version == len(data) and part.histogram() == (24,)
+        found.append([p.detach().clone() for p in part.module.parameters()])
+    for by_steps, whole in zip(*found, strict=True):
+        torch.testing.assert_close(whole, by_steps, rtol=1e-12, atol=1e-14)
+
+
+def test_gradients_are_as_old_as_the_weights_that_the_whole_loop_saw():
+    outcome = one_pass(chain("whole"), instances(*[2] * 6), Order(max_active=6), rules=RULES)
+    (part,) = outcome.parts.values()
+    assert part.version == 6
+    assert sum(part.histogram()) == 12
+    assert part.histogram()[1:] != ()
+
+
+def test_one_firing_computes_for_instances_that_are_answered_apart():
+    """Two answers of each instance, from losses on other workers, in any order and number."""
+
+    def build(run: str) -> Graph:
+        torch.manual_seed(2)
+        graph = Graph(value=("turns",))
+        state = graph.loop(name="state", run=run)  # type: ignore[arg-type]
+        state.join(graph.input("x", turn=0).through(nn.Linear(2, 2).double(), name="before"))
+        step = state.through(nn.Linear(2, 2).double(), name="cell")
+        step.through(nn.Linear(2, 2).double(), name="every", keep="inputs").loss(squared)
+        more, done = step.move(turn=lambda m: m.turn + 1).where(lambda m: m.turn < m.turns)
+        state.join(more)
+        done.through(nn.Linear(2, 2).double(), name="last", keep="inputs").loss(squared, name="end")
+        return graph
+
+    data = instances(*[1, 2, 3, 4] * 3, rows=2)
+    want = accumulate(build("steps"), data).gradients
+    for seed in range(4):
+        order = Order(workers=3, jitter=0.9, policy="random", seed=seed, max_active=12)
+        got = accumulate(build("whole"), data, order)
+        assert loops_of(got)
+        assert_same_gradients(got.gradients, want)
+
+
+@pytest.mark.parametrize("joined", ["features", "tuple"])
+@pytest.mark.parametrize("how", ["sum", "mean", "max"])
+def test_messages_along_edges_join_split_and_detach_as_by_steps(how, joined):
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.map = nn.Linear(5, 3).double()
+
+        def forward(self, *x: Tensor) -> Tensor:
+            return torch.tanh(self.map(torch.cat(x, -1)))
+
+    def build(run: str) -> Graph:
+        torch.manual_seed(4)
+        graph = Graph(edge=("kind",), value=("turns",))
+        rounds = graph.loop(name="rounds", run=run)  # type: ignore[arg-type]
+        rounds.join(graph.input("x", turn=0).through(nn.Linear(2, 3).double(), name="embed"))
+        going, done = rounds.where(lambda m: m.turn < m.turns)
+        sent = going.through(nn.Linear(3, 5).double(), name="send").flatmap("edge")
+        left, right = sent.split(2, 3)
+        right.detach().move(vertex=lambda m: m.target).loss(squared, name="beside")
+        arrived = left.through(lambda x, kind: x * (1 + kind[:, None]), name="scaled", read="kind")
+        arrived = arrived.move(vertex=lambda m: m.target)
+        key = ("vertex", "turn")
+        sums = arrived.group(by=key, size="in_degree", how=how)  # type: ignore[arg-type]
+        both = graph.concat(sums, going, on=key, how=joined)  # type: ignore[arg-type]
+        rounds.join(both.through(Both(), name="update").move(turn=lambda m: m.turn + 1))
+        done.loss(squared)
+        return graph
+
+    rng = np.random.default_rng(0)
+    data = []
+    for n in (2, 3, 5):
+        source = np.r_[np.arange(n), np.arange(n)]
+        target = np.r_[(np.arange(n) + 1) % n, rng.integers(0, n, n)]
+        edge = {"source": source, "target": target, "kind": rng.integers(0, 3, 2 * n)}
+        x = torch.from_numpy(rng.standard_normal((n, 2)))
+        data.append(Instance({"x": x}, edge=edge, value={"turns": 1 + n % 3}))
+    steps, whole = (accumulate(build(run), data, Order(max_active=2)) for run in ("steps", "whole"))
+    assert loops_of(whole)
+    assert whole.sums["loss"] == pytest.approx(steps.sums["loss"])
+    assert_same_gradients(whole.gradients, steps.gradients)
