@@ -337,7 +337,8 @@ def test_messages_along_edges_join_split_and_detach_as_by_steps(how, joined):
         arrived = arrived.move(vertex=lambda m: m.target)
         key = ("vertex", "turn")
         sums = arrived.group(by=key, size="in_degree", how=how)  # type: ignore[arg-type]
-        both = graph.concat(sums, going, on=key, how=joined)  # type: ignore[arg-type]
+        kept = going if joined == "features" else going.detach()
+        both = graph.concat(sums, kept, on=key, how=joined)  # type: ignore[arg-type]
         rounds.join(both.through(Both(), name="update").move(turn=lambda m: m.turn + 1))
         done.loss(squared)
         return graph
