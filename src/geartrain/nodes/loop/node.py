@@ -43,7 +43,7 @@ from geartrain.nodes.call import Call, read_columns, require_rows, unsettled
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loop.plan import Called, CallStage, LoopPlan, Planner, RowNumbers
-from geartrain.nodes.loop.values import AbstractValue, Held, write
+from geartrain.nodes.loop.values import AbstractValue, FiringTensors, write
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.weights import AbstractWeights
 
@@ -93,7 +93,7 @@ class Turn:
     """
 
     plan: LoopPlan
-    held: Held
+    held: FiringTensors
     slots: IntArray
     local: IntArray
     pending: IntArray
@@ -394,7 +394,9 @@ class LoopNode(AbstractNode):
                 pending += np.bincount(local[each.state[INSTANCE]], minlength=slots.size)
         entered = [(state[INSTANCE], origin) for _, _, state, origin in came]
         awaited = int((pending > 0).sum())
-        return Turn(plan, Held(plan.numbers), slots, local, pending, entered, awaited=awaited)
+        return Turn(
+            plan, FiringTensors(plan.numbers), slots, local, pending, entered, awaited=awaited
+        )
 
     def _enter(
         self, turn: Turn, came: Sequence[tuple[Payload, IntArray, IntArray, IntArray]]

@@ -74,7 +74,7 @@ class Numbers:
 
 
 @final
-class Held:
+class FiringTensors:
     """Tensors of one firing.
 
     Args:
@@ -129,12 +129,12 @@ class AbstractValue(ABC):
         self.number = number
 
     @abstractmethod
-    def gather(self, held: Held, rows: IntArray) -> Payload:
+    def gather(self, held: FiringTensors, rows: IntArray) -> Payload:
         """What these rows hold, ``(rows.size, ...)`` each; nobody may write to it."""
 
     @abstractmethod
     def scatter(
-        self, held: Held, rows: IntArray, gradient: Gradient, at: IntArray | None = None
+        self, held: FiringTensors, rows: IntArray, gradient: Gradient, at: IntArray | None = None
     ) -> None:
         """Add gradients to those of these rows; a row may be named several times.
 
@@ -150,7 +150,7 @@ class AbstractValue(ABC):
 class Stored(AbstractValue):
     """Rows of a buffer."""
 
-    def gather(self, held: Held, rows: IntArray) -> Payload:
+    def gather(self, held: FiringTensors, rows: IntArray) -> Payload:
         values, n = held.values[self.number], rows.size
         first = int(rows[0])
         if int(rows[-1]) - first == n - 1 and (n == 1 or bool((np.diff(rows) == 1).all())):
@@ -158,7 +158,7 @@ class Stored(AbstractValue):
         return take(values, rows)
 
     def scatter(
-        self, held: Held, rows: IntArray, gradient: Gradient, at: IntArray | None = None
+        self, held: FiringTensors, rows: IntArray, gradient: Gradient, at: IntArray | None = None
     ) -> None:
         values, number = held.values[self.number], self.number
         found = held.gradients.get(number)
@@ -186,7 +186,7 @@ class Grouped(AbstractValue):
         super().__init__(number)
         self.source, self.how = source, how
 
-    def gather(self, held: Held, rows: IntArray) -> Payload:
+    def gather(self, held: FiringTensors, rows: IntArray) -> Payload:
         members, sizes = self._members(held, rows)
         columns = self.source.gather(held, members)
         n = rows.size
@@ -196,7 +196,7 @@ class Grouped(AbstractValue):
         return tuple(reduced(self.how, x, sizes) for x in columns)
 
     def scatter(
-        self, held: Held, rows: IntArray, gradient: Gradient, at: IntArray | None = None
+        self, held: FiringTensors, rows: IntArray, gradient: Gradient, at: IntArray | None = None
     ) -> None:
         if at is not None:
             gradient = tuple(None if g is None else take([g.contiguous()], at)[0] for g in gradient)
@@ -216,7 +216,7 @@ class Grouped(AbstractValue):
             return
         self.source.scatter(held, members, shared_out(self.how, gradient, sizes), owner)
 
-    def _members(self, held: Held, rows: IntArray) -> tuple[IntArray, IntArray]:
+    def _members(self, held: FiringTensors, rows: IntArray) -> tuple[IntArray, IntArray]:
         starts, sizes, members = held.numbers.members[self.number]
         mine = sizes[rows]
         return members[ranges(starts[rows], mine)], mine
@@ -233,7 +233,7 @@ class Joined(AbstractValue):
         self.sources, self.how = list(sources), how
         self._widths: list[int] = []
 
-    def gather(self, held: Held, rows: IntArray) -> Payload:
+    def gather(self, held: FiringTensors, rows: IntArray) -> Payload:
         sides = held.numbers.sides[self.number]
         parts = [s.gather(held, side[rows]) for s, side in zip(self.sources, sides, strict=True)]
         if self.how == "tuple":
@@ -243,7 +243,7 @@ class Joined(AbstractValue):
         return (torch.cat([p[0] for p in parts], -1),)
 
     def scatter(
-        self, held: Held, rows: IntArray, gradient: Gradient, at: IntArray | None = None
+        self, held: FiringTensors, rows: IntArray, gradient: Gradient, at: IntArray | None = None
     ) -> None:
         sides, begin = held.numbers.sides[self.number], 0
         for source, side, width in zip(self.sources, sides, self._widths, strict=True):
@@ -266,12 +266,12 @@ class SomeColumns(AbstractValue):
         self.source, self._all = source, sum(sizes)
         self._first, self._size = sum(sizes[:k]), sizes[k]
 
-    def gather(self, held: Held, rows: IntArray) -> Payload:
+    def gather(self, held: FiringTensors, rows: IntArray) -> Payload:
         (x,) = self.source.gather(held, rows)
         return (x.narrow(-1, self._first, self._size).contiguous(),)
 
     def scatter(
-        self, held: Held, rows: IntArray, gradient: Gradient, at: IntArray | None = None
+        self, held: FiringTensors, rows: IntArray, gradient: Gradient, at: IntArray | None = None
     ) -> None:
         (g,) = gradient
         if g is not None:
@@ -288,11 +288,11 @@ class Detached(AbstractValue):
         super().__init__(number)
         self.source = source
 
-    def gather(self, held: Held, rows: IntArray) -> Payload:
+    def gather(self, held: FiringTensors, rows: IntArray) -> Payload:
         return self.source.gather(held, rows)
 
     def scatter(
-        self, held: Held, rows: IntArray, gradient: Gradient, at: IntArray | None = None
+        self, held: FiringTensors, rows: IntArray, gradient: Gradient, at: IntArray | None = None
     ) -> None:
         """No gradient crosses here."""
 
