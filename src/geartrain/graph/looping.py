@@ -279,11 +279,11 @@ class _Builder:
 
     def _call(self, operator: Through, place: Place) -> CallStage:
         through, weights = self._throughs[operator.id]
-        call, kernel = through.computed(weights, self._precision)
+        call, kernel, choice = through.computed(weights, self._precision)
         source = self._value(("in", operator.id, 0))
         into = self._value(("out", operator.id, 0))
         assert isinstance(into, Stored)
-        self._inner.append(Inner(place.name, place, call, kernel, weights, source))
+        self._inner.append(Inner(place.name, place, call, kernel, choice, weights, source))
         return CallStage(len(self._inner) - 1, into)
 
 

@@ -34,7 +34,7 @@ from geartrain.graph.sample_rows import SampleRows
 from geartrain.nodes.call import Call, arguments, as_payload
 from geartrain.nodes.casts import Cast, around
 from geartrain.nodes.chance import generators_kept
-from geartrain.nodes.choice import Experience, choice_of
+from geartrain.nodes.choice import AbstractChoice, Experience, choice_of
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import (
     AbstractKernel,
@@ -218,12 +218,9 @@ class Through(AbstractOperator):
         """
         if self.use is not None or self.memory is not None or self.keep == "graph":
             return self._made_together(place, weights, precision, held)
-        call, kernel = self.computed(weights, precision, ends=objective is not None)
+        call, kernel, choice = self.computed(weights, precision, ends=objective is not None)
         if objective is not None:
             return ReadoutNode(place, call, kernel, objective, weights)
-        choice = None
-        if isinstance(kernel, Recompute) and self._chooses():
-            choice = choice_of(self.name, call.function, kernel, self.experience)
         return RowNode(place, call, kernel, weights, choice)
 
     def _made_together(
@@ -248,8 +245,9 @@ class Through(AbstractOperator):
 
     def computed(
         self, weights: AbstractWeights | None, precision: Precision, *, ends: bool = False
-    ) -> tuple[Call, AbstractKernel]:
-        """How the module is called, and what computes it, where rows may come back apart.
+    ) -> tuple[Call, AbstractKernel, AbstractChoice | None]:
+        """How the module is called, what computes it, and what may choose another kernel, where
+        rows may come back apart.
 
         Args:
             weights, precision: As for ``make``.
@@ -279,11 +277,14 @@ class Through(AbstractOperator):
                 )
             kernel = derived_kernel(self.name, self.function)
         if kernel is None:
-            return call, Recompute(function, self.parameters)
+            again, choice = Recompute(function, self.parameters), None
+            if self._chooses():
+                choice = choice_of(self.name, function, again, self.experience)
+            return call, again, choice
         if precision == "bf16":
             full = self.part is not None and self.part.full_precision
             kernel = around(kernel, full=full)
-        return call, kernel
+        return call, kernel, None
 
     def has_kernel(self) -> bool:
         """Whether its node keeps a kernel's residuals, written by hand or derived."""

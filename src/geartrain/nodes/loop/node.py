@@ -40,6 +40,7 @@ from geartrain.frames.message import (
 from geartrain.frames.rows import RowStore
 from geartrain.native.rows import Moves, take
 from geartrain.nodes.call import Call, read_columns, require_rows, unsettled
+from geartrain.nodes.choice import AbstractChoice
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loop.plan import Called, CallStage, LoopPlan, Planner, RowNumbers
@@ -58,6 +59,7 @@ class Inner:
         place: Of it, for columns and errors.
         call: How it is called.
         kernel: Computes it.
+        choice: Chooses other kernels while it works; None: it keeps this one.
         weights: Its part, or None.
         source: The value that it reads.
         width: Payload tensors of that, seen last.
@@ -67,6 +69,7 @@ class Inner:
     place: Place
     call: Call
     kernel: AbstractKernel
+    choice: AbstractChoice | None
     weights: AbstractWeights | None
     source: AbstractValue
     width: int = 1
@@ -85,7 +88,7 @@ class Turn:
         pending: Answers that each one awaits.
         entered: By entry, the rows that came: their slots and where to answer them.
         addresses: Of the instances at the node, in training.
-        kept: Residuals of each call, in training.
+        kept: The kernel of each call and its residuals, in training; None where nothing is kept.
         rows: By part, the rows of its calls of each instance.
         versions: By part, that of its weights in the forward.
         awaited: Instances of which rows that have left are unanswered.
@@ -99,7 +102,7 @@ class Turn:
     pending: IntArray
     entered: list[tuple[IntArray, IntArray]]
     addresses: IntArray | None = None
-    kept: list[Payload] = field(default_factory=list)
+    kept: list[tuple[AbstractKernel, Payload] | None] = field(default_factory=list)
     rows: dict[str, IntArray] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
     awaited: int = 0
@@ -107,7 +110,7 @@ class Turn:
 
     def nbytes(self) -> int:
         """Bytes of its tensors; what several hold is counted once."""
-        seen = {x.untyped_storage().data_ptr(): x for kept in self.kept for x in kept}
+        seen = {x.untyped_storage().data_ptr(): x for call in self.kept if call for x in call[1]}
         mine = {x.data_ptr() for columns in self.held.values.values() for x in columns}
         return self.held.nbytes() + sum(x.nbytes for at, x in seen.items() if at not in mine)
 
@@ -413,7 +416,7 @@ class LoopNode(AbstractNode):
         if not isinstance(stage, CallStage):
             found = stage.source.gather(held, rows.numbers)
             write(held.room(stage.into.number, self.name, found), called.first, found, None)
-            turn.kept.append(())
+            turn.kept.append(None)
             return
         inner = self._inner[stage.number]
         self.calls += 1
@@ -427,7 +430,10 @@ class LoopNode(AbstractNode):
             if dry_run is not None:
                 dry_run.look(inner.call, inner.place, inputs, rows.state, None, None)
                 self._dry_runs[stage.number] = unsettled(inner.call)
-            outputs, kept = inner.kernel.forward(inputs)
+            kernel = inner.kernel
+            if train and inner.choice is not None:
+                kernel = inner.choice.kernel(inputs)
+            outputs, kept = kernel.forward(inputs)
             require_rows(inner.name, outputs, len(rows))
         except GeartrainError as error:
             error.add_note(_story(inner, "forward", inputs, rows.state[INSTANCE], number, turn))
@@ -444,7 +450,7 @@ class LoopNode(AbstractNode):
             held.values[number_into] = list(outputs)
         else:
             write(held.room(number_into, inner.name, outputs), called.first, outputs, None)
-        turn.kept.append(kept if train else ())
+        turn.kept.append((kernel, kept) if train else None)
 
     def _note(self, turn: Turn) -> None:
         """Weights learn of what will be answered."""
@@ -554,9 +560,11 @@ class LoopNode(AbstractNode):
             return
         inner = self._inner[stage.number]
         into = GradientSum(()) if inner.weights is None else inner.weights.gradient
-        kept = turn.kept[number]
+        left = turn.kept[number]
+        assert left is not None
+        kernel, kept = left
         try:
-            found = inner.kernel.backward(gradient, kept, which, into, None)
+            found = kernel.backward(gradient, kept, which, into, None)
         except GeartrainError as error:
             error.add_note(_story(inner, "backward", gradient, slots, number, turn))
             raise
