@@ -177,6 +177,18 @@ def test_a_place_beyond_the_data_does_not_end_the_epoch_as_if_it_were_done(
         session.fit(forged.rows(), epochs=1)
 
 
+def test_weights_of_long_ago_are_refused_before_ages_are_counted_one_by_one(tmp_path: Path) -> None:
+    kept = trained("views", tmp_path)
+    document: Any = copy.deepcopy(dict(kept.document))
+    entry = document["parts"]["one"]["view"]
+    while "age" not in entry:
+        (entry,) = [e for e in entry.values() if isinstance(e, dict)]
+    entry["age"] = 2**31
+    write_checkpoint(tmp_path / "forged", kept.tensors, document)
+    with pytest.raises(gt.CheckpointError, match=r"age.* 2147483648"):
+        forged.KINDS["views"]().load(tmp_path / "forged")
+
+
 def test_a_schedule_from_a_stranger_sets_no_attribute_that_is_no_state(tmp_path: Path) -> None:
     kept = trained("scheduled", tmp_path)
     for key, value in (("optimizer", 3), ("get_lr", None), ("step_size", 0), ("gamma", "x")):

@@ -21,7 +21,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, final
+from typing import Annotated, Any, Final, Literal, Protocol, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from geartrain.errors import ProtocolError
 from geartrain.nodes.weights import WeightVersion
 from geartrain.parts.late.leaves import by_name, copies_of, new_leaves, restore, write_now
 from geartrain.parts.late.prediction import Leaves, by_difference, by_momentum, require_predictable
-from geartrain.schema import Count, Mismatch, read
+from geartrain.schema import Count, Mismatch, Range, read
 
 
 class Viewed(Protocol):
@@ -326,6 +326,11 @@ class _Recomputing(AbstractSeeing):
         return self._part.aliases()
 
 
+MOST_AGE: Final = 1 << 20
+"""Updates that the weights of before may be behind those of now, in a checkpoint: ages of gradients
+are counted one by one."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class _Buffered:
@@ -333,7 +338,7 @@ class _Buffered:
 
     first: Count | None
     turns: Count
-    version: Count
+    age: Annotated[int, Range(0, MOST_AGE)]
 
 
 @final
@@ -403,7 +408,8 @@ class _Buffering(AbstractSeeing):
         return by_name(self._part.module, self._previous)
 
     def document(self) -> dict[str, Any]:
-        return {"first": self._first, "turns": self._turns, "version": self._previous_version}
+        age = self._part.version - self._previous_version
+        return {"first": self._first, "turns": self._turns, "age": min(age, MOST_AGE)}
 
     def check(
         self, tensors: Mapping[str, Tensor], document: Mapping[str, Any], number: int | None
@@ -422,7 +428,7 @@ class _Buffering(AbstractSeeing):
 
     def load(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
         self._first, self._turns = document["first"], document["turns"]
-        self._previous_version = document["version"]
+        self._previous_version = self._part.version - document["age"]
         self._previous = None
         if tensors:
             self._previous = new_leaves(self._part.module)
