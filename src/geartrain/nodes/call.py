@@ -210,7 +210,7 @@ def own_integers(outputs: Payload) -> Payload:
 
     They may become places in memory further on, and a function may write over what it has returned.
     """
-    if all([y.is_floating_point() for y in outputs]):
+    if all(y.is_floating_point() for y in outputs):
         return outputs
     return tuple(y if y.is_floating_point() else y.clone() for y in outputs)
 

@@ -223,7 +223,7 @@ class RowNode(AbstractNode):
             self._weights.received(cells.size, store["version"][rows], lengths)
         self._release(rows)
         gradient = self._call.answer(gradient, self._width)
-        if all([g is None for g in gradient]):
+        if all(g is None for g in gradient):
             emission.backward.append(Backward(origin, None))
         else:
             emission.backward.append(Backward(origin, gradient, lengths))
@@ -367,7 +367,11 @@ class RowNode(AbstractNode):
 def _fits(kept: Tensor, batches: Sequence[Forward], j: int) -> bool:
     """Whether payload j can be written where it is kept (``out=`` would cast and broadcast)."""
     inner, dtype = kept.shape[1:], kept.dtype
-    return all([b.payload[j].shape[1:] == inner and b.payload[j].dtype is dtype for b in batches])
+    for batch in batches:
+        x = batch.payload[j]
+        if x.dtype is not dtype or x.shape[1:] != inner:
+            return False
+    return True
 
 
 def _position(residual: Tensor, inputs: Payload) -> int | None:
