@@ -52,10 +52,10 @@ class Cohorts:
             slots: int64, of their instances.
         """
         cohorts = self._cohort(self._arena.turn[slots])
-        least, most = int(cohorts.min()), int(cohorts.max())
+        most = int(cohorts.max())
         if most <= self._present:
             return [delivery]
-        if least == most:
+        if int(cohorts.min()) == most:
             self._wait(most, delivery)
             return []
         now: list[Delivery] = []

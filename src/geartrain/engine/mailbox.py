@@ -154,9 +154,11 @@ class Sweeps(AbstractPolicy):
         self._loops: Sequence[tuple[int, int]] = ()
 
     def choose(self, queues: Sequence[Queue]) -> Queue:
-        if any(q.bundled and q.alone for q in queues):
-            return _fullest(queues)
-        follows = any(q.bundled or q.portion is not None for q in queues)
+        follows = False
+        for q in queues:
+            if q.bundled and q.alone:
+                return _fullest(queues)
+            follows = follows or q.bundled or q.portion is not None
         if not follows:
             full = [q for q in queues if q.rows >= self.enough]
             if full:
@@ -175,6 +177,8 @@ class Sweeps(AbstractPolicy):
 
     def _next(self, queues: Sequence[Queue], follows: bool) -> Queue:
         """What is ahead of the last firing, or, if nothing is, what comes first."""
+        if len(queues) == 1:
+            return queues[0]
         at = self._at
         ahead = [q for q in queues if q.rank > at or (q.rank == at and not q.bundled)] or queues
         if follows:

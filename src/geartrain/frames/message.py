@@ -31,7 +31,7 @@ from torch import Tensor
 
 from geartrain.device import moved
 from geartrain.errors import GraphError
-from geartrain.native.rows import Moves
+from geartrain.native.rows import Moves, take
 
 IntArray: TypeAlias = NDArray[np.int64]
 Payload: TypeAlias = tuple[Tensor, ...]
@@ -171,7 +171,7 @@ def by_owner(batch: Backward) -> list[tuple[int, Backward]]:
     """Cut a batch of answers by the node that waits for them."""
     owners = batch.rows >> ROW_BITS
     first = int(owners[0])
-    if (owners == first).all():
+    if np.count_nonzero(owners == first) == owners.size:
         return [(first, batch)]
     return [
         (owner, batch.take(np.flatnonzero(owners == owner))) for owner in distinct(owners).tolist()
@@ -304,6 +304,8 @@ def _join_later(
             return first if device is None else moved(first, device)
         if out is None:
             assert index is not None
+            if device is None or first.device == device:
+                return take((first,), index)[0]
             out = _room(first, index.size, device)
         moves.add(out, None, first, index)
         return out

@@ -274,7 +274,8 @@ class Packer:
                 f"{tuple(shape[1:])}; the input (or its first instance) says {known[1]} "
                 f"{tuple(known[0])}"
             )
-        return rows.detach(), here  # to autograd what is fed is data, whatever it was made from
+        # To autograd what is fed is data, whatever it was made from.
+        return rows.detach() if rows.requires_grad else rows, here
 
     def _column(
         self, instances: Sequence[Instance], table: Table, name: str, sizes: IntArray

@@ -182,13 +182,36 @@ def out_of_range(rows: Rows, limit: int, what: str) -> ProtocolError:
 
 
 def take(sources: Sequence[Tensor], rows: Rows) -> tuple[Tensor, ...]:
-    """The same rows of several tensors: new tensors ``(rows.size, ...)``."""
-    moves = Moves()
-    out = tuple(x.new_empty((rows.size, *x.shape[1:])) for x in sources)
-    for target, source in zip(out, sources, strict=True):
-        moves.add(target, None, source, rows)
-    moves.run()
-    return out
+    """The same rows of several tensors: new tensors ``(rows.size, ...)``.
+
+    torch makes the room and fills it in one call, which is half of what a ``Moves`` takes.
+
+    Raises:
+        ProtocolError: A row number is out of range.
+    """
+    if not sources:
+        return ()
+    device = sources[0].device
+    numbers = _numbers(rows, device)
+    found = []
+    for x in sources:
+        if x.device != device:
+            device = x.device
+            numbers = _numbers(rows, device)
+        try:
+            found.append(x.index_select(0, numbers))
+        except (IndexError, RuntimeError):
+            limit = x.shape[0]
+            if rows.size and (rows.min() < 0 or rows.max() >= limit):
+                raise out_of_range(rows, limit, "read") from None
+            raise
+    return tuple(found)
+
+
+def _numbers(rows: Rows, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return upload(rows, device)
+    return torch.from_numpy(rows if rows.flags.c_contiguous else np.ascontiguousarray(rows))
 
 
 def take_whole(source: Tensor, rows: Rows, whole: int) -> Tensor:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Mapping
 from enum import Enum
 from functools import partial
 from logging import Logger
+from operator import itemgetter
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -59,17 +60,30 @@ class Structure:
     def __init__(self, function: Callable[..., Any]) -> None:
         walk = _Walk(function)
         self.key: Hashable | None = walk.key if walk.closed else None
-        self._slots = list(
-            {(id(owner), name): (owner, name) for owner, name in walk.slots}.values()
-        )
+        names: dict[int, dict[str, None]] = {}
+        owners: dict[int, Mapping[str, Any]] = {}
+        for owner, name in walk.slots:
+            owners[id(owner)] = owner
+            names.setdefault(id(owner), {})[name] = None
+        # Of one name the getter would give no tuple.
+        self._slots = [
+            (owner, tuple(names[k]), itemgetter(*names[k], next(iter(names[k]))))
+            for k, owner in owners.items()
+        ]
         self._containers, self._cells = walk.containers, walk.cells
         self._parents = [m._modules for m in modules_of(function) if m._modules]
         self.settings = self.now()
 
     def now(self) -> Hashable:
         """The settings of now: another value than before means that a trace may be stale."""
-        values = tuple([owner.get(name) for owner, name in self._slots])
-        found: tuple[Hashable, ...] = (values, tuple(map(type, values)))
+        values: list[Any] = []
+        for owner, names, get in self._slots:
+            try:
+                values += get(owner)
+            except KeyError:
+                values += [owner.get(name) for name in names]
+                values.append(names)
+        found: tuple[Hashable, ...] = (tuple(values), tuple(map(type, values)))
         found += tuple([tuple(inner.values()) for inner in self._parents])
         if self._containers:
             found += tuple([_frozen(owner.get(name)) for owner, name in self._containers])

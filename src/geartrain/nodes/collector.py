@@ -223,10 +223,11 @@ def _sum_equal_rows(
     if rows.size == 1:
         return rows, 1, gradient
     ordered = np.sort(rows)
-    if (ordered[1:] != ordered[:-1]).all():
+    if np.count_nonzero(ordered[1:] == ordered[:-1]) == 0:
         return rows, 1, gradient
-    unique, inverse, counts = np.unique(rows, return_inverse=True, return_counts=True)
-    at = inverse.astype(np.int64, copy=False)
+    unique = distinct(ordered)
+    at = unique.searchsorted(rows)
+    counts = np.bincount(at)
     summed: list[Tensor | None] = []
     for column in gradient:
         if column is None:

@@ -101,7 +101,8 @@ class Group(AbstractNode):
         self._stacked: int | None = size if isinstance(size, int) else None
         states = len(place.schema.state)
         self._groups = RowStore(place.name, ("start", "size", "arrived"), states)
-        self._cells = RowStore(f"{place.name} members", ("origin", "filled"), states)
+        columns = ("origin", "filled", "sorted") if self._sorted else ("origin", "filled")
+        self._cells = RowStore(f"{place.name} members", columns, states)
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         done, states = self._collect(batches)
@@ -142,7 +143,7 @@ class Group(AbstractNode):
         """
         done, states = self._collect([rows])
         starts, sizes = self._groups["start"][done], self._groups["size"][done]
-        members = self._cells["origin"][ranges(starts, sizes)]
+        members = self._cells["origin"][self._members(starts, sizes)]
         if done.size:
             if self._how == "stack":
                 self._require_equal(sizes)
@@ -223,28 +224,31 @@ class Group(AbstractNode):
         moves.run()
 
     def _sort(self, done: IntArray) -> None:
-        """Give members their place by their state."""
+        """Give members their place by their state; they stay in the cells where they are."""
         starts, sizes = self._groups["start"][done], self._groups["size"][done]
         cells = ranges(starts, sizes)
-        group = np.repeat(np.arange(done.size), sizes)
+        group = np.arange(done.size).repeat(sizes)
         keys = self._cells.state[::-1].take(cells, 1)
-        order = cells[np.lexsort([*keys, group])]
-        if np.array_equal(order, cells):
-            return
-        self._cells["origin"][cells] = self._cells["origin"][order]
-        moves, buffers = Moves(), self._cells.buffers()
-        for buffer, sorted_rows in zip(buffers, take(buffers, order), strict=True):
-            moves.add(buffer, cells, sorted_rows, None)
-        moves.run()
+        self._cells["sorted"][cells] = cells[np.lexsort([*keys, group])]
+
+    def _members(self, starts: IntArray, sizes: IntArray) -> IntArray:
+        """The cells of members of these groups, group by group in the order of their places."""
+        cells = ranges(starts, sizes)
+        if not self._sorted:
+            return cells
+        found: IntArray = self._cells["sorted"][cells]
+        return found
 
     def _result(self, done: IntArray, state: IntArray) -> Forward:
         starts, sizes = self._groups["start"][done], self._groups["size"][done]
         origin = done + (self.id << 40)
         if self._how == "bundle":
-            return Forward(self._cells.buffers(), state, origin, sizes, ranges(starts, sizes))
+            return Forward(
+                self._cells.buffers(), state, origin, sizes, self._members(starts, sizes)
+            )
         if self._how == "stack":
             return self._stack(starts, sizes, state, origin)
-        members = take(self._cells.buffers(), ranges(starts, sizes))
+        members = take(self._cells.buffers(), self._members(starts, sizes))
         payload = tuple(reduced(self._how, b, sizes) for b in members)
         return Forward(payload, state, origin)
 
@@ -252,10 +256,12 @@ class Group(AbstractNode):
         self, starts: IntArray, sizes: IntArray, state: IntArray, origin: IntArray
     ) -> Forward:
         k = self._require_equal(sizes)
-        if (starts % k == 0).all() and self._cells.capacity % k == 0:
+        cells = self._members(starts, sizes)
+        lie = (starts % k == 0).all() and self._cells.capacity % k == 0
+        if lie and np.array_equal(cells, ranges(starts, sizes)):
             payload = tuple(b.view(-1, k, *b.shape[1:]) for b in self._cells.buffers())
             return Forward(payload, state, origin, None, starts // k)  # read where they lie
-        members = take(self._cells.buffers(), ranges(starts, sizes))
+        members = take(self._cells.buffers(), cells)
         payload = tuple(b.view(starts.size, k, *b.shape[1:]) for b in members)
         return Forward(payload, state, origin)
 
@@ -276,13 +282,13 @@ class Group(AbstractNode):
         some = [b for b in batches if b.gradient is not None]
         if zero:
             rows = join_arrays(zero) & ROW_MASK
-            cells = ranges(self._groups["start"][rows], self._groups["size"][rows])
+            cells = self._members(self._groups["start"][rows], self._groups["size"][rows])
             emission.backward.append(Backward(self._cells["origin"][cells], None))
             self._release(rows)
         if some:
             rows = join_arrays([b.rows for b in some]) & ROW_MASK
             sizes = self._groups["size"][rows]
-            cells = ranges(self._groups["start"][rows], sizes)
+            cells = self._members(self._groups["start"][rows], sizes)
             emission.backward.append(self._answer(join_gradient(some), cells, sizes))
             self._release(rows)
         return emission
@@ -566,10 +572,11 @@ def _rank(groups: IntArray) -> IntArray:
     """How many earlier rows of the batch have the same group."""
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
-    first = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    count = np.arange(groups.size)
+    first = np.zeros_like(count)
+    first[1:] = np.where(ordered[1:] != ordered[:-1], count[1:], 0)
     rank = np.empty_like(groups)
-    run = np.repeat(first, np.diff(np.r_[first, groups.size]))
-    rank[order] = np.arange(groups.size) - run
+    rank[order] = count - np.maximum.accumulate(first)
     return rank
 
 

@@ -44,6 +44,7 @@ from geartrain.frames.message import (
 from geartrain.frames.rows import RowStore
 from geartrain.nodes.call import (
     Call,
+    Unrecorded,
     as_payload,
     differentiate,
     gather_inputs,
@@ -148,7 +149,7 @@ class RowNode(AbstractNode):
         inside = self._inside(state[INSTANCE], lengths) if self._call.inside else None
         if not train or self._owes_nothing(batches, origin):
             inputs = self._inputs(batches, state, lengths, {})
-            with torch.no_grad():
+            with Unrecorded():
                 outputs, _ = self._kernel.forward(inputs, inside)
             return self._emit(outputs, state, origin, lengths)
         n = origin.size
@@ -167,14 +168,8 @@ class RowNode(AbstractNode):
             total = int(lengths.sum())
             first = int(starts[0])
             store["start"][start:end], store["length"][start:end] = starts, lengths
-        taken = self._call.taken(len(batches[0].payload))
         era = self._eras.now
-        in_place = {
-            i: kept[first : first + total]
-            for i, j in era.kept_input.items()
-            if (kept := era.existing(buffers, j)) is not None
-            and (i >= len(taken) or _fits(kept, batches, taken[i]))
-        }
+        in_place = self._in_place(era, buffers, batches, first, total) if era.kept_input else {}
         inputs = self._inputs(batches, state, lengths, in_place)
         if self._choice is not None:
             kernel = self._choice.kernel(inputs)
@@ -183,17 +178,17 @@ class RowNode(AbstractNode):
                 era = self._eras.now
             store["era"][start:end] = era.number
         room = self._room(era, buffers, first, total)
-        with torch.no_grad():
+        with Unrecorded():
             outputs, residuals = era.kernel.forward(inputs, inside, room)
         if in_place:  # a function may return its very input: rows of the store are for this node
-            stored = {x.untyped_storage().data_ptr() for x in in_place.values()}
+            stored = [x.untyped_storage().data_ptr() for x in in_place.values()]
             outputs = tuple(
-                y.clone() if y.untyped_storage().data_ptr() in stored else y for y in outputs
+                [y.clone() if y.untyped_storage().data_ptr() in stored else y for y in outputs]
             )
         for j, residual in enumerate(residuals):
             if residual is room:
                 continue
-            i = next((i for i, x in enumerate(inputs) if x is residual), None)
+            i = _position(residual, inputs)
             if i is not None and i in in_place and era.kept_input.get(i) == j:
                 continue
             era.buffer(buffers, j, residual)[first : first + total] = residual
@@ -211,27 +206,27 @@ class RowNode(AbstractNode):
             return emission
         rows = join_arrays([b.rows for b in some]) & ROW_MASK
         store = self._rows
-        origin, versions = store["origin"][rows], store["version"][rows]
+        origin = store["origin"][rows]
         lengths, cells, inside = None, rows, None
         if self._cells is not None:
             lengths = store["length"][rows]
             cells = ranges(store["start"][rows], lengths)
         if self._call.inside:
             inside = self._inside(store["instance"][rows], lengths)
-        wanted = bool((origin > ROW_MASK).any())  # the controller, at the bottom, reads none
+        wanted = int(origin.max()) > ROW_MASK  # the controller, at the bottom, reads none
         gradient = join_gradient(some, self._device)
         if self._eras.mixed:
             gradient = self._back_by_era(gradient, rows, lengths, cells, wanted)
         else:
             gradient = self._back(self._eras.now, gradient, cells, inside, wanted)
         if self._weights is not None:
-            self._weights.received(cells.size, versions, lengths)
+            self._weights.received(cells.size, store["version"][rows], lengths)
         self._release(rows)
         gradient = self._call.answer(gradient, self._width)
-        quiet = all(g is None for g in gradient)
-        emission.backward.append(
-            Backward(origin, None) if quiet else Backward(origin, gradient, lengths)
-        )
+        if all(g is None for g in gradient):
+            emission.backward.append(Backward(origin, None))
+        else:
+            emission.backward.append(Backward(origin, gradient, lengths))
         return emission
 
     @property
@@ -299,6 +294,18 @@ class RowNode(AbstractNode):
             self._dry_run = unsettled(self._call)
         return inputs
 
+    def _in_place(
+        self, era: Era, buffers: RowStore, batches: Sequence[Forward], first: int, total: int
+    ) -> dict[int, Tensor]:
+        """Where in the store inputs may be joined, by number: they are residuals themselves."""
+        taken = self._call.taken(len(batches[0].payload))
+        found: dict[int, Tensor] = {}
+        for i, j in era.kept_input.items():
+            kept = era.existing(buffers, j)
+            if kept is not None and (i >= len(taken) or _fits(kept, batches, taken[i])):
+                found[i] = kept[first : first + total]
+        return found
+
     def _room(self, era: Era, buffers: RowStore, first: int, total: int) -> Tensor | None:
         """Where in the store the kernel may write its residual."""
         if era.kernel.room_for is None:
@@ -311,7 +318,7 @@ class RowNode(AbstractNode):
     ) -> Gradient:
         into = GradientSum(()) if self._weights is None else self._weights.gradient
         kept = era.kept(self._cells or self._rows)
-        with torch.no_grad():
+        with Unrecorded():
             return era.kernel.backward(gradient, kept, cells, into, inside, wanted=wanted)
 
     def _back_by_era(
@@ -347,12 +354,11 @@ class RowNode(AbstractNode):
         self._release(rows)
 
     def _release(self, rows: IntArray) -> None:
-        starts, lengths = self._rows["start"][rows], self._rows["length"][rows]
         self._rows.release(rows)
         if self._eras.mixed:
             self._eras.release(rows, self._cells or self._rows)
         if self._cells is not None:
-            release_ragged(self._cells, starts, lengths)
+            release_ragged(self._cells, self._rows["start"][rows], self._rows["length"][rows])
 
     def _inside(self, slots: IntArray, lengths: IntArray | None) -> Inside:
         return look_inside(self.place, slots, lengths, self._device)
@@ -360,7 +366,17 @@ class RowNode(AbstractNode):
 
 def _fits(kept: Tensor, batches: Sequence[Forward], j: int) -> bool:
     """Whether payload j can be written where it is kept (``out=`` would cast and broadcast)."""
-    return all(
-        b.payload[j].shape[1:] == kept.shape[1:] and b.payload[j].dtype == kept.dtype
-        for b in batches
-    )
+    inner, dtype = kept.shape[1:], kept.dtype
+    for batch in batches:
+        x = batch.payload[j]
+        if x.dtype is not dtype or x.shape[1:] != inner:
+            return False
+    return True
+
+
+def _position(residual: Tensor, inputs: Payload) -> int | None:
+    """Which of the inputs it is."""
+    for i, x in enumerate(inputs):
+        if x is residual:
+            return i
+    return None

@@ -47,4 +47,6 @@ class Ages:
 
 def bincount(ages: IntArray, lengths: IntArray | None) -> IntArray:
     """Rows by staleness, of messages with these ages and lengths."""
+    if lengths is None:
+        return np.bincount(ages)
     return np.bincount(ages, lengths).astype(np.int64)
