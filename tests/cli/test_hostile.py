@@ -98,6 +98,7 @@ def test_no_option_gives_a_traceback_whatever_its_value(command: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("command", "option"), EVERY)
 def test_no_option_gives_a_traceback_whatever_its_value_of_all(command: str, option: str) -> None:
     for value in NASTY:

@@ -326,6 +326,7 @@ def test_parts_with_rules_of_their_own_never_wait_for_one_another_in_vain(**draw
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @settings(max_examples=500)
 @MIXED
 def test_parts_with_many_rules_of_their_own_never_wait_for_one_another_in_vain(**drawn):
