@@ -42,6 +42,7 @@ from geartrain.nodes.call import Call, read_columns, require_rows, unsettled
 from geartrain.nodes.choice import AbstractChoice
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.kernel import AbstractKernel
+from geartrain.nodes.loop.picking import may_pick, picked
 from geartrain.nodes.loop.plan import Called, CallStage, LoopPlan, Planner, RowNumbers
 from geartrain.nodes.loop.values import (
     AbstractTensors,
@@ -96,6 +97,7 @@ class Turn:
         rows: By part, the rows of its calls of each instance.
         versions: By part, that of its weights in the forward.
         awaited: Instances of which rows that have left are unanswered.
+        kernels: Those that were chosen in place of the first ones, by module.
         unanswered: Instances that are unanswered themselves, in training.
     """
 
@@ -109,6 +111,7 @@ class Turn:
     kept: list[tuple[AbstractKernel, Payload] | None] = field(default_factory=list)
     rows: dict[str, IntArray] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
+    kernels: dict[int, AbstractKernel] = field(default_factory=dict)
     awaited: int = 0
     unanswered: int = 0
 
@@ -322,6 +325,7 @@ class LoopNode(AbstractNode):
         self._door, self.planner, self._inner = door, planner, inner
         self._entries, self._exits = entries, exits
         self._dry_runs = [unsettled(each.call) for each in inner]
+        self._may_pick = [may_pick(each.call.function, each.weights is None) for each in inner]
         self._weights = {w.name: w for each in inner if (w := each.weights) is not None}
         self._instances = RowStore(place.name, ("turn", "local", "slot"))
         self._turns: dict[int, Turn] = {}
@@ -442,10 +446,20 @@ class LoopNode(AbstractNode):
             if dry_run is not None:
                 dry_run.look(inner.call, inner.place, inputs, rows.state, None, None)
                 self._dry_runs[stage.number] = unsettled(inner.call)
-            kernel = inner.kernel
-            if train and inner.choice is not None:
-                kernel = inner.choice.kernel(inputs)
-            outputs, kept = kernel.forward(inputs)
+            kernel: AbstractKernel = inner.kernel
+            kept: Payload = ()
+            pick = None
+            if self._may_pick[stage.number]:
+                pick = picked(inner.call.function, inputs)
+                self._may_pick[stage.number] = pick is not None
+            if pick is not None:
+                outputs, kernel = pick
+            else:
+                if train and inner.choice is not None:
+                    kernel = turn.kernels.get(stage.number) or inner.choice.kernel(inputs)
+                    if kernel is not inner.kernel:
+                        turn.kernels[stage.number] = kernel  # nothing changes within a firing
+                outputs, kept = kernel.forward(inputs)
             require_rows(inner.name, outputs, len(rows))
         except GeartrainError as error:
             error.add_note(_story(inner, "forward", inputs, rows.state[INSTANCE], number, turn))

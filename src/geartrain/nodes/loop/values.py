@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Final, Literal, final
+from typing import ClassVar, Final, Literal, final
 
 import numpy as np
 import torch
@@ -71,7 +71,7 @@ class Numbers:
         """So many rows more of a value; their numbers."""
         first = self.counts[number]
         self.counts[number] = first + n
-        return np.arange(first, first + n)
+        return _count(first, n)
 
     def group(self, number: int, members: IntArray, sizes: IntArray) -> IntArray:
         """Grouped rows more, of these members of the value beneath; their numbers."""
@@ -269,7 +269,8 @@ class _Pieces:
         """A gradient for all rows of a piece."""
         before = self.given[k][j]
         if before is None:
-            self.given[k][j] = g.to(self.columns[k][j].dtype)
+            dtype = self.columns[k][j].dtype
+            self.given[k][j] = g if g.dtype is dtype else g.to(dtype)
         elif (k, j) in self.owned:
             before.add_(g)
         else:
@@ -596,9 +597,25 @@ def write(
     moves.run()
 
 
+class _Counted:
+    """0, 1, ...: rows that are a view of it follow upon one another, which is seen at once."""
+
+    numbers: ClassVar[IntArray] = np.arange(1 << 12)
+
+
+def _count(first: int, n: int) -> IntArray:
+    """first, first + 1, ...; nobody may write to it."""
+    numbers = _Counted.numbers  # another worker may replace them
+    if first + n > numbers.size:
+        numbers = _Counted.numbers = np.arange(2 * (first + n))
+    return numbers[first : first + n]
+
+
 def consecutive(rows: IntArray) -> int:
     """The first of rows that follow upon one another; -1: they do not."""
     first, n = int(rows[0]), rows.size
+    if rows.base is _Counted.numbers and rows.strides == (8,):
+        return first
     if int(rows[-1]) - first != n - 1:
         return -1
     return first if n < 3 or bool((rows[1:] - rows[:-1] == 1).all()) else -1
