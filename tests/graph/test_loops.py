@@ -64,8 +64,6 @@ def test_a_loop_that_runs_whole_calls_its_module_once_a_turn():
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (partial(chain, again=first), "'again' reads the payload"),
-        (partial(chain, again=lambda m: m.payload[0][:, 0] > 0), "reads the payload"),
         (partial(chain, keep="graph"), "'cell' keeps autograd's graph of whole messages"),
         (partial(chain, alone=True), "'cell' takes one message at a time"),
     ],
@@ -73,8 +71,7 @@ def test_a_loop_that_runs_whole_calls_its_module_once_a_turn():
 def test_what_cannot_run_whole_runs_by_steps_or_is_refused_with_the_reason(make, reason):
     assert reason in str(make("auto"))
     data = instances(1)
-    if make.keywords.get("again") is None:
-        assert not loops_of(accumulate(make("auto"), data))
+    assert not loops_of(accumulate(make("auto"), data))
     with pytest.raises(GraphError, match=f"'state' is to run whole, but .*{reason}"):
         one_pass(make("whole"), data)
 
@@ -133,9 +130,7 @@ def test_rows_enter_by_several_inputs_and_routes_and_each_is_waited_for():
 def test_where_it_is_not_known_how_many_rows_enter_a_loop_runs_by_steps():
     graph = Graph(value=("turns",))
     state = graph.loop(name="state", run="auto")
-    some, none = graph.input("x", turn=0).where(first, name="some")
-    none.stop()
-    state.join(some)
+    state.join(graph.input("x", turn=0).ungroup(index="turn", name="some"))
     step = state.through(nn.Linear(2, 2), name="cell").move(turn=lambda m: m.turn + 1)
     more, done = step.where(lambda m: m.turn < m.turns)
     state.join(more)
@@ -171,6 +166,84 @@ def test_an_endless_loop_is_refused_before_anything_is_computed():
     graph = chain("whole", again=lambda m: m.turn >= 0)
     with pytest.raises(EndlessLoopError, match="rows of instance 0 have gone round the loop of"):
         accumulate(graph, instances(1))
+
+
+def late(m: object) -> object:
+    """Stops where the payload says so, and after six turns."""
+    large = m.payload[0].square().sum(1) > 0.4  # type: ignore[attr-defined]
+    return large.numpy() & (m.turn < 6)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("order", [Order(max_active=1), Order(max_active=8), Order(max_rows=2)])
+def test_a_loop_that_decides_by_payloads_runs_whole_and_learns_the_same(order):
+    def build(run: str) -> Graph:
+        torch.manual_seed(1)
+        return chain(run, again=late)
+
+    data = instances(*[1] * 9, rows=3)
+    assert "loop 'state' runs whole, payload decides (again): cell, move, again" in str(
+        build("auto")
+    )
+    steps, whole = (accumulate(build(run), data, order) for run in ("steps", "whole"))
+    (loop,) = loops_of(whole)
+    assert loop.calls > 1
+    assert_same_gradients(whole.gradients, steps.gradients)
+    assert whole.sums["loss"] == pytest.approx(steps.sums["loss"])
+    by_steps, all_rows = (sum(o.parts["cell"].histogram()) for o in (steps, whole))
+    assert by_steps == all_rows
+
+
+def test_rows_that_enter_by_what_their_payload_says_run_with_the_loop():
+    def build(run: str) -> Graph:
+        torch.manual_seed(6)
+        graph = Graph(value=("turns",))
+        state = graph.loop(name="state", run=run)  # type: ignore[arg-type]
+        some, none = graph.input("x", turn=0).where(first, name="some")
+        none.loss(squared, name="at once")
+        state.join(some)
+        step = state.through(nn.Linear(2, 2).double(), name="cell")
+        more, done = step.move(turn=lambda m: m.turn + 1).where(late)
+        state.join(more)
+        done.loss(squared)
+        return graph
+
+    data = instances(*[1] * 6, rows=3)
+    assert "runs whole, payload decides (some, where)" in str(build("auto"))
+    steps, whole = (accumulate(build(run), data) for run in ("steps", "whole"))
+    assert loops_of(whole)
+    assert_same_gradients(whole.gradients, steps.gradients)
+    assert whole.sums["loss"] == pytest.approx(steps.sums["loss"])
+
+
+def test_modules_that_lead_to_another_are_called_before_it():
+    torch.manual_seed(0)
+    graph = Graph(value=("turns",))
+    state = graph.loop(name="state", run="whole")
+    state.join(graph.input("x", turn=0))
+    ways = state.through(nn.Linear(2, 2).double(), name="router").where(first)
+    said = [way.through(nn.Linear(2, 2).double(), name=f"expert {k}") for k, way in enumerate(ways)]
+    step = graph.merge(*said).through(nn.Linear(2, 2).double(), name="step")
+    more, done = step.move(turn=lambda m: m.turn + 1).where(lambda m: m.turn < m.turns)
+    state.join(more)
+    done.loss(squared)
+    outcome = accumulate(graph, instances(*[3] * 20), Order(max_active=20))
+    assert loops_of(outcome)[0].calls <= 3 * 4
+
+
+def test_an_endless_loop_that_decides_by_payloads_ends_during_the_firing():
+    graph = chain("whole", again=lambda m: m.payload[0][:, 0] > -1e9)
+    with pytest.raises(EndlessLoopError, match="rows of instance 0 have gone round the loop of"):
+        accumulate(graph, instances(1))
+
+
+def test_a_function_that_fails_on_a_payload_is_told_by_name():
+    def fails(m: object) -> object:
+        if (m.turn > 2).any():  # type: ignore[attr-defined]
+            raise RuntimeError("no more")
+        return m.payload[0][:, 0] > -1e9  # type: ignore[attr-defined]
+
+    with pytest.raises(WorkerError, match=r"RuntimeError in 'again', 1 rows of .*instance 0"):
+        accumulate(chain("whole", again=fails), instances(1))
 
 
 def test_members_that_never_come_are_told():

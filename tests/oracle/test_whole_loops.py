@@ -23,12 +23,15 @@ from tests.rigs.passes import (
 from tests.rigs.twins import Lists, Program, Streams, instance, new_graph
 
 
-def looped(seed: int, length: int) -> Program:
-    """A program by columns that has a loop."""
+def looped(seed: int, length: int, looks: bool = False) -> Program:
+    """A program that has a loop, which looks at columns alone, or decides by payloads."""
     while True:
-        program = Program(seed, length, columns=True)
-        program.run(Streams(new_graph()))
-        if "loop" in program.told:
+        program = Program(seed, length, columns=True, looks=looks)
+        graph = new_graph()
+        program.run(Streams(graph, "auto"))
+        if "loop" in program.told and (
+            not looks or ({"early", "route"} & {*program.told} and "payload decides" in str(graph))
+        ):
             return program
         seed += 100_003
 
@@ -40,8 +43,8 @@ def graph_of(program: Program, run: str):
     return graph
 
 
-def check(seed, length, size, order, tell=note):
-    program = looped(seed, length)
+def check(seed, length, size, order, tell=note, looks=False):
+    program = looped(seed, length, looks)
     data = [instance(1000 * seed + i) for i in range(size)]
     plain = Lists(data)
     program.run(plain)
@@ -77,11 +80,34 @@ def test_gradients_of_many_loops_that_run_whole_are_those_of_autograd(seed, leng
     check(seed, length, size, order)
 
 
+@settings(max_examples=6)
+@given(
+    seed=st.integers(0, 10_000), length=st.integers(1, 4), size=st.integers(1, 6), order=orders()
+)
+def test_gradients_of_a_loop_that_decides_by_payloads_are_those_of_autograd(
+    seed, length, size, order
+):
+    check(seed, length, size, order, looks=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@settings(max_examples=1000)
+@given(
+    seed=st.integers(0, 10**6), length=st.integers(1, 9), size=st.integers(1, 12), order=orders()
+)
+def test_gradients_of_many_loops_that_decide_by_payloads_are_those_of_autograd(
+    seed, length, size, order
+):
+    check(seed, length, size, order, looks=True)
+
+
+@pytest.mark.parametrize("looks", [False, True])
 @pytest.mark.parametrize("order", [ORDERS[k] for k in (3, 9)], ids=str)
-def test_whole_and_by_steps_rows_learn_as_often(order):
+def test_whole_and_by_steps_rows_learn_as_often(order, looks):
     order = replace(order, workers=1)
     for seed in range(2):
-        program = looped(seed, 4)
+        program = looped(seed, 4, looks)
         data = [instance(1000 * seed + i) for i in range(7)]
         got = [accumulate(graph_of(program, run), data, order) for run in ("steps", "whole")]
         by_steps, whole = (
@@ -90,9 +116,10 @@ def test_whole_and_by_steps_rows_learn_as_often(order):
         assert by_steps == whole
 
 
-def test_an_evaluation_of_a_loop_that_runs_whole_keeps_nothing_and_finds_the_same_loss():
+@pytest.mark.parametrize("looks", [False, True])
+def test_an_evaluation_of_a_loop_that_runs_whole_keeps_nothing_and_finds_the_same_loss(looks):
     for seed in range(3):
-        program = looped(seed, 4)
+        program = looped(seed, 4, looks)
         data = [instance(1000 * seed + i) for i in range(7)]
         plain = Lists(data)
         program.run(plain)

@@ -503,6 +503,14 @@ class Lists:
         return finished
 
 
+def _kind(m: Any) -> Any:
+    return m.kind % 3
+
+
+def _sign(m: Any) -> Any:
+    return (m.payload[0].sum(1) > 0).long() + (m.payload[0][:, 0] > 0).long()
+
+
 class Program:
     """A random program; equal seeds draw equal programs, whichever twin runs them.
 
@@ -510,10 +518,14 @@ class Program:
         seed: Of the motifs and of the weights.
         length: How many motifs.
         columns: Whether its control flow looks at columns alone, and nothing keeps whole messages.
+        looks: Whether it looks at payloads all the same, as often as can be.
     """
 
-    def __init__(self, seed: int, length: int, *, columns: bool = False) -> None:
+    def __init__(
+        self, seed: int, length: int, *, columns: bool = False, looks: bool = False
+    ) -> None:
         self._seed, self._length, self._columns = seed, length, columns
+        self._looks = looks
         self.modules: dict[str, nn.Module] = {}
         self.told: list[str] = []
 
@@ -536,6 +548,8 @@ class Program:
         ]  # fmt: skip
         if self._columns:
             names = [name for name in names if name not in _OF_MESSAGES]
+        if self._looks:
+            names += ["early", "early", "early", "route"]
         for _ in range(n):
             name = self._dice.choice([*names, "loop", "loop"] if depth else names)
             self.told.append(name)
@@ -639,7 +653,7 @@ class Program:
 
     def _route(self, wire: Wire, wires: list[Wire], depth: int) -> list[Wire]:
         d = self._width()
-        ways = self._twin.route(wire.at, lambda m: m.kind % 3, 3)
+        ways = self._twin.route(wire.at, _sign if self._looks else _kind, 3)
         done = [self._run(wire, d, way) for way in ways]
         return [Wire(self._twin.merge(*done), (d,), wire.turns)]
 
@@ -855,7 +869,7 @@ class Program:
         return self._turn
 
 
-_OF_MESSAGES = ("early", "bundle", "unpack")
+_OF_MESSAGES = ("early", "bundle", "unpack", "memory")
 
 
 class Shape(nn.Module):

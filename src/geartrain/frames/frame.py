@@ -272,8 +272,8 @@ class View:
         if not batch.payload:
             raise GraphError(
                 "m.payload was read where rows are told apart by their columns alone, as in the "
-                "functions of a group and in a loop that runs whole: graph.loop(run='steps') lets "
-                "where, route and move read it"
+                "functions of a group, and in a loop that runs whole where no function was seen to "
+                "read it: name m.payload in the function itself, or give graph.loop(run='steps')"
             )
         if batch.index is None:
             return tuple(map(widened, batch.payload))

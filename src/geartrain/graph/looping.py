@@ -165,7 +165,9 @@ class _Builder:
         door = LoopDoor(door_place, region.inputs, len(entries), leaving)
         for name in region.inputs:
             place.arena.count_fed(name)
-        node = LoopNode(place, door, planner, self._inner, entering, leaving)
+        node = LoopNode(
+            place, door, planner, self._inner, entering, leaving, ahead=not region.deciding
+        )
         door.beside = node.id
         return door, node
 
@@ -273,9 +275,15 @@ class _Builder:
             assert isinstance(made, Group) and isinstance(grouped, Grouped)
             return GroupStage(made, grouped)
         if isinstance(made, Flatmap):
-            return FlatmapStage(made)
+            return FlatmapStage(made, self._read(operator))
         assert isinstance(made, AbstractStep)
-        return StepStage(made)
+        return StepStage(made, self._read(operator))
+
+    def _read(self, operator: AbstractOperator) -> AbstractValue | None:
+        """What the functions of an operator that decides read of its rows."""
+        if operator.id not in self._region.deciding:
+            return None
+        return self._value(("in", operator.id, 0))
 
     def _call(self, operator: Through, place: Place) -> CallStage:
         through, weights = self._throughs[operator.id]

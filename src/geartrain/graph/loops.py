@@ -3,8 +3,9 @@
     operators ─► strongly connected ones, and of those before them as many as say how many rows
     enter ─► a ``Region`` with the reason why it cannot, or none
 
-A loop may run whole where its control flow looks at columns alone, every module in it takes rows
-that may come back apart, and the number of rows that an instance sends in is known when it enters.
+A loop may run whole where every module in it takes rows that may come back apart, and the number of
+rows that an instance sends in is known when it enters. Where control flow looks at columns alone it
+is planned before anything is computed.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Region:
         entries: Input ports in it that rows from outside come to.
         exits: Output ports in it whose reader is outside.
         inputs: Input name to the rows that enter for each row that an instance brings there.
+        deciding: Numbers of those in it that read the payload to decide where rows go, in order.
         reason: Why it cannot run whole; None: it can.
     """
 
@@ -67,6 +69,7 @@ class Region:
     entries: list[Port] = field(default_factory=list)
     exits: list[Port] = field(default_factory=list)
     inputs: dict[str, int] = field(default_factory=dict)
+    deciding: list[int] = field(default_factory=list)
     reason: str | None = None
 
     @property
@@ -220,6 +223,11 @@ class _Known:
                 break
             region.operators = self._with(unknown, region.operators)
         self._find_ports(region)
+        region.deciding = [
+            number
+            for number in sorted(region.operators)
+            if any(map(reads_payload, _deciding(self._operators[number])))
+        ]
         if region.reason is None and run == "steps":
             region.reason = f"nobody said graph.loop(name='{region.name}', run='auto')"
         return region
@@ -268,8 +276,6 @@ class _Known:
         """Why an operator cannot be in a loop that runs whole; None: it can."""
         if isinstance(operator, Through):
             return _why_not_through(operator)
-        if any(reads_payload(function) for function in _deciding(operator)):
-            return "reads the payload"
         if isinstance(operator, Grouping) and operator.how == "bundle":
             return "makes bundles"
         if isinstance(operator, Ungrouping):

@@ -3,9 +3,9 @@
     rows ─► LoopDoor ─► an instance, when all of its rows are there ─► LoopNode ─► rows that leave
     answers to those ─► LoopDoor ─► an instance, when all of them are there ─► LoopNode ─► answers
 
-One firing of the node runs the loop for some instances: planned on their columns, computed by the
-kernels that a loop by steps uses. On the way back the calls are taken
-in reverse, for those instances that have been answered.
+One firing of the node runs the loop for some instances: planned on their columns, or found out call
+by call where payloads decide, and computed by the kernels that a loop by steps uses. On the way
+back the calls are taken in reverse, for those instances that have been answered.
 
 Messages of the node are instances. They see one version of the weights in all turns.
 """
@@ -27,7 +27,6 @@ from geartrain.frames.message import (
     ROW_MASK,
     Backward,
     Forward,
-    Gradient,
     IntArray,
     Payload,
     address,
@@ -38,13 +37,19 @@ from geartrain.frames.message import (
     join_states,
 )
 from geartrain.frames.rows import RowStore
-from geartrain.native.rows import Moves, take
+from geartrain.native.rows import Moves
 from geartrain.nodes.call import Call, read_columns, require_rows, unsettled
 from geartrain.nodes.choice import AbstractChoice
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.kernel import AbstractKernel
+from geartrain.nodes.loop.picking import may_pick, picked
 from geartrain.nodes.loop.plan import Called, CallStage, LoopPlan, Planner, RowNumbers
-from geartrain.nodes.loop.values import AbstractValue, FiringTensors, write
+from geartrain.nodes.loop.values import (
+    AbstractTensors,
+    AbstractValue,
+    FiringTensors,
+    TapeTensors,
+)
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.weights import AbstractWeights
 
@@ -92,11 +97,12 @@ class Turn:
         rows: By part, the rows of its calls of each instance.
         versions: By part, that of its weights in the forward.
         awaited: Instances of which rows that have left are unanswered.
+        kernels: Those that were chosen in place of the first ones, by module.
         unanswered: Instances that are unanswered themselves, in training.
     """
 
     plan: LoopPlan
-    held: FiringTensors
+    held: AbstractTensors
     slots: IntArray
     local: IntArray
     pending: IntArray
@@ -105,13 +111,14 @@ class Turn:
     kept: list[tuple[AbstractKernel, Payload] | None] = field(default_factory=list)
     rows: dict[str, IntArray] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
+    kernels: dict[int, AbstractKernel] = field(default_factory=dict)
     awaited: int = 0
     unanswered: int = 0
 
     def nbytes(self) -> int:
         """Bytes of its tensors; what several hold is counted once."""
         seen = {x.untyped_storage().data_ptr(): x for call in self.kept if call for x in call[1]}
-        mine = {x.data_ptr() for columns in self.held.values.values() for x in columns}
+        mine = {x.data_ptr() for x in self.held.tensors()}
         return self.held.nbytes() + sum(x.nbytes for at, x in seen.items() if at not in mine)
 
 
@@ -299,6 +306,7 @@ class LoopNode(AbstractNode):
         planner: Says what is called, and with which rows.
         inner: The modules.
         exits: What rows of each exit hold.
+        ahead: Whether columns alone decide, so that all is planned before anything is computed.
     """
 
     def __init__(
@@ -309,11 +317,15 @@ class LoopNode(AbstractNode):
         inner: Sequence[Inner],
         entries: Sequence[AbstractValue],
         exits: Sequence[AbstractValue],
+        *,
+        ahead: bool = True,
     ) -> None:
         super().__init__(place)
+        self._ahead = ahead
         self._door, self.planner, self._inner = door, planner, inner
         self._entries, self._exits = entries, exits
         self._dry_runs = [unsettled(each.call) for each in inner]
+        self._may_pick = [may_pick(each.call.function, each.weights is None) for each in inner]
         self._weights = {w.name: w for each in inner if (w := each.weights) is not None}
         self._instances = RowStore(place.name, ("turn", "local", "slot"))
         self._turns: dict[int, Turn] = {}
@@ -363,13 +375,22 @@ class LoopNode(AbstractNode):
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         slots = join_states(batches)[INSTANCE]
         came = self._door.take(slots)
-        plan = self.planner.plan([state for _, _, state, _ in came])
+        plan = self.planner.begin([state for _, _, state, _ in came])
         turn = self._turn(plan, slots, came)
-        self._enter(turn, came)
-        self._door.release([rows for _, rows, _, _ in came])
         with torch.no_grad():
-            for number, called in enumerate(plan.calls):
-                self._call(turn, number, called, train)
+            if self._ahead:
+                self.planner.finish(plan)
+                self._enter(turn, came)
+                for number, called in enumerate(plan.calls):
+                    self._call(turn, number, called, train)
+            else:
+                self._enter(turn, came)
+                held = turn.held
+                plan.look = lambda source, rows: source.gather(held, rows)
+                plan.run = lambda number, called: self._call(turn, number, called, train)
+                self.planner.finish(plan)
+                plan.look = plan.run = None
+        _await(turn)
         emission = Emission()
         if train:
             self._note(turn)
@@ -391,15 +412,9 @@ class LoopNode(AbstractNode):
     ) -> Turn:
         local = np.full(int(slots.max()) + 1, -1, np.int64)
         local[slots] = np.arange(slots.size)
-        pending = np.zeros(slots.size, np.int64)
-        for rows in plan.exits:
-            for each in rows:
-                pending += np.bincount(local[each.state[INSTANCE]], minlength=slots.size)
         entered = [(state[INSTANCE], origin) for _, _, state, origin in came]
-        awaited = int((pending > 0).sum())
-        return Turn(
-            plan, FiringTensors(plan.numbers), slots, local, pending, entered, awaited=awaited
-        )
+        held = (FiringTensors if self._ahead else TapeTensors)(plan.numbers)
+        return Turn(plan, held, slots, local, np.zeros(slots.size, np.int64), entered)
 
     def _enter(
         self, turn: Turn, came: Sequence[tuple[Payload, IntArray, IntArray, IntArray]]
@@ -408,14 +423,15 @@ class LoopNode(AbstractNode):
             self._entries, turn.plan.entered, came, strict=True
         ):
             if rows.size:
-                write(turn.held.room(value.number, self.name, buffers), first, buffers, rows)
+                turn.held.put(value.number, self.name, first, buffers, rows)
+        self._door.release([rows for _, rows, _, _ in came])
 
     def _call(self, turn: Turn, number: int, called: Called, train: bool) -> None:
         """Run one call, forward."""
         stage, rows, held = called.stage, called.rows, turn.held
         if not isinstance(stage, CallStage):
             found = stage.source.gather(held, rows.numbers)
-            write(held.room(stage.into.number, self.name, found), called.first, found, None)
+            held.put(stage.into.number, self.name, called.first, found)
             turn.kept.append(None)
             return
         inner = self._inner[stage.number]
@@ -430,10 +446,20 @@ class LoopNode(AbstractNode):
             if dry_run is not None:
                 dry_run.look(inner.call, inner.place, inputs, rows.state, None, None)
                 self._dry_runs[stage.number] = unsettled(inner.call)
-            kernel = inner.kernel
-            if train and inner.choice is not None:
-                kernel = inner.choice.kernel(inputs)
-            outputs, kept = kernel.forward(inputs)
+            kernel: AbstractKernel = inner.kernel
+            kept: Payload = ()
+            pick = None
+            if self._may_pick[stage.number]:
+                pick = picked(inner.call.function, inputs)
+                self._may_pick[stage.number] = pick is not None
+            if pick is not None:
+                outputs, kernel = pick
+            else:
+                if train and inner.choice is not None:
+                    kernel = turn.kernels.get(stage.number) or inner.choice.kernel(inputs)
+                    if kernel is not inner.kernel:
+                        turn.kernels[stage.number] = kernel  # nothing changes within a firing
+                outputs, kept = kernel.forward(inputs)
             require_rows(inner.name, outputs, len(rows))
         except GeartrainError as error:
             error.add_note(_story(inner, "forward", inputs, rows.state[INSTANCE], number, turn))
@@ -441,15 +467,7 @@ class LoopNode(AbstractNode):
         except Exception as error:
             story = _story(inner, "forward", inputs, rows.state[INSTANCE], number, turn)
             raise WorkerError(f"{type(error).__name__} in node {story}: {error}") from error
-        number_into = stage.into.number
-        if (
-            number_into not in held.values
-            and turn.plan.numbers.counts[number_into] == len(rows)
-            and all(y.is_contiguous() for y in outputs)
-        ):
-            held.values[number_into] = list(outputs)
-        else:
-            write(held.room(number_into, inner.name, outputs), called.first, outputs, None)
+        held.put(stage.into.number, inner.name, called.first, outputs)
         turn.kept.append((kernel, kept) if train else None)
 
     def _note(self, turn: Turn) -> None:
@@ -486,7 +504,7 @@ class LoopNode(AbstractNode):
                 state = np.concatenate([r.state for r in came], axis=1)
                 rows = RowNumbers(join_arrays([r.numbers for r in came]), state)
             value, held = self._exits[k], turn.held
-            stored = held.values.get(value.number)
+            stored = held.whole(value.number)
             index = None if stored is None else rows.numbers
             payload = tuple(stored) if stored is not None else value.gather(held, rows.numbers)
             origin = self._door.expect(k, rows)
@@ -546,15 +564,10 @@ class LoopNode(AbstractNode):
         which = None if wanted.all() else np.flatnonzero(wanted)
         if which is not None and not which.size:
             return
-        columns = held.gradients[stage.into.number]
-        gradient: Gradient
-        if which is None:
-            gradient = tuple(None if g is None else g[first : first + n] for g in columns)
-            read, slots = rows.numbers, rows.state[INSTANCE]
-        else:
-            at = which + first
-            gradient = tuple(None if g is None else take([g], at)[0] for g in columns)
-            read, slots = rows.numbers[which], rows.state[INSTANCE, which]
+        gradient = held.gradient(stage.into.number, first, n, which)
+        read, slots = rows.numbers, rows.state[INSTANCE]
+        if which is not None:
+            read, slots = read[which], slots[which]
         if not isinstance(stage, CallStage):
             stage.source.scatter(held, read, gradient)
             return
@@ -608,8 +621,8 @@ class LoopNode(AbstractNode):
         mine: NDArray[np.bool_] | None,
         emission: Emission,
     ) -> None:
-        first, number = turn.plan.entered[k], self._entries[k].number
-        rows = np.arange(first, first + origin.size)
+        first, number, n = turn.plan.entered[k], self._entries[k].number, origin.size
+        rows = np.arange(first, first + n)
         if mine is not None:
             chosen = np.flatnonzero(mine[turn.local[slots]])
             rows, origin = rows[chosen], origin[chosen]
@@ -621,8 +634,8 @@ class LoopNode(AbstractNode):
             emission.backward.append(Backward(origin[~some], None))
             rows, origin = rows[some], origin[some]
         if rows.size:
-            gradient = tuple(turn.held.gradients[number])
-            emission.backward.append(Backward(origin, gradient, None, rows))
+            gradient = turn.held.gradient(number, first, n, None)
+            emission.backward.append(Backward(origin, gradient, None, rows - first))
 
     def origins(self, rows: IntArray) -> IntArray:
         found: IntArray = self._instances["slot"][rows]  # a slot is its own address
@@ -637,6 +650,15 @@ class LoopNode(AbstractNode):
 
     def nbytes(self) -> int:
         return sum(turn.nbytes() for turn in self._turns.values())
+
+
+def _await(turn: Turn) -> None:
+    """Count the rows that leave."""
+    n = turn.slots.size
+    for rows in turn.plan.exits:
+        for each in rows:
+            turn.pending += np.bincount(turn.local[each.state[INSTANCE]], minlength=n)
+    turn.awaited = int((turn.pending > 0).sum())
 
 
 def zero_answers(turn: Turn, which: IntArray) -> list[Backward]:
@@ -661,11 +683,12 @@ def _story(
 ) -> str:
     """Module, part, direction, which call, shapes, instances."""
     part = f" of part '{inner.weights.name}'" if inner.weights is not None else ""
+    of = "" if turn.plan.run is not None else f" of {len(turn.plan.calls)}"
     shapes = [
         f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" for x in tensors if x is not None
     ]
     return (
-        f"'{inner.name}'{part}, {way}, call {number + 1} of {len(turn.plan.calls)} of its loop, "
+        f"'{inner.name}'{part}, {way}, call {number + 1}{of} of its loop, "
         f"{slots.size} rows, payload {', '.join(shapes) or 'none'}, "
         f"{inner.place.arena.describe_several(slots)}"
     )

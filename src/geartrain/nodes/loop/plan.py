@@ -3,17 +3,18 @@
     columns of the rows that enter ─► stages ─► calls: rows read, rows written
                                                 exits: rows that leave
 
-Nothing here touches a payload. A module is called with all rows that have come for it, and the one
-that has most goes first: a loop over trees calls its cell once a height, and one of five kinds of
-cells calls them a third less often than if every height called all of them. What is between modules
-(routes, moves, groups, joins) are the nodes and steps of a loop by steps, given rows without
-payload.
+Nothing here touches a payload, unless a function that decides reads it: then a call runs as soon as
+it is found, and the function gets its rows. A module is called with all rows that have come for it,
+when none before it in the same round is to be called, and the one that has most goes first: a loop
+over trees calls its cell once a height, and one of five kinds of cells calls them a third less
+often than if every height called all of them. What is between modules (routes, moves, groups,
+joins) are the nodes and steps of a loop by steps, given rows without payload where none reads it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, final
 
@@ -25,6 +26,7 @@ from geartrain.frames.message import (
     ROW_MASK,
     Forward,
     IntArray,
+    Payload,
     ranges,
 )
 from geartrain.nodes.control import AbstractStep
@@ -34,6 +36,7 @@ from geartrain.nodes.structure import Flatmap
 
 Passed: TypeAlias = list[tuple[tuple[int, int], IntArray]]
 """Where rows have gone round, and the slots of their instances, one entry a row."""
+Look: TypeAlias = Callable[[AbstractValue, IntArray], Payload]
 Watch: TypeAlias = Callable[[Passed], None]
 """Raises if rows of an instance have gone round too often."""
 
@@ -76,12 +79,23 @@ class LoopPlan:
         calls: In the order in which they run.
         exits: By exit, the rows that leave there, in the order of the calls.
         entered: By entry, the first row that has entered there.
+        look: Gives rows of a value, for functions that read them; None: there are none yet.
+        run: Runs a call as soon as it is found; None: they run when the plan is ready.
     """
 
     numbers: Numbers
     entered: list[int] = field(default_factory=list)
     calls: list[Called] = field(default_factory=list)
     exits: list[list[RowNumbers]] = field(default_factory=list)
+    look: Look | None = None
+    run: Callable[[int, Called], None] | None = None
+
+    def batch(self, rows: RowNumbers, source: AbstractValue | None) -> Forward:
+        """Rows as a step gets them: with what they hold of a value, or with columns alone."""
+        payload: Payload = ()
+        if source is not None and self.look is not None:
+            payload = self.look(source, rows.numbers)
+        return Forward(payload, rows.state, rows.numbers)
 
 
 class AbstractStage(ABC):
@@ -119,16 +133,21 @@ class AbstractStage(ABC):
 
 @final
 class StepStage(AbstractStage):
-    """A route, a move, or an end."""
+    """A route, a move, or an end.
 
-    def __init__(self, step: AbstractStep) -> None:
+    Args:
+        step: What it does.
+        source: The value of which its functions read rows; None: they look at columns alone.
+    """
+
+    def __init__(self, step: AbstractStep, source: AbstractValue | None) -> None:
         super().__init__()
-        self._step = step
+        self._step, self._source = step, source
 
     def apply(
         self, port: int, rows: RowNumbers, plan: LoopPlan
     ) -> Iterator[tuple[int, RowNumbers]]:
-        batch = Forward((), rows.state, rows.numbers)
+        batch = plan.batch(rows, self._source)
         with _Blamed(self._step, rows):
             passage = self._step.apply(batch)
         for way, sent in passage.forward:
@@ -151,17 +170,23 @@ class PassStage(AbstractStage):
 
 @final
 class FlatmapStage(AbstractStage):
-    """A row becomes the rows of its edges, or so many as a function says."""
+    """A row becomes the rows of its edges, or so many as a function says.
 
-    def __init__(self, node: Flatmap) -> None:
+    Args:
+        node: Counts them.
+        source: The value of which its function reads rows; None: it looks at columns alone.
+    """
+
+    def __init__(self, node: Flatmap, source: AbstractValue | None) -> None:
         super().__init__()
-        self._node = node
+        self._node, self._source = node, source
 
     def apply(
         self, port: int, rows: RowNumbers, plan: LoopPlan
     ) -> Iterator[tuple[int, RowNumbers]]:
+        batch = plan.batch(rows, self._source)
         with _Blamed(self._node, rows):
-            starts, counts = self._node.copies(Forward((), rows.state, rows.numbers))
+            starts, counts = self._node.copies(batch)
         which = np.repeat(np.arange(len(rows)), counts)
         if which.size:
             state = rows.state.take(which, 1)
@@ -271,7 +296,10 @@ def _record(
     stage: CallStage | StoreStage, rows: RowNumbers, plan: LoopPlan
 ) -> Iterator[tuple[int, RowNumbers]]:
     numbers = plan.numbers.more(stage.into.number, len(rows))
-    plan.calls.append(Called(stage, rows, int(numbers[0])))
+    called = Called(stage, rows, int(numbers[0]))
+    plan.calls.append(called)
+    if plan.run is not None:
+        plan.run(len(plan.calls) - 1, called)
     yield 0, RowNumbers(numbers, rows.state)
 
 
@@ -311,42 +339,49 @@ class Planner:
         self._entries, self._exits, self._values = entries, exits, values
         self._calls = [s for s in stages if isinstance(s, CallStage)]
         self._others = [s for s in stages if not isinstance(s, CallStage)]
+        self._later = {id(call): _reached_from(call) for call in self._calls}
         self.watch: Watch | None = None
         self.window = 4096
         self._passed: Passed = []
         self._unseen = 0
 
-    def plan(self, entering: Sequence[IntArray]) -> LoopPlan:
-        """What the loop does.
+    def begin(self, entering: Sequence[IntArray]) -> LoopPlan:
+        """A plan that knows of the rows that enter alone.
 
         Args:
             entering: By entry, the columns of the rows that come in there, maybe none.
+        """
+        plan = LoopPlan(Numbers(self._values), exits=[[] for _ in range(self._exits)])
+        for entry, state in zip(self._entries, entering, strict=True):
+            plan.entered.append(plan.numbers.counts[entry.into.number])
+            numbers = plan.numbers.more(entry.into.number, state.shape[1])
+            if numbers.size:
+                entry.stage.waiting[entry.port].append(RowNumbers(numbers, state))
+        return plan
+
+    def finish(self, plan: LoopPlan) -> None:
+        """Find what the loop does.
 
         Raises:
             StuckError: Groups or joins wait for rows that do not come.
             EndlessLoopError: Rows go round too often.
             GraphError: A function cannot do with the columns that it gets.
         """
-        plan = LoopPlan(Numbers(self._values), exits=[[] for _ in range(self._exits)])
         self._passed, self._unseen = [], 0
-        for entry, state in zip(self._entries, entering, strict=True):
-            plan.entered.append(plan.numbers.counts[entry.into.number])
-            numbers = plan.numbers.more(entry.into.number, state.shape[1])
-            if numbers.size:
-                entry.stage.waiting[entry.port].append(RowNumbers(numbers, state))
         while True:
             self._settle(plan)
             ready = [call for call in self._calls if call.waiting[0]]
             if not ready:
                 break
             # The others wait: what is called now may send them more.
+            if len(ready) > 1:
+                later = {at for call in ready for at in self._later[id(call)] if at != id(call)}
+                ready = [call for call in ready if id(call) not in later] or ready
             fullest = max(ready, key=lambda call: sum(map(len, call.waiting[0])))
             self._run(fullest, 0, fullest.take(0), plan)
         if self.watch is not None and self._passed:
             self.watch(self._passed)
         self._check_empty()
-        plan.numbers.settle()
-        return plan
 
     def _settle(self, plan: LoopPlan) -> None:
         """Let everything but modules do what it can."""
@@ -382,6 +417,19 @@ class Planner:
                 "a loop that runs whole has come to its end, and rows wait in it for others that "
                 "do not come:\n  " + "\n  ".join(story)
             )
+
+
+def _reached_from(start: AbstractStage) -> Collection[int]:
+    """Stages that rows come to from this one in the same round, by identity."""
+    found: set[int] = set()
+    stack: list[AbstractStage] = [start]
+    while stack:
+        stage = stack.pop()
+        for way, (target, _) in stage.targets.items():
+            if way not in stage.back and id(target) not in found:
+                found.add(id(target))
+                stack.append(target)
+    return found
 
 
 class _Blamed:

@@ -1,0 +1,51 @@
+"""Functions that pick some of their arguments."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.loop.picking import may_pick, picked
+
+
+def test_a_function_that_picks_gives_its_arguments_and_their_gradients_back():
+    inputs = tuple(torch.randn(4, k).double().requires_grad_() for k in (2, 3, 1))
+    for function in (
+        lambda h, x, scores: (h, x),
+        lambda h, x, scores: scores,
+        lambda h, x, scores: (x, h, x),
+    ):
+        found = picked(function, inputs)
+        assert found is not None
+        outputs, kernel = found
+        want = function(*inputs)
+        want = (want,) if isinstance(want, torch.Tensor) else want
+        assert all(y is z for y, z in zip(outputs, want, strict=True))
+        gradients = tuple(torch.randn_like(y) for y in outputs)
+        total = sum((y * g).sum() for y, g in zip(want, gradients, strict=True))
+        expected = torch.autograd.grad(total, inputs, allow_unused=True)
+        got = kernel.backward(gradients, (), None, GradientSum(()))
+        for mine, theirs in zip(got, expected, strict=True):
+            assert (mine is None) == (theirs is None)
+            if mine is not None:
+                torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+
+def test_a_gradient_that_did_not_come_stays_away():
+    inputs = torch.randn(2, 1), torch.randn(2, 1)
+    found = picked(lambda a, b: (a, b, a), inputs)
+    assert found is not None
+    one = torch.ones(2, 1)
+    first, second = found[1].backward((None, None, one), (), None, GradientSum(()))
+    assert first is one and second is None
+
+
+def test_what_computes_or_is_a_module_is_left_to_kernels():
+    inputs = torch.randn(2, 3), torch.randn(2, 3)
+    assert picked(lambda a, b: a + b, inputs) is None
+    assert picked(lambda a, b: (a, b * 1), inputs) is None
+    assert picked(lambda a, b: a.detach(), inputs) is None
+    assert not may_pick(nn.Dropout(), True)
+    assert not may_pick(lambda a: a, False)
+    assert may_pick(lambda a: a, True)
