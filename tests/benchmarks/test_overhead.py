@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import geartrain as gt
+from benchmarks.firings import Operations
 from benchmarks.overhead.main import (
     Copies,
     Pass,
@@ -19,7 +20,7 @@ from benchmarks.overhead.main import (
     markdown,
     rows_per_second,
 )
-from geartrain.native.rows import take
+from geartrain.native.rows import Moves, take
 from geartrain.nodes.kernel import kernel_of
 
 
@@ -56,12 +57,15 @@ def test_pass_keeps_rows_only_where_it_is_asked_to() -> None:
 
 def test_rows_that_are_moved_are_counted_once_whoever_moves_them() -> None:
     copies = Copies()
-    with copies.counted():
-        take([torch.ones(4, 3)], np.array([1, 2]))  # by a kernel, or where there is none by torch
-        take([torch.ones(4, 3, dtype=torch.float64).t()], np.array([0]))  # by torch in any case
+    moves = Moves()
+    with copies.counted(), Operations(copies._see):
+        moves.add(torch.zeros(4, 3), np.array([3]), torch.ones(4, 3), np.array([1]))
+        moves.run()  # by a kernel, or where there is none by torch
+        take([torch.ones(4, 3)], np.array([1, 2]))  # by torch
+        take([torch.ones(4, 3, dtype=torch.float64).t()], np.array([0]))  # likewise
         take([torch.ones(4, dtype=torch.int64)], np.array([0]))  # no payload
-    assert sum(copies.rows.values()) == 3
-    assert sum(copies.bytes.values()) == 2 * 3 * 4 + 4 * 8
+    assert sum(copies.rows.values()) == 4
+    assert sum(copies.bytes.values()) == 3 * 3 * 4 + 4 * 8
 
 
 def test_a_session_counts_messages_that_are_fired_forward() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from geartrain.engine import rounds
 from geartrain.errors import EndlessLoopError, GraphError, StuckError, WorkerError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
@@ -162,7 +163,14 @@ def test_a_route_that_says_how_many_rows_enter_runs_with_the_loop():
     assert whole.sums["loss"] == pytest.approx(steps.sums["loss"])
 
 
-def test_an_endless_loop_is_refused_before_anything_is_computed():
+@pytest.fixture
+def few_rounds(monkeypatch):
+    """A loop that goes round for ever is told early."""
+    monkeypatch.setattr(rounds, "ROUNDS", 1000)
+    monkeypatch.setattr(rounds, "ROUNDS_EACH", 0)
+
+
+def test_an_endless_loop_is_refused_before_anything_is_computed(few_rounds):
     graph = chain("whole", again=lambda m: m.turn >= 0)
     with pytest.raises(EndlessLoopError, match="rows of instance 0 have gone round the loop of"):
         accumulate(graph, instances(1))
@@ -230,7 +238,7 @@ def test_modules_that_lead_to_another_are_called_before_it():
     assert loops_of(outcome)[0].calls <= 3 * 4
 
 
-def test_an_endless_loop_that_decides_by_payloads_ends_during_the_firing():
+def test_an_endless_loop_that_decides_by_payloads_ends_during_the_firing(few_rounds):
     graph = chain("whole", again=lambda m: m.payload[0][:, 0] > -1e9)
     with pytest.raises(EndlessLoopError, match="rows of instance 0 have gone round the loop of"):
         accumulate(graph, instances(1))
