@@ -30,16 +30,32 @@ settings.load_profile("geartrain")
 gc.disable()
 
 
-# What these run, the tests of the rooms have run: the tracer, which makes tests half as long again
-# and more, has nothing to learn from them.
-UNTRACED = frozenset({"benchmarks", "examples", "mutation", "oracle"})
+# What these run, the tests of the rooms have run.
+BEYOND_ROOMS = frozenset({"benchmarks", "examples", "mutation", "oracle"})
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Branches are counted in tests of rooms alone."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--first-cases",
+        action="store_true",
+        help="the first case of each test of a room alone: what branches there are, not all numbers",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Branches are counted in few tests: a tracer makes them half as long again and more."""
+    if not config.getoption("--first-cases"):
+        return
+    seen: set[tuple[object, str]] = set()
+    kept: list[pytest.Item] = []
     for item in items:
-        if item.path.parent.name in UNTRACED:
-            item.add_marker(pytest.mark.no_cover)
+        test = item.parent, getattr(item, "originalname", None) or item.name
+        if test not in seen and item.path.parent.name not in BEYOND_ROOMS:
+            kept.append(item)
+        seen.add(test)
+    left = {id(item) for item in kept}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in left])
+    items[:] = kept
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -144,7 +144,7 @@ class Trained:
             self._session = gt.Session(
                 graph,
                 rules=gt.Rules(
-                    optimizer=partial(torch.optim.Adam, lr=RATE),
+                    optimizer=partial(gt.FusedAdam, lr=RATE),
                     update_every=trigger,
                     average="rows" if by_rows else "instances",
                 ),
