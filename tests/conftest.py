@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--first-cases",
         action="store_true",
-        help="the first case of each test of a room alone: what branches there are, not all numbers",
+        help="the first case of each test of a room alone: all branches, not all numbers",
     )
 
 
