@@ -12,7 +12,7 @@ from geartrain.engine.engine import Engine, Settings, make_parts
 from geartrain.errors import GraphError, ProtocolError
 from geartrain.frames.frame import Arena, Schema
 from geartrain.frames.message import Backward, Forward
-from geartrain.nodes.memory import HoldNode, Recalled
+from geartrain.nodes.memory import Held, HoldNode, Recalled
 from geartrain.nodes.node import Place
 
 H = 3
@@ -301,3 +301,15 @@ def test_members_of_a_group_that_read_different_bundles_are_refused():
     session = gt.Session(graph, runtime=gt.Threads(1, kernel_threads=1))
     with pytest.raises(GraphError, match="read different bundles of memory 'again'"):
         session.fit([gt.Instance({"x": torch.ones(2, H)})], epochs=1)
+
+
+def test_a_bundle_of_twenty_tensors_keeps_each_apart_from_the_sums_of_all():
+    held, handles = Held("memory"), np.zeros(1, np.int64)
+    payload = tuple(torch.full((2, 1), float(j)) for j in range(20))
+    held.hold(payload, np.array([5]), np.array([2]), sums=True)
+    for _ in range(2):
+        held.add(handles, tuple(x + 1 for x in payload), held.at(handles), None)
+    for j, (x, total) in enumerate(zip(held.payload(), held.sums(), strict=True)):
+        assert total is not None
+        assert x[held.at(handles)].tolist() == [[j], [j]]
+        assert total[held.at(handles)].tolist() == [[2 * (j + 1)]] * 2

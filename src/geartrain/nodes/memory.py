@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Final, cast, final
+from typing import Any, cast, final
 
 import numpy as np
 import torch
@@ -65,13 +65,12 @@ from geartrain.nodes.kernel import may_have_kernel
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.weights import AbstractWeights
 
-_SUMS: Final = 16
-"""Number of the first buffer of sums; a bundle has fewer tensors."""
-
 
 @final
 class Held:
     """The bundles that one memory holds, and the sums of their gradients.
+
+    Tensor j of the bundles lies in buffer 2j, the sum of its gradients in buffer 2j + 1.
 
     Args:
         name: Of the node, for messages.
@@ -95,20 +94,41 @@ class Held:
         first = int(starts[0])
         self.width = len(payload)
         for j, x in enumerate(payload):
-            cells.buffer(j, x)[first : first + total] = x
+            cells.buffer(2 * j, x)[first : first + total] = x
             if sums and x.is_floating_point():
                 like = widened(x[:0])
-                cells.buffer(_SUMS + j, like, total)[first : first + total].zero_()
+                cells.buffer(2 * j + 1, like, total)[first : first + total].zero_()
         return start
 
     def payload(self) -> Payload:
         """The tensors ``(capacity, ...)`` in which the rows lie."""
-        found = (self.cells.existing(j) for j in range(self.width))
+        found = (self.cells.existing(2 * j) for j in range(self.width))
         return tuple(x for x in found if x is not None)
 
     def sums(self) -> Gradient:
         """The sums of the gradients, as ``payload`` lies; None for integers."""
-        return tuple(self.cells.existing(_SUMS + j) for j in range(self.width))
+        return tuple(self.cells.existing(2 * j + 1) for j in range(self.width))
+
+    def add(
+        self, handles: IntArray, gradient: Gradient, cells: IntArray, rows: IntArray | None
+    ) -> None:
+        """Add to the sums.
+
+        Args:
+            handles: Of the bundles whose gradient it is.
+            gradient: By tensor of the memory; None is zero.
+            cells: Where to add.
+            rows: Rows of the gradient that are added there; None: all, in order.
+        """
+        for g, total in zip(gradient, self.sums(), strict=True):
+            if g is not None and total is not None and cells.size:
+                add(total, cells, moved(g, total.device).to(total.dtype), rows)
+        self.touch(handles, gradient)
+
+    def touch(self, handles: IntArray, gradient: Gradient) -> None:
+        """Remember which tensors of these bundles have got a gradient: those that are not None."""
+        bits = sum(1 << j for j, g in enumerate(gradient) if g is not None)
+        self.rows["touched"][handles] |= bits
 
     def at(self, handles: IntArray) -> IntArray:
         """Where the rows of these bundles lie, bundle by bundle."""
@@ -185,7 +205,7 @@ class Recalled:
         found: list[Tensor | None] = []
         for g in gradients:
             found.append(None if g is None else g.reshape(-1, *g.shape[2:]))
-        self._add(found, cells, places)
+        self._held.add(self._handles, tuple(found), cells, places)
 
     @property
     def sums(self) -> Gradient:
@@ -195,20 +215,7 @@ class Recalled:
     def touch(self) -> None:
         """A kernel has added to the sums, if anybody wants them."""
         if self.wanted:
-            self._mark(self._held.sums())
-
-    def _add(
-        self, gradients: Sequence[Tensor | None], cells: IntArray, places: IntArray | None
-    ) -> None:
-        sums = self._held.sums()
-        for g, total in zip(gradients, sums, strict=True):
-            if g is not None and total is not None and cells.size:
-                add(total, cells, g.to(total.dtype), places)
-        self._mark(gradients)
-
-    def _mark(self, gradients: Sequence[Tensor | None]) -> None:
-        bits = sum(1 << j for j, g in enumerate(gradients) if g is not None)
-        self._held.rows["touched"][self._handles] |= bits
+            self._held.touch(self._handles, self._held.sums())
 
     def _places(self) -> tuple[IntArray, IntArray | None]:
         """The rows that are read, in order, and where they stand in the padded; None: all over."""
@@ -254,12 +261,7 @@ class HoldNode(AbstractNode):
         for batch in batches:
             if batch.gradient is not None:
                 rows = batch.rows & ROW_MASK
-                gradient, at = join_gradient([batch]), held.at(rows)
-                for g, total in zip(gradient, held.sums(), strict=True):
-                    if g is not None and total is not None and at.size:
-                        add(total, at, moved(g, total.device).to(total.dtype), None)
-                bits = sum(1 << j for j, g in enumerate(gradient) if g is not None)
-                held.rows["touched"][rows] |= bits
+                held.add(rows, join_gradient([batch]), held.at(rows), None)
         rows = join_arrays([b.rows for b in batches]) & ROW_MASK
         origin, touched = held.rows["origin"][rows], held.rows["touched"][rows]
         emission = Emission()
