@@ -285,7 +285,8 @@ class WorkerState:
             if adds:
                 self._reserve(node, batches)
             firing = Firing(node.name, node.part_name, forward, rows, forward and adds)
-            firing.cells = _cells(batches) if forward else rows
+            bundled = forward and batches[0].lengths is not None
+            firing.cells = _cells(batches) if bundled else rows
             self._run(node, queue.port, batches, firing)
         else:
             node = self._nodes[self._eager[0].node]
