@@ -148,7 +148,7 @@ class AdditiveKernel(AbstractMemoryKernel):
         (query,) = _taken(inputs)
         tensors, mask = memory.padded()
         keys, values = _keys_and_values(tensors)
-        scores = self._bent(query, keys) @ self._module.score
+        scores = self._layer(query, keys) @ self._module.score
         context, total = _weigh(scores, values, mask)
         return (context, query), (query, context, total)
 
@@ -168,7 +168,7 @@ class AdditiveKernel(AbstractMemoryKernel):
         keys, values = _keys_and_values(tensors)
         weight = cast(nn.Parameter, self._module.map.weight)
         score = self._module.score
-        layer = self._bent(query, keys)
+        layer = self._layer(query, keys)
         weights, ds = _unweigh(layer @ score, values, mask, dc, context, total)
         if score.requires_grad:
             into.add(score, ds.reshape(1, -1).mm(layer.reshape(-1, layer.shape[2])).squeeze(0))
@@ -182,7 +182,7 @@ class AdditiveKernel(AbstractMemoryKernel):
         read = du.mm(weight)
         return (read if dq is None else read.add_(dq),)
 
-    def _bent(self, query: Tensor, keys: Tensor) -> Tensor:
+    def _layer(self, query: Tensor, keys: Tensor) -> Tensor:
         """The layer that scores are read from, ``(n, longest, keys)``."""
         mapped: Tensor = self._module.map(query)
         return (keys + mapped.unsqueeze(1)).tanh_()
