@@ -30,13 +30,13 @@ from geartrain.frames.message import Backward
 from geartrain.nodes.node import Spared
 from geartrain.observe.flops import FlopMeter
 from geartrain.parts.part import PartState
+from geartrain.parts.snapshot import parts_to_tensors
 from geartrain.pipeline.credit import DecoupledGreedy
 from geartrain.pipeline.pipeline import Pipeline
 from geartrain.recipes.recipe import Task, Value
 from geartrain.runtime.simulated import Costs, Simulated, batch_bytes
 from geartrain.train.options import Compute
 from geartrain.train.session import Session
-from geartrain.train.snapshot import parts_to_tensors
 
 OPERATIONS_PER_S: Final = 1e9
 MINIBATCHES: Final = 24

@@ -13,13 +13,13 @@ from torch import Tensor
 from geartrain.engine.instrument import CopyExchanged, Exchanged
 from geartrain.errors import CheckpointError
 from geartrain.frames.instance import Instance
+from geartrain.parts.snapshot import FoundPart, check_parts, parts_to_tensors
 from geartrain.runtime.base import AbstractFeeder, Feeder, OnBadInstance
 from geartrain.runtime.shards import PullFeeder, ShardFeeder
 from geartrain.sharing.letters import Ledger
 from geartrain.sharing.sharing import AbstractSharingState, Kept
 from geartrain.sharing.totals import Totals
 from geartrain.train.results import staleness_of
-from geartrain.train.snapshot import FoundPart, check_parts, parts_to_tensors
 from geartrain.train.source import Source
 
 

@@ -19,18 +19,18 @@ from geartrain.errors import CheckpointError
 from geartrain.graph.operators import Replaying
 from geartrain.native import kind as kernels_kind
 from geartrain.native import status as kernels_status
-from geartrain.train.checkpoint import Checkpoint, read_checkpoint
-from geartrain.train.copies import check_sharing
-from geartrain.train.random_state import check_random_state
-from geartrain.train.results import position_from_json
-from geartrain.train.snapshot import (
+from geartrain.parts.snapshot import (
     check_parts,
     check_weights,
     put_parts,
     put_weights,
     require_no_others,
-    tensors_to_memories,
 )
+from geartrain.train.checkpoint import Checkpoint, read_checkpoint
+from geartrain.train.copies import check_sharing
+from geartrain.train.memories import tensors_to_memories
+from geartrain.train.random_state import check_random_state
+from geartrain.train.results import position_from_json
 from geartrain.train.state import State
 
 log = logging.getLogger("geartrain.train")

@@ -28,12 +28,14 @@ from geartrain.graph.learning import remarks
 from geartrain.native import kind as kernels_kind
 from geartrain.nodes.node import Memory
 from geartrain.parts.part import PartState
+from geartrain.parts.snapshot import parts_to_tensors
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Feeder, OnBadInstance
 from geartrain.runtime.interrupt import asks_data
 from geartrain.sharing.sharing import AbstractSharingState
 from geartrain.train.checkpoint import Json
 from geartrain.train.copies import sharing_to_tensors
 from geartrain.train.in_flight import InFlight, Seen
+from geartrain.train.memories import memories_to_tensors
 from geartrain.train.observer import Observer, means_of
 from geartrain.train.occupancy import Occupancy
 from geartrain.train.random_state import random_state_kept, random_state_to_json
@@ -43,7 +45,6 @@ from geartrain.train.results import (
     epoch_to_json,
     staleness_of,
 )
-from geartrain.train.snapshot import memories_to_tensors, parts_to_tensors
 from geartrain.train.source import Source
 
 log = logging.getLogger("geartrain.train")

@@ -1,4 +1,4 @@
-"""Parts, and what nodes remember, as named tensors and JSON, for a checkpoint, and back."""
+"""Parts as named tensors and JSON, for a checkpoint or another process, and back."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from typing import Any, final
 
 from torch import Tensor
 
-from geartrain.engine.engine import original_name
 from geartrain.errors import CheckpointError
 from geartrain.frames.tables import sparse_tables
-from geartrain.nodes.node import Memory
-from geartrain.nodes.replay import require_memory
-from geartrain.parts.looking import ViewEntry
+from geartrain.parts.looking import ViewEntry, inside
 from geartrain.parts.part import PartState
 from geartrain.parts.pending import check_gradients
 from geartrain.parts.state import (
@@ -116,7 +113,7 @@ def check_weights(
         CheckpointError: Other parts, or weights of other names or shapes.
     """
     _require_names(parts, document, path)
-    found = {name: _inside(tensors, f"{name}/weights/") for name in parts}
+    found = {name: inside(tensors, f"{name}/weights/") for name in parts}
     for name, part in parts.items():
         _check_weights(name, part, found[name], True, path)
     return found
@@ -162,10 +159,10 @@ def check_parts(
     """
     _require_names(parts, document, path)
     for name, part in parts.items():
-        _check_weights(name, part, _inside(tensors, f"{name}/weights/"), False, path)
+        _check_weights(name, part, inside(tensors, f"{name}/weights/"), False, path)
     found: dict[str, FoundPart] = {}
     for name, part in parts.items():
-        own = _inside(tensors, f"{name}/")
+        own = inside(tensors, f"{name}/")
         try:
             number = None if numbers is None else numbers[name]
             found[name] = _check_one(part, own, document[name], number)
@@ -205,58 +202,14 @@ def _copied(part: PartState) -> FoundPart:
     if part.scheduler is not None:
         scheduler = copy.deepcopy(part.scheduler.state_dict())
     return FoundPart(
-        _inside(kept, "weights/"),
+        inside(kept, "weights/"),
         entry,
         optimizer,
         scheduler,
-        _inside(kept, "gradient/"),
+        inside(kept, "gradient/"),
         {k: v for k, v in kept.items() if k.startswith(("view/", "delay/", "norm/"))},
         ViewEntry(**document[""]["view"]),
     )
-
-
-def memories_to_tensors(
-    memories: Mapping[str, Memory],
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What nodes remember (buffers of replays), by node name."""
-    tensors = {
-        f"{name}/memory/{key}": tensor
-        for name, (found, _) in memories.items()
-        for key, tensor in found.items()
-    }
-    return tensors, {name: document for name, (_, document) in memories.items()}
-
-
-def tensors_to_memories(
-    tensors: Mapping[str, Tensor],
-    document: Any,
-    names: Sequence[str],
-    path: str,
-) -> dict[str, Memory]:
-    """The reverse.
-
-    Raises:
-        CheckpointError: The graph has no such nodes, or a buffer is damaged.
-    """
-    if not isinstance(document, dict):
-        raise CheckpointError(
-            f"{path}: its buffers are a {type(document).__name__}, expected an object; use another "
-            "checkpoint of the run"
-        )
-    if foreign := sorted(n for n in document if original_name(n) not in names):
-        raise CheckpointError(
-            f"{path}: holds buffers of {foreign}, the graph replays at {sorted(names)}; build the "
-            "graph as it was when the checkpoint was written"
-        )
-    found: dict[str, Memory] = {}
-    for name, entry in document.items():
-        kept = _inside(tensors, f"{name}/memory/")
-        try:
-            require_memory(kept, entry, name)
-        except CheckpointError as error:
-            raise CheckpointError(f"{path}: {error}") from error
-        found[name] = kept, entry
-    return found
 
 
 def require_no_others(
@@ -307,18 +260,18 @@ def _check_one(
             )
     optimizer = scheduler = view = None
     if part.optimizer is not None and entry.optimizer is not None:
-        state = _inside(tensors, "optimizer/")
+        state = inside(tensors, "optimizer/")
         optimizer = check_optimizer_state(
             part.optimizer, state, entry.optimizer, sparse_tables(part.module)
         )
     if part.scheduler is not None and entry.scheduler is not None:
         scheduler = check_scheduler_state(part.scheduler, entry.scheduler)
-    gradients = _inside(tensors, "gradient/")
+    gradients = inside(tensors, "gradient/")
     check_gradients(part.module, gradients)
     held = {k: v for k, v in tensors.items() if k.startswith(("view/", "delay/", "norm/"))}
     if entry.view is not None:
         view = part.check_view(held, entry.view, number)
-    weights = _inside(tensors, "weights/")
+    weights = inside(tensors, "weights/")
     return FoundPart(weights, entry, optimizer, scheduler, gradients, held, view)
 
 
@@ -341,10 +294,6 @@ def _put_one(part: PartState, found: FoundPart) -> None:
     part.load_pending_gradients(found.gradients)
     if found.view is not None:
         part.load_view(found.held, found.view)
-
-
-def _inside(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def _check_weights(

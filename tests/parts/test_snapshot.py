@@ -13,7 +13,7 @@ from torch import nn
 import geartrain as gt
 from geartrain.errors import CheckpointError
 from geartrain.parts.part import PartState
-from geartrain.train.snapshot import load_parts, parts_to_tensors
+from geartrain.parts.snapshot import load_parts, parts_to_tensors
 
 
 class Body(nn.Module):
