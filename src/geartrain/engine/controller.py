@@ -147,7 +147,8 @@ class ControllerState:
         self.packer = Packer(wiring.arena, wiring.inputs, wiring.admission)
         self.one_by_one = any(o.alone for o in wiring.inputs.values())
         self.assignment = assignment or Together()
-        self.finished_turns: IntArray = np.zeros(0, np.int64)  # of those of the last settling
+        self.finished_slots: IntArray = np.zeros(0, np.int64)  # of those of the last settling
+        self.finished_turns: IntArray = np.zeros(0, np.int64)  # that they had
         self.finished_copies: IntArray = np.zeros(0, np.int64)  # that had them
 
     def begin(self, *, training: bool) -> None:
@@ -278,6 +279,7 @@ class ControllerState:
         if not finished:
             return 0
         done = join_arrays(finished)
+        self.finished_slots = done
         self.finished_turns = self._arena.turn[done]
         self.finished_copies = self.assignment.finish(self._arena, done)
         self.active -= done.size

@@ -9,7 +9,7 @@ Everything here is called by a runtime, which alone waits, times and carries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import final
@@ -42,7 +42,7 @@ from geartrain.graph.wiring import Owner, Wiring, wire
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loss import Collected, LossNode, Objective, OutputNode
 from geartrain.nodes.method import in_place_of
-from geartrain.nodes.node import Memory
+from geartrain.nodes.node import AbstractNode, Memory
 from geartrain.nodes.products import forget_copies
 from geartrain.nodes.readout import ReadoutNode
 from geartrain.parts.norms import share_norms
@@ -95,6 +95,43 @@ class Settings:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class MadeOf:
+    """What an engine is made of, so that another one with the same nodes can be made elsewhere."""
+
+    graph: Graph
+    parts: Mapping[str, PartState]
+    settings: Settings
+    workers: int
+    placement: Mapping[str, int]
+    costs: Mapping[str, float]
+    sharing: AbstractSharingState
+
+    def engine(self, trained: int) -> Engine:
+        """An engine of it, when so many instances have finished in training."""
+        return Engine(
+            self.graph,
+            self.parts,
+            self.settings,
+            self.workers,
+            self.placement,
+            self.costs,
+            trained,
+            self.sharing,
+        )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Passing:
+    """What a pass is for: see ``Engine.begin``."""
+
+    train: bool
+    judge: bool
+    collect: bool
+
+
+@final
 class Engine:
     """A graph at work.
 
@@ -121,6 +158,10 @@ class Engine:
         sharing: AbstractSharingState | None = None,
     ) -> None:
         self.settings, self.sharing = settings, sharing or AloneState(parts)
+        self.made_of = MadeOf(
+            graph, parts, settings, workers, placement or {}, costs or {}, self.sharing
+        )
+        self.passing = Passing(train=True, judge=True, collect=False)
         self.parts = self.sharing.parts
         self.began_s = 0.0
         """Seconds of training before this engine's, for what happens at a certain time."""
@@ -255,7 +296,7 @@ class Engine:
         }
         return WorkerState(
             w,
-            [n for i, n in self.wiring.nodes.items() if self.home[i] == w],
+            self.nodes_of(w),
             {name: part for name, (_, part) in parts.items()},
             {name: k for name, (k, _) in parts.items()},
             self.home,
@@ -276,6 +317,7 @@ class Engine:
 
     def begin(self, *, train: bool, judge: bool = True, collect: bool = False) -> None:
         """Prepare a pass: training or not, computing losses or not, collecting outputs or not."""
+        self.passing = Passing(train, judge, collect)
         self.controller.begin(training=train)
         for part in self.parts.values():
             part.begin()
@@ -316,21 +358,36 @@ class Engine:
         if self.wiring.arena.active:
             raise LeakError(f"{self.wiring.arena.active} frames are still in the arena")
 
-    def story(self) -> str:
-        """Who waits for what."""
+    def story(self, waiting: Iterable[str] | None = None) -> str:
+        """Who waits for what.
+
+        Args:
+            waiting: What ``waiting`` gave of each worker, where workers are elsewhere; None: here.
+        """
         lines = [f"{self.controller.active} instances are unfinished and no node can fire:"]
         lines += [f"  {line}" for line in self.controller.unfinished()]
-        for node in self.wiring.nodes.values():
-            lines += [f"  {line}" for line in node.story()]
-        for part in self.parts.values():
+        if waiting is None:
+            waiting = [line for w in range(len(self.workers)) for line in self.waiting(w)]
+        return "\n".join([*lines, *(f"  {line}" for line in waiting)])
+
+    def waiting(self, worker: int) -> list[str]:
+        """What nodes and parts of a worker wait for, a line each."""
+        lines: list[str] = []
+        for node in self.nodes_of(worker):
+            lines += node.story()
+        for part in self.workers[worker].parts.values():
             if not part.open:
                 lines.append(
-                    f"  part '{part.name}' has window={part.rules.window}: {part.outstanding} "
+                    f"part '{part.name}' has window={part.rules.window}: {part.outstanding} "
                     "messages are between their forward and their backward, so others wait; where "
                     "rows come back to a part before they are answered, as in a loop, leave window "
                     "out, or give it room for all of their turns"
                 )
-        return "\n".join(lines)
+        return lines
+
+    def nodes_of(self, worker: int) -> list[AbstractNode]:
+        """The nodes that live on a worker."""
+        return [n for i, n in self.wiring.nodes.items() if self.home[i] == worker]
 
     def sums(self) -> dict[str, tuple[float, float]]:
         """Loss and metrics since the last call: name to (sum, rows), added over the losses."""

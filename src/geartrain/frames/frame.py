@@ -10,7 +10,7 @@ State columns hold absolute indices; users see and return local ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -35,6 +35,31 @@ class Cohort:
     vertices: int
     edge_start: int
     edges: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """Instances that have come into an arena together, as another arena adopts them.
+
+    Args:
+        slots: int64 ``(n,)``.
+        places: int64 ``(7, n)``: base, size, edge base, edge size, serial, copy, turn of each.
+        start, edge_start: Where their vertices and edges begin.
+        names: What errors call them; empty: their numbers alone.
+        vertex, edge, value: Columns of all of them; of values an entry each.
+        fed: Input name to the rows that each brought, where somebody counts these.
+    """
+
+    slots: IntArray
+    places: IntArray
+    start: int
+    edge_start: int
+    names: Sequence[str]
+    vertex: Mapping[str, NDArray[Any]]
+    edge: Mapping[str, NDArray[Any]]
+    value: Mapping[str, NDArray[Any]]
+    fed: Mapping[str, IntArray]
 
 
 @final
@@ -76,6 +101,7 @@ class Arena:
         self._left = np.zeros(64, np.int64)  # instances of a cohort that are unfinished
         self._spare_cohorts = list(range(63, -1, -1))
         self.optional: frozenset[str] = frozenset()  # columns that may be missing: read as 0
+        self.news: list[tuple[IntArray, Cohort]] | None = None  # admitted; None: nobody asks
 
     def admit(self, packed: Packed, first_serial: int) -> IntArray:
         """Give instances their slots and places.
@@ -111,8 +137,67 @@ class Arena:
             fed[slots] = packed.inputs[name].lengths
         self.keys[slots] = packed.keys
         self.active += n
-        self._open_cohort(slots, Cohort(start, vertices, edge_start, edges))
+        cohort = Cohort(start, vertices, edge_start, edges)
+        self._open_cohort(slots, cohort)
+        if self.news is not None:
+            self.news.append((slots, cohort))
         return slots
+
+    def take_news(self) -> list[Admitted]:
+        """What was admitted since the last call, if ``news`` is kept."""
+        found, self.news = self.news or [], []
+        return [self._told(slots, cohort) for slots, cohort in found]
+
+    def _told(self, slots: IntArray, cohort: Cohort) -> Admitted:
+        vertices = slice(cohort.start, cohort.start + cohort.vertices)
+        edges = slice(cohort.edge_start, cohort.edge_start + cohort.edges)
+        keys = self.keys[slots]
+        named = any(key is not None for key in keys.tolist())
+        return Admitted(
+            slots,
+            np.stack([column[slots] for column in self._places()]),
+            cohort.start,
+            cohort.edge_start,
+            ["" if key is None else str(key) for key in keys.tolist()] if named else (),
+            {n: x[vertices] for n, x in self.vertices.columns.items() if x is not None},
+            {n: x[edges] for n, x in self.edges.columns.items() if x is not None},
+            {n: x[slots] for n, x in self.values.columns.items() if x is not None},
+            {name: fed[slots] for name, fed in self.fed.items()},
+        )
+
+    def _places(self) -> list[IntArray]:
+        return [
+            *(self.base, self.size, self.edge_base, self.edge_size),
+            *(self.serial, self.copy, self.turn),
+        ]
+
+    def adopt(self, told: Admitted) -> None:
+        """Have these instances where another arena has them; for an arena that admits none."""
+        slots = told.slots
+        while self.base.size <= int(slots.max(initial=0)):
+            self._grow_slots()
+        for column, given in zip(self._places(), told.places, strict=True):
+            column[slots] = given
+        self.keys[slots] = None
+        for slot, name in zip(slots.tolist(), told.names, strict=False):
+            self.keys[slot] = name or None
+        for table, columns, start in (
+            (self.vertices, told.vertex, told.start),
+            (self.edges, told.edge, told.edge_start),
+        ):
+            for name, column in columns.items():
+                while table.ranges.capacity < start + len(column):
+                    table.grow(2 * table.ranges.capacity)
+                table.write(name, start, column)
+        for name, column in told.value.items():
+            self.values.put(name, slots, column)
+        for name, column in told.fed.items():
+            self.count_fed(name)
+            self.fed[name][slots] = column
+
+    def forget(self, slots: IntArray) -> None:
+        """Adopted instances have finished."""
+        self.serial[slots] = -1
 
     def count_fed(self, name: str) -> None:
         """From now on know how many rows each instance brings to an input."""
@@ -148,22 +233,25 @@ class Arena:
 
     def _take_slots(self, n: int) -> IntArray:
         while len(self._spare) < n:
-            old = self.base.size
-            names = (
-                *("base", "size", "edge_base", "edge_size", "serial", "copy", "turn"),
-                *("_cohort", "keys"),
-            )
-            for name in names:
-                column = getattr(self, name)
-                setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
-            for name, fed in self.fed.items():
-                self.fed[name] = np.concatenate([fed, np.zeros_like(fed)])
-            self.serial[old:] = -1
-            self.values.grow(2 * old)
-            self._spare[:0] = range(2 * old - 1, old - 1, -1)
+            self._grow_slots()
         slots = np.array(self._spare[: -n - 1 : -1], np.int64)
         del self._spare[-n:]
         return slots
+
+    def _grow_slots(self) -> None:
+        old = self.base.size
+        names = (
+            *("base", "size", "edge_base", "edge_size", "serial", "copy", "turn"),
+            *("_cohort", "keys"),
+        )
+        for name in names:
+            column = getattr(self, name)
+            setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
+        for name, fed in self.fed.items():
+            self.fed[name] = np.concatenate([fed, np.zeros_like(fed)])
+        self.serial[old:] = -1
+        self.values.grow(2 * old)
+        self._spare[:0] = range(2 * old - 1, old - 1, -1)
 
     def _open_cohort(self, slots: IntArray, cohort: Cohort) -> None:
         if not self._spare_cohorts:
