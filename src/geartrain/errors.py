@@ -8,6 +8,7 @@
     ├── StuckError         nothing can move and instances are unfinished: carries the story
     ├── EndlessLoopError   an instance's rows go round a loop and never leave it
     ├── WorkerError        something raised inside a worker: node, part, shapes, instances
+    │   └── WorkerDiedError    a worker process was killed, stopped, or has exited
     ├── NonFiniteError     a loss, gradient or payload is NaN or infinite
     ├── BusyError          a session or a run's folder is used by somebody else
     ├── CheckpointError    a checkpoint cannot be written, read or does not fit
@@ -63,6 +64,19 @@ class EndlessLoopError(GeartrainError):
 
 class WorkerError(GeartrainError):
     """Something raised while a worker fired a node; ``__cause__`` is the original."""
+
+
+class WorkerDiedError(WorkerError):
+    """A worker process was killed, stopped or has exited; the message says which and how.
+
+    Args:
+        message: Who, how, and what to do.
+        worker: Its number; None: it is not known, or all.
+    """
+
+    def __init__(self, message: str, worker: int | None = None):
+        self.worker = worker
+        super().__init__(message)
 
 
 class NonFiniteError(GeartrainError):

@@ -30,6 +30,7 @@ from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.parts.rules import Flush, Instances, Rules
 from geartrain.runtime.base import AbstractRuntime, Feeder
+from geartrain.runtime.processes.processes import Processes
 from geartrain.runtime.simulated import Costs, Simulated
 from geartrain.runtime.threads import Threads
 from tests.rigs.passes import AT_ONCE, Quiet, one_pass, weights_of
@@ -40,6 +41,9 @@ RUNTIMES = {
     "threads 1": lambda: Threads(1, kernel_threads=1),
     "threads 2": lambda: Threads(2, kernel_threads=1),
     "threads 4": lambda: Threads(4, kernel_threads=1),
+    "processes 1": lambda: Processes(1, kernel_threads=1),
+    "processes 2": lambda: Processes(2, kernel_threads=1),
+    "processes 3": lambda: Processes(3, kernel_threads=1),
 }
 
 

@@ -315,6 +315,16 @@ class Engine:
         nodes = self.wiring.nodes.values()
         return [n.objective for n in nodes if isinstance(n, (LossNode, ReadoutNode))]
 
+    def ends(self, nodes: Iterable[AbstractNode]) -> dict[int, Objective | OutputNode]:
+        """Where rows of these nodes are judged or collected, by number of the node."""
+        found: dict[int, Objective | OutputNode] = {}
+        for node in nodes:
+            if isinstance(node, (LossNode, ReadoutNode)):
+                found[node.id] = node.objective
+            elif isinstance(node, OutputNode):
+                found[node.id] = node
+        return found
+
     def begin(self, *, train: bool, judge: bool = True, collect: bool = False) -> None:
         """Prepare a pass: training or not, computing losses or not, collecting outputs or not."""
         self.passing = Passing(train, judge, collect)
@@ -375,8 +385,9 @@ class Engine:
         lines: list[str] = []
         for node in self.nodes_of(worker):
             lines += node.story()
-        for part in self.workers[worker].parts.values():
-            if not part.open:
+        for name in self.workers[worker].parts:
+            part = self.parts.get(name)
+            if part is not None and not part.open:
                 lines.append(
                     f"part '{part.name}' has window={part.rules.window}: {part.outstanding} "
                     "messages are between their forward and their backward, so others wait; where "

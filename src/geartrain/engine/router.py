@@ -7,6 +7,7 @@ Steps run where the rows were made, so a chain of them costs index arithmetic an
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -68,6 +69,7 @@ class Outbox:
         self.deliveries += other.deliveries
         self.answered += other.answered
         self.spawned += other.spawned
+        self.rounds += other.rounds
 
 
 @final
@@ -91,6 +93,8 @@ class Router:
         self._arena, self._apart = wiring.arena, apart
         self._rounds, self._back = rounds, rounds.ports
         self._nodes = wiring.nodes
+        self.here: Collection[int] = wiring.nodes
+        """Nodes whose stores are in this process."""
 
     def emit(self, node: int, emission: Emission, out: Outbox) -> None:
         """Route what a node has sent."""
@@ -181,6 +185,8 @@ class Router:
             slots.append(rows[owners == CONTROLLER] & ROW_MASK)
             found: list[IntArray] = []
             for owner in distinct(owners[owners != CONTROLLER]).tolist():
+                if owner not in self.here:
+                    continue
                 origins = self._nodes[owner].origins(rows[owners == owner] & ROW_MASK)
                 if origins is not None:
                     found.append(origins)

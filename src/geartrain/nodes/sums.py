@@ -7,7 +7,7 @@ on a device      values ─► sum that stays there ─► read when somebody as
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -134,6 +134,14 @@ class Sums:
         for (name, k), value in zip(there, read(list(there.values())), strict=True):
             sums[name][k] += value
         return {name: (s, n) for name, (s, n) in sums.items()}
+
+    def put(self, sums: Mapping[str, Sequence[float]]) -> None:
+        """What has been added up elsewhere since the pass began, in place of what is here.
+
+        Args:
+            sums: Name to (sum, rows).
+        """
+        self._here = {name: list(pair) for name, pair in sums.items()}
 
     def forget(self) -> None:
         """A pass begins: nothing has been added up, and no answer is awaited."""

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
+from geartrain.codec import decode
 from geartrain.errors import CheckpointError
 from geartrain.frames.tables import sparse_tables
 from geartrain.parts.looking import ViewEntry, inside
@@ -283,17 +285,63 @@ def _put(parts: Mapping[str, PartState], found: Mapping[str, FoundPart]) -> None
 def _put_one(part: PartState, found: FoundPart) -> None:
     part.abandon()
     part.module.load_state_dict(found.weights)
+    if part.optimizer is not None and found.optimizer is not None:
+        put_optimizer_state(part.optimizer, found.optimizer)
+    _put_counts(part, found)
+
+
+def _put_counts(part: PartState, found: FoundPart) -> None:
+    """All but weights and the optimiser's state."""
     entry = found.entry
     part.version, counting = entry.version, part.counting
     counting.rows, counting.instances, counting.over = entry.rows, entry.instances, entry.over
     counting.staleness.load(entry.staleness)
-    if part.optimizer is not None and found.optimizer is not None:
-        put_optimizer_state(part.optimizer, found.optimizer)
     if part.scheduler is not None and found.scheduler is not None:
         part.scheduler.load_state_dict(dict(found.scheduler))
     part.load_pending_gradients(found.gradients)
     if found.view is not None:
         part.load_view(found.held, found.view)
+
+
+def take_over(
+    part: PartState, tensors: Mapping[str, Tensor], document: Any, shared: Sequence[str]
+) -> None:
+    """Have the part go on from where it has got in another process.
+
+    Nothing is checked, as the process is one of ours. Of the optimiser's state what both processes
+    have in one memory stays where it is.
+
+    Args:
+        part: As it was when the other process began; its weights may be those of now already.
+        tensors, document: What ``parts_to_tensors`` gave there, of this part.
+        shared: Names of tensors that are in memory that both have, and are missing in ``tensors``.
+    """
+    before, _ = parts_to_tensors({part.name: part})
+    found = inside({**{name: before[name] for name in shared}, **tensors}, f"{part.name}/")
+    sent = {name.partition("/")[2]: x for name, x in tensors.items()}
+    part.abandon()
+    part.module.load_state_dict(inside(sent, "weights/"), strict=False)
+    entry = read(PartEntry, document, "it")
+    if part.optimizer is not None and entry.optimizer is not None:
+        _continue_optimizer(part.optimizer, inside(found, "optimizer/"), entry.optimizer)
+    held = {k: x for k, x in found.items() if k.startswith(("view/", "delay/", "norm/"))}
+    scheduler: Any = None
+    if entry.scheduler is not None:
+        scheduler = decode(entry.scheduler["state"], "scheduler")
+    view = None if entry.view is None else part.check_view(held, entry.view)
+    gradients = inside(found, "gradient/")
+    _put_counts(part, FoundPart({}, entry, None, scheduler, gradients, held, view))
+
+
+def _continue_optimizer(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], document: Mapping[str, Any]
+) -> None:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for key, value in document["state"]:
+        optimizer.state[parameters[key]] = decode(value, f"state.{key}", tensors)
+    for i, group in enumerate(optimizer.param_groups):
+        options: Any = decode(document["groups"][i], f"groups.{i}", tensors)
+        group.update((k, v) for k, v in options.items() if k != "params")
 
 
 def _check_weights(

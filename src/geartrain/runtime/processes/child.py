@@ -1,0 +1,322 @@
+"""The life of a worker process: it waits for a pass, makes its engine, fires, gives back its parts.
+
+    parent ── a pass ──► engine of the same graph; of its workers this one works
+           ◄─ ready ──── sockets are bound
+           ── go ──────►
+           ◄═ records ═► messages.py; rows go to other workers without the parent
+           ── END ─────►
+           ◄─ parts, memories, outputs, sums ── and it waits for the next pass
+
+It decides nothing: ``WorkerState`` does, as on every runtime.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from geartrain.codec import encode
+from geartrain.engine.engine import MadeOf, Passing
+from geartrain.engine.router import Delivery
+from geartrain.engine.worker import Firing
+from geartrain.errors import GeartrainError
+from geartrain.nodes.loss import Objective
+from geartrain.nodes.node import Memory
+from geartrain.parts.part import PartState
+from geartrain.parts.snapshot import parts_to_tensors
+from geartrain.runtime.processes.control import Control
+from geartrain.runtime.processes.memory import Region, loads
+from geartrain.runtime.processes.messages import (
+    Kind,
+    Names,
+    Report,
+    named_to_record,
+    record_to_admitted,
+    record_to_finished,
+)
+from geartrain.transport.batches import BACKWARD, FORWARD, Known, to_delivery_parts, to_record
+from geartrain.transport.link import Transport
+from geartrain.transport.record import Record
+
+_IDLE_S: Final = 0.02  # without work until it says that it has none
+_WAIT_S: Final = 0.5  # the longest wait for a message; then it looks again
+_REPORT_S: Final = 0.005
+_MOST_FIRINGS: Final = 64  # of one report
+_PULSE_S: Final = 0.1  # between two words on sums and staleness, for a progress line
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What a worker must know of a pass.
+
+    Args:
+        made_of: Of the engine.
+        passing: What it is for.
+        trained: Instances finished in training before.
+        memories: Of nodes, by name.
+        folder, generation: Of the sockets.
+        kernel_threads: Inside of torch's kernels.
+        seed: Of torch's generator here, for dropout and the like.
+        nodes: Names in order, to see that both sides have the same graph.
+    """
+
+    made_of: MadeOf
+    passing: Passing
+    trained: int
+    memories: Mapping[str, Memory]
+    folder: str
+    generation: int
+    kernel_threads: int
+    seed: int
+    nodes: tuple[str, ...]
+
+
+def live(worker: int, control: Control) -> None:
+    """Work until the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and says what is to be
+    regions: list[Region] = []
+    while True:
+        try:
+            content, fds = control.receive()
+        except EOFError:
+            return
+        regions += [Region(fd, os.fstat(fd).st_size) for fd in fds]
+        try:
+            work = _Work(worker, loads(content, regions), regions)
+        except BaseException as error:  # noqa: BLE001 - told to the parent, which raises it
+            control.tell(failed=error_to_json(error))
+            continue
+        with work.transport:
+            control.tell(ready=os.getpid())
+            try:
+                control.receive()
+            except EOFError:
+                return
+            work.run()
+
+
+@final
+class _Work:
+    """One pass."""
+
+    def __init__(self, worker: int, given: Pass, regions: list[Region]) -> None:
+        torch.set_num_threads(given.kernel_threads)
+        torch.manual_seed(given.seed)
+        self._regions = regions
+        engine = self._engine = given.made_of.engine(given.trained)
+        nodes = tuple(n.name for n in engine.wiring.nodes.values())
+        if nodes != given.nodes:
+            raise GeartrainError(
+                f"worker {worker} has made other nodes of the graph, {nodes[:5]}, than the parent, "
+                f"{given.nodes[:5]}: names depend on something that is not in the graph"
+            )
+        engine.recall(given.memories)
+        how = given.passing
+        engine.begin(train=how.train, judge=how.judge, collect=how.collect)
+        self._state = engine.workers[worker]
+        self._nodes = engine.nodes_of(worker)
+        engine.router.here = {node.id for node in self._nodes}
+        self._names = Names(nodes, list(engine.parts))
+        self._known = Known(engine.router.here, len(engine.wiring.schema.state))
+        self._me, self._parent = worker, len(engine.workers)
+        self._report = Report()
+        self._reported_s = self._pulsed_s = 0.0
+        self._sent = np.zeros(self._parent + 1, np.int64)  # records, by receiver
+        self._had = np.zeros(self._parent + 1, np.int64)  # by sender
+        self._over = False
+        self.transport = Transport(worker, self._parent + 1, Path(given.folder), given.generation)
+
+    def run(self) -> None:
+        """Until the pass ends or is given up."""
+        try:
+            while not self._over:
+                self._hear()
+                if not self._over and self._state.ready:
+                    self._fire()
+        except BaseException as error:  # noqa: BLE001 - told to the parent, which raises it
+            self._send_report()
+            self._send(named_to_record("failed", error_to_json(error), {}))
+            while not self._over:
+                self._hear(works=False)
+
+    def _hear(self, *, works: bool = True) -> None:
+        """Take what has come; wait if there is nothing else to do."""
+        if works and self._state.ready:
+            found = self.transport.poll()
+        else:
+            self._send_report()
+            found = self.transport.poll(_IDLE_S)
+            if not found:
+                if works:
+                    self._say_idle()
+                found = self.transport.poll(_WAIT_S)
+        for sender, record in found:
+            self._had[sender] += 1
+            self._take(record, works=works)
+
+    def _take(self, record: Record, *, works: bool) -> None:
+        kind = record.kind
+        if kind == Kind.ABANDON:
+            self._give_back(abandoned=True)
+        elif not works:
+            return
+        elif kind in (FORWARD, BACKWARD):
+            node, port, batch = to_delivery_parts(record, self._known)
+            self._state.deliver(Delivery(node, port, batch))
+        elif kind == Kind.ADMITTED:
+            self._engine.wiring.arena.adopt(record_to_admitted(record))
+        elif kind == Kind.FINISHED:
+            self._finished(record)
+        elif kind == Kind.STORY:
+            lines = self._engine.waiting(self._me)
+            self._send(named_to_record("story", lines, {}))
+        elif kind == Kind.END:
+            self._give_back(abandoned=False)
+
+    def _finished(self, record: Record) -> None:
+        told, slots = record_to_finished(record)
+        self._engine.wiring.arena.forget(slots)
+        now = time.perf_counter()
+        self._report.steps += [(step, now) for step in self._state.finished(told)]
+
+    def _fire(self) -> None:
+        start = time.perf_counter()
+        firing = self._state.fire()
+        end = time.perf_counter()
+        self._add(firing, start, end)
+        report = self._report
+        # What it says to the controller goes before what others can go on with.
+        if report.matters or len(report.firings) >= _MOST_FIRINGS:
+            self._send_report()
+        elif end - self._reported_s > _REPORT_S:
+            self._send_report()
+        for worker, delivery in firing.elsewhere:
+            self._send(to_record(delivery.node, delivery.port, delivery.batch), worker)
+
+    def _add(self, firing: Firing, start: float, end: float) -> None:
+        report, out = self._report, firing.outbox
+        report.firings.append((firing, start, end))
+        report.steps += [(step, end) for step in firing.steps]
+        report.held |= firing.held
+        report.out.add(out)
+
+    def _send_report(self) -> None:
+        if self._report:
+            self._send(self._report.to_record(self._names))
+            self._report = Report()
+            now = self._reported_s = time.perf_counter()
+            if now - self._pulsed_s > _PULSE_S:
+                self._pulsed_s = now
+                self._send(named_to_record("pulse", self._pulse(), {}))
+
+    def _send(self, record: Record, to: int | None = None) -> None:
+        to = self._parent if to is None else to
+        self._sent[to] += 1
+        self.transport.send(to, record)
+
+    def _say_idle(self) -> None:
+        """Nothing is left to do until something comes."""
+        self._sent[self._parent] += 1
+        counts = (self._sent.copy(), self._had.copy())
+        self.transport.send(self._parent, Record(Kind.IDLE, (), (), counts))
+
+    def _pulse(self) -> Any:
+        """Sums of losses, and how old gradients were, since the beginning."""
+        ends = self._engine.ends(self._nodes)
+        return {
+            "sums": {i: x.sums.peek() for i, x in ends.items() if isinstance(x, Objective)},
+            "staleness": {
+                name: list(self._engine.parts[name].histogram())
+                for name in self._state.parts
+                if name in self._engine.parts
+            },
+        }
+
+    def _give_back(self, *, abandoned: bool) -> None:
+        """Send the state of what lives here; the pass is over."""
+        engine = self._engine
+        parts = {n: p for n, p in engine.parts.items() if n in self._state.parts}
+        try:
+            if abandoned:
+                for part in parts.values():
+                    part.abandon()
+            else:
+                for node in self._nodes:
+                    node.check_empty()
+                for part in parts.values():
+                    part.check_finite()
+            self._send_report()
+            self._send(named_to_record("pulse", self._pulse(), {}))
+            self._send_outputs()
+            self._send_parts(parts)
+            self._send_memories()
+            held = {n.name: n.nbytes() for n in self._nodes}
+            self._send(named_to_record("done", {"store_bytes": sum(held.values())}, {}))
+        except BaseException as error:  # noqa: BLE001 - told to the parent, which raises it
+            self._send(named_to_record("failed", error_to_json(error), {}))
+            self._send(named_to_record("done", {"store_bytes": 0}, {}))
+        self._over = True
+        self.transport.close(linger_s=_LINGER_S)
+
+    def _send_parts(self, parts: Mapping[str, PartState]) -> None:
+        """What is in shared memory is there already, and goes by its name alone."""
+        for name, part in parts.items():
+            tensors, document = parts_to_tensors({name: part})
+            sent = {k: x for k, x in tensors.items() if not self._is_shared(x)}
+            said = {
+                "part": name,
+                "document": document[name],
+                "shared": sorted(tensors.keys() - sent),
+                "frozen": part.frozen,
+            }
+            self._send(named_to_record("part", said, sent))
+
+    def _is_shared(self, x: Tensor) -> bool:
+        return any(x in region for region in self._regions)
+
+    def _send_memories(self) -> None:
+        for node in self._nodes:
+            memory = node.memory()
+            if memory is not None:
+                tensors, document = memory
+                said = {"node": node.name, "document": encode(document, node.name)}
+                self._send(named_to_record("memory", said, tensors))
+
+    def _send_outputs(self) -> None:
+        for number, end in self._engine.ends(self._nodes).items():
+            for serials, vertices, lengths, payload in end.collected or ():
+                tensors = {
+                    "serials": torch.from_numpy(serials),
+                    "vertices": torch.from_numpy(vertices),
+                    **({} if lengths is None else {"lengths": torch.from_numpy(lengths)}),
+                    **{f"payload {j}": x for j, x in enumerate(payload)},
+                }
+                self._send(named_to_record("output", number, tensors))
+
+
+_LINGER_S: Final = 30.0  # for what it gives back to be read
+
+
+def error_to_json(error: BaseException) -> dict[str, Any]:
+    """What an error says, for another process: class, message, notes, cause, traceback as text."""
+    cause = error.__cause__
+    told: dict[str, Any] = {
+        "class": type(error).__name__,
+        "ours": isinstance(error, GeartrainError),
+        "message": str(error),
+        "notes": list(getattr(error, "__notes__", ())),
+        "traceback": "".join(traceback.format_exception(error)),
+        "cause": None if cause is None else [type(cause).__name__, str(cause)],
+    }
+    return told

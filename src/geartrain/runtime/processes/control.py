@@ -1,0 +1,88 @@
+"""The private channel between parent and child: messages over a pair of sockets, with open files.
+
+Nobody else can have an end of it, so pickles may go over it.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any, Final, final
+
+_HEAD: Final = struct.Struct("<QI")
+_MOST_FDS: Final = 250  # Linux takes 253 in one message
+
+
+@final
+class Control:
+    """One end of the channel.
+
+    Args:
+        end: Of a ``socket.socketpair()``.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self.socket = end
+
+    def send(self, content: bytes, fds: Sequence[int] = ()) -> None:
+        """Send a message; the other end gets open files of its own.
+
+        Raises:
+            OSError: The other end is gone.
+        """
+        head = _HEAD.pack(len(content), len(fds))
+        for start in range(0, max(1, len(fds)), _MOST_FDS):
+            some = array.array("i", fds[start : start + _MOST_FDS])
+            more = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, some)] if some else []
+            self.socket.sendmsg([head if start == 0 else b"\0"], more)
+        self.socket.sendall(content)
+
+    def receive(self) -> tuple[bytes, list[int]]:
+        """Wait for a message; as long as the other end lives.
+
+        Raises:
+            EOFError: The other end is gone.
+        """
+        fds: list[int] = []
+        head = self._some(_HEAD.size, fds)
+        size, count = _HEAD.unpack(head)
+        while len(fds) < count:
+            self._some(1, fds)
+        content = bytearray(size)
+        view, at = memoryview(content), 0
+        while at < size:
+            n = self.socket.recv_into(view[at:])
+            if not n:
+                raise EOFError("the other end is gone")
+            at += n
+        return bytes(content), fds
+
+    def tell(self, **what: Any) -> None:
+        """Send something that JSON can hold."""
+        self.send(json.dumps(what).encode())
+
+    def hear(self) -> dict[str, Any]:
+        """Wait for what ``tell`` sends."""
+        told: dict[str, Any] = json.loads(self.receive()[0])
+        return told
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def _some(self, n: int, fds: list[int]) -> bytes:
+        """Exactly n bytes; open files that come with them are added."""
+        found = b""
+        while len(found) < n:
+            part, more, _, _ = self.socket.recvmsg(n - len(found), socket.CMSG_SPACE(_MOST_FDS * 4))
+            if not part:
+                raise EOFError("the other end is gone")
+            found += part
+            for level, kind, data in more:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    got = array.array("i")
+                    got.frombytes(data[: len(data) // got.itemsize * got.itemsize])
+                    fds += got
+        return found

@@ -1,0 +1,178 @@
+"""Tensors in memory that several processes have, and pickles that refer to them.
+
+    weights, buffers, optimisers' state ─► a region (an anonymous file in memory) ◄─ mapped by each
+    graph and parts ─► pickle with references ─► the same objects, on the same memory
+
+A region has no name: it is gone with the last process that has it, whatever ends that one. The
+tensors stay the objects that they are; their data move. So a step in a worker is in the modules of
+the user as it is taken.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle  # noqa: TID251 - between a parent and the children that it made, and nobody else
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, final
+
+import cloudpickle
+import torch
+from torch import Tensor, nn
+
+_ALIGNED: Final = 64  # bytes; a cache line: neighbours of two workers do not share one
+
+
+@final
+class Region:
+    """Memory that processes share.
+
+    Args:
+        fd: An open file of this size; it is closed here.
+        size: Bytes, 1 or more.
+    """
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.size, self.fd = size, fd
+        self.bytes = torch.frombuffer(mmap.mmap(fd, size), dtype=torch.uint8)
+        self.start = self.bytes.data_ptr()
+
+    @classmethod
+    def make(cls, size: int) -> Region:
+        """Fresh memory, all zeros."""
+        fd = os.memfd_create("geartrain", os.MFD_CLOEXEC)
+        os.ftruncate(fd, size)
+        return cls(fd, size)
+
+    def tensor(
+        self, offset: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]
+    ) -> Tensor:
+        """A tensor whose storage begins at this byte of the region.
+
+        Args:
+            offset: In bytes from the start; a multiple of the size of an element.
+            dtype, shape, stride: Of the tensor.
+        """
+        whole = self.bytes[offset % dtype.itemsize :]
+        length = whole.numel() // dtype.itemsize * dtype.itemsize
+        return whole[:length].view(dtype).as_strided(shape, stride, offset // dtype.itemsize)
+
+    def __contains__(self, x: Tensor) -> bool:
+        return self.start <= x.data_ptr() < self.start + self.size
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+@final
+class SharedTensors:
+    """The regions of one runtime, and which tensors lie in them."""
+
+    def __init__(self) -> None:
+        self.regions: list[Region] = []
+
+    def place(self, tensor: Tensor) -> tuple[int, int] | None:
+        """Region and byte where a tensor's elements begin; None: it is not shared."""
+        if not _is_plain(tensor):
+            return None
+        for k, region in enumerate(self.regions):
+            if tensor in region:
+                return k, tensor.data_ptr() - region.start
+        return None
+
+    def move(self, tensors: Iterable[Tensor]) -> None:
+        """Move the data of these into shared memory; tensors of one storage stay of one.
+
+        Args:
+            tensors: On the host; what is there already, or has no elements, stays.
+        """
+        storages: dict[int, list[Tensor]] = {}
+        for x in tensors:
+            if _is_plain(x) and self.place(x) is None:
+                storages.setdefault(x.untyped_storage().data_ptr(), []).append(x)
+        if not storages:
+            return
+        sizes = {at: xs[0].untyped_storage().nbytes() for at, xs in storages.items()}
+        total = sum(-(-size // _ALIGNED) * _ALIGNED for size in sizes.values())
+        region = Region.make(total)
+        self.regions.append(region)
+        start = 0
+        for at, xs in storages.items():
+            whole = torch.empty(0, dtype=torch.uint8).set_(xs[0].untyped_storage())
+            region.bytes[start : start + sizes[at]].copy_(whole)
+            for x in xs:
+                offset = start + int(x.storage_offset()) * x.element_size()
+                x.data = region.tensor(offset, x.dtype, x.shape, x.stride())
+            start += -(-sizes[at] // _ALIGNED) * _ALIGNED
+
+
+def _is_plain(x: Tensor) -> bool:
+    return x.layout is torch.strided and x.is_cpu and type(x.data) is Tensor and x.numel() > 0
+
+
+@final
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # without annotations
+    """Writes references in place of tensors that are shared."""
+
+    def __init__(self, file: io.BytesIO, shared: SharedTensors) -> None:
+        super().__init__(file)
+        self._shared = shared
+        self._numbers: dict[int, int] = {}
+        self._kept: list[Tensor] = []  # so that no number is given twice
+
+    def persistent_id(self, thing: object) -> Any:
+        if not isinstance(thing, Tensor) or type(thing) not in (Tensor, nn.Parameter):
+            return None
+        place = self._shared.place(thing)
+        if place is None or (thing.requires_grad and not thing.is_leaf):
+            return None
+        number = self._numbers.setdefault(id(thing), len(self._numbers))
+        self._kept.append(thing)
+        return (
+            number,
+            *place,
+            str(thing.dtype).removeprefix("torch."),
+            tuple(thing.shape),
+            thing.stride(),
+            isinstance(thing, nn.Parameter),
+            thing.requires_grad,
+            dict(vars(thing)),
+        )
+
+
+@final
+class _Unpickler(pickle.Unpickler):
+    """Reads what a ``_Pickler`` wrote: one object for each that there was."""
+
+    def __init__(self, file: io.BytesIO, regions: Sequence[Region]) -> None:
+        super().__init__(file)
+        self._regions = regions
+        self._found: dict[int, Tensor] = {}
+
+    def persistent_load(self, reference: Any) -> Tensor:
+        number, region, offset, dtype, shape, stride, is_parameter, wants_gradient, more = reference
+        if number not in self._found:
+            x = self._regions[region].tensor(offset, getattr(torch, dtype), shape, stride)
+            x = nn.Parameter(x, wants_gradient) if is_parameter else x
+            vars(x).update(more)
+            self._found[number] = x if is_parameter else x.requires_grad_(wants_gradient)
+        return self._found[number]
+
+
+def dumps(thing: object, shared: SharedTensors) -> bytes:
+    """A pickle, functions and classes of scripts in it; for a process that we have started.
+
+    Raises:
+        Exception: What says that something cannot be pickled, of whatever type.
+    """
+    file = io.BytesIO()
+    _Pickler(file, shared).dump(thing)
+    return file.getvalue()
+
+
+def loads(pickled: bytes, regions: Sequence[Region]) -> Any:
+    """What ``dumps`` wrote, in the process that was given the regions."""
+    return _Unpickler(io.BytesIO(pickled), regions).load()

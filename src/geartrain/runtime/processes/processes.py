@@ -1,0 +1,428 @@
+"""Workers as processes: they compute at the same time, whatever the interpreter does.
+
+    parent    controller, data, watch          a worker    its nodes and parts, a queue
+       │  frames, rows, who has finished  ─────►  │
+       │  ◄───── firings, answers, steps          │ ◄═══ rows, gradients ═══► other workers
+
+The parent counts and admits, as on every runtime; rows go from worker to worker without it. The
+weights are in memory that all have: the modules of the user see every step.
+"""
+
+from __future__ import annotations
+
+import builtins
+import time
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from geartrain import errors
+from geartrain.bounds import MOST_WORKERS, WORKERS, require_at_most
+from geartrain.codec import decode
+from geartrain.engine.engine import Engine
+from geartrain.engine.router import Outbox
+from geartrain.errors import GeartrainError, StuckError, WorkerDiedError, WorkerError
+from geartrain.nodes.loss import Objective
+from geartrain.parts.snapshot import take_over
+from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch, log
+from geartrain.runtime.interrupt import Interruptible
+from geartrain.runtime.processes.child import Pass
+from geartrain.runtime.processes.memory import SharedTensors, dumps
+from geartrain.runtime.processes.messages import (
+    Kind,
+    Names,
+    Report,
+    admitted_to_record,
+    finished_to_record,
+    record_to_named,
+)
+from geartrain.runtime.processes.pool import Pool
+from geartrain.transport.batches import to_record
+from geartrain.transport.link import Transport
+from geartrain.transport.record import Record
+
+_WAIT_S: Final = 0.2  # the longest wait, so that signals and stopped workers are seen
+
+
+@final
+class Processes(AbstractRuntime):
+    """One process per worker.
+
+    They are forked when the first pass begins, live until ``close`` or the end of the program, and
+    are handed the graph and its modules at the beginning of each pass. Everything in the graph must
+    be what cloudpickle can carry: no open files, locks or generators. What modules keep besides
+    weights and buffers (a counter, a list) stays in the process that counts.
+
+    Args:
+        workers: How many.
+        kernel_threads: Threads inside torch kernels, per worker; None shares out torch's
+            own number (``torch.set_num_threads``, ``OMP_NUM_THREADS``).
+        patience_s: How long a pass that failed waits for the firings of that moment to end; after
+            it, and two seconds after a second interrupt, workers are killed.
+    """
+
+    name = "processes"
+    kernel_threads: int
+
+    def __init__(
+        self, workers: int = 2, kernel_threads: int | None = None, patience_s: float = 60.0
+    ) -> None:
+        if workers < 1:
+            raise ValueError(f"Processes(workers={workers}): give 1 or more")
+        require_at_most(f"Processes(workers={workers})", workers, MOST_WORKERS, WORKERS)
+        if kernel_threads is not None:
+            what = f"Processes(kernel_threads={kernel_threads})"
+            require_at_most(what, kernel_threads, MOST_WORKERS, WORKERS)
+        self.workers = workers
+        self.kernel_threads = kernel_threads or max(1, torch.get_num_threads() // workers)
+        self.patience_s = patience_s
+        self._pool: Pool | None = None
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of the worker processes; empty while there are none."""
+        return () if self._pool is None else tuple(m.pid for m in self._pool.members)
+
+    def run(self, engine: Engine, feeder: AbstractFeeder, watch: Watch) -> float:
+        if engine.sharing.apart or engine.sharing.talks:
+            raise ValueError(
+                f"runtime=Processes(...) cannot share weights by '{engine.sharing.name}'; use "
+                "runtime=gt.Threads(...) for it, or leave sharing out"
+            )
+        with Interruptible(feeder) as interrupt:
+            if self._pool is None or not self._pool.alive:
+                self._pool = Pool(self.workers)
+            run = _Run(self, self._pool, engine, feeder, watch)
+            try:
+                run.go(interrupt)
+            except BaseException as error:
+                if not run.give_up(2.0 if interrupt.abandoned else self.patience_s, error):
+                    self._drop(busy=True)
+                raise
+            finally:
+                run.close()
+        return run.seconds
+
+    def close(self) -> None:
+        """End the worker processes; a later pass makes new ones."""
+        self._drop(busy=False)
+
+    def _drop(self, *, busy: bool) -> None:
+        if self._pool is not None:
+            self._pool.close(busy=busy)
+            self._pool = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the processes: a copy makes its own."""
+        return {**self.__dict__, "_pool": None}
+
+
+@final
+class _Run:
+    """One pass over the data."""
+
+    def __init__(
+        self, runtime: Processes, pool: Pool, engine: Engine, feeder: AbstractFeeder, watch: Watch
+    ) -> None:
+        self._runtime, self._pool, self._engine = runtime, pool, engine
+        self._feeder, self._watch = feeder, watch
+        self._me = runtime.workers
+        self._generation = pool.server.generation()
+        nodes = tuple(n.name for n in engine.wiring.nodes.values())
+        self._names = Names(nodes, list(engine.parts))
+        self._ends = engine.ends(engine.wiring.nodes.values())
+        self._nodes = {n.name: n for n in engine.wiring.nodes.values()}
+        n = runtime.workers + 1
+        self._sent = np.zeros(n, np.int64)
+        self._had = np.zeros(n, np.int64)
+        self._idle: dict[int, tuple[Any, Any]] = {}  # worker to what it had sent and had when idle
+        self._stories: dict[int, list[str]] | None = None
+        self._done: set[int] = set()
+        self._ending = self._gave_up = False
+        self._failure: BaseException | None = None
+        self._transport: Transport | None = None
+        self._began = time.perf_counter()
+        self.seconds = 0.0
+
+    def go(self, interrupt: Interruptible) -> None:
+        """Until the pass is over; signals are heard meanwhile."""
+        self._hand_over()
+        self._engine.wiring.arena.news = []
+        self._began = time.perf_counter()
+        self._admit()
+        while len(self._done) < self._me:
+            if interrupt.abandoned:
+                interrupt.check()
+            self._hear()
+            if self._failure is not None:
+                raise self._failure
+
+    def give_up(self, patience_s: float, error: BaseException) -> bool:
+        """After a failure: let the firings of this moment end and take the parts back.
+
+        Returns:
+            Whether all workers have answered; else they are to be killed.
+        """
+        if isinstance(error, WorkerDiedError) or self._transport is None:
+            return False
+        self._gave_up = True
+        until = time.monotonic() + patience_s
+        try:
+            for w in range(self._me):
+                self._send(w, Record(Kind.ABANDON))
+            while len(self._done) < self._me and time.monotonic() < until:
+                self._hear()
+        except (GeartrainError, KeyboardInterrupt) as another:
+            error.add_note(f"also: {type(another).__name__}: {another}")
+        if left := sorted(set(range(self._me)) - self._done):
+            told = ", ".join(map(str, left))
+            log.warning("workers %s are still in a firing; the worker processes are ended", told)
+        return not left
+
+    def close(self) -> None:
+        self._engine.wiring.arena.news = None
+        if self._transport is not None:
+            self._transport.close()
+
+    def _hand_over(self) -> None:
+        """Give the workers the graph, the parts as they are, and what they need to know."""
+        engine, pool = self._engine, self._pool
+        pool.shared.move(_tensors_of(engine))
+        self._transport = Transport(self._me, self._me + 1, pool.server.folder, self._generation)
+        self._transport.watch(pool.fileno())
+        seed = int(torch.randint(1 << 62, ()))
+        given = Pass(
+            engine.made_of,
+            engine.passing,
+            engine.controller.trained,
+            engine.memories(),
+            str(pool.server.folder),
+            self._generation,
+            self._runtime.kernel_threads,
+            seed,
+            tuple(self._names.nodes),
+        )
+        content = _pickled(given, pool.shared)
+        for w, member in enumerate(pool.members):
+            fresh = pool.shared.regions[member.regions :]
+            member.regions = len(pool.shared.regions)
+            del w
+            self._through(member.control.send, content, [region.fd for region in fresh])
+        told = [self._through(member.control.hear) for member in pool.members]
+        for w, answer in enumerate(told):
+            if "failed" in answer:
+                self._raise(answer["failed"], w)
+        for member in pool.members:
+            self._through(member.control.send, b"go")
+
+    def _through(self, call: Any, *given: Any) -> Any:
+        """Call, and tell the death of a worker as such."""
+        try:
+            return call(*given)
+        except (OSError, EOFError):
+            self._pool.hear()
+            raise
+
+    def _hear(self) -> None:
+        """Take what has come, waiting for it for a moment."""
+        assert self._transport is not None
+        found = self._transport.poll(_WAIT_S)
+        if self._transport.ready:
+            self._pool.hear()
+        self._pool.look()
+        settled = False
+        for sender, record in found:
+            self._had[sender] += 1
+            settled |= self._take(sender, record)
+        if self._gave_up:
+            return
+        if settled and not self._ending:
+            self._admit()
+        elif len(self._idle) == self._me:
+            self._look_if_stuck()
+
+    def _take(self, sender: int, record: Record) -> bool:
+        """Whether there may be room for more."""
+        if record.kind == Kind.REPORT:
+            self._idle.pop(sender, None)
+            return self._take_report(sender, Report.of_record(record, self._names))
+        if record.kind == Kind.IDLE:
+            sent, had = record.arrays
+            self._idle[sender] = (sent, had)
+        elif record.kind == Kind.NAMED:
+            self._take_named(sender, *record_to_named(record))
+        return False
+
+    def _take_report(self, w: int, report: Report) -> bool:
+        watch, engine, began = self._watch, self._engine, self._began
+        for firing, start, end in report.firings:
+            watch.fired(w, firing, max(0.0, start - began), max(0.0, end - began))
+        for step, at in report.steps:
+            watch.stepped(w, step, at - began)
+        if self._gave_up:
+            return False
+        for part, holds in report.held.items():
+            engine.controller.hold(part, holds)
+        if not (report.matters or report.out.rounds):
+            return False
+        self._count(report.out)
+        return report.matters
+
+    def _count(self, out: Outbox) -> None:
+        """Let the controller count answers, and tell of instances that have finished."""
+        controller = self._engine.controller
+        if controller.settle(out):
+            slots = controller.finished_slots
+            for w, told in self._engine.tell_finished():
+                self._send(w, finished_to_record(told, slots))
+            self._watch.finished(self._engine, time.perf_counter() - self._began)
+
+    def _admit(self) -> None:
+        """Fill up; when nothing is left, have the workers give back what they have."""
+        engine = self._engine
+        while (out := self._feeder.admit(engine)) is not None:
+            for told in engine.wiring.arena.take_news():
+                record = admitted_to_record(told)
+                for w in range(self._me):
+                    self._send(w, record)
+            for delivery in out.deliveries:
+                record = to_record(delivery.node, delivery.port, delivery.batch)
+                self._send(engine.home[delivery.node], record)
+            out.deliveries.clear()
+            self._count(out)
+        if self._feeder.exhausted and not engine.controller.active:
+            self.seconds = time.perf_counter() - self._began
+            self._ending = True
+            for w in range(self._me):
+                self._send(w, Record(Kind.END))
+
+    def _send(self, to: int, record: Record) -> None:
+        assert self._transport is not None
+        self._sent[to] += 1
+        self._transport.send(to, record)
+
+    def _look_if_stuck(self) -> None:
+        """Whether nothing is under way between any two, and nobody has anything to do."""
+        if self._ending:
+            return
+        sent = np.stack([*(self._idle[w][0] for w in range(self._me)), self._sent])
+        had = np.stack([*(self._idle[w][1] for w in range(self._me)), self._had])
+        if not np.array_equal(sent, had.T):
+            return
+        if self._stories is None:
+            self._stories = {}
+            for w in range(self._me):
+                self._send(w, Record(Kind.STORY))
+        elif len(self._stories) == self._me:
+            lines = [line for w in range(self._me) for line in self._stories[w]]
+            raise StuckError(self._engine.story(lines))
+
+    def _take_named(self, w: int, what: str, document: Any, tensors: Mapping[str, Tensor]) -> None:
+        if what == "pulse":
+            self._pulse(document)
+        elif what == "story":
+            if self._stories is not None:
+                self._stories[w] = document
+        elif what == "output":
+            end = self._ends[document]
+            if end.collected is not None:
+                serials, vertices = tensors["serials"].numpy(), tensors["vertices"].numpy()
+                lengths = tensors["lengths"].numpy() if "lengths" in tensors else None
+                payload = tuple(x for name, x in tensors.items() if name.startswith("payload "))
+                end.collected.append((serials, vertices, lengths, payload))
+        elif what == "part":
+            part = self._engine.parts[document["part"]]
+            take_over(part, tensors, document["document"], document["shared"])
+            part.frozen = document["frozen"]
+        elif what == "memory":
+            memory = dict(tensors), decode(document["document"], document["node"])
+            self._nodes[document["node"]].recall(memory)  # type: ignore[arg-type]
+        elif what == "failed":
+            self._fail(document, w)
+        elif what == "done":
+            self._done.add(w)
+
+    def _pulse(self, document: Any) -> None:
+        """Sums of losses and ages of gradients up to now, as instruments see them."""
+        for number, sums in document["sums"].items():
+            end = self._ends[int(number)]
+            assert isinstance(end, Objective)
+            end.sums.put(sums)
+        for name, counts in document["staleness"].items():
+            self._engine.parts[name].counting.staleness.load(counts)
+
+    def _fail(self, told: Any, w: int) -> None:
+        error = error_of_json(told, w)
+        if self._failure is None:
+            self._failure = error
+        else:
+            self._failure.add_note(f"also, in another worker: {type(error).__name__}: {error}")
+
+    def _raise(self, told: Any, w: int) -> NoReturn:
+        error = error_of_json(told, w)
+        error.add_note(
+            "it was raised as the graph was made again in a worker process: everything in it has "
+            "to be what cloudpickle can carry, and what it names has to be importable there"
+        )
+        raise error
+
+
+def error_of_json(told: Mapping[str, Any], worker: int) -> BaseException:
+    """An error of another process: of the same class, if it is one of ours or Python's own."""
+    name, message = told["class"], told["message"]
+    kind = getattr(errors, name, None) if told["ours"] else getattr(builtins, name, None)
+    error: BaseException
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        error = kind(message)
+    else:
+        error = WorkerError(f"{name} in worker {worker}: {message}")
+    if told["cause"] is not None:
+        cause = getattr(builtins, told["cause"][0], None)
+        if isinstance(cause, type) and issubclass(cause, Exception):
+            error.__cause__ = _made(cause, told["cause"][1])
+    for note in told["notes"]:
+        error.add_note(note)
+    error.add_note(f"in worker process {worker}:\n{told['traceback']}")
+    return error
+
+
+def _made(kind: type[Exception], message: str) -> Exception:
+    """An exception of Python's own, some of which want more than a message."""
+    try:
+        return kind(message)
+    except TypeError:
+        return Exception(message)
+
+
+def _tensors_of(engine: Engine) -> list[Tensor]:
+    """What workers write to and the user's modules hold: weights, buffers, optimisers' state."""
+    modules = [*engine.made_of.graph.modules(), *(p.module for p in engine.parts.values())]
+    found: list[Tensor] = []
+    for module in modules:
+        found += [*module.parameters(), *module.buffers()]
+    for part in engine.parts.values():
+        states = () if part.optimizer is None else part.optimizer.state.values()
+        for state in states:
+            found += [x for x in state.values() if isinstance(x, Tensor)]
+    unique = {id(x): x for x in found}
+    for x in unique.values():
+        if not x.is_cpu:
+            raise ValueError(
+                f"runtime=Processes(...): a weight of shape {tuple(x.shape)} lies on {x.device}; "
+                "worker processes share memory of the host: use runtime=gt.Threads(...) for devices"
+            )
+    return list(unique.values())
+
+
+def _pickled(given: Pass, shared: SharedTensors) -> bytes:
+    try:
+        return dumps(given, shared)
+    except Exception as error:
+        raise ValueError(
+            f"the graph cannot be handed to worker processes: {type(error).__name__}: {error}. "
+            "Something in a module, function or rule of it cannot be pickled, such as a lock, an "
+            "open file or a generator: make it where it is used, or use runtime=gt.Threads(...)"
+        ) from error

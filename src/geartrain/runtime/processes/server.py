@@ -1,0 +1,227 @@
+"""The process that forks workers: it has imported torch, runs no thread, and waits for deaths.
+
+    parent ── "fork", a socket ──► server ── fork ──► worker        0.04 s; an import of torch: 4 s
+    parent ◄─ "pid died, status" ─ server ◄─ SIGCHLD ─┘
+
+When the parent is gone, the server ends the workers and itself; when the server is gone, the kernel
+ends the workers. So nothing is left, whoever is killed. A fork of the parent itself would be of a
+process with threads (OpenMP's at least), which may not be done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final, NoReturn, final
+
+from geartrain.errors import GeartrainError
+from geartrain.runtime.processes.control import Control
+
+_PR_SET_PDEATHSIG: Final = 1
+_PATIENCE_S: Final = 60.0  # for an import of torch on a machine that is busy
+
+
+@final
+class ForkServer:
+    """The parent's side; a process has one, made when it first wants workers.
+
+    Attributes:
+        folder: For sockets; removed by whichever of the two lives longer.
+        deaths: Workers that have ended, and how: a signal is below 0.
+
+    Raises:
+        GeartrainError: It cannot be started.
+    """
+
+    _of_this_process: ClassVar[ForkServer | None] = None
+
+    @classmethod
+    def of_this_process(cls) -> ForkServer:
+        """The server, made anew if there is none or it has died."""
+        server = cls._of_this_process
+        if server is None or server._owner != os.getpid() or not server.lives:
+            server = cls._of_this_process = cls()
+        return server
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self.deaths: dict[int, int] = {}
+        self._generation = 0
+        self.folder = folder = Path(tempfile.mkdtemp(prefix="geartrain-"))
+        here, there = socket.socketpair()
+        with there:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(there.fileno()), str(folder)],
+                pass_fds=[there.fileno()],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        self.control = Control(here)
+        self._end = weakref.finalize(self, _close, self._owner, self.control, self._process, folder)
+        here.settimeout(_PATIENCE_S)
+        try:
+            self.control.hear()
+        except (OSError, EOFError) as error:
+            self._end()
+            raise GeartrainError(
+                "the process that forks workers did not start (see what it printed); use threads: "
+                "runtime=gt.Threads(...), --runtime threads"
+            ) from error
+        here.settimeout(None)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def lives(self) -> bool:
+        """Whether it can fork."""
+        return self._end.alive and self._process.poll() is None
+
+    def generation(self) -> int:
+        """A number that no pass has had, for its sockets."""
+        self._generation += 1
+        return self._generation
+
+    def fork(self, worker: int) -> tuple[int, Control]:
+        """A new worker: its process and the channel to it.
+
+        Raises:
+            GeartrainError: The server is gone, or the system has no room for a process more.
+        """
+        here, there = socket.socketpair()
+        with there:
+            try:
+                self.control.send(b"%d" % worker, [there.fileno()])
+                while "forked" not in (told := self.control.hear()):
+                    self._note(told)
+            except (OSError, EOFError) as error:
+                here.close()
+                raise GeartrainError("the process that forks workers is gone") from error
+        if told["forked"] < 0:
+            here.close()
+            raise GeartrainError(f"no worker process more can be made: {told['why']}")
+        return told["forked"], Control(here)
+
+    def hear(self) -> None:
+        """Read of a death; waits for it.
+
+        Raises:
+            OSError, EOFError: The server is gone.
+        """
+        self._note(self.control.hear())
+
+    def close(self) -> None:
+        """End the workers and the server; it is done at the end of the program if nobody asks."""
+        self._end()
+
+    def _note(self, told: Mapping[str, Any]) -> None:
+        self.deaths[told["died"]] = told["status"]
+
+
+def _close(owner: int, control: Control, process: subprocess.Popen[bytes], folder: Path) -> None:
+    if os.getpid() != owner:
+        return  # of the process that has forked this one
+    control.close()
+    try:
+        process.wait(_PATIENCE_S / 10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def serve(control: Control, folder: str) -> None:
+    """The server's life."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # a terminal sends them to all; the parent decides
+    heard, rings = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(rings)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    # What is imported is not written to any more: pages of it stay shared with the workers.
+    gc.collect()
+    gc.freeze()
+    control.tell(ready=os.getpid())
+    workers: set[int] = set()
+    with selectors.DefaultSelector() as selector:
+        selector.register(control.socket, selectors.EVENT_READ)
+        selector.register(heard, selectors.EVENT_READ)
+        try:
+            while True:
+                for key, _ in selector.select():
+                    if key.fd == heard:
+                        os.read(heard, 4096)
+                        _bury(workers, control)
+                        continue
+                    content, fds = control.receive()
+                    _fork(int(content), fds[0], workers, control, [heard, rings])
+        except (EOFError, OSError):
+            pass
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fork(worker: int, fd: int, workers: set[int], control: Control, ours: Sequence[int]) -> None:
+    server = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        control.tell(forked=-1, why=str(error))
+    else:
+        if pid == 0:
+            control.close()
+            signal.set_wakeup_fd(-1)
+            for each in ours:
+                os.close(each)
+            _be_a_worker(worker, fd, server)
+        workers.add(pid)
+        control.tell(forked=pid)
+    os.close(fd)
+
+
+def _be_a_worker(worker: int, fd: int, server: int) -> NoReturn:
+    status = 1
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == server:  # else it has died before we asked
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            from geartrain.runtime.processes.child import live
+
+            live(worker, Control(socket.socket(fileno=fd)))
+            status = 0
+    except BaseException:  # noqa: BLE001 - nothing of the server's may run on here
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _bury(workers: set[int], control: Control) -> None:
+    """Tell of workers that have ended."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        workers.discard(pid)
+        control.tell(died=pid, status=os.waitstatus_to_exitcode(status))
+
+
+if __name__ == "__main__":
+    serve(Control(socket.socket(fileno=int(sys.argv[1]))), sys.argv[2])
