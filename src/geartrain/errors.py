@@ -10,6 +10,7 @@
     ├── WorkerError        something raised inside a worker: node, part, shapes, instances
     ├── NonFiniteError     a loss, gradient or payload is NaN or infinite
     ├── BusyError          a session or a run's folder is used by somebody else
+    ├── TransportError     a message between processes is lost, damaged, or cannot be sent
     ├── CheckpointError    a checkpoint cannot be written, read or does not fit
     └── WouldBlock         a ``..._nowait`` call found nothing
 
@@ -71,6 +72,10 @@ class NonFiniteError(GeartrainError):
 
 class BusyError(GeartrainError):
     """A session, or the folder of a run, is in use; the message says by whom."""
+
+
+class TransportError(GeartrainError):
+    """A message between processes came damaged, twice or not at all, or cannot be sent."""
 
 
 class CheckpointError(GeartrainError):
