@@ -2,7 +2,7 @@
 
     __main__, __init__, the exports of nn
     cli > recipes, train, data > observe > pipeline > whole > nn > runtime > engine >
-    sharing > parts > graph > nodes > frames > native > codec, device, files > errors,
+    sharing > parts > graph > nodes > transport > frames > native > codec, device, files > errors,
     schema, bounds
 
 A room may import rooms below it and itself; recipes may use train and data, train may use
@@ -29,6 +29,7 @@ ORDER = (
     ("codec", "device", "files"),
     ("native",),
     ("frames",),
+    ("transport",),
     ("nodes",),
     ("graph",),
     ("parts",),

@@ -14,9 +14,12 @@ from tests.rigs.sources import source
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
+IMPORTED_AS = {"pyzmq": "zmq"}  # where the two differ
+
 
 def names(requirements: list[str]) -> set[str]:
-    return {re.split(r"[<>=~!\[; ]", each)[0].replace("-", "_").lower() for each in requirements}
+    found = (re.split(r"[<>=~!\[; ]", each)[0].replace("-", "_").lower() for each in requirements)
+    return {IMPORTED_AS.get(name, name) for name in found}
 
 
 def imported(path: Path) -> Iterator[tuple[str, bool]]:

@@ -11,6 +11,7 @@
     │   └── WorkerDiedError    a worker process was killed, stopped, or has exited
     ├── NonFiniteError     a loss, gradient or payload is NaN or infinite
     ├── BusyError          a session or a run's folder is used by somebody else
+    ├── TransportError     a message between processes is lost, damaged, or cannot be sent
     ├── CheckpointError    a checkpoint cannot be written, read or does not fit
     └── WouldBlock         a ``..._nowait`` call found nothing
 
@@ -85,6 +86,10 @@ class NonFiniteError(GeartrainError):
 
 class BusyError(GeartrainError):
     """A session, or the folder of a run, is in use; the message says by whom."""
+
+
+class TransportError(GeartrainError):
+    """A message between processes came damaged, twice or not at all, or cannot be sent."""
 
 
 class CheckpointError(GeartrainError):

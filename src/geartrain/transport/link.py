@@ -1,0 +1,397 @@
+"""One process's end of the connections between n processes, on ZeroMQ.
+
+    send(to, record) ─► PUSH ═══ socket file or tcp ═══► PULL ─► causal order ─► poll()
+
+Every process has one socket where it is written to, and one for each other process that it writes
+to. A send never blocks: what cannot travel yet waits in memory, and who admits work bounds that by
+``in_flight_bytes``. What a process sends to itself is delivered by its next poll.
+
+ZeroMQ loses in silence what was under way to a process that died. So processes of a restart have a
+new generation, which is part of the sockets' names; what an older one sent is dropped, and a
+message that is missing on an edge is an error.
+
+A transport belongs to the process that made it and is used by one thread.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+import zmq
+
+from geartrain.errors import TransportError
+from geartrain.frames.message import IntArray
+from geartrain.transport.causal import CausalOrder
+from geartrain.transport.record import (
+    MOST_BYTES,
+    Bounds,
+    Envelope,
+    Record,
+    decode,
+    encode,
+)
+
+HEARD: Final = 0xFFFF
+"""Kind of a record that says only, by its stamp, what its sender has had; no poll returns it."""
+
+_IPC: Final = "ipc://"
+_HEARD_MESSAGES: Final = 64
+_HEARD_BYTES: Final = 1 << 20
+"""After so many messages or bytes from a process that was not written to since, it is told."""
+_MOST_A_POLL: Final = 256
+_MOST_NAME: Final = 107  # bytes of a socket file's path, of Linux
+_RETRY_MS: Final = 10  # until the other side has bound
+_MOST_RETRY_MS: Final = 500
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What has gone over the connections; tuples have an entry for each process.
+
+    Args:
+        sent_messages, sent_bytes: By receiver.
+        received_messages, received_bytes: By sender.
+        in_flight_bytes: Sent, and not yet known to have been delivered, by receiver.
+        held: Came, and wait for messages that were sent before them.
+        dropped: Of older generations.
+    """
+
+    sent_messages: tuple[int, ...]
+    sent_bytes: tuple[int, ...]
+    received_messages: tuple[int, ...]
+    received_bytes: tuple[int, ...]
+    in_flight_bytes: tuple[int, ...]
+    held: int
+    dropped: int
+
+
+@final
+class Transport:
+    """Sends records to processes and receives theirs, in causal order.
+
+    Args:
+        me: Number of this process, below n.
+        n: Processes that write to one another.
+        at: A folder for socket files, the same for all processes; or an address to bind, such as
+            ``tcp://127.0.0.1:*``: then ``connect`` is told those of the others.
+        generation: Of these processes, 0 or more; larger for those of a restart.
+        watch: Further file descriptors that a poll waits for, such as those of child processes.
+        most_bytes: Of one message.
+
+    Raises:
+        ValueError: A number out of range, or a folder whose path is too long for sockets.
+        TransportError: Nothing can be bound there.
+    """
+
+    def __init__(
+        self,
+        me: int,
+        n: int,
+        at: Path | str,
+        generation: int = 0,
+        *,
+        watch: Sequence[int] = (),
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        if generation < 0:
+            raise ValueError(f"Transport(generation={generation}): give 0 or more")
+        self._order: CausalOrder[Record] = CausalOrder(n, me)
+        self._me, self._n, self._generation = me, n, generation
+        self._bounds = Bounds(n, most_bytes)
+        self._folder = at if isinstance(at, Path) else None
+        self._pid = os.getpid()
+        self._closed = False
+        self._context = zmq.Context(io_threads=1)
+        self._pushes: list[zmq.Socket[bytes] | None] = [None] * n
+        self._pull: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
+        try:
+            self.address = self._bind(at)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self._pair = [(self._pull, zmq.POLLIN)]
+        self._fd = int(self._pull.getsockopt(zmq.FD))
+        self._poller = select.poll()
+        self._poller.register(self._fd, select.POLLIN)
+        self._watched: set[int] = set()
+        for fd in watch:
+            self.watch(fd)
+        self.ready: tuple[int, ...] = ()
+        self._own: list[tuple[int, Record]] = []
+        self._sent_messages, self._sent_bytes = [0] * n, [0] * n
+        self._received_messages, self._received_bytes = [0] * n, [0] * n
+        self._flying: list[deque[int]] = [deque() for _ in range(n)]
+        self._flying_bytes = [0] * n
+        self._heard = [0] * n  # of what was sent to each, messages it is known to have
+        self._untold_messages, self._untold_bytes = [0] * n, [0] * n
+        self._dropped = 0
+
+    def _bind(self, at: Path | str) -> str:
+        pull = self._pull
+        pull.set_hwm(0)
+        pull.setsockopt(zmq.LINGER, 0)
+        pull.setsockopt(zmq.MAXMSGSIZE, self._bounds.most_bytes)
+        address = at if isinstance(at, str) else self._address_of(self._me)
+        if isinstance(at, Path) and os.path.lexists(address.removeprefix(_IPC)):
+            raise TransportError(
+                f"{address} is there already: process {self._me} of generation "
+                f"{self._generation} runs, or was killed; take a new folder or generation"
+            )
+        try:
+            pull.bind(address)
+        except zmq.ZMQError as error:
+            raise TransportError(
+                f"process {self._me} cannot be reached at {address} ({error}); give a folder that "
+                "is there and may be written to, or a free address"
+            ) from error
+        return pull.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def _address_of(self, k: int) -> str:
+        path = f"{self._folder}/{k}.{self._generation}"
+        if len(os.fsencode(path)) > _MOST_NAME:
+            raise ValueError(
+                f"Transport: the socket file {path} has a path of {len(os.fsencode(path))} bytes, "
+                f"and {_MOST_NAME} are the most; give a folder nearer to the root, such as one "
+                "of tempfile.mkdtemp()"
+            )
+        return f"{_IPC}{path}"
+
+    def connect(self, peers: Mapping[int, str]) -> None:
+        """Say where others are, before anything is sent to them; not needed with a folder."""
+        self._require_open()
+        for k, address in peers.items():
+            if k != self._me:
+                self._connect(k, address)
+
+    def _connect(self, to: int, address: str) -> zmq.Socket[bytes]:
+        if not 0 <= to < self._n or self._pushes[to] is not None:
+            raise ValueError(
+                f"Transport: process {to} is connected already, or is not one of 0..{self._n - 1}"
+            )
+        push: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
+        push.set_hwm(0)
+        push.setsockopt(zmq.LINGER, 0)
+        push.setsockopt(zmq.RECONNECT_IVL, _RETRY_MS)
+        push.setsockopt(zmq.RECONNECT_IVL_MAX, _MOST_RETRY_MS)
+        push.connect(address)
+        self._pushes[to] = push
+        return push
+
+    def send(self, to: int, record: Record) -> None:
+        """Send a record; returns at once, whatever the receiver does.
+
+        Args:
+            to: Number of the process, of this one too.
+            record: Nobody may write to its arrays until it has been sent.
+
+        Raises:
+            TransportError: It is too large or cannot be encoded, or the transport is closed.
+        """
+        self._require_open()
+        if to == self._me:
+            self._own.append((to, record))
+            return
+        push = self._pushes[to]
+        if push is None:
+            push = self._connect_later(to)
+        frames = encode(record, self._order.peek(), self._me, self._generation)
+        nbytes = len(frames[0])
+        if len(frames) == 1:
+            if nbytes > self._bounds.most_bytes:
+                self._refuse_size(to, record, nbytes)
+            push.send(frames[0], zmq.NOBLOCK)
+        else:
+            nbytes += sum(array.nbytes for array in frames[1:])
+            if nbytes > self._bounds.most_bytes:
+                self._refuse_size(to, record, nbytes)
+            push.send(frames[0], zmq.NOBLOCK | zmq.SNDMORE)
+            for array in frames[1:-1]:
+                push.send(array, zmq.NOBLOCK | zmq.SNDMORE, copy=False)
+            push.send(frames[-1], zmq.NOBLOCK, copy=False)
+        self._order.count(to)
+        self._sent_messages[to] += 1
+        self._sent_bytes[to] += nbytes
+        self._flying[to].append(nbytes)
+        self._flying_bytes[to] += nbytes
+        self._untold_messages[to] = self._untold_bytes[to] = 0
+
+    def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Record]]:
+        """What has come and may be delivered, with its senders, in causal order.
+
+        Waits while there is nothing; ``ready`` then holds the watched file descriptors that have
+        something to be read.
+
+        Args:
+            timeout_s: The longest wait, finite; 0: none.
+
+        Raises:
+            TransportError: Messages are missing, came twice, cannot be read, or are of a newer
+                generation than this process.
+        """
+        self._require_open()
+        if not 0 <= timeout_s < math.inf:
+            raise ValueError(f"Transport.poll({timeout_s}): give seconds, 0 or more and finite")
+        found, self._own = self._own, []
+        self.ready = ()
+        self._take(found)
+        if self._watched or not found:
+            self._wait(0.0 if found else timeout_s, found)
+        return found
+
+    def _wait(self, timeout_s: float, found: list[tuple[int, Record]]) -> None:
+        """Wait until something has come, at most so long, and look at the watched descriptors."""
+        end = time.monotonic() + timeout_s
+        while True:
+            left = end - time.monotonic()
+            events = self._poller.poll(math.ceil(max(0.0, left) * 1e3))
+            # The descriptor of ZeroMQ says that something may have changed, not that a message
+            # is there, and only once: it is asked itself before each wait.
+            self.ready = tuple(fd for fd, _ in events if fd != self._fd)
+            if not found:
+                self._take(found)
+            if found or self.ready or left <= 0.0:
+                return
+
+    def _take(self, found: list[tuple[int, Record]]) -> None:
+        pair, pull = self._pair, self._pull
+        # A sender that is faster than this process must not keep the poll from returning.
+        while len(found) < _MOST_A_POLL and zmq.zmq_poll(pair, 0):
+            frames: list[bytes | memoryview] = [pull.recv(zmq.NOBLOCK)]
+            while pull.getsockopt(zmq.RCVMORE):
+                frames.append(pull.recv(zmq.NOBLOCK, copy=False).buffer)
+            self._accept(frames, found)
+
+    def _accept(
+        self, frames: Sequence[bytes | memoryview], found: list[tuple[int, Record]]
+    ) -> None:
+        envelope, record = decode(frames, self._bounds)
+        sender, stamp = envelope.sender, envelope.stamp
+        if envelope.generation != self._generation:
+            self._pass_over(envelope)
+            return
+        if sender == self._me:
+            raise TransportError(f"process {sender} has two transports: one wrote to the other")
+        released = self._order.receive(sender, stamp, record)
+        nbytes = envelope.nbytes
+        self._received_messages[sender] += 1
+        self._received_bytes[sender] += nbytes
+        self._untold_messages[sender] += 1
+        self._untold_bytes[sender] += nbytes
+        self._hear(sender, stamp)
+        for each in released:
+            if each[1].kind != HEARD:
+                found.append(each)
+        if (
+            self._untold_messages[sender] >= _HEARD_MESSAGES
+            or self._untold_bytes[sender] >= _HEARD_BYTES
+        ) and self._reaches(sender):
+            self.send(sender, Record(HEARD))
+
+    def _hear(self, sender: int, stamp: IntArray) -> None:
+        """Take note of what a process has had of what was sent to it."""
+        told = int(stamp[self._me, sender])
+        heard = self._heard[sender]
+        if told > self._sent_messages[sender]:
+            raise TransportError(
+                f"process {sender} has had {told} messages of process {self._me}, which has sent "
+                f"{self._sent_messages[sender]}; is it one of another run?"
+            )
+        if told > heard:
+            flying = self._flying[sender]
+            self._flying_bytes[sender] -= sum(flying.popleft() for _ in range(told - heard))
+            self._heard[sender] = told
+
+    def _reaches(self, to: int) -> bool:
+        return self._folder is not None or self._pushes[to] is not None
+
+    def _pass_over(self, envelope: Envelope) -> None:
+        if envelope.generation > self._generation:
+            raise TransportError(
+                f"process {envelope.sender} is of generation {envelope.generation}, process "
+                f"{self._me} of {self._generation}; a restart has to end the old processes first"
+            )
+        self._dropped += 1
+
+    def in_flight_bytes(self, to: int) -> int:
+        """Bytes sent to a process and not yet known to have been delivered there.
+
+        It is told with every message from there, and by itself after 64 messages or 1 MiB.
+        """
+        return self._flying_bytes[to]
+
+    @property
+    def held(self) -> int:
+        """Messages that came and wait for others that were sent before them."""
+        return self._order.held
+
+    def monitor(self) -> Traffic:
+        """The counters, as they are now."""
+        return Traffic(
+            tuple(self._sent_messages),
+            tuple(self._sent_bytes),
+            tuple(self._received_messages),
+            tuple(self._received_bytes),
+            tuple(self._flying_bytes),
+            self._order.held,
+            self._dropped,
+        )
+
+    def watch(self, fd: int) -> None:
+        """Have polls wait for a file descriptor, too."""
+        self._poller.register(fd, select.POLLIN)
+        self._watched.add(fd)
+
+    def unwatch(self, fd: int) -> None:
+        """Wait for it no longer."""
+        self._poller.unregister(fd)
+        self._watched.discard(fd)
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close the sockets; the socket file is gone afterwards. May be called again.
+
+        Args:
+            linger_s: How long to try and send what has not been sent yet.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._pid != os.getpid():
+            return  # the sockets of a fork are its parent's
+        if self.address.startswith(_IPC):  # ZeroMQ leaves the file
+            Path(self.address.removeprefix(_IPC)).unlink(missing_ok=True)
+        self._context.destroy(linger=round(linger_s * 1e3))
+
+    def __enter__(self) -> Transport:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _connect_later(self, to: int) -> zmq.Socket[bytes]:
+        if self._folder is None:
+            raise TransportError(f"process {to} is not connected: call connect with its address")
+        return self._connect(to, self._address_of(to))
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise TransportError(f"the transport of process {self._me} is closed")
+        if self._pid != os.getpid():
+            raise TransportError(
+                f"the transport of process {self._me} belongs to pid {self._pid}, and this is pid "
+                f"{os.getpid()}: make one after the fork"
+            )
+
+    def _refuse_size(self, to: int, record: Record, nbytes: int) -> None:
+        raise TransportError(
+            f"a record of kind {record.kind} for process {to} has {nbytes:,} bytes, and "
+            f"{self._bounds.most_bytes:,} are the most; send fewer rows at a time"
+        )

@@ -1,0 +1,394 @@
+"""What processes tell one another: a kind, numbers and arrays, as frames of bytes and back.
+
+    below 64 KiB   [ head | stamp | ints | floats | shapes | array | array | ... ]
+    larger         [ head | stamp | ints | floats | shapes | small arrays ]  [ array ]  [ array ]
+
+All of a small message is one frame: its arrays are copied once and found again where they came, 8
+bytes aligned. Of a larger one each large array is a frame by itself, which nobody copies here.
+Numbers are little-endian. The **stamp** says what was sent before (`causal.py`).
+
+Nothing here names a class or a function, and every count, shape and length is compared with the
+bytes that came before anything is made of it: what is not a message raises ``TransportError`` and
+makes no more than a copy of itself.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from struct import Struct
+from typing import Any, Final, NoReturn, TypeAlias, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from geartrain.errors import TransportError
+from geartrain.frames.message import IntArray
+
+Array: TypeAlias = NDArray[Any] | Tensor
+Frame: TypeAlias = bytes | bytearray | memoryview
+
+PACKED_BYTES: Final = 1 << 16
+"""A message of fewer bytes is one frame."""
+APART_BYTES: Final = 1 << 13
+"""An array of so many bytes, in a larger message, is a frame of its own."""
+MOST_BYTES: Final = 1 << 30
+MOST_DIMENSIONS: Final = 8
+
+_MAGIC: Final = b"gtw1"  # with the version
+_HEAD: Final = Struct("<4s6HIIqq")
+"""Magic; kind, sender, side of the stamp, ints, floats, arrays; words, frames of arrays;
+generation, bytes of all frames."""
+_NONE: Final = 0  # the code of an array that is not there
+_PADS: Final = tuple(bytes(k) for k in range(8))
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Record:
+    """A message.
+
+    Args:
+        kind: What it is about, 0..65535.
+        ints: Each fits into 64 bits.
+        floats: Come back to the last bit.
+        arrays: Tensors of the host come back as tensors, numpy arrays as numpy arrays, None as
+            None; of any shape of 8 dimensions at most.
+    """
+
+    kind: int
+    ints: tuple[int, ...] = ()
+    floats: tuple[float, ...] = ()
+    arrays: tuple[Array | None, ...] = ()
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Envelope:
+    """What is written on a message.
+
+    Args:
+        sender: Number of the process.
+        generation: Of the run's processes.
+        stamp: int64 ``(n, n)``, what the sender knew to have been sent, by whom and to whom.
+        nbytes: Of all its frames.
+    """
+
+    sender: int
+    generation: int
+    stamp: IntArray
+    nbytes: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a receiver accepts.
+
+    Args:
+        n: Processes that there are.
+        most_bytes: Of one message, all frames together.
+    """
+
+    n: int
+    most_bytes: int = MOST_BYTES
+
+
+_CARRIED: Final[dict[torch.dtype, torch.dtype | None]] = {
+    **{
+        getattr(torch, name): None
+        for name in (
+            *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),
+            *("float16", "float32", "float64", "complex64", "complex128"),
+        )
+    },
+    torch.bfloat16: torch.int16,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+}
+"""Dtypes of tensors, and as what numpy sees those that it does not know."""
+_NUMPY: Final = [
+    np.dtype(code)
+    for code in ("?", "u1", "i1", "i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
+]
+_SHIFT: Final = 64  # codes of numpy's dtypes begin here
+_TENSOR_CODES: Final = {dtype: (k, view) for k, (dtype, view) in enumerate(_CARRIED.items(), 1)}
+_NUMPY_CODES: Final = {dtype: k for k, dtype in enumerate(_NUMPY, _SHIFT)}
+_BOOL: Final = np.dtype("?")
+
+_Kind: TypeAlias = "tuple[np.dtype[Any], int, bool, torch.dtype | None]"
+_KINDS: Final[dict[int, _Kind]] = {
+    **{
+        k: (seen := torch.empty(0, dtype=view or dtype).numpy().dtype, seen.itemsize, True, back)
+        for dtype, (k, view) in _TENSOR_CODES.items()
+        for back in (dtype if view else None,)
+    },
+    **{k: (dtype, dtype.itemsize, False, None) for dtype, k in _NUMPY_CODES.items()},
+}
+"""Of each code: how numpy reads it, bytes of an entry, whether it is a tensor, and of which dtype
+if numpy does not know that."""
+
+if sys.byteorder != "little":  # pragma: no cover
+    raise TransportError("messages between processes are little-endian, and this machine is not")
+
+
+def encode(record: Record, stamp: IntArray, sender: int, generation: int) -> list[Any]:
+    """The frames of a message.
+
+    Args:
+        record: What is in it; the arrays of a large message are not copied: nobody may write to
+            them until they have been sent.
+        stamp: int64 ``(n, n)``, contiguous.
+        sender: Who sends, below n.
+        generation: 0 or more.
+
+    Returns:
+        Bytes, and one buffer for each array that is a frame by itself.
+
+    Raises:
+        TransportError: A dtype, shape or number that no message can carry.
+    """
+    words: list[int] = []
+    arrays: list[NDArray[Any]] = []
+    places: list[int] = []  # of their codes in words
+    inside = 0
+    for x in record.arrays:
+        if x is None:
+            words.append(_NONE)
+            continue
+        array, code = _plain_tensor(x) if isinstance(x, Tensor) else _plain(x)
+        shape = array.shape
+        arrays.append(array)
+        places.append(len(words))
+        words.append(code | len(shape) << 8)
+        words += shape
+        inside += array.nbytes + 7 & -8
+    ints, floats = record.ints, record.floats
+    count = len(words)
+    before = _HEAD.size + stamp.nbytes + 8 * (len(ints) + len(floats) + count)
+    apart: list[Any] = []
+    total = before + inside
+    if total >= PACKED_BYTES:
+        apart, arrays, total = _set_apart(arrays, words, places, before)
+    try:
+        head = _HEAD.pack(
+            _MAGIC,
+            record.kind,
+            sender,
+            stamp.shape[0],
+            len(ints),
+            len(floats),
+            len(record.arrays),
+            count,
+            len(apart),
+            generation,
+            total,
+        )
+        numbers = _numbers(len(ints), len(floats), count).pack(*ints, *floats, *words)
+    except struct.error as error:
+        raise TransportError(
+            f"a record of kind {record.kind} with {len(ints)} ints, {len(floats)} floats and "
+            f"{len(record.arrays)} arrays does not fit ({error}): give a kind and counts below "
+            "65536, and ints of 64 bits; more numbers go into an array"
+        ) from error
+    parts: list[Any] = [head, stamp, numbers]
+    for array in arrays:
+        parts.append(array)
+        if odd := array.nbytes & 7:
+            parts.append(_PADS[8 - odd])
+    packed = b"".join(parts)
+    return [packed, *apart] if apart else [packed]
+
+
+def decode(frames: Sequence[Frame], bounds: Bounds) -> tuple[Envelope, Record]:
+    """The message that frames are; arrays lie in their memory, and may be written to.
+
+    Args:
+        frames: As they came; the first one is copied unless it is a ``bytearray``.
+        bounds: What is accepted.
+
+    Raises:
+        TransportError: They are no message, or beyond the bounds; names what, its value, and what
+            was expected.
+    """
+    first = frames[0] if frames else b""
+    size = len(first)
+    if size < _HEAD.size:
+        _refuse("first frame", f"{size} bytes", f"{_HEAD.size} or more")
+    magic, kind, sender, n, ints, floats, arrays, words, apart, generation, total = (
+        _HEAD.unpack_from(first)
+    )
+    if magic != _MAGIC:
+        _refuse("beginning", repr(magic), repr(_MAGIC))
+    if n != bounds.n or sender >= n:
+        _refuse("sender", f"{sender} of {n}", f"one of {bounds.n} processes")
+    if generation < 0:
+        _refuse("generation", generation, "0 or more")
+    came = size if len(frames) == 1 else sum(map(len, frames))
+    if total != came or total > bounds.most_bytes:
+        expected = f"the {came:,} that came, {bounds.most_bytes:,} at most"
+        _refuse("size", f"{total:,} bytes", expected)
+    if apart != len(frames) - 1:
+        _refuse("number of frames", f"1 + {apart}", f"the {len(frames)} that came")
+    at = _HEAD.size + 8 * n * n
+    here = at + 8 * (ints + floats + words)
+    if here > size or arrays > words:
+        told = f"{ints} ints, {floats} floats, {arrays} arrays in {words} words"
+        _refuse("head", told, f"what fits into a frame of {size} bytes")
+    base = first if type(first) is bytearray else bytearray(first)
+    stamp: IntArray = np.frombuffer(base, np.int64, n * n, _HEAD.size).reshape(n, n)
+    numbers = _numbers(ints, floats, 0).unpack_from(base, at)
+    described = _words(words).unpack_from(base, at + 8 * (ints + floats))
+    found = _arrays(described, arrays, base, here, frames[1:] if apart else ())
+    record = Record(kind, numbers[:ints], numbers[ints:], found)
+    return Envelope(sender, generation, stamp, total), record
+
+
+def _arrays(
+    words: tuple[int, ...], count: int, base: bytearray, here: int, apart: Sequence[Frame]
+) -> tuple[Array | None, ...]:
+    """What the words describe, inside of the first frame from ``here`` on and in the others."""
+    found: list[Array | None] = []
+    size, end, at, frame = len(base), len(words), 0, 0
+    while len(found) < count:
+        word = words[at] if at < end else -1
+        at += 1
+        if word == _NONE:
+            found.append(None)
+            continue
+        ndim, kind = word >> 8 & 255, _KINDS.get(word & 255)
+        if kind is None or ndim > MOST_DIMENSIONS or word >> 17 or at + ndim > end:
+            _refuse("array", f"described as {word:#x}", "a known dtype and 8 dimensions at most")
+        dtype, itemsize, is_tensor, back = kind
+        shape = words[at : at + ndim]
+        at += ndim
+        nbytes = math.prod(shape) * itemsize
+        if min(shape, default=0) < 0 or not nbytes:
+            _require_sane(shape)
+        if word >> 16:
+            array = _view(apart[frame] if frame < len(apart) else b"", shape, dtype, nbytes)
+            frame += 1
+        else:
+            if here + nbytes > size:
+                told = f"shape {shape} of {dtype}, {nbytes} bytes"
+                _refuse("array", told, f"the {size - here} bytes that are left")
+            array = np.ndarray(shape, dtype, base, here)
+            here += nbytes + 7 & -8
+        if dtype is _BOOL:
+            _require_bools(array)
+        if not is_tensor:
+            found.append(array)
+            continue
+        tensor = torch.from_numpy(array)
+        found.append(tensor if back is None else tensor.view(back))
+    if here != size or frame != len(apart) or at != end:
+        left = f"{size - here} bytes, {end - at} words, {len(apart) - frame} frames"
+        _refuse("end", f"{left} after the last array", "none")
+    return tuple(found)
+
+
+def _view(frame: Frame, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> NDArray[Any]:
+    """A frame as an array that can be written to and is aligned: itself if it can be."""
+    if not nbytes or nbytes != len(frame):
+        _refuse("frame", f"{len(frame)} bytes", f"{nbytes}, shape {shape} of {dtype}, and not 0")
+    array: NDArray[Any] = np.ndarray(shape, dtype, frame)
+    flags = array.flags
+    return array if flags.writeable and flags.aligned else array.copy()
+
+
+def _require_bools(array: NDArray[Any]) -> None:
+    most = int(array.view(np.uint8).max(initial=0))
+    if most > 1:
+        _refuse("array of bools", most, "0 or 1")
+
+
+def _require_sane(shape: tuple[int, ...]) -> None:
+    """Refuse lengths below 0, and shapes of empty arrays that nobody could allocate the rest of."""
+    if min(shape, default=0) < 0 or math.prod(d for d in shape if d) > 1 << 48:
+        _refuse("shape", shape, "lengths of 0 or more, 2**48 entries at most")
+
+
+def _plain(array: NDArray[Any]) -> tuple[NDArray[Any], int]:
+    """The array, contiguous, of this machine's byte order, and the code of its dtype."""
+    code = _NUMPY_CODES.get(array.dtype)
+    if code is None:
+        native = array.dtype.newbyteorder("=")
+        code = _NUMPY_CODES.get(native)
+        if code is None:
+            _refuse_dtype(array.dtype)
+        array = array.astype(native)
+    if array.ndim > MOST_DIMENSIONS:
+        _refuse_shape(array.shape)
+    return (array if array.flags.c_contiguous else array.copy("C")), code
+
+
+def _plain_tensor(tensor: Tensor) -> tuple[NDArray[Any], int]:
+    """The same of a tensor, as the array that shares its memory if that is contiguous."""
+    known = _TENSOR_CODES.get(tensor.dtype)
+    if known is None:
+        _refuse_dtype(tensor.dtype)
+    code, view = known
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if not tensor.is_cpu or tensor.is_neg() or tensor.is_conj():
+        tensor = tensor.cpu().resolve_conj().resolve_neg()
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    array: NDArray[Any] = (tensor if view is None else tensor.view(view)).numpy()
+    if array.ndim > MOST_DIMENSIONS:
+        _refuse_shape(array.shape)
+    return array, code
+
+
+def _set_apart(
+    arrays: list[NDArray[Any]], words: list[int], places: list[int], before: int
+) -> tuple[list[Any], list[NDArray[Any]], int]:
+    """Large arrays, the others, and the bytes of all frames; large ones are marked in words."""
+    apart: list[Any] = []
+    inside: list[NDArray[Any]] = []
+    total = before
+    for array, place in zip(arrays, places, strict=True):
+        if array.nbytes >= APART_BYTES:
+            words[place] |= 1 << 16
+            apart.append(array)
+            total += array.nbytes
+        else:
+            inside.append(array)
+            total += array.nbytes + 7 & -8
+    return apart, inside, total
+
+
+@lru_cache(1024)
+def _numbers(ints: int, floats: int, words: int) -> Struct:
+    return Struct(f"<{ints}q{floats}d{words}q")
+
+
+@lru_cache(1024)
+def _words(words: int) -> Struct:
+    return Struct(f"<{words}q")
+
+
+def _refuse_dtype(dtype: object) -> NoReturn:
+    raise TransportError(
+        f"an array of {dtype} cannot be sent; give numbers or bools of at most 128 bits"
+    )
+
+
+def _refuse_shape(shape: tuple[int, ...]) -> NoReturn:
+    raise TransportError(
+        f"an array of shape {shape} cannot be sent: it has {len(shape)} dimensions, and "
+        f"{MOST_DIMENSIONS} are the most; reshape it"
+    )
+
+
+def _refuse(what: str, value: object, expected: str) -> NoReturn:
+    raise TransportError(
+        f"a message that cannot be read: {what} is {value}, expected {expected}. It was not sent "
+        "by this version of geartrain, or was damaged on its way"
+    )
