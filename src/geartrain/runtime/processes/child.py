@@ -44,7 +44,7 @@ from geartrain.runtime.processes.messages import (
     record_to_admitted,
     record_to_finished,
 )
-from geartrain.transport.batches import BACKWARD, FORWARD, Known, to_delivery_parts, to_record
+from geartrain.transport.batches import BACKWARD, FORWARD, Accepted, to_delivery_parts, to_record
 from geartrain.transport.link import Transport
 from geartrain.transport.record import Record
 
@@ -128,7 +128,7 @@ class _Work:
         self._nodes = engine.nodes_of(worker)
         engine.router.here = {node.id for node in self._nodes}
         self._names = Names(nodes, list(engine.parts))
-        self._known = Known(engine.router.here, len(engine.wiring.schema.state))
+        self._accepted = Accepted(engine.router.here, len(engine.wiring.schema.state))
         self._me, self._parent = worker, len(engine.workers)
         self._report = Report()
         self._reported_s = self._pulsed_s = 0.0
@@ -172,7 +172,7 @@ class _Work:
         elif not works:
             return
         elif kind in (FORWARD, BACKWARD):
-            node, port, batch = to_delivery_parts(record, self._known)
+            node, port, batch = to_delivery_parts(record, self._accepted)
             self._state.deliver(Delivery(node, port, batch))
         elif kind == Kind.ADMITTED:
             self._engine.wiring.arena.adopt(record_to_admitted(record))

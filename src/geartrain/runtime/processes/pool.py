@@ -47,9 +47,7 @@ class Pool:
         self.members = [Member(*self.server.fork(w)) for w in range(workers)]
         self._stopped_s: dict[int, float] = {}
         self._looked_s = 0.0
-        self._end = weakref.finalize(
-            self, _end, self.server, self.members, self.folder, os.getpid()
-        )
+        self._end = weakref.finalize(self, _end, self.members, os.getpid())
 
     @property
     def alive(self) -> bool:
