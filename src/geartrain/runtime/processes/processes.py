@@ -40,6 +40,7 @@ from geartrain.runtime.processes.messages import (
     record_to_named,
 )
 from geartrain.runtime.processes.pool import Pool
+from geartrain.runtime.processes.server import ForkServer
 from geartrain.transport.batches import to_record
 from geartrain.transport.link import Transport
 from geartrain.transport.record import Record
@@ -80,6 +81,7 @@ class Processes(AbstractRuntime):
         self.kernel_threads = kernel_threads or max(1, torch.get_num_threads() // workers)
         self.patience_s = patience_s
         self._pool: Pool | None = None
+        ForkServer.of_this_process()  # it imports torch while we go on
 
     @property
     def pids(self) -> tuple[int, ...]:

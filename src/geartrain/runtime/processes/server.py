@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import os
 import selectors
 import shutil
@@ -68,17 +69,8 @@ class ForkServer:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         self.control = Control(here)
+        self._ready = False
         self._end = weakref.finalize(self, _close, self._owner, self.control, self._process, folder)
-        here.settimeout(_PATIENCE_S)
-        try:
-            self.control.hear()
-        except (OSError, EOFError) as error:
-            self._end()
-            raise GeartrainError(
-                "the process that forks workers did not start (see what it printed); use threads: "
-                "runtime=gt.Threads(...), --runtime threads"
-            ) from error
-        here.settimeout(None)
 
     @property
     def pid(self) -> int:
@@ -100,6 +92,7 @@ class ForkServer:
         Raises:
             GeartrainError: The server is gone, or the system has no room for a process more.
         """
+        self._wait()
         here, there = socket.socketpair()
         with there:
             try:
@@ -113,6 +106,22 @@ class ForkServer:
             here.close()
             raise GeartrainError(f"no worker process more can be made: {told['why']}")
         return told["forked"], Control(here)
+
+    def _wait(self) -> None:
+        """Until it has imported all that workers need; it began when it was made."""
+        if self._ready:
+            return
+        self.control.socket.settimeout(_PATIENCE_S)
+        try:
+            self.control.hear()
+        except (OSError, EOFError) as error:
+            self._end()
+            raise GeartrainError(
+                "the process that forks workers did not start (see what it printed); use threads: "
+                "runtime=gt.Threads(...), --runtime threads"
+            ) from error
+        self.control.socket.settimeout(None)
+        self._ready = True
 
     def hear(self) -> None:
         """Read of a death; waits for it.
@@ -149,6 +158,7 @@ def serve(control: Control, folder: str) -> None:
     heard, rings = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(rings)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    importlib.import_module("torch._dynamo")  # torch does so in the first optimiser of a process
     # What is imported is not written to any more: pages of it stay shared with the workers.
     gc.collect()
     gc.freeze()
