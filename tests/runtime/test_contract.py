@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -41,14 +41,19 @@ RUNTIMES = {
     "threads 1": lambda: Threads(1, kernel_threads=1),
     "threads 2": lambda: Threads(2, kernel_threads=1),
     "threads 4": lambda: Threads(4, kernel_threads=1),
-    "processes 1": lambda: Processes(1, kernel_threads=1),
-    "processes 2": lambda: Processes(2, kernel_threads=1),
-    "processes 3": lambda: Processes(3, kernel_threads=1),
+    "processes 2": cache(lambda: Processes(2, kernel_threads=1)),  # one for all tests: cheaper
+    "processes 3": cache(lambda: Processes(3, kernel_threads=1)),
 }
 
 
 @pytest.fixture(params=RUNTIMES)
 def runtime(request) -> AbstractRuntime:
+    return RUNTIMES[request.param]()
+
+
+@pytest.fixture(params=[name for name in RUNTIMES if "processes" not in name])
+def runtime_here(request) -> AbstractRuntime:
+    """Those whose workers run the engine that a test holds."""
     return RUNTIMES[request.param]()
 
 
@@ -394,7 +399,9 @@ def test_two_interrupts_abandon_what_is_in_flight(runtime):
 
 def test_a_failure_after_an_interrupt_is_what_the_caller_hears(runtime):
     class LateFailure(nn.Module):
-        fail = False
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("fail", torch.zeros(()))  # that processes share
 
         def forward(self, x: Tensor) -> Tensor:
             if self.fail:
@@ -408,7 +415,7 @@ def test_a_failure_after_an_interrupt_is_what_the_caller_hears(runtime):
     class Watching(Interrupting):
         def finished(self, engine, now_s):
             if engine.controller.finished >= 10:
-                late.fail = True
+                late.fail.fill_(1.0)
             super().finished(engine, now_s)
 
     endless = (instance for _ in range(100_000) for instance in rows(10))
@@ -427,8 +434,8 @@ def test_a_watch_that_raises_stops_the_run(runtime):
         runtime.run(engine, Feeder(iter(rows(100))), Angry())
 
 
-def test_an_instance_answered_too_often_is_a_protocol_error(runtime):
-    engine = engine_of(chain(), runtime.workers)
+def test_an_instance_answered_too_often_is_a_protocol_error(runtime_here):
+    engine = engine_of(chain(), runtime_here.workers)
     engine.begin(train=True)
     node = next(n for n in engine.wiring.nodes.values() if n.name == "map 2")
     original = node.forward
@@ -440,7 +447,7 @@ def test_an_instance_answered_too_often_is_a_protocol_error(runtime):
 
     node.forward = twice
     with pytest.raises(ProtocolError, match=r"'map 1': rows \[.*\] came back but do not wait here"):
-        runtime.run(engine, Feeder(iter(rows(3))), Quiet())
+        runtime_here.run(engine, Feeder(iter(rows(3))), Quiet())
 
 
 def test_grad_mode_and_kernel_threads_of_the_caller_are_as_before(runtime):
