@@ -78,6 +78,7 @@ from geartrain.pipeline.credit import Greedy as Greedy
 from geartrain.pipeline.credit import Overlapping as Overlapping
 from geartrain.pipeline.credit import Synthetic as Synthetic
 from geartrain.pipeline.pipeline import Pipeline as Pipeline
+from geartrain.runtime.processes.processes import Processes as Processes
 from geartrain.runtime.simulated import Costs as Costs
 from geartrain.runtime.simulated import Join as Join
 from geartrain.runtime.simulated import Leave as Leave

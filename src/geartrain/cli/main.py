@@ -40,6 +40,7 @@ app = typer.Typer(
 class RuntimeName(StrEnum):
     """Where parts run."""
 
+    PROCESSES = "processes"
     THREADS = "threads"
     SIMULATED = "simulated"
 

@@ -38,6 +38,7 @@ from geartrain.errors import DataError
 from geartrain.frames.precision import Precision, require_precision
 from geartrain.recipes import Recipe, Setting, Value, find_recipe
 from geartrain.runtime.base import AbstractRuntime
+from geartrain.runtime.processes.processes import Processes
 from geartrain.runtime.simulated import Costs, Simulated
 from geartrain.runtime.threads import Threads
 from geartrain.schema import Mismatch, NotNegative, Range, read
@@ -45,7 +46,7 @@ from geartrain.sharing.neighbours import Neighbours
 from geartrain.sharing.topology import topology_of
 from geartrain.train.results import Target
 
-RUNTIMES = ("threads", "simulated")
+RUNTIMES = ("processes", "threads", "simulated")
 
 
 @final
@@ -55,7 +56,7 @@ class RunSettings:
 
     Args:
         recipe: Name.
-        runtime: ``threads`` or ``simulated``.
+        runtime: ``processes``, ``threads`` or ``simulated``.
         workers: How many.
         max_active: Most instances in flight, or ``auto``: as the network wants.
         update_every: In the recipe's unit.
@@ -107,6 +108,8 @@ class RunSettings:
                 costs = replace(costs, nodes=nodes, backward=0.0)
             speeds = parse_speeds(self.speeds, self.workers)
             return Simulated(self.workers, seed=self.seed, costs=costs, speeds=speeds)
+        if self.runtime == "processes":
+            return Processes(self.workers)
         return Threads(self.workers)
 
     @property
