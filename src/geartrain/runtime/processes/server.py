@@ -31,6 +31,11 @@ from geartrain.errors import GeartrainError
 from geartrain.runtime.processes.control import Control
 
 _PR_SET_PDEATHSIG: Final = 1
+_MAIN: Final = f"""
+import socket, sys
+from {__name__} import Control, serve
+serve(Control(socket.socket(fileno=int(sys.argv[1]))), sys.argv[2])
+"""
 _PATIENCE_S: Final = 60.0  # for an import of torch on a machine that is busy
 
 
@@ -64,7 +69,7 @@ class ForkServer:
         here, there = socket.socketpair()
         with there:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(there.fileno()), str(folder)],
+                [sys.executable, "-c", _MAIN, str(there.fileno()), str(folder)],
                 pass_fds=[there.fileno()],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
@@ -231,7 +236,3 @@ def _bury(workers: set[int], control: Control) -> None:
             return
         workers.discard(pid)
         control.tell(died=pid, status=os.waitstatus_to_exitcode(status))
-
-
-if __name__ == "__main__":
-    serve(Control(socket.socket(fileno=int(sys.argv[1]))), sys.argv[2])
