@@ -72,8 +72,9 @@ class Turns(AbstractSharing):
         graph: gt.Graph,
         parts: Mapping[str, PartState],
         workers: int = 1,
-        lock: MakeLock = NoLock,
+        lock: MakeLock | None = NoLock,
     ) -> AbstractSharingState:
+        assert lock is not None
         return TurnsState(parts, workers, lock)
 
 

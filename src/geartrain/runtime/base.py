@@ -325,8 +325,8 @@ class AbstractRuntime(ABC):
     kernel_threads: int | None = None
     """Threads inside torch kernels of a worker; None: as many as torch's own number."""
 
-    lock: MakeLock = NoLock
-    """Makes a lock between its workers."""
+    lock: MakeLock | None = NoLock
+    """Makes a lock between its workers; None: they have no memory in common."""
 
     @abstractmethod
     def run(self, engine: Engine, feeder: AbstractFeeder, watch: Watch) -> float:

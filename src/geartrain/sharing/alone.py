@@ -29,7 +29,7 @@ class Alone(AbstractSharing):
         graph: Graph,
         parts: Mapping[str, PartState],
         workers: int = 1,
-        lock: MakeLock = NoLock,
+        lock: MakeLock | None = NoLock,
     ) -> AbstractSharingState:
         return AloneState(parts)
 

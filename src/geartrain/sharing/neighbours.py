@@ -128,9 +128,9 @@ class Neighbours(AbstractSharing):
         graph: Graph,
         parts: Mapping[str, PartState],
         workers: int = 1,
-        lock: MakeLock = NoLock,
+        lock: MakeLock | None = NoLock,
     ) -> AbstractSharingState:
-        return Replicas(parts, self, lock)
+        return Replicas(parts, self, lock or NoLock)
 
     def made_exchange(self) -> AbstractExchange:
         """A fresh object for one part."""
@@ -178,6 +178,7 @@ class Replicas(AbstractSharingState):
 
     apart = True
     talks = True
+    by_letters = False
 
     def __init__(
         self,

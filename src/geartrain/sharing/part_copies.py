@@ -60,7 +60,7 @@ class PartCopies(AbstractSharing):
         graph: Graph,
         parts: Mapping[str, PartState],
         workers: int = 1,
-        lock: MakeLock = NoLock,
+        lock: MakeLock | None = NoLock,
     ) -> AbstractSharingState:
         copies = self.copies
         given = dict.fromkeys(parts, copies) if isinstance(copies, int) else dict(copies)

@@ -27,6 +27,7 @@ from geartrain.sharing.alone import AloneState
 from geartrain.sharing.assignment import AbstractAssignment, Balanced
 from geartrain.sharing.guarded import GuardedPart, GuardedShare
 from geartrain.sharing.locks import MakeLock, NoLock
+from geartrain.sharing.published import PublishedState
 from geartrain.sharing.share import AbstractShare
 from geartrain.sharing.sharing import AbstractSharing, AbstractSharingState
 from geartrain.sharing.snapshots import SnapshotPart, SnapshotShare, twin
@@ -49,7 +50,7 @@ class SharedWeights(AbstractSharing):
         graph: Graph,
         parts: Mapping[str, PartState],
         workers: int = 1,
-        lock: MakeLock = NoLock,
+        lock: MakeLock | None = NoLock,
     ) -> AbstractSharingState:
         graphs = [t.name for t in graph.throughs() if t.keep == "graph" and t.parameters]
         if graphs:
@@ -58,7 +59,11 @@ class SharedWeights(AbstractSharing):
                 "keeps autograd's graph runs in one thread at a time; leave out sharing, and parts "
                 "are spread over the workers"
             )
-        return AloneState(parts) if workers == 1 else SharedWeightsState(parts, workers, lock)
+        if workers == 1:
+            return AloneState(parts)
+        if lock is None:
+            return PublishedState(parts, workers)
+        return SharedWeightsState(parts, workers, lock)
 
 
 @final
@@ -73,6 +78,7 @@ class SharedWeightsState(AbstractSharingState):
 
     name = "shared weights"
     apart = True
+    by_letters = False
 
     def __init__(self, parts: Mapping[str, PartState], workers: int, lock: MakeLock) -> None:
         super().__init__()

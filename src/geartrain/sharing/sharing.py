@@ -69,7 +69,7 @@ class AbstractSharing(ABC):
         graph: Graph,
         parts: Mapping[str, PartState],
         workers: int = 1,
-        lock: MakeLock = NoLock,
+        lock: MakeLock | None = NoLock,
     ) -> AbstractSharingState:
         """The way at work on the parts of a graph.
 
@@ -77,7 +77,7 @@ class AbstractSharing(ABC):
             graph: Holds the modules.
             parts: By name, as the graph has them.
             workers: Of the runtime.
-            lock: Makes a lock between them.
+            lock: Makes a lock between them; None: they have no memory in common.
 
         Raises:
             ValueError: It does not go together with the graph or with the rules of a part.
@@ -95,6 +95,7 @@ class AbstractSharingState(ABC):
             own; else parts are spread over the workers.
         talks: Whether copies send letters while they train: a pass then ends when none is under way
             or waits, and copies may come and go.
+        by_letters: Whether workers need no memory in common: they are told all by messages.
         shards: How data are given to copies: ``static`` or ``pull``; None: no copy has its own.
         positions: Instances of this epoch that each copy has taken; empty without shards.
     """
@@ -104,6 +105,7 @@ class AbstractSharingState(ABC):
     copies: int = 1
     apart: bool = False
     talks: bool = False
+    by_letters: bool = True
     shards: Shards | None = None
 
     def __init__(self) -> None:
@@ -127,6 +129,13 @@ class AbstractSharingState(ABC):
     def communicator(self, parts: Collection[str]) -> AbstractCommunicator:
         """What a worker sends and receives for the parts that live there; fresh for each engine."""
         return Silent()
+
+    def live_on(self, worker: int) -> None:  # noqa: B027 - may do nothing
+        """This process is that of a worker alone; said before an engine is made in it."""
+
+    def keeps(self, worker: int, part: str) -> bool:
+        """Whether of the workers that compute with a part this is the one that has its state."""
+        return True
 
     def release(self) -> bool:
         """Nothing moves and no letter is under way: let those that wait for letters go on without.

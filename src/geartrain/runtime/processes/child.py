@@ -16,7 +16,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
@@ -34,16 +34,20 @@ from geartrain.nodes.loss import Objective
 from geartrain.nodes.node import Memory
 from geartrain.parts.part import PartState
 from geartrain.parts.snapshot import parts_to_tensors
+from geartrain.parts.trained import StepTaken
 from geartrain.runtime.processes.control import Control
 from geartrain.runtime.processes.memory import Region, loads
 from geartrain.runtime.processes.messages import (
     Kind,
     Names,
     Report,
+    letter_to_record,
     named_to_record,
     record_to_admitted,
     record_to_finished,
+    record_to_letter,
 )
+from geartrain.sharing.letters import Letter
 from geartrain.transport.batches import BACKWARD, FORWARD, Accepted, to_delivery_parts, to_record
 from geartrain.transport.link import Transport
 from geartrain.transport.record import Record
@@ -114,6 +118,7 @@ class _Work:
         torch.set_num_threads(given.kernel_threads)
         torch.manual_seed(given.seed)
         self._regions = regions
+        given.made_of.sharing.live_on(worker)
         engine = self._engine = given.made_of.engine(given.trained)
         nodes = tuple(n.name for n in engine.wiring.nodes.values())
         if nodes != given.nodes:
@@ -178,6 +183,10 @@ class _Work:
             self._engine.wiring.arena.adopt(record_to_admitted(record))
         elif kind == Kind.FINISHED:
             self._finished(record)
+        elif kind == Kind.LETTER:
+            self._state.receive(record_to_letter(record))
+        elif kind == Kind.REST:
+            self._after_exchange(self._state.rest())
         elif kind == Kind.STORY:
             lines = self._engine.waiting(self._me)
             self._send(named_to_record("story", lines, {}))
@@ -187,8 +196,22 @@ class _Work:
     def _finished(self, record: Record) -> None:
         told, slots = record_to_finished(record)
         self._engine.wiring.arena.forget(slots)
+        self._after_exchange(self._state.finished(told))
+
+    def _after_exchange(self, steps: Sequence[StepTaken]) -> None:
+        """Tell of steps, and carry letters, that came of something else than a firing."""
         now = time.perf_counter()
-        self._report.steps += [(step, now) for step in self._state.finished(told)]
+        steps = [*steps, *self._state.take_steps()]
+        self._report.steps += [(step, now) for step in steps]
+        self._post(self._state.take_letters())
+
+    def _post(self, letters: Sequence[Letter]) -> None:
+        for letter in letters:
+            to = self._engine.home_of(letter.receiver)
+            if to == self._me:
+                self._state.receive(letter)
+            else:
+                self._send(letter_to_record(letter), to)
 
     def _fire(self) -> None:
         start = time.perf_counter()
@@ -203,6 +226,7 @@ class _Work:
             self._send_report()
         for worker, delivery in firing.elsewhere:
             self._send(to_record(delivery.node, delivery.port, delivery.batch), worker)
+        self._post(firing.letters)
 
     def _add(self, firing: Firing, start: float, end: float) -> None:
         report, out = self._report, firing.outbox
@@ -239,14 +263,16 @@ class _Work:
             "staleness": {
                 name: list(self._engine.parts[name].histogram())
                 for name in self._state.parts
-                if name in self._engine.parts
+                if name in self._engine.parts and self._engine.sharing.keeps(self._me, name)
             },
         }
 
     def _give_back(self, *, abandoned: bool) -> None:
         """Send the state of what lives here; the pass is over."""
         engine = self._engine
-        parts = {n: p for n, p in engine.parts.items() if n in self._state.parts}
+        keeps = engine.sharing.keeps
+        here = self._state.parts.keys()
+        parts = {n: p for n, p in engine.parts.items() if n in here and keeps(self._me, n)}
         try:
             if abandoned:
                 for part in parts.values():

@@ -3,8 +3,8 @@
     parent ─► worker    Admitted      frames of instances, before their rows
                         rows          a delivery (``transport.batches``)
                         Finished      which instances are over, with their slots
-                        a word        END, ABANDON, STORY
-    worker ─► worker    rows, gradients
+                        a word        REST, END, ABANDON, STORY
+    worker ─► worker    rows, gradients; letters between copies
     worker ─► parent    Report        firings, answers, steps since the last one
                         Idle          how much it has sent to whom, and had, when it has no work
                         Named         tensors and JSON: parts, memories, outputs, an error
@@ -21,6 +21,7 @@ from enum import IntEnum
 from typing import Any, final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -31,6 +32,7 @@ from geartrain.errors import TransportError
 from geartrain.frames.frame import Admitted
 from geartrain.frames.message import IntArray, join_arrays
 from geartrain.parts.trained import StepTaken
+from geartrain.sharing.letters import Letter
 from geartrain.transport.record import Array, Record
 
 
@@ -45,9 +47,12 @@ class Kind(IntEnum):
     REPORT = 69
     IDLE = 70
     NAMED = 71
+    REST = 72
+    LETTER = 73
 
 
 _NONE = np.zeros(0, np.int64)
+_ELSEWHERE = Letter("", 0, 0, "", ())  # stands for those that another process has taken
 
 
 def text(value: object) -> NDArray[np.uint8]:
@@ -107,7 +112,8 @@ class Names:
     """
 
     def __init__(self, nodes: Sequence[str], parts: Sequence[str]) -> None:
-        self.nodes, self.parts = list(nodes), list(parts)
+        self.parts = list(parts)
+        self.nodes = [*nodes, *(f"{part} exchange" for part in parts)]
         self.node = {name: k for k, name in enumerate(self.nodes)}
         self.part = {name: k for k, name in enumerate(self.parts)}
         self.part[None] = -1  # type: ignore[index]
@@ -142,7 +148,7 @@ class Report:
         """It as a message."""
         fired = np.empty((len(self.firings), 7))
         for k, (f, start, end) in enumerate(self.firings):
-            flags = f.forward + 2 * f.both
+            flags = f.forward + 2 * f.both + 4 * bool(f.taken)
             fired[k] = (
                 *(names.node[f.node], names.part[f.part], flags, f.rows, f.cells),  # type: ignore[index]
                 *(start, end),
@@ -178,6 +184,7 @@ class Report:
                 int(rows),
                 bool(int(flags) & 2),
                 int(cells),
+                taken=[_ELSEWHERE] if int(flags) & 4 else [],
             )
             report.firings.append((firing, start, end))
         for part, version, rows, t in steps.tolist():  # type: ignore[union-attr]
@@ -207,3 +214,49 @@ def record_to_named(record: Record) -> tuple[str, Any, dict[str, Tensor]]:
     if len(names) != len(tensors):
         raise TransportError(f"'{what}' has {len(tensors)} tensors, and names of {len(names)}")
     return what, document, dict(zip(names, tensors, strict=True))
+
+
+def letter_to_record(letter: Letter) -> Record:
+    """A letter between copies of a part; of a sparse tensor its rows."""
+    arrays: list[Array | None] = []
+    forms: list[list[int] | None] = []
+    for x in letter.tensors:
+        if x is not None and x.is_sparse:
+            forms.append(list(x.shape))
+            arrays += [x._indices()[0], x._values()]
+        else:
+            forms.append(None)
+            arrays.append(x)
+    ints = (
+        *(letter.sender, letter.receiver, letter.version, letter.round, letter.seen),
+        *(letter.nbytes, letter.hops, letter.collective, letter.count),
+        -1 if letter.progress is None else letter.progress,
+    )
+    said = text([letter.part, letter.kind, forms])
+    return Record(Kind.LETTER, ints, (letter.weight,), (said, *arrays))
+
+
+def record_to_letter(record: Record) -> Letter:
+    """The reverse."""
+    said, *arrays = record.arrays
+    part, kind, forms = read_text(said)
+    sender, receiver, version, turn, seen, nbytes, hops, collective, count, progress = record.ints
+    tensors: list[Tensor | None] = []
+    for form in forms:
+        x: Any = arrays.pop(0)
+        if form is not None:
+            values: Any = arrays.pop(0)
+            x = torch.sparse_coo_tensor(x[None], values, form, check_invariants=False)
+        tensors.append(x)
+    return Letter(
+        *(part, sender, receiver, kind, tuple(tensors)),
+        version=version,
+        round=turn,
+        weight=record.floats[0],
+        seen=seen,
+        nbytes=nbytes,
+        hops=hops,
+        collective=bool(collective),
+        count=count,
+        progress=None if progress < 0 else progress,
+    )

@@ -67,6 +67,7 @@ class Processes(AbstractRuntime):
 
     name = "processes"
     kernel_threads: int
+    lock = None
 
     def __init__(
         self, workers: int = 2, kernel_threads: int | None = None, patience_s: float = 60.0
@@ -89,7 +90,7 @@ class Processes(AbstractRuntime):
         return () if self._pool is None else tuple(m.pid for m in self._pool.members)
 
     def run(self, engine: Engine, feeder: AbstractFeeder, watch: Watch) -> float:
-        if engine.sharing.apart or engine.sharing.talks:
+        if not engine.sharing.by_letters:
             raise ValueError(
                 f"runtime=Processes(...) cannot share weights by '{engine.sharing.name}'; use "
                 "runtime=gt.Threads(...) for it, or leave sharing out"
@@ -143,7 +144,7 @@ class _Run:
         self._idle: dict[int, tuple[Any, Any]] = {}  # worker to what it had sent and had when idle
         self._stories: dict[int, list[str]] | None = None
         self._done: set[int] = set()
-        self._ending = self._gave_up = False
+        self._ending = self._resting = self._gave_up = False
         self._failure: BaseException | None = None
         self._transport: Transport | None = None
         self._began = time.perf_counter()
@@ -205,7 +206,7 @@ class _Run:
             self._generation,
             self._runtime.kernel_threads,
             seed,
-            tuple(self._names.nodes),
+            tuple(self._nodes),
         )
         content = _pickled(given, pool.shared)
         for w, member in enumerate(pool.members):
@@ -244,7 +245,7 @@ class _Run:
         if settled and not self._ending:
             self._admit()
         elif len(self._idle) == self._me:
-            self._look_if_stuck()
+            self._look_if_all_rest()
 
     def _take(self, sender: int, record: Record) -> bool:
         """Whether there may be room for more."""
@@ -298,23 +299,29 @@ class _Run:
         if self._feeder.exhausted and not engine.controller.active:
             self.seconds = time.perf_counter() - self._began
             self._ending = True
+            word = Kind.REST if engine.sharing.talks else Kind.END
             for w in range(self._me):
-                self._send(w, Record(Kind.END))
+                self._send(w, Record(word))
+            self._resting = engine.sharing.talks
 
     def _send(self, to: int, record: Record) -> None:
         assert self._transport is not None
         self._sent[to] += 1
         self._transport.send(to, record)
 
-    def _look_if_stuck(self) -> None:
+    def _look_if_all_rest(self) -> None:
         """Whether nothing is under way between any two, and nobody has anything to do."""
-        if self._ending:
+        if self._ending and not self._resting:
             return
         sent = np.stack([*(self._idle[w][0] for w in range(self._me)), self._sent])
         had = np.stack([*(self._idle[w][1] for w in range(self._me)), self._had])
         if not np.array_equal(sent, had.T):
             return
-        if self._stories is None:
+        if self._resting:
+            self._resting = False
+            for w in range(self._me):
+                self._send(w, Record(Kind.END))
+        elif self._stories is None:
             self._stories = {}
             for w in range(self._me):
                 self._send(w, Record(Kind.STORY))

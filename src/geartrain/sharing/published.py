@@ -1,0 +1,434 @@
+"""Shared weights without shared memory: each part has an owner, who steps and publishes.
+
+    worker 0   its instances ─► gathers an update ─┐ gradient
+    worker 1   its instances ─► gathers an update ─┴─► the owner of the part: one step
+                    ▲                                      │ weights of the next version
+                    └──────────────────────────────────────┘
+
+Every worker runs the whole graph for its own instances, with weights that are those of the last
+version that has reached it; nobody waits. A worker gathers until what it has alone makes an update,
+as the part's rules say, and hands that in: so updates are as many as was asked for, and a gradient
+travels once an update, not once a firing. Staleness is exact: gradients carry the versions that
+they saw. Of a table whose gradient is rows, rows travel.
+
+Source: the parameter server of Dean et al. 2012, "Large scale distributed deep networks", here one
+server a part, among the workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from geartrain.errors import ProtocolError
+from geartrain.frames.message import IntArray
+from geartrain.graph.through import Through
+from geartrain.nodes.gradient import GradientSum
+from geartrain.parts.counting import Counting
+from geartrain.parts.ownership import Gradients, Ownership
+from geartrain.parts.part import PartState
+from geartrain.parts.rules import Rules
+from geartrain.parts.trained import AbstractPart, StepTaken
+from geartrain.sharing.assignment import AbstractAssignment, Balanced
+from geartrain.sharing.communicator import AbstractCommunicator, Taken
+from geartrain.sharing.letters import Letter, Tensors, tensor_bytes
+from geartrain.sharing.sharing import AbstractSharingState
+
+GRADIENT: Final = "gradient"
+WEIGHTS: Final = "weights"
+
+
+@final
+class PublishedState(AbstractSharingState):
+    """Shares of all parts, on workers that have no memory in common.
+
+    Args:
+        parts: By name.
+        workers: How many share them.
+
+    Raises:
+        ValueError: The rules of a part want to know of all that is in flight.
+    """
+
+    name = "shared weights"
+    apart = True
+    talks = True
+    by_letters = True
+
+    def __init__(self, parts: Mapping[str, PartState], workers: int) -> None:
+        super().__init__()
+        self.parts, self.copies = parts, workers
+        for part in parts.values():
+            _require_free(part)
+        self._owners = _owners(parts, workers)
+        self._worker: int | None = None
+        self._shares: dict[str, list[PublishedShare]] = {}
+
+    def live_on(self, worker: int) -> None:
+        self._worker = worker
+
+    def weights(self, name: str, nodes: Sequence[Through]) -> Sequence[PublishedShare]:
+        part, owner = self.parts[name], self._owners[name]
+        shares = [
+            PublishedShare(part, k, owner, self.copies, works=k == self._worker)
+            for k in range(self.copies)
+        ]
+        if self._worker == owner:
+            part.ownership = Publishing(shares[owner])
+        self._shares[name] = shares
+        return shares
+
+    def keeps(self, worker: int, part: str) -> bool:
+        return self._owners[part] == worker
+
+    def assignment(self) -> AbstractAssignment:
+        return Balanced(self.copies)
+
+    def communicator(self, parts: Collection[str]) -> AbstractCommunicator:
+        if self._worker is None:
+            return Post({})
+        return Post({name: self._shares[name][self._worker] for name in parts})
+
+
+def _owners(parts: Mapping[str, PartState], workers: int) -> dict[str, int]:
+    """The worker that steps each part: large ones are spread first."""
+    load = [0] * workers
+    owners: dict[str, int] = {}
+    for part in sorted(parts.values(), key=lambda p: (-p.size, p.name)):
+        owner = load.index(min(load))
+        owners[part.name] = owner
+        load[owner] += part.size + 1
+    return owners
+
+
+def _require_free(part: PartState) -> None:
+    if not (part.may_be_seen_by_version and part.view.may_be_shared):
+        raise ValueError(
+            f"part '{part.name}': its rules (max_staleness, window, a delay rule, or view="
+            f"{part.view}) want to know of all rows in flight, and with shared weights between "
+            "processes each worker knows its own alone: leave the rule out, use "
+            "runtime=gt.Threads(...), or leave out sharing"
+        )
+
+
+@final
+class Publishing(Ownership):
+    """The owner's: what a step has changed is sent to all others."""
+
+    def __init__(self, share: PublishedShare) -> None:
+        self._share = share
+
+    def stepped(self, gradients: Gradients) -> None:
+        self._share.publish(gradients)
+
+
+@final
+class PublishedShare(AbstractPart):
+    """A part as one worker has it.
+
+    Args:
+        part: The part, or in a worker that does not own it what it is made like.
+        copy: Number of the worker.
+        owner: That of the worker that steps it.
+        copies: Workers.
+        works: Whether this process is that worker; else the share only stands there.
+    """
+
+    def __init__(self, part: PartState, copy: int, owner: int, copies: int, *, works: bool) -> None:
+        self.name, self._part, self._me, self._owner = part.name, part, copy, owner
+        self._others = [k for k in range(copies) if k != owner]
+        self.module = part.module
+        if works and copy != owner:
+            self.module = _own(part.module)
+        self.parameters = list(self.module.parameters())
+        self._theirs = list(part.module.parameters())
+        self.gradient = GradientSum(self.parameters)
+        self.wants_graph = part.wants_graph
+        self.size, self.trigger = part.size, part.trigger
+        self.copy, self.copies = part.copy, part.copies
+        self.version = part.version
+        self.progress = 0
+        self._local = Counting(part.trigger, None, ages_of_steps=False)
+        self._local.once = part.once
+        self._versions: list[IntArray] = []
+        self._lengths: list[IntArray] = []
+        self._steps: list[StepTaken] = []
+        self.outbox: list[Letter] = []
+        self._mail: list[Letter] = []
+
+    # What it is.
+
+    @property
+    def owns(self) -> bool:
+        return self._me == self._owner
+
+    @property
+    def guard(self) -> PublishedShare:  # type: ignore[override]
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None:
+        if kind is None:
+            self._hand_in_if_whole()
+
+    @property
+    def device(self) -> torch.device:
+        return self._part.device
+
+    @property
+    def rules(self) -> Rules:  # type: ignore[override]
+        return self._part.rules
+
+    @property
+    def once(self) -> bool:  # type: ignore[override]
+        return self._local.once
+
+    def aliases(self) -> Mapping[nn.Parameter, Tensor]:
+        if not self.owns:
+            raise AssertionError(f"part '{self.name}' has a node that keeps graphs")
+        return self._part.aliases()
+
+    # What its worker asks and tells.
+
+    @property
+    def lacking(self) -> int | None:
+        return self._local.lacking
+
+    def begun(self, n: int) -> int:
+        return 0
+
+    def in_cohorts(self, ahead: Callable[[int], int] | None) -> None:
+        # Each worker has cohorts of its own, and none waits for another.
+        pass
+
+    def heard(self, progress: int) -> None:
+        self.progress = max(self.progress, progress)
+
+    def finished(self, instances: int) -> None:
+        self._local.finished(instances)
+        self._hand_in_if_whole()
+
+    def sent(self, rows: int, version: int | None = None) -> None:
+        self._local.sent(rows, self.version)
+
+    def received(self, rows: int, versions: IntArray, lengths: IntArray | None = None) -> None:
+        self._local.received(self.version, rows, versions, lengths)
+        each = np.ones(versions.size, np.int64) if lengths is None else lengths
+        self._note(versions, each)
+
+    def answered(self, rows: int, messages: int) -> None:
+        self._local.answered(0, rows, messages)
+        lengths = np.zeros(messages, np.int64)
+        lengths[:1] = rows
+        self._note(np.full(messages, self.version, np.int64), lengths)
+
+    def dropped(self, versions: IntArray) -> None:
+        self._local.dropped(versions)
+        self._note(versions, np.zeros(versions.size, np.int64))
+
+    def step_if_due(self, progress: int) -> StepTaken | None:
+        """The step that has been taken since the last call."""
+        self.heard(progress)
+        return self._steps.pop(0) if self._steps else None
+
+    def step(self, progress: int) -> StepTaken | None:
+        return self._part.step(progress)
+
+    def rest(self) -> StepTaken | None:
+        """Nothing is in flight: hand in what is left of an update."""
+        self._hand_in()
+        return self.step_if_due(self.progress)
+
+    def note_holding(self) -> bool | None:
+        return None
+
+    # What its worker carries.
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._mail)
+
+    def receive(self, letter: Letter) -> None:
+        self._mail.append(letter)
+
+    def take(self) -> list[Letter]:
+        """Take the letters that wait; returns them."""
+        letters, self._mail = self._mail, []
+        for letter in letters:
+            if letter.kind == WEIGHTS:
+                self._renew(letter)
+            else:
+                *tensors, versions, lengths = letter.tensors
+                assert versions is not None and lengths is not None
+                self.heard(letter.progress or 0)
+                self._settle(tensors, versions.numpy(), lengths.numpy(), letter.round)
+        return letters
+
+    def take_steps(self) -> list[StepTaken]:
+        steps, self._steps = self._steps, []
+        return steps
+
+    def take_letters(self) -> list[Letter]:
+        letters, self.outbox = self.outbox, []
+        return letters
+
+    @torch.no_grad()
+    def publish(self, gradients: Gradients) -> None:
+        """The owner has stepped with these: send what has become of the weights."""
+        stepped = dict(zip(self._part.parameters, gradients, strict=True))
+        tensors = tuple(_changed(p, stepped.get(p)) for p in self._theirs)
+        self.version = self._part.version
+        for k in self._others:
+            self._post(WEIGHTS, k, tensors, version=self.version)
+
+    # Updates.
+
+    def _note(self, versions: IntArray, lengths: IntArray) -> None:
+        self._versions.append(versions)
+        self._lengths.append(lengths)
+
+    def _hand_in_if_whole(self) -> None:
+        if self._local.due(self.version):
+            self._hand_in()
+
+    def _hand_in(self) -> None:
+        """What has been gathered goes to the owner."""
+        local = self._local
+        if not (self._versions or local.instances):
+            return
+        instances = 0 if local.once else local.instances
+        none = np.zeros(0, np.int64)
+        versions = np.concatenate(self._versions or [none])
+        lengths = np.concatenate(self._lengths or [none])
+        self._versions, self._lengths = [], []
+        local.take(self.rules.average, flush=not self.trigger.due(local))
+        tensors = [self.gradient.take(p) for p in self.parameters]
+        if self.owns:
+            self._settle(tensors, versions, lengths, instances)
+            return
+        content = (
+            *(None if x is None else x.clone() for x in tensors),
+            torch.from_numpy(versions),
+            torch.from_numpy(lengths),
+        )
+        self._post(GRADIENT, self._owner, content, count=instances, progress=self.progress)
+
+    def _settle(
+        self, tensors: Tensors, versions: IntArray, lengths: IntArray, instances: int
+    ) -> None:
+        """The owner adds an update, or what is left of one, to the part, and steps if it is due."""
+        if not self.owns:
+            raise ProtocolError(f"part '{self.name}' is stepped by {self._owner}, not {self._me}")
+        part = self._part
+        for parameter, gradient in zip(self._theirs, tensors, strict=True):
+            if gradient is not None:
+                part.gradient.add(parameter, gradient)
+        part.sent(versions.size)
+        part.received(int(lengths.sum()), versions, lengths)
+        part.finished(instances)
+        taken = part.step_if_due(self.progress)
+        self.version = part.version
+        if taken is not None:
+            self._steps.append(taken)
+
+    @torch.no_grad()
+    def _renew(self, letter: Letter) -> None:
+        """Another version of the weights has come."""
+        self.version = letter.version
+        for mine, tensor in zip(self.parameters, letter.tensors, strict=True):
+            if tensor is None:
+                continue
+            if tensor.is_sparse:
+                mine.data[tensor._indices()[0]] = tensor._values()
+            else:
+                mine.data = tensor
+        # Copies in bfloat16 are made anew for what torch counts, and it does not count this.
+        torch.autograd.graph.increment_version(self.parameters)
+
+    def _post(
+        self,
+        kind: str,
+        to: int,
+        tensors: tuple[Tensor | None, ...],
+        *,
+        version: int = 0,
+        count: int = 0,
+        progress: int | None = None,
+    ) -> None:
+        self.outbox.append(
+            Letter(
+                *(self.name, self._me, to, kind, tensors),
+                version=version,
+                round=count,
+                nbytes=tensor_bytes(tensors),
+                progress=progress,
+            )
+        )
+
+
+@final
+class Post(AbstractCommunicator):
+    """Of the shares of one worker.
+
+    Args:
+        shares: By name of the part.
+    """
+
+    def __init__(self, shares: Mapping[str, PublishedShare]) -> None:
+        self._shares = shares
+        self._mail: dict[str, None] = {}
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._mail)
+
+    def waits(self, part: str | None) -> bool:
+        return False
+
+    def receive(self, letter: Letter) -> None:
+        self._shares[letter.part].receive(letter)
+        self._mail[letter.part] = None
+
+    def take(self) -> Taken | None:
+        if not self._mail:
+            return None
+        name = next(iter(self._mail))
+        del self._mail[name]
+        return Taken(name, self._shares[name].take())
+
+    def take_letters(self, part: str | None = None) -> list[Letter]:
+        return [x for share in self._some(part) for x in share.take_letters()]
+
+    def take_steps(self, part: str | None = None) -> list[StepTaken]:
+        return [x for share in self._some(part) for x in share.take_steps()]
+
+    def _some(self, part: str | None) -> Sequence[PublishedShare]:
+        return [*self._shares.values()] if part is None else [self._shares[part]]
+
+
+def _own(module: nn.Module) -> nn.Module:
+    """The module with weights of its own, which are those of now, and the same buffers.
+
+    It is the module itself: in this process nobody else has it.
+    """
+    for parameter in module.parameters():
+        parameter.data = parameter.data.clone()
+    return module
+
+
+def _changed(parameter: nn.Parameter, gradient: Tensor | None) -> Tensor | None:
+    """What a step with this gradient has made of a parameter; None: nothing."""
+    if gradient is None:
+        return None
+    if not gradient.is_sparse:
+        return parameter.detach().clone()
+    rows = torch.unique(gradient._indices()[0])
+    return torch.sparse_coo_tensor(
+        rows[None], parameter.detach()[rows], parameter.shape, check_invariants=False
+    )
