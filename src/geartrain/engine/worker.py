@@ -131,7 +131,7 @@ class WorkerState:
         self._eager: list[Delivery] = []
         self._clock = 0
         self.communicator = communicator or Silent()
-        self._free = not self._bounded and not self.communicator.talks
+        self._free = not self._bounded and not self.communicator.may_wait
         self._cohorts: dict[str, Cohorts] = {}
 
     def begin(self, arena: Arena, trained: int, turn: Callable[[int], int], *, train: bool) -> None:
@@ -234,7 +234,7 @@ class WorkerState:
     def ready(self) -> bool:
         """Whether ``fire`` has something to do."""
         if self._free:
-            return bool(self._eager or self._ready)
+            return bool(self._eager or self._ready or self.communicator.ready)
         return bool(self._eager or self._choices() or self.communicator.ready)
 
     def _choices(self) -> list[Queue]:

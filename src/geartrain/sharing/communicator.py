@@ -30,9 +30,11 @@ class AbstractCommunicator(ABC):
 
     Attributes:
         talks: Whether anything is ever sent.
+        may_wait: Whether parts wait for letters at times.
     """
 
     talks = True
+    may_wait = True
 
     @property
     @abstractmethod
@@ -69,6 +71,7 @@ class Silent(AbstractCommunicator):
     """Where nobody has anything to say."""
 
     talks = False
+    may_wait = False
     ready = False
 
     def waits(self, part: str | None) -> bool:

@@ -380,6 +380,8 @@ class Post(AbstractCommunicator):
         shares: By name of the part.
     """
 
+    may_wait = False
+
     def __init__(self, shares: Mapping[str, PublishedShare]) -> None:
         self._shares = shares
         self._mail: dict[str, None] = {}

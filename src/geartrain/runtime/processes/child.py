@@ -54,7 +54,7 @@ from geartrain.transport.record import Record
 
 _IDLE_S: Final = 0.02  # without work until it says that it has none
 _WAIT_S: Final = 0.5  # the longest wait for a message; then it looks again
-_REPORT_S: Final = 0.005
+_REPORT_S: Final = 0.002
 _MOST_FIRINGS: Final = 64  # of one report
 _PULSE_S: Final = 0.1  # between two words on sums and staleness, for a progress line
 
@@ -219,10 +219,11 @@ class _Work:
         end = time.perf_counter()
         self._add(firing, start, end)
         report = self._report
-        # What it says to the controller goes before what others can go on with.
-        if report.matters or len(report.firings) >= _MOST_FIRINGS:
+        # What it says to the controller goes before what others can go on with; else it waits for
+        # company, as a message costs as much as a small firing.
+        if firing.elsewhere and report.matters:
             self._send_report()
-        elif end - self._reported_s > _REPORT_S:
+        elif end - self._reported_s > _REPORT_S or len(report.firings) >= _MOST_FIRINGS:
             self._send_report()
         for worker, delivery in firing.elsewhere:
             self._send(to_record(delivery.node, delivery.port, delivery.batch), worker)
