@@ -98,6 +98,9 @@ class WorkerState:
         standings: Node number to where it stands in the graph, as ``engine.order`` gives it.
         meter: Measures what nodes compute, or None.
         communicator: What copies that live here send and receive.
+
+    Attributes:
+        note: Told which node is about to compute, and whether backward; or None.
     """
 
     def __init__(
@@ -133,6 +136,7 @@ class WorkerState:
         self.communicator = communicator or Silent()
         self._free = not self._bounded and not self.communicator.may_wait
         self._cohorts: dict[str, Cohorts] = {}
+        self.note: Callable[[int, bool], None] | None = None
 
     def begin(self, arena: Arena, trained: int, turn: Callable[[int], int], *, train: bool) -> None:
         """A pass begins.
@@ -395,6 +399,8 @@ class WorkerState:
     def _compute(
         self, node: AbstractNode, port: int, batches: Sequence[Forward | Backward]
     ) -> Emission:
+        if self.note is not None:
+            self.note(node.id, port == BACKWARD)
         if self._meter is not None:
             return self._metered(self._meter, node, port, batches)
         if port == BACKWARD:

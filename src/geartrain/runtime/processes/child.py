@@ -12,6 +12,8 @@ It decides nothing: ``WorkerState`` does, as on every runtime.
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 import signal
 import time
@@ -47,6 +49,7 @@ from geartrain.runtime.processes.messages import (
     record_to_finished,
     record_to_letter,
 )
+from geartrain.runtime.processes.pool import BETWEEN, NOTE_BYTES
 from geartrain.sharing.letters import Letter
 from geartrain.transport.batches import BACKWARD, FORWARD, Accepted, to_delivery_parts, to_record
 from geartrain.transport.link import Transport
@@ -89,32 +92,47 @@ class Pass:
 def live(worker: int, control: Control) -> None:
     """Work until the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and says what is to be
-    regions: list[Region] = []
-    while True:
-        try:
-            content, fds = control.receive()
-        except EOFError:
-            return
-        regions += [Region(fd, os.fstat(fd).st_size) for fd in fds]
-        try:
-            work = _Work(worker, loads(content, regions), regions)
-        except BaseException as error:  # noqa: BLE001 - told to the parent, which raises it
-            control.tell(failed=error_to_json(error))
-            continue
-        with work.transport:
-            control.tell(ready=os.getpid())
-            try:
-                control.receive()
-            except EOFError:
-                return
-            work.run()
+    regions: dict[int, Region] = {}
+    try:
+        while True:
+            _receive_regions(control, regions)
+            _live_through_a_pass(worker, control, regions)
+    except (EOFError, ConnectionError):
+        return
+
+
+def _receive_regions(control: Control, regions: dict[int, Region]) -> None:
+    """Take the memory that is new, and leave what nobody uses any more."""
+    said, fds = control.receive()
+    told = json.loads(said)
+    regions |= {
+        number: Region(fd, os.fstat(fd).st_size)
+        for number, fd in zip(told["fresh"], fds, strict=True)
+    }
+    for number in told["gone"]:
+        del regions[number]
+    if told["gone"]:
+        gc.collect()  # engines have cycles, and hold tensors
+
+
+def _live_through_a_pass(worker: int, control: Control, regions: Mapping[int, Region]) -> None:
+    content, _ = control.receive()
+    try:
+        work = _Work(worker, loads(content, regions), regions)
+    except BaseException as error:  # noqa: BLE001 - told to the parent, which raises it
+        control.tell(failed=error_to_json(error))
+        return
+    with work.transport:
+        control.tell(ready=os.getpid())
+        control.receive()
+        work.run()
 
 
 @final
 class _Work:
     """One pass."""
 
-    def __init__(self, worker: int, given: Pass, regions: list[Region]) -> None:
+    def __init__(self, worker: int, given: Pass, regions: Mapping[int, Region]) -> None:
         torch.set_num_threads(given.kernel_threads)
         torch.manual_seed(given.seed)
         self._regions = regions
@@ -130,6 +148,10 @@ class _Work:
         how = given.passing
         engine.begin(train=how.train, judge=how.judge, collect=how.collect)
         self._state = engine.workers[worker]
+        self._state.note = self._note
+        place = worker * NOTE_BYTES // 8
+        notes: Any = regions[0].bytes.view(torch.int64).numpy()
+        self._notes = memoryview(notes)[place : place + 1]
         self._nodes = engine.nodes_of(worker)
         engine.router.here = {node.id for node in self._nodes}
         self._names = Names(nodes, list(engine.parts))
@@ -142,8 +164,13 @@ class _Work:
         self._over = False
         self.transport = Transport(worker, self._parent + 1, Path(given.folder), given.generation)
 
+    def _note(self, node: int, backward: bool) -> None:
+        """Have the parent see what this process is at, should it die."""
+        self._notes[0] = 2 * node + backward + 1
+
     def run(self) -> None:
         """Until the pass ends or is given up."""
+        self._notes[0] = BETWEEN
         try:
             while not self._over:
                 self._hear()
@@ -216,6 +243,7 @@ class _Work:
     def _fire(self) -> None:
         start = time.perf_counter()
         firing = self._state.fire()
+        self._notes[0] = BETWEEN
         end = time.perf_counter()
         self._add(firing, start, end)
         report = self._report
@@ -310,7 +338,7 @@ class _Work:
             self._send(named_to_record("part", said, sent))
 
     def _is_shared(self, x: Tensor) -> bool:
-        return any(x in region for region in self._regions)
+        return any(x in region for region in self._regions.values())
 
     def _send_memories(self) -> None:
         for node in self._nodes:

@@ -9,11 +9,14 @@ import array
 import json
 import socket
 import struct
-from collections.abc import Sequence
-from typing import Any, Final, final
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, TypeVar, final
 
 _HEAD: Final = struct.Struct("<QI")
 _MOST_FDS: Final = 250  # Linux takes 253 in one message
+
+T = TypeVar("T")
 
 
 @final
@@ -22,10 +25,15 @@ class Control:
 
     Args:
         end: Of a ``socket.socketpair()``.
+
+    Attributes:
+        meanwhile: Called whenever nothing has moved for as long as the socket's timeout; without
+            it that is an error.
     """
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
+        self.meanwhile: Callable[[], None] | None = None
 
     def send(self, content: bytes, fds: Sequence[int] = ()) -> None:
         """Send a message; the other end gets open files of its own.
@@ -37,8 +45,10 @@ class Control:
         for start in range(0, max(1, len(fds)), _MOST_FDS):
             some = array.array("i", fds[start : start + _MOST_FDS])
             more = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, some)] if some else []
-            self.socket.sendmsg([head if start == 0 else b"\0"], more)
-        self.socket.sendall(content)
+            self._patiently(self.socket.sendmsg, [head if start == 0 else b"\0"], more)
+        view = memoryview(content)
+        while view:
+            view = view[self._patiently(self.socket.send, view) :]
 
     def receive(self) -> tuple[bytes, list[int]]:
         """Wait for a message; as long as the other end lives.
@@ -54,7 +64,7 @@ class Control:
         content = bytearray(size)
         view, at = memoryview(content), 0
         while at < size:
-            n = self.socket.recv_into(view[at:])
+            n = self._patiently(self.socket.recv_into, view[at:])
             if not n:
                 raise EOFError("the other end is gone")
             at += n
@@ -70,13 +80,31 @@ class Control:
         return told
 
     def close(self) -> None:
+        """Close this process's end; it lives on in a process that was forked meanwhile."""
         self.socket.close()
+
+    def end(self) -> None:
+        """Close the channel: the other end hears of it, whoever was forked meanwhile."""
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+
+    def _patiently(self, call: Callable[..., T], *given: object) -> T:
+        """Call again for as long as nothing moves."""
+        while True:
+            try:
+                return call(*given)
+            except TimeoutError:
+                if self.meanwhile is None:
+                    raise
+            self.meanwhile()
 
     def _some(self, n: int, fds: list[int]) -> bytes:
         """Exactly n bytes; open files that come with them are added."""
         found = b""
         while len(found) < n:
-            part, more, _, _ = self.socket.recvmsg(n - len(found), socket.CMSG_SPACE(_MOST_FDS * 4))
+            room = socket.CMSG_SPACE(_MOST_FDS * 4)
+            part, more, _, _ = self._patiently(self.socket.recvmsg, n - len(found), room)
             if not part:
                 raise EOFError("the other end is gone")
             found += part

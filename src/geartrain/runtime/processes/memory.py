@@ -5,7 +5,8 @@
 
 A region has no name: it is gone with the last process that has it, whatever ends that one. The
 tensors stay the objects that they are; their data move. So a step in a worker is in the modules of
-the user as it is taken.
+the user as it is taken. When the last tensor in a region is gone, so is the region: here at once,
+and in the workers with the next pass.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import io
 import mmap
 import os
 import pickle  # noqa: TID251 - between a parent and the children that it made, and nobody else
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, final
 
 import cloudpickle
@@ -35,8 +37,10 @@ class Region:
 
     def __init__(self, fd: int, size: int) -> None:
         self.size, self.fd = size, fd
-        self.bytes = torch.frombuffer(mmap.mmap(fd, size), dtype=torch.uint8)
-        self.start = self.bytes.data_ptr()
+        mapped = mmap.mmap(fd, size)
+        self._mapped = weakref.ref(mapped)  # its tensors keep it
+        self._bytes: Tensor | None = torch.frombuffer(mapped, dtype=torch.uint8)
+        self.start = self._bytes.data_ptr()
 
     @classmethod
     def make(cls, size: int) -> Region:
@@ -44,6 +48,21 @@ class Region:
         fd = os.memfd_create("geartrain", os.MFD_CLOEXEC)
         os.ftruncate(fd, size)
         return cls(fd, size)
+
+    @property
+    def bytes(self) -> Tensor:
+        """All of it, until it is let go."""
+        assert self._bytes is not None
+        return self._bytes
+
+    @property
+    def in_use(self) -> bool:
+        """Whether there is a tensor in it."""
+        return self._mapped() is not None
+
+    def let_go(self) -> None:
+        """Leave it to the tensors in it: it is there for as long as one of them."""
+        self._bytes = None
 
     def tensor(
         self, offset: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]
@@ -59,7 +78,7 @@ class Region:
         return whole[:length].view(dtype).as_strided(shape, stride, offset // dtype.itemsize)
 
     def __contains__(self, x: Tensor) -> bool:
-        return self.start <= x.data_ptr() < self.start + self.size
+        return self.start <= x.data_ptr() < self.start + self.size and self.in_use
 
     def __del__(self) -> None:
         if self.fd >= 0:
@@ -69,16 +88,27 @@ class Region:
 
 @final
 class SharedTensors:
-    """The regions of one runtime, and which tensors lie in them."""
+    """The regions of one runtime by number, and which tensors lie in them."""
 
     def __init__(self) -> None:
-        self.regions: list[Region] = []
+        self.regions: dict[int, Region] = {}
+        self._made = 0
+
+    def add(self, size: int) -> Region:
+        """A fresh region of so many bytes."""
+        region = self.regions[self._made] = Region.make(size)
+        self._made += 1
+        return region
+
+    def drop_unused(self) -> None:
+        """Close the regions that no tensor is in any more."""
+        self.regions = {k: region for k, region in self.regions.items() if region.in_use}
 
     def place(self, tensor: Tensor) -> tuple[int, int] | None:
         """Region and byte where a tensor's elements begin; None: it is not shared."""
         if not _is_plain(tensor):
             return None
-        for k, region in enumerate(self.regions):
+        for k, region in self.regions.items():
             if tensor in region:
                 return k, tensor.data_ptr() - region.start
         return None
@@ -89,6 +119,7 @@ class SharedTensors:
         Args:
             tensors: On the host; what is there already, or has no elements, stays.
         """
+        self.drop_unused()
         storages: dict[int, list[Tensor]] = {}
         for x in tensors:
             if _is_plain(x) and self.place(x) is None:
@@ -97,8 +128,7 @@ class SharedTensors:
             return
         sizes = {at: xs[0].untyped_storage().nbytes() for at, xs in storages.items()}
         total = sum(-(-size // _ALIGNED) * _ALIGNED for size in sizes.values())
-        region = Region.make(total)
-        self.regions.append(region)
+        region = self.add(total)
         start = 0
         for at, xs in storages.items():
             whole = torch.empty(0, dtype=torch.uint8).set_(xs[0].untyped_storage())
@@ -107,6 +137,7 @@ class SharedTensors:
                 offset = start + int(x.storage_offset()) * x.element_size()
                 x.data = region.tensor(offset, x.dtype, x.shape, x.stride())
             start += -(-sizes[at] // _ALIGNED) * _ALIGNED
+        region.let_go()
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -147,7 +178,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # without annotations
 class _Unpickler(pickle.Unpickler):
     """Reads what a ``_Pickler`` wrote: one object for each that there was."""
 
-    def __init__(self, file: io.BytesIO, regions: Sequence[Region]) -> None:
+    def __init__(self, file: io.BytesIO, regions: Mapping[int, Region]) -> None:
         super().__init__(file)
         self._regions = regions
         self._found: dict[int, Tensor] = {}
@@ -173,6 +204,6 @@ def dumps(thing: object, shared: SharedTensors) -> bytes:
     return file.getvalue()
 
 
-def loads(pickled: bytes, regions: Sequence[Region]) -> Any:
+def loads(pickled: bytes, regions: Mapping[int, Region]) -> Any:
     """What ``dumps`` wrote, in the process that was given the regions."""
     return _Unpickler(io.BytesIO(pickled), regions).load()

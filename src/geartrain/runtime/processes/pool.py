@@ -1,6 +1,7 @@
 """Worker processes of one runtime: made when they are first wanted, watched, ended.
 
 ForkServer ── fork ──► workers, each with a channel      told of deaths by the server
+                          └─ a note of what it is at, in memory that both have
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ import os
 import signal
 import time
 import weakref
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, final
+
+import torch
 
 from geartrain.errors import WorkerDiedError
 from geartrain.runtime.processes.control import Control
@@ -20,7 +24,11 @@ from geartrain.runtime.processes.memory import SharedTensors
 from geartrain.runtime.processes.server import ForkServer
 
 _LOOK_S: Final = 0.5  # between two looks at whether workers are stopped
-_STOPPED_S: Final = 4.0  # a worker may be so long, as when somebody looks at it
+_STOPPED_LOOKS: Final = 8  # a worker may be so long, as when somebody looks at it
+_END_S: Final = 2.0  # for a process to end
+NOTE_BYTES: Final = 64  # of a worker; a cache line
+BEGINNING: Final = -1
+BETWEEN: Final = 0
 
 
 @final
@@ -30,7 +38,7 @@ class Member:
 
     pid: int
     control: Control
-    regions: int = 0  # that it has been given
+    regions: set[int] = field(default_factory=set)  # that it has been given
 
 
 @final
@@ -39,94 +47,168 @@ class Pool:
 
     Args:
         workers: How many.
+
+    Attributes:
+        nodes: Names by number, of the pass that runs.
     """
 
     def __init__(self, workers: int) -> None:
         self.server = ForkServer.of_this_process()
         self.shared = SharedTensors()
+        self._notes = self.shared.add(NOTE_BYTES * workers).bytes.view(torch.int64)
+        self.nodes: Mapping[int, str] = {}
         self.members = [Member(*self.server.fork(w)) for w in range(workers)]
-        self._stopped_s: dict[int, float] = {}
+        self._stopped: dict[int, int] = {}  # looks in a row, by process
         self._looked_s = 0.0
         self._end = weakref.finalize(self, _end, self.members, os.getpid())
 
     @property
     def alive(self) -> bool:
-        """Whether it has not been closed."""
-        return self._end.alive and self.server.lives
+        """Whether it can work: it has not been closed, and nobody has died."""
+        if not (self._end.alive and self.server.lives):
+            return False
+        try:
+            self.server.listen()
+        except (EOFError, OSError):
+            return False
+        return not any(m.pid in self.server.deaths for m in self.members)
 
     def fileno(self) -> int:
         """Something is to be read from it when a worker has died."""
         return self.server.control.socket.fileno()
 
-    def hear(self) -> None:
-        """Read what the server has told.
+    def begin(self, nodes: Mapping[int, str]) -> None:
+        """A pass of these nodes begins."""
+        self.nodes = nodes
+        self._notes.fill_(BEGINNING)
+
+    def check(self, wait_s: float = 0.0) -> None:
+        """Look whether all live and move.
+
+        Args:
+            wait_s: Somebody has died, and it may be so long until that is told.
 
         Raises:
-            WorkerDiedError: A worker has died, or the server.
+            WorkerDiedError: A worker has died, or the server, or one has been stopped for some
+                seconds.
         """
-        try:
-            self.server.hear()
-        except (EOFError, OSError) as error:
-            raise WorkerDiedError(
-                "the process that forks workers has died, and the workers with it; call again: "
-                "new ones are made"
-            ) from error
-        for w, member in enumerate(self.members):
-            if member.pid in self.server.deaths:
-                how = _how(self.server.deaths[member.pid])
-                raise WorkerDiedError(f"worker {w} (process {member.pid}) {how}", worker=w)
+        until = time.monotonic() + wait_s
+        while True:
+            left = until - time.monotonic()
+            try:
+                self.server.listen(max(0.0, left))
+            except (EOFError, OSError) as error:
+                raise WorkerDiedError(
+                    f"the process that forks workers (process {self.server.pid}) has died, and "
+                    f"the workers with it; {_AGAIN}"
+                ) from error
+            for w, member in enumerate(self.members):
+                if member.pid in self.server.deaths:
+                    how, more = _how(self.server.deaths[member.pid])
+                    raise WorkerDiedError(
+                        f"worker {w} (process {member.pid}) {how} {self._doing(w)}{more}; {_AGAIN}",
+                        worker=w,
+                    )
+            if left <= 0.0:
+                break
+        self._look()
 
     def look(self) -> None:
-        """Look, now and then, whether a worker is stopped.
+        """As ``check``, but only now and then."""
+        if time.monotonic() - self._looked_s >= _LOOK_S:
+            self.check()
 
-        Raises:
-            WorkerDiedError: One has been for some seconds.
-        """
+    def _look(self) -> None:
         now = time.monotonic()
         if now - self._looked_s < _LOOK_S:
             return
         self._looked_s = now
-        for w, member in enumerate(self.members):
-            if _state_of(member.pid) not in ("T", "t"):
-                self._stopped_s.pop(w, None)
+        for w, pid in enumerate([*(member.pid for member in self.members), self.server.pid]):
+            # Looks are counted, not seconds: this process may have been stopped itself.
+            looks = self._stopped.get(pid, 0) + 1 if _state_of(pid) in ("T", "t") else 0
+            self._stopped[pid] = looks
+            if looks <= _STOPPED_LOOKS:
                 continue
-            since = self._stopped_s.setdefault(w, now)
-            if now - since > _STOPPED_S:
+            how = f"has been stopped, as by SIGSTOP, for {looks * _LOOK_S:.0f} s"
+            if pid == self.server.pid:
+                self.server.kill()
                 raise WorkerDiedError(
-                    f"worker {w} (process {member.pid}) has been stopped, as by SIGSTOP, for "
-                    f"{now - since:.0f} s; it is ended",
-                    worker=w,
+                    f"the process that forks workers (process {pid}) {how}, and is ended; {_AGAIN}"
                 )
+            raise WorkerDiedError(
+                f"worker {w} (process {pid}) {how}, {self._doing(w)}, and is ended; {_AGAIN}",
+                worker=w,
+            )
+
+    def _doing(self, w: int) -> str:
+        """What a worker is at, or was when it died."""
+        note = int(self._notes[w * NOTE_BYTES // 8])
+        if note == BEGINNING:
+            return "as it made its part of the graph"
+        if note == BETWEEN:
+            return "between two firings"
+        node, backward = divmod(note - 1, 2)
+        name = self.nodes.get(node, "?")
+        return f"while firing '{name}' {'backward' if backward else 'forward'}"
 
     def close(self, *, busy: bool = False) -> None:
-        """End the processes; the next pass makes new ones.
+        """End the processes, and see that they have; the next pass makes new ones.
 
         Args:
             busy: They may be in the middle of something, and are killed.
         """
-        for member in self.members if busy else ():
+        self._end()
+        if busy:
+            self._kill()
+        if not self._have_ended():
+            self._kill()
+            self._have_ended()
+
+    def _kill(self) -> None:
+        for member in self.members:
             if member.pid not in self.server.deaths:
                 with suppress(ProcessLookupError):
                     os.kill(member.pid, signal.SIGKILL)
-        self._end()
+
+    def _have_ended(self) -> bool:
+        """Wait until they have, at most some seconds."""
+        until = time.monotonic() + _END_S
+        while time.monotonic() < until:
+            try:
+                self.server.listen(0.01)
+            except (EOFError, OSError, ValueError):
+                time.sleep(0.01)  # the server is gone as well; the kernel ends its children
+            if all(
+                m.pid in self.server.deaths or _state_of(m.pid) in ("", "X", "Z")
+                for m in self.members
+            ):
+                return True
+        return False
+
+
+_AGAIN: Final = (
+    "the weights are those of the last steps, and a call goes on with new processes: load a "
+    "checkpoint to go back"
+)
 
 
 def _end(members: list[Member], owner: int) -> None:
     """Idle workers end as their channel is closed; others are killed, and have died before."""
     if os.getpid() == owner:  # and not a process that has been forked from it
         for member in members:
-            member.control.close()
+            member.control.end()
 
 
-def _how(status: int) -> str:
+def _how(status: int) -> tuple[str, str]:
+    """How somebody has ended, and what that may come of."""
     if status < 0:
         try:
             name = signal.Signals(-status).name
         except ValueError:
             name = "a signal"
-        more = "; is there too little memory?" if -status == signal.SIGKILL else ""
-        return f"was killed by {name} ({-status}){more}"
-    return f"has exited with status {status}"
+        more = " (is there too little memory?)" if -status == signal.SIGKILL else ""
+        return f"was killed by {name} ({-status})", more
+    return f"has exited with status {status}", ""
 
 
 def _state_of(pid: int) -> str:

@@ -11,6 +11,7 @@ weights are in memory that all have: the modules of the user see every step.
 from __future__ import annotations
 
 import builtins
+import json
 import time
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn, final
@@ -45,6 +46,7 @@ from geartrain.transport.batches import to_record
 from geartrain.transport.link import Transport
 from geartrain.transport.record import Record
 
+_TOLD_S: Final = 2.0  # until a death is told
 _WAIT_S: Final = 0.2  # the longest wait, so that signals and stopped workers are seen
 
 
@@ -96,11 +98,13 @@ class Processes(AbstractRuntime):
                 "runtime=gt.Threads(...) for it, or leave sharing out"
             )
         with Interruptible(feeder) as interrupt:
-            if self._pool is None or not self._pool.alive:
+            if self._pool is not None and not self._pool.alive:  # of a death between two passes
+                self._drop(busy=True)
+            if self._pool is None:
                 self._pool = Pool(self.workers)
-            run = _Run(self, self._pool, engine, feeder, watch)
+            run = _Run(self, self._pool, engine, feeder, watch, interrupt)
             try:
-                run.go(interrupt)
+                run.go()
             except BaseException as error:
                 if not run.give_up(2.0 if interrupt.abandoned else self.patience_s, error):
                     self._drop(busy=True)
@@ -128,8 +132,15 @@ class _Run:
     """One pass over the data."""
 
     def __init__(
-        self, runtime: Processes, pool: Pool, engine: Engine, feeder: AbstractFeeder, watch: Watch
+        self,
+        runtime: Processes,
+        pool: Pool,
+        engine: Engine,
+        feeder: AbstractFeeder,
+        watch: Watch,
+        interrupt: Interruptible,
     ) -> None:
+        self._interrupt = interrupt
         self._runtime, self._pool, self._engine = runtime, pool, engine
         self._feeder, self._watch = feeder, watch
         self._me = runtime.workers
@@ -144,21 +155,20 @@ class _Run:
         self._idle: dict[int, tuple[Any, Any]] = {}  # worker to what it had sent and had when idle
         self._stories: dict[int, list[str]] | None = None
         self._done: set[int] = set()
-        self._ending = self._resting = self._gave_up = False
+        self._ending = self._resting = self._gave_up = self._began_to_run = False
         self._failure: BaseException | None = None
         self._transport: Transport | None = None
         self._began = time.perf_counter()
         self.seconds = 0.0
 
-    def go(self, interrupt: Interruptible) -> None:
+    def go(self) -> None:
         """Until the pass is over; signals are heard meanwhile."""
         self._hand_over()
         self._engine.wiring.arena.news = []
         self._began = time.perf_counter()
         self._admit()
         while len(self._done) < self._me:
-            if interrupt.abandoned:
-                interrupt.check()
+            self._leave_if_abandoned()
             self._hear()
             if self._failure is not None:
                 raise self._failure
@@ -169,8 +179,8 @@ class _Run:
         Returns:
             Whether all workers have answered; else they are to be killed.
         """
-        if isinstance(error, WorkerDiedError) or self._transport is None:
-            return False
+        if isinstance(error, WorkerDiedError) or not self._began_to_run:
+            return False  # nobody listens
         self._gave_up = True
         until = time.monotonic() + patience_s
         try:
@@ -189,6 +199,9 @@ class _Run:
         self._engine.wiring.arena.news = None
         if self._transport is not None:
             self._transport.close()
+        if len(self._done) < self._me:  # those that were killed have left them
+            for w in range(self._me):
+                (self._pool.server.folder / f"{w}.{self._generation}").unlink(missing_ok=True)
 
     def _hand_over(self) -> None:
         """Give the workers the graph, the parts as they are, and what they need to know."""
@@ -209,32 +222,48 @@ class _Run:
             tuple(self._nodes),
         )
         content = _pickled(given, pool.shared)
-        for w, member in enumerate(pool.members):
-            fresh = pool.shared.regions[member.regions :]
-            member.regions = len(pool.shared.regions)
-            del w
-            self._through(member.control.send, content, [region.fd for region in fresh])
+        pool.begin({n.id: n.name for n in engine.wiring.nodes.values()})
+        here = pool.shared.regions
+        for member in pool.members:
+            member.control.socket.settimeout(_WAIT_S)
+            member.control.meanwhile = self._meanwhile
+            fresh = [k for k in here if k not in member.regions]
+            said = {"fresh": fresh, "gone": sorted(member.regions - here.keys())}
+            member.regions = {*here}
+            fds = [here[k].fd for k in fresh]
+            self._through(member.control.send, json.dumps(said).encode(), fds)
+            self._through(member.control.send, content)
         told = [self._through(member.control.hear) for member in pool.members]
         for w, answer in enumerate(told):
             if "failed" in answer:
                 self._raise(answer["failed"], w)
         for member in pool.members:
             self._through(member.control.send, b"go")
+        self._began_to_run = True
 
     def _through(self, call: Any, *given: Any) -> Any:
         """Call, and tell the death of a worker as such."""
         try:
             return call(*given)
-        except (OSError, EOFError):
-            self._pool.hear()
-            raise
+        except (OSError, EOFError) as error:
+            self._pool.check(_TOLD_S)
+            raise WorkerDiedError("a worker process has closed its channel") from error
+
+    def _meanwhile(self) -> None:
+        """While a worker is waited for."""
+        self._leave_if_abandoned()
+        self._pool.look()
+
+    def _leave_if_abandoned(self) -> None:
+        if self._interrupt.abandoned:
+            self._interrupt.check()
 
     def _hear(self) -> None:
         """Take what has come, waiting for it for a moment."""
         assert self._transport is not None
         found = self._transport.poll(_WAIT_S)
         if self._transport.ready:
-            self._pool.hear()
+            self._pool.check()
         self._pool.look()
         settled = False
         for sender, record in found:
@@ -385,7 +414,7 @@ def error_of_json(told: Mapping[str, Any], worker: int) -> BaseException:
     kind = getattr(errors, name, None) if told["ours"] else getattr(builtins, name, None)
     error: BaseException
     if isinstance(kind, type) and issubclass(kind, Exception):
-        error = kind(message)
+        error = _made(kind, message)
     else:
         error = WorkerError(f"{name} in worker {worker}: {message}")
     if told["cause"] is not None:
@@ -403,7 +432,7 @@ def _made(kind: type[Exception], message: str) -> Exception:
     try:
         return kind(message)
     except TypeError:
-        return Exception(message)
+        return WorkerError(f"{kind.__name__}: {message}")
 
 
 def _tensors_of(engine: Engine) -> list[Tensor]:

@@ -14,6 +14,7 @@ import ctypes
 import gc
 import importlib
 import os
+import select
 import selectors
 import shutil
 import signal
@@ -21,6 +22,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 import weakref
 from collections.abc import Mapping, Sequence
@@ -32,9 +34,16 @@ from geartrain.runtime.processes.control import Control
 
 _PR_SET_PDEATHSIG: Final = 1
 _MAIN: Final = f"""
-import socket, sys
+import os, shutil, signal, socket, sys
+fd, folder, parent = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+def look(*_):  # an import of torch is long
+    if os.getppid() != parent:
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)
+signal.signal(signal.SIGALRM, look)
+signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
 from {__name__} import Control, serve
-serve(Control(socket.socket(fileno=int(sys.argv[1]))), sys.argv[2])
+serve(Control(socket.socket(fileno=fd)), folder, parent)
 """
 _PATIENCE_S: Final = 60.0  # for an import of torch on a machine that is busy
 
@@ -46,6 +55,7 @@ class ForkServer:
     Attributes:
         folder: For sockets; removed by whichever of the two lives longer.
         deaths: Workers that have ended, and how: a signal is below 0.
+        pid: Its process.
 
     Raises:
         GeartrainError: It cannot be started.
@@ -58,6 +68,8 @@ class ForkServer:
         """The server, made anew if there is none or it has died."""
         server = cls._of_this_process
         if server is None or server._owner != os.getpid() or not server.lives:
+            if server is not None:
+                server.close()
             server = cls._of_this_process = cls()
         return server
 
@@ -68,18 +80,12 @@ class ForkServer:
         self.folder = folder = Path(tempfile.mkdtemp(prefix="geartrain-"))
         here, there = socket.socketpair()
         with there:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _MAIN, str(there.fileno()), str(folder)],
-                pass_fds=[there.fileno()],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
+            self._process = start(there.fileno(), str(folder))
+        self.pid = self._process.pid
         self.control = Control(here)
         self._ready = False
+        self._inside = threading.Lock()  # passes may run in several threads
         self._end = weakref.finalize(self, _close, self._owner, self.control, self._process, folder)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     @property
     def lives(self) -> bool:
@@ -97,19 +103,21 @@ class ForkServer:
         Raises:
             GeartrainError: The server is gone, or the system has no room for a process more.
         """
-        self._wait()
         here, there = socket.socketpair()
-        with there:
+        with self._inside, there:
+            self._wait()
             try:
                 self.control.send(b"%d" % worker, [there.fileno()])
                 while "forked" not in (told := self.control.hear()):
                     self._note(told)
             except (OSError, EOFError) as error:
                 here.close()
+                self.kill()
                 raise GeartrainError("the process that forks workers is gone") from error
         if told["forked"] < 0:
             here.close()
             raise GeartrainError(f"no worker process more can be made: {told['why']}")
+        self.deaths.pop(told["forked"], None)  # of one that had the number before
         return told["forked"], Control(here)
 
     def _wait(self) -> None:
@@ -120,21 +128,30 @@ class ForkServer:
         try:
             self.control.hear()
         except (OSError, EOFError) as error:
-            self._end()
+            self.kill()
             raise GeartrainError(
                 "the process that forks workers did not start (see what it printed); use threads: "
                 "runtime=gt.Threads(...), --runtime threads"
             ) from error
-        self.control.socket.settimeout(None)
         self._ready = True
 
-    def hear(self) -> None:
-        """Read of a death; waits for it.
+    def listen(self, timeout_s: float = 0.0) -> None:
+        """Take note of deaths that have been told; waits for one, at most so long.
 
         Raises:
             OSError, EOFError: The server is gone.
         """
-        self._note(self.control.hear())
+        with self._inside:
+            poller = select.poll()
+            poller.register(self.control.socket, select.POLLIN)
+            while poller.poll(timeout_s * 1e3):
+                self._note(self.control.hear())
+                timeout_s = 0.0
+
+    def kill(self) -> None:
+        """End the server at once, and by that the workers."""
+        self._process.kill()
+        self._end()
 
     def close(self) -> None:
         """End the workers and the server; it is done at the end of the program if nobody asks."""
@@ -144,10 +161,20 @@ class ForkServer:
         self.deaths[told["died"]] = told["status"]
 
 
+def start(fd: int, folder: str) -> subprocess.Popen[bytes]:
+    """The server's process; with a session of its own, so that a terminal's signals pass it by."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _MAIN, str(fd), folder, str(os.getpid())],
+        pass_fds=[fd],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        start_new_session=True,
+    )
+
+
 def _close(owner: int, control: Control, process: subprocess.Popen[bytes], folder: Path) -> None:
     if os.getpid() != owner:
         return  # of the process that has forked this one
-    control.close()
+    control.end()
     try:
         process.wait(_PATIENCE_S / 10)
     except subprocess.TimeoutExpired:
@@ -156,10 +183,22 @@ def _close(owner: int, control: Control, process: subprocess.Popen[bytes], folde
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def serve(control: Control, folder: str) -> None:
-    """The server's life."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # a terminal sends them to all; the parent decides
+def serve(control: Control, folder: str, parent: int) -> None:
+    """The server's life, until the parent ends it, or ends itself in whatever way."""
+    workers: set[int] = set()
+    try:
+        _serve(control, parent, workers)
+    except (EOFError, OSError):
+        pass  # the parent has closed the channel, or is gone
+    finally:
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _serve(control: Control, parent: int, workers: set[int]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the parent decides
     heard, rings = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(rings)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -167,25 +206,28 @@ def serve(control: Control, folder: str) -> None:
     # What is imported is not written to any more: pages of it stay shared with the workers.
     gc.collect()
     gc.freeze()
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    # Whoever the parent has forked may have its end of the channel, and outlive it.
+    try:
+        life = [os.pidfd_open(parent)]
+    except OSError:
+        life = []  # a kernel or a container without; then the channel alone tells
+    if os.getppid() != parent:
+        return
     control.tell(ready=os.getpid())
-    workers: set[int] = set()
     with selectors.DefaultSelector() as selector:
-        selector.register(control.socket, selectors.EVENT_READ)
-        selector.register(heard, selectors.EVENT_READ)
-        try:
-            while True:
-                for key, _ in selector.select():
-                    if key.fd == heard:
-                        os.read(heard, 4096)
-                        _bury(workers, control)
-                        continue
-                    content, fds = control.receive()
-                    _fork(int(content), fds[0], workers, control, [heard, rings])
-        except (EOFError, OSError):
-            pass
-    for pid in workers:
-        os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(folder, ignore_errors=True)
+        for fd in (control.socket.fileno(), heard, *life):
+            selector.register(fd, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fd in life:
+                    return
+                if key.fd == heard:
+                    os.read(heard, 4096)
+                    _bury(workers, control)
+                    continue
+                content, fds = control.receive()
+                _fork(int(content), fds[0], workers, control, [heard, rings, *life])
 
 
 def _fork(worker: int, fd: int, workers: set[int], control: Control, ours: Sequence[int]) -> None:
@@ -212,7 +254,8 @@ def _be_a_worker(worker: int, fd: int, server: int) -> NoReturn:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == server:  # else it has died before we asked
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
             from geartrain.runtime.processes.child import live
 
             live(worker, Control(socket.socket(fileno=fd)))
