@@ -355,11 +355,12 @@ class Transport:
         self._poller.unregister(fd)
         self._watched.discard(fd)
 
-    def close(self, linger_s: float = 0.0) -> None:
+    def close(self, linger_s: float = 0.0, *, to: int | None = None) -> None:
         """Close the sockets; the socket file is gone afterwards. May be called again.
 
         Args:
             linger_s: How long to try and send what has not been sent yet.
+            to: To this process alone; others may be gone, and are then waited for in vain.
         """
         if self._closed:
             return
@@ -368,7 +369,11 @@ class Transport:
             return  # the sockets of a fork are its parent's
         if self.address.startswith(_IPC):  # ZeroMQ leaves the file
             Path(self.address.removeprefix(_IPC)).unlink(missing_ok=True)
-        self._context.destroy(linger=round(linger_s * 1e3))
+        for k, push in enumerate(self._pushes):
+            if push is not None:
+                push.close(linger=round(linger_s * 1e3) if to in (None, k) else 0)
+        self._pull.close(linger=0)
+        self._context.term()
 
     def __enter__(self) -> Transport:
         return self

@@ -322,7 +322,7 @@ class _Work:
             self._send(named_to_record("failed", error_to_json(error), {}))
             self._send(named_to_record("done", {"store_bytes": 0}, {}))
         self._over = True
-        self.transport.close(linger_s=_LINGER_S)
+        self.transport.close(_LINGER_S, to=self._parent)
 
     def _send_parts(self, parts: Mapping[str, PartState]) -> None:
         """What is in shared memory is there already, and goes by its name alone."""
