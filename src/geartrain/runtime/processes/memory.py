@@ -187,6 +187,7 @@ class _Unpickler(pickle.Unpickler):
         number, region, offset, dtype, shape, stride, is_parameter, wants_gradient, more = reference
         if number not in self._found:
             x = self._regions[region].tensor(offset, getattr(torch, dtype), shape, stride)
+            x = x.data  # or autograd would count writes to any of the region as writes to it
             x = nn.Parameter(x, wants_gradient) if is_parameter else x
             vars(x).update(more)
             self._found[number] = x if is_parameter else x.requires_grad_(wants_gradient)

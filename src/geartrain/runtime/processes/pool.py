@@ -98,6 +98,7 @@ class Pool:
             try:
                 self.server.listen(max(0.0, left))
             except (EOFError, OSError) as error:
+                self.server.kill()
                 raise WorkerDiedError(
                     f"the process that forks workers (process {self.server.pid}) has died, and "
                     f"the workers with it; {_AGAIN}"

@@ -28,6 +28,7 @@ from geartrain.engine.router import Outbox
 from geartrain.errors import GeartrainError, StuckError, WorkerDiedError, WorkerError
 from geartrain.nodes.loss import Objective
 from geartrain.parts.snapshot import take_over
+from geartrain.parts.trained import AbstractPart
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch, log
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.runtime.processes.child import Pass
@@ -221,7 +222,7 @@ class _Run:
             seed,
             tuple(self._nodes),
         )
-        content = _pickled(given, pool.shared)
+        content = _pickled(given, pool.shared, engine.parts)
         pool.begin({n.id: n.name for n in engine.wiring.nodes.values()})
         here = pool.shared.regions
         for member in pool.members:
@@ -455,12 +456,39 @@ def _tensors_of(engine: Engine) -> list[Tensor]:
     return list(unique.values())
 
 
-def _pickled(given: Pass, shared: SharedTensors) -> bytes:
+def _pickled(given: Pass, shared: SharedTensors, parts: Mapping[str, AbstractPart]) -> bytes:
     try:
         return dumps(given, shared)
     except Exception as error:
         raise ValueError(
-            f"the graph cannot be handed to worker processes: {type(error).__name__}: {error}. "
-            "Something in a module, function or rule of it cannot be pickled, such as a lock, an "
-            "open file or a generator: make it where it is used, or use runtime=gt.Threads(...)"
+            f"the graph cannot be handed to worker processes: {type(error).__name__}: {error}"
+            f"{_culprit(given, shared, parts)}. What a module, function or rule of it holds has to "
+            "be what cloudpickle can carry: make locks, open files, generators and the like where "
+            "they are used, or use runtime=gt.Threads(...)"
         ) from error
+
+
+def _culprit(given: Pass, shared: SharedTensors, parts: Mapping[str, AbstractPart]) -> str:
+    """Where it is that cannot be pickled, if that can be told."""
+    for name, part in parts.items():
+        for path, module in part.module.named_modules():
+            for attribute, value in vars(module).items():
+                if attribute != "_modules" and not _can_be_pickled(value, shared):
+                    at = f", its module '{path}'" if path else ""
+                    return (
+                        f"; it is in part '{name}'{at}: {type(module).__name__}.{attribute}, a "
+                        f"{type(value).__name__}"
+                    )
+    for operator in given.made_of.graph.operators:
+        for attribute, value in vars(operator).items():
+            if callable(value) and not _can_be_pickled(value, shared):
+                return f"; it is in '{operator.name}': its {attribute}"
+    return ""
+
+
+def _can_be_pickled(thing: object, shared: SharedTensors) -> bool:
+    try:
+        dumps(thing, shared)
+    except Exception:  # noqa: BLE001 - of whatever type; it is looked for after it was raised
+        return False
+    return True

@@ -149,7 +149,7 @@ class ForkServer:
                 timeout_s = 0.0
 
     def kill(self) -> None:
-        """End the server at once, and by that the workers."""
+        """End the server at once, if it is not gone, and by that the workers."""
         self._process.kill()
         self._end()
 
