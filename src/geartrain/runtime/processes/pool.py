@@ -167,7 +167,8 @@ class Pool:
 
     def _kill(self) -> None:
         for member in self.members:
-            if member.pid not in self.server.deaths:
+            # Another process may have got the number, if nobody was there to tell of a death.
+            if _stat_of(member.pid)[1:2] == [str(self.server.pid)]:
                 with suppress(ProcessLookupError):
                     os.kill(member.pid, signal.SIGKILL)
 
@@ -212,10 +213,15 @@ def _how(status: int) -> tuple[str, str]:
     return f"has exited with status {status}", ""
 
 
-def _state_of(pid: int) -> str:
-    """As the kernel calls it: R, S, T and so on; empty: it is gone."""
+def _stat_of(pid: int) -> list[str]:
+    """State and parent of a process, and what more the kernel says; empty: it is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return ""
-    return text.rpartition(")")[2].split()[0]
+        return []
+    return text.rpartition(")")[2].split()
+
+
+def _state_of(pid: int) -> str:
+    """As the kernel calls it: R, S, T and so on; empty: it is gone."""
+    return (_stat_of(pid) or [""])[0]

@@ -188,7 +188,7 @@ def serve(control: Control, folder: str, parent: int) -> None:
     workers: set[int] = set()
     try:
         _serve(control, parent, workers)
-    except (EOFError, OSError):
+    except (EOFError, ConnectionError):
         pass  # the parent has closed the channel, or is gone
     finally:
         for pid in workers:
