@@ -258,6 +258,27 @@ def test_fits_of_one_session_add_no_memory():
     assert len(processes()._pool.shared.regions) == regions
 
 
+def test_fresh_sessions_on_one_runtime_add_no_memory():
+    def fit() -> None:
+        optimizer = partial(torch.optim.Adam, lr=0.01)
+        session = gt.Session(chain(), rules=Rules(optimizer=optimizer), runtime=processes())
+        session.fit(rows(9), epochs=2)
+
+    for _ in range(2):
+        fit()
+        gc.collect()
+    here, theirs = shared_bytes(), [shared_bytes(pid) for pid in processes().pids]
+    for _ in range(5):
+        fit()
+        gc.collect()
+    assert shared_bytes() <= 2 * here
+    assert all(
+        shared_bytes(pid) <= 2 * before
+        for pid, before in zip(processes().pids, theirs, strict=True)
+    )
+    assert len(processes()._pool.shared.regions) <= 4
+
+
 def test_weights_outlive_the_worker_processes():
     graph = chain()
     run(graph)

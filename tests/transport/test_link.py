@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -330,3 +331,17 @@ def test_two_processes_exchange_records_both_ways_at_once(nursery: Nursery, tmp_
         finally:
             echo.close()
     assert list(folder.iterdir()) == []
+
+
+def test_a_close_that_lingers_for_one_does_not_wait_for_another_that_is_gone(
+    tmp_path: Path,
+) -> None:
+    a, b = (Transport(k, 3, tmp_path) for k in range(2))
+    a.send(2, Record(16))  # which never was there
+    a.send(1, Record(17))
+    began = time.monotonic()
+    a.close(3 * LONG_S, to=1)
+    assert time.monotonic() - began < LONG_S
+    ((sender, record),) = take(b, 1)
+    assert (sender, record.kind) == (0, 17)
+    b.close()

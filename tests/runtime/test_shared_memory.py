@@ -1,0 +1,75 @@
+"""Memory that processes share lasts as long as the tensors in it, and no longer."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import torch
+from torch import nn
+
+from geartrain.runtime.processes.memory import Region, SharedTensors, dumps, loads
+from tests.rigs.left import open_files
+
+
+def test_a_region_is_closed_when_its_last_tensor_is_gone():
+    gc.collect()
+    before = open_files()
+    shared = SharedTensors()
+    one, two = nn.Linear(3, 4), nn.Linear(4, 5)
+    shared.move([*one.parameters()])
+    shared.move([*two.parameters()])
+    assert len(shared.regions) == 2
+    kept = two.weight
+    del one, two
+    gc.collect()
+    shared.drop_unused()
+    assert list(shared.regions) == [1] and shared.place(kept) == (1, 0)
+    del kept
+    shared.drop_unused()
+    assert shared.regions == {} and open_files() == before
+
+
+def test_models_that_come_and_go_leave_one_region():
+    shared = SharedTensors()
+    for _ in range(5):
+        model = nn.Linear(3, 4)
+        shared.move(list(model.parameters()))
+        shared.move(list(model.parameters()))
+        assert len(shared.regions) == 1
+
+
+def test_memory_of_one_that_is_gone_is_not_taken_for_that_of_another():
+    shared = SharedTensors()
+    model = nn.Linear(3, 4)
+    shared.move(list(model.parameters()))
+    (region,) = shared.regions.values()
+    assert model.weight in region
+    del model
+    gc.collect()
+    assert not region.in_use
+    other = torch.zeros(1)
+    region.start = other.data_ptr()  # as when the system gives the addresses out again
+    assert other not in region
+
+
+def test_a_write_to_one_tensor_is_no_write_to_its_neighbour():
+    """Autograd counts writes: a step of one part must not spoil the graphs that another keeps."""
+    shared = SharedTensors()
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    shared.move(list(model.parameters()))
+    here = loads(dumps(model, shared), shared_with_another(shared))
+    x = torch.ones(2, 3, requires_grad=True)
+    y = here[1](here[0](x))
+    before = [p._version for p in here.parameters()]
+    with torch.no_grad():
+        here[0].bias.add_(1.0)
+    assert [p._version for p in here.parameters()] == [before[0], before[1] + 1, *before[2:]]
+    y.sum().backward()
+    assert x.grad is not None
+    assert model[0].bias.equal(here[0].bias)
+
+
+def shared_with_another(shared: SharedTensors):
+    """The regions as another process has them."""
+    return {k: Region(os.dup(r.fd), r.size) for k, r in shared.regions.items()}
