@@ -123,6 +123,7 @@ def test_a_run_goes_on_after_five_kills(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_runs_go_on_after_two_hundred_kills(tmp_path):
     counts = soak(tmp_path, 200, servers=8)
     assert counts["kills"] == 200 and counts["deaths"] >= 100

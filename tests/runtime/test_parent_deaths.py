@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from geartrain.runtime.processes import server
 from tests.rigs.left import lives, living, wait_until
 from tests.rigs.programs import Nursery, Program
 
@@ -179,6 +181,25 @@ class Twice(nn.Module):
         time.sleep(0.02)
         return 2 * x
 """
+
+
+def test_folders_that_nobody_uses_any_more_are_swept_away(tmp_path, monkeypatch):
+    """As when parent, server and workers were all killed at once."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("sockets-old", "sockets-held", "sockets-fresh", "else"):
+        (tmp_path / f"geartrain-{name}").mkdir()
+        (tmp_path / f"geartrain-{name}" / "0.1").touch()
+        if name != "sockets-fresh":
+            os.utime(tmp_path / f"geartrain-{name}", (0, 0))
+    (tmp_path / "geartrain-sockets-link").symlink_to(tmp_path / "geartrain-else")
+    held = server.hold(tmp_path / "geartrain-sockets-held")
+    server.sweep()
+    os.close(held)
+    left = {path.name.removeprefix("geartrain-") for path in tmp_path.iterdir()}
+    assert left == {"sockets-held", "sockets-fresh", "sockets-link", "else"}
+    assert (tmp_path / "geartrain-else" / "0.1").exists()
+
+
 INTERRUPTED = """
     mine = session(Does())
     try:

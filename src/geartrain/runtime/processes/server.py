@@ -11,6 +11,7 @@ process with threads (OpenMP's at least), which may not be done.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import gc
 import importlib
 import os
@@ -23,9 +24,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn, final
 
@@ -45,6 +48,8 @@ signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
 from {__name__} import Control, serve
 serve(Control(socket.socket(fileno=fd)), folder, parent)
 """
+_PREFIX: Final = "geartrain-sockets-"
+_FRESH_S: Final = 60.0
 _PATIENCE_S: Final = 60.0  # for an import of torch on a machine that is busy
 
 
@@ -77,7 +82,9 @@ class ForkServer:
         self._owner = os.getpid()
         self.deaths: dict[int, int] = {}
         self._generation = 0
-        self.folder = folder = Path(tempfile.mkdtemp(prefix="geartrain-"))
+        sweep()
+        self.folder = folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        held = hold(folder)
         here, there = socket.socketpair()
         with there:
             self._process = start(there.fileno(), str(folder))
@@ -85,7 +92,9 @@ class ForkServer:
         self.control = Control(here)
         self._ready = False
         self._inside = threading.Lock()  # passes may run in several threads
-        self._end = weakref.finalize(self, _close, self._owner, self.control, self._process, folder)
+        self._end = weakref.finalize(
+            self, _close, self._owner, self.control, self._process, folder, held
+        )
 
     @property
     def lives(self) -> bool:
@@ -171,7 +180,30 @@ def start(fd: int, folder: str) -> subprocess.Popen[bytes]:
     )
 
 
-def _close(owner: int, control: Control, process: subprocess.Popen[bytes], folder: Path) -> None:
+def hold(folder: Path | str) -> int:
+    """Say that a folder is in use, for as long as this file is open here or in a fork."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    return fd
+
+
+def sweep() -> None:
+    """Remove folders that nobody uses: all were killed together, so that nobody was left to."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # somebody else's, or in use, or gone meanwhile
+            if time.time() - folder.stat().st_mtime < _FRESH_S:
+                continue  # it may have been made just now, and is held in a moment
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(fd)
+
+
+def _close(
+    owner: int, control: Control, process: subprocess.Popen[bytes], folder: Path, held: int
+) -> None:
     if os.getpid() != owner:
         return  # of the process that has forked this one
     control.end()
@@ -181,12 +213,14 @@ def _close(owner: int, control: Control, process: subprocess.Popen[bytes], folde
         process.kill()
         process.wait()
     shutil.rmtree(folder, ignore_errors=True)
+    os.close(held)
 
 
 def serve(control: Control, folder: str, parent: int) -> None:
     """The server's life, until the parent ends it, or ends itself in whatever way."""
     workers: set[int] = set()
     try:
+        hold(folder)
         _serve(control, parent, workers)
     except (EOFError, ConnectionError):
         pass  # the parent has closed the channel, or is gone
