@@ -38,7 +38,7 @@ from geartrain.parts.part import PartState
 from geartrain.parts.snapshot import parts_to_tensors
 from geartrain.parts.trained import StepTaken
 from geartrain.runtime.processes.control import Control
-from geartrain.runtime.processes.memory import Region, loads
+from geartrain.runtime.processes.memory import BETWEEN, NOTE_BYTES, Region, loads
 from geartrain.runtime.processes.messages import (
     Kind,
     Names,
@@ -49,7 +49,6 @@ from geartrain.runtime.processes.messages import (
     record_to_finished,
     record_to_letter,
 )
-from geartrain.runtime.processes.pool import BETWEEN, NOTE_BYTES
 from geartrain.sharing.letters import Letter
 from geartrain.transport.batches import BACKWARD, FORWARD, Accepted, to_delivery_parts, to_record
 from geartrain.transport.link import Transport

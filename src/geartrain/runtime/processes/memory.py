@@ -23,6 +23,11 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
+BEGINNING: Final = -1
+BETWEEN: Final = 0
+"""What a worker notes in region 0, for the parent to see: twice the node that it fires, and one
+more, and one more if backward; or these."""
+NOTE_BYTES: Final = 64  # of a worker; a cache line
 _ALIGNED: Final = 64  # bytes; a cache line: neighbours of two workers do not share one
 
 

@@ -20,15 +20,12 @@ import torch
 
 from geartrain.errors import WorkerDiedError
 from geartrain.runtime.processes.control import Control
-from geartrain.runtime.processes.memory import SharedTensors
+from geartrain.runtime.processes.memory import BEGINNING, BETWEEN, NOTE_BYTES, SharedTensors
 from geartrain.runtime.processes.server import ForkServer
 
 _LOOK_S: Final = 0.5  # between two looks at whether workers are stopped
 _STOPPED_LOOKS: Final = 8  # a worker may be so long, as when somebody looks at it
 _END_S: Final = 2.0  # for a process to end
-NOTE_BYTES: Final = 64  # of a worker; a cache line
-BEGINNING: Final = -1
-BETWEEN: Final = 0
 
 
 @final
