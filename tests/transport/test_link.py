@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -42,10 +43,10 @@ def make(tmp_path: Path) -> Iterator[Make]:
 def take(transport: Transport, n: int) -> list[tuple[int, Record]]:
     """The next n records, waited for."""
     found: list[tuple[int, Record]] = []
+    end = time.monotonic() + LONG_S
     while len(found) < n:
-        more = transport.poll(LONG_S)
-        assert more, f"{len(found)} of {n} have come"
-        found += more
+        assert time.monotonic() < end, f"{len(found)} of {n} have come"
+        found += transport.poll(0.5)
     assert len(found) == n
     return found
 

@@ -227,8 +227,9 @@ class Transport:
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Record]]:
         """What has come and may be delivered, with its senders, in causal order.
 
-        Waits while there is nothing; ``ready`` then holds the watched file descriptors that have
-        something to be read.
+        Waits until something has come, which need not be delivered: it may be held back, or say
+        only what was heard. ``ready`` then holds the watched file descriptors that have something
+        to be read.
 
         Args:
             timeout_s: The longest wait, finite; 0: none.
@@ -242,9 +243,9 @@ class Transport:
             raise ValueError(f"Transport.poll({timeout_s}): give seconds, 0 or more and finite")
         found, self._own = self._own, []
         self.ready = ()
-        self._take(found)
-        if self._watched or not found:
-            self._wait(0.0 if found else timeout_s, found)
+        came = self._take(found) or bool(found)
+        if self._watched or not came:
+            self._wait(0.0 if came else timeout_s, found)
         return found
 
     def _wait(self, timeout_s: float, found: list[tuple[int, Record]]) -> None:
@@ -256,19 +257,21 @@ class Transport:
             # The descriptor of ZeroMQ says that something may have changed, not that a message
             # is there, and only once: it is asked itself before each wait.
             self.ready = tuple(fd for fd, _ in events if fd != self._fd)
-            if not found:
-                self._take(found)
-            if found or self.ready or left <= 0.0:
+            if found or self._take(found) or self.ready or left <= 0.0:
                 return
 
-    def _take(self, found: list[tuple[int, Record]]) -> None:
+    def _take(self, found: list[tuple[int, Record]]) -> bool:
+        """Take what has come, and say whether anything has."""
         pair, pull = self._pair, self._pull
+        taken = 0
         # A sender that is faster than this process must not keep the poll from returning.
-        while len(found) < _MOST_A_POLL and zmq.zmq_poll(pair, 0):
+        while taken < _MOST_A_POLL and zmq.zmq_poll(pair, 0):
+            taken += 1
             frames: list[bytes | memoryview] = [pull.recv(zmq.NOBLOCK)]
             while pull.getsockopt(zmq.RCVMORE):
                 frames.append(pull.recv(zmq.NOBLOCK, copy=False).buffer)
             self._accept(frames, found)
+        return taken > 0
 
     def _accept(
         self, frames: Sequence[bytes | memoryview], found: list[tuple[int, Record]]
