@@ -112,9 +112,9 @@ def _forward(record: Record, accepted: Accepted) -> tuple[int, int, Forward]:
         _refuse("state", _shape(state), f"int64 of shape {(accepted.columns, n)}")
     if accepted.slots is not None and n:
         slots = state[INSTANCE]
-        low, high = int(slots.min()), int(slots.max())
-        if low < 0 or high >= accepted.slots:
-            _refuse("slots of instances", f"{low}..{high}", f"0..{accepted.slots - 1}")
+        if np.maximum.reduce(slots.view(np.uint64)) >= accepted.slots:  # below 0 is huge, too
+            told = f"{slots.min()}..{slots.max()}"
+            _refuse("slots of instances", told, f"0..{accepted.slots - 1}")
     counts, n = _bundles(lengths, n)
     columns: list[Tensor] = []
     for x in payload:

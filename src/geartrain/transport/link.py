@@ -34,6 +34,7 @@ from geartrain.transport.record import (
     MOST_BYTES,
     Bounds,
     Envelope,
+    Frame,
     Record,
     decode,
     encode,
@@ -267,15 +268,15 @@ class Transport:
         # A sender that is faster than this process must not keep the poll from returning.
         while taken < _MOST_A_POLL and zmq.zmq_poll(pair, 0):
             taken += 1
-            frames: list[bytes | memoryview] = [pull.recv(zmq.NOBLOCK)]
-            while pull.getsockopt(zmq.RCVMORE):
-                frames.append(pull.recv(zmq.NOBLOCK, copy=False).buffer)
+            frame = pull.recv(zmq.NOBLOCK, copy=False)
+            frames: list[Frame] = [bytearray(frame.buffer)]
+            while frame.more:
+                frame = pull.recv(zmq.NOBLOCK, copy=False)
+                frames.append(frame.buffer)
             self._accept(frames, found)
         return taken > 0
 
-    def _accept(
-        self, frames: Sequence[bytes | memoryview], found: list[tuple[int, Record]]
-    ) -> None:
+    def _accept(self, frames: Sequence[Frame], found: list[tuple[int, Record]]) -> None:
         envelope, record = decode(frames, self._bounds)
         sender, stamp = envelope.sender, envelope.stamp
         if envelope.generation != self._generation:

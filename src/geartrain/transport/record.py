@@ -121,6 +121,7 @@ _SHIFT: Final = 64  # codes of numpy's dtypes begin here
 _TENSOR_CODES: Final = {dtype: (k, view) for k, (dtype, view) in enumerate(_CARRIED.items(), 1)}
 _NUMPY_CODES: Final = {dtype: k for k, dtype in enumerate(_NUMPY, _SHIFT)}
 _BOOL: Final = np.dtype("?")
+_INT64: Final = np.dtype(np.int64)
 
 _Kind: TypeAlias = "tuple[np.dtype[Any], int, bool, torch.dtype | None]"
 _KINDS: Final[dict[int, _Kind]] = {
@@ -242,7 +243,7 @@ def decode(frames: Sequence[Frame], bounds: Bounds) -> tuple[Envelope, Record]:
         told = f"{ints} ints, {floats} floats, {arrays} arrays in {words} words"
         _refuse("head", told, f"what fits into a frame of {size} bytes")
     base = first if type(first) is bytearray else bytearray(first)
-    stamp: IntArray = np.frombuffer(base, np.int64, n * n, _HEAD.size).reshape(n, n)
+    stamp: IntArray = np.ndarray((n, n), _INT64, base, _HEAD.size)
     numbers = _numbers(ints, floats, 0).unpack_from(base, at)
     described = _words(words).unpack_from(base, at + 8 * (ints + floats))
     found = _arrays(described, arrays, base, here, frames[1:] if apart else ())
@@ -269,7 +270,7 @@ def _arrays(
         shape = words[at : at + ndim]
         at += ndim
         nbytes = math.prod(shape) * itemsize
-        if min(shape, default=0) < 0 or not nbytes:
+        if not nbytes:
             _require_sane(shape)
         if word >> 16:
             array = _view(apart[frame] if frame < len(apart) else b"", shape, dtype, nbytes)
@@ -309,9 +310,9 @@ def _require_bools(array: NDArray[Any]) -> None:
 
 
 def _require_sane(shape: tuple[int, ...]) -> None:
-    """Refuse lengths below 0, and shapes of empty arrays that nobody could allocate the rest of."""
-    if min(shape, default=0) < 0 or math.prod(d for d in shape if d) > 1 << 48:
-        _refuse("shape", shape, "lengths of 0 or more, 2**48 entries at most")
+    """Refuse an empty array which would be too large for any machine if it were not empty."""
+    if math.prod(d for d in shape if d) > 1 << 48:
+        _refuse("shape", shape, "lengths whose product is 2**48 at most, those of 0 left out")
 
 
 def _plain(array: NDArray[Any]) -> tuple[NDArray[Any], int]:
@@ -334,16 +335,15 @@ def _plain_tensor(tensor: Tensor) -> tuple[NDArray[Any], int]:
     if known is None:
         _refuse_dtype(tensor.dtype)
     code, view = known
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    if not tensor.is_cpu or tensor.is_neg() or tensor.is_conj():
-        tensor = tensor.cpu().resolve_conj().resolve_neg()
-    if not tensor.is_contiguous():
-        tensor = tensor.contiguous()
-    array: NDArray[Any] = (tensor if view is None else tensor.view(view)).numpy()
+    array: NDArray[Any]
+    try:
+        array = (tensor if view is None else tensor.view(view)).numpy()
+    except (TypeError, RuntimeError):  # of a device, of autograd, conjugated
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+        array = (tensor if view is None else tensor.view(view)).numpy()
     if array.ndim > MOST_DIMENSIONS:
         _refuse_shape(array.shape)
-    return array, code
+    return (array if array.flags.c_contiguous else array.copy("C")), code
 
 
 def _set_apart(
@@ -371,7 +371,8 @@ def _numbers(ints: int, floats: int, words: int) -> Struct:
 
 @lru_cache(1024)
 def _words(words: int) -> Struct:
-    return Struct(f"<{words}q")
+    """Without signs: a length below 0 is one that no message has room for."""
+    return Struct(f"<{words}Q")
 
 
 def _refuse_dtype(dtype: object) -> NoReturn:
