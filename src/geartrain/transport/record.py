@@ -17,9 +17,9 @@ from __future__ import annotations
 import math
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from struct import Struct
 from typing import Any, Final, NoReturn, TypeAlias, final
 
@@ -42,10 +42,12 @@ MOST_BYTES: Final = 1 << 30
 MOST_DIMENSIONS: Final = 8
 
 _MAGIC: Final = b"gtw1"  # with the version
-_HEAD: Final = Struct("<4s6HIIqq")
+_HEAD: Final = Struct("<4s6HIIQQ")
 """Magic; kind, sender, side of the stamp, ints, floats, arrays; words, frames of arrays;
 generation, bytes of all frames."""
 _NONE: Final = 0  # the code of an array that is not there
+_MOST_WORDS: Final = 128
+"""Descriptions of so many are kept."""
 _PADS: Final = tuple(bytes(k) for k in range(8))
 
 
@@ -120,20 +122,38 @@ _NUMPY: Final = [
 _SHIFT: Final = 64  # codes of numpy's dtypes begin here
 _TENSOR_CODES: Final = {dtype: (k, view) for k, (dtype, view) in enumerate(_CARRIED.items(), 1)}
 _NUMPY_CODES: Final = {dtype: k for k, dtype in enumerate(_NUMPY, _SHIFT)}
-_BOOL: Final = np.dtype("?")
 _INT64: Final = np.dtype(np.int64)
 
-_Kind: TypeAlias = "tuple[np.dtype[Any], int, bool, torch.dtype | None]"
-_KINDS: Final[dict[int, _Kind]] = {
+
+def _bools(array: NDArray[Any]) -> NDArray[Any]:
+    """Bools that are nothing else: torch computes nonsense with others."""
+    most = int(array.view(np.uint8).max(initial=0))
+    if most > 1:
+        _refuse("array of bools", most, "0 or 1")
+    return array
+
+
+def _bool_tensor(array: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(_bools(array))
+
+
+def _seen_as(dtype: torch.dtype, array: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(array).view(dtype)
+
+
+_KINDS: Final[dict[int, tuple[np.dtype[Any], Callable[[Any], Array] | None]]] = {
     **{
-        k: (seen := torch.empty(0, dtype=view or dtype).numpy().dtype, seen.itemsize, True, back)
-        for dtype, (k, view) in _TENSOR_CODES.items()
-        for back in (dtype if view else None,)
+        code: (
+            torch.empty(0, dtype=view or dtype).numpy().dtype,
+            partial(_seen_as, dtype) if view else torch.from_numpy,
+        )
+        for dtype, (code, view) in _TENSOR_CODES.items()
     },
-    **{k: (dtype, dtype.itemsize, False, None) for dtype, k in _NUMPY_CODES.items()},
+    **{code: (dtype, None) for dtype, code in _NUMPY_CODES.items()},
+    _TENSOR_CODES[torch.bool][0]: (np.dtype("?"), _bool_tensor),
+    _NUMPY_CODES[np.dtype("?")]: (np.dtype("?"), _bools),
 }
-"""Of each code: how numpy reads it, bytes of an entry, whether it is a tensor, and of which dtype
-if numpy does not know that."""
+"""Of each code: as what numpy reads it, and what makes of that what was sent."""
 
 if sys.byteorder != "little":  # pragma: no cover
     raise TransportError("messages between processes are little-endian, and this machine is not")
@@ -229,89 +249,104 @@ def decode(frames: Sequence[Frame], bounds: Bounds) -> tuple[Envelope, Record]:
         _refuse("beginning", repr(magic), repr(_MAGIC))
     if n != bounds.n or sender >= n:
         _refuse("sender", f"{sender} of {n}", f"one of {bounds.n} processes")
-    if generation < 0:
-        _refuse("generation", generation, "0 or more")
-    came = size if len(frames) == 1 else sum(map(len, frames))
+    lengths = tuple(map(len, frames))
+    came = sum(lengths)
     if total != came or total > bounds.most_bytes:
         expected = f"the {came:,} that came, {bounds.most_bytes:,} at most"
         _refuse("size", f"{total:,} bytes", expected)
-    if apart != len(frames) - 1:
-        _refuse("number of frames", f"1 + {apart}", f"the {len(frames)} that came")
+    if apart != len(lengths) - 1:
+        _refuse("number of frames", f"1 + {apart}", f"the {len(lengths)} that came")
     at = _HEAD.size + 8 * n * n
-    here = at + 8 * (ints + floats + words)
+    described = at + 8 * (ints + floats)
+    here = described + 8 * words
     if here > size or arrays > words:
         told = f"{ints} ints, {floats} floats, {arrays} arrays in {words} words"
         _refuse("head", told, f"what fits into a frame of {size} bytes")
     base = first if type(first) is bytearray else bytearray(first)
+    layout = _layout if words <= _MOST_WORDS else _layout.__wrapped__
+    places, inside, sizes = layout(bytes(base[described:here]), arrays)
+    if here + inside != size:
+        _refuse("arrays", f"{inside:,} bytes", f"the {size - here:,} bytes behind their shapes")
+    if sizes != lengths[1:]:
+        _refuse("arrays in frames of their own", f"{sizes} bytes", f"the {lengths[1:]} that came")
     stamp: IntArray = np.ndarray((n, n), _INT64, base, _HEAD.size)
     numbers = _numbers(ints, floats, 0).unpack_from(base, at)
-    described = _words(words).unpack_from(base, at + 8 * (ints + floats))
-    found = _arrays(described, arrays, base, here, frames[1:] if apart else ())
+    found = _arrays(places, base, here, frames[1:] if apart else ())
     record = Record(kind, numbers[:ints], numbers[ints:], found)
     return Envelope(sender, generation, stamp, total), record
 
 
-def _arrays(
-    words: tuple[int, ...], count: int, base: bytearray, here: int, apart: Sequence[Frame]
-) -> tuple[Array | None, ...]:
-    """What the words describe, inside of the first frame from ``here`` on and in the others."""
-    found: list[Array | None] = []
-    size, end, at, frame = len(base), len(words), 0, 0
-    while len(found) < count:
-        word = words[at] if at < end else -1
+_Place: TypeAlias = "tuple[tuple[int, ...], np.dtype[Any], int, Callable[[Any], Array] | None]"
+"""Of an array: its shape, as what numpy reads it, where it begins behind the words (-1: it is a
+frame by itself), and what makes of it what was sent, if it is not that already."""
+
+
+@lru_cache(4096)
+def _layout(described: bytes, count: int) -> tuple[tuple[_Place | None, ...], int, tuple[int, ...]]:
+    """What the words say about arrays; batches that are alike are looked at once.
+
+    Returns:
+        The places of ``count`` arrays, the bytes of those inside, and of each that is a frame.
+    """
+    # Without signs: a length below 0 is one that no message has room for.
+    words = Struct(f"<{len(described) // 8}Q").unpack(described)
+    places: list[_Place | None] = []
+    apart: list[int] = []
+    at = inside = 0
+    while len(places) < count:
+        word = words[at] if at < len(words) else -1
         at += 1
         if word == _NONE:
-            found.append(None)
+            places.append(None)
             continue
         ndim, kind = word >> 8 & 255, _KINDS.get(word & 255)
-        if kind is None or ndim > MOST_DIMENSIONS or word >> 17 or at + ndim > end:
+        if kind is None or ndim > MOST_DIMENSIONS or word >> 17 or at + ndim > len(words):
             _refuse("array", f"described as {word:#x}", "a known dtype and 8 dimensions at most")
-        dtype, itemsize, is_tensor, back = kind
+        dtype, make = kind
         shape = words[at : at + ndim]
         at += ndim
-        nbytes = math.prod(shape) * itemsize
-        if not nbytes:
-            _require_sane(shape)
+        nbytes = math.prod(shape) * dtype.itemsize
+        _require_sane(shape, nbytes)
         if word >> 16:
-            array = _view(apart[frame] if frame < len(apart) else b"", shape, dtype, nbytes)
-            frame += 1
+            places.append((shape, dtype, -1, make))
+            apart.append(nbytes)
         else:
-            if here + nbytes > size:
-                told = f"shape {shape} of {dtype}, {nbytes} bytes"
-                _refuse("array", told, f"the {size - here} bytes that are left")
-            array = np.ndarray(shape, dtype, base, here)
-            here += nbytes + 7 & -8
-        if dtype is _BOOL:
-            _require_bools(array)
-        if not is_tensor:
-            found.append(array)
+            places.append((shape, dtype, inside, make))
+            inside += nbytes + 7 & -8
+    if at != len(words):
+        _refuse("end", f"{len(words) - at} words after the last array", "none")
+    return tuple(places), inside, tuple(apart)
+
+
+def _arrays(
+    places: tuple[_Place | None, ...], base: bytearray, here: int, apart: Sequence[Frame]
+) -> tuple[Array | None, ...]:
+    """The arrays of a layout that fits, in the first frame from ``here`` on and in the others."""
+    found: list[Array | None] = []
+    frames = iter(apart)
+    for place in places:
+        if place is None:
+            found.append(None)
             continue
-        tensor = torch.from_numpy(array)
-        found.append(tensor if back is None else tensor.view(back))
-    if here != size or frame != len(apart) or at != end:
-        left = f"{size - here} bytes, {end - at} words, {len(apart) - frame} frames"
-        _refuse("end", f"{left} after the last array", "none")
+        shape, dtype, at, make = place
+        if at >= 0:
+            array = np.ndarray(shape, dtype, base, here + at)
+        else:
+            array = _view(next(frames), shape, dtype)
+        found.append(array if make is None else make(array))
     return tuple(found)
 
 
-def _view(frame: Frame, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> NDArray[Any]:
+def _view(frame: Frame, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """A frame as an array that can be written to and is aligned: itself if it can be."""
-    if not nbytes or nbytes != len(frame):
-        _refuse("frame", f"{len(frame)} bytes", f"{nbytes}, shape {shape} of {dtype}, and not 0")
     array: NDArray[Any] = np.ndarray(shape, dtype, frame)
     flags = array.flags
     return array if flags.writeable and flags.aligned else array.copy()
 
 
-def _require_bools(array: NDArray[Any]) -> None:
-    most = int(array.view(np.uint8).max(initial=0))
-    if most > 1:
-        _refuse("array of bools", most, "0 or 1")
-
-
-def _require_sane(shape: tuple[int, ...]) -> None:
+def _require_sane(shape: tuple[int, ...], nbytes: int) -> None:
     """Refuse an empty array which would be too large for any machine if it were not empty."""
-    if math.prod(d for d in shape if d) > 1 << 48:
+    if not nbytes and math.prod(d for d in shape if d) > 1 << 48:
         _refuse("shape", shape, "lengths whose product is 2**48 at most, those of 0 left out")
 
 
@@ -367,12 +402,6 @@ def _set_apart(
 @lru_cache(1024)
 def _numbers(ints: int, floats: int, words: int) -> Struct:
     return Struct(f"<{ints}q{floats}d{words}q")
-
-
-@lru_cache(1024)
-def _words(words: int) -> Struct:
-    """Without signs: a length below 0 is one that no message has room for."""
-    return Struct(f"<{words}Q")
 
 
 def _refuse_dtype(dtype: object) -> NoReturn:
