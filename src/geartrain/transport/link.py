@@ -44,6 +44,9 @@ HEARD: Final = 0xFFFF
 """Kind of a record that says only, by its stamp, what its sender has had; no poll returns it."""
 
 _IPC: Final = "ipc://"
+_NOW: Final = int(zmq.NOBLOCK)  # enumerations cost more than what is done with them
+_MORE: Final = int(zmq.SNDMORE)
+_send: Final = zmq.backend.Socket.send  # of the socket itself: what zmq.Socket adds is not needed
 _HEARD_MESSAGES: Final = 64
 _HEARD_BYTES: Final = 1 << 20
 """After so many messages or bytes from a process that was not written to since, it is told."""
@@ -209,15 +212,15 @@ class Transport:
         if len(frames) == 1:
             if nbytes > self._bounds.most_bytes:
                 self._refuse_size(to, record, nbytes)
-            push.send(frames[0], zmq.NOBLOCK)
+            _send(push, frames[0], _NOW, True, False)
         else:
             nbytes += sum(array.nbytes for array in frames[1:])
             if nbytes > self._bounds.most_bytes:
                 self._refuse_size(to, record, nbytes)
-            push.send(frames[0], zmq.NOBLOCK | zmq.SNDMORE)
+            _send(push, frames[0], _NOW | _MORE, True, False)
             for array in frames[1:-1]:
-                push.send(array, zmq.NOBLOCK | zmq.SNDMORE, copy=False)
-            push.send(frames[-1], zmq.NOBLOCK, copy=False)
+                _send(push, array, _NOW | _MORE, False, False)
+            _send(push, frames[-1], _NOW, False, False)
         self._order.count(to)
         self._sent_messages[to] += 1
         self._sent_bytes[to] += nbytes
@@ -268,10 +271,10 @@ class Transport:
         # A sender that is faster than this process must not keep the poll from returning.
         while taken < _MOST_A_POLL and zmq.zmq_poll(pair, 0):
             taken += 1
-            frame = pull.recv(zmq.NOBLOCK, copy=False)
+            frame = pull.recv(_NOW, False)
             frames: list[Frame] = [bytearray(frame.buffer)]
             while frame.more:
-                frame = pull.recv(zmq.NOBLOCK, copy=False)
+                frame = pull.recv(_NOW, False)
                 frames.append(frame.buffer)
             self._accept(frames, found)
         return taken > 0
