@@ -163,8 +163,7 @@ def encode(record: Record, stamp: IntArray, sender: int, generation: int) -> lis
     """The frames of a message.
 
     Args:
-        record: What is in it; the arrays of a large message are not copied: nobody may write to
-            them until they have been sent.
+        record: What is in it; the large arrays of a large message are not copied here.
         stamp: int64 ``(n, n)``, contiguous.
         sender: Who sends, below n.
         generation: 0 or more.
