@@ -31,6 +31,7 @@ from geartrain.errors import TransportError
 from geartrain.frames.message import IntArray
 from geartrain.transport.causal import CausalOrder
 from geartrain.transport.record import (
+    HEARD,
     MOST_BYTES,
     Bounds,
     Envelope,
@@ -39,9 +40,6 @@ from geartrain.transport.record import (
     decode,
     encode,
 )
-
-HEARD: Final = 0xFFFF
-"""Kind of a record that says only, by its stamp, what its sender has had; no poll returns it."""
 
 _IPC: Final = "ipc://"
 _NOW: Final = int(zmq.NOBLOCK)  # enumerations cost more than what is done with them
@@ -134,12 +132,11 @@ class Transport:
             self.watch(fd)
         self.ready: tuple[int, ...] = ()
         self._own: list[tuple[int, Record]] = []
-        self._sent_messages, self._sent_bytes = [0] * n, [0] * n
-        self._received_messages, self._received_bytes = [0] * n, [0] * n
+        self._sent_bytes, self._received_bytes = [0] * n, [0] * n
         self._flying: list[deque[int]] = [deque() for _ in range(n)]
         self._flying_bytes = [0] * n
         self._heard = [0] * n  # of what was sent to each, messages it is known to have
-        self._untold_messages, self._untold_bytes = [0] * n, [0] * n
+        self._told_messages, self._told_bytes = [0] * n, [0] * n  # had when last written to
         self._dropped = 0
 
     def _bind(self, at: Path | str) -> str:
@@ -211,7 +208,8 @@ class Transport:
         push = self._pushes[to]
         if push is None:
             push = self._connect_later(to)
-        frames = encode(record, self._order.peek(), self._me, self._generation)
+        order = self._order
+        frames = encode(record, order.sent, self._me, self._generation)
         nbytes = len(frames[0])
         if len(frames) == 1:
             if nbytes > self._bounds.most_bytes:
@@ -225,12 +223,12 @@ class Transport:
             for array in frames[1:-1]:
                 _send(push, array, _NOW | _MORE, True, False)
             _send(push, frames[-1], _NOW, True, False)
-        self._order.count(to)
-        self._sent_messages[to] += 1
+        order.count(to)
         self._sent_bytes[to] += nbytes
         self._flying[to].append(nbytes)
         self._flying_bytes[to] += nbytes
-        self._untold_messages[to] = self._untold_bytes[to] = 0
+        self._told_messages[to] = order.delivered[to]
+        self._told_bytes[to] = self._received_bytes[to]
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Record]]:
         """What has come and may be delivered, with its senders, in causal order.
@@ -291,19 +289,16 @@ class Transport:
             return
         if sender == self._me:
             raise TransportError(f"process {sender} has two transports: one wrote to the other")
-        released = self._order.receive(sender, stamp, record)
-        nbytes = envelope.nbytes
-        self._received_messages[sender] += 1
-        self._received_bytes[sender] += nbytes
-        self._untold_messages[sender] += 1
-        self._untold_bytes[sender] += nbytes
+        order = self._order
+        released = order.receive(sender, stamp, record)
+        self._received_bytes[sender] = nbytes = self._received_bytes[sender] + envelope.nbytes
         self._hear(sender, stamp)
         for each in released:
             if each[1].kind != HEARD:
                 found.append(each)
         if (
-            self._untold_messages[sender] >= _HEARD_MESSAGES
-            or self._untold_bytes[sender] >= _HEARD_BYTES
+            order.delivered[sender] - self._told_messages[sender] >= _HEARD_MESSAGES
+            or nbytes - self._told_bytes[sender] >= _HEARD_BYTES
         ) and self._reaches(sender):
             self.send(sender, Record(HEARD))
 
@@ -311,13 +306,13 @@ class Transport:
         """Take note of what a process has had of what was sent to it."""
         told = int(stamp[self._me, sender])
         heard = self._heard[sender]
-        if told > self._sent_messages[sender]:
-            raise TransportError(
-                f"process {sender} has had {told} messages of process {self._me}, which has sent "
-                f"{self._sent_messages[sender]}; is it one of another run?"
-            )
         if told > heard:
             flying = self._flying[sender]
+            if told - heard > len(flying):
+                raise TransportError(
+                    f"process {sender} has had {told} messages of process {self._me}, which has "
+                    f"sent {heard + len(flying)}; is it one of another run?"
+                )
             self._flying_bytes[sender] -= sum(flying.popleft() for _ in range(told - heard))
             self._heard[sender] = told
 
@@ -347,9 +342,9 @@ class Transport:
     def monitor(self) -> Traffic:
         """The counters, as they are now."""
         return Traffic(
-            tuple(self._sent_messages),
+            tuple(self._order.sent[self._me].tolist()),
             tuple(self._sent_bytes),
-            tuple(self._received_messages),
+            tuple(self._order.arrived),
             tuple(self._received_bytes),
             tuple(self._flying_bytes),
             self._order.held,

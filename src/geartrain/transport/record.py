@@ -34,6 +34,8 @@ from geartrain.frames.message import IntArray
 Array: TypeAlias = NDArray[Any] | Tensor
 Frame: TypeAlias = bytes | bytearray | memoryview
 
+HEARD: Final = 0xFFFF
+"""Kind of a record that says only, by its stamp, what its sender has had; no poll returns it."""
 PACKED_BYTES: Final = 1 << 16
 """A message of fewer bytes is one frame."""
 APART_BYTES: Final = 1 << 13
@@ -57,7 +59,7 @@ class Record:
     """A message.
 
     Args:
-        kind: What it is about, 0..65535.
+        kind: What it is about, 0..65535; ``HEARD`` belongs to transports.
         ints: Each fits into 64 bits.
         floats: Come back to the last bit.
         arrays: Tensors of the host come back as tensors, numpy arrays as numpy arrays, None as
@@ -248,7 +250,7 @@ def decode(frames: Sequence[Frame], bounds: Bounds) -> tuple[Envelope, Record]:
         _refuse("beginning", repr(magic), repr(_MAGIC))
     if n != bounds.n or sender >= n:
         _refuse("sender", f"{sender} of {n}", f"one of {bounds.n} processes")
-    lengths = tuple(map(len, frames))
+    lengths = (size,) if len(frames) == 1 else tuple(map(len, frames))
     came = sum(lengths)
     if total != came or total > bounds.most_bytes:
         expected = f"the {came:,} that came, {bounds.most_bytes:,} at most"
