@@ -41,6 +41,9 @@ from geartrain.transport.record import (
     encode,
 )
 
+_KERNEL_BYTES: Final = 1 << 20
+"""Room in the kernel for a socket file, which grants less; by itself it has room for one batch of
+128 KiB, and both sides wait for one another: 3,000 a second, not 10,000. Tcp measures its own."""
 _IPC: Final = "ipc://"
 _NOW: Final = int(zmq.NOBLOCK)  # enumerations cost more than what is done with them
 _MORE: Final = int(zmq.SNDMORE)
@@ -144,6 +147,8 @@ class Transport:
         pull.set_hwm(0)
         pull.setsockopt(zmq.LINGER, 0)
         pull.setsockopt(zmq.MAXMSGSIZE, self._bounds.most_bytes)
+        if isinstance(at, Path):
+            pull.setsockopt(zmq.RCVBUF, _KERNEL_BYTES)
         address = at if isinstance(at, str) else self._address_of(self._me)
         if isinstance(at, Path) and os.path.lexists(address.removeprefix(_IPC)):
             raise TransportError(
@@ -186,6 +191,8 @@ class Transport:
         push.setsockopt(zmq.LINGER, 0)
         push.setsockopt(zmq.RECONNECT_IVL, _RETRY_MS)
         push.setsockopt(zmq.RECONNECT_IVL_MAX, _MOST_RETRY_MS)
+        if address.startswith(_IPC):
+            push.setsockopt(zmq.SNDBUF, _KERNEL_BYTES)
         push.connect(address)
         self._pushes[to] = push
         return push
