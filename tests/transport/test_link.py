@@ -244,6 +244,19 @@ def test_a_signal_is_handled_and_the_wait_goes_on(make: Make) -> None:
     assert handled.is_set()
 
 
+def test_a_wait_ends_in_time_however_often_it_is_interrupted(make: Make) -> None:
+    a, _ = make(2)
+    handled: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, _: handled.append(number))
+    signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+    try:
+        assert a.poll(0.05) == []
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    assert handled
+
+
 def test_messages_of_an_older_generation_are_dropped_and_of_a_newer_one_refused(
     tmp_path: Path,
 ) -> None:
