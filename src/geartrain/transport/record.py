@@ -178,7 +178,6 @@ def encode(record: Record, stamp: IntArray, sender: int, generation: int) -> lis
     """
     words: list[int] = []
     arrays: list[NDArray[Any]] = []
-    places: list[int] = []  # of their codes in words
     inside = 0
     for x in record.arrays:
         if x is None:
@@ -187,7 +186,6 @@ def encode(record: Record, stamp: IntArray, sender: int, generation: int) -> lis
         array, code = _plain_tensor(x) if isinstance(x, Tensor) else _plain(x)
         shape = array.shape
         arrays.append(array)
-        places.append(len(words))
         words.append(code | len(shape) << 8)
         words += shape
         inside += array.nbytes + 7 & -8
@@ -197,7 +195,7 @@ def encode(record: Record, stamp: IntArray, sender: int, generation: int) -> lis
     apart: list[Any] = []
     total = before + inside
     if total >= PACKED_BYTES:
-        apart, arrays, total = _set_apart(arrays, words, places, before)
+        apart, arrays, total = _set_apart(arrays, words, before)
     try:
         head = _HEAD.pack(
             _MAGIC,
@@ -354,6 +352,8 @@ def _require_sane(shape: tuple[int, ...], nbytes: int) -> None:
 def _plain(array: NDArray[Any]) -> tuple[NDArray[Any], int]:
     """The array, contiguous, of this machine's byte order, and the code of its dtype."""
     code = _NUMPY_CODES.get(array.dtype)
+    if code is not None and array.flags.c_contiguous and array.ndim <= MOST_DIMENSIONS:
+        return array, code
     if code is None:
         native = array.dtype.newbyteorder("=")
         code = _NUMPY_CODES.get(native)
@@ -383,15 +383,18 @@ def _plain_tensor(tensor: Tensor) -> tuple[NDArray[Any], int]:
 
 
 def _set_apart(
-    arrays: list[NDArray[Any]], words: list[int], places: list[int], before: int
+    arrays: list[NDArray[Any]], words: list[int], before: int
 ) -> tuple[list[Any], list[NDArray[Any]], int]:
     """Large arrays, the others, and the bytes of all frames; large ones are marked in words."""
     apart: list[Any] = []
     inside: list[NDArray[Any]] = []
-    total = before
-    for array, place in zip(arrays, places, strict=True):
+    total, place = before, 0
+    for array in arrays:
+        while words[place] == _NONE:
+            place += 1
+        here, place = place, place + 1 + array.ndim
         if array.nbytes >= APART_BYTES:
-            words[place] |= 1 << 16
+            words[here] |= 1 << 16
             apart.append(array)
             total += array.nbytes
         else:
