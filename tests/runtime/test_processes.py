@@ -112,7 +112,7 @@ def test_rows_of_tables_reach_the_workers_that_share_them() -> None:
     for runtime, sharing in ((gt.Threads(1), None), (processes(2), gt.SharedWeights())):
         torch.manual_seed(0)
         graph = gt.Graph()
-        words = graph.input("words").through(nn.Embedding(50, 3, sparse=True), name="words")
+        words = graph.input("words").through(nn.Embedding(50, 3, sparse=True), name="table")
         words.through(nn.Linear(3, 1), name="map").loss(square)
         rules = gt.Rules(optimizer=partial(gt.FusedAdagrad, lr=0.1), update_every=gt.Instances(2))
         schedule = gt.Schedule(ramp=gt.Ramp(over=0))
@@ -129,7 +129,7 @@ def test_rows_of_tables_reach_the_workers_that_share_them() -> None:
         found.append(fit.history[-1])
     assert found[1].loss < 2 * found[0].loss + 1e-3
     assert found[1].updates == found[0].updates
-    assert 0 < found[1].staleness["words"].mean < 8
+    assert 0 < found[1].staleness["table"].mean < 8
 
 
 def test_progress_tells_of_loss_and_staleness_while_it_trains() -> None:
@@ -169,7 +169,7 @@ def test_what_cannot_be_handed_over_is_refused_with_a_remedy() -> None:
     ("rules", "sharing", "words"),
     [
         (gt.Rules(max_staleness=1), gt.SharedWeights(), r"part 'first': its rules \(max_stal"),
-        (gt.Rules(), gt.Neighbours(copies=2), r"cannot share weights by 'neighbours'"),
+        (gt.Rules(), gt.Neighbours(copies=2), r"Replicas needs workers with one memory"),
     ],
 )
 def test_ways_of_sharing_that_need_one_memory_are_refused(rules, sharing, words) -> None:

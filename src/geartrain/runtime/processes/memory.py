@@ -48,15 +48,16 @@ class Region:
     def tensor(
         self, offset: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]
     ) -> Tensor:
-        """A tensor whose storage begins at this byte of the region.
+        """A tensor that begins at this byte of the region.
+
+        It is no view of another one: what is written to it counts for autograd as of it alone.
 
         Args:
             offset: In bytes from the start; a multiple of the size of an element.
             dtype, shape, stride: Of the tensor.
         """
-        whole = self.bytes[offset % dtype.itemsize :]
-        length = whole.numel() // dtype.itemsize * dtype.itemsize
-        return whole[:length].view(dtype).as_strided(shape, stride, offset // dtype.itemsize)
+        x = torch.empty(0, dtype=dtype)
+        return x.set_(self.bytes.untyped_storage(), offset // dtype.itemsize, shape, stride)
 
     def __contains__(self, x: Tensor) -> bool:
         return self.start <= x.data_ptr() < self.start + self.size

@@ -13,7 +13,7 @@ from __future__ import annotations
 import builtins
 import time
 from collections.abc import Mapping
-from typing import Any, Final, NoReturn, final
+from typing import Any, Final, Literal, NoReturn, final
 
 import numpy as np
 import torch
@@ -92,8 +92,8 @@ class Processes(AbstractRuntime):
     def run(self, engine: Engine, feeder: AbstractFeeder, watch: Watch) -> float:
         if not engine.sharing.by_letters:
             raise ValueError(
-                f"runtime=Processes(...) cannot share weights by '{engine.sharing.name}'; use "
-                "runtime=gt.Threads(...) for it, or leave sharing out"
+                f"runtime=Processes(...): {type(engine.sharing).__name__} needs workers with one "
+                "memory; use runtime=gt.Threads(...) for this sharing, or leave sharing out"
             )
         with Interruptible(feeder) as interrupt:
             if self._pool is None or not self._pool.alive:
@@ -147,6 +147,7 @@ class _Run:
         self._ending = self._resting = self._gave_up = False
         self._failure: BaseException | None = None
         self._transport: Transport | None = None
+        self._phase: Literal["apart", "handing over", "together"] = "apart"
         self._began = time.perf_counter()
         self.seconds = 0.0
 
@@ -169,7 +170,9 @@ class _Run:
         Returns:
             Whether all workers have answered; else they are to be killed.
         """
-        if isinstance(error, WorkerDiedError) or self._transport is None:
+        if self._phase == "apart":
+            return True
+        if isinstance(error, WorkerDiedError) or self._phase == "handing over":
             return False
         self._gave_up = True
         until = time.monotonic() + patience_s
@@ -209,10 +212,10 @@ class _Run:
             tuple(self._nodes),
         )
         content = _pickled(given, pool.shared)
-        for w, member in enumerate(pool.members):
+        self._phase = "handing over"
+        for member in pool.members:
             fresh = pool.shared.regions[member.regions :]
             member.regions = len(pool.shared.regions)
-            del w
             self._through(member.control.send, content, [region.fd for region in fresh])
         told = [self._through(member.control.hear) for member in pool.members]
         for w, answer in enumerate(told):
@@ -220,6 +223,7 @@ class _Run:
                 self._raise(answer["failed"], w)
         for member in pool.members:
             self._through(member.control.send, b"go")
+        self._phase = "together"
 
     def _through(self, call: Any, *given: Any) -> Any:
         """Call, and tell the death of a worker as such."""
