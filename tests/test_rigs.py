@@ -67,28 +67,56 @@ from geartrain.native import library
 def test_pairs(a, b, c):
     print("pair", a, b, library.kind())
 
-@pytest.mark.parametrize("d", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("e", range(3))
-def test_of_one_parameter(d, e):
-    print("one", d, e, library.kind())
+@pytest.mark.both_ways
+@pytest.mark.parametrize("d", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_one(d):
+    print("one", d, library.kind())
 """
 
 
-def test_of_several_parameters_each_value_runs_with_kernels_and_without(
+def test_of_the_cases_of_a_test_the_first_runs_with_kernels_and_without(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library, "_settled", True)
     monkeypatch.setattr(library, "_library", object())
     pytester.makeconftest(CONFTEST)
-    pytester.makeini("[pytest]\nmarkers = slow")
-    (pytester.mkdir("nodes") / "test_cases.py").write_text(CASES)
-    words = ("-q", "-s", "-p", "no:cacheprovider", "-m", "not slow", "nodes")
-    found = pytester.runpytest_inprocess(*words)
-    seen = sorted(line.lstrip(".") for line in found.outlines if line.endswith("torch"))
-    assert seen == [
-        *(f"one 0 {e} torch" for e in range(3)),
-        *(f"pair {pair} torch" for pair in ("0 0", "0 2", "1 1")),
-    ]
+    pytester.makeini("[pytest]\nmarkers = slow\n  both_ways")
+    words = ("-q", "-s", "-p", "no:cacheprovider", "-m", "not slow")
+    seen = {}
+    for folder in ("nodes", "train"):
+        (pytester.mkdir(folder) / f"test_cases_of_{folder}.py").write_text(CASES)
+        found = pytester.runpytest_inprocess(*words, folder)
+        lines = [line.lstrip(".") for line in found.outlines]
+        assert sum(line.endswith("native") for line in lines) == 7
+        seen[folder] = sorted(line for line in lines if line.endswith("torch"))
+    assert seen == {"nodes": ["one 1 torch", "pair 0 0 torch"], "train": ["one 1 torch"]}
+
+
+def test_every_case_runs_and_the_first_ones_of_rooms_are_counted(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        """
+        import tests.conftest as real
+
+        pytest_addoption = real.pytest_addoption
+        pytest_collection_modifyitems = real.pytest_collection_modifyitems
+        """
+    )
+    pytester.makeini("[pytest]\nmarkers = no_cover")
+    for folder in ("parts", "oracle"):
+        (pytester.mkdir(folder) / f"test_of_{folder}.py").write_text(
+            "import pytest\n"
+            "@pytest.mark.parametrize('k', range(3))\n"
+            "@pytest.mark.parametrize('name', 'ab')\n"
+            "def test_cases(name, k, request):\n"
+            "    counted = request.node.get_closest_marker('no_cover') is None\n"
+            f"    print('{folder}', name, k, 'counted' if counted else '')\n"
+        )
+    words = ("-q", "-s", "-p", "no:cacheprovider")
+    for option, counted in ((["--first-cases"], ["parts a 0 counted"]), ([], 12)):
+        found = pytester.runpytest_inprocess(*words, *option)
+        found.assert_outcomes(passed=12)
+        lines = [line.lstrip(".") for line in found.outlines if line.endswith("counted")]
+        assert (lines if option else len(lines)) == counted
 
 
 def test_any_two_values_of_two_parameters_meet_in_about_the_fewest_cases() -> None:
