@@ -7,7 +7,7 @@ from itertools import combinations, product
 import pytest
 
 from geartrain.native import library
-from tests.rigs.products import covering, in_pairs
+from tests.rigs.products import covering, halved, in_pairs
 
 CONFTEST = """
 import pytest
@@ -133,3 +133,11 @@ def test_pairs_are_parameters_and_have_names(
 ) -> None:
     name = {"a": "first", "b": "second"}[letter]
     assert request.node.name.endswith(f"[{name}-{number}-{flag}]")
+
+
+def test_of_all_products_each_value_is_in_a_case_that_is_not_slow() -> None:
+    mark = halved(letter={"first": "a", "second": "b"}, number=[1, 2, 3])
+    names, cases = mark.args
+    fast = {case.id: case.values for case in cases if not case.marks}
+    assert names == ("letter", "number") and len(cases) == 6
+    assert fast == {"first-1": ("a", 1), "first-3": ("a", 3), "second-2": ("b", 2)}

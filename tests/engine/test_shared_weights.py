@@ -48,9 +48,9 @@ def test_every_gradient_row_goes_into_exactly_one_step(runtime, every) -> None:
         sharing=gt.SharedWeights(),
         instruments=[Counts()],
     )
-    session.fit(pairs(60), epochs=2)
+    session.fit(pairs(40), epochs=2)
     rows = {name: sum(s.rows for s in steps if s.part == name) for name in session.parts}
-    assert rows == {"first": 2 * 120, "last": 2 * 60}
+    assert rows == {"first": 2 * 80, "last": 2 * 40}
     for name, part in session.parts.items():
         assert part.version == sum(s.part == name for s in steps)
 

@@ -17,6 +17,7 @@ from tests.rigs.passes import (
     one_pass,
     orders,
 )
+from tests.rigs.products import halved
 
 
 @pytest.mark.both_ways
@@ -34,14 +35,7 @@ def test_whatever_is_kept_the_gradients_are_those_of_autograd(name, keep):
 
 
 @pytest.mark.both_ways
-@pytest.mark.parametrize(
-    ("name", "order"),
-    [
-        pytest.param(name, order, id=f"{name}-{order}", marks=[pytest.mark.slow] * ((i + j) % 2))
-        for i, name in enumerate(MODELS)
-        for j, order in enumerate(ORDERS)
-    ],
-)
+@halved(name=[*MODELS], order=ORDERS)
 def test_in_every_order_the_gradients_are_those_of_autograd(name, order):
     model = MODELS[name](6)
     model.graph.check(model.shapes)

@@ -186,9 +186,7 @@ def test_one_seed_gives_the_same_weights_to_the_last_bit_and_another_does_not():
     assert not all(torch.equal(one[k], other[k]) for k in one)
 
 
-def histograms(
-    bound: int | None, order: Order, n: int = 30
-) -> dict[str, tuple[int, ...]]:
+def histograms(bound: int | None, order: Order, n: int = 30) -> dict[str, tuple[int, ...]]:
     model = trees(n)
     rules = Rules(
         optimizer=partial(torch.optim.SGD, lr=1e-3),

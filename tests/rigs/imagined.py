@@ -262,7 +262,6 @@ BY_AUTOGRAD = ("lists, inputs", "lists, graph", "trees", "choice")
 """Autograd has one queue for imagined devices, so these are not spread over two."""
 
 
-
 def ways_of(case: str) -> Iterator[tuple[Way, How]]:
     """All ways in which a case may go."""
     for way in WAYS:
