@@ -557,7 +557,14 @@ RESUMED = [
 ]
 
 
-@pytest.mark.parametrize(("view", "delay", "optimizer", "every"), RESUMED)
+@pytest.mark.parametrize(
+    ("view", "delay", "optimizer", "every"),
+    [
+        # Slow: views that keep nothing, and settings that keep what others do.
+        pytest.param(*case, marks=[pytest.mark.slow] * (k in (1, 2, 6, 10)))
+        for k, case in enumerate(RESUMED)
+    ],
+)
 def test_a_run_that_is_resumed_ends_like_one_that_was_not(view, delay, optimizer, every, tmp_path):
     def fresh() -> tuple[list[nn.Module], gt.Session]:
         modules = stages(2)

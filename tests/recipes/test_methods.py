@@ -112,8 +112,9 @@ def test_a_network_learns_its_data_by_the_default_method(
     recipe: str, metric: str, small_data: Path
 ) -> None:
     large = {"width": 4} if recipe == "cifar" else {"dim": 16, "learning_rate": 1e-2}
-    task = build(recipe, small_data, epochs=12, **large)
-    fit = session_of(task, 3).fit(task.load("train"), epochs=12, valid=task.load("valid"))
+    epochs = 12 if recipe == "cifar" else 6
+    task = build(recipe, small_data, epochs=epochs, **large)
+    fit = session_of(task, 3).fit(task.load("train"), epochs=epochs, valid=task.load("valid"))
     assert fit.valid[metric] > 0.4
     assert fit.valid["loss"] < fit.history[0].valid["loss"] - 0.3
 

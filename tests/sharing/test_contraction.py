@@ -243,7 +243,8 @@ GRADIENTS = {
     ("name", "graph"),
     [
         *(("published", graph) for graph in GRAPHS if graph != "torus 4x4"),
-        *((name, graph) for name in GRADIENTS for graph in ("ring of 5", "torus 3x3", "full 4")),
+        *((name, graph) for name in GRADIENTS for graph in ("ring of 5", "full 4")),
+        *(pytest.param(name, "torus 3x3", marks=pytest.mark.slow) for name in GRADIENTS),
     ],
 )
 def test_copies_that_send_gradients_drift_apart_just_where_they_are_advised_against(

@@ -109,11 +109,11 @@ def test_copies_of_a_pipeline_go_on_where_a_checkpoint_left_them(credit, tmp_pat
         return session(gt.Neighbours(copies=2), gears=gears, credit=credit, every=1, active=1)
 
     whole, first, second = fresh(), fresh(), fresh()
-    whole.fit(data(22), epochs=2)
-    first.fit(data(22), epochs=1)
+    whole.fit(data(14), epochs=2)
+    first.fit(data(14), epochs=1)
     first.save(tmp_path / "a.safetensors")
     second.load(tmp_path / "a.safetensors")
-    second.fit(data(22), epochs=2)
+    second.fit(data(14), epochs=2)
     assert torch.equal(weights(second), weights(whole))
 
 

@@ -230,13 +230,13 @@ def test_a_resumed_run_goes_on_as_the_uninterrupted_one(tmp_path, mixer):
         )
 
     whole = made()
-    whole.fit(data(24), epochs=3)
+    whole.fit(data(24), epochs=2)
     first = made()
     first.fit(data(24), epochs=1)
     first.save(tmp_path / "c")
     second = made()
     second.load(tmp_path / "c")
-    second.fit(data(24), epochs=3)
+    second.fit(data(24), epochs=2)
     assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(second), strict=True))
 
 

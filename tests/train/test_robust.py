@@ -56,7 +56,10 @@ def same_snapshot(one, other):
     assert document == theirs
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n == "momentum")) for n in OPTIMIZERS],
+)
 def test_a_resumed_run_equals_the_uninterrupted_one_to_the_last_bit(
     optimizer, make_forest, make_trees, tmp_path
 ):
