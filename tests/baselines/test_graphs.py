@@ -158,7 +158,7 @@ def molecules(folder: Path, n: int) -> None:
 @pytest.mark.parametrize(
     "name", ["block", "dense", "single", needing_pyg("pyg"), needing_pyg("pyg-batch")]
 )
-@pytest.mark.parametrize("distances", [0, 1])
+@pytest.mark.parametrize("distances", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_molecules_of_two_kinds_are_told_apart(tmp_path: Path, name: str, distances: int) -> None:
     molecules(tmp_path, 40)
     options = {"hidden": 8, "steps": 2, "limit": 0, "distances": distances}

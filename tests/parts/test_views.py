@@ -29,7 +29,7 @@ from tests.rigs.pipes import (
     stages,
     weights_of,
 )
-from tests.rigs.products import halved
+from tests.rigs.products import halved, in_pairs
 from tests.rigs.sessions import session_of
 
 VIEWS = [
@@ -158,17 +158,16 @@ def test_no_steps_ahead_are_the_weights_of_now():
         assert all(torch.equal(leaf, p) for p, leaf in seen.leaves.items())
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        MOMENTUM,
-        partial(torch.optim.SGD, lr=0.1, momentum=0.5, nesterov=True),
-        ADAM,
-        partial(torch.optim.Adam, lr=0.01, amsgrad=True),
-    ],
+@in_pairs(
+    optimizer={
+        "momentum": MOMENTUM,
+        "nesterov": partial(torch.optim.SGD, lr=0.1, momentum=0.5, nesterov=True),
+        "adam": ADAM,
+        "amsgrad": partial(torch.optim.Adam, lr=0.01, amsgrad=True),
+    },
+    by=["momentum", "difference"],
+    factor=[1.0, 0.25],
 )
-@pytest.mark.parametrize("by", ["momentum", "difference"])
-@pytest.mark.parametrize("factor", [1.0, 0.25])
 def test_with_a_constant_gradient_the_prediction_is_where_the_weights_will_be(
     optimizer, by, factor
 ):
