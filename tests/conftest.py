@@ -39,11 +39,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Branches are counted in few cases: a tracer makes them half as long again and more."""
     if config.getoption("--first-cases"):
-        for item in cases.not_counted(items):
-            item.add_marker(pytest.mark.no_cover)
+        config.pluginmanager.register(cases.Untraced())
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from itertools import combinations, product
 
 import pytest
@@ -92,31 +94,40 @@ def test_of_the_cases_of_a_test_the_first_runs_with_kernels_and_without(
     assert seen == {"nodes": ["one 1 torch", "pair 0 0 torch"], "train": ["one 1 torch"]}
 
 
-def test_every_case_runs_and_the_first_ones_of_rooms_are_counted(pytester: pytest.Pytester) -> None:
+def test_every_case_runs_and_the_first_ones_of_rooms_are_traced(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(
         """
         import tests.conftest as real
 
-        pytest_addoption = real.pytest_addoption
-        pytest_collection_modifyitems = real.pytest_collection_modifyitems
+        pytest_addoption, pytest_configure = real.pytest_addoption, real.pytest_configure
         """
     )
-    pytester.makeini("[pytest]\nmarkers = no_cover")
     for folder in ("parts", "oracle"):
         (pytester.mkdir(folder) / f"test_of_{folder}.py").write_text(
-            "import pytest\n"
+            "import pytest, sys, threading\n"
             "@pytest.mark.parametrize('k', range(3))\n"
             "@pytest.mark.parametrize('name', 'ab')\n"
-            "def test_cases(name, k, request):\n"
-            "    counted = request.node.get_closest_marker('no_cover') is None\n"
-            f"    print('{folder}', name, k, 'counted' if counted else '')\n"
+            "def test_cases(name, k):\n"
+            "    traced = sys.gettrace() and threading.gettrace()\n"
+            f"    print('{folder}', name, k, 'traced' if traced else '')\n"
         )
-    words = ("-q", "-s", "-p", "no:cacheprovider")
-    for option, counted in ((["--first-cases"], ["parts a 0 counted"]), ([], 12)):
-        found = pytester.runpytest_inprocess(*words, *option)
-        found.assert_outcomes(passed=12)
-        lines = [line.lstrip(".") for line in found.outlines if line.endswith("counted")]
-        assert (lines if option else len(lines)) == counted
+    here, of_threads = sys.gettrace(), threading.gettrace()
+    words, found = ("-q", "-s", "-p", "no:cacheprovider"), []
+    for option in (["--first-cases"], []):
+        sys.settrace(lambda *event: None)
+        threading.settrace(lambda *event: None)
+        try:
+            found.append(pytester.runpytest_inprocess(*words, *option))
+            assert sys.gettrace() and threading.gettrace()
+        finally:
+            sys.settrace(here)
+            threading.settrace(of_threads)  # type: ignore[arg-type]
+    for each in found:
+        each.assert_outcomes(passed=12)
+    some, every = (
+        [line.lstrip(".") for line in each.outlines if line.endswith(" traced")] for each in found
+    )
+    assert some == ["parts a 0 traced"] and len(every) == 12
 
 
 def test_any_two_values_of_two_parameters_meet_in_about_the_fewest_cases() -> None:

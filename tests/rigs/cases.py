@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+import threading
+from collections.abc import Generator, Iterable
 
 import pytest
 
@@ -19,8 +21,31 @@ def firsts(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 BEYOND_ROOMS = frozenset({"benchmarks", "examples", "mutation", "oracle"})
 
 
-def not_counted(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """Cases in which branches need not be counted: they have other numbers than those that are."""
-    every = [*items]
-    counted = {id(item) for item in firsts(every) if item.path.parent.name not in BEYOND_ROOMS}
-    return [item for item in every if id(item) not in counted]
+class Untraced:
+    """A plugin: what traces, and counts branches, is taken off while other cases run than these.
+
+    The marker ``no_cover`` of pytest-cov would say so, too, but in the processes of xdist a tracer
+    lies below the one that it takes off.
+    """
+
+    def __init__(self) -> None:
+        self._counted: frozenset[str] = frozenset()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        self._counted = frozenset(
+            item.nodeid for item in firsts(items) if item.path.parent.name not in BEYOND_ROOMS
+        )
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        if item.nodeid in self._counted:
+            return (yield)
+        here, of_threads = sys.gettrace(), threading.gettrace()
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]
+        try:
+            return (yield)
+        finally:
+            sys.settrace(here)
+            threading.settrace(of_threads)  # type: ignore[arg-type]
