@@ -17,8 +17,8 @@ from tests.rigs.passes import processes
 
 
 def _updates(every: int | gt.Instances, rows: int) -> float:
-    """Of a part, in an epoch of sixty instances."""
-    return rows / every if isinstance(every, int) else 60 / every.n
+    """Of a part, in an epoch of forty instances."""
+    return rows / every if isinstance(every, int) else 40 / every.n
 
 
 def _weights(session: gt.Session) -> list[Tensor]:
@@ -67,10 +67,10 @@ def test_every_gradient_row_goes_into_exactly_one_step(runtime, every) -> None:
         sharing=gt.SharedWeights(),
         instruments=[Counts()],
     )
-    session.fit(pairs(60), epochs=2)
-    assert len(steps) == pytest.approx(2 * sum(_updates(every, n) for n in (120, 60)), abs=6)
+    session.fit(pairs(40), epochs=2)
+    assert len(steps) == pytest.approx(2 * sum(_updates(every, n) for n in (80, 40)), abs=6)
     rows = {name: sum(s.rows for s in steps if s.part == name) for name in session.parts}
-    assert rows == {"first": 2 * 120, "last": 2 * 60}
+    assert rows == {"first": 2 * 80, "last": 2 * 40}
     for name, part in session.parts.items():
         assert part.version == sum(s.part == name for s in steps)
 
