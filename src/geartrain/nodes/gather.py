@@ -566,15 +566,30 @@ class JoinNode(AbstractNode):
             self._rows.release(rows)
         return emission
 
-    def take_sides(self, rows: IntArray) -> list[IntArray]:
-        """The origins of rows that are sent, by port, for who wants no gradient of this node.
+    @property
+    def on(self) -> list[int]:
+        """State columns that rows of all ports agree in."""
+        return self._on
 
-        Args:
-            rows: int64 ``(n,)``, without marks; they are forgotten.
-        """
-        sides = [self._rows[f"origin {p}"][rows] for p in range(self._ports)]
-        self._rows.release(rows)
-        return sides
+    @property
+    def handles(self) -> list[list[int]]:
+        """By port, state columns of handles of memories that are taken over from it."""
+        return self._handles
+
+    def twice(self, port: int, state: IntArray) -> GraphError:
+        """The error for a second row of a port with the key of this state."""
+        return GraphError(
+            f"'{self.name}': two rows of port {port} have the key {self.key(state)}; a join wants "
+            "one row a port and key: name more columns in 'on', or group the rows first"
+        )
+
+    def waits(self, state: IntArray, absent: list[int]) -> str:
+        """A line about a row that is not complete."""
+        return f"'{self.name}' waits for port {absent} of {self.key(state)}"
+
+    def key(self, state: IntArray) -> str:
+        """The key of the row with this state, in the user's numbers."""
+        return describe_key(self.place, state[:, None], self._on)
 
     def origins(self, rows: IntArray) -> IntArray:
         found: IntArray = self._rows.state[INSTANCE, rows]  # a slot is its own address
@@ -590,7 +605,7 @@ class JoinNode(AbstractNode):
         for row in rows[missing][:5].tolist():
             arrived = int(self._rows["arrived"][row])
             absent = [p for p in range(self._ports) if not arrived >> p & 1]
-            told.append(f"'{self.name}' waits for port {absent} of {self._key(row)}")
+            told.append(self.waits(self._rows.state[:, row], absent))
         if missing.sum() > 5:
             told.append(f"'{self.name}' waits for ports of {int(missing.sum()) - 5} more rows")
         if (~missing).any():
@@ -606,14 +621,10 @@ class JoinNode(AbstractNode):
         return buffer
 
     def _key(self, row: int) -> str:
-        state = self._rows.state[:, row : row + 1]
-        return describe_key(self.place, state, self._on)
+        return self.key(self._rows.state[:, row])
 
     def _refuse(self, port: int, row: int) -> None:
-        raise GraphError(
-            f"'{self.name}': two rows of port {port} have the key {self._key(row)}; a join wants "
-            "one row a port and key: name more columns in 'on', or group the rows first"
-        )
+        raise self.twice(port, self._rows.state[:, row])
 
 
 def describe_key(place: Place, state: IntArray, columns: Sequence[int]) -> str:
