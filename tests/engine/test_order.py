@@ -187,3 +187,17 @@ def test_rows_that_a_route_has_parted_in_a_loop_are_together_again_where_they_me
     engine = Engine(made, make_parts(made, rules), settings)
     one_pass(made, data, engine=engine, runtime=Simulated(), watch=rows)
     assert rows.there == rows.back == [16] * 6
+
+
+def test_a_firing_leaves_no_few_rows_behind_to_make_their_number_a_round_one():
+    """A hundred rows are one firing, there and back; of more than one may take, some stay anyway."""
+    for most, want in ((4096, [100]), (80, [64, 36])):
+        torch.manual_seed(0)
+        made, rows = Graph(), Rows("map")
+        made.input("x").through(torch.nn.Linear(2, 2), name="map").through(torch.sin).loss(squares)
+        rules = Rules(optimizer=partial(torch.optim.SGD, lr=0.0), update_every=Flush())
+        settings = Settings(max_active=100, ramp=AT_ONCE, max_rows=most)
+        engine = Engine(made, make_parts(made, rules), settings)
+        data = [Instance({"x": torch.randn(1, 2)}, key=i) for i in range(100)]
+        one_pass(made, data, engine=engine, runtime=Simulated(), watch=rows)
+        assert rows.there == want and rows.back == want
