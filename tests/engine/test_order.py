@@ -190,7 +190,7 @@ def test_rows_that_a_route_has_parted_in_a_loop_are_together_again_where_they_me
 
 
 def test_a_firing_leaves_no_few_rows_behind_to_make_their_number_a_round_one():
-    """A hundred rows are one firing, there and back; of more than one may take, some stay anyway."""
+    """A hundred are one firing, there and back; of more than one may take, some stay anyway."""
     for most, want in ((4096, [100]), (80, [64, 36])):
         torch.manual_seed(0)
         made, rows = Graph(), Rows("map")
