@@ -263,7 +263,7 @@ def train_in_cohorts(many, n, in_flight, workers, seed, policy, max_rows):
     """The loss is linear in the weights, so its gradient does not depend on when it is computed."""
     rounds = np.random.default_rng(seed).integers(1, 5, many)
     graph, weight = gt.Graph(value=("rounds",)), nn.Linear(2, 1, bias=False).double()
-    loop = graph.loop()
+    loop = graph.loop(run="steps")
     loop.join(graph.input("x", step=0))
     pairs = loop.through(nn.Identity(), name="each")
     pairs.through(weight, name="map").loss(lambda y: y[:, 0])
