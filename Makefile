@@ -3,6 +3,7 @@
 #   PYTHON=python3.12 make setup      another interpreter (3.11 or newer)
 #   GEARTRAIN_DATA=DIR make test      real data for the tests that need it
 #   PROCESSES=8 make test             tests side by side (a process a core if nothing is said)
+#   COVER=1 make test                 branches are counted in some of them; below the floor it fails
 #   SINCE=COMMIT make lint            lines of C that have changed since then are looked at
 
 SHELL := /bin/bash
@@ -37,16 +38,18 @@ SINCE ?= HEAD
 # millisecond to half a minute, and a process that has done its own takes those of another.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 SIDE_BY_SIDE := -n $(PROCESSES) --dist worksteal
+# Every case runs once, and the tracer follows some: the first case of each test of a room.
+COVERED := $(if $(COVER),--first-cases --cov --cov-report=term:skip-covered)
 
 .PHONY: help setup demo test test-slow sanitize coverage package lint lint-c docs clean
 
 help:
 	@echo 'make setup      create $(VENV), install geartrain, pinned by constraints.txt; compile kernels'
 	@echo 'make demo       train list reduction until its accuracy reaches 0.97'
-	@echo 'make test       the tests (not the slow ones); what asks for native kernels also without'
-	@echo 'make test-slow  the slow ones'
+	@echo 'make test       the tests (not the slow ones); first cases that ask for kernels also without'
+	@echo 'make test-slow  the slow ones; then the rooms of kernels, all without kernels'
 	@echo 'make sanitize   the native tests on C built with AddressSanitizer and UBSan (needs gcc)'
-	@echo 'make coverage   branches that first cases of tests cover; fails below the floor in pyproject.toml'
+	@echo 'make coverage   make test, and the branches that first cases cover: COVER=1 make test'
 	@echo 'make package    wheel and sdist; the wheel is installed in an environment of its own, tried'
 	@echo 'make lint       ruff check, ruff format --check, mypy, clang-format of new lines'
 	@echo 'make docs       the documentation as a site, into site/; links that lead nowhere fail'
@@ -83,13 +86,15 @@ demo: setup
 	$(BIN)/geartrain train listreduce --epochs 6 --until 'accuracy>=0.97'
 
 test: setup
-	$(PYTEST) $(SIDE_BY_SIDE)
+	$(PYTEST) $(SIDE_BY_SIDE) $(COVERED)
 
-coverage: setup
-	$(PYTEST) $(SIDE_BY_SIDE) --first-cases --cov --cov-report=term:skip-covered
+coverage:
+	@$(MAKE) --no-print-directory test COVER=1
 
 test-slow: setup
 	$(PYTEST) -m slow
+	GEARTRAIN_NATIVE=0 $(PYTEST) $(SIDE_BY_SIDE) \
+	  tests/nodes tests/graph tests/nn tests/whole tests/pipeline tests/oracle
 
 # The kernels are compiled with both sanitizers (a minute, once); on them run the tests of kernels and
 # a program that is given structure which means harm. tests/native/test_hostile.py loads them.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests.rigs import cases
 from tests.rigs.programs import Nursery
 
 # torch is imported where it is needed: the process that hands out tests to others runs none.
@@ -30,32 +31,18 @@ settings.load_profile("geartrain")
 gc.disable()
 
 
-# What these run, the tests of the rooms have run.
-BEYOND_ROOMS = frozenset({"benchmarks", "examples", "mutation", "oracle"})
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--first-cases",
         action="store_true",
-        help="the first case of each test of a room alone: all branches, not all numbers",
+        help="with --cov: count branches in the first case of each test of a room, and run all",
     )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Branches are counted in few tests: a tracer makes them half as long again and more."""
-    if not config.getoption("--first-cases"):
-        return
-    seen: set[tuple[object, str]] = set()
-    kept: list[pytest.Item] = []
-    for item in items:
-        test = item.parent, getattr(item, "originalname", None) or item.name
-        if test not in seen and item.path.parent.name not in BEYOND_ROOMS:
-            kept.append(item)
-        seen.add(test)
-    left = {id(item) for item in kept}
-    config.hook.pytest_deselected(items=[item for item in items if id(item) not in left])
-    items[:] = kept
+def pytest_configure(config: pytest.Config) -> None:
+    """Branches are counted in few cases: a tracer makes them half as long again and more."""
+    if config.getoption("--first-cases"):
+        config.pluginmanager.register(cases.Untraced())
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -85,6 +72,18 @@ def one_kernel_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def seeds_of_the_host() -> Iterator[None]:
+    """Where there is no device torch writes down how each kind of them is to be seeded once there
+    is one, with the stack of who asked: a millisecond, some ten thousand times."""
+    import torch
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not torch.accelerator.is_available():
+            patch.setattr(torch, "manual_seed", torch.default_generator.manual_seed)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from itertools import combinations, product
 
 import pytest
 
 from geartrain.native import library
-from tests.rigs.products import covering, in_pairs
+from tests.rigs.products import covering, halved, in_pairs
 
 CONFTEST = """
 import pytest
@@ -67,28 +69,65 @@ from geartrain.native import library
 def test_pairs(a, b, c):
     print("pair", a, b, library.kind())
 
-@pytest.mark.parametrize("d", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("e", range(3))
-def test_of_one_parameter(d, e):
-    print("one", d, e, library.kind())
+@pytest.mark.both_ways
+@pytest.mark.parametrize("d", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_one(d):
+    print("one", d, library.kind())
 """
 
 
-def test_of_several_parameters_each_value_runs_with_kernels_and_without(
+def test_of_the_cases_of_a_test_the_first_runs_with_kernels_and_without(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library, "_settled", True)
     monkeypatch.setattr(library, "_library", object())
     pytester.makeconftest(CONFTEST)
-    pytester.makeini("[pytest]\nmarkers = slow")
-    (pytester.mkdir("nodes") / "test_cases.py").write_text(CASES)
-    words = ("-q", "-s", "-p", "no:cacheprovider", "-m", "not slow", "nodes")
-    found = pytester.runpytest_inprocess(*words)
-    seen = sorted(line.lstrip(".") for line in found.outlines if line.endswith("torch"))
-    assert seen == [
-        *(f"one 0 {e} torch" for e in range(3)),
-        *(f"pair {pair} torch" for pair in ("0 0", "0 2", "1 1")),
-    ]
+    pytester.makeini("[pytest]\nmarkers = slow\n  both_ways")
+    words = ("-q", "-s", "-p", "no:cacheprovider", "-m", "not slow")
+    seen = {}
+    for folder in ("nodes", "train"):
+        (pytester.mkdir(folder) / f"test_cases_of_{folder}.py").write_text(CASES)
+        found = pytester.runpytest_inprocess(*words, folder)
+        lines = [line.lstrip(".") for line in found.outlines]
+        assert sum(line.endswith("native") for line in lines) == 7
+        seen[folder] = sorted(line for line in lines if line.endswith("torch"))
+    assert seen == {"nodes": ["one 1 torch", "pair 0 0 torch"], "train": ["one 1 torch"]}
+
+
+def test_every_case_runs_and_the_first_ones_of_rooms_are_traced(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        """
+        import tests.conftest as real
+
+        pytest_addoption, pytest_configure = real.pytest_addoption, real.pytest_configure
+        """
+    )
+    for folder in ("parts", "oracle"):
+        (pytester.mkdir(folder) / f"test_of_{folder}.py").write_text(
+            "import pytest, sys, threading\n"
+            "@pytest.mark.parametrize('k', range(3))\n"
+            "@pytest.mark.parametrize('name', 'ab')\n"
+            "def test_cases(name, k):\n"
+            "    traced = sys.gettrace() and threading.gettrace()\n"
+            f"    print('{folder}', name, k, 'traced' if traced else '')\n"
+        )
+    here, of_threads = sys.gettrace(), threading.gettrace()
+    words, found = ("-q", "-s", "-p", "no:cacheprovider"), []
+    for option in (["--first-cases"], []):
+        sys.settrace(lambda *event: None)
+        threading.settrace(lambda *event: None)
+        try:
+            found.append(pytester.runpytest_inprocess(*words, *option))
+            assert sys.gettrace() and threading.gettrace()
+        finally:
+            sys.settrace(here)
+            threading.settrace(of_threads)  # type: ignore[arg-type]
+    for each in found:
+        each.assert_outcomes(passed=12)
+    some, every = (
+        [line.lstrip(".") for line in each.outlines if line.endswith(" traced")] for each in found
+    )
+    assert some == ["parts a 0 traced"] and len(every) == 12
 
 
 def test_any_two_values_of_two_parameters_meet_in_about_the_fewest_cases() -> None:
@@ -105,3 +144,11 @@ def test_pairs_are_parameters_and_have_names(
 ) -> None:
     name = {"a": "first", "b": "second"}[letter]
     assert request.node.name.endswith(f"[{name}-{number}-{flag}]")
+
+
+def test_of_all_products_each_value_is_in_a_case_that_is_not_slow() -> None:
+    mark = halved(letter={"first": "a", "second": "b"}, number=[1, 2, 3])
+    names, cases = mark.args
+    fast = {case.id: case.values for case in cases if not case.marks}
+    assert names == ("letter", "number") and len(cases) == 6
+    assert fast == {"first-1": ("a", 1), "first-3": ("a", 3), "second-2": ("b", 2)}

@@ -110,7 +110,7 @@ def graph_of(shape: Shape, nodes: int, keeps: bool) -> gt.Graph:
     graph = gt.Graph(vertex=("token",), value=("weight",))
     rows = graph.input("x")
     if shape == "loop":
-        rows = Recurrent(Pass(keeps), name="pass")(rows)
+        rows = Recurrent(Pass(keeps), name="pass", run="steps")(rows)
     else:
         for k in range(nodes):
             rows = rows.through(Pass(keeps), name=f"pass {k}")

@@ -70,6 +70,28 @@ def test_a_run_outlives_those_who_listen(
     assert_done(tmp_path / "run")
 
 
+WITHOUT = """
+import os, sys
+os.close(1), os.close(2)
+sys.stdout = sys.stderr = None  # as Python does that finds them closed
+from geartrain.cli.main import app
+app(prog_name="geartrain")
+"""
+
+
+def test_a_run_that_finds_no_streams_goes_to_its_end(nursery: Nursery, tmp_path: Path) -> None:
+    program = Program(
+        nursery, tmp_path / "p", WITHOUT, "train", *TINY, "--out", tmp_path / "run", whole=True
+    )
+    try:
+        ended, _ = program.end()
+    finally:
+        program.close()
+    assert ended == 0
+    assert_done(tmp_path / "run")
+
+
+@pytest.mark.slow
 def test_a_run_that_is_started_without_streams_goes_to_its_end(tmp_path: Path) -> None:
     source = Path(gt.__file__).parents[1]
     words = f"{sys.executable} -m geartrain train {' '.join(TINY)} --out run"

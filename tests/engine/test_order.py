@@ -15,6 +15,7 @@ from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.nn import Tree, TreeLSTMBranch, TreeLSTMLeaf
 from geartrain.parts.rules import Flush, Rules
+from geartrain.parts.triggers import Rows as OfRows
 from geartrain.runtime.simulated import Simulated
 from geartrain.sharing.shared_weights import SharedWeights
 from tests.rigs.passes import AT_ONCE, Quiet, one_pass
@@ -65,9 +66,9 @@ def test_the_nodes_of_a_loop_stand_in_a_row_and_know_it_there_and_back():
 def nested() -> Graph:
     """Rounds of an outer loop, in each of which rows go round an inner one."""
     made = Graph(value=("turns",))
-    outer = made.loop(name="outer")
+    outer = made.loop(name="outer", run="steps")
     outer.join(made.input("x", turn=0, step=0))
-    inner = made.loop(name="inner")
+    inner = made.loop(name="inner", run="steps")
     inner.join(outer.through(torch.nn.Linear(2, 2), name="before"))
     inside = inner.through(torch.nn.Linear(2, 2), name="inside").move(step=lambda m: m.step + 1)
     left, stay = inside.where(lambda m: m.step >= m.turns)
@@ -134,7 +135,9 @@ class Count(Quiet):
 def firings(policy: type[AbstractPolicy], workers: int) -> int:
     torch.manual_seed(0)
     made = tree()
-    rules = Rules(optimizer=partial(torch.optim.SGD, lr=0.0), update_every=Flush())
+    rules = Rules(
+        optimizer=partial(torch.optim.SGD, lr=0.0), update_every=OfRows(10**6)
+    )  # so that loops go by steps
     settings = Settings(max_active=8 * workers, ramp=AT_ONCE, policy=lambda worker: policy())
     parts = make_parts(made, rules)
     sharing = SharedWeights().make(made, parts, workers)
@@ -151,7 +154,7 @@ def test_sweeps_need_far_fewer_firings_than_the_fullest_first():
 def routed(n: int) -> Graph:
     """Rows that go round a loop; a route parts them in each round, by what they hold."""
     made = Graph(value=("turns",))
-    rounds = made.loop(name="rounds")
+    rounds = made.loop(name="rounds", run="steps")
     rounds.join(made.input("x", step=0))
     ways = rounds.route(lambda m: (m.payload[0][:, 0] > 0).long(), n)
     said = [way.through(torch.nn.Linear(2, 2), name=f"way {k}") for k, way in enumerate(ways)]
@@ -184,3 +187,17 @@ def test_rows_that_a_route_has_parted_in_a_loop_are_together_again_where_they_me
     engine = Engine(made, make_parts(made, rules), settings)
     one_pass(made, data, engine=engine, runtime=Simulated(), watch=rows)
     assert rows.there == rows.back == [16] * 6
+
+
+def test_a_firing_leaves_no_few_rows_behind_to_make_their_number_a_round_one():
+    """A hundred are one firing, there and back; of more than one may take, some stay anyway."""
+    for most, want in ((4096, [100]), (80, [64, 36])):
+        torch.manual_seed(0)
+        made, rows = Graph(), Rows("map")
+        made.input("x").through(torch.nn.Linear(2, 2), name="map").through(torch.sin).loss(squares)
+        rules = Rules(optimizer=partial(torch.optim.SGD, lr=0.0), update_every=Flush())
+        settings = Settings(max_active=100, ramp=AT_ONCE, max_rows=most)
+        engine = Engine(made, make_parts(made, rules), settings)
+        data = [Instance({"x": torch.randn(1, 2)}, key=i) for i in range(100)]
+        one_pass(made, data, engine=engine, runtime=Simulated(), watch=rows)
+        assert rows.there == want and rows.back == want

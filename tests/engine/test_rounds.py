@@ -48,7 +48,7 @@ def upwards(*modules: nn.Module) -> Graph:
     """Every row goes from its vertex to the parent of that, and so on."""
     torch.manual_seed(0)
     graph = Graph(vertex=("parent",))
-    rows = graph.loop(name="rows")
+    rows = graph.loop(name="rows", run="steps")
     rows.join(graph.input("x"))
     below, done = rows.where(lambda m: m.parent >= 0, name="has a parent")
     for k, module in enumerate(modules):
@@ -178,7 +178,7 @@ class Longer(nn.Module):
 def test_a_row_that_grows_in_a_loop_ends_before_the_memory_does():
     """In training a store refuses rows of another shape; without, nobody would."""
     graph = Graph(vertex=("parent",))
-    rows = graph.loop(name="rows")
+    rows = graph.loop(name="rows", run="steps")
     rows.join(graph.input("x"))
     below, done = rows.where(lambda m: m.parent >= 0, name="has a parent")
     longer = below.through(Longer(), read="parent", name="longer")

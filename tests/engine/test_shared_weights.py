@@ -11,14 +11,34 @@ from torch.testing import assert_close
 
 import geartrain as gt
 from geartrain.engine.instrument import Fired, Updated
+from geartrain.runtime.base import AbstractRuntime
 from tests.rigs.pairs import graph_of_pairs, pairs
+from tests.rigs.passes import processes
+
+
+def _updates(every: int | gt.Instances, rows: int) -> float:
+    """Of a part, in an epoch of forty instances."""
+    return rows / every if isinstance(every, int) else 40 / every.n
 
 
 def _weights(session: gt.Session) -> list[Tensor]:
     return [p.detach().clone() for part in session.parts.values() for p in part.parameters]
 
 
-@pytest.mark.parametrize("runtime", [gt.Simulated(3, jitter=0.5), gt.Threads(2), gt.Threads(4)])
+RUNTIMES = {
+    "simulated 3": lambda: gt.Simulated(3, jitter=0.5),
+    "threads 2": lambda: gt.Threads(2),
+    "threads 4": lambda: gt.Threads(4),
+    "processes 2": lambda: processes(2),
+    "processes 3": lambda: processes(3),
+}
+
+
+@pytest.fixture(params=RUNTIMES)
+def runtime(request: pytest.FixtureRequest) -> AbstractRuntime:
+    return RUNTIMES[request.param]()
+
+
 def test_one_step_of_shared_weights_is_one_step_of_one_worker(runtime) -> None:
     rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.1), update_every=gt.Flush())
     found = []
@@ -31,7 +51,6 @@ def test_one_step_of_shared_weights_is_one_step_of_one_worker(runtime) -> None:
         assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("runtime", [gt.Simulated(3, jitter=0.5), gt.Threads(2)])
 @pytest.mark.parametrize("every", [7, gt.Instances(5)])
 def test_every_gradient_row_goes_into_exactly_one_step(runtime, every) -> None:
     rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.01), update_every=every)
@@ -48,9 +67,10 @@ def test_every_gradient_row_goes_into_exactly_one_step(runtime, every) -> None:
         sharing=gt.SharedWeights(),
         instruments=[Counts()],
     )
-    session.fit(pairs(60), epochs=2)
+    session.fit(pairs(40), epochs=2)
+    assert len(steps) == pytest.approx(2 * sum(_updates(every, n) for n in (80, 40)), abs=6)
     rows = {name: sum(s.rows for s in steps if s.part == name) for name in session.parts}
-    assert rows == {"first": 2 * 120, "last": 2 * 60}
+    assert rows == {"first": 2 * 80, "last": 2 * 40}
     for name, part in session.parts.items():
         assert part.version == sum(s.part == name for s in steps)
 

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.engine import rounds
+from geartrain.engine.engine import Engine, Settings, make_parts
 from geartrain.errors import EndlessLoopError, GraphError, StuckError, WorkerError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.graph.loops import reads_payload
 from geartrain.nodes.loop.node import LoopNode
-from geartrain.parts.rules import Instances, Rules
+from geartrain.parts.rules import Rules
+from geartrain.parts.triggers import Flush, Instances, Rows
 from tests.rigs.passes import Order, accumulate, assert_same_gradients, one_pass
 
 
@@ -51,10 +53,30 @@ def loops_of(outcome) -> list[LoopNode]:
     return [n for n in outcome.engine.wiring.nodes.values() if isinstance(n, LoopNode)]
 
 
-@pytest.mark.parametrize(("run", "whole"), [(None, 0), ("steps", 0), ("auto", 1), ("whole", 1)])
+@pytest.mark.parametrize(("run", "whole"), [(None, 1), ("steps", 0), ("auto", 1), ("whole", 1)])
 def test_a_loop_runs_as_it_is_told(run, whole):
     outcome = accumulate(chain(run), instances(1, 2, 3))
     assert len(loops_of(outcome)) == whole
+
+
+@pytest.mark.parametrize(
+    ("rules", "whole"),
+    [
+        ({"update_every": Instances(2)}, 1),
+        ({"update_every": Flush()}, 1),
+        ({"update_every": Rows(2)}, 0),
+        ({"update_every": Instances(2), "window": 64}, 0),
+    ],
+)
+def test_a_loop_of_which_nothing_is_said_runs_whole_where_updates_stay_what_was_asked_for(
+    rules, whole
+):
+    for run, want in ((None, whole), ("auto", 1), ("steps", 0)):
+        graph = chain(run)
+        parts = make_parts(graph, Rules(optimizer=partial(torch.optim.SGD, lr=0.0), **rules))
+        engine = Engine(graph, parts, Settings())
+        found = [n for n in engine.wiring.nodes.values() if isinstance(n, LoopNode)]
+        assert len(found) == want
 
 
 def test_a_loop_that_runs_whole_calls_its_module_once_a_turn():
@@ -77,8 +99,10 @@ def test_what_cannot_run_whole_runs_by_steps_or_is_refused_with_the_reason(make,
         one_pass(make("whole"), data)
 
 
-def test_the_printed_graph_says_how_a_loop_could_run():
-    assert "nobody said graph.loop(name='state', run='auto')" in str(chain(None))
+def test_the_printed_graph_says_how_a_loop_runs():
+    assert "loop 'state' runs whole, unless its parts count rows or have windows" in str(
+        chain(None)
+    )
     assert "loop 'state' runs by steps, as it is to run by steps" in str(chain("steps"))
     assert "loop 'state' runs whole: cell, move, again" in str(chain("auto"))
 

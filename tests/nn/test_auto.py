@@ -81,7 +81,7 @@ def _data(count: int = 24) -> list[Instance]:
 def _graph(cell: nn.Module, keep: str = "auto") -> Graph:
     """The cell in a loop of one to four rounds, then a readout."""
     graph = Graph(value=("y", "n"))
-    loop = graph.loop()
+    loop = graph.loop(run="steps")
     loop.join(graph.input("x", t=0))
     body = loop.through(Part(cell, keep=keep), name="cell").move(t=lambda m: m.t + 1)
     going, done = body.where(lambda m: m.t < m.n)
@@ -169,6 +169,48 @@ def test_a_later_fit_begins_where_the_earlier_one_ended(monkeypatch: pytest.Monk
     assert REGISTRY.traced == before and not again
 
 
+def test_what_one_of_several_experts_has_done_counts_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three of four rows go to the first; the other one alone would be undecided for long."""
+    monkeypatch.setattr(auto, "FIRINGS", 8)
+    monkeypatch.setattr(auto, "ROWS", 60)
+    graph = Graph(value=("y", "n"))
+    ways = graph.input("x", t=0).route(lambda m: (m.n < 2).astype(int), 2)
+    cells = [Cell().double() for _ in ways]
+    said = [
+        w.through(cell, name=f"expert {k}")
+        for k, (w, cell) in enumerate(zip(ways, cells, strict=True))
+    ]
+    other = graph.merge(*said).through(Odd().double(), name="other")
+    other.through(nn.Linear(D, 2).double(), name="readout").loss(F.cross_entropy, target="y")
+    _fit(graph, epochs=5)
+    one, two, odd = (
+        next(o for o in graph.throughs() if o.name == n).experience
+        for n in ("expert 0", "expert 1", "other")
+    )
+    assert one.done is two.done and odd.done is not one.done
+    assert one.story == two.story == "derived, 0.50 of running again"
+
+
+def test_a_size_that_nobody_measured_is_judged_by_its_neighbour_where_that_is_clear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured: list[int] = []
+
+    def compare(one: object, other: object, inputs: tuple[Tensor, ...], *_: object) -> float:
+        measured.append(inputs[0].shape[0])
+        return 0.9 if len(measured) == 3 else 0.7
+
+    monkeypatch.setattr(auto, "compare", compare)
+    for rows in (4, 16, 64, 100, 100):
+        choice, x = _choice(Cell().double()), torch.rand(rows, D, dtype=torch.float64)
+        for _ in range(3):
+            kernel = choice.kernel((x,))
+        assert isinstance(kernel, Program)
+    assert measured == [4, 64]
+
+
 def test_runs_that_begin_alike_go_on_alike() -> None:
     first, second = _learned("auto"), _learned("auto")
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
@@ -204,7 +246,7 @@ def test_settings_that_never_rest_end_the_search() -> None:
         assert kernel is choice._first
     for _ in range(9):
         assert choice.kernel((x,)) is choice._first
-    assert "settings change" in choice._done.story
+    assert "settings change" in choice._experience.story
 
 
 def test_rows_of_another_kind_run_again() -> None:

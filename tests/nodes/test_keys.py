@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from geartrain.nodes.keys import DirectTable, HashTable
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 @pytest.mark.parametrize("columns", [0, 1, 3])
 def test_a_table_is_a_dictionary(columns, data):

@@ -8,6 +8,7 @@ import pytest
 
 from geartrain.errors import GeartrainError
 from geartrain.observe.curves import Band, Curve, band_of, draw_curves, require_matplotlib
+from tests.rigs.products import in_pairs
 
 
 def test_a_band_holds_median_least_and_most_at_every_evaluation() -> None:
@@ -25,9 +26,7 @@ def test_a_band_ends_when_most_runs_have_ended() -> None:
     assert band_of([short, long]).epochs == [1, 2]
 
 
-@pytest.mark.parametrize("first", [0.25, 1])
-@pytest.mark.parametrize("slowest", [3.0, 300.0])
-@pytest.mark.parametrize("suffix", ["png", "svg"])
+@in_pairs(suffix=["png", "svg"], slowest=[3.0, 300.0], first=[0.25, 1])
 def test_the_figure_is_written(tmp_path: Path, slowest: float, suffix: str, first: float) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / f"figure.{suffix}"

@@ -261,7 +261,7 @@ def test_many_minibatches_in_flight_leave_nothing_behind(runtime, fresh):
         graph = greedy(modules, heads(), times=2, buffer=4, draw="least_used", fresh=False)
     before = weights(modules)
     run = session(graph, runtime=made, max_active=5)
-    run.fit(instances(batches(10)), epochs=2, valid=instances(batches(2)))
+    run.fit(instances(batches(7)), epochs=2, valid=instances(batches(2)))
     assert not any(torch.equal(a, b) for a, b in zip(weights(modules), before, strict=True))
 
 

@@ -17,25 +17,27 @@ from tests.rigs.passes import (
     one_pass,
     orders,
 )
+from tests.rigs.products import halved
 
 
+@pytest.mark.both_ways
 @pytest.mark.parametrize("keep", ["inputs", "graph"])
 @pytest.mark.parametrize("name", MODELS)
 def test_whatever_is_kept_the_gradients_are_those_of_autograd(name, keep):
-    model = MODELS[name](8, keep=keep)
+    model = MODELS[name](4, keep=keep)
     model.graph.check(model.shapes)
     total = model.total()
     want = autograd(total, model.modules)
-    for order in ORDERS[::3]:
+    for order in ORDERS[::5]:
         got = accumulate(model.graph, model.data, order)
         assert_same_loss(got, total)
         assert_same_gradients(got.gradients, want)
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=str)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.both_ways
+@halved(name=[*MODELS], order=ORDERS)
 def test_in_every_order_the_gradients_are_those_of_autograd(name, order):
-    model = MODELS[name](8)
+    model = MODELS[name](6)
     model.graph.check(model.shapes)
     total = model.total()
     got = accumulate(model.graph, model.data, order)
@@ -43,7 +45,8 @@ def test_in_every_order_the_gradients_are_those_of_autograd(name, order):
     assert_same_gradients(got.gradients, autograd(total, model.modules))
 
 
-@settings(max_examples=8)
+@pytest.mark.both_ways
+@settings(max_examples=6)
 @given(name=st.sampled_from(sorted(MODELS)), n=st.integers(1, 8), order=orders())
 def test_in_any_order_the_gradients_are_those_of_autograd(name, n, order):
     model = MODELS[name](n)

@@ -35,7 +35,7 @@ ADAGRAD = partial(torch.optim.Adagrad, lr=0.05)
 SINGLE, SPARSE = partial(lists, dtype=torch.float32), partial(lists, sparse=True)
 
 
-SOME = 10
+SOME = 7
 """Instances one by one: longer and shorter ones, and steps enough to carry a moment on."""
 
 
@@ -68,6 +68,7 @@ def assert_close_weights(got, want, tolerance):
         assert worst < tolerance, f"{key} is off by {worst:.1e}"
 
 
+@pytest.mark.both_ways
 @pytest.mark.parametrize(("name", "optimizer", "order"), PAIRS)
 def test_one_instance_in_flight_and_a_step_after_each_is_sequential_training(
     name, optimizer, order
@@ -83,13 +84,14 @@ def test_one_instance_in_flight_and_a_step_after_each_is_sequential_training(
 @pytest.mark.parametrize("name", ["edges", "bundles"])
 @pytest.mark.parametrize("keep", ["auto", "graph"])
 def test_one_graph_in_flight_is_sequential_training_whatever_is_kept(name, keep):
-    want = one_by_one(MODELS[name], PLAIN, 10)
-    model = MODELS[name](10, keep=keep)
+    want = one_by_one(MODELS[name], PLAIN, 5)
+    model = MODELS[name](5, keep=keep)
     rules = Rules(optimizer=PLAIN, update_every=Instances(1), average="none")
     one_pass(model.graph, model.data, ONE_BY_ONE[1], rules=rules)
     assert_close_weights(weights_of(model.modules), want, 1e-12)
 
 
+@pytest.mark.both_ways
 @pytest.mark.parametrize("keep", ["auto", "inputs", "graph"])
 def test_sequential_training_in_single_precision(keep):
     want = one_by_one(SINGLE, SGD)
@@ -109,8 +111,9 @@ def test_sequential_training_with_a_sparse_embedding(optimizer, order):
     assert_close_weights(weights_of(model.modules), want, 1e-12)
 
 
+@pytest.mark.both_ways
 def test_a_pass_with_one_step_at_its_end_is_full_batch_training():
-    plain, model = trees(), trees()
+    plain, model = trees(6), trees(6)
     optimizers = [SGD(m.parameters()) for m in plain.modules.values()]
     rules = Rules(optimizer=SGD, update_every=Flush(), average="none", clip=Clip(norm=3.0))
     order = Order("threads", 2, "random", max_active=7, max_rows=5)
@@ -155,11 +158,11 @@ def test_averages_over_rows_and_instances_divide_the_sum():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_with_a_learning_rate_of_zero_losses_stay_constant(name):
-    model = MODELS[name]()
+    model = MODELS[name](5)
     rules = Rules(optimizer=partial(torch.optim.SGD, lr=0.0, momentum=0.9), update_every=2)
     before = weights_of(model.modules)
     seen = set()
-    for seed in range(3):
+    for seed in range(2):
         order = Order(policy="random", seed=seed, workers=2, jitter=0.5, max_active=3 + 9 * seed)
         outcome = one_pass(model.graph, model.data, order, rules=rules)
         assert max(p.version for p in outcome.parts.values()) > 2
@@ -170,9 +173,9 @@ def test_with_a_learning_rate_of_zero_losses_stay_constant(name):
 
 
 def trained(seed, order_seed):
-    model = trees(20)
+    model = trees(8)
     rules = Rules(optimizer=ADAM, update_every=Rows(9))
-    order = Order("simulated", 3, "random", order_seed, 0.8, 20, 16)
+    order = Order("simulated", 3, "random", order_seed, 0.8, 8, 16)
     one_pass(model.graph, model.data, order, rules=rules)
     return weights_of(model.modules)
 
@@ -183,10 +186,8 @@ def test_one_seed_gives_the_same_weights_to_the_last_bit_and_another_does_not():
     assert not all(torch.equal(one[k], other[k]) for k in one)
 
 
-def histograms(
-    bound: int | None, order: Order, update_every: int = 3
-) -> dict[str, tuple[int, ...]]:
-    model = trees(60)
+def histograms(bound: int | None, order: Order, n: int = 30) -> dict[str, tuple[int, ...]]:
+    model = trees(n)
     rules = Rules(
         optimizer=partial(torch.optim.SGD, lr=1e-3),
         update_every=3,
@@ -210,7 +211,7 @@ def test_staleness_stays_within_its_bound(bound, workers):
 @pytest.mark.parametrize("seed", [1, 2])
 def test_staleness_stays_within_its_bound_in_other_orders(seed, bound, workers):
     order = Order("simulated", workers, "random", seed, 0.9, 40, 8)
-    assert max(len(h) for h in histograms(bound, order).values()) <= bound + 1
+    assert max(len(h) for h in histograms(bound, order, 60).values()) <= bound + 1
 
 
 def test_the_bound_holds_on_threads_too():
@@ -232,7 +233,7 @@ def test_a_bound_with_steps_by_instances_does_not_starve_admission():
         def finished(self, engine, now_s):
             self.most = max(self.most, engine.controller.active)
 
-    model = trees(60)
+    model = trees(30)
     rules = Rules(optimizer=SGD, update_every=Instances(2), max_staleness=1)
     watch = Most()
     order = Order("simulated", 2, "random", 1, 0.9, 20, 8)
@@ -375,7 +376,7 @@ def test_an_engine_goes_on_after_a_pass_with_nothing_left_over():
 
 
 def test_kept_graphs_survive_the_steps_of_many_instances_in_flight():
-    model = MODELS["bundles"](30, keep="graph")
+    model = MODELS["bundles"](16, keep="graph")
     rules = Rules(optimizer=SGD, update_every=Instances(1))
     order = Order(workers=2, policy="random", jitter=0.5, max_active=20)
     outcome = one_pass(model.graph, model.data, order, rules=rules)
@@ -400,7 +401,7 @@ def asking(given: Instance) -> Instance:
 def test_rows_that_require_a_gradient_are_data_like_any_other(name, keep):
     found = []
     for change in (asking, lambda given: given):
-        model = MODELS[name](keep=keep)
+        model = MODELS[name](4, keep=keep)
         rules = Rules(optimizer=SGD, update_every=Instances(3))
         for train in (True, False):
             one_pass(model.graph, map(change, model.data), rules=rules, train=train)

@@ -100,7 +100,7 @@ def sources(n: int, seed: int = 0) -> list[Tensor]:
     return [torch.randn(k, 2, generator=rng, dtype=F64) for k in lengths]
 
 
-def translate(n: int = 9) -> Model:
+def translate(n: int = 5) -> Model:
     """A decoder's loop: how long it takes is seen in the payload; a loss at every step."""
     torch.manual_seed(0)
     encode, first, cell, readout = Encode(), First(), Cell(), nn.Linear(H, 2, dtype=F64)
@@ -129,7 +129,7 @@ def translate(n: int = 9) -> Model:
     return Model(graph, modules, plain, data, {"x": ((2,), F64)})
 
 
-def two(n: int = 7) -> Model:
+def two(n: int = 4) -> Model:
     """Two memories: one is read before the loop, both in it by one shared cell, and some rows pass
     one of them by."""
     torch.manual_seed(1)
@@ -174,7 +174,7 @@ def two(n: int = 7) -> Model:
     return Model(graph, modules, plain, data, {"a": ((2,), F64), "b": ((2,), F64)})
 
 
-def features(n: int = 5) -> Model:
+def features(n: int = 3) -> Model:
     """A loop over a graph, each of whose vertices reads the features of all, behind a group."""
     torch.manual_seed(2)
     encode, cell, send = Encode(), Cell(), nn.Linear(H, H, dtype=F64)
@@ -209,7 +209,7 @@ def features(n: int = 5) -> Model:
     return Model(graph, modules, plain, data, {"x": ((2,), F64)})
 
 
-def queries(n: int = 6) -> Model:
+def queries(n: int = 4) -> Model:
     """Bundles that read: each row of one reads the bundle that is held for its message."""
     torch.manual_seed(3)
     encode, cell, readout = Encode(), Cell(), nn.Linear(H, 2, dtype=F64)
@@ -231,6 +231,7 @@ def queries(n: int = 6) -> Model:
 MODELS = {"translate": translate, "two": two, "features": features, "queries": queries}
 
 
+@pytest.mark.both_ways
 @pytest.mark.parametrize(
     ("name", "order"),
     [
@@ -248,14 +249,27 @@ def test_in_every_order_the_gradients_are_those_of_autograd(name, order):
     assert_same_gradients(got.gradients, autograd(total, model.modules))
 
 
-@settings(max_examples=8)
-@given(name=st.sampled_from(sorted(MODELS)), n=st.integers(1, 20), order=orders())
-def test_in_any_order_the_gradients_are_those_of_autograd(name, n, order):
+def check(name, n, order):
     model = MODELS[name](n)
     model.graph.check(model.shapes, model.data[0])
     total = model.total()
     got = accumulate(model.graph, model.data, order)
     assert_same_gradients(got.gradients, autograd(total, model.modules))
+
+
+@pytest.mark.both_ways
+@settings(max_examples=5)
+@given(name=st.sampled_from(sorted(MODELS)), n=st.integers(1, 8), order=orders())
+def test_in_any_order_the_gradients_are_those_of_autograd(name, n, order):
+    check(name, n, order)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@settings(max_examples=100)
+@given(name=st.sampled_from(sorted(MODELS)), n=st.integers(1, 20), order=orders())
+def test_in_many_orders_the_gradients_are_those_of_autograd(name, n, order):
+    check(name, n, order)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -284,7 +298,7 @@ class Values(nn.Module):
         return keys * values
 
 
-def ready(attention: nn.Module, one: bool, n: int = 7) -> Model:
+def ready(attention: nn.Module, one: bool, n: int = 4) -> Model:
     """A loop of a column's length, with attention that has a kernel."""
     torch.manual_seed(4)
     encode, first, step = Encode(), First(), Step()
@@ -337,6 +351,7 @@ ATTENTION = {
 }
 
 
+@pytest.mark.both_ways
 @pytest.mark.parametrize("order", ORDERS[3::6], ids=str)
 @pytest.mark.parametrize("one", [True, False], ids=["one tensor", "keys and values"])
 @pytest.mark.parametrize("kind", ATTENTION)

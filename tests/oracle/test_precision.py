@@ -17,9 +17,10 @@ from tests.rigs.products import in_pairs
 ORDERS = (Order(), Order(workers=3, jitter=0.9, seed=2, policy="random", max_rows=5))
 
 
+@pytest.mark.both_ways
 @in_pairs(name=[*MODELS], keep=["auto", "inputs", "graph"], order=ORDERS)
 def test_gradients_in_bf16_are_those_of_float64_but_for_rounding(name, keep, order):
-    model = MODELS[name](keep=keep)
+    model = MODELS[name](6, keep=keep)
     model.graph.check(model.shapes)
     total = model.total()
     want = autograd(total, model.modules)

@@ -50,7 +50,9 @@ def quadratic(
     return found
 
 
-@pytest.mark.parametrize("delay", [0, 1, 3, 6])
+@pytest.mark.parametrize(
+    "delay", [0, 3, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 6))]
+)
 def test_the_delayed_quadratic_is_stable_up_to_the_known_rate_and_no_further(delay):
     limit = 2 * sin(pi / (4 * delay + 2))
     below = quadratic(0.96 * limit, delay, 300)

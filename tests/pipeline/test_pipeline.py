@@ -119,6 +119,7 @@ def assert_equal(one: nn.Module, other: nn.Module, tolerance: float = 1e-9) -> N
         torch.testing.assert_close(found[name], value, rtol=tolerance, atol=tolerance, msg=name)
 
 
+@pytest.mark.both_ways
 @pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["sgd", "adam"])
 @pytest.mark.parametrize("parts", [1, 2, 3, 6])
 def test_parts_with_one_minibatch_in_flight_are_plain_training_with_batch_norm_and_skips(

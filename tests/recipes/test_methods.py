@@ -19,6 +19,7 @@ from geartrain.recipes.methods import METHODS, flops_of
 from geartrain.runtime.simulated import Simulated
 from geartrain.train.session import Session
 from geartrain_baselines.baseline import shuffler
+from tests.rigs.products import halved
 
 SMALL = {
     "cifar": {"batch": 5, "width": 2, "blocks": 2, "parts": 3},
@@ -39,12 +40,11 @@ def session_of(task: Task, max_active: int, seed: int = 0) -> Session:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("recipe", SMALL)
-@pytest.mark.parametrize("method", METHODS)
+@halved(method=[*METHODS], recipe=[*SMALL])
 def test_every_method_trains_every_part_of_every_network(
     recipe: str, method: str, small_data: Path
 ) -> None:
-    task = build(recipe, small_data, method=method)
+    task = build(recipe, small_data, method=method, train_size=24)
     max_active = find_recipe(recipe).in_flight(SMALL[recipe] | {"method": method})
     session = session_of(task, max_active)
     before = {name: [p.clone() for p in part.parameters] for name, part in session.parts.items()}
@@ -112,8 +112,9 @@ def test_a_network_learns_its_data_by_the_default_method(
     recipe: str, metric: str, small_data: Path
 ) -> None:
     large = {"width": 4} if recipe == "cifar" else {"dim": 16, "learning_rate": 1e-2}
-    task = build(recipe, small_data, epochs=12, **large)
-    fit = session_of(task, 3).fit(task.load("train"), epochs=12, valid=task.load("valid"))
+    epochs = 12 if recipe == "cifar" else 6
+    task = build(recipe, small_data, epochs=epochs, **large)
+    fit = session_of(task, 3).fit(task.load("train"), epochs=epochs, valid=task.load("valid"))
     assert fit.valid[metric] > 0.4
     assert fit.valid["loss"] < fit.history[0].valid["loss"] - 0.3
 

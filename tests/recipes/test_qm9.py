@@ -139,7 +139,7 @@ def test_units_that_are_none_are_refused(text: str) -> None:
         Units.from_json(text)
 
 
-@pytest.mark.parametrize("distances", [0, 1])
+@pytest.mark.parametrize("distances", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_dipole_moments_are_learnt(data: Path, distances: int) -> None:
     task = task_of(data, learning_rate=1e-2, distances=distances)
     session = Session(

@@ -138,7 +138,7 @@ def test_equal_seeds_give_equal_weights_and_others_do_not() -> None:
     assert not torch.equal(weights(0), weights(1))
 
 
-@pytest.mark.parametrize("whole", [1, 0])
+@pytest.mark.parametrize("whole", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_list_reduction_learns(whole: int) -> None:
     recipe = find_recipe("listreduce")
     sizes = {"train_size": 400, "valid_size": 200, "hidden": 32, "whole": whole}

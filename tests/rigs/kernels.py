@@ -1,24 +1,25 @@
 """Which tests are run a second time, without native kernels: those that have asked for them.
 
 Where the C of a kernel works, its twin in torch does not, and either must pass the same tests. In
-the rooms where kernels compute, a test that has passed is run again without them, in the same
-process, if the package has asked for kernels while it ran; what never asks for them would only be
-run twice. A test that chooses by itself goes both ways in one run, and a soak goes one way. Of a
-test with several parameters every other case goes both ways, so that each value of each does.
+the rooms where kernels compute, and wherever a test is marked ``both_ways``, a test that has passed
+is run again without them, in the same process, if the package has asked for kernels while it ran;
+what never asks for them would only be run twice. A test that chooses by itself goes both ways in
+one run, and a soak goes one way. Of the cases of a test the first goes both ways: the others go
+without kernels where all of the rooms do, with GEARTRAIN_NATIVE=0 (``make test-slow``).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 from _pytest.runner import runtestprotocol
 
 from geartrain.native import library
+from tests.rigs import cases
 
-ROOMS = frozenset({"nodes", "graph", "nn", "whole", "pipeline", "oracle"})
+ROOMS = frozenset({"nodes", "graph", "nn", "whole"})
 """Folders of tests."""
 CHOOSE = frozenset({"native", "either", "way"})
 """Parameters and fixtures by which a test chooses."""
@@ -29,49 +30,17 @@ def goes_both_ways(item: pytest.Item) -> bool:
     names = getattr(item, "fixturenames", ())
     if item.get_closest_marker("slow") is not None:
         return False
-    return item.path.parent.name in ROOMS and CHOOSE.isdisjoint(names)
+    chosen = item.path.parent.name in ROOMS or item.get_closest_marker("both_ways") is not None
+    return chosen and CHOOSE.isdisjoint(names) and item.nodeid in _firsts(item.session)
 
 
-def is_its_turn(item: pytest.Item) -> bool:
-    """Whether this case of a test is one of those that go both ways.
-
-    With kernels or without is a parameter like others. Of three and more it is enough that any two
-    meet in all their values, so cases go both ways as the black squares of a board do; where a test
-    has one parameter of several values, all do.
-    """
-    stash = item.session.stash
-    if _TURNS not in stash:
-        stash[_TURNS] = frozenset(_turns(item.session.items))
-    return item.nodeid in stash[_TURNS]
+def _firsts(session: pytest.Session) -> frozenset[str]:
+    if _FIRSTS not in session.stash:
+        session.stash[_FIRSTS] = frozenset(item.nodeid for item in cases.firsts(session.items))
+    return session.stash[_FIRSTS]
 
 
-_TURNS = pytest.StashKey[frozenset[str]]()
-
-
-def _turns(items: Sequence[pytest.Item]) -> Iterator[str]:
-    """Cases whose numbers of values, of parameters that have several, have an even sum."""
-    tests: dict[tuple[object, str], dict[str, list[Hashable]]] = defaultdict(dict)
-    for item in items:
-        name = getattr(item, "originalname", None) or item.name
-        tests[item.parent, name][item.nodeid] = _values(item)
-    for cases in tests.values():
-        columns = [[*dict.fromkeys(column)] for column in zip(*cases.values(), strict=True)]
-        several = [k for k, column in enumerate(columns) if len(column) > 1]
-        for case, values in cases.items():
-            numbers = [columns[k].index(values[k]) for k in several]
-            if len(several) < 2 or sum(numbers) % 2 == 0:
-                yield case
-
-
-def _values(item: pytest.Item) -> list[Hashable]:
-    """What tells apart the values of each parameter; names that get theirs together are one."""
-    spec = getattr(item, "callspec", None)
-    left = {} if spec is None else {name: id(value) for name, value in spec.params.items()}
-    found: list[Hashable] = []
-    for mark in item.iter_markers("parametrize"):
-        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
-        found.append(tuple(left.pop(name.strip(), None) for name in names))
-    return [*found, *left.values()]
+_FIRSTS = pytest.StashKey[frozenset[str]]()
 
 
 def run(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
@@ -80,7 +49,7 @@ def run(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
     with asked_for() as times:
         reports = runtestprotocol(item, nextitem=nextitem)
     asked = bool(times) and all(report.passed for report in reports)
-    if asked and is_its_turn(item):
+    if asked:
         with without_kernels():
             again = runtestprotocol(item, nextitem=nextitem, log=False)
         for report in again:

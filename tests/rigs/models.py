@@ -56,7 +56,7 @@ def lists(
     keep: str = "auto",
     dtype: torch.dtype = torch.float64,
     sparse: bool = False,
-    run: Run | None = None,
+    run: Run = "steps",
 ) -> Model:
     """A token a vertex; the state moves along them until the last."""
     torch.manual_seed(1)
@@ -143,7 +143,7 @@ def tree(rng: np.random.Generator, leaves: int) -> dict[str, np.ndarray]:
     }
 
 
-def trees(n: int = 12, keep: str = "auto", run: Run | None = None) -> Model:
+def trees(n: int = 12, keep: str = "auto", run: Run = "steps") -> Model:
     """Binary trees with a label at every vertex."""
     torch.manual_seed(2)
     leaf, branch, readout = Leaf().double(), Branch().double(), HiddenOnly(5).double()
@@ -288,7 +288,7 @@ def edges(n: int = 10, keep: str = "auto", types: int = 3, steps: int = 3) -> Mo
     update, gate = Update(step.cell), Gate(readout)
     graph = Graph(edge=("type",), value=("aim",))
     start = graph.input("h", step=0)
-    state = graph.loop(name="state")
+    state = graph.loop(name="state", run="steps")
     state.join(start)
     ways = state.flatmap("edge").route(lambda m: m.type, types)
     sent = [
@@ -325,7 +325,7 @@ def bundles(n: int = 10, keep: str = "auto", types: int = 3, steps: int = 3) -> 
     torch.manual_seed(3)
     step, readout = Step(types).double(), Readout().double()
     graph = Graph(edge=("type",), value=("aim",))
-    state = graph.loop(name="state")
+    state = graph.loop(name="state", run="steps")
     state.join(graph.input("h", bundle=True, step=0))
     after = state.through(step, name="step", inside=True, keep=keep)
     more, done = after.move(step=lambda m: m.step + 1).where(lambda m: m.step < steps)

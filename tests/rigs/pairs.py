@@ -12,7 +12,7 @@ def graph_of_pairs() -> gt.Graph:
     torch.manual_seed(0)
     graph = gt.Graph(vertex=("parent", "slot"))
     first = nn.Linear(3, 3, dtype=torch.float64)
-    nodes = graph.loop()
+    nodes = graph.loop(run="steps")
     nodes.join(graph.input("x").through(first, name="first"))
     inner, root = nodes.where(lambda m: m.parent >= 0)
     pairs = inner.group(by={"vertex": lambda m: m.parent}, size=2, order="slot")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 import torch
 from hypothesis import strategies as st
@@ -32,6 +32,7 @@ from geartrain.parts.part import PartState
 from geartrain.parts.rules import Flush, Rules
 from geartrain.parts.trained import StepTaken
 from geartrain.runtime.base import AbstractRuntime, Feeder
+from geartrain.runtime.processes.processes import Processes
 from geartrain.runtime.simulated import Simulated
 from geartrain.runtime.threads import Threads
 
@@ -52,6 +53,12 @@ class Quiet:
         """Not of interest."""
 
 
+@cache
+def processes(workers: int) -> Processes:
+    """One for all tests of a process: making workers takes longer than most tests."""
+    return Processes(workers, kernel_threads=1)
+
+
 @dataclass(frozen=True)
 class Order:
     """One way to permute deliveries."""
@@ -67,6 +74,8 @@ class Order:
     def make_runtime(self) -> AbstractRuntime:
         if self.runtime == "threads":
             return Threads(self.workers, kernel_threads=1)
+        if self.runtime == "processes":
+            return processes(self.workers)
         return Simulated(self.workers, seed=self.seed, jitter=self.jitter)
 
     def make_policy(self, worker: int) -> AbstractPolicy:
@@ -101,6 +110,7 @@ ORDERS = (
     Order("threads", 1),
     Order("threads", 2, "random", 4),
     Order("threads", 4, "backward", max_active=50, max_rows=7),
+    Order("processes", 2, "random", 5, max_active=7),
 )
 """A fixed few, for graphs that are not drawn at random."""
 

@@ -15,10 +15,7 @@ def in_pairs(**axes: Sequence[Any] | Mapping[str, Any]) -> pytest.MarkDecorator:
     Args:
         axes: Values of each parameter, or names and values.
     """
-    named = [
-        [*axis.items()] if isinstance(axis, Mapping) else [(str(each), each) for each in axis]
-        for axis in axes.values()
-    ]
+    named = [_named(axis) for axis in axes.values()]
     cases = covering([len(axis) for axis in named])
     return pytest.mark.parametrize(
         tuple(axes),
@@ -28,6 +25,28 @@ def in_pairs(**axes: Sequence[Any] | Mapping[str, Any]) -> pytest.MarkDecorator:
                 id="-".join(axis[k][0] for axis, k in zip(named, case, strict=True)),
             )
             for case in cases
+        ],
+    )
+
+
+def halved(**axes: Sequence[Any] | Mapping[str, Any]) -> pytest.MarkDecorator:
+    """``pytest.mark.parametrize`` of all products, of which every other case is slow.
+
+    As the black squares of a board, so that each value of each parameter is in a case that is not.
+
+    Args:
+        axes: Values of each parameter, or names and values.
+    """
+    every = [_named(axis) for axis in axes.values()]
+    return pytest.mark.parametrize(
+        tuple(axes),
+        [
+            pytest.param(
+                *(value for _, (_, value) in case),
+                id="-".join(name for _, (name, _) in case),
+                marks=[pytest.mark.slow] * (sum(number for number, _ in case) % 2),
+            )
+            for case in product(*map(enumerate, every))
         ],
     )
 
@@ -44,6 +63,10 @@ def covering(sizes: Sequence[int]) -> list[tuple[int, ...]]:
         left.difference_update(_pairs(best))
         chosen.append(best)
     return chosen
+
+
+def _named(axis: Sequence[Any] | Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [*axis.items()] if isinstance(axis, Mapping) else [(str(each), each) for each in axis]
 
 
 def _pairs(case: Sequence[int]) -> list[tuple[tuple[int, int], tuple[int, int]]]:

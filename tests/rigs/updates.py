@@ -167,7 +167,7 @@ def early_exits(n: int) -> Kind:
     x = graph.input("x", step=0).through(first, name="first")
     more, done = x.where(lambda m: m.rounds > 0)
     done.loss(squares, name="near")
-    loop = graph.loop()
+    loop = graph.loop(run="steps")
     loop.join(more.through(lambda x: torch.cat([x, x], 1), name="widen"))
     turned = loop.through(deep, name="deep", read="rounds").move(step=lambda m: m.step + 1)
     again, out = turned.where(lambda m: m.step < m.rounds)

@@ -409,7 +409,7 @@ def test_a_failure_after_an_interrupt_is_what_the_caller_hears(runtime):
             return x
 
     late = LateFailure()
-    engine = engine_of(chain(late), runtime.workers, max_active=64)  # some are still to come by
+    engine = engine_of(chain(late), runtime.workers, max_active=2000)  # some are still to come by
     engine.begin(train=True)
 
     class Watching(Interrupting):

@@ -8,7 +8,7 @@ import torch
 from geartrain.sharing.exchanges.pushsum import PushSum
 from geartrain.sharing.letters import Inbox
 from geartrain.sharing.topology import Exponential
-from tests.rigs.products import in_pairs
+from tests.rigs.products import halved, in_pairs
 
 RATE = 0.1  # of the copies' optimisers
 CIRCLE = Exponential()
@@ -59,8 +59,14 @@ def _omega_is(hand, n):
     assert min(omegas(hand)) >= 0.1
 
 
-@pytest.mark.parametrize("topology", [CIRCLE, OneWay(), [(0, 1), (0, 2), (0, 3), (3, 4), (4, 5)]])
-@pytest.mark.parametrize("rotate", [True, False])
+@halved(
+    topology={
+        "circle": CIRCLE,
+        "one way": OneWay(),
+        "tree": [(0, 1), (0, 2), (0, 3), (3, 4), (4, 5)],
+    },
+    rotate=[True, False],
+)
 def test_without_gradients_all_tend_to_the_mean(copies, still, topology, rotate):
     hand = copies(PushSum(rotate=rotate), n=6, topology=topology)
     mean = hand.x.mean(0)

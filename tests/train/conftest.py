@@ -89,7 +89,7 @@ def make_forest() -> Callable[..., Forest]:
         torch.manual_seed(seed)
         word, branch, readout = nn.Embedding(20, 4, sparse=sparse), nn.Linear(8, 4), nn.Linear(4, 3)
         graph = gt.Graph(vertex=("parent", "slot", "label"))
-        nodes = graph.loop(name="nodes")
+        nodes = graph.loop(name="nodes", run="steps")
         nodes.join(graph.input("word").through(word, name="embed"))
         nodes.through(readout, name="readout").loss(
             gt.cross_entropy, target="label", metrics={"accuracy": gt.accuracy}

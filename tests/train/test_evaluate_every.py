@@ -94,7 +94,9 @@ def test_a_target_ends_the_run_within_the_epoch_and_fit_goes_on_from_there(
         assert rest.instances == 30
 
 
-@pytest.mark.parametrize("stop", [20, 25, 30, 60, 75])
+@pytest.mark.parametrize(
+    "stop", [20, 25, 60, *(pytest.param(k, marks=pytest.mark.slow) for k in (30, 75))]
+)
 def test_a_run_resumed_within_an_epoch_is_the_uninterrupted_one(
     make_line, make_rows, tmp_path, stop
 ):

@@ -31,7 +31,7 @@ def graph() -> gt.Graph:
     """Rows that go three times round a loop: a firing has one of each instance."""
     torch.manual_seed(0)
     made = gt.Graph(value=("label",))
-    loop = made.loop(name="loop")
+    loop = made.loop(name="loop", run="steps")
     loop.join(made.input("x", step=0))
     turned = loop.through(torch.nn.Linear(4, 4), name="turn").move(step=lambda m: m.step + 1)
     done, more = turned.where(lambda m: m.step >= 3)

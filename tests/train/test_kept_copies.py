@@ -13,6 +13,7 @@ from torch import nn
 import geartrain as gt
 from geartrain.parts.part import PartState
 from geartrain.sharing.neighbours import Replicas
+from tests.rigs.products import halved
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.5)
 VIEWS = [
@@ -66,13 +67,12 @@ def test_a_single_copy_of_a_pipeline_trains_as_the_pipeline_does(view):
     found = []
     for sharing in (None, gt.Neighbours(copies=1)):
         s = session(sharing, view=view, runtime=gt.Simulated(1))
-        s.fit(data(14), epochs=2)
+        s.fit(data(8), epochs=2)
         found.append(weights(s))
     assert torch.equal(found[0], found[1])
 
 
-@pytest.mark.parametrize("exchange", ["gradients", "all-reduce"])
-@pytest.mark.parametrize("view", VIEWS, ids=str)
+@halved(view=VIEWS, exchange=["gradients", "all-reduce"])
 def test_copies_of_a_pipeline_learn_with_any_view(view, exchange):
     s = session(gt.Neighbours(copies=3, exchange=exchange), view=view, every=4)
     fit = s.fit(data(18), epochs=3)
@@ -109,11 +109,11 @@ def test_copies_of_a_pipeline_go_on_where_a_checkpoint_left_them(credit, tmp_pat
         return session(gt.Neighbours(copies=2), gears=gears, credit=credit, every=1, active=1)
 
     whole, first, second = fresh(), fresh(), fresh()
-    whole.fit(data(22), epochs=2)
-    first.fit(data(22), epochs=1)
+    whole.fit(data(14), epochs=2)
+    first.fit(data(14), epochs=1)
     first.save(tmp_path / "a.safetensors")
     second.load(tmp_path / "a.safetensors")
-    second.fit(data(22), epochs=2)
+    second.fit(data(14), epochs=2)
     assert torch.equal(weights(second), weights(whole))
 
 

@@ -91,7 +91,7 @@ def test_a_metric_that_is_no_number_a_row_is_refused_by_name(metric: Any, came: 
 
 def test_a_run_that_stands_still_at_a_window_says_so() -> None:
     def loop(x: gt.Stream) -> gt.Stream:
-        rounds = x.graph.loop(name="rounds")
+        rounds = x.graph.loop(name="rounds", run="steps")
         rounds.join(x)
         more, done = rounds.through(nn.Linear(4, 4), name="cell").where(lambda m: m.step < 3)
         rounds.join(more.move(step=lambda m: m.step + 1))
@@ -130,7 +130,7 @@ def straight(x: gt.Stream, keep: Any) -> gt.Stream:
 
 
 def behind_a_loop(x: gt.Stream, keep: Any) -> gt.Stream:
-    rounds = x.graph.loop()
+    rounds = x.graph.loop(run="steps")
     rounds.join(x)
     more, done = rounds.through(nn.Linear(4, 4)).where(lambda m: m.step < 3)
     rounds.join(more.move(step=lambda m: m.step + 1))

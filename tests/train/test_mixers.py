@@ -30,7 +30,7 @@ from geartrain.sharing.mixing import metropolis
 from geartrain.sharing.neighbours import EXCHANGES, Neighbours, Replicas
 from geartrain.sharing.topology import Ring
 from geartrain.train.session import Session
-from tests.rigs.products import in_pairs
+from tests.rigs.products import halved, in_pairs
 from tests.rigs.sessions import session_of
 
 EACH, RATE = 4, 0.1
@@ -130,14 +130,17 @@ def begin_apart(module: nn.Module, k: int) -> None:
             p.copy_(torch.randn(p.shape, generator=generator))
 
 
-@pytest.mark.parametrize(
-    ("name", "graph", "way"),
-    [
-        *(("ad-psgd", graph, way) for graph in GRAPHS for way in WAYS),
-        *((name, "torus 3x3", way) for name in ("d-psgd", "push-sum") for way in WAYS),
-    ],
-)
-def test_copies_that_begin_apart_come_together(name, graph, way):
+@halved(graph=[*GRAPHS], way=[*WAYS])
+def test_pairs_that_begin_apart_come_together(graph, way):
+    come_together("ad-psgd", graph, way)
+
+
+@halved(name=["d-psgd", "push-sum"], way=[*WAYS])
+def test_copies_that_begin_apart_come_together(name, way):
+    come_together(name, "torus 3x3", way)
+
+
+def come_together(name, graph, way):
     copies, topology = GRAPHS[graph]
     seen = Seen()
     neighbours = Neighbours(
@@ -150,7 +153,7 @@ def test_copies_that_begin_apart_come_together(name, graph, way):
     )  # fmt: skip
     assert isinstance(s.state.sharing, Replicas)
     before = s.state.sharing.distance()
-    s.fit(data(20 * copies), epochs=1)
+    s.fit(data(14 * copies), epochs=1)
     assert s.state.sharing.distance() < 0.5 * before
     found = seen.events[-1].copies
     assert all(c.meetings_per_round > 0.05 for c in found)
@@ -227,13 +230,13 @@ def test_a_resumed_run_goes_on_as_the_uninterrupted_one(tmp_path, mixer):
         )
 
     whole = made()
-    whole.fit(data(24), epochs=3)
+    whole.fit(data(24), epochs=2)
     first = made()
     first.fit(data(24), epochs=1)
     first.save(tmp_path / "c")
     second = made()
     second.load(tmp_path / "c")
-    second.fit(data(24), epochs=3)
+    second.fit(data(24), epochs=2)
     assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(second), strict=True))
 
 

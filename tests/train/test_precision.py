@@ -23,7 +23,7 @@ def session(graph: gt.Graph, **options) -> gt.Session:
 def test_training_converges_and_what_leaves_is_float32(make_line, make_rows):
     line = make_line()
     ours = session(line.graph)
-    fit = ours.fit(make_rows(200), epochs=3, valid=make_rows(50, 1))
+    fit = ours.fit(make_rows(100), epochs=4, valid=make_rows(40, 1))
     assert fit.history[-1].valid["accuracy"] > 0.95
     assert {p.dtype for m in (line.first, line.second) for p in m.parameters()} == {torch.float32}
     rows = make_rows(5, 2)
@@ -36,7 +36,7 @@ def test_training_converges_and_what_leaves_is_float32(make_line, make_rows):
 def test_trees_train_as_in_full_precision(make_forest, make_trees):
     ends = []
     for precision in ("full", "bf16"):
-        fit = session(make_forest().graph, precision=precision).fit(make_trees(60), epochs=2)
+        fit = session(make_forest().graph, precision=precision).fit(make_trees(24), epochs=2)
         ends.append(fit.history[-1].loss)
     assert ends[1] == pytest.approx(ends[0], rel=0.02)
     assert ends[1] != ends[0]
@@ -86,7 +86,7 @@ def test_parts_without_a_kernel_work_in_float32_beside_others(make_rows, keep):
     hidden = hidden.through(gt.Part(nn.Linear(4, 4), full_precision=True), name="whole")
     logits = hidden.through(gt.Part(Seen(seen), keep=keep), name="seen")
     logits.loss(gt.cross_entropy, target="label", metrics={"accuracy": gt.accuracy})
-    fit = session(graph).fit(make_rows(200), epochs=3, valid=make_rows(50, 1))
+    fit = session(graph).fit(make_rows(100), epochs=4, valid=make_rows(40, 1))
     assert fit.history[-1].valid["accuracy"] > 0.9
     assert set(seen) <= {torch.float32} and seen
 

@@ -259,10 +259,10 @@ def test_an_evaluation_changes_nothing(data, make_forest, make_trees):
 
 def test_validation_between_epochs_leaves_training_as_it_is(make_forest, make_trees, weights_of):
     found = []
-    for valid in (None, make_trees(30, seed=5)):
+    for valid in (None, make_trees(10, seed=5)):
         forest = make_forest()
         session = simulated(forest.graph, runtime=gt.Simulated(2, jitter=0.3), max_active=8)
-        session.fit(make_trees(60), epochs=3, valid=valid)
+        session.fit(make_trees(24), epochs=3, valid=valid)
         found.append(weights_of([forest.word, forest.branch, forest.readout]))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
@@ -280,7 +280,7 @@ def test_one_seed_gives_bit_equal_weights_twice_and_another_does_not(
             max_active=16,
             seed=seed,
         )
-        session.fit(make_trees(80), epochs=2)
+        session.fit(make_trees(30), epochs=2)
         found.append(torch.cat([w.flatten() for w in weights_of([forest.word, forest.branch])]))
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
 
@@ -543,7 +543,7 @@ def test_placement_by_hand_is_honoured(make_rows, recorder):
         schedule=gt.Schedule(placement={"costly_1": 1, "costly_2": 1, "narrow": 0, "loss": 0}),
         instruments=[recorder],
     )
-    session.fit(make_rows(300), epochs=1)
+    session.fit(make_rows(80), epochs=1)
     started = recorder.events[0]
     assert started.nodes["costly_1"] == started.nodes["costly_2"] == 1
     assert {f.worker for f in recorder.of(Fired) if f.node.startswith("costly")} == {1}

@@ -151,7 +151,7 @@ def test_a_stamp_is_a_copy_and_counts_before_the_message() -> None:
     first, second = order.stamp(1), order.stamp(1)
     assert first.tolist() == [[0, 0], [0, 0]]
     assert second.tolist() == [[0, 1], [0, 0]]
-    assert order.peek().tolist() == [[0, 2], [0, 0]]
+    assert order.sent.tolist() == [[0, 2], [0, 0]]
 
 
 def test_counts_by_sender_are_those_of_deliveries() -> None:
@@ -159,8 +159,8 @@ def test_counts_by_sender_are_those_of_deliveries() -> None:
     for _ in range(4):
         world.send(1, 0)
         world.arrive(1, 0)
-    assert world.orders[0].delivered == (0, 4, 0)
-    assert np.array_equal(world.orders[0].peek()[:, 0], [0, 4, 0])
+    assert world.orders[0].delivered == [0, 4, 0]
+    assert np.array_equal(world.orders[0].sent[:, 0], [0, 4, 0])
 
 
 def test_a_process_that_is_not_there_is_refused() -> None:

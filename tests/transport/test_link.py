@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import zmq
 
 from geartrain.errors import TransportError
 from geartrain.transport.link import Transport
@@ -27,26 +28,30 @@ Make = Callable[..., list[Transport]]
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as found:
+        yield found
+
+
+@pytest.fixture
+def make(tmp_path: Path, stack: ExitStack) -> Make:
     """Transports of one generation in a folder."""
-    with ExitStack() as stack:
 
-        def made(n: int, generation: int = 0, **settings: object) -> list[Transport]:
-            return [
-                stack.enter_context(Transport(k, n, tmp_path, generation, **settings))
-                for k in range(n)
-            ]
+    def made(n: int, generation: int = 0, **settings: object) -> list[Transport]:
+        return [
+            stack.enter_context(Transport(k, n, tmp_path, generation, **settings)) for k in range(n)
+        ]
 
-        yield made
+    return made
 
 
 def take(transport: Transport, n: int) -> list[tuple[int, Record]]:
     """The next n records, waited for."""
     found: list[tuple[int, Record]] = []
+    end = time.monotonic() + LONG_S
     while len(found) < n:
-        more = transport.poll(LONG_S)
-        assert more, f"{len(found)} of {n} have come"
-        found += more
+        assert time.monotonic() < end, f"{len(found)} of {n} have come"
+        found += transport.poll(0.5)
     assert len(found) == n
     return found
 
@@ -86,15 +91,65 @@ def test_a_record_to_oneself_comes_with_the_next_poll(make: Make) -> None:
     assert a.poll() == []
 
 
-def test_what_was_caused_is_delivered_after_its_cause(make: Make) -> None:
-    a, b, c = make(3)
-    # a's message to c leaves only when c's socket is asked for it: hold it by sending it last
-    a.send(2, Record(16, (0,), arrays=(torch.zeros(1 << 21),)))
+def test_what_was_caused_is_delivered_after_its_cause_however_late_that_comes(
+    stack: ExitStack,
+) -> None:
+    a, b, c = (stack.enter_context(Transport(k, 3, "tcp://127.0.0.1:*")) for k in range(3))
+    context = stack.enter_context(zmq.Context())
+    detour = stack.enter_context(context.socket(zmq.PULL))
+    port = detour.bind_to_random_port("tcp://127.0.0.1")
+    onward = stack.enter_context(context.socket(zmq.PUSH))
+    onward.connect(c.address)
+    a.connect({1: b.address, 2: f"tcp://127.0.0.1:{port}"})
+    b.connect({2: c.address})
+    a.send(2, Record(16, (0,)))
     a.send(1, Record(16, (1,)))
     take(b, 1)
     b.send(2, Record(16, (2,)))
-    assert [record.ints[0] for _, record in take(c, 2)] == [0, 2]
-    assert c.held == 0
+    b.send(2, Record(16, (3,)))
+    while c.held < 2:
+        assert c.poll(0.5) == []
+    assert c.waits_for() == ["1 of 1 messages from 0 to 2"]
+    assert detour.poll(1000 * LONG_S)
+    onward.send_multipart(detour.recv_multipart())
+    assert [record.ints[0] for _, record in take(c, 3)] == [0, 2, 3]
+    assert c.held == 0 and c.waits_for() == []
+
+
+def test_four_that_talk_at_random_hear_all_of_it_in_the_order_of_causes(make: Make) -> None:
+    n, draw = 4, np.random.default_rng(5)
+    transports = make(n)
+    before: list[set[int]] = []  # of each message, those that happened before it
+    seen: list[set[int]] = [set() for _ in range(n)]
+    told: list[list[int]] = [[] for _ in range(n)]
+    expected = [0] * n
+
+    def hear(k: int) -> None:
+        for _, record in transports[k].poll(0.0):
+            (number,) = record.ints
+            told[k].append(number)
+            assert (record.arrays[0] == number).all()
+            seen[k] |= before[number] | {number}
+
+    for number in range(600):
+        k, to = draw.integers(0, n, 2).tolist()
+        before.append(set(seen[k]))
+        seen[k].add(number)
+        expected[to] += 1
+        size = int(draw.choice([1, 100, 3000, 20_000], p=[0.5, 0.3, 0.15, 0.05]))
+        transports[k].send(to, Record(16, (number,), arrays=(torch.full((size,), number),)))
+        if draw.random() < 0.3:
+            hear(int(draw.integers(0, n)))
+    end = time.monotonic() + LONG_S
+    while sum(map(len, told)) < 600 and time.monotonic() < end:
+        for k in range(n):
+            hear(k)
+    assert [len(each) for each in told] == expected
+    for order in told:
+        place = {number: at for at, number in enumerate(order)}
+        for late, at in place.items():
+            assert all(place[early] < at for early in before[late] & place.keys())
+    assert all(x.held == 0 for x in transports)
 
 
 def test_a_send_does_not_wait_for_a_receiver_that_is_not_there_yet(
@@ -189,6 +244,19 @@ def test_a_signal_is_handled_and_the_wait_goes_on(make: Make) -> None:
     assert handled.is_set()
 
 
+def test_a_wait_ends_in_time_however_often_it_is_interrupted(make: Make) -> None:
+    a, _ = make(2)
+    handled: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, _: handled.append(number))
+    signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+    try:
+        assert a.poll(0.05) == []
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    assert handled
+
+
 def test_messages_of_an_older_generation_are_dropped_and_of_a_newer_one_refused(
     tmp_path: Path,
 ) -> None:
@@ -220,8 +288,6 @@ def test_a_receiver_that_was_replaced_notices_what_was_lost(tmp_path: Path) -> N
 
 
 def test_what_is_no_message_is_an_error_that_says_so(tmp_path: Path) -> None:
-    import zmq
-
     context = zmq.Context()
     push = context.socket(zmq.PUSH)
     try:

@@ -178,7 +178,9 @@ def test_what_no_message_can_carry_is_refused_with_its_name(record: Record, told
 
 
 SAMPLE = Record(3, (1, -2), (0.5,), (np.arange(6).reshape(2, 3), None, torch.ones(3, 5)))
-LARGE = Record(3, (1, -2), (0.5,), (torch.zeros(PACKED_BYTES // 4), np.arange(5), torch.ones(9999)))
+LARGE = Record(
+    3, (1, -2), (0.5,), (torch.zeros(PACKED_BYTES), None, np.arange(5), torch.ones(9999), None)
+)
 
 
 @given(st.lists(st.binary(max_size=300), max_size=4))

@@ -215,8 +215,15 @@ class Engine:
         if placed:
             return f"'{min(placed)}' of it is placed by its name"
         parts = {names[name] for name in inside if name in names}
-        if any(self.parts[name].trigger.unit == "messages" for name in parts & set(self.parts)):
+        mine = [self.parts[name] for name in parts & set(self.parts)]
+        if any(part.trigger.unit == "messages" for part in mine):
             return "its parts count messages"
+        if not region.said:  # updates would end, and windows open, with whole instances
+            how = f"; graph.loop(name='{region.name}', run='auto') has it run whole"
+            if any(part.trigger.unit == "rows" for part in mine):
+                return f"its parts count rows{how}"
+            if any(part.rules.window is not None for part in mine):
+                return f"a part of it has a window{how}"
         if workers > 1 and len(parts) > 1 and not self.sharing.apart:
             homes = {placement.get(name) for name in parts}
             if region.run != "whole" or len(homes - {None}) > 1:

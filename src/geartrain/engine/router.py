@@ -38,9 +38,9 @@ _TURNS: Final = 1000  # of one firing, after which it is looked at
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Delivery:
-    """A batch for a node: rows for a port, or answers (port ``BACKWARD``)."""
+    """A batch for a node: rows for a port, or answers (port ``BACKWARD``). Never changed."""
 
     node: int
     port: int

@@ -280,7 +280,9 @@ class WorkerState:
                 most = self._most_adding(queue, node)
             if most is not None:
                 limit = min(limit, most)
-            if limit > 2 * node.grain and limit != most:  # what completes an update goes at once
+            # Rounded where rows stay behind anyway: a few that were kept back would hold up their
+            # instances, and be a firing of their own. What completes an update goes at once.
+            if 2 * node.grain < limit < queue.rows and limit != most:
                 limit -= limit % node.grain
             batches = queue.take(limit)
             if not queue.rows:

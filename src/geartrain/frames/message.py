@@ -67,9 +67,12 @@ def wants_gradient(origin: IntArray) -> bool:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Forward:
-    """A batch of rows on their way to the losses."""
+    """A batch of rows on their way to the losses; never changed.
+
+    Not frozen, as that makes each one three times as dear, and there are several in every firing.
+    """
 
     payload: Payload
     state: IntArray
@@ -110,9 +113,9 @@ class Forward:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Backward:
-    """A batch of answers; ``gradient`` None means that all of them are zero."""
+    """A batch of answers; ``gradient`` None means that all of them are zero. Never changed."""
 
     rows: IntArray
     gradient: Gradient | None

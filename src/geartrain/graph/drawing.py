@@ -55,6 +55,8 @@ def _loops(operators: list[AbstractOperator]) -> list[str]:
     for loop in find_loops(operators, readers_of(operators)):
         inside = ", ".join(names[number] for number in sorted(loop.operators))
         how = "runs whole" if loop.whole else f"runs by steps, as {loop.reason}"
+        if loop.whole and not loop.said:
+            how += ", unless its parts count rows or have windows"
         if loop.whole and loop.deciding:
             how += f", payload decides ({', '.join(names[k] for k in loop.deciding)})"
         lines.append(f"  loop '{loop.name}' {how}: {inside}")

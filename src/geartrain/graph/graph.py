@@ -314,6 +314,10 @@ class Stream:
             use,
             memory,
         )
+        if isinstance(function, nn.Module):
+            alike = (o for o in self._graph.throughs() if type(o.function) is type(function))
+            if (other := next(alike, None)) is not None:
+                operator.experience.done = other.experience.done
         return self._graph._add(operator)
 
     def where(
@@ -613,10 +617,11 @@ class Graph:
             name: In errors, traces and drawings; default: ``loop``.
             run: How the operators run that feed one another through this stream. ``steps``: each
                 one fires for itself, with whatever rows have come. ``whole``: one firing takes
-                instances through all turns, where no operator of the loop looks at a payload to
-                decide; refused where one does. ``auto``: whole where that can be. ``print(graph)``
-                says which, and why. Loops that share operators are one. Default: what the others
-                of these say, else ``steps``.
+                instances through all turns; refused where that cannot be. ``auto``: whole where it
+                can be. ``print(graph)`` says which, and why. Loops that share operators are one.
+                Default: what the others of these say, else ``auto``, but by steps where a part in
+                the loop counts rows or has a window: updates of rows would end with whole
+                instances.
         """
         if run not in (None, "auto", "steps", "whole"):
             raise ValueError(f"loop(run={run!r}): give 'auto', 'steps' or 'whole'")

@@ -37,8 +37,8 @@ from geartrain.graph.operators import (
 from geartrain.graph.through import Through
 
 Run: TypeAlias = Literal["auto", "steps", "whole"]
-DEFAULT: Final[Run] = "steps"
-"""How a loop runs of which nothing is said."""
+DEFAULT: Final[Run] = "auto"
+"""How a loop runs of which nothing is said: whole, if nothing but speed tells that from steps."""
 
 _STRONGEST: Final[tuple[Run, ...]] = ("steps", "whole", "auto")
 
@@ -54,7 +54,8 @@ class Region:
 
     Args:
         name: Of the first of its ``graph.loop``.
-        run: As it was asked for.
+        run: As it was asked for, or the default.
+        said: Whether it was asked for.
         operators: Numbers of those in it, without merges.
         entries: Input ports in it that rows from outside come to.
         exits: Output ports in it whose reader is outside.
@@ -71,6 +72,7 @@ class Region:
     inputs: dict[str, int] = field(default_factory=dict)
     deciding: list[int] = field(default_factory=list)
     reason: str | None = None
+    said: bool = False
 
     @property
     def whole(self) -> bool:
@@ -202,7 +204,7 @@ class _Known:
         asked = {o.run for o in merges if o.run is not None}
         first = next((o for o in merges if o.loops), merges[0])
         run: Run = next((r for r in _STRONGEST if r in asked), DEFAULT)
-        region = Region(first.name, run, loop)
+        region = Region(first.name, run, loop, said=bool(asked))
         if "steps" in asked:
             region.reason = "it is to run by steps"
         while region.reason is None:
@@ -228,8 +230,6 @@ class _Known:
             for number in sorted(region.operators)
             if any(map(reads_payload, _deciding(self._operators[number])))
         ]
-        if region.reason is None and run == "steps":
-            region.reason = f"nobody said graph.loop(name='{region.name}', run='auto')"
         return region
 
     def _with(self, number: int, region: frozenset[int]) -> frozenset[int]:

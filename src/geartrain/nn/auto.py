@@ -38,6 +38,8 @@ ROWS: Final = 2000
 """Rows in them."""
 WORTH: Final = 0.95
 """Derived kernels are taken if they take no more than this part of the time."""
+CLEAR: Final = 0.8
+"""What takes no more than this with four times as many rows, or a quarter, needs no measurement."""
 MOST_CHANGES: Final = 4
 """How often settings may change under a derived kernel; then the module runs again for good."""
 _TURNS: Final = 6
@@ -53,13 +55,15 @@ class Auto(AbstractChoice):
         name: The node.
         function: Its module or function.
         first: Runs it again.
-        before: What its operator has done so far, in other fits and copies too.
+        before: What its operator has done so far, in other fits and copies too, and others whose
+            modules are of its class.
     """
 
     def __init__(
         self, name: str, function: Callable[..., Any], first: AbstractKernel, before: Experience
     ) -> None:
-        self._name, self._function, self._first, self._done = name, function, first, before
+        self._name, self._function, self._first = name, function, first
+        self._experience, self._done = before, before.done
         self._derived: Program | None = None
         self._structure: Structure | None = None
         self._kind: Hashable = None
@@ -104,6 +108,9 @@ class Auto(AbstractChoice):
     def _ratio(self, known: Known, program: Program, operands: Operands, inputs: Payload) -> float:
         size = min(inputs[0].shape[0], _MOST_ROWS).bit_length() // 2
         if size not in known.ratios:
+            near = [known.ratios[k] for k in (size - 1, size + 1) if k in known.ratios]
+            if near and max(near) <= CLEAR:
+                return max(near)
             parameters = [x for x in operands.tensors() if isinstance(x, torch.nn.Parameter)]
             known.ratios[size] = compare(program, self._first, inputs, parameters)
         return known.ratios[size]
@@ -114,8 +121,8 @@ class Auto(AbstractChoice):
         return self._first
 
     def _tell(self, story: str) -> None:
-        if self._done.story != story:
-            self._done.story = story
+        if self._experience.story != story:
+            self._experience.story = story
             log.info("'%s', keep='auto': %s", self._name, story)
 
 

@@ -206,17 +206,14 @@ class EmbeddingKernel(AbstractKernel):
             return (None,)
         flat = ids.reshape(-1)
         slopes = dy.reshape(-1, weight.shape[1])
+        if module.padding_idx is not None:
+            learns = flat != module.padding_idx
+            flat, slopes = flat[learns], slopes[learns]
         if module.sparse:
-            if module.padding_idx is not None:
-                learns = flat != module.padding_idx
-                flat, slopes = flat[learns], slopes[learns]
             into.add_rows(weight, flat.long(), slopes)
         else:
             # Several times faster than embedding_dense_backward, which counts and sorts the ids.
-            table = torch.zeros_like(weight).index_add_(0, flat, slopes.to(weight.dtype))
-            if module.padding_idx is not None:
-                table[module.padding_idx] = 0
-            into.add(weight, table)
+            into.add_at(weight, flat, slopes)
         return (None,)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast, final
 
-import torch
 from torch import Tensor, nn
 
 from geartrain.frames.message import Gradient, IntArray, Payload
@@ -130,4 +129,4 @@ class Program(AbstractKernel):
             if self._operands.sparse[term.operand]:
                 into.add_rows(parameter, ids.long(), rows)
             else:
-                into.add(parameter, torch.zeros_like(parameter).index_add_(0, ids, rows))
+                into.add_at(parameter, ids, rows)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.graph.graph import Stream
+from geartrain.graph.loops import Run
 from geartrain.graph.operator import Keep, PartLike
 from geartrain.graph.operators import Routing
 from geartrain.graph.through import Through
@@ -32,6 +33,7 @@ class Recurrent:
         read: Vertex columns given to the cell at each vertex (tokens).
         name: Of the cell's node; the nodes of the loop are named after it.
         part, keep: As in ``Stream.through``.
+        run: As in ``Graph.loop``.
 
     Called with the stream of first states, one row an instance at vertex 0.
 
@@ -48,9 +50,10 @@ class Recurrent:
         name: str | None = None,
         part: PartLike | None = None,
         keep: Keep | None = None,
+        run: Run | None = None,
     ) -> None:
         self._cell, self._read, self._name = cell, read, name
-        self._part, self._keep = part, keep
+        self._part, self._keep, self._run = part, keep, run
 
     def __call__(self, start: Stream) -> Stream:
         return self._wire(start)[1]
@@ -62,7 +65,7 @@ class Recurrent:
         return states
 
     def _wire(self, start: Stream) -> tuple[Stream, Stream]:
-        loop = start.graph.loop(name=_beside(self._name, "loop"))
+        loop = start.graph.loop(name=_beside(self._name, "loop"), run=self._run)
         loop.join(start)
         states = loop.through(
             self._cell, read=self._read, name=self._name, part=self._part, keep=self._keep
@@ -92,6 +95,7 @@ class Tree:
         slot: Vertex column with the position among its siblings, from 0.
         name: Of the branch's node; the nodes of the loop are named after it.
         part, keep: As in ``Stream.through``.
+        run: As in ``Graph.loop``.
 
     Called with the stream of leaf states. Returns the stream of all vertices' states.
 
@@ -111,15 +115,16 @@ class Tree:
         name: str | None = None,
         part: PartLike | None = None,
         keep: Keep | None = None,
+        run: Run | None = None,
     ) -> None:
         self._branch, self._children, self._read = branch, children, read
         self._how: How = how or ("stack" if isinstance(children, int) else "sum")
         self._parent, self._slot, self._name = parent, slot, name
-        self._part, self._keep = part, keep
+        self._part, self._keep, self._run = part, keep, run
 
     def __call__(self, leaves: Stream) -> Stream:
         parent, name = self._parent, self._name
-        vertices = leaves.graph.loop(name=_beside(name, "loop"))
+        vertices = leaves.graph.loop(name=_beside(name, "loop"), run=self._run)
         vertices.join(leaves)
         inner, root = vertices.where(
             lambda m: getattr(m, parent) >= 0, name=_beside(name, "has a parent")

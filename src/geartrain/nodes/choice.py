@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
 from geartrain.frames.message import Payload
@@ -20,17 +20,30 @@ UNDECIDED = "undecided"
 
 @final
 @dataclass(slots=True)
-class Experience:
-    """What the nodes of one operator have done in training, in all its fits.
+class Done:
+    """What nodes have done in training.
 
     Args:
         firings: How many.
         rows: In them.
-        story: What came of it, for the printed graph.
     """
 
     firings: int = 0
     rows: int = 0
+
+
+@final
+@dataclass(slots=True)
+class Experience:
+    """What the nodes of one operator have gone through in training, in all its fits.
+
+    Args:
+        done: Their work, and that of operators of a graph whose modules are of the same class: one
+            of many experts sees few rows, and what is found of another is true of it.
+        story: What came of it, for the printed graph.
+    """
+
+    done: Done = field(default_factory=Done)
     story: str = UNDECIDED
 
 

@@ -84,24 +84,34 @@ class Route(AbstractStep):
         if choice.dtype == np.bool_:
             return self._halves(batch, choice)
         ports = choice.astype(np.int64)
-        if ports.min() < 0 or ports.max() >= self._ways:
+        order = ports.argsort(kind="stable")
+        ranked = ports[order]
+        low, high = int(ranked[0]), int(ranked[-1])
+        if low < 0 or high >= self._ways:
             raise GraphError(
-                f"'{self.name}': its function chose port {int(ports.min())}..{int(ports.max())}, "
+                f"'{self.name}': its function chose port {low}..{high}, "
                 f"but the route has {self._ways} ways, 0..{self._ways - 1}"
             )
-        first = int(ports[0])
-        if (ports == first).all():
-            return Passage([(first, batch)])
-        chosen = [(k, np.flatnonzero(ports == k)) for k in range(self._ways)]
-        return Passage([(k, batch.take(rows)) for k, rows in chosen if rows.size])
+        if low == high:
+            return Passage([(low, batch)])
+        ends = ranked.searchsorted(np.arange(low, high + 1), "right").tolist()
+        begins = [0, *ends]
+        return Passage(
+            [
+                (k, batch.take(order[begin:end]))
+                for k, begin, end in zip(range(low, high + 1), begins, ends, strict=False)
+                if end > begin
+            ]
+        )
 
     def _halves(self, batch: Forward, mask: Any) -> Passage:
-        yes = np.flatnonzero(mask)
+        (yes,) = mask.nonzero()
         if yes.size == mask.size:
             return Passage([(0, batch)])
         if yes.size == 0:
             return Passage([(1, batch)])
-        return Passage([(0, batch.take(yes)), (1, batch.take(np.flatnonzero(~mask)))])
+        (no,) = (~mask).nonzero()
+        return Passage([(0, batch.take(yes)), (1, batch.take(no))])
 
 
 @final

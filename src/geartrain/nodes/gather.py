@@ -13,7 +13,8 @@ Source: Group and Concat of Gaunt et al. 2017, arXiv:1705.09786.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, TypeAlias, final
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NoReturn, TypeAlias, final
 
 import numpy as np
 import torch
@@ -62,6 +63,22 @@ def table_for(columns: Sequence[int], edge: int | None) -> AbstractTable:
 
 
 _MOST_MEMBERS: Final = 1 << 24
+
+
+@final
+@dataclass(slots=True)
+class MemberColumns:
+    """What is known of members before they are collected.
+
+    Args:
+        state: int64 ``(columns, n)``, with the key of their group.
+        sizes: int64 ``(n,)``, members of their group.
+        positions: int64 ``(n,)``, in it; zeros where they are sorted by their state.
+    """
+
+    state: IntArray
+    sizes: IntArray
+    positions: IntArray
 
 
 @final
@@ -134,21 +151,70 @@ class Group(AbstractNode):
                 self._sort(done)
         return done, states
 
-    def complete(self, rows: Forward) -> tuple[IntArray, IntArray, IntArray]:
-        """Take members without a payload in, and forget the groups that are complete by that.
+    def told(self, state: IntArray) -> MemberColumns:
+        """What columns of members say of their groups, for who collects them without payload."""
+        view = self.place.view(Forward((), state, state[0]))
+        keyed = state
+        if self._move is not None:
+            keyed = self._move.move(Forward((), state, state[0]), view)
+        sizes, n = self._size, state.shape[1]
+        if isinstance(sizes, int):
+            all_sizes = np.full(n, sizes, np.int64)
+        else:
+            all_sizes = self._sizes(_column_of(sizes, view))
+        position = np.zeros(n, np.int64) if self._order is None else _column_of(self._order, view)
+        return MemberColumns(keyed, all_sizes, position)
 
-        Returns:
-            The origins of all members of these groups, group by group in the order of their places;
-            how many each group has; and the groups' states.
+    @property
+    def by(self) -> list[int]:
+        """State columns that members of a group agree in."""
+        return self._by
+
+    @property
+    def reads_memory(self) -> bool:
+        """Whether members of a group must read one memory."""
+        return bool(self._handles)
+
+    @property
+    def ordered(self) -> bool:
+        """Whether members say their place; else they are sorted by their state."""
+        return not self._sorted
+
+    def check(self, sizes: IntArray) -> None:
+        """Raises:
+        GraphError: Groups of these sizes are to be stacked, and are not alike.
         """
-        done, states = self._collect([rows])
-        starts, sizes = self._groups["start"][done], self._groups["size"][done]
-        members = self._cells["origin"][self._members(starts, sizes)]
-        if done.size:
-            if self._how == "stack":
-                self._require_equal(sizes)
-            self._release(done)
-        return members, sizes, states
+        if self._how == "stack":
+            self._require_equal(sizes)
+
+    def check_memory(self, first: IntArray, state: IntArray) -> None:
+        """Raises:
+        GraphError: Members, a column of ``state`` each, read others than the first of their
+            group, a column of ``first`` each.
+        """
+        for column in self._handles:
+            wrong = (first[column] != state[column]).nonzero()[0]
+            if wrong.size:
+                self._refuse_memories(column, self.key(first[:, wrong[0]]))
+
+    def misplaced(self, state: IntArray, position: int, size: int) -> GraphError:
+        """The error for a member of the group with this state."""
+        return GraphError(
+            f"'{self.name}': a member of {self.key(state)} came for position {position}, "
+            f"but the group has {size} positions and each is taken once; look at 'size' "
+            "and 'order', and at rows that reach the group twice"
+        )
+
+    def waits(self, state: IntArray, here: list[int], size: int) -> str:
+        """A line about a group that is not complete."""
+        return (
+            f"'{self.name}' waits for members of {self.key(state)}: positions {here} of "
+            f"0..{size - 1} are there"
+        )
+
+    def key(self, state: IntArray) -> str:
+        """The key of the group with this state, in the user's numbers."""
+        return describe_key(self.place, state[:, None], self._by)
 
     def _open(self, rows: IntArray, state: IntArray, view: View) -> int:
         """New groups, one for each of these rows of the batch."""
@@ -156,14 +222,7 @@ class Group(AbstractNode):
         if isinstance(size, int):
             sizes = np.full(rows.size, size, np.int64)
         else:
-            column = getattr(view, size) if isinstance(size, str) else size(view)
-            sizes = np.asarray(column)[rows].astype(np.int64)
-            if sizes.min() < 1 or sizes.max() > _MOST_MEMBERS:
-                wrong = int(sizes.min()) if sizes.min() < 1 else int(sizes.max())
-                raise GraphError(
-                    f"'{self.name}': a group got size {wrong:,} while a member is here; sizes are "
-                    f"1 or more, at most {_MOST_MEMBERS:,}"
-                )
+            sizes = self._sizes(_column_of(size, view)[rows])
         start = self._groups.allocate(rows.size)
         end = start + rows.size
         self._groups["start"][start:end] = allocate_ragged(self._cells, sizes)
@@ -174,17 +233,29 @@ class Group(AbstractNode):
         self._cells["filled"][first : first + int(sizes.sum())] = 0
         return start
 
+    def _sizes(self, sizes: IntArray) -> IntArray:
+        low, high = int(sizes.min()), int(sizes.max())
+        if low < 1 or high > _MOST_MEMBERS:
+            raise GraphError(
+                f"'{self.name}': a group got size {low if low < 1 else high:,} while a member is "
+                f"here; sizes are 1 or more, at most {_MOST_MEMBERS:,}"
+            )
+        return sizes
+
     def _require_one_memory(self, groups: IntArray, state: IntArray) -> None:
         """The row of a group has the handles of its first member: those of all."""
         for column in self._handles:
             wrong = np.flatnonzero(self._groups.state[column][groups] != state[column])
             if wrong.size:
-                names = {i: name for name, i in self.place.schema.state.items()}
-                raise GraphError(
-                    f"'{self.name}': members of {self._key(int(groups[wrong[0]]))} read different "
-                    f"bundles of memory '{names[column][1:]}', and a group has one; let the key "
-                    "tell them apart, or hold one bundle for an instance"
-                )
+                self._refuse_memories(column, self._key(int(groups[wrong[0]])))
+
+    def _refuse_memories(self, column: int, key: str) -> NoReturn:
+        names = {i: name for name, i in self.place.schema.state.items()}
+        raise GraphError(
+            f"'{self.name}': members of {key} read different "
+            f"bundles of memory '{names[column][1:]}', and a group has one; let the key "
+            "tell them apart, or hold one bundle for an instance"
+        )
 
     def _position(self, groups: IntArray, view: View) -> IntArray:
         """The cell of each member."""
@@ -192,10 +263,7 @@ class Group(AbstractNode):
         if self._order is None:
             position = self._groups["arrived"][groups] + _rank(groups)
         else:
-            column = (
-                getattr(view, self._order) if isinstance(self._order, str) else self._order(view)
-            )
-            position = np.array(column, np.int64)  # ours: checked is what is used
+            position = _column_of(self._order, view)
         cells = self._groups["start"][groups] + position
         wrong: NDArray[np.bool_] = (position < 0) | (position >= sizes)
         if not wrong.any():
@@ -207,11 +275,7 @@ class Group(AbstractNode):
             wrong = twice if twice.any() else _repeated(cells)
         i = int(np.flatnonzero(wrong)[0])
         group = int(groups[i])
-        raise GraphError(
-            f"'{self.name}': a member of {self._key(group)} came for position {int(position[i])}, "
-            f"but the group has {int(sizes[i])} positions and each is taken once; look at 'size' "
-            "and 'order', and at rows that reach the group twice"
-        )
+        raise self.misplaced(self._groups.state[:, group], int(position[i]), int(sizes[i]))
 
     def _write(self, batches: Sequence[Forward], cells: IntArray) -> None:
         moves, at = Moves(), 0
@@ -332,10 +396,7 @@ class Group(AbstractNode):
         for group in rows[missing][:5].tolist():
             start, size = int(self._groups["start"][group]), int(self._groups["size"][group])
             here = np.flatnonzero(self._cells["filled"][start : start + size]).tolist()
-            told.append(
-                f"'{self.name}' waits for members of {self._key(group)}: positions {here} of "
-                f"0..{size - 1} are there"
-            )
+            told.append(self.waits(self._groups.state[:, group], here, size))
         if missing.sum() > 5:
             told.append(f"'{self.name}' waits for members of {int(missing.sum()) - 5} more groups")
         if (~missing).any():
@@ -346,8 +407,7 @@ class Group(AbstractNode):
         return self._cells.nbytes()
 
     def _key(self, group: int) -> str:
-        state = self._groups.state[:, group : group + 1]
-        return describe_key(self.place, state, self._by)
+        return self.key(self._groups.state[:, group])
 
 
 @final
@@ -506,15 +566,30 @@ class JoinNode(AbstractNode):
             self._rows.release(rows)
         return emission
 
-    def take_sides(self, rows: IntArray) -> list[IntArray]:
-        """The origins of rows that are sent, by port, for who wants no gradient of this node.
+    @property
+    def on(self) -> list[int]:
+        """State columns that rows of all ports agree in."""
+        return self._on
 
-        Args:
-            rows: int64 ``(n,)``, without marks; they are forgotten.
-        """
-        sides = [self._rows[f"origin {p}"][rows] for p in range(self._ports)]
-        self._rows.release(rows)
-        return sides
+    @property
+    def handles(self) -> list[list[int]]:
+        """By port, state columns of handles of memories that are taken over from it."""
+        return self._handles
+
+    def twice(self, port: int, state: IntArray) -> GraphError:
+        """The error for a second row of a port with the key of this state."""
+        return GraphError(
+            f"'{self.name}': two rows of port {port} have the key {self.key(state)}; a join wants "
+            "one row a port and key: name more columns in 'on', or group the rows first"
+        )
+
+    def waits(self, state: IntArray, absent: list[int]) -> str:
+        """A line about a row that is not complete."""
+        return f"'{self.name}' waits for port {absent} of {self.key(state)}"
+
+    def key(self, state: IntArray) -> str:
+        """The key of the row with this state, in the user's numbers."""
+        return describe_key(self.place, state[:, None], self._on)
 
     def origins(self, rows: IntArray) -> IntArray:
         found: IntArray = self._rows.state[INSTANCE, rows]  # a slot is its own address
@@ -530,7 +605,7 @@ class JoinNode(AbstractNode):
         for row in rows[missing][:5].tolist():
             arrived = int(self._rows["arrived"][row])
             absent = [p for p in range(self._ports) if not arrived >> p & 1]
-            told.append(f"'{self.name}' waits for port {absent} of {self._key(row)}")
+            told.append(self.waits(self._rows.state[:, row], absent))
         if missing.sum() > 5:
             told.append(f"'{self.name}' waits for ports of {int(missing.sum()) - 5} more rows")
         if (~missing).any():
@@ -546,14 +621,10 @@ class JoinNode(AbstractNode):
         return buffer
 
     def _key(self, row: int) -> str:
-        state = self._rows.state[:, row : row + 1]
-        return describe_key(self.place, state, self._on)
+        return self.key(self._rows.state[:, row])
 
     def _refuse(self, port: int, row: int) -> None:
-        raise GraphError(
-            f"'{self.name}': two rows of port {port} have the key {self._key(row)}; a join wants "
-            "one row a port and key: name more columns in 'on', or group the rows first"
-        )
+        raise self.twice(port, self._rows.state[:, row])
 
 
 def describe_key(place: Place, state: IntArray, columns: Sequence[int]) -> str:
@@ -566,6 +637,11 @@ def describe_key(place: Place, state: IntArray, columns: Sequence[int]) -> str:
 
 
 _BUFFER = 16  # most tensors of one port's payload
+
+
+def _column_of(what: Column, view: View) -> IntArray:
+    """A column named or computed: ours, so that what is checked is what is used."""
+    return np.array(getattr(view, what) if isinstance(what, str) else what(view), np.int64)
 
 
 def _rank(groups: IntArray) -> IntArray:

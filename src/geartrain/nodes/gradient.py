@@ -114,6 +114,17 @@ class GradientSum:
             raise KeyError(parameter)
         self._rows.setdefault(parameter, []).append((indices, rows))
 
+    def add_at(self, parameter: torch.nn.Parameter, indices: Tensor, rows: Tensor) -> None:
+        """Add ``rows[i]`` to row ``indices[i]`` of a dense gradient, where it lies.
+
+        indices ``(n,)`` integers, rows ``(n, d)``, the parameter ``(v, d)``.
+        """
+        table = self._buffer(parameter)
+        if self._fresh[parameter]:
+            table.zero_()
+            self._fresh[parameter] = False
+        table.index_add_(0, indices, rows.to(parameter.dtype))
+
     @torch.no_grad()
     def absorb(
         self,

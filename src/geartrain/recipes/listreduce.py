@@ -103,7 +103,7 @@ def make_graph(hidden: int, *, whole: bool = True) -> Graph:
         network = BundleSequential(WholeList(cell), readout)
         scores = tokens.through(network, name="cell", inside=True, pool=True)
     else:
-        ended = Recurrent(cell, read="token", name="cell")(graph.input("start"))
+        ended = Recurrent(cell, read="token", name="cell", run="steps")(graph.input("start"))
         scores = ended.through(readout, name="readout")
     scores.loss(cross_entropy, "label", metrics={"accuracy": accuracy})
     return graph

@@ -110,7 +110,7 @@ def make_graph(hidden: int, words: int, *, whole: bool = True) -> Graph:
         scores = h.through(readout, name="readout")
     else:
         leaves = graph.input("word").through(leaf, name="leaf")
-        nodes = Tree(branch, name="branch")(leaves)
+        nodes = Tree(branch, name="branch", run="steps")(leaves)
         scores = nodes.through(readout, name="readout", take=0)  # h, not c
     at_root = Metric(accuracy, where=lambda m: m.parent < 0)
     scores.loss(cross_entropy, "label", metrics={"all": accuracy, "root": at_root})

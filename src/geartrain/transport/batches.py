@@ -17,6 +17,7 @@ from typing import Final, NoReturn, final
 import numpy as np
 from torch import Tensor
 
+from geartrain.bounds import MOST_ROWS
 from geartrain.errors import TransportError
 from geartrain.frames.message import (
     INSTANCE,
@@ -44,12 +45,12 @@ class Accepted:
 
     Args:
         nodes: Numbers of the nodes that live here.
-        columns: State columns of the graph.
+        columns: State columns of the graph; None: not known.
         slots: Slots of instances are below this; None: not known.
     """
 
     nodes: Collection[int]
-    columns: int
+    columns: int | None
     slots: int | None = None
 
 
@@ -59,8 +60,7 @@ def to_record(node: int, port: int, batch: Forward | Backward) -> Record:
     Args:
         node: Its number.
         port: 0 or more for rows, ``ANSWERS`` for answers.
-        batch: Its tensors are sent as they are, if no index chooses among them: nobody may write to
-            them until the record has been sent.
+        batch: Its tensors are not copied here, if no index chooses among them.
 
     Raises:
         ProtocolError: The index names a row that the payload has not.
@@ -107,14 +107,16 @@ def _forward(record: Record, accepted: Accepted) -> tuple[int, int, Forward]:
     if (
         not isinstance(state, np.ndarray)
         or state.dtype != _INT64
-        or state.shape != (accepted.columns, n)
+        or state.ndim != 2
+        or state.shape[1] != n
+        or state.shape[0] != (accepted.columns or state.shape[0])
     ):
         _refuse("state", _shape(state), f"int64 of shape {(accepted.columns, n)}")
-    if accepted.slots is not None and n:
+    if accepted.slots is not None and state.size:
         slots = state[INSTANCE]
-        low, high = int(slots.min()), int(slots.max())
-        if low < 0 or high >= accepted.slots:
-            _refuse("slots of instances", f"{low}..{high}", f"0..{accepted.slots - 1}")
+        if np.maximum.reduce(slots.view(np.uint64)) >= accepted.slots:  # below 0 is huge, too
+            told = f"{slots.min()}..{slots.max()}"
+            _refuse("slots of instances", told, f"0..{accepted.slots - 1}")
     counts, n = _bundles(lengths, n)
     columns: list[Tensor] = []
     for x in payload:
@@ -162,8 +164,10 @@ def _bundles(lengths: Array | None, n: int) -> tuple[IntArray | None, int]:
     if lengths is None:
         return None, n
     found = _rows("lengths", lengths)
-    if found.size != n or (n and int(found.min()) < 0):
-        _refuse("lengths", f"{found.size}, the least {found.min(initial=0)}", f"{n} of 0 or more")
+    # One below 0 is huge without its sign, and those that pass have a sum of 64 bits.
+    if found.size != n or np.maximum.reduce(found.view(np.uint64), initial=0) > MOST_ROWS:
+        told = f"{found.size}, {found.min(initial=0)}..{found.max(initial=0)}"
+        _refuse("lengths", told, f"{n} of 0..{MOST_ROWS}")
     return found, int(found.sum())
 
 

@@ -35,29 +35,22 @@ class CausalOrder(Generic[T]):
     Args:
         n: Processes.
         me: Number of this one, below n.
+
+    To be read only: ``sent``, int64 ``(n, n)``, the next stamp; ``arrived`` and ``delivered``,
+    messages by sender; ``held``, how many came and wait for others.
     """
 
-    __slots__ = ("_arrived", "_delivered", "_held", "_me", "_n", "_sent", "_waiting")
+    __slots__ = ("_me", "_n", "_waiting", "arrived", "delivered", "held", "sent")
 
     def __init__(self, n: int, me: int) -> None:
         if not 0 <= me < n:
             raise ValueError(f"CausalOrder(n={n}, me={me}): me is one of 0..{n - 1}")
         self._n, self._me = n, me
-        self._sent: IntArray = np.zeros((n, n), np.int64)
-        self._arrived = [0] * n
-        self._delivered = [0] * n
+        self.sent: IntArray = np.zeros((n, n), np.int64)
+        self.arrived = [0] * n
+        self.delivered = [0] * n
         self._waiting: list[deque[tuple[IntArray, list[int], T]]] = [deque() for _ in range(n)]
-        self._held = 0
-
-    @property
-    def held(self) -> int:
-        """Messages that came and wait for others."""
-        return self._held
-
-    @property
-    def delivered(self) -> tuple[int, ...]:
-        """Messages delivered, by sender."""
-        return tuple(self._delivered)
+        self.held = 0
 
     def stamp(self, to: int) -> IntArray:
         """What goes with the next message to another process; counts it as sent.
@@ -65,17 +58,13 @@ class CausalOrder(Generic[T]):
         Returns:
             int64 ``(n, n)``, a copy.
         """
-        found = self._sent.copy()
+        found = self.sent.copy()
         self.count(to)
         return found
 
-    def peek(self) -> IntArray:
-        """What ``stamp`` would give: not a copy, and nothing is counted."""
-        return self._sent
-
     def count(self, to: int) -> None:
         """A message to another process has been sent."""
-        self._sent[self._me, to] += 1
+        self.sent[self._me, to] += 1
 
     def receive(self, sender: int, stamp: IntArray, item: T) -> list[tuple[int, T]]:
         """What may be delivered now that a message has come, with its senders, in causal order.
@@ -90,18 +79,18 @@ class CausalOrder(Generic[T]):
                 twice; names the edge and both numbers.
         """
         told: list[int] = stamp[:, self._me].tolist()
-        number, expected = told[sender], self._arrived[sender]
+        number, expected = told[sender], self.arrived[sender]
         if number != expected:
             self._refuse(sender, number, expected)
-        self._arrived[sender] = expected + 1
+        self.arrived[sender] = expected + 1
         # The first of its edge to wait stands before what comes later on it.
-        if self._waiting[sender] or any(map(gt, told, self._delivered)):
+        if self._waiting[sender] or any(map(gt, told, self.delivered)):
             self._waiting[sender].append((stamp, told, item))
-            self._held += 1
+            self.held += 1
             return []
         self._deliver(sender, stamp)
         found = [(sender, item)]
-        if self._held:
+        if self.held:
             self._release(found)
         return found
 
@@ -112,26 +101,26 @@ class CausalOrder(Generic[T]):
             for k in range(self._n)
         ]
         return [
-            f"{most[k] - self._arrived[k]} of {most[k]} messages from {k} to {self._me}"
+            f"{most[k] - self.arrived[k]} of {most[k]} messages from {k} to {self._me}"
             for k in range(self._n)
-            if most[k] > self._arrived[k]
+            if most[k] > self.arrived[k]
         ]
 
     def _deliver(self, sender: int, stamp: IntArray) -> None:
-        sent = self._sent
+        sent = self.sent
         np.maximum(sent, stamp, out=sent)
-        self._delivered[sender] = count = self._delivered[sender] + 1
+        self.delivered[sender] = count = self.delivered[sender] + 1
         sent[sender, self._me] = count
 
     def _release(self, found: list[tuple[int, T]]) -> None:
         """Deliver what waited for those that have been delivered, as long as there is any."""
         moved = True
-        while moved and self._held:
+        while moved and self.held:
             moved = False
             for sender, queue in enumerate(self._waiting):
-                while queue and not any(map(gt, queue[0][1], self._delivered)):
+                while queue and not any(map(gt, queue[0][1], self.delivered)):
                     stamp, _, item = queue.popleft()
-                    self._held -= 1
+                    self.held -= 1
                     self._deliver(sender, stamp)
                     found.append((sender, item))
                     moved = True

@@ -31,18 +31,26 @@ from geartrain.errors import TransportError
 from geartrain.frames.message import IntArray
 from geartrain.transport.causal import CausalOrder
 from geartrain.transport.record import (
+    HEARD,
     MOST_BYTES,
     Bounds,
     Envelope,
+    Frame,
     Record,
     decode,
     encode,
 )
 
-HEARD: Final = 0xFFFF
-"""Kind of a record that says only, by its stamp, what its sender has had; no poll returns it."""
-
+_KERNEL_BYTES: Final = 1 << 20
+"""Room in the kernel for a socket file, which grants less; by itself it has room for one batch of
+128 KiB, and both sides wait for one another: 3,000 a second, not 10,000. Tcp measures its own."""
 _IPC: Final = "ipc://"
+_NOW: Final = int(zmq.NOBLOCK)  # enumerations cost more than what is done with them
+_MORE: Final = int(zmq.SNDMORE)
+_send: Final = zmq.backend.Socket.send  # of the socket itself: what zmq.Socket adds is not needed
+# Arrays are copied into the socket, also large ones. To lend them costs as much up to 128 KiB and a
+# tenth less at 1 MiB, needs a thread that takes them back, and whoever writes to one too early
+# changes what the other side gets.
 _HEARD_MESSAGES: Final = 64
 _HEARD_BYTES: Final = 1 << 20
 """After so many messages or bytes from a process that was not written to since, it is told."""
@@ -127,12 +135,11 @@ class Transport:
             self.watch(fd)
         self.ready: tuple[int, ...] = ()
         self._own: list[tuple[int, Record]] = []
-        self._sent_messages, self._sent_bytes = [0] * n, [0] * n
-        self._received_messages, self._received_bytes = [0] * n, [0] * n
+        self._sent_bytes, self._received_bytes = [0] * n, [0] * n
         self._flying: list[deque[int]] = [deque() for _ in range(n)]
         self._flying_bytes = [0] * n
         self._heard = [0] * n  # of what was sent to each, messages it is known to have
-        self._untold_messages, self._untold_bytes = [0] * n, [0] * n
+        self._told_messages, self._told_bytes = [0] * n, [0] * n  # had when last written to
         self._dropped = 0
 
     def _bind(self, at: Path | str) -> str:
@@ -140,6 +147,8 @@ class Transport:
         pull.set_hwm(0)
         pull.setsockopt(zmq.LINGER, 0)
         pull.setsockopt(zmq.MAXMSGSIZE, self._bounds.most_bytes)
+        if isinstance(at, Path):
+            pull.setsockopt(zmq.RCVBUF, _KERNEL_BYTES)
         address = at if isinstance(at, str) else self._address_of(self._me)
         if isinstance(at, Path) and os.path.lexists(address.removeprefix(_IPC)):
             raise TransportError(
@@ -182,6 +191,8 @@ class Transport:
         push.setsockopt(zmq.LINGER, 0)
         push.setsockopt(zmq.RECONNECT_IVL, _RETRY_MS)
         push.setsockopt(zmq.RECONNECT_IVL_MAX, _MOST_RETRY_MS)
+        if address.startswith(_IPC):
+            push.setsockopt(zmq.SNDBUF, _KERNEL_BYTES)
         push.connect(address)
         self._pushes[to] = push
         return push
@@ -191,7 +202,8 @@ class Transport:
 
         Args:
             to: Number of the process, of this one too.
-            record: Nobody may write to its arrays until it has been sent.
+            record: Its arrays are copied, and may be written to afterwards; but not those that go
+                to this process itself.
 
         Raises:
             TransportError: It is too large or cannot be encoded, or the transport is closed.
@@ -203,32 +215,38 @@ class Transport:
         push = self._pushes[to]
         if push is None:
             push = self._connect_later(to)
-        frames = encode(record, self._order.peek(), self._me, self._generation)
+        order = self._order
+        frames = encode(record, order.sent, self._me, self._generation)
         nbytes = len(frames[0])
-        if len(frames) == 1:
-            if nbytes > self._bounds.most_bytes:
-                self._refuse_size(to, record, nbytes)
-            push.send(frames[0], zmq.NOBLOCK)
-        else:
+        if len(frames) > 1:
             nbytes += sum(array.nbytes for array in frames[1:])
-            if nbytes > self._bounds.most_bytes:
-                self._refuse_size(to, record, nbytes)
-            push.send(frames[0], zmq.NOBLOCK | zmq.SNDMORE)
-            for array in frames[1:-1]:
-                push.send(array, zmq.NOBLOCK | zmq.SNDMORE, copy=False)
-            push.send(frames[-1], zmq.NOBLOCK, copy=False)
-        self._order.count(to)
-        self._sent_messages[to] += 1
+        if nbytes > self._bounds.most_bytes:
+            raise TransportError(
+                f"a record of kind {record.kind} for process {to} has {nbytes:,} bytes, and "
+                f"{self._bounds.most_bytes:,} are the most; send fewer rows at a time"
+            )
+        try:
+            for frame in frames[:-1]:
+                _send(push, frame, _NOW | _MORE, True, False)
+            _send(push, frames[-1], _NOW, True, False)
+        except zmq.ZMQError as error:
+            raise TransportError(
+                f"{nbytes:,} bytes for process {to} could not be sent ({error}); the processes "
+                "have to begin anew, under a new generation"
+            ) from error
+        order.count(to)
         self._sent_bytes[to] += nbytes
         self._flying[to].append(nbytes)
         self._flying_bytes[to] += nbytes
-        self._untold_messages[to] = self._untold_bytes[to] = 0
+        self._told_messages[to] = order.delivered[to]
+        self._told_bytes[to] = self._received_bytes[to]
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Record]]:
         """What has come and may be delivered, with its senders, in causal order.
 
-        Waits while there is nothing; ``ready`` then holds the watched file descriptors that have
-        something to be read.
+        Waits until something has come, which need not be delivered: it may be held back, or say
+        only what was heard. ``ready`` then holds the watched file descriptors that have something
+        to be read.
 
         Args:
             timeout_s: The longest wait, finite; 0: none.
@@ -242,9 +260,9 @@ class Transport:
             raise ValueError(f"Transport.poll({timeout_s}): give seconds, 0 or more and finite")
         found, self._own = self._own, []
         self.ready = ()
-        self._take(found)
-        if self._watched or not found:
-            self._wait(0.0 if found else timeout_s, found)
+        came = self._take(found) or bool(found)
+        if self._watched or not came:
+            self._wait(0.0 if came else timeout_s, found)
         return found
 
     def _wait(self, timeout_s: float, found: list[tuple[int, Record]]) -> None:
@@ -256,23 +274,25 @@ class Transport:
             # The descriptor of ZeroMQ says that something may have changed, not that a message
             # is there, and only once: it is asked itself before each wait.
             self.ready = tuple(fd for fd, _ in events if fd != self._fd)
-            if not found:
-                self._take(found)
-            if found or self.ready or left <= 0.0:
+            if found or self._take(found) or self.ready or left <= 0.0:
                 return
 
-    def _take(self, found: list[tuple[int, Record]]) -> None:
+    def _take(self, found: list[tuple[int, Record]]) -> bool:
+        """Take what has come, and say whether anything has."""
         pair, pull = self._pair, self._pull
+        taken = 0
         # A sender that is faster than this process must not keep the poll from returning.
-        while len(found) < _MOST_A_POLL and zmq.zmq_poll(pair, 0):
-            frames: list[bytes | memoryview] = [pull.recv(zmq.NOBLOCK)]
-            while pull.getsockopt(zmq.RCVMORE):
-                frames.append(pull.recv(zmq.NOBLOCK, copy=False).buffer)
+        while taken < _MOST_A_POLL and zmq.zmq_poll(pair, 0):
+            taken += 1
+            frame = pull.recv(_NOW, False)
+            frames: list[Frame] = [bytearray(frame.buffer)]
+            while frame.more:
+                frame = pull.recv(_NOW, False)
+                frames.append(frame.buffer)
             self._accept(frames, found)
+        return taken > 0
 
-    def _accept(
-        self, frames: Sequence[bytes | memoryview], found: list[tuple[int, Record]]
-    ) -> None:
+    def _accept(self, frames: Sequence[Frame], found: list[tuple[int, Record]]) -> None:
         envelope, record = decode(frames, self._bounds)
         sender, stamp = envelope.sender, envelope.stamp
         if envelope.generation != self._generation:
@@ -280,19 +300,16 @@ class Transport:
             return
         if sender == self._me:
             raise TransportError(f"process {sender} has two transports: one wrote to the other")
-        released = self._order.receive(sender, stamp, record)
-        nbytes = envelope.nbytes
-        self._received_messages[sender] += 1
-        self._received_bytes[sender] += nbytes
-        self._untold_messages[sender] += 1
-        self._untold_bytes[sender] += nbytes
+        order = self._order
+        released = order.receive(sender, stamp, record)
+        self._received_bytes[sender] = nbytes = self._received_bytes[sender] + envelope.nbytes
         self._hear(sender, stamp)
         for each in released:
             if each[1].kind != HEARD:
                 found.append(each)
         if (
-            self._untold_messages[sender] >= _HEARD_MESSAGES
-            or self._untold_bytes[sender] >= _HEARD_BYTES
+            order.delivered[sender] - self._told_messages[sender] >= _HEARD_MESSAGES
+            or nbytes - self._told_bytes[sender] >= _HEARD_BYTES
         ) and self._reaches(sender):
             self.send(sender, Record(HEARD))
 
@@ -300,13 +317,13 @@ class Transport:
         """Take note of what a process has had of what was sent to it."""
         told = int(stamp[self._me, sender])
         heard = self._heard[sender]
-        if told > self._sent_messages[sender]:
-            raise TransportError(
-                f"process {sender} has had {told} messages of process {self._me}, which has sent "
-                f"{self._sent_messages[sender]}; is it one of another run?"
-            )
         if told > heard:
             flying = self._flying[sender]
+            if told - heard > len(flying):
+                raise TransportError(
+                    f"process {sender} has had {told} messages of process {self._me}, which has "
+                    f"sent {heard + len(flying)}; is it one of another run?"
+                )
             self._flying_bytes[sender] -= sum(flying.popleft() for _ in range(told - heard))
             self._heard[sender] = told
 
@@ -333,12 +350,16 @@ class Transport:
         """Messages that came and wait for others that were sent before them."""
         return self._order.held
 
+    def waits_for(self) -> list[str]:
+        """What those that are held wait for: ``2 of 5 messages from 1 to 0``, for errors."""
+        return self._order.missing()
+
     def monitor(self) -> Traffic:
         """The counters, as they are now."""
         return Traffic(
-            tuple(self._sent_messages),
+            tuple(self._order.sent[self._me].tolist()),
             tuple(self._sent_bytes),
-            tuple(self._received_messages),
+            tuple(self._order.arrived),
             tuple(self._received_bytes),
             tuple(self._flying_bytes),
             self._order.held,
@@ -394,9 +415,3 @@ class Transport:
                 f"the transport of process {self._me} belongs to pid {self._pid}, and this is pid "
                 f"{os.getpid()}: make one after the fork"
             )
-
-    def _refuse_size(self, to: int, record: Record, nbytes: int) -> None:
-        raise TransportError(
-            f"a record of kind {record.kind} for process {to} has {nbytes:,} bytes, and "
-            f"{self._bounds.most_bytes:,} are the most; send fewer rows at a time"
-        )

@@ -34,6 +34,8 @@ from geartrain.frames.message import IntArray
 Array: TypeAlias = NDArray[Any] | Tensor
 Frame: TypeAlias = bytes | bytearray | memoryview
 
+HEARD: Final = 0xFFFF
+"""Kind of a record that says only, by its stamp, what its sender has had; no poll returns it."""
 PACKED_BYTES: Final = 1 << 16
 """A message of fewer bytes is one frame."""
 APART_BYTES: Final = 1 << 13
@@ -57,7 +59,7 @@ class Record:
     """A message.
 
     Args:
-        kind: What it is about, 0..65535.
+        kind: What it is about, 0..65535; ``HEARD`` belongs to transports.
         ints: Each fits into 64 bits.
         floats: Come back to the last bit.
         arrays: Tensors of the host come back as tensors, numpy arrays as numpy arrays, None as
@@ -115,7 +117,6 @@ _CARRIED: Final[dict[torch.dtype, torch.dtype | None]] = {
     torch.float8_e5m2: torch.uint8,
 }
 """Dtypes of tensors, and as what numpy sees those that it does not know."""
-_INT64: Final = np.dtype(np.int64)
 _NUMPY: Final = [
     np.dtype(code)
     for code in ("?", "u1", "i1", "i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
@@ -123,6 +124,7 @@ _NUMPY: Final = [
 _SHIFT: Final = 64  # codes of numpy's dtypes begin here
 _TENSOR_CODES: Final = {dtype: (k, view) for k, (dtype, view) in enumerate(_CARRIED.items(), 1)}
 _NUMPY_CODES: Final = {dtype: k for k, dtype in enumerate(_NUMPY, _SHIFT)}
+_INT64: Final = np.dtype(np.int64)
 
 
 def _bools(array: NDArray[Any]) -> NDArray[Any]:
@@ -163,8 +165,7 @@ def encode(record: Record, stamp: IntArray, sender: int, generation: int) -> lis
     """The frames of a message.
 
     Args:
-        record: What is in it; the arrays of a large message are not copied: nobody may write to
-            them until they have been sent.
+        record: What is in it; the large arrays of a large message are not copied here.
         stamp: int64 ``(n, n)``, contiguous.
         sender: Who sends, below n.
         generation: 0 or more.
@@ -177,7 +178,6 @@ def encode(record: Record, stamp: IntArray, sender: int, generation: int) -> lis
     """
     words: list[int] = []
     arrays: list[NDArray[Any]] = []
-    places: list[int] = []  # of their codes in words
     inside = 0
     for x in record.arrays:
         if x is None:
@@ -186,7 +186,6 @@ def encode(record: Record, stamp: IntArray, sender: int, generation: int) -> lis
         array, code = _plain_tensor(x) if isinstance(x, Tensor) else _plain(x)
         shape = array.shape
         arrays.append(array)
-        places.append(len(words))
         words.append(code | len(shape) << 8)
         words += shape
         inside += array.nbytes + 7 & -8
@@ -196,7 +195,7 @@ def encode(record: Record, stamp: IntArray, sender: int, generation: int) -> lis
     apart: list[Any] = []
     total = before + inside
     if total >= PACKED_BYTES:
-        apart, arrays, total = _set_apart(arrays, words, places, before)
+        apart, arrays, total = _set_apart(arrays, words, before)
     try:
         head = _HEAD.pack(
             _MAGIC,
@@ -249,7 +248,7 @@ def decode(frames: Sequence[Frame], bounds: Bounds) -> tuple[Envelope, Record]:
         _refuse("beginning", repr(magic), repr(_MAGIC))
     if n != bounds.n or sender >= n:
         _refuse("sender", f"{sender} of {n}", f"one of {bounds.n} processes")
-    lengths = tuple(map(len, frames))
+    lengths = (size,) if len(frames) == 1 else tuple(map(len, frames))
     came = sum(lengths)
     if total != came or total > bounds.most_bytes:
         expected = f"the {came:,} that came, {bounds.most_bytes:,} at most"
@@ -353,6 +352,8 @@ def _require_sane(shape: tuple[int, ...], nbytes: int) -> None:
 def _plain(array: NDArray[Any]) -> tuple[NDArray[Any], int]:
     """The array, contiguous, of this machine's byte order, and the code of its dtype."""
     code = _NUMPY_CODES.get(array.dtype)
+    if code is not None and array.flags.c_contiguous and array.ndim <= MOST_DIMENSIONS:
+        return array, code
     if code is None:
         native = array.dtype.newbyteorder("=")
         code = _NUMPY_CODES.get(native)
@@ -370,28 +371,30 @@ def _plain_tensor(tensor: Tensor) -> tuple[NDArray[Any], int]:
     if known is None:
         _refuse_dtype(tensor.dtype)
     code, view = known
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    if not tensor.is_cpu or tensor.is_neg() or tensor.is_conj():
-        tensor = tensor.cpu().resolve_conj().resolve_neg()
-    if not tensor.is_contiguous():
-        tensor = tensor.contiguous()
-    array: NDArray[Any] = (tensor if view is None else tensor.view(view)).numpy()
+    array: NDArray[Any]
+    try:
+        array = (tensor if view is None else tensor.view(view)).numpy()
+    except (TypeError, RuntimeError):  # of a device, of autograd, conjugated
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+        array = (tensor if view is None else tensor.view(view)).numpy()
     if array.ndim > MOST_DIMENSIONS:
         _refuse_shape(array.shape)
-    return array, code
+    return (array if array.flags.c_contiguous else array.copy("C")), code
 
 
 def _set_apart(
-    arrays: list[NDArray[Any]], words: list[int], places: list[int], before: int
+    arrays: list[NDArray[Any]], words: list[int], before: int
 ) -> tuple[list[Any], list[NDArray[Any]], int]:
     """Large arrays, the others, and the bytes of all frames; large ones are marked in words."""
     apart: list[Any] = []
     inside: list[NDArray[Any]] = []
-    total = before
-    for array, place in zip(arrays, places, strict=True):
+    total, place = before, 0
+    for array in arrays:
+        while words[place] == _NONE:
+            place += 1
+        here, place = place, place + 1 + array.ndim
         if array.nbytes >= APART_BYTES:
-            words[place] |= 1 << 16
+            words[here] |= 1 << 16
             apart.append(array)
             total += array.nbytes
         else:

@@ -23,7 +23,6 @@ import numpy as np
 from geartrain.errors import GeartrainError, StuckError, WorkerError
 from geartrain.frames.message import (
     INSTANCE,
-    ROW_MASK,
     Forward,
     IntArray,
     Payload,
@@ -31,6 +30,7 @@ from geartrain.frames.message import (
 )
 from geartrain.nodes.control import AbstractStep
 from geartrain.nodes.gather import Group, JoinNode
+from geartrain.nodes.loop.members import Members, Sides
 from geartrain.nodes.loop.values import AbstractValue, Grouped, Joined, Numbers, Stored
 from geartrain.nodes.structure import Flatmap
 
@@ -54,9 +54,9 @@ class RowNumbers:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Called:
-    """One call of a module, or one copy of rows to where a module reads them.
+    """One call of a module, or one copy of rows to where a module reads them; never changed.
 
     Args:
         stage: Which.
@@ -201,17 +201,18 @@ class GroupStage(AbstractStage):
     def __init__(self, node: Group, value: Grouped) -> None:
         super().__init__()
         self._node, self._value = node, value
+        self._members = Members(node)
 
     def apply(
         self, port: int, rows: RowNumbers, plan: LoopPlan
     ) -> Iterator[tuple[int, RowNumbers]]:
         with _Blamed(self._node, rows):
-            members, sizes, state = self._node.complete(Forward((), rows.state, rows.numbers))
+            members, sizes, state = self._members.complete(rows.numbers, rows.state)
         if sizes.size:
             yield 0, RowNumbers(plan.numbers.group(self._value.number, members, sizes), state)
 
     def story(self) -> list[str]:
-        return self._node.story()
+        return self._members.story()
 
 
 @final
@@ -221,18 +222,18 @@ class JoinStage(AbstractStage):
     def __init__(self, node: JoinNode, value: Joined, ports: int) -> None:
         super().__init__(ports)
         self._node, self._value = node, value
+        self._sides = Sides(node, ports)
 
     def apply(
         self, port: int, rows: RowNumbers, plan: LoopPlan
     ) -> Iterator[tuple[int, RowNumbers]]:
         with _Blamed(self._node, rows):
-            emission = self._node.forward(port, [Forward((), rows.state, rows.numbers)], False)
-        for _, sent in emission.forward:
-            sides = self._node.take_sides(sent.origin & ROW_MASK)
-            yield 0, RowNumbers(plan.numbers.join(self._value.number, sides), sent.state)
+            sides, state = self._sides.complete(port, rows.numbers, rows.state)
+        if sides[0].size:
+            yield 0, RowNumbers(plan.numbers.join(self._value.number, sides), state)
 
     def story(self) -> list[str]:
-        return self._node.story()
+        return self._sides.story()
 
 
 @final

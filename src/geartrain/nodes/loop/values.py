@@ -96,6 +96,11 @@ class Numbers:
     def members(self, number: int, rows: IntArray) -> tuple[IntArray, IntArray]:
         """Of grouped rows: the rows of the value beneath, row by row, and how many each has."""
         starts, sizes, members = (held.values for held in self._grouped[number])
+        first, n = consecutive(rows), rows.size
+        if first >= 0:  # so are their members
+            mine = sizes[first : first + n]
+            last = first + n - 1
+            return members[starts[first] : starts[last] + sizes[last]], mine
         mine = sizes[rows]
         return members[ranges(starts[rows], mine)], mine
 

@@ -12,6 +12,7 @@ It decides nothing: ``WorkerState`` does, as on every runtime.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import os
@@ -90,6 +91,7 @@ class Pass:
 
 def live(worker: int, control: Control) -> None:
     """Work until the parent is gone."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # kill -USR1 says where it is
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and says what is to be
     regions: dict[int, Region] = {}
     try:

@@ -72,15 +72,16 @@ class Region:
     def tensor(
         self, offset: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]
     ) -> Tensor:
-        """A tensor whose storage begins at this byte of the region.
+        """A tensor that begins at this byte of the region.
+
+        It is no view of another one: what is written to it counts for autograd as of it alone.
 
         Args:
             offset: In bytes from the start; a multiple of the size of an element.
             dtype, shape, stride: Of the tensor.
         """
-        whole = self.bytes[offset % dtype.itemsize :]
-        length = whole.numel() // dtype.itemsize * dtype.itemsize
-        return whole[:length].view(dtype).as_strided(shape, stride, offset // dtype.itemsize)
+        x = torch.empty(0, dtype=dtype)
+        return x.set_(self.bytes.untyped_storage(), offset // dtype.itemsize, shape, stride)
 
     def __contains__(self, x: Tensor) -> bool:
         return self.start <= x.data_ptr() < self.start + self.size and self.in_use
@@ -192,7 +193,6 @@ class _Unpickler(pickle.Unpickler):
         number, region, offset, dtype, shape, stride, is_parameter, wants_gradient, more = reference
         if number not in self._found:
             x = self._regions[region].tensor(offset, getattr(torch, dtype), shape, stride)
-            x = x.data  # or autograd would count writes to any of the region as writes to it
             x = nn.Parameter(x, wants_gradient) if is_parameter else x
             vars(x).update(more)
             self._found[number] = x if is_parameter else x.requires_grad_(wants_gradient)

@@ -68,7 +68,8 @@ class Pool:
             self.server.listen()
         except (EOFError, OSError):
             return False
-        return not any(m.pid in self.server.deaths for m in self.members)
+        # A death shows in the kernel before it is told.
+        return not any(m.pid in self.server.deaths or _has_ended(m.pid) for m in self.members)
 
     def fileno(self) -> int:
         """Something is to be read from it when a worker has died."""
@@ -177,10 +178,7 @@ class Pool:
                 self.server.listen(0.01)
             except (EOFError, OSError, ValueError):
                 time.sleep(0.01)  # the server is gone as well; the kernel ends its children
-            if all(
-                m.pid in self.server.deaths or _state_of(m.pid) in ("", "X", "Z")
-                for m in self.members
-            ):
+            if all(m.pid in self.server.deaths or _has_ended(m.pid) for m in self.members):
                 return True
         return False
 
@@ -222,3 +220,7 @@ def _stat_of(pid: int) -> list[str]:
 def _state_of(pid: int) -> str:
     """As the kernel calls it: R, S, T and so on; empty: it is gone."""
     return (_stat_of(pid) or [""])[0]
+
+
+def _has_ended(pid: int) -> bool:
+    return _state_of(pid) in ("", "X", "Z")

@@ -14,7 +14,7 @@ import builtins
 import json
 import time
 from collections.abc import Mapping
-from typing import Any, Final, NoReturn, final
+from typing import Any, Final, Literal, NoReturn, final
 
 import numpy as np
 import torch
@@ -95,8 +95,8 @@ class Processes(AbstractRuntime):
     def run(self, engine: Engine, feeder: AbstractFeeder, watch: Watch) -> float:
         if not engine.sharing.by_letters:
             raise ValueError(
-                f"runtime=Processes(...) cannot share weights by '{engine.sharing.name}'; use "
-                "runtime=gt.Threads(...) for it, or leave sharing out"
+                f"runtime=Processes(...): {type(engine.sharing).__name__} needs workers with one "
+                "memory; use runtime=gt.Threads(...) for this sharing, or leave sharing out"
             )
         with Interruptible(feeder) as interrupt:
             if self._pool is not None and not self._pool.alive:  # of a death between two passes
@@ -156,9 +156,10 @@ class _Run:
         self._idle: dict[int, tuple[Any, Any]] = {}  # worker to what it had sent and had when idle
         self._stories: dict[int, list[str]] | None = None
         self._done: set[int] = set()
-        self._ending = self._resting = self._gave_up = self._began_to_run = False
+        self._ending = self._resting = self._gave_up = False
         self._failure: BaseException | None = None
         self._transport: Transport | None = None
+        self._phase: Literal["apart", "handing over", "together"] = "apart"
         self._began = time.perf_counter()
         self.seconds = 0.0
 
@@ -180,8 +181,10 @@ class _Run:
         Returns:
             Whether all workers have answered; else they are to be killed.
         """
-        if isinstance(error, WorkerDiedError) or not self._began_to_run:
-            return False  # nobody listens
+        if self._phase == "apart":
+            return True
+        if isinstance(error, WorkerDiedError) or self._phase == "handing over":
+            return False
         self._gave_up = True
         until = time.monotonic() + patience_s
         try:
@@ -224,7 +227,7 @@ class _Run:
         )
         content = _pickled(given, pool.shared, engine.parts)
         pool.begin({n.id: n.name for n in engine.wiring.nodes.values()})
-        here = pool.shared.regions
+        self._phase, here = "handing over", pool.shared.regions
         for member in pool.members:
             member.control.socket.settimeout(_WAIT_S)
             member.control.meanwhile = self._meanwhile
@@ -240,7 +243,7 @@ class _Run:
                 self._raise(answer["failed"], w)
         for member in pool.members:
             self._through(member.control.send, b"go")
-        self._began_to_run = True
+        self._phase = "together"
 
     def _through(self, call: Any, *given: Any) -> Any:
         """Call, and tell the death of a worker as such."""

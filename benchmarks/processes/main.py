@@ -1,0 +1,184 @@
+"""Two worker processes against one worker, on the recipes; throughput and CPU seconds.
+
+    python -m benchmarks.processes.main mnist listreduce --rounds 3
+
+    one      one worker, one kernel thread          what a core does
+    kernels  one worker, two kernel threads         what plain PyTorch does with two cores
+    threads  two workers as threads, one kernel thread each
+    two      two worker processes, one kernel thread each
+
+Each system of each round is a fresh process that trains a short pass to get warm, and then one that
+counts; another system begins in every round, and ratios are within rounds. Vertex-by-vertex
+programs and lists share the weights among workers; pipelines have their parts spread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import geartrain as gt
+from geartrain.recipes import find_recipe
+from geartrain.recipes.recipe import Setting
+
+SYSTEMS: Mapping[str, Callable[[], Any]] = {
+    "one": lambda: gt.Threads(1, kernel_threads=1),
+    "kernels": lambda: gt.Threads(1, kernel_threads=2),
+    "threads": lambda: gt.Threads(2, kernel_threads=1),
+    "two": lambda: gt.Processes(2, kernel_threads=1),
+}
+
+
+class Case:
+    """A recipe as it is measured.
+
+    Args:
+        recipe: Name.
+        instances: Of the pass that counts.
+        options: Of the recipe.
+        shares: Whether workers share the weights; else parts are spread over them.
+    """
+
+    def __init__(self, recipe: str, instances: int, shares: bool, **options: float) -> None:
+        self.recipe, self.instances, self.shares, self.options = recipe, instances, shares, options
+
+
+CASES: Mapping[str, Case] = {
+    "mnist": Case("mnist", 600, False),
+    "charlm": Case("charlm", 60, False),
+    "cifar": Case("cifar", 60, False),
+    "sentiment by vertex": Case("sentiment", 2000, True, whole=0),
+    "lists by step": Case("listreduce", 20_000, True, whole=0),
+    "sentiment": Case("sentiment", 4000, True, whole=1),
+    "qm9": Case("qm9", 4000, True),
+}
+
+
+def measure(name: str, system: str, max_active: int | None, scale: float) -> dict[str, Any]:
+    """One system on one case, in this process."""
+    case = CASES[name]
+    recipe = find_recipe(case.recipe)
+    options = recipe.complete(dict(case.options))
+    torch.manual_seed(0)
+    setting = Setting(
+        seed=0,
+        epochs=2,
+        update_every=recipe.update_size(options),
+        options=options,
+        data=Path(os.environ["GEARTRAIN_DATA"]) if os.environ.get("GEARTRAIN_DATA") else None,
+    )
+    task = recipe.build(setting)
+    runtime = SYSTEMS[system]()
+    shares = case.shares and runtime.workers > 1
+    session = gt.Session(
+        task.graph,
+        rules=task.rules,
+        runtime=runtime,
+        max_active=max_active or recipe.in_flight(options),
+        seed=0,
+        **task.settings(runtime.workers, gt.SharedWeights() if shares else None),
+    )
+    n = max(1, int(case.instances * scale))
+    train = task.load("train")[:n]
+    if len(train) < n:
+        n = len(train)
+    session.fit(train, epochs=1)
+    pids = [os.getpid(), *getattr(runtime, "pids", ())]
+    before, began = [cpu_s(pid) for pid in pids], time.perf_counter()
+    fit = session.fit(train, epochs=2)
+    wall = time.perf_counter() - began
+    used = [cpu_s(pid) - was for pid, was in zip(pids, before, strict=True)]
+    last = fit.history[-1]
+    if isinstance(runtime, gt.Processes):
+        runtime.close()
+    return {
+        "instances_per_second": last.instances / last.seconds,
+        "whole_fit": n / wall,
+        "cpu_s": [round(x, 2) for x in used],
+        "loss": last.loss,
+        "staleness": {part: round(age.mean, 2) for part, age in last.staleness.items()},
+    }
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds that a process has had, user's and system's."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def elsewhere(name: str, system: str, max_active: int | None, scale: float) -> dict[str, Any]:
+    """The same in a fresh process.
+
+    Raises:
+        RuntimeError: It failed; what it printed is in the message.
+    """
+    asked = json.dumps([name, system, max_active, scale])
+    kernel_threads = "2" if system == "kernels" else "1"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.processes.main", "--one", asked],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": kernel_threads},
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{name}, {system}:\n{done.stderr[-2000:]}")
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median, least and most."""
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("cases", nargs="*", choices=[[], *CASES], help="all, if none is named")
+    parser.add_argument("--systems", default=",".join(SYSTEMS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--max-active", type=int, default=None)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the instances")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    told = parser.parse_args(arguments)
+    if told.one:
+        print(json.dumps(measure(*json.loads(told.one))))
+        return
+    systems = told.systems.split(",")
+    for name in told.cases or CASES:
+        rounds: list[dict[str, Any]] = []
+        for k in range(told.rounds):
+            order = systems[k % len(systems) :] + systems[: k % len(systems)]
+            rounds.append({s: elsewhere(name, s, told.max_active, told.scale) for s in order})
+        if told.json:
+            print(json.dumps({"case": name, "rounds": rounds}), flush=True)
+            continue
+        print(name, flush=True)
+        for system in systems:
+            rate = [r[system]["instances_per_second"] for r in rounds]
+            last = rounds[-1][system]
+            line = f"  {system:8} {statistics.median(rate):9.1f}/s"
+            if "one" in systems:
+                ratios = [r[system]["instances_per_second"] for r in rounds]
+                ratios = [
+                    x / r["one"]["instances_per_second"]
+                    for x, r in zip(ratios, rounds, strict=True)
+                ]
+                line += f"  x one {spread(ratios)}"
+            print(f"{line}  CPU s {last['cpu_s']}  staleness {last['staleness']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Members of groups and sides of joins in a plan, against dictionaries: whatever comes when."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geartrain.errors import GraphError
+from geartrain.frames.frame import Arena, Schema
+from geartrain.frames.message import INSTANCE, VERTEX, IntArray
+from geartrain.nodes.gather import Group, JoinNode
+from geartrain.nodes.loop.members import Members, Sides
+from geartrain.nodes.node import Place
+
+KEY, SLOT, SIZE = 2, 3, 4
+SHUFFLED = {"seed": st.integers(0, 10**6), "batches": st.integers(1, 9), "ordered": st.booleans()}
+
+
+def place() -> Place:
+    names = ["", "", "key", "slot", "many"]
+    names[INSTANCE], names[VERTEX] = "instance", "vertex"
+    return Place(1, "meeting", Arena(), Schema(names, [], None, []))
+
+
+def group(*, ordered: bool, size: Any = lambda m: m.many) -> Group:
+    return Group(place(), [KEY], None, size, (lambda m: m.slot) if ordered else None, "sum")
+
+
+def rows(draw: np.random.Generator, keys: int) -> IntArray:
+    """Columns of all members of some groups of one to four, of three instances, shuffled."""
+    found = []
+    for key in range(keys):
+        many = int(draw.integers(1, 5))
+        for slot in range(many):
+            column = np.zeros(5, np.int64)
+            column[INSTANCE], column[KEY], column[SLOT], column[SIZE] = key % 3, key, slot, many
+            column[VERTEX] = draw.integers(0, 100)
+            found.append(column)
+    return draw.permutation(np.stack(found, 1), axis=1)
+
+
+@settings(max_examples=40)
+@given(**SHUFFLED)
+def test_groups_are_complete_when_a_dictionary_says_so(seed, batches, ordered):
+    draw = np.random.default_rng(seed)
+    state = rows(draw, keys=6)
+    waiting, members = defaultdict(list), Members(group(ordered=ordered))
+    for numbers in np.array_split(np.arange(state.shape[1]), batches):
+        if not numbers.size:
+            continue
+        want = {}
+        for n in numbers.tolist():
+            key = (int(state[INSTANCE, n]), int(state[KEY, n]))
+            waiting[key].append(n)
+            if len(waiting[key]) == state[SIZE, n]:
+                by = (lambda n: state[SLOT, n]) if ordered else (lambda n: tuple(state[:, n]))
+                first = waiting[key][0]
+                want[key] = first, sorted(waiting.pop(key), key=by)
+        found, sizes, states = members.complete(numbers, state[:, numbers])
+        pieces = np.split(found, np.cumsum(sizes)[:-1]) if sizes.size else []
+        got = {
+            (int(s[INSTANCE]), int(s[KEY])): p.tolist()
+            for s, p in zip(states.T, pieces, strict=True)
+        }
+        assert got == {key: inside for key, (_, inside) in want.items()}
+        for s in states.T:
+            first, _ = want[int(s[INSTANCE]), int(s[KEY])]
+            assert s.tolist() == state[:, first].tolist()
+        assert len(members.story()) == min(len(waiting), 5) + (len(waiting) > 5)
+    assert not waiting and not members.story()
+
+
+@pytest.mark.parametrize(
+    ("slots", "size", "words"),
+    [
+        ([0, 1, 1], 3, "for position 1, but the group has 3"),
+        ([0, 3], 3, "for position 3, but the group has 3"),
+        ([-1], 3, "for position -1"),
+        ([0], 0, "got size 0"),
+    ],
+)
+def test_a_place_that_is_none_or_taken_is_refused(slots, size, words, monkeypatch):
+    monkeypatch.setattr(Group, "key", lambda *_: "somebody")
+    members, state = Members(group(ordered=True)), np.zeros((5, 1), np.int64)
+    with pytest.raises(GraphError, match=words):
+        for k, slot in enumerate(slots):
+            state[SLOT], state[SIZE] = slot, size
+            members.complete(np.array([k]), state.copy())
+
+
+def test_a_member_too_many_is_refused_where_none_has_a_place(monkeypatch):
+    monkeypatch.setattr(Group, "key", lambda *_: "somebody")
+    members, state = Members(group(ordered=False, size=2)), np.zeros((5, 3), np.int64)
+    with pytest.raises(GraphError, match="for position 2, but the group has 2"):
+        members.complete(np.arange(3), state)
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 10**6), batches=st.integers(1, 9), ports=st.integers(2, 4))
+def test_sides_are_joined_when_a_dictionary_says_so(seed, batches, ports):
+    draw = np.random.default_rng(seed)
+    handles = [[] for _ in range(ports)]
+    handles[1] = [SIZE]  # taken over from port 1
+    sides = Sides(JoinNode(place(), ports, [KEY], "tuple", handles), ports)
+    state = np.zeros((5, 7 * ports), np.int64)
+    state[KEY], state[INSTANCE] = np.arange(7).repeat(ports), np.arange(7).repeat(ports) % 2
+    state[VERTEX], state[SIZE] = draw.integers(0, 100, (2, 7 * ports))
+    port_of, waiting = np.tile(np.arange(ports), 7), defaultdict(dict)
+    order = draw.permutation(7 * ports)
+    for some in np.array_split(order, batches):
+        for port in range(ports):
+            numbers = some[port_of[some] == port]
+            if not numbers.size:
+                continue
+            want = {}
+            for n in numbers.tolist():
+                waiting[int(state[KEY, n])][port] = n
+                if len(waiting[int(state[KEY, n])]) == ports:
+                    want[int(state[KEY, n])] = waiting.pop(int(state[KEY, n]))
+            found, states = sides.complete(port, numbers, state[:, numbers])
+            assert {int(key) for key in states[KEY]} == set(want)
+            for at, joined in enumerate(states.T):
+                mine = want[int(joined[KEY])]
+                assert [int(side[at]) for side in found] == [mine[p] for p in range(ports)]
+                assert joined[VERTEX] == state[VERTEX, mine[0]]
+                assert joined[SIZE] == state[SIZE, mine[1]]
+    assert not waiting and not sides.story()
+
+
+def test_a_second_row_of_a_port_is_refused_and_who_is_absent_is_told(monkeypatch):
+    monkeypatch.setattr(JoinNode, "key", lambda *_: "somebody")
+    sides, state = Sides(JoinNode(place(), 3, [KEY], "tuple"), 3), np.zeros((5, 1), np.int64)
+    sides.complete(1, np.array([4]), state)
+    assert sides.story() == ["'meeting' waits for port [0, 2] of somebody"]
+    with pytest.raises(GraphError, match="two rows of port 1 have the key somebody"):
+        sides.complete(1, np.array([5]), state)

@@ -1,0 +1,201 @@
+"""Sessions on worker processes: what comes back from them, and what does not go there."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import geartrain as gt
+from geartrain.engine.instrument import Progress, Updated
+from geartrain.runtime.base import AbstractRuntime
+from tests.rigs.pairs import graph_of_pairs, pairs, square
+from tests.rigs.passes import processes
+
+ADAM = gt.Rules(optimizer=partial(torch.optim.Adam, lr=1e-2), update_every=4)
+
+
+def weights_of(session: gt.Session) -> list[Tensor]:
+    return [p.detach().clone() for part in session.parts.values() for p in part.parameters]
+
+
+def one_at_a_time(runtime: AbstractRuntime, rules: gt.Rules = ADAM, **more: object) -> gt.Session:
+    """A session whose order is the same on every runtime."""
+    return gt.Session(graph_of_pairs(), rules=rules, runtime=runtime, max_active=1, **more)  # type: ignore[arg-type]
+
+
+def test_a_run_goes_as_it_does_on_one_thread_to_the_last_bit() -> None:
+    """Optimisers, versions, gradients that wait: all is there again in the next epoch."""
+    found = []
+    for runtime in (gt.Threads(1), processes(2)):
+        session = one_at_a_time(runtime)
+        fit = session.fit(pairs(30), epochs=3, valid=pairs(7), evaluate_every=0.4)
+        found.append((weights_of(session), [e.loss for e in fit.history], fit.history[-1].valid))
+    (a, losses, valid), (b, others, validated) = found
+    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+    assert losses == pytest.approx(others, rel=1e-12) and valid == pytest.approx(validated)
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_run_begun_on_one_runtime_resumes_on_another(tmp_path, back) -> None:
+    whole = one_at_a_time(gt.Threads(1))
+    whole.fit(pairs(30), epochs=2, folder=tmp_path / "a", checkpoint_every=7, keep_last=20)
+    first, second = (processes(2), gt.Threads(1)) if back else (gt.Threads(1), processes(2))
+    begun = one_at_a_time(first)
+    begun.fit(pairs(30), epochs=1, folder=tmp_path / "b", checkpoint_every=7, keep_last=20)
+    middle = sorted((tmp_path / "b").glob("*-*.safetensors"))[1]
+    resumed = one_at_a_time(second)
+    resumed.load(middle)
+    resumed.fit(pairs(30), epochs=2, folder=tmp_path / "c", checkpoint_every=7)
+    pairs_of = zip(weights_of(whole), weights_of(resumed), strict=True)
+    assert all(torch.equal(x, y) for x, y in pairs_of)
+
+
+def test_the_modules_of_the_user_see_every_step_while_it_trains() -> None:
+    graph = graph_of_pairs()
+    session = gt.Session(graph, rules=ADAM, runtime=processes(2))
+    before = weights_of(session)
+    moved: list[bool] = []
+
+    class Looks(gt.AbstractInstrument):
+        def on_updated(self, event: Updated) -> None:
+            moved.append(any(not torch.equal(a, b) for a, b in zip(before, now(), strict=True)))
+
+    def now() -> list[Tensor]:
+        return weights_of(session)
+
+    session.instruments.append(Looks())
+    session.fit(pairs(40), epochs=1)
+    assert moved and moved[-1]
+
+
+def test_evaluation_and_prediction_are_those_of_one_thread() -> None:
+    here, there = (gt.Session(graph_of_pairs(), runtime=r) for r in (gt.Threads(1), processes(2)))
+    assert here.evaluate(pairs(20)).metrics == pytest.approx(there.evaluate(pairs(20)).metrics)
+    for a, b in zip(here.predict(pairs(20)), there.predict(pairs(20)), strict=True):
+        assert_close(a, b)
+
+
+class Normed(nn.Module):
+    """Counts in buffers, one of which it makes anew at every call."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map, self.norm = nn.Linear(3, 1), nn.BatchNorm1d(3)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        y: Tensor = self.map(self.norm(x))
+        return y
+
+
+def test_buffers_come_back_also_those_that_a_module_makes_anew() -> None:
+    module = Normed()
+    graph = gt.Graph()
+    graph.input("x", bundle=True).through(module, name="map", keep="graph").loss(square)
+    session = gt.Session(graph, rules=ADAM, runtime=processes(2))
+    session.fit([gt.Instance({"x": torch.randn(5, 3) + 7}) for _ in range(10)], epochs=2)
+    assert int(module.calls) == int(module.norm.num_batches_tracked) == 20
+    assert float(module.norm.running_mean.mean()) > 1  # type: ignore[union-attr, operator]
+
+
+def test_rows_of_tables_reach_the_workers_that_share_them() -> None:
+    """Each word is seen by one instance a worker; all must learn the same of it."""
+    found = []
+    for runtime, sharing in ((gt.Threads(1), None), (processes(2), gt.SharedWeights())):
+        torch.manual_seed(0)
+        graph = gt.Graph()
+        words = graph.input("words").through(nn.Embedding(50, 3, sparse=True), name="table")
+        words.through(nn.Linear(3, 1), name="map").loss(square)
+        rules = gt.Rules(optimizer=partial(gt.FusedAdagrad, lr=0.1), update_every=gt.Instances(2))
+        schedule = gt.Schedule(ramp=gt.Ramp(over=0))
+        session = gt.Session(
+            graph,
+            rules=rules,
+            runtime=runtime,
+            sharing=sharing,
+            schedule=schedule,
+            max_active=4,
+        )
+        data = [gt.Instance({"words": torch.tensor([i % 50])}) for i in range(400)]
+        fit = session.fit(data, epochs=4)
+        found.append(fit.history[-1])
+    assert found[1].loss < 2 * found[0].loss + 1e-3
+    assert found[1].updates == found[0].updates
+    assert 0 < found[1].staleness["table"].mean < 8
+
+
+def test_progress_tells_of_loss_and_staleness_while_it_trains() -> None:
+    heard: list[Progress] = []
+
+    class Listens(gt.AbstractInstrument):
+        def on_progress(self, event: Progress) -> None:
+            heard.append(event)
+
+    session = gt.Session(
+        graph_of_pairs(), rules=ADAM, runtime=processes(2), instruments=[Listens()]
+    )
+    session.fit(pairs(60), epochs=1)
+    assert heard[-1].finished == 60 and heard[-1].loss == heard[-1].loss
+    assert heard[-1].staleness > 0
+
+
+def test_what_cannot_be_handed_over_is_refused_with_a_remedy() -> None:
+    class Locked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.map, self.lock = nn.Linear(2, 2), threading.Lock()
+
+        def forward(self, x: Tensor) -> Tensor:
+            with self.lock:
+                y: Tensor = self.map(x)
+                return y
+
+    graph = gt.Graph()
+    graph.input("x", bundle=True).through(Locked(), name="map", keep="graph").output()
+    session = gt.Session(graph, runtime=processes(2))
+    with pytest.raises(ValueError, match=r"cannot pickle '_thread.lock'.*use runtime=gt.Threads"):
+        session.predict([gt.Instance({"x": torch.ones(1, 2)})])
+
+
+@pytest.mark.parametrize(
+    ("rules", "sharing", "words"),
+    [
+        (gt.Rules(max_staleness=1), gt.SharedWeights(), r"part 'first': its rules \(max_stal"),
+        (gt.Rules(), gt.Neighbours(copies=2), r"Replicas needs workers with one memory"),
+    ],
+)
+def test_ways_of_sharing_that_need_one_memory_are_refused(rules, sharing, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        gt.Session(graph_of_pairs(), rules=rules, runtime=processes(2), sharing=sharing).fit(
+            pairs(3), epochs=1
+        )
+
+
+def test_misuse_is_refused() -> None:
+    for make, words in (
+        (lambda: gt.Processes(0), r"Processes\(workers=0\): give 1 or more"),
+        (lambda: gt.Processes(1 << 40), r"Processes\(workers="),
+        (lambda: gt.Processes(2, kernel_threads=1 << 40), r"Processes\(kernel_threads="),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make()
+
+
+def test_closing_ends_the_workers_and_the_next_pass_makes_new_ones() -> None:
+    runtime = gt.Processes(2, kernel_threads=1)
+    session = gt.Session(graph_of_pairs(), rules=ADAM, runtime=runtime)
+    session.fit(pairs(5), epochs=1)
+    before = runtime.pids
+    runtime.close()
+    assert len(before) == 2 and runtime.pids == ()
+    session.fit(pairs(5), epochs=2)
+    assert len(runtime.pids) == 2 and not set(before) & set(runtime.pids)
+    runtime.close()
