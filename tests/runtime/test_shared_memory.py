@@ -8,7 +8,7 @@ import os
 import torch
 from torch import nn
 
-from geartrain.runtime.processes.memory import Region, SharedTensors, dumps, loads
+from geartrain.runtime.processes.memory import SharedRegion, SharedTensors, dumps, loads
 from tests.rigs.left import open_files
 
 
@@ -72,4 +72,4 @@ def test_a_write_to_one_tensor_is_no_write_to_its_neighbour():
 
 def shared_with_another(shared: SharedTensors):
     """The regions as another process has them."""
-    return {k: Region(os.dup(r.fd), r.size) for k, r in shared.regions.items()}
+    return {k: SharedRegion(os.dup(r.fd), r.size) for k, r in shared.regions.items()}

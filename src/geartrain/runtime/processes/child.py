@@ -39,7 +39,7 @@ from geartrain.parts.part import PartState
 from geartrain.parts.snapshot import parts_to_tensors
 from geartrain.parts.trained import StepTaken
 from geartrain.runtime.processes.control import Control
-from geartrain.runtime.processes.memory import BETWEEN, NOTE_BYTES, Region, loads
+from geartrain.runtime.processes.memory import BETWEEN, NOTE_BYTES, SharedRegion, loads
 from geartrain.runtime.processes.messages import (
     Kind,
     Names,
@@ -93,7 +93,7 @@ def live(worker: int, control: Control) -> None:
     """Work until the parent is gone."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # kill -USR1 says where it is
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and says what is to be
-    regions: dict[int, Region] = {}
+    regions: dict[int, SharedRegion] = {}
     try:
         while True:
             _receive_regions(control, regions)
@@ -102,12 +102,12 @@ def live(worker: int, control: Control) -> None:
         return
 
 
-def _receive_regions(control: Control, regions: dict[int, Region]) -> None:
+def _receive_regions(control: Control, regions: dict[int, SharedRegion]) -> None:
     """Take the memory that is new, and leave what nobody uses any more."""
     said, fds = control.receive()
     told = json.loads(said)
     regions |= {
-        number: Region(fd, os.fstat(fd).st_size)
+        number: SharedRegion(fd, os.fstat(fd).st_size)
         for number, fd in zip(told["fresh"], fds, strict=True)
     }
     for number in told["gone"]:
@@ -116,7 +116,9 @@ def _receive_regions(control: Control, regions: dict[int, Region]) -> None:
         gc.collect()  # engines have cycles, and hold tensors
 
 
-def _live_through_a_pass(worker: int, control: Control, regions: Mapping[int, Region]) -> None:
+def _live_through_a_pass(
+    worker: int, control: Control, regions: Mapping[int, SharedRegion]
+) -> None:
     content, _ = control.receive()
     try:
         work = _Work(worker, loads(content, regions), regions)
@@ -133,7 +135,7 @@ def _live_through_a_pass(worker: int, control: Control, regions: Mapping[int, Re
 class _Work:
     """One pass."""
 
-    def __init__(self, worker: int, given: Pass, regions: Mapping[int, Region]) -> None:
+    def __init__(self, worker: int, given: Pass, regions: Mapping[int, SharedRegion]) -> None:
         torch.set_num_threads(given.kernel_threads)
         torch.manual_seed(given.seed)
         self._regions = regions

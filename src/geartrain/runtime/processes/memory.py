@@ -32,7 +32,7 @@ _ALIGNED: Final = 64  # bytes; a cache line: neighbours of two workers do not sh
 
 
 @final
-class Region:
+class SharedRegion:
     """Memory that processes share.
 
     Args:
@@ -48,7 +48,7 @@ class Region:
         self.start = self._bytes.data_ptr()
 
     @classmethod
-    def make(cls, size: int) -> Region:
+    def make(cls, size: int) -> SharedRegion:
         """Fresh memory, all zeros."""
         fd = os.memfd_create("geartrain", os.MFD_CLOEXEC)
         os.ftruncate(fd, size)
@@ -97,12 +97,12 @@ class SharedTensors:
     """The regions of one runtime by number, and which tensors lie in them."""
 
     def __init__(self) -> None:
-        self.regions: dict[int, Region] = {}
+        self.regions: dict[int, SharedRegion] = {}
         self._made = 0
 
-    def add(self, size: int) -> Region:
+    def add(self, size: int) -> SharedRegion:
         """A fresh region of so many bytes."""
-        region = self.regions[self._made] = Region.make(size)
+        region = self.regions[self._made] = SharedRegion.make(size)
         self._made += 1
         return region
 
@@ -111,7 +111,7 @@ class SharedTensors:
         self.regions = {k: region for k, region in self.regions.items() if region.in_use}
 
     def place(self, tensor: Tensor) -> tuple[int, int] | None:
-        """Region and byte where a tensor's elements begin; None: it is not shared."""
+        """SharedRegion and byte where a tensor's elements begin; None: it is not shared."""
         if not _is_plain(tensor):
             return None
         for k, region in self.regions.items():
@@ -184,7 +184,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # without annotations
 class _Unpickler(pickle.Unpickler):
     """Reads what a ``_Pickler`` wrote: one object for each that there was."""
 
-    def __init__(self, file: io.BytesIO, regions: Mapping[int, Region]) -> None:
+    def __init__(self, file: io.BytesIO, regions: Mapping[int, SharedRegion]) -> None:
         super().__init__(file)
         self._regions = regions
         self._found: dict[int, Tensor] = {}
@@ -210,6 +210,6 @@ def dumps(thing: object, shared: SharedTensors) -> bytes:
     return file.getvalue()
 
 
-def loads(pickled: bytes, regions: Mapping[int, Region]) -> Any:
+def loads(pickled: bytes, regions: Mapping[int, SharedRegion]) -> Any:
     """What ``dumps`` wrote, in the process that was given the regions."""
     return _Unpickler(io.BytesIO(pickled), regions).load()
