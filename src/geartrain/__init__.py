@@ -27,6 +27,8 @@ from geartrain.errors import GeartrainError as GeartrainError
 from geartrain.errors import GraphError as GraphError
 from geartrain.errors import NonFiniteError as NonFiniteError
 from geartrain.errors import StuckError as StuckError
+from geartrain.errors import TransportError as TransportError
+from geartrain.errors import WorkerDiedError as WorkerDiedError
 from geartrain.errors import WorkerError as WorkerError
 from geartrain.frames.columns import Columns as Columns
 from geartrain.frames.frame import View as View

@@ -128,6 +128,7 @@ def test_a_parent_that_is_killed_takes_all_with_it(program):
     nothing_is_left(folder, pids)
 
 
+@pytest.mark.slow
 def test_a_parent_that_is_killed_takes_all_with_it_though_a_fork_of_it_lives_on(program):
     """Such as one that loads data: it has the parent's end of the channels."""
     run = program("""
@@ -149,6 +150,7 @@ def test_a_parent_that_is_killed_takes_all_with_it_though_a_fork_of_it_lives_on(
         os.kill(other, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_whole_group_that_is_killed_leaves_nothing(program):
     run = program("session(Does()).fit(rows, epochs=100_000)")
     folder, pids = who_works(run)
@@ -161,9 +163,19 @@ def test_a_whole_group_that_is_killed_leaves_nothing(program):
     [
         ("session(Does()).fit(rows, epochs=1)", 0),
         ("session(Does(lambda: sys.exit(5))).fit(rows, epochs=100_000)", 5),
-        ("session(Does(lambda: 1 / 0)).fit(rows, epochs=100_000)", 1),
-        ("session(Does(lambda: os._exit(6))).fit(rows, epochs=100_000)", 6),
-        ("kept = session(Does()); kept.fit(rows, epochs=1); runtime.close()", 0),
+        pytest.param(
+            "session(Does(lambda: 1 / 0)).fit(rows, epochs=100_000)", 1, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "session(Does(lambda: os._exit(6))).fit(rows, epochs=100_000)",
+            6,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "kept = session(Does()); kept.fit(rows, epochs=1); runtime.close()",
+            0,
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["ends", "exits", "raises", "leaves at once", "closes"],
 )

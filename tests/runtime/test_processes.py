@@ -124,7 +124,7 @@ def test_rows_of_tables_reach_the_workers_that_share_them() -> None:
             schedule=schedule,
             max_active=4,
         )
-        data = [gt.Instance({"words": torch.tensor([i % 50])}) for i in range(400)]
+        data = [gt.Instance({"words": torch.tensor([i % 50])}) for i in range(200)]
         fit = session.fit(data, epochs=4)
         found.append(fit.history[-1])
     assert found[1].loss < 2 * found[0].loss + 1e-3

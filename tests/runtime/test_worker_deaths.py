@@ -95,8 +95,16 @@ def told(graph: Graph, watch: Quiet | None = None) -> WorkerDiedError:
     ("how", "said"),
     [
         (struck.kill, r"was killed by SIGKILL \(9\) while firing .map 1. .*memory"),
-        (struck.segfault, r"was killed by SIGSEGV \(11\) while firing 'map 1' "),
-        (struck.terminate, r"was killed by SIGTERM \(15\) while firing 'map 1' "),
+        pytest.param(
+            struck.segfault,
+            r"was killed by SIGSEGV \(11\) while firing 'map 1' ",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            struck.terminate,
+            r"was killed by SIGTERM \(15\) while firing 'map 1' ",
+            marks=pytest.mark.slow,
+        ),
         (struck.leave, r"has exited with status 3 while firing 'map 1' "),
     ],
     ids=["kill", "segfault", "terminate", "exit"],
@@ -131,7 +139,7 @@ class Killing(Quiet):
             os.kill(self.pid, self.number)
 
 
-@pytest.mark.parametrize("worker", [0, 2])
+@pytest.mark.parametrize("worker", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_worker_that_is_killed_from_outside_is_told(worker):
     run(chain())
     error = told(chain(), Killing(processes().pids[worker]))
@@ -184,6 +192,7 @@ def test_a_worker_that_is_stopped_is_told_and_ended():
     assert time.monotonic() - float(module.struck_s) < 60
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_before_a_pass_is_told_and_ended(monkeypatch):
     monkeypatch.setattr(pool, "_STOPPED_LOOKS", 1)
     run(chain())
@@ -258,6 +267,7 @@ def test_fits_of_one_session_add_no_memory():
     assert len(processes()._pool.shared.regions) == regions
 
 
+@pytest.mark.slow
 def test_fresh_sessions_on_one_runtime_add_no_memory():
     def fit() -> None:
         optimizer = partial(torch.optim.Adam, lr=0.01)
@@ -279,6 +289,7 @@ def test_fresh_sessions_on_one_runtime_add_no_memory():
     assert len(processes()._pool.shared.regions) <= 4
 
 
+@pytest.mark.slow
 def test_weights_outlive_the_worker_processes():
     graph = chain()
     run(graph)
@@ -298,6 +309,7 @@ def test_a_closed_runtime_has_no_processes_and_goes_on_when_asked():
     run(chain())
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_is_stopped_is_told_and_another_one_made(monkeypatch):
     monkeypatch.setattr(pool, "_STOPPED_LOOKS", 1)
     run(chain())

@@ -30,7 +30,7 @@ _END_S: Final = 2.0  # for a process to end
 
 @final
 @dataclass(slots=True)
-class Member:
+class WorkerProcess:
     """One worker process."""
 
     pid: int
@@ -54,7 +54,7 @@ class Pool:
         self.shared = SharedTensors()
         self._notes = self.shared.add(NOTE_BYTES * workers).bytes.view(torch.int64)
         self.nodes: Mapping[int, str] = {}
-        self.members = [Member(*self.server.fork(w)) for w in range(workers)]
+        self.members = [WorkerProcess(*self.server.fork(w)) for w in range(workers)]
         self._stopped: dict[int, int] = {}  # looks in a row, by process
         self._looked_s = 0.0
         self._end = weakref.finalize(self, _end, self.members, os.getpid())
@@ -189,7 +189,7 @@ _AGAIN: Final = (
 )
 
 
-def _end(members: list[Member], owner: int) -> None:
+def _end(members: list[WorkerProcess], owner: int) -> None:
     """Idle workers end as their channel is closed; others are killed, and have died before."""
     if os.getpid() == owner:  # and not a process that has been forked from it
         for member in members:
