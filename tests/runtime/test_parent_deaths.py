@@ -18,6 +18,8 @@ from tests.rigs.programs import Nursery, Program
 GONE_S = 5.0
 """Two seconds, on a machine that does nothing else."""
 
+SLOW = pytest.mark.slow
+
 PRELUDE = """
 import os, signal, socket, sys, time
 from functools import partial
@@ -163,18 +165,16 @@ def test_a_whole_group_that_is_killed_leaves_nothing(program):
     [
         ("session(Does()).fit(rows, epochs=1)", 0),
         ("session(Does(lambda: sys.exit(5))).fit(rows, epochs=100_000)", 5),
-        pytest.param(
-            "session(Does(lambda: 1 / 0)).fit(rows, epochs=100_000)", 1, marks=pytest.mark.slow
-        ),
+        pytest.param("session(Does(lambda: 1 / 0)).fit(rows, epochs=100_000)", 1, marks=SLOW),
         pytest.param(
             "session(Does(lambda: os._exit(6))).fit(rows, epochs=100_000)",
             6,
-            marks=pytest.mark.slow,
+            marks=SLOW,
         ),
         pytest.param(
             "kept = session(Does()); kept.fit(rows, epochs=1); runtime.close()",
             0,
-            marks=pytest.mark.slow,
+            marks=SLOW,
         ),
     ],
     ids=["ends", "exits", "raises", "leaves at once", "closes"],

@@ -28,6 +28,8 @@ from tests.rigs.left import children, living, open_files, shared_bytes, wait_unt
 from tests.rigs.passes import AT_ONCE, Quiet
 from tests.rigs.struck import Homesick, Locked, Struck
 
+SLOW = pytest.mark.slow
+
 TOLD_S = 2.0
 """From a death until it is told."""
 
@@ -98,12 +100,12 @@ def told(graph: Graph, watch: Quiet | None = None) -> WorkerDiedError:
         pytest.param(
             struck.segfault,
             r"was killed by SIGSEGV \(11\) while firing 'map 1' ",
-            marks=pytest.mark.slow,
+            marks=SLOW,
         ),
         pytest.param(
             struck.terminate,
             r"was killed by SIGTERM \(15\) while firing 'map 1' ",
-            marks=pytest.mark.slow,
+            marks=SLOW,
         ),
         (struck.leave, r"has exited with status 3 while firing 'map 1' "),
     ],
@@ -139,7 +141,7 @@ class Killing(Quiet):
             os.kill(self.pid, self.number)
 
 
-@pytest.mark.parametrize("worker", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("worker", [0, pytest.param(2, marks=SLOW)])
 def test_a_worker_that_is_killed_from_outside_is_told(worker):
     run(chain())
     error = told(chain(), Killing(processes().pids[worker]))

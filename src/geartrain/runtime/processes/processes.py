@@ -103,7 +103,7 @@ class Processes(AbstractRuntime):
                 self._drop(busy=True)
             if self._pool is None:
                 self._pool = Pool(self.workers)
-            run = _Run(self, self._pool, engine, feeder, watch, interrupt)
+            run = _Parent(self, self._pool, engine, feeder, watch, interrupt)
             try:
                 run.go()
             except BaseException as error:
@@ -129,7 +129,7 @@ class Processes(AbstractRuntime):
 
 
 @final
-class _Run:
+class _Parent:
     """One pass over the data."""
 
     def __init__(
