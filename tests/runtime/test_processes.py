@@ -132,6 +132,17 @@ def test_rows_of_tables_reach_the_workers_that_share_them() -> None:
     assert 0 < found[1].staleness["table"].mean < 8
 
 
+def test_copies_of_a_part_meet_between_passes_as_on_threads() -> None:
+    found = []
+    for runtime in (gt.Threads(2, kernel_threads=1), processes(2)):
+        copies = gt.PartCopies({"first": 2}, gt.Average(every=8))
+        session = one_at_a_time(runtime, sharing=copies)
+        session.fit(pairs(30), epochs=2)
+        found.append(weights_of(session))
+    for a, b in zip(*found, strict=True):
+        assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
 def test_progress_tells_of_loss_and_staleness_while_it_trains() -> None:
     heard: list[Progress] = []
 
