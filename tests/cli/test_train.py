@@ -51,6 +51,18 @@ def test_the_last_line_is_the_json_of_the_run_and_the_rest_goes_to_standard_erro
     assert "epoch 2/2" in done.err
 
 
+def test_a_run_on_worker_processes_has_a_track_for_each_of_them(geartrain, tmp_path: Path) -> None:
+    lists = [word if word != "simulated" else "processes" for word in SMALL_LISTS]
+    told = ("--option", "whole=0", "--workers", 2, "--trace", "--out", tmp_path / "run", "--json")
+    done = geartrain("train", *lists, *told)
+    assert done.status == 0, done.err
+    assert (done.json["runtime"], done.json["workers"]) == ("processes", 2)
+    assert done.json["updates"] == {"cell": 6, "readout": 6}
+    trace = json.loads((tmp_path / "run" / "trace.json").read_text())
+    fired = {event["tid"] for event in trace if event.get("ph") == "X"}
+    assert len(fired) == 2, "a track for each worker"
+
+
 def test_the_run_folder_holds_settings_events_graph_checkpoints_and_trace(
     geartrain, tmp_path: Path
 ) -> None:

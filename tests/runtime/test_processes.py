@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from torch.testing import assert_close
 
 import geartrain as gt
 from geartrain.engine.instrument import Progress, Updated
+from geartrain.observe.flops import FlopMeter
 from geartrain.runtime.base import AbstractRuntime
 from tests.rigs.pairs import graph_of_pairs, pairs, square
 from tests.rigs.passes import processes
@@ -188,6 +191,37 @@ def test_ways_of_sharing_that_need_one_memory_are_refused(rules, sharing, words)
         gt.Session(graph_of_pairs(), rules=rules, runtime=processes(2), sharing=sharing).fit(
             pairs(3), epochs=1
         )
+
+
+class Draws(nn.Module):
+    """Adds columns with what the random generators give."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        here = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+        return torch.cat([x, torch.tensor([here])], 1)
+
+
+def test_workers_draw_numbers_of_their_own_and_repeat_them() -> None:
+    found = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        graph = gt.Graph()
+        both = graph.input("x", bundle=True).through(Draws(), name="a", keep="graph")
+        both.through(Draws(), name="b", keep="graph").output()
+        session = gt.Session(
+            graph, runtime=processes(2), schedule=gt.Schedule(placement={"a": 0, "b": 1})
+        )
+        told = session.predict([gt.Instance({"x": torch.zeros(1, 1)})])
+        found.append(told[0].flatten().tolist())
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 7  # workers are forks of one process, and yet they differ
+
+
+def test_a_meter_is_refused_as_it_would_count_elsewhere() -> None:
+    compute = gt.Compute(meter=FlopMeter())
+    session = gt.Session(graph_of_pairs(), runtime=processes(2), compute=compute)
+    with pytest.raises(ValueError, match=r"FlopMeter counts in one process; measure with .*Thr"):
+        session.fit(pairs(3), epochs=1)
 
 
 def test_misuse_is_refused() -> None:

@@ -16,6 +16,7 @@ import faulthandler
 import gc
 import json
 import os
+import random
 import signal
 import time
 import traceback
@@ -74,7 +75,7 @@ class Pass:
         memories: Of nodes, by name.
         folder, generation: Of the sockets.
         kernel_threads: Inside of torch's kernels.
-        seed: Of torch's generator here, for dropout and the like.
+        seed: Of random numbers, for dropout and the like; each worker adds its number.
         nodes: Names in order, to see that both sides have the same graph.
     """
 
@@ -131,13 +132,20 @@ def _live_through_a_pass(
         work.run()
 
 
+def _seed(seed: int) -> None:
+    """Workers are forks of one process: else all of them would draw the same numbers."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+
+
 @final
 class _Work:
     """One pass."""
 
     def __init__(self, worker: int, given: Pass, regions: Mapping[int, SharedRegion]) -> None:
         torch.set_num_threads(given.kernel_threads)
-        torch.manual_seed(given.seed)
+        _seed(given.seed + worker)
         self._regions = regions
         given.made_of.sharing.live_on(worker)
         engine = self._engine = given.made_of.engine(given.trained)

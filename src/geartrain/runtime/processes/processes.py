@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NoReturn, final
@@ -81,6 +82,11 @@ class Processes(AbstractRuntime):
         if kernel_threads is not None:
             what = f"Processes(kernel_threads={kernel_threads})"
             require_at_most(what, kernel_threads, MOST_WORKERS, WORKERS)
+        if not sys.platform.startswith("linux"):
+            raise ValueError(
+                f"Processes on {sys.platform}: worker processes want Linux (files in memory, "
+                "signals at a parent's death); use runtime=gt.Threads(...)"
+            )
         self.workers = workers
         self.kernel_threads = kernel_threads or max(1, torch.get_num_threads() // workers)
         self.patience_s = patience_s
@@ -97,6 +103,11 @@ class Processes(AbstractRuntime):
             raise ValueError(
                 f"runtime=Processes(...): {type(engine.sharing).__name__} needs workers with one "
                 "memory; use runtime=gt.Threads(...) for this sharing, or leave sharing out"
+            )
+        if engine.settings.meter is not None:
+            raise ValueError(
+                f"runtime=Processes(...): {type(engine.settings.meter).__name__} counts in one "
+                "process; measure with runtime=gt.Threads(...), or leave Compute(meter=...) out"
             )
         with Interruptible(feeder) as interrupt:
             if self._pool is not None and not self._pool.alive:  # of a death between two passes
