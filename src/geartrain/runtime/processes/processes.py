@@ -214,9 +214,8 @@ class _Parent:
         self._engine.wiring.arena.news = None
         if self._transport is not None:
             self._transport.close()
-        if len(self._done) < self._me:  # those that were killed have left them
-            for w in range(self._me):
-                (self._pool.server.folder / f"{w}.{self._generation}").unlink(missing_ok=True)
+        for w in range(self._me):  # a worker may be killed before it has come to that
+            (self._pool.server.folder / f"{w}.{self._generation}").unlink(missing_ok=True)
 
     def _hand_over(self) -> None:
         """Give the workers the graph, the parts as they are, and what they need to know."""
