@@ -178,7 +178,6 @@ class _Parent:
         """Until the pass is over; signals are heard meanwhile."""
         self._hand_over()
         self._engine.wiring.arena.news = []
-        self._began = time.perf_counter()
         self._admit()
         while len(self._done) < self._me:
             self._leave_if_abandoned()
