@@ -24,7 +24,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Literal, Protocol, final
 
 import numpy as np
+import torch
 
+from geartrain.bounds import MOST_WORKERS, WORKERS, require_at_most
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Outbox
 from geartrain.engine.worker import Firing
@@ -308,6 +310,21 @@ class PackedAhead:
                 return packed
         self.loose = places.size
         return None
+
+
+def threads_each(kind: str, workers: int, kernel_threads: int | None) -> int:
+    """Threads inside torch's kernels of each worker; None shares out torch's own number.
+
+    Raises:
+        ValueError: A number is out of range; names the runtime and its argument.
+    """
+    if workers < 1:
+        raise ValueError(f"{kind}(workers={workers}): give 1 or more")
+    require_at_most(f"{kind}(workers={workers})", workers, MOST_WORKERS, WORKERS)
+    if kernel_threads is not None:
+        what = f"{kind}(kernel_threads={kernel_threads})"
+        require_at_most(what, kernel_threads, MOST_WORKERS, WORKERS)
+    return kernel_threads or max(1, torch.get_num_threads() // workers)
 
 
 _BLOCK = 1024  # instances

@@ -19,12 +19,11 @@ from typing import final
 
 import torch
 
-from geartrain.bounds import MOST_WORKERS, WORKERS, require_at_most
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Delivery, Outbox
 from geartrain.engine.worker import Finished, Firing
 from geartrain.errors import StuckError
-from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch, log
+from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch, log, threads_each
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.sharing.letters import Letter
 
@@ -48,14 +47,8 @@ class Threads(AbstractRuntime):
     def __init__(
         self, workers: int = 1, kernel_threads: int | None = None, patience_s: float = 60.0
     ) -> None:
-        if workers < 1:
-            raise ValueError(f"Threads(workers={workers}): give 1 or more")
-        require_at_most(f"Threads(workers={workers})", workers, MOST_WORKERS, WORKERS)
-        if kernel_threads is not None:
-            what = f"Threads(kernel_threads={kernel_threads})"
-            require_at_most(what, kernel_threads, MOST_WORKERS, WORKERS)
+        self.kernel_threads = threads_each("Threads", workers, kernel_threads)
         self.workers = workers
-        self.kernel_threads = kernel_threads or max(1, torch.get_num_threads() // workers)
         self.patience_s = patience_s
 
     def run(self, engine: Engine, feeder: AbstractFeeder, watch: Watch) -> float:
