@@ -319,8 +319,8 @@ class Engine:
     @property
     def losses(self) -> list[Objective]:
         """Of losses, and of readouts with a loss inside."""
-        nodes = self.wiring.nodes.values()
-        return [n.objective for n in nodes if isinstance(n, (LossNode, ReadoutNode))]
+        ends = self.ends(self.wiring.nodes.values())
+        return [end for end in ends.values() if isinstance(end, Objective)]
 
     def ends(self, nodes: Iterable[AbstractNode]) -> dict[int, Objective | OutputNode]:
         """Where rows of these nodes are judged or collected, by number of the node."""
@@ -428,9 +428,7 @@ class Engine:
     def collected(self) -> dict[str, list[Collected]]:
         """What reached the outputs (or, without outputs, the losses) in this pass."""
         found: dict[str, list[Collected]] = {}
-        outputs = [n for n in self.wiring.nodes.values() if isinstance(n, OutputNode)]
-        ends: list[Objective | OutputNode] = [*self.losses, *outputs]
-        for end in ends:
+        for end in self.ends(self.wiring.nodes.values()).values():
             if end.collected is not None:
                 found.setdefault(original_name(end.name), []).extend(end.collected)
         return found
