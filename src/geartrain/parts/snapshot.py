@@ -209,9 +209,14 @@ def _copied(part: PartState) -> FoundPart:
         optimizer,
         scheduler,
         inside(kept, "gradient/"),
-        {k: v for k, v in kept.items() if k.startswith(("view/", "delay/", "norm/"))},
+        _of_rules(kept),
         ViewEntry(**document[""]["view"]),
     )
+
+
+def _of_rules(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those that view, delay and limits remember."""
+    return {k: x for k, x in tensors.items() if k.startswith(("view/", "delay/", "norm/"))}
 
 
 def require_no_others(
@@ -270,7 +275,7 @@ def _check_one(
         scheduler = check_scheduler_state(part.scheduler, entry.scheduler)
     gradients = inside(tensors, "gradient/")
     check_gradients(part.module, gradients)
-    held = {k: v for k, v in tensors.items() if k.startswith(("view/", "delay/", "norm/"))}
+    held = _of_rules(tensors)
     if entry.view is not None:
         view = part.check_view(held, entry.view, number)
     weights = inside(tensors, "weights/")
@@ -324,7 +329,7 @@ def take_over(
     entry = read(PartEntry, document, "it")
     if part.optimizer is not None and entry.optimizer is not None:
         _continue_optimizer(part.optimizer, inside(found, "optimizer/"), entry.optimizer)
-    held = {k: x for k, x in found.items() if k.startswith(("view/", "delay/", "norm/"))}
+    held = _of_rules(found)
     scheduler: Any = None
     if entry.scheduler is not None:
         scheduler = decode(entry.scheduler["state"], "scheduler")
