@@ -327,11 +327,10 @@ class _Work:
             self._send_outputs()
             self._send_parts(parts)
             self._send_memories()
-            held = {n.name: n.nbytes() for n in self._nodes}
-            self._send(named_to_record("done", {"store_bytes": sum(held.values())}, {}))
+            self._send(named_to_record("done", {}, {}))
         except BaseException as error:  # noqa: BLE001 - told to the parent, which raises it
             self._send(named_to_record("failed", error_to_json(error), {}))
-            self._send(named_to_record("done", {"store_bytes": 0}, {}))
+            self._send(named_to_record("done", {}, {}))
         self._over = True
         self.transport.close(_LINGER_S, to=self._parent)
 

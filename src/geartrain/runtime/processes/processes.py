@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from geartrain import errors
-from geartrain.bounds import MOST_WORKERS, WORKERS, require_at_most
 from geartrain.codec import decode
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Outbox
@@ -30,7 +29,7 @@ from geartrain.errors import GeartrainError, StuckError, WorkerDiedError, Worker
 from geartrain.nodes.loss import Objective
 from geartrain.parts.snapshot import take_over
 from geartrain.parts.trained import AbstractPart
-from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch, log
+from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch, log, threads_each
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.runtime.processes.child import Pass
 from geartrain.runtime.processes.memory import SharedTensors, dumps
@@ -76,19 +75,13 @@ class Processes(AbstractRuntime):
     def __init__(
         self, workers: int = 2, kernel_threads: int | None = None, patience_s: float = 60.0
     ) -> None:
-        if workers < 1:
-            raise ValueError(f"Processes(workers={workers}): give 1 or more")
-        require_at_most(f"Processes(workers={workers})", workers, MOST_WORKERS, WORKERS)
-        if kernel_threads is not None:
-            what = f"Processes(kernel_threads={kernel_threads})"
-            require_at_most(what, kernel_threads, MOST_WORKERS, WORKERS)
+        self.kernel_threads = threads_each("Processes", workers, kernel_threads)
         if not sys.platform.startswith("linux"):
             raise ValueError(
                 f"Processes on {sys.platform}: worker processes want Linux (files in memory, "
                 "signals at a parent's death); use runtime=gt.Threads(...)"
             )
         self.workers = workers
-        self.kernel_threads = kernel_threads or max(1, torch.get_num_threads() // workers)
         self.patience_s = patience_s
         self._pool: Pool | None = None
         ForkServer.of_this_process()  # it imports torch while we go on
