@@ -137,3 +137,24 @@ def test_whoever_has_room_pulls_the_next():
     assert doors.got == [(0, 0), (1, 1), (1, 2), (1, 3), (0, 4)]
     assert positions == [2, 3] and feeder.taken == 5
     assert feeder.exhausted and feeder.source_ended
+
+
+def test_copies_that_go_together_begin_anew_together_and_an_absent_one_is_not_waited_for():
+    doors, there = Doors(2), [0, 1]
+    feeder = shards(Source(data(6)), 2, 12, together=lambda: there)
+
+    def goes_on(*copies: int) -> list[tuple[int, object]]:
+        before = len(doors.got)
+        doors.finish(*copies)
+        drain(feeder, doors)
+        return doors.got[before:]
+
+    assert goes_on() == [(0, 0), (1, 1)]
+    assert goes_on(0) + goes_on(0) == [(0, 2), (0, 4)]
+    assert goes_on(0) == []  # copy 1 has had one of its three
+    assert goes_on(1) == [(1, 3)]
+    assert goes_on(1) == [(1, 5), (0, 0)]
+    assert goes_on(0) + goes_on(0) == [(0, 2), (0, 4)]
+    assert goes_on(0) == []
+    there.remove(1)
+    assert goes_on() == [(0, 0)]

@@ -195,6 +195,15 @@ def test_meeting_at_every_step_is_all_reduce(workers, exchange):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("exchange", ["d-psgd", "all-reduce", "average", "diloco"])
+def test_copies_in_rounds_have_each_instance_once_an_epoch_however_fast_they_are(exchange):
+    seen = Seen()
+    fast = Simulated(5, seed=2, jitter=0.5, speeds=[1, 0.1, 1, 1, 0.3])
+    s = session(EXCHANGES[exchange](), fast, copies=5, instruments=[seen], max_active=2)
+    s.fit(data(30), epochs=2)
+    assert [[c.instances for c in e.copies] for e in seen.events] == [[6] * 5] * 2
+
+
 @pytest.mark.parametrize(
     "runtime", [Simulated(4), Threads(2, kernel_threads=1)], ids=["simulated", "threads"]
 )

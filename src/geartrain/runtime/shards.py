@@ -4,13 +4,14 @@
     static   copy 0: 0 3 6 0 3 6 ...   copy 1: 1 4 7 1 ...   copy 2: 2 5 2 5 ...
     pull     whoever has room takes the next
 
-A copy never waits for another: one that is through with its shard begins it anew. The pass is over
-when as many instances were taken, by all together, as the data have.
+A copy that is through with its shard begins it anew, and waits for none; where copies go in rounds
+none is ahead of the others, so it begins anew when all are through. The pass is over when as many
+instances were taken, by all together, as the data have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeAlias, final
 
@@ -57,6 +58,7 @@ class ShardFeeder(AbstractFeeder):
         ends: Whether the end of this pass is that of the data.
         beyond: Instances that the epoch has beyond the limit, and that may fill a minibatch.
         on_bad: As for ``Feeder``.
+        together: Asked for copies that begin their shards anew together; it may change.
     """
 
     def __init__(
@@ -69,7 +71,9 @@ class ShardFeeder(AbstractFeeder):
         ends: bool,
         beyond: int = 0,
         on_bad: OnBadInstance = "raise",
+        together: Callable[[], Collection[int]] = tuple,
     ) -> None:
+        self._together = together
         self._shard, self._lengths, self._positions = shard, lengths, positions
         self._left, self._ends, self._on_bad = limit, ends, on_bad
         self._beyond = beyond
@@ -99,7 +103,7 @@ class ShardFeeder(AbstractFeeder):
     def _feed(self, k: int, controller: ControllerState) -> Outbox | None:
         """For one copy; goes on to the next lap where a shard ends."""
         whole = controller.whole
-        wanted = 0 if self.exhausted else controller.want_of(k)
+        wanted = 0 if self.exhausted or self._waits(k) else controller.want_of(k)
         while self._wants(k, wanted):
             n = min(wanted - self._admitted[k], self._left + self._beyond if whole else self._left)
             feeder = self._feeders[k]
@@ -115,6 +119,19 @@ class ShardFeeder(AbstractFeeder):
         fed, admitted = self._fed[k], self._admitted[k]
         self._fed[k], self._admitted[k] = Outbox(), 0
         return fed if admitted else None
+
+    def _waits(self, k: int) -> bool:
+        """Whether it would begin its shard anew, and others of those it goes with are not through.
+
+        A minibatch that has been begun is filled all the same.
+        """
+        together = self._together()
+        if k not in together or self._admitted[k]:
+            return False
+        return self._laps(k) > min(map(self._laps, together))
+
+    def _laps(self, k: int) -> int:
+        return self._positions[k] // self._lengths[k]
 
     def _wants(self, k: int, wanted: int) -> bool:
         if self.closed:

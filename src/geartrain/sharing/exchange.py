@@ -43,6 +43,9 @@ class AbstractExchange(ABC):
     needs_neighbours: ClassVar[bool] = True
     """Whether it follows a topology."""
 
+    in_rounds: bool = False
+    """Whether copies wait for one another, so that each is to have as many instances as others."""
+
     lock: AbstractLock
     """Between the workers; given by the engine before ``prepare``."""
 

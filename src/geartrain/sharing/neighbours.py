@@ -90,8 +90,10 @@ class Neighbours(AbstractSharing):
         restart_every: After every so many epochs all copies go on from the consensus, with new
             optimisers: the staged consensus of FAST. None: never.
         shards: ``static``: copy k has every n-th instance of the epoch's order, from the k-th on,
-            and begins them anew when it is through. ``pull``: whoever has room takes the next. An
-            epoch ends when as many instances as the data have were taken by all together.
+            and begins them anew when it is through; where copies wait for one another (all-reduce,
+            d-psgd, average, diloco, lockstep), not before all are through. ``pull``: whoever has
+            room takes the next. An epoch ends when as many instances as the data have were taken by
+            all together.
         start: Called as ``start(module, k)`` with every part's module of copy k, to begin with
             weights of its own. None: all begin with equal weights.
 
@@ -286,6 +288,11 @@ class Replicas(AbstractSharingState):
         for endpoints in self.endpoints.values():
             found |= endpoints[0].exchange.finish([e.member for e in endpoints])
         return found
+
+    def going_together(self) -> Collection[int]:
+        if not any(e.exchange.in_rounds for e in self.all_endpoints()):
+            return ()
+        return [k for k, present in enumerate(self.present()) if present]
 
     def settle(self) -> list[StepTaken]:
         """Deliver what the steps of a flush have sent, until nothing is left; outside of time."""

@@ -148,6 +148,10 @@ class AbstractSharingState(ABC):
     def set_present(self, copy: int, present: bool) -> None:  # noqa: B027 - may do nothing
         """A copy takes part from now on, or does so no more; between firings."""
 
+    def going_together(self) -> Collection[int]:
+        """Copies none of which begins its shard anew before all of them are through with theirs."""
+        return ()
+
     def settle(self) -> list[StepTaken]:
         """Bring what the steps of a flush have caused to rest, outside of time; steps by that."""
         return []

@@ -80,6 +80,7 @@ class Feed:
             ends=limit is None or limit >= left,
             beyond=0 if limit is None else max(0, left - limit),
             on_bad=self._on_bad,
+            together=sharing.going_together,
         )
 
 

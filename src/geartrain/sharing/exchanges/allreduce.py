@@ -106,6 +106,7 @@ class AllReduce(AbstractExchange):
     """
 
     needs_neighbours = False
+    in_rounds = True
 
     def __init__(self) -> None:
         super().__init__()

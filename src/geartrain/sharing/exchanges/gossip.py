@@ -52,6 +52,8 @@ class DecentralizedSGD(AbstractExchange):
             begins, the matrix does not fit the topology.
     """
 
+    in_rounds = True
+
     def __init__(self, weights: MixingWeights = "metropolis", *, every: int = 1) -> None:
         super().__init__(every)
         if isinstance(weights, str) and weights not in ("metropolis", "uniform"):

@@ -55,6 +55,7 @@ class NearestNeighbours(AbstractExchange):
         if lockstep:
             self.bounded = frozenset()  # none may be lost
         self.lockstep, self.scale = lockstep, scale
+        self.in_rounds = lockstep
         self._early: list[list[Letter]] = []
 
     def prepare(self, members: Sequence[Member]) -> None:

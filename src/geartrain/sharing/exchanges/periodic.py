@@ -31,6 +31,7 @@ class AbstractPeriodic(AbstractExchange):
     """
 
     needs_neighbours = False
+    in_rounds = True
 
     def __init__(self, every: int) -> None:
         super().__init__(every)
