@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from geartrain.device import moved, upload
 from geartrain.errors import GraphError, ProtocolError
 from geartrain.frames.message import (
-    INSTANCE,
     ROW_MASK,
     Backward,
     Forward,
@@ -61,6 +60,7 @@ from geartrain.nodes.call import (
 )
 from geartrain.nodes.collector import allocate_ragged, release_ragged
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.keeping import BundleKeepingNode
 from geartrain.nodes.kernel import may_have_kernel
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.weights import AbstractWeights
@@ -411,7 +411,7 @@ class ReadAgain(AbstractMemoryKernel):
 
 
 @final
-class ReadNode(AbstractNode):
+class ReadNode(BundleKeepingNode):
     """Run a module on rows, each with the bundle that its handle names.
 
     Args:
@@ -432,16 +432,8 @@ class ReadNode(AbstractNode):
         held: Held,
         column: int,
     ) -> None:
-        super().__init__(place)
-        self._call, self._kernel, self._weights = call, kernel, weights
-        self._held, self._column = held, column
-        self.alone = call.alone
-        self.part_name = None if weights is None else weights.name
-        names = ("origin", "version", "start", "length", "instance", "handle")
-        self._rows = RowStore(place.name, names)
-        self._cells: RowStore | None = None
-        self._width = 1
-        self._device: torch.device | None = None
+        super().__init__(place, call, weights, ("handle",))
+        self._kernel, self._held, self._column = kernel, held, column
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         state, origin = join_states(batches), join_origins(batches)
@@ -456,50 +448,25 @@ class ReadNode(AbstractNode):
             outputs, residuals = self._kernel.forward(inputs, memory)
         require_rows(self.name, outputs, origin.size if lengths is None else int(lengths.sum()))
         if train:
-            origin = self._keep(residuals, origin, state, lengths)
+            start, first, total = self._keep(origin, state, lengths)
+            origin = address(self.id, start, origin.size)
+            self._rows["handle"][start : start + origin.size] = handles
+            for j, residual in enumerate(residuals):
+                self._buffers.buffer(j, residual)[first : first + total] = residual
         return Emission([(0, Forward(outputs, state, origin, lengths))])
-
-    def _keep(
-        self, residuals: Payload, origin: IntArray, state: IntArray, lengths: IntArray | None
-    ) -> IntArray:
-        """Keep what the way back needs; returns the addresses of the rows."""
-        n, store = origin.size, self._rows
-        start = store.allocate(n)
-        end = start + n
-        store["origin"][start:end] = origin
-        store["instance"][start:end] = state[INSTANCE]
-        store["handle"][start:end] = state[self._column]
-        if self._weights is not None:
-            store["version"][start:end] = self._weights.version
-            self._weights.sent(n)
-        buffers, first, total = store, start, n
-        if lengths is not None:
-            buffers = self._cells = self._cells or RowStore(f"{self.name} payload", ())
-            starts = allocate_ragged(buffers, lengths)
-            first, total = int(starts[0]), int(lengths.sum())
-            store["start"][start:end], store["length"][start:end] = starts, lengths
-        for j, residual in enumerate(residuals):
-            buffers.buffer(j, residual)[first : first + total] = residual
-        return address(self.id, start, n)
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
         emission = Emission()
-        zero = [b.rows for b in batches if b.gradient is None]
-        some = [b for b in batches if b.gradient is not None]
-        if zero:
-            self._answer_zero(join_arrays(zero) & ROW_MASK, emission)
+        some = self._answer_zero(batches, emission)
         if not some:
             return emission
         rows = join_arrays([b.rows for b in some]) & ROW_MASK
         store = self._rows
         origin, versions = store["origin"][rows], store["version"][rows]
-        lengths, cells = None, rows
-        if self._cells is not None:
-            lengths = store["length"][rows]
-            cells = ranges(store["start"][rows], lengths)
+        lengths, cells = self._found(rows)
         memory = self._recalled(store["handle"][rows], lengths)
         into = GradientSum(()) if self._weights is None else self._weights.gradient
-        kept = take((self._cells or store).buffers(), cells)
+        kept = take(self._buffers.buffers(), cells)
         wanted = bool((origin > ROW_MASK).any())
         gradient = join_gradient(some, self._device)
         with torch.no_grad():
@@ -514,54 +481,8 @@ class ReadNode(AbstractNode):
         )
         return emission
 
-    @property
-    def bundled(self) -> bool:
-        return self._cells is not None
-
-    def lengths(self, batch: Forward | Backward) -> IntArray | None:
-        if isinstance(batch, Forward) or self._cells is None:
-            return batch.lengths
-        found: IntArray = self._rows["length"][batch.rows & ROW_MASK]
-        return found
-
-    def slots(self, batch: Forward | Backward) -> IntArray:
-        if isinstance(batch, Forward):
-            return super().slots(batch)
-        found: IntArray = self._rows["instance"][batch.rows & ROW_MASK]
-        return found
-
-    @property
-    def open(self) -> bool:
-        return self._weights is None or self._weights.open
-
-    def origins(self, rows: IntArray) -> IntArray:
-        found: IntArray = self._rows["origin"][rows]
-        return found
-
-    def check_empty(self) -> None:
-        self._rows.check_empty()
-
-    def story(self) -> list[str]:
-        n = self._rows.waiting
-        return [f"'{self.name}' waits for the gradients of {n} rows"] if n else []
-
-    def nbytes(self) -> int:
-        return (self._cells or self._rows).nbytes()
-
     def _recalled(self, handles: IntArray, lengths: IntArray | None) -> Recalled:
         """What the payload rows read."""
         if lengths is not None:
             handles = np.repeat(handles, lengths)
         return Recalled(self._held, handles, self._device)
-
-    def _answer_zero(self, rows: IntArray, emission: Emission) -> None:
-        emission.backward.append(Backward(self._rows["origin"][rows], None))
-        if self._weights is not None:
-            self._weights.dropped(self._rows["version"][rows])
-        self._release(rows)
-
-    def _release(self, rows: IntArray) -> None:
-        starts, lengths = self._rows["start"][rows], self._rows["length"][rows]
-        self._rows.release(rows)
-        if self._cells is not None:
-            release_ragged(self._cells, starts, lengths)

@@ -55,12 +55,12 @@ from geartrain.nodes.call import (
     where_it_computes,
 )
 from geartrain.nodes.choice import AbstractChoice
-from geartrain.nodes.collector import allocate_ragged, release_ragged
 from geartrain.nodes.eras import Era, Eras, spread
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside, look_inside
+from geartrain.nodes.keeping import BundleKeepingNode
 from geartrain.nodes.kernel import AbstractKernel, gathered
-from geartrain.nodes.node import AbstractNode, Emission, Place
+from geartrain.nodes.node import Emission, Place
 from geartrain.nodes.products import GRAIN
 from geartrain.nodes.weights import AbstractWeights
 
@@ -110,7 +110,7 @@ class Recompute(AbstractKernel):
 
 
 @final
-class RowNode(AbstractNode):
+class RowNode(BundleKeepingNode):
     """Run a module on rows that may come back apart.
 
     Args:
@@ -129,17 +129,9 @@ class RowNode(AbstractNode):
         weights: AbstractWeights | None,
         choice: AbstractChoice | None = None,
     ) -> None:
-        super().__init__(place)
-        self._call, self._kernel, self._weights = call, kernel, weights
-        self._dry_run = unsettled(call)
-        self.alone = call.alone
-        self.part_name = None if weights is None else weights.name
-        columns = ("origin", "version", "start", "length", "instance")
-        self._rows = RowStore(place.name, columns if choice is None else (*columns, "era"))
+        super().__init__(place, call, weights, () if choice is None else ("era",))
+        self._kernel, self._dry_run = kernel, unsettled(call)
         self._choice, self._eras = choice, Eras(kernel, self._rows)
-        self._cells: RowStore | None = None
-        self._width = 1
-        self._device: torch.device | None = None  # None: the host, and so is everything
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         state, origin = join_states(batches), join_origins(batches)
@@ -153,22 +145,8 @@ class RowNode(AbstractNode):
                 outputs, _ = self._kernel.forward(inputs, inside)
             return self._emit(outputs, state, origin, lengths)
         n = origin.size
-        start = self._rows.allocate(n)
-        store, end = self._rows, start + n
-        store["origin"][start:end] = origin
-        if self._weights is not None:
-            store["version"][start:end] = self._weights.version
-            self._weights.sent(n)
-        if self._call.inside or self._weights is not None:
-            store["instance"][start:end] = state[INSTANCE]
-        buffers, first, total = self._rows, start, n
-        if lengths is not None:
-            buffers = self._cells = self._cells or RowStore(f"{self.name} payload", ())
-            starts = allocate_ragged(buffers, lengths)
-            total = int(lengths.sum())
-            first = int(starts[0])
-            store["start"][start:end], store["length"][start:end] = starts, lengths
-        era = self._eras.now
+        start, first, total = self._keep(origin, state, lengths)
+        buffers, era = self._buffers, self._eras.now
         in_place = self._in_place(era, buffers, batches, first, total) if era.kept_input else {}
         inputs = self._inputs(batches, state, lengths, in_place)
         if self._choice is not None:
@@ -176,7 +154,7 @@ class RowNode(AbstractNode):
             if kernel is not era.kernel:
                 self._eras.begin(kernel, n, buffers)
                 era = self._eras.now
-            store["era"][start:end] = era.number
+            self._rows["era"][start : start + n] = era.number
         room = self._room(era, buffers, first, total)
         with Unrecorded():
             outputs, residuals = era.kernel.forward(inputs, inside, room)
@@ -198,19 +176,13 @@ class RowNode(AbstractNode):
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
         emission = Emission()
-        zero = [b.rows for b in batches if b.gradient is None]
-        some = [b for b in batches if b.gradient is not None]
-        if zero:
-            self._answer_zero(join_arrays(zero) & ROW_MASK, emission)
+        some = self._answer_zero(batches, emission)
         if not some:
             return emission
         rows = join_arrays([b.rows for b in some]) & ROW_MASK
-        store = self._rows
+        store, inside = self._rows, None
         origin = store["origin"][rows]
-        lengths, cells, inside = None, rows, None
-        if self._cells is not None:
-            lengths = store["length"][rows]
-            cells = ranges(store["start"][rows], lengths)
+        lengths, cells = self._found(rows)
         if self._call.inside:
             inside = self._inside(store["instance"][rows], lengths)
         wanted = int(origin.max()) > ROW_MASK  # the controller, at the bottom, reads none
@@ -230,42 +202,8 @@ class RowNode(AbstractNode):
         return emission
 
     @property
-    def bundled(self) -> bool:
-        return self._cells is not None
-
-    def lengths(self, batch: Forward | Backward) -> IntArray | None:
-        if isinstance(batch, Forward) or self._cells is None:
-            return batch.lengths
-        found: IntArray = self._rows["length"][batch.rows & ROW_MASK]
-        return found  # a pooled answer has one row itself
-
-    def slots(self, batch: Forward | Backward) -> IntArray:
-        if isinstance(batch, Forward):
-            return super().slots(batch)
-        found: IntArray = self._rows["instance"][batch.rows & ROW_MASK]
-        return found
-
-    @property
     def grain(self) -> int:
         return 1 if self._weights is None or self._cells is not None else GRAIN
-
-    @property
-    def open(self) -> bool:
-        return self._weights is None or self._weights.open
-
-    def origins(self, rows: IntArray) -> IntArray:
-        found: IntArray = self._rows["origin"][rows]
-        return found
-
-    def check_empty(self) -> None:
-        self._rows.check_empty()
-
-    def story(self) -> list[str]:
-        n = self._rows.waiting
-        return [f"'{self.name}' waits for the gradients of {n} rows"] if n else []
-
-    def nbytes(self) -> int:
-        return (self._cells or self._rows).nbytes()
 
     def _owes_nothing(self, batches: Sequence[Forward], origin: IntArray) -> bool:
         """Whether no gradient is wanted: no weights, and integers that instances brought.
@@ -317,7 +255,7 @@ class RowNode(AbstractNode):
         self, era: Era, gradient: Gradient, cells: IntArray, inside: Inside | None, wanted: bool
     ) -> Gradient:
         into = GradientSum(()) if self._weights is None else self._weights.gradient
-        kept = era.kept(self._cells or self._rows)
+        kept = era.kept(self._buffers)
         with Unrecorded():
             return era.kernel.backward(gradient, kept, cells, into, inside, wanted=wanted)
 
@@ -347,18 +285,10 @@ class RowNode(AbstractNode):
         require_rows(self.name, outputs, origin.size if lengths is None else int(lengths.sum()))
         return Emission([(0, Forward(outputs, state, origin, lengths))])
 
-    def _answer_zero(self, rows: IntArray, emission: Emission) -> None:
-        emission.backward.append(Backward(self._rows["origin"][rows], None))
-        if self._weights is not None:
-            self._weights.dropped(self._rows["version"][rows])
-        self._release(rows)
-
     def _release(self, rows: IntArray) -> None:
-        self._rows.release(rows)
         if self._eras.mixed:
-            self._eras.release(rows, self._cells or self._rows)
-        if self._cells is not None:
-            release_ragged(self._cells, self._rows["start"][rows], self._rows["length"][rows])
+            self._eras.release(rows, self._buffers)
+        super()._release(rows)
 
     def _inside(self, slots: IntArray, lengths: IntArray | None) -> Inside:
         return look_inside(self.place, slots, lengths, self._device)

@@ -32,7 +32,6 @@ from geartrain.frames.message import (
     join_gradient,
     wants_gradient,
 )
-from geartrain.frames.rows import RowStore
 from geartrain.nodes.call import (
     Call,
     arguments,
@@ -46,15 +45,16 @@ from geartrain.nodes.call import (
 )
 from geartrain.nodes.chance import Remembered
 from geartrain.nodes.inside import Inside, look_inside
+from geartrain.nodes.keeping import KeepingNode
 from geartrain.nodes.leaves import foreign, foreign_story
 from geartrain.nodes.method import called_by
-from geartrain.nodes.node import AbstractNode, Emission, Place
+from geartrain.nodes.node import Emission, Place
 from geartrain.nodes.stand_in import plain
 from geartrain.nodes.weights import AbstractWeights, WeightVersion
 
 
 @final
-class GraphNode(AbstractNode):
+class GraphNode(KeepingNode):
     """Run a module on one whole message at a time and keep autograd's graph of it.
 
     For bundles that stay together (minibatches): batch normalisation and dropout work, and the
@@ -68,15 +68,12 @@ class GraphNode(AbstractNode):
     """
 
     alone = True
+    kept_are = "messages"
 
     def __init__(self, place: Place, call: Call, weights: AbstractWeights | None) -> None:
-        super().__init__(place)
-        self._call, self._weights = call, weights
-        self.part_name = None if weights is None else weights.name
-        self._rows = RowStore(place.name, ("origin", "version", "instance"))
+        super().__init__(place, call, weights)
         self._kept: dict[int, _Kept] = {}
         self._parameters: list[nn.Parameter] = []
-        self._device: torch.device | None = None  # None: the host, and so is everything
         self._walked = False
         if weights is not None and isinstance(call.function, nn.Module):
             self._parameters = [p for p in call.function.parameters() if p.requires_grad]
@@ -213,27 +210,6 @@ class GraphNode(AbstractNode):
         if not kept.learn:
             return []
         return [leaves[p] for p in self._parameters]
-
-    def slots(self, batch: Forward | Backward) -> IntArray:
-        if isinstance(batch, Forward):
-            return super().slots(batch)
-        found: IntArray = self._rows["instance"][batch.rows & ROW_MASK]
-        return found
-
-    @property
-    def open(self) -> bool:
-        return self._weights is None or self._weights.open
-
-    def origins(self, rows: IntArray) -> IntArray:
-        found: IntArray = self._rows["origin"][rows]
-        return found
-
-    def check_empty(self) -> None:
-        self._rows.check_empty()
-
-    def story(self) -> list[str]:
-        n = self._rows.waiting
-        return [f"'{self.name}' waits for the gradients of {n} messages"] if n else []
 
     def nbytes(self) -> int:
         return sum(kept.nbytes() for kept in self._kept.values())
