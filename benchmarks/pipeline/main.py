@@ -1,9 +1,9 @@
 """Throughput of a two-part pipeline against torch.distributed.pipelining and a plain loop.
 
-    round 1   plain, ours:2, ours:3, peer:2, peer:4
-    round 2   ours:2, ours:3, ...                     another one begins in every round
+    round 1   plain:1, plain:2, ours:2, processes:2, 1f1b:2, 1f1b:4, ...
+    round 2   plain:2, ours:2, ...                    another one begins in every round
 
-1F1B wants at least as many microbatches as parts.
+Schedules want at least as many microbatches as parts.
 
 Every system has fresh processes for every round; ratios are within rounds. Equal minibatch, equal
 cut, equal optimiser, one kernel thread a process or worker.
@@ -24,7 +24,15 @@ from pathlib import Path
 import torch
 
 import geartrain as gt
-from benchmarks.pipeline.systems import Work, minibatches, network, requests
+from benchmarks.pipeline.systems import (
+    OF_SEVERAL,
+    Work,
+    is_peer,
+    kernel_threads_of,
+    minibatches,
+    network,
+    requests,
+)
 
 Round = Mapping[str, Mapping[str, float]]
 
@@ -45,7 +53,7 @@ def measure(system: str, work: Work) -> dict[str, float]:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                env=os.environ | {"OMP_NUM_THREADS": str(work.kernel_threads)},
+                env=os.environ | {"OMP_NUM_THREADS": str(kernel_threads_of(system, work))},
             )
             assert process.stdin is not None
             process.stdin.write(json.dumps(request))
@@ -80,8 +88,8 @@ def run_rounds(systems: Sequence[str], work: Work, rounds: int) -> list[Round]:
 
 
 def best_peer(rounds: Sequence[Round]) -> str:
-    """The peer's best number of microbatches, by its median."""
-    peers = [system for system in rounds[0] if system.startswith("peer")]
+    """The peer's best schedule and number of microbatches, by its median."""
+    peers = [system for system in rounds[0] if is_peer(system)]
     return max(peers, key=lambda s: statistics.median(r[s]["rows_per_second"] for r in rounds))
 
 
@@ -110,19 +118,25 @@ def table(rounds: Sequence[Round], systems: Sequence[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", help="data folder; without it tokens are drawn at random")
+    parser.add_argument("--network", choices=["decoder", "residual", "perceptron"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--in-flight", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--microbatches", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--schedules", nargs="+", default=["1f1b", "gpipe"])
     for name in ("dim", "blocks", "length", "batch", "steps", "warm_up"):
         default = getattr(Work, name)
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+    parser.set_defaults(network="decoder")
     given = vars(parser.parse_args())
-    rounds = given.pop("rounds")
-    systems = ["plain", *(f"ours:{n}" for n in given.pop("in_flight"))]
-    systems += [f"peer:{m}" for m in given.pop("microbatches")]
+    rounds, in_flight = given.pop("rounds"), given.pop("in_flight")
+    microbatches, schedules = given.pop("microbatches"), given.pop("schedules")
+    systems = ["plain:1", "plain:2"]
+    systems += [f"{name}:{n}" for name in ("ours", "processes") for n in in_flight]
+    systems += [f"{name}:{m}" for name in schedules for m in microbatches]
     work = Work(**given)
-    work = Work(**given, cuts=balanced(work, 2))
-    print(f"cut before block {work.cuts[0]} of {work.blocks + 2}", file=sys.stderr)
+    four = balanced(work, 4) if set(schedules) & set(OF_SEVERAL) else ()
+    work = Work(**given, cuts=balanced(work, 2), four=four)
+    print(f"cut before block {work.cuts[0]}", file=sys.stderr)
     print(table(run_rounds(systems, work, rounds), systems))
 
 

@@ -1,8 +1,11 @@
-"""The same Transformer on the same minibatches, by one system; a process of its own.
+"""The same network on the same minibatches, by one system; a process of its own.
 
-    plain       one process: forward, backward, step
-    ours:N      a pipeline of two parts, a worker each; N whole minibatches in flight
-    peer:M      torch.distributed.pipelining, 1F1B over M microbatches, two processes, gloo
+    plain:K         one process, K kernel threads: forward, backward, step
+    ours:N          a pipeline of two parts, a worker thread each; N whole minibatches in flight
+    processes:N     the same, on two worker processes
+    1f1b:M          torch.distributed.pipelining over M microbatches, two processes, gloo;
+    gpipe:M         another schedule of it; interleaved:M and zerobubble:M have four parts, two a
+                    process
 
 ``python -m benchmarks.pipeline.systems`` reads one request (JSON) and prints one reply (JSON). A
 rank of the peer is such a process too; ``main`` starts both, and they meet on the loopback.
@@ -24,14 +27,33 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
 from torch.nn import functional as F
 
 import geartrain as gt
+from geartrain.data.cifar10 import CLASSES, channels_first, load_cifar10, standardised
+from geartrain.data.mnist import load_mnist
 from geartrain.data.text import Tokens, load_text
+from geartrain.nn.residual import residual_network
 from geartrain.nn.transformer import decoder
+from geartrain_baselines.mnist import columns, make_net
 
 SEED: Final = 0
+
+SCHEDULES: Final[dict[str, Any]] = {
+    "1f1b": Schedule1F1B,
+    "gpipe": ScheduleGPipe,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zerobubble": ScheduleInterleavedZeroBubble,
+}
+OF_SEVERAL: Final = ("interleaved", "zerobubble")
+"""Schedules that want several parts of each process."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +61,19 @@ class Work:
     """What is trained, and for how long.
 
     Args:
-        data: The data folder; None: tokens drawn at random.
-        dim, blocks, heads, length, batch: Of the Transformer and its minibatches.
-        rate: Adam's.
+        network: ``decoder``, a Transformer on characters; ``residual``, on small photographs;
+            ``perceptron``, on digits. The latter two as their recipes have them.
+        data: The data folder; None: inputs drawn at random.
+        dim, blocks, heads, length: Of the Transformer.
+        batch: Rows of a minibatch.
+        rate: Adam's for the Transformer, and SGD's with momentum.
         warm_up, steps: Minibatches that are not timed, and that are.
-        cuts: First block of the second part.
+        cuts: First blocks of the parts after the first.
+        four: The same, for four parts.
         kernel_threads: Of a process, or of a worker.
     """
 
+    network: str = "decoder"
     data: str | None = None
     dim: int = 64
     blocks: int = 8
@@ -57,6 +84,7 @@ class Work:
     warm_up: int = 10
     steps: int = 40
     cuts: tuple[int, ...] = (5,)
+    four: tuple[int, ...] = (3, 5, 8)
     kernel_threads: int = 1
 
 
@@ -80,8 +108,12 @@ class Began:
 
 
 def network(work: Work, tokens: int) -> nn.Sequential:
-    """The Transformer, the same in every process."""
+    """The network, the same in every process."""
     torch.manual_seed(SEED)
+    if work.network == "residual":
+        return residual_network(CLASSES, width=32, blocks=3, stride=2)
+    if work.network == "perceptron":
+        return make_net(784)
     return decoder(tokens, dim=work.dim, blocks=work.blocks, heads=work.heads, length=work.length)
 
 
@@ -89,24 +121,46 @@ def minibatches(work: Work) -> tuple[list[Minibatch], int]:
     """As many as are trained on, and how many tokens there are; the same in every process."""
     generator = torch.Generator().manual_seed(SEED)
     count = work.warm_up + work.steps
+    if work.network == "decoder":
+        tokens, text = characters(work, generator)
+        starts = torch.randint(0, len(text) - work.length, (count, work.batch), generator=generator)
+        windows = text[starts[..., None] + torch.arange(work.length + 1)]
+        return [(w[:, :-1].contiguous(), w[:, 1:].contiguous()) for w in windows], tokens
+    x, y = pictures(work, generator)
+    rows = torch.randint(0, len(x), (count, work.batch), generator=generator)
+    return [(x[chosen], y[chosen]) for chosen in rows], CLASSES
+
+
+def characters(work: Work, generator: torch.Generator) -> tuple[int, Tensor]:
+    """How many there are, and the text as numbers int64 ``(n,)``."""
     if work.data is None:
-        tokens, text = 65, torch.randint(0, 65, (20_000,), generator=generator)
-    else:
-        train = load_text(Path(work.data)).train
-        alphabet = Tokens.characters(train)
-        tokens, text = len(alphabet), torch.from_numpy(alphabet.encode(train))
-    starts = torch.randint(0, len(text) - work.length, (count, work.batch), generator=generator)
-    windows = text[starts[..., None] + torch.arange(work.length + 1)]
-    return [(w[:, :-1].contiguous(), w[:, 1:].contiguous()) for w in windows], tokens
+        return 65, torch.randint(0, 65, (20_000,), generator=generator)
+    train = load_text(Path(work.data)).train
+    alphabet = Tokens.characters(train)
+    return len(alphabet), torch.from_numpy(alphabet.encode(train))
+
+
+def pictures(work: Work, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Photographs float32 ``(n, 3, 32, 32)`` or digits ``(n, 784)``, and their classes int64."""
+    shape = (3, 32, 32) if work.network == "residual" else (784,)
+    if work.data is None:
+        classes = torch.randint(0, CLASSES, (2000,), generator=generator)
+        return torch.randn(2000, *shape, generator=generator), classes
+    if work.network == "residual":
+        found = load_cifar10(Path(work.data), "train")
+        return standardised(channels_first(found.images)), torch.from_numpy(found.labels)
+    return columns(load_mnist(Path(work.data), "train"), None)
 
 
 def make_optimizer(work: Work) -> Any:
-    return partial(torch.optim.Adam, lr=work.rate, foreach=False)
+    if work.network == "decoder":
+        return partial(torch.optim.Adam, lr=work.rate, foreach=False)
+    return partial(torch.optim.SGD, lr=10 * work.rate, momentum=0.9, foreach=False)
 
 
 def mean_loss(prediction: Tensor, target: Tensor) -> Tensor:
-    """Cross entropy over all positions."""
-    return F.cross_entropy(prediction.flatten(0, 1), target.flatten())
+    """Cross entropy over all rows and positions."""
+    return F.cross_entropy(prediction.flatten(0, -2), target.flatten())
 
 
 def plain(work: Work) -> dict[str, float]:
@@ -126,8 +180,8 @@ def plain(work: Work) -> dict[str, float]:
     return began.reply(work, losses[work.warm_up :])
 
 
-def ours(work: Work, in_flight: int) -> dict[str, float]:
-    """Two parts on two workers of one process, so many minibatches in flight."""
+def ours(work: Work, in_flight: int, runtime: gt.AbstractRuntime) -> dict[str, float]:
+    """Two parts on two workers, so many minibatches in flight."""
     batches, tokens = minibatches(work)
     model = network(work, tokens)
     workers = len(work.cuts) + 1
@@ -135,18 +189,29 @@ def ours(work: Work, in_flight: int) -> dict[str, float]:
     session = gt.Session(
         pipe.graph,
         rules=pipe.rules(make_optimizer(work)),
-        runtime=gt.Threads(workers, kernel_threads=work.kernel_threads),
+        runtime=runtime,
         reading=gt.Reading(shuffle=False),
         **pipe.settings(workers) | {"max_active": in_flight},
     )
     instances = [gt.minibatch(x, y) for x, y in batches]
     session.fit(instances[: work.warm_up], epochs=1)
     began = Began()
+    pids = getattr(runtime, "pids", ())
+    before = [cpu_s(pid) for pid in pids]
     fit = session.fit(instances[work.warm_up :], epochs=2)
-    return began.reply(work, [fit.history[-1].loss])
+    told = began.reply(work, [fit.history[-1].loss])
+    rows = work.steps * work.batch
+    used = sum(cpu_s(pid) - was for pid, was in zip(pids, before, strict=True))
+    return told | {"cpu_ms_per_row": told["cpu_ms_per_row"] + 1e3 * used / rows}
 
 
-def peer(work: Work, rank: int, store: str, microbatches: int) -> dict[str, float]:
+def cpu_s(pid: int) -> float:
+    """CPU seconds that a process has had, user's and system's."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def peer(work: Work, rank: int, store: str, name: str, microbatches: int) -> dict[str, float]:
     """One of the two ranks of torch's pipeline; the last one knows the losses."""
     ranks = len(work.cuts) + 1
     dist.init_process_group(
@@ -154,11 +219,16 @@ def peer(work: Work, rank: int, store: str, microbatches: int) -> dict[str, floa
     )
     batches, tokens = minibatches(work)
     model = network(work, tokens)
-    ends = [0, *work.cuts, len(model)]
-    stage = model[ends[rank] : ends[rank + 1]]
-    optimizer = make_optimizer(work)(stage.parameters())
-    schedule = Schedule1F1B(
-        PipelineStage(stage, rank, ranks, torch.device("cpu")), microbatches, loss_fn=mean_loss
+    ends = [0, *(work.four if name in OF_SEVERAL else work.cuts), len(model)]
+    numbers = range(rank, len(ends) - 1, ranks)
+    parts = [model[ends[k] : ends[k + 1]] for k in numbers]
+    optimizer = make_optimizer(work)([p for part in parts for p in part.parameters()])
+    stages = [
+        PipelineStage(part, k, len(ends) - 1, torch.device("cpu"))
+        for k, part in zip(numbers, parts, strict=True)
+    ]
+    schedule = SCHEDULES[name](
+        stages if name in OF_SEVERAL else stages[0], microbatches, loss_fn=mean_loss
     )
     losses: list[float] = []
     for k, (x, y) in enumerate(batches):
@@ -182,23 +252,38 @@ def peer(work: Work, rank: int, store: str, microbatches: int) -> dict[str, floa
 def answer(request: dict[str, Any]) -> dict[str, float]:
     """Do what a request asks for."""
     given = request["work"]
-    work = Work(**{**given, "cuts": tuple(given["cuts"])})
-    torch.set_num_threads(work.kernel_threads)
+    work = Work(**{**given, "cuts": tuple(given["cuts"]), "four": tuple(given["four"])})
+    torch.set_num_threads(kernel_threads_of(request["system"], work))
     system, _, number = request["system"].partition(":")
+    workers = len(work.cuts) + 1
     if system == "plain":
         return plain(work)
     if system == "ours":
-        return ours(work, int(number))
-    if system == "peer":
-        return peer(work, request["rank"], request["store"], int(number))
+        return ours(work, int(number), gt.Threads(workers, kernel_threads=work.kernel_threads))
+    if system == "processes":
+        return ours(work, int(number), gt.Processes(workers, kernel_threads=work.kernel_threads))
+    if system in SCHEDULES:
+        return peer(work, request["rank"], request["store"], system, int(number))
     raise ValueError(
-        f"system {request['system']!r}: give plain, ours:IN_FLIGHT or peer:MICROBATCHES"
+        f"system {request['system']!r}: give plain:KERNEL_THREADS, ours:IN_FLIGHT, "
+        f"processes:IN_FLIGHT, or MICROBATCHES behind one of {', '.join(SCHEDULES)}"
     )
+
+
+def is_peer(system: str) -> bool:
+    """Whether it is torch's pipeline."""
+    return system.partition(":")[0] in SCHEDULES
+
+
+def kernel_threads_of(system: str, work: Work) -> int:
+    """Kernel threads of each process or worker."""
+    name, _, number = system.partition(":")
+    return int(number) if name == "plain" else work.kernel_threads
 
 
 def requests(system: str, work: Work, store: str) -> Iterator[dict[str, Any]]:
     """What each process of a system is asked."""
-    ranks = len(work.cuts) + 1 if system.startswith("peer") else 1
+    ranks = len(work.cuts) + 1 if is_peer(system) else 1
     for rank in range(ranks):
         yield {"system": system, "work": asdict(work), "rank": rank, "store": store}
 

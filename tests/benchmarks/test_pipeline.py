@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
+import geartrain as gt
 from benchmarks.pipeline.main import best_peer, measure, table
 from benchmarks.pipeline.systems import Work, minibatches, ours, plain
 
@@ -24,16 +26,30 @@ def test_minibatches_are_the_same_in_every_process_and_targets_follow_one_behind
 
 
 def test_our_pipeline_with_one_minibatch_in_flight_has_the_losses_of_the_plain_loop() -> None:
-    found, wanted = ours(SMALL, 1), plain(SMALL)
+    found, wanted = ours(SMALL, 1, gt.Threads(2, kernel_threads=1)), plain(SMALL)
     assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-4)
     assert min(found["rows_per_second"], wanted["rows_per_second"]) > 0
 
 
+@pytest.mark.parametrize("name", ["residual", "perceptron"])
+def test_pictures_are_cut_into_parts_that_learn_as_the_whole_does(name: str) -> None:
+    work = replace(SMALL, network=name)
+    found, wanted = ours(work, 1, gt.Threads(2, kernel_threads=1)), plain(work)
+    assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-3)
+
+
 @pytest.mark.slow
-def test_the_peer_has_the_losses_of_the_plain_loop() -> None:
-    found = measure("peer:2", SMALL)
+@pytest.mark.parametrize(
+    "system", ["1f1b:2", "gpipe:2", "interleaved:2", "zerobubble:2", "processes:1"]
+)
+def test_processes_have_the_losses_of_the_plain_loop(system: str) -> None:
+    found = measure(system, replace(SMALL, four=(1, 2, 3)))
     assert found["loss"] == pytest.approx(plain(SMALL)["loss"], rel=1e-4)
-    with pytest.raises(RuntimeError, match="give plain, ours:IN_FLIGHT or peer:MICROBATCHES"):
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_is_told_with_what_it_said() -> None:
+    with pytest.raises(RuntimeError, match="give plain:KERNEL_THREADS, ours:IN_FLIGHT"):
         measure("other:1", SMALL)
 
 
@@ -42,9 +58,9 @@ def test_tables_compare_within_rounds_with_the_best_peer() -> None:
         return {"rows_per_second": rate, "cpu_ms_per_row": 1.0, "loss": math.e}
 
     rounds = [
-        {"ours:2": reply(300), "peer:2": reply(100), "peer:4": reply(200)},
-        {"ours:2": reply(330), "peer:2": reply(150), "peer:4": reply(300)},
+        {"ours:2": reply(300), "gpipe:2": reply(100), "gpipe:4": reply(200)},
+        {"ours:2": reply(330), "gpipe:2": reply(150), "gpipe:4": reply(300)},
     ]
-    assert best_peer(rounds) == "peer:4"
-    lines = table(rounds, ["ours:2", "peer:4"]).splitlines()
+    assert best_peer(rounds) == "gpipe:4"
+    lines = table(rounds, ["ours:2", "gpipe:4"]).splitlines()
     assert lines[2] == "| ours:2 | 315.0 | 300.0 | 330.0 | 1.30 (1.10 to 1.50) | 1.00 | 2.7183 |"
