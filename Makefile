@@ -41,14 +41,15 @@ SIDE_BY_SIDE := -n $(PROCESSES) --dist worksteal
 # Every case runs once, and the tracer follows some: the first case of each test of a room.
 COVERED := $(if $(COVER),--first-cases --cov --cov-report=term:skip-covered)
 
-.PHONY: help setup demo test test-slow sanitize coverage package lint lint-c docs clean
+.PHONY: help setup demo test test-slow sanitize unlocked coverage package lint lint-c docs clean
 
 help:
 	@echo 'make setup      create $(VENV), install geartrain, pinned by constraints.txt; compile kernels'
 	@echo 'make demo       train list reduction until its accuracy reaches 0.97'
 	@echo 'make test       the tests (not the slow ones); first cases that ask for kernels also without'
 	@echo 'make test-slow  the slow ones; then the rooms of kernels, all without kernels'
-	@echo 'make sanitize   the native tests on C built with AddressSanitizer and UBSan (needs gcc)'
+	@echo 'make sanitize   native tests on C built with AddressSanitizer and UBSan, and with TSan (gcc)'
+	@echo 'make unlocked   the tests of workers on an interpreter without the lock (python3.14t)'
 	@echo 'make coverage   make test, and the branches that first cases cover: COVER=1 make test'
 	@echo 'make package    wheel and sdist; the wheel is installed in an environment of its own, tried'
 	@echo 'make lint       ruff check, ruff format --check, mypy, clang-format of new lines'
@@ -96,13 +97,26 @@ test-slow: setup
 	GEARTRAIN_NATIVE=0 $(PYTEST) $(SIDE_BY_SIDE) \
 	  tests/nodes tests/graph tests/nn tests/whole tests/pipeline tests/oracle
 
-# The kernels are compiled with both sanitizers (a minute, once); on them run the tests of kernels and
-# a program that is given structure which means harm. tests/native/test_hostile.py loads them.
+# The kernels are compiled with the sanitizers (a minute each, once); on them run the tests of kernels,
+# a program that is given structure which means harm (tests/native/test_hostile.py), and workers as
+# threads (tests/native/test_racing.py).
 sanitize: setup
 	@command -v gcc >/dev/null || { echo "sanitize: no 'gcc' on the PATH; install it" >&2; exit 1; }
 	@test -f "$$(gcc -print-file-name=libasan.so)" || { \
 	  echo 'sanitize: gcc finds no libasan.so; install its address sanitizer (libasan)' >&2; exit 1; }
-	$(PYTEST) $(SIDE_BY_SIDE) -m 'slow or not slow' tests/native/test_hostile.py
+	$(PYTEST) $(SIDE_BY_SIDE) -m 'slow or not slow' tests/native/test_hostile.py tests/native/test_racing.py
+
+# An interpreter without the lock, in an environment of its own; versions as far as they are built for
+# it, so constraints are not asked for more than torch's.
+UNLOCKED ?= python3.14t
+unlocked:
+	@command -v '$(UNLOCKED)' >/dev/null || { \
+	  echo "unlocked: no '$(UNLOCKED)' on the PATH: skipped (UNLOCKED=/path/to/python3.14t)"; exit 0; }; \
+	'$(UNLOCKED)' -m venv --clear $(VENV)-unlocked && \
+	$(VENV)-unlocked/bin/python -m pip --disable-pip-version-check install --quiet \
+	  "$$(grep '^torch==' constraints.txt)" -e . pytest pytest-timeout hypothesis && \
+	PYTHON_GIL=0 OMP_NUM_THREADS=1 $(VENV)-unlocked/bin/python -m pytest -q \
+	  tests/engine tests/runtime tests/sharing tests/native tests/train
 
 # The environment sees no source: what is tried is what the wheel brings. What it needs is lent by
 # $(VENV); that all of it is declared is looked at by tests/test_packages.py.
@@ -139,5 +153,5 @@ docs: $(SITE_TOOLS)
 	@echo 'docs: site/index.html; to search in it, $(BIN)/python -m http.server -d site'
 
 clean:
-	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(VENV)-unlocked build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
