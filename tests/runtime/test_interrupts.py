@@ -13,6 +13,8 @@ from geartrain.train.checkpoint import read_checkpoint
 from tests.rigs.programs import Nursery, Program
 
 RUNTIMES = ("simulated", "threads 2")
+SOON_S = 30.0
+"""Who waits for what does not come waits for a minute, or for ever."""
 
 PRELUDE = """
 import logging, os, signal, sys, threading
@@ -105,7 +107,7 @@ def test_one_ctrl_c_ends_a_run_whose_data_do_not_come(program, runtime, after, t
     run.until("blocks")
     run.send(signal.SIGINT)
     run.until("ended:")
-    assert run.seconds < 5
+    assert run.seconds < SOON_S
     assert "interrupted; everything that was in flight has finished" in run.lines[-1]
     assert run.end() == (0, "")
     done = int(next(line for line in run.lines if line.startswith("trained")).split()[1])
@@ -190,7 +192,7 @@ def test_copies_of_the_model_do_not_wait_for_data_either(program, runtime, shard
     run.until("blocks")
     run.send(signal.SIGINT)
     run.until("ended:")
-    assert run.seconds < 5
+    assert run.seconds < SOON_S
     assert run.end() == (0, "")
     assert run.lines[-1] == "then 40"
 
@@ -202,7 +204,7 @@ def test_two_ctrl_c_end_a_run_whose_data_do_not_come_at_once(program, runtime):
     run.send(signal.SIGINT)
     run.send(signal.SIGINT)
     run.until("ended:")
-    assert run.seconds < 5
+    assert run.seconds < SOON_S
     assert run.end()[0] == 0
     assert run.lines[-1].startswith("then ")
 
@@ -254,7 +256,7 @@ def test_two_ctrl_c_end_a_run_in_which_the_user_s_code_blocks(program, runtime, 
     run.until("log: interrupted")
     run.send(signal.SIGINT)
     run.until("ended:")
-    assert run.seconds < 8
+    assert run.seconds < SOON_S
     assert "abandoned" in run.lines[-1]
     assert run.end() == (0, "")
 
@@ -493,5 +495,5 @@ def test_ctrl_c_is_heard_where_data_block_before_they_give_anything(program, run
     run.until("blocks")
     run.send(signal.SIGINT)
     run.until("ended:")
-    assert run.seconds < 5
+    assert run.seconds < SOON_S
     assert run.end() == (0, "")

@@ -33,6 +33,7 @@ app = typer.Typer(
     help="Asynchronous model-parallel training of networks that follow their data.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
 
