@@ -15,7 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NoReturn, final
+from typing import Any, Final, Literal, NoReturn, TypeAlias, final
 
 import numpy as np
 import torch
@@ -47,6 +47,8 @@ from geartrain.transport.batches import to_record
 from geartrain.transport.link import Transport
 from geartrain.transport.record import Record
 
+OnWorkerDeath: TypeAlias = Literal["raise", "restore"]
+
 _TOLD_S: Final = 2.0  # until a death is told
 _WAIT_S: Final = 0.2  # the longest wait, so that signals and stopped workers are seen
 
@@ -66,6 +68,16 @@ class Processes(AbstractRuntime):
             own number (``torch.set_num_threads``, ``OMP_NUM_THREADS``).
         patience_s: How long a pass that failed waits for the firings of that moment to end; after
             it, and two seconds after a second interrupt, workers are killed.
+        on_worker_death: What becomes of a call of the session in which a worker process dies, by
+            whatever: ``raise`` ends it with a ``WorkerDiedError``. ``restore`` has it go on with
+            new processes: ``fit`` from its last checkpoint (in its folder; without one from a copy
+            in memory, made where a checkpoint would be: at the beginning and after every
+            evaluation and epoch), and what was trained since is trained again; an evaluation
+            begins anew. A death after Ctrl-C is raised.
+        most_deaths: After so many in one call, one more is raised, with the story of all.
+
+    Raises:
+        ValueError: A value is none of these, or the system is not Linux.
     """
 
     name = "processes"
@@ -73,7 +85,13 @@ class Processes(AbstractRuntime):
     lock = None
 
     def __init__(
-        self, workers: int = 2, kernel_threads: int | None = None, patience_s: float = 60.0
+        self,
+        workers: int = 2,
+        kernel_threads: int | None = None,
+        patience_s: float = 60.0,
+        *,
+        on_worker_death: OnWorkerDeath = "raise",
+        most_deaths: int = 10,
     ) -> None:
         self.kernel_threads = threads_each("Processes", workers, kernel_threads)
         if not sys.platform.startswith("linux"):
@@ -81,8 +99,18 @@ class Processes(AbstractRuntime):
                 f"Processes on {sys.platform}: worker processes want Linux (files in memory, "
                 "signals at a parent's death); use runtime=gt.Threads(...)"
             )
+        if on_worker_death not in ("raise", "restore"):
+            raise ValueError(
+                f"Processes(on_worker_death={on_worker_death!r}): give 'raise' or 'restore'"
+            )
+        if most_deaths < 1:
+            raise ValueError(
+                f"Processes(most_deaths={most_deaths}): give 1 or more, or on_worker_death='raise'"
+            )
         self.workers = workers
         self.patience_s = patience_s
+        self.on_worker_death = on_worker_death
+        self.most_deaths = most_deaths if on_worker_death == "restore" else 0
         self._pool: Pool | None = None
         ForkServer.of_this_process()  # it imports torch while we go on
 
