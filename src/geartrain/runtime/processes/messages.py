@@ -49,6 +49,7 @@ class Kind(IntEnum):
     NAMED = 71
     REST = 72
     LETTER = 73
+    RESTING = 74
 
 
 _NONE = np.zeros(0, np.int64)
