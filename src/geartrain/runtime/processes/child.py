@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from geartrain.codec import encode
-from geartrain.engine.engine import MadeOf, Passing
+from geartrain.engine.engine import MadeOf, Passing, original_name
 from geartrain.engine.router import Delivery
 from geartrain.engine.worker import Firing
 from geartrain.errors import GeartrainError
@@ -40,16 +40,15 @@ from geartrain.parts.part import PartState
 from geartrain.parts.snapshot import parts_to_tensors
 from geartrain.parts.trained import StepTaken
 from geartrain.runtime.processes.control import Control
+from geartrain.runtime.processes.letters import Expected, letter_to_record, record_to_letter
 from geartrain.runtime.processes.memory import BETWEEN, NOTE_BYTES, SharedRegion, loads
 from geartrain.runtime.processes.messages import (
     Kind,
     Names,
     Report,
-    letter_to_record,
     named_to_record,
     record_to_admitted,
     record_to_finished,
-    record_to_letter,
     record_to_named,
 )
 from geartrain.sharing.letters import SHARE, Letter
@@ -170,6 +169,14 @@ class _Work:
         self._names = Names(nodes, list(engine.parts))
         self._accepted = Accepted(engine.router.here, len(engine.wiring.schema.state))
         self._me, self._parent = worker, len(engine.workers)
+        self._expected = Expected(
+            {
+                original_name(name): {tuple(p.shape) for p in part.module.parameters()}
+                for name, part in engine.parts.items()
+            },
+            engine.sharing.copies,
+            range(worker, engine.sharing.copies, self._parent),
+        )
         self._report = Report()
         self._reported_s = self._pulsed_s = 0.0
         self._sent = np.zeros(self._parent + 1, np.int64)  # records, by receiver
@@ -239,7 +246,7 @@ class _Work:
         elif kind == Kind.FINISHED:
             self._finished(record)
         elif kind == Kind.LETTER:
-            letter = record_to_letter(record)
+            letter = record_to_letter(record, self._expected)
             self._state.receive(letter)
             if letter.kind == SHARE:  # the last of them completes a collective
                 self._after_exchange([])
