@@ -28,6 +28,7 @@ from tests.rigs import struck
 from tests.rigs.left import children, living, wait_until
 from tests.rigs.struck import Struck
 
+SLOW = pytest.mark.slow
 INSTANCES = 40
 BOUND_S = 60.0
 
@@ -122,8 +123,8 @@ class Pulled:
     [
         (False, None, {20}),
         (True, 10, {20}),
-        pytest.param(True, None, {3}, marks=pytest.mark.slow),
-        (False, None, {17, 33}),
+        pytest.param(True, None, {3}, marks=SLOW),
+        pytest.param(False, None, {17, 33}, marks=SLOW),
     ],
     ids=["memory", "file", "before the first file", "twice"],
 )
@@ -167,7 +168,14 @@ def test_what_is_repeated_is_what_was_taken_since_the_last_checkpoint(tmp_path):
     assert fit.history[0].instances == INSTANCES and fit.history[0].seconds >= event.seconds
 
 
-@pytest.mark.parametrize("how", [struck.kill, struck.leave, struck.stop])
+@pytest.mark.parametrize(
+    "how",
+    [
+        struck.kill,
+        pytest.param(struck.leave, marks=SLOW),
+        pytest.param(struck.stop, marks=SLOW),
+    ],
+)
 def test_whatever_a_worker_dies_of_the_call_goes_on(how, monkeypatch):
     monkeypatch.setattr(pool, "_STOPPED_LOOKS", 1)
     module = Struck(how, rows=25)
@@ -237,7 +245,7 @@ def test_a_validation_that_loses_a_worker_is_done_again_and_nothing_is_trained_a
     assert mine.statistics()["trained"] == 2 * INSTANCES
 
 
-@pytest.mark.parametrize("mode", ["evaluate", "predict"])
+@pytest.mark.parametrize("mode", [pytest.param("evaluate", marks=SLOW), "predict"])
 def test_a_call_that_only_looks_begins_anew(mode):
     watch = InEvaluation(mode)
     mine = session(restoring(), instruments=[watch])
@@ -309,6 +317,7 @@ def test_what_cannot_be_is_refused(given, said):
 def soak(tmp_path: Path, kills: int, servers: int) -> int:
     """Fits in which somebody is killed at random moments; returns how many were gone on after."""
     draw = random.Random(kills)
+    others = {*children(ForkServer.of_this_process().pid)}  # of other tests
     runtime = Processes(2, kernel_threads=1, on_worker_death="restore", most_deaths=kills)
     which = [True] * servers + [False] * (kills - servers)
     draw.shuffle(which)
@@ -335,7 +344,8 @@ def soak(tmp_path: Path, kills: int, servers: int) -> int:
     try:
         while thread.is_alive():
             folder = tmp_path / str(runs) if runs % 2 else None
-            mine = session(runtime, max_active=8)
+            shared = {"sharing": gt.Neighbours(copies=3, exchange="weights"), "schedule": None}
+            mine = session(runtime, max_active=8, **(shared if runs % 3 == 2 else {}))
             every = {} if folder is None else {"folder": folder, "checkpoint_every": 20}
             fit = mine.fit(data(200), epochs=3, **every)
             assert [e.instances for e in fit.history] == [200] * 3 and fit.instances == 600
@@ -349,8 +359,8 @@ def soak(tmp_path: Path, kills: int, servers: int) -> int:
     runtime.close()
     server = ForkServer.of_this_process()
     assert living(seen) == []
-    others = {*restoring().pids, *raising().pids}
     wait_until(lambda: {*children(server.pid)} <= others, "all workers have ended")
+    assert list(server.folder.iterdir()) == []
     assert deaths > 0
     return deaths
 

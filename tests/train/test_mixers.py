@@ -49,8 +49,8 @@ MIXERS: dict[str, Callable[[], AbstractExchange]] = {
 RUNTIMES: dict[str, Callable[[], AbstractRuntime]] = {
     "simulated": lambda: Simulated(3, seed=3, jitter=0.3, speeds=[1, 0.25, 2]),
     "threads": lambda: Threads(2, kernel_threads=1),
-    "processes": cache(lambda: Processes(2, kernel_threads=1)),
 }
+processes = cache(lambda: Processes(2, kernel_threads=1))
 
 
 @pytest.fixture(params=MIXERS)
@@ -58,9 +58,9 @@ def mixer(request):
     return MIXERS[request.param]()
 
 
-@pytest.fixture(params=RUNTIMES)
+@pytest.fixture(params=[*RUNTIMES, pytest.param("processes", marks=pytest.mark.slow)])
 def runtime(request):
-    return RUNTIMES[request.param]()
+    return {**RUNTIMES, "processes": processes}[request.param]()
 
 
 class Seen(AbstractInstrument):
@@ -164,8 +164,18 @@ def come_together(name, graph, way):
 
 @in_pairs(mixer=MIXERS, runtime=RUNTIMES, max_active=[1, 4])
 def test_every_mixer_learns_in_every_runtime_and_leaves_no_letter(mixer, runtime, max_active):
+    learn(mixer(), runtime(), max_active)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_active", [1, 4])
+def test_every_mixer_learns_in_processes_and_leaves_no_letter(mixer, max_active):
+    learn(mixer, processes(), max_active)
+
+
+def learn(mixer, runtime, max_active):
     seen = Seen()
-    s = session(mixer(), runtime(), instruments=[seen], max_active=max_active)
+    s = session(mixer, runtime, instruments=[seen], max_active=max_active)
     before = s.evaluate(data(24)).metrics["loss"]
     s.fit(data(24), epochs=3)  # which raises where a letter is left
     assert s.evaluate(data(24)).metrics["loss"] < 0.8 * before

@@ -40,16 +40,22 @@ RUNTIMES = {
     "simulated 4": lambda: Simulated(4, seed=3, jitter=0.3, speeds=[1, 0.25, 2, 1]),
     "threads 1": lambda: Threads(1, kernel_threads=1),
     "threads 2": lambda: Threads(2, kernel_threads=1),
-    "processes 2": cache(lambda: Processes(2, kernel_threads=1)),
 }
+APART = {"processes 2": cache(lambda: Processes(2, kernel_threads=1))}
+"""Slow, as a pass takes some 0.2 s; the fast cases are in ``test_neighbours_apart``."""
 
 
 SLOW = pytest.mark.slow
 
 
-@pytest.fixture(params=[pytest.param(name, marks=[SLOW] * name.endswith("1")) for name in RUNTIMES])
+@pytest.fixture(
+    params=[
+        *(pytest.param(name, marks=[SLOW] * name.endswith("1")) for name in RUNTIMES),
+        *(pytest.param(name, marks=SLOW) for name in APART),
+    ]
+)
 def runtime(request: pytest.FixtureRequest) -> AbstractRuntime:
-    made: AbstractRuntime = RUNTIMES[request.param]()
+    made: AbstractRuntime = (RUNTIMES | APART)[request.param]()
     return made
 
 

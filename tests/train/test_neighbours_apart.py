@@ -23,6 +23,7 @@ from geartrain.sharing.neighbours import Neighbours, Replicas
 from geartrain.train.session import Session
 from tests.rigs.left import living
 
+SLOW = pytest.mark.slow
 EACH = 4  # rows of a minibatch, which is one instance
 ADAM = partial(torch.optim.Adam, lr=0.01)
 
@@ -118,8 +119,10 @@ IN_ROUNDS = {
 }
 
 
-@pytest.mark.parametrize("name", IN_ROUNDS)
-@pytest.mark.parametrize("shards", ["static", pytest.param("pull", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[SLOW] * (k > 2)) for k, name in enumerate(IN_ROUNDS)]
+)
+@pytest.mark.parametrize("shards", ["static", pytest.param("pull", marks=SLOW)])
 def test_copies_that_go_in_rounds_come_to_the_same_weights_in_processes(name, shards):
     """11 instances of three copies: some wait at the end, and are released."""
     found = []
@@ -134,8 +137,15 @@ def test_copies_that_go_in_rounds_come_to_the_same_weights_in_processes(name, sh
         assert found[1].statistics()["trained"] == 24
 
 
-@pytest.mark.parametrize("there", ["simulated", "threads"])
-@pytest.mark.parametrize("exchange", ["all-reduce", "d-psgd"])
+@pytest.mark.parametrize(
+    ("exchange", "there"),
+    [
+        ("all-reduce", "simulated"),
+        ("d-psgd", "threads"),
+        pytest.param("all-reduce", "threads", marks=SLOW),
+        pytest.param("d-psgd", "simulated", marks=SLOW),
+    ],
+)
 def test_a_run_goes_on_in_processes_and_back(tmp_path, exchange, there):
     def made(runtime: str) -> Session:
         return session(Neighbours(copies=3, exchange=exchange), RUNTIMES[runtime]())
