@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from functools import cache, partial
 
 import pytest
@@ -12,13 +13,15 @@ from torch import nn
 
 import geartrain as gt
 from geartrain.engine.instrument import AbstractInstrument, Exchanged
-from geartrain.errors import LeakError, ProtocolError, WorkerDiedError
+from geartrain.errors import LeakError, ProtocolError, WorkerDiedError, WorkerError
 from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.processes.processes import Processes
 from geartrain.runtime.simulated import Simulated
 from geartrain.runtime.threads import Threads
+from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.exchanges.nearest import NearestNeighbours
-from geartrain.sharing.letters import SHARE, Letter
+from geartrain.sharing.letters import SHARE, Letter, Tensors
+from geartrain.sharing.member import Member
 from geartrain.sharing.neighbours import Neighbours, Replicas
 from geartrain.train.session import Session
 from tests.rigs.left import living
@@ -250,6 +253,30 @@ def test_copies_are_gone_on_with_after_a_death_to_the_last_bit(tmp_path):
         assert fit.deaths == len(at) and fit.instances == 60
         found.append(s)
     assert same(*found)
+
+
+class Together(AbstractExchange):
+    """Counts the steps of all copies, which wants one memory."""
+
+    needs_neighbours = False
+    steps = 0
+
+    def stepped(self, me: Member, gradients: Tensors) -> None:
+        with self.lock:
+            self.steps += 1
+
+    def received(self, me: Member, letters: Sequence[Letter]) -> None:
+        raise AssertionError("nobody has sent anything")
+
+
+def test_an_exchange_that_wants_one_memory_is_refused_by_name_with_the_remedy():
+    sharing = Neighbours(copies=2, exchange=Together())
+    with pytest.raises(WorkerError, match=r"Together keeps something .* self.lock.*gt.Threads"):
+        session(sharing, processes()).fit(data(8), epochs=1)
+    s = session(sharing, RUNTIMES["threads"]())
+    s.fit(data(8), epochs=1)
+    exchange = replicas_of(s).endpoints["map"][0].exchange
+    assert isinstance(exchange, Together) and exchange.steps == 8
 
 
 def test_a_share_for_an_exchange_that_keeps_no_collective_is_refused():

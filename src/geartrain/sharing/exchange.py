@@ -29,7 +29,7 @@ class AbstractExchange(ABC):
 
     Hooks are called on the worker of the member that they are given, and change it alone. State of
     a member is kept in ``me.tensors`` and ``me.numbers``; state of all in ``self`` is to be guarded
-    with ``self.lock``, and empty between segments.
+    with ``self.lock``, and empty between segments. Between processes there is none: a lock refuses.
 
     Args:
         every: Own gradients between two exchanges.

@@ -47,7 +47,7 @@ from geartrain.sharing.kept import (
     put_members,
 )
 from geartrain.sharing.letters import Inbox, Ledger, Letter
-from geartrain.sharing.locks import MakeLock, NoLock
+from geartrain.sharing.locks import MakeLock, NoLock, NothingInCommon
 from geartrain.sharing.member import Member
 from geartrain.sharing.sharing import AbstractSharing, AbstractSharingState, Kept, Shards
 from geartrain.sharing.topology import topology_of
@@ -299,6 +299,8 @@ class Replicas(AbstractSharingState):
     def live_on(self, worker: int, workers: int) -> None:
         boards = self._versions.numpy()
         for board, endpoints in zip(boards, self.endpoints.values(), strict=True):
+            exchange = endpoints[0].exchange
+            exchange.lock = NothingInCommon(type(exchange).__name__)
             for k, endpoint in enumerate(endpoints):
                 endpoint.member.here = k % workers == worker
                 endpoint.member.board = board
