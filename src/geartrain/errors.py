@@ -73,10 +73,11 @@ class WorkerDiedError(WorkerError):
     Args:
         message: Who, how, and what to do.
         worker: Its number; None: it is not known, or all.
+        how: Who and how alone; None: the message.
     """
 
-    def __init__(self, message: str, worker: int | None = None):
-        self.worker = worker
+    def __init__(self, message: str, worker: int | None = None, how: str | None = None):
+        self.worker, self.how = worker, message if how is None else how
         super().__init__(message)
 
 

@@ -14,7 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from geartrain.engine.instrument import AbstractInstrument, EpochEnded
+from geartrain.cli.settings import RunSettings
+from geartrain.engine.instrument import AbstractInstrument, EpochEnded, Updated
+from geartrain.observe.jsonlog import read_json_log
+from geartrain.observe.progress import ProgressLine
+from geartrain.runtime.processes.processes import Processes
 from geartrain.train.checkpoint import read_checkpoint
 from tests.rigs.programs import Nursery, Program
 
@@ -61,6 +65,42 @@ def test_a_run_on_worker_processes_has_a_track_for_each_of_them(geartrain, tmp_p
     trace = json.loads((tmp_path / "run" / "trace.json").read_text())
     fired = {event["tid"] for event in trace if event.get("ph") == "X"}
     assert len(fired) == 2, "a track for each worker"
+
+
+def test_a_run_whose_worker_is_killed_goes_on_and_counts_what_it_repeats(
+    geartrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Processes] = []
+    make, steps = RunSettings.make_runtime, []
+
+    def strike(line: ProgressLine, event: Updated) -> None:
+        steps.append(event)
+        if len(steps) == 5:
+            os.kill(made[0].pids[1], signal.SIGKILL)
+
+    monkeypatch.setattr(RunSettings, "make_runtime", lambda it: made.append(make(it)) or made[0])
+    monkeypatch.setattr(ProgressLine, "on_updated", strike, raising=False)
+    lists = [word if word != "simulated" else "processes" for word in SMALL_LISTS]
+    lists += ["--option", "whole=0", "--workers", "2", "--checkpoint-every", "70"]
+    told = ("--on-worker-death", "restore", "--out", tmp_path / "run", "--json")
+    done = geartrain("train", *lists, *told)
+    assert done.status == 0, done.err
+    assert set(done.json) == FIELDS | {"deaths", "repeated"}
+    assert (done.json["deaths"], done.json["instances"]) == (1, 600)
+    assert 0 <= done.json["repeated"] <= 300
+    log = read_json_log(tmp_path / "run" / "metrics.jsonl")
+    (restored,) = [event for event in log if event["event"] == "Restored"]
+    assert restored["source"] == str(tmp_path / "run" / "latest.safetensors")
+    assert restored["repeated"] == done.json["repeated"]
+    assert "was killed by SIGKILL" in done.err and "died       1 worker process" in done.err
+    made[0].close()
+
+
+@pytest.mark.parametrize("how", ["raise", "restore"])
+def test_deaths_of_workers_are_a_matter_of_worker_processes(geartrain, how: str) -> None:
+    done = geartrain("train", *SMALL_LISTS, "--on-worker-death", how)
+    assert done.status == 2
+    assert f"--on-worker-death {how}" in done.err and "--runtime processes" in done.err
 
 
 def test_the_run_folder_holds_settings_events_graph_checkpoints_and_trace(

@@ -14,12 +14,13 @@ from geartrain.engine.instrument import (
     Fired,
     PartStaleness,
     Progress,
+    Restored,
     RunEnded,
     RunStarted,
     Updated,
 )
 
-Event = RunStarted | Fired | Updated | Progress | EpochEnded | Exchanged | RunEnded
+Event = RunStarted | Fired | Updated | Progress | EpochEnded | Exchanged | Restored | RunEnded
 VALID = (0.70, 0.82, 0.79)
 
 
@@ -94,6 +95,8 @@ def tell(instrument: AbstractInstrument, *events: Event) -> None:
                 instrument.on_epoch_ended(event)
             case Exchanged():
                 instrument.on_exchanged(event)
+            case Restored():
+                instrument.on_restored(event)
             case RunEnded():
                 instrument.on_run_ended(event)
 

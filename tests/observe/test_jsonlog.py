@@ -32,6 +32,8 @@ def test_a_run_reads_back_as_it_was_told(tmp_path, told, clock):
         "train_seconds": 1.5,
         "message": "",
         "time_s": 3.0,
+        "deaths": 0,
+        "repeated": 0,
     }
 
 

@@ -15,6 +15,7 @@ from geartrain.engine.instrument import (
     CopyExchanged,
     Exchanged,
     PartStaleness,
+    Restored,
     RunEnded,
     RunStarted,
 )
@@ -296,6 +297,21 @@ def test_the_first_line_says_how_workers_share_weights(terminal, clock):
     ProgressLine(terminal, clock=clock).on_run_started(started)
     assert (
         terminal.lines()[0] == "threads: 2 workers, shared weights, at most 8 in flight, 3 epochs"
+    )
+
+
+def test_deaths_of_workers_are_counted_on_the_line_and_in_the_summary(terminal, told, clock):
+    def restored(deaths: int) -> Restored:
+        return Restored("train", 1, "it was killed", deaths, 10, 1, 400, 600, seconds=1.25)
+
+    line = ProgressLine(terminal, clock=clock)
+    *_, end = told.run_events()
+    told.tell(line, told.progress(5120, total=8544), restored(1))
+    told.tell(line, told.progress(400, total=8544, epoch=1))
+    assert "1 death" in terminal.painted()[-1]
+    told.tell(line, restored(2), end)
+    assert terminal.lines()[-2] == (
+        "  died       2 worker processes, 1,200 instances trained again, 2.5 s lost"
     )
 
 

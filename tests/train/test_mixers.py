@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from geartrain.graph.graph import Graph
 from geartrain.nodes.loss import cross_entropy
 from geartrain.parts.rules import Rules
 from geartrain.runtime.base import AbstractRuntime
+from geartrain.runtime.processes.processes import Processes
 from geartrain.runtime.simulated import Costs, Join, Leave, Pause, Simulated
 from geartrain.runtime.threads import Threads
 from geartrain.sharing.exchange import AbstractExchange
@@ -49,6 +50,7 @@ RUNTIMES: dict[str, Callable[[], AbstractRuntime]] = {
     "simulated": lambda: Simulated(3, seed=3, jitter=0.3, speeds=[1, 0.25, 2]),
     "threads": lambda: Threads(2, kernel_threads=1),
 }
+processes = cache(lambda: Processes(2, kernel_threads=1))
 
 
 @pytest.fixture(params=MIXERS)
@@ -56,9 +58,9 @@ def mixer(request):
     return MIXERS[request.param]()
 
 
-@pytest.fixture(params=RUNTIMES)
+@pytest.fixture(params=[*RUNTIMES, pytest.param("processes", marks=pytest.mark.slow)])
 def runtime(request):
-    return RUNTIMES[request.param]()
+    return {**RUNTIMES, "processes": processes}[request.param]()
 
 
 class Seen(AbstractInstrument):
@@ -162,8 +164,18 @@ def come_together(name, graph, way):
 
 @in_pairs(mixer=MIXERS, runtime=RUNTIMES, max_active=[1, 4])
 def test_every_mixer_learns_in_every_runtime_and_leaves_no_letter(mixer, runtime, max_active):
+    learn(mixer(), runtime(), max_active)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_active", [1, 4])
+def test_every_mixer_learns_in_processes_and_leaves_no_letter(mixer, max_active):
+    learn(mixer, processes(), max_active)
+
+
+def learn(mixer, runtime, max_active):
     seen = Seen()
-    s = session(mixer(), runtime(), instruments=[seen], max_active=max_active)
+    s = session(mixer, runtime, instruments=[seen], max_active=max_active)
     before = s.evaluate(data(24)).metrics["loss"]
     s.fit(data(24), epochs=3)  # which raises where a letter is left
     assert s.evaluate(data(24)).metrics["loss"] < 0.8 * before
@@ -268,20 +280,23 @@ def test_workers_pause_leave_and_join(mixer):
     assert s.evaluate(data(40)).metrics["loss"] < 0.8 * before
 
 
-def test_what_goes_wrong_in_a_copy_stops_the_run_and_a_second_fit_works(mixer, runtime):
-    left = 20
+def test_what_goes_wrong_in_a_copy_stops_the_run_and_a_second_fit_works(mixer, runtime, tmp_path):
+    armed = tmp_path / "armed"  # where worker processes see it too
+    armed.touch()
+    left = 9  # fewer than any worker takes
 
     class Failing(torch.optim.SGD):
         def step(self, closure=None):
             nonlocal left
             left -= 1
-            if left == 0:
+            if left == 0 and armed.exists():
                 raise RuntimeError("no more ink")
             return super().step(closure)
 
     s = session(mixer, runtime, optimizer=partial(Failing, lr=0.1))
     with pytest.raises(WorkerError, match="no more ink"):
         s.fit(data(30), epochs=1)
+    armed.unlink()
     assert s.fit(data(30), epochs=1).instances == 30
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from geartrain.graph.graph import Graph
 from geartrain.nodes.loss import accuracy, cross_entropy
 from geartrain.parts.rules import Instances, Rows, Rules
 from geartrain.runtime.base import AbstractRuntime
+from geartrain.runtime.processes.processes import Processes
 from geartrain.runtime.simulated import Costs, Join, Leave, Pause, Simulated
 from geartrain.runtime.threads import Threads
 from geartrain.sharing.exchange import AbstractExchange
@@ -40,14 +41,21 @@ RUNTIMES = {
     "threads 1": lambda: Threads(1, kernel_threads=1),
     "threads 2": lambda: Threads(2, kernel_threads=1),
 }
+APART = {"processes 2": cache(lambda: Processes(2, kernel_threads=1))}
+"""Slow, as a pass takes some 0.2 s; the fast cases are in ``test_neighbours_apart``."""
 
 
 SLOW = pytest.mark.slow
 
 
-@pytest.fixture(params=[pytest.param(name, marks=[SLOW] * name.endswith("1")) for name in RUNTIMES])
+@pytest.fixture(
+    params=[
+        *(pytest.param(name, marks=[SLOW] * name.endswith("1")) for name in RUNTIMES),
+        *(pytest.param(name, marks=SLOW) for name in APART),
+    ]
+)
 def runtime(request: pytest.FixtureRequest) -> AbstractRuntime:
-    made: AbstractRuntime = RUNTIMES[request.param]()
+    made: AbstractRuntime = (RUNTIMES | APART)[request.param]()
     return made
 
 
@@ -542,14 +550,18 @@ def test_settings_that_make_no_sense_are_refused(given):
     ["gradients", "all-reduce", NearestNeighbours(lockstep=True)],
     ids=["gradients", "all-reduce", "lockstep"],
 )
-def test_what_goes_wrong_in_a_copy_stops_the_run_and_a_second_fit_works(runtime, exchange):
+def test_what_goes_wrong_in_a_copy_stops_the_run_and_a_second_fit_works(
+    runtime, exchange, tmp_path
+):
+    armed = tmp_path / "armed"  # where worker processes see it too
+    armed.touch()
     left = 20
 
     class Failing(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
             nonlocal left
             left -= 1
-            if left == 0:
+            if left == 0 and armed.exists():
                 raise RuntimeError("no more ink")
             return super().step(closure)
 
@@ -558,6 +570,7 @@ def test_what_goes_wrong_in_a_copy_stops_the_run_and_a_second_fit_works(runtime,
     )
     with pytest.raises(WorkerError, match="no more ink"):
         s.fit(data(24), epochs=1)
+    armed.unlink()
     assert s.fit(data(24), epochs=1).instances == 24
 
 

@@ -46,6 +46,13 @@ class RuntimeName(StrEnum):
     SIMULATED = "simulated"
 
 
+class OnWorkerDeathName(StrEnum):
+    """What becomes of a run in which a worker process dies."""
+
+    RAISE = "raise"
+    RESTORE = "restore"
+
+
 class PrecisionName(StrEnum):
     """Of rows and products."""
 
@@ -206,6 +213,14 @@ def train(
             show_default=False,
         ),
     ] = None,
+    on_worker_death: Annotated[
+        OnWorkerDeathName | None,
+        typer.Option(
+            help="With --runtime processes: restore goes on from the last checkpoint. Default "
+            "raise, which ends the run.",
+            show_default=False,
+        ),
+    ] = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write scalars for TensorBoard.")
     ] = False,
@@ -221,7 +236,8 @@ def train(
     valid, history, reached, updates and staleness of every part, peak_rss_mib, and with copies of
     the model copies: distance, bytes_per_gradient, letters, letter_staleness, instances of each.
     Seconds are of training alone, since the run began; epochs are fractions where the run is
-    evaluated within them.
+    evaluated within them. With --on-worker-death restore also deaths (of worker processes, since
+    it was last resumed) and repeated (instances that were trained again).
     """
     from geartrain.cli import train as command
 
@@ -242,6 +258,7 @@ def train(
         "link": link,
         "precision": None if precision is None else precision.value,
         "device": device,
+        "on_worker_death": None if on_worker_death is None else on_worker_death.value,
     }
     watching = command.Watching(tensorboard=tensorboard, trace=trace, as_json=as_json)
     command.train(recipe, given, option or [], data, out, resume, watching)

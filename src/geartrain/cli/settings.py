@@ -38,7 +38,7 @@ from geartrain.errors import DataError
 from geartrain.frames.precision import Precision, require_precision
 from geartrain.recipes import Recipe, Setting, Value, find_recipe
 from geartrain.runtime.base import AbstractRuntime
-from geartrain.runtime.processes.processes import Processes
+from geartrain.runtime.processes.processes import OnWorkerDeath, Processes
 from geartrain.runtime.simulated import Costs, Simulated
 from geartrain.runtime.threads import Threads
 from geartrain.schema import Mismatch, NotNegative, Range, read
@@ -70,6 +70,8 @@ class RunSettings:
         topology, mixer: Who talks to whom, and how; None and None: no copies of the model.
         speeds, link: Speeds, latency and bandwidth as text, for ``simulated``.
         costs: Seconds a firing and a row by node, measured, for ``simulated``.
+        on_worker_death: For ``processes``: ``raise`` or ``restore``, or None, as ``raise``. It
+            changes nothing of the training; a run may be resumed with another.
         precision: ``full`` or ``bf16``.
         device: Of all parts, or None: the CPU. It changes nothing but speed and rounding, so a run
             may be resumed on another.
@@ -95,6 +97,7 @@ class RunSettings:
     speeds: str | None = None
     link: str | None = None
     costs: Mapping[str, tuple[NotNegative, NotNegative]] | None = None
+    on_worker_death: OnWorkerDeath | None = None
 
     def make_runtime(self) -> AbstractRuntime:
         """The runtime of this name and size."""
@@ -109,7 +112,7 @@ class RunSettings:
             speeds = parse_speeds(self.speeds, self.workers)
             return Simulated(self.workers, seed=self.seed, costs=costs, speeds=speeds)
         if self.runtime == "processes":
-            return Processes(self.workers)
+            return Processes(self.workers, on_worker_death=self.on_worker_death or "raise")
         return Threads(self.workers)
 
     @property
@@ -183,6 +186,7 @@ def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> RunSettings:
         "speeds": None,
         "link": None,
         "costs": None,
+        "on_worker_death": None,
     }
     chosen = {
         name: default if given.get(name) is None else given[name]
@@ -203,6 +207,9 @@ def resumed_settings(
         DataError: The config is not one of ours.
     """
     settings = on_device(settings_from_json(config), given["device"])
+    if (chosen := given.get("on_worker_death")) is not None:
+        settings = replace(settings, on_worker_death=chosen)
+        _require_deaths(settings)
     was = asdict(settings)
     differing = [] if recipe.name == settings.recipe else [f"RECIPE {settings.recipe}"]
     for name, value in given.items():
@@ -300,12 +307,22 @@ def require_settings(recipe: Recipe, settings: RunSettings) -> None:
             "--speeds and --link imagine machines: they go with --runtime simulated, or with "
             "geartrain simulate"
         )
+    _require_deaths(settings)
     if not settings.copies_model and settings.replicas > settings.workers:
         raise ValueError(
             f"replicas={settings.replicas} with workers={settings.workers}: every copy has a "
             f"worker of its own; give --workers {settings.replicas} or more"
         )
     require_evaluate_every(settings.evaluate_every)
+
+
+def _require_deaths(settings: RunSettings) -> None:
+    if settings.on_worker_death is not None and settings.runtime != "processes":
+        raise ValueError(
+            f"--on-worker-death {settings.on_worker_death}: workers of --runtime "
+            f"{settings.runtime} live and die with the program; give --runtime processes, or leave "
+            "it out"
+        )
 
 
 def _require_numbers(settings: RunSettings) -> None:

@@ -179,6 +179,7 @@ def _instruments(folder: RunFolder, watching: Watching) -> list[AbstractInstrume
 
 def _run(prepared: _Prepared, folder: RunFolder) -> dict[str, Any]:
     settings, history = prepared.settings, prepared.history
+    deaths = {"deaths": 0, "repeated": 0}
     target = settings.target()
     is_there = target is not None and history and target.reached(history[-1].valid)
     if not is_there:
@@ -195,8 +196,10 @@ def _run(prepared: _Prepared, folder: RunFolder) -> dict[str, Any]:
         except KeyboardInterrupt as interrupt:
             said = _how_to_resume(settings, folder, str(interrupt))
             raise stopped(interrupt, said) from interrupt
-        history = fit.history
+        history, deaths = fit.history, {"deaths": fit.deaths, "repeated": fit.repeated}
     result = result_of(settings, history)
+    if settings.on_worker_death == "restore":
+        result |= deaths
     result["max_active"] = prepared.session.settings.max_active
     if (copies := prepared.seen.summary()) is not None:
         result["copies"] = copies

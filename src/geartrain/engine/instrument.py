@@ -131,6 +131,28 @@ class Exchanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Restored:
+    """A worker process has died, and the call goes on, with new ones.
+
+    An evaluation or prediction is done again from its beginning. Training goes back to the last
+    checkpoint of the call, or the state in memory that stands for it.
+    """
+
+    mode: Literal["train", "evaluate", "predict"]
+    worker: int | None  # None: not one of them alone
+    message: str  # who has died, and how
+    deaths: int  # in this call up to now
+    most: int  # after so many the call goes on
+    epoch: int  # that training goes on in; 0 outside of training, as what follows
+    taken: int = 0  # instances of this epoch that are not repeated
+    repeated: int = 0  # instances that had been trained since, and are trained again
+    unfinished: int = 0  # instances that were in flight, and are fed again
+    seconds: float = 0.0  # of training that are lost
+    source: str = ""  # the checkpoint, or ``memory``
+    time_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class RunEnded:
     """Once per ``fit``, also after a failure or an interrupt."""
 
@@ -139,6 +161,8 @@ class RunEnded:
     train_seconds: float
     message: str = ""
     time_s: float = 0.0
+    deaths: int = 0  # of worker processes that the run went on after
+    repeated: int = 0  # instances that were trained again for it; not among the instances
 
 
 class AbstractMeter(ABC):
@@ -172,6 +196,9 @@ class AbstractInstrument:
 
     def on_exchanged(self, event: Exchanged) -> None:
         """Copies of the model have trained up to an evaluation."""
+
+    def on_restored(self, event: Restored) -> None:
+        """A worker process has died, and the call goes on."""
 
     def on_epoch_ended(self, event: EpochEnded) -> None:
         """An epoch, or the part of one up to an evaluation, is over, with its validation."""

@@ -29,6 +29,7 @@ from geartrain.engine.instrument import (
     Exchanged,
     PartStaleness,
     Progress,
+    Restored,
     RunEnded,
     RunStarted,
 )
@@ -115,13 +116,21 @@ class ProgressLine(AbstractInstrument):
         self._pass = this_pass
         if is_new or now - self._last_shown_s >= self._interval_s:
             self._last_shown_s = now
-            self._screen.paint(_progress_pieces(event), bar=_share(event))
+            pieces = _progress_pieces(event) + self._ledger.deaths_pieces()
+            self._screen.paint(pieces, bar=_share(event))
 
     def on_epoch_ended(self, event: EpochEnded) -> None:
         """Leave a line for the epoch, or for the part of one up to an evaluation."""
         self._ledger.add(event)
         self._pass = None
         self._keep(_epoch_pieces(event, self._is_virtual))
+
+    def on_restored(self, event: Restored) -> None:
+        """Count it, for the line and the summary; the log tells the story."""
+        self._ledger.deaths = event.deaths
+        self._ledger.repeated += event.repeated
+        self._ledger.lost_s += event.seconds
+        self._pass = None
 
     def on_exchanged(self, event: Exchanged) -> None:
         """Count what copies of the model have said to one another, for the summary."""
@@ -173,6 +182,9 @@ class _Ledger:
     declined: int = 0
     rounds: int = 0
     meetings: float = 0.0  # of a part, in the mean
+    deaths: int = 0  # of worker processes
+    repeated: int = 0  # instances
+    lost_s: float = 0.0
 
     def add(self, event: EpochEnded) -> None:
         began = math.ceil(event.epoch) - 1 if self.at is None else self.at
@@ -217,7 +229,22 @@ class _Ledger:
             if self.rounds:
                 said.append(f"{self.meetings / self.rounds:.2f} meetings a gradient")
             entries.append(("copies", said))
+        if self.deaths:
+            said = [
+                f"{count(self.deaths)} worker process{'es' * (self.deaths != 1)}",
+                f"{_some(self.repeated, 'instance')} trained again",
+                f"{duration(self.lost_s)} lost",
+            ]
+            entries.append(("died", said))
         return entries
+
+    def deaths_pieces(self) -> list[Piece]:
+        """What the live line says of worker processes that have died: nothing, if none has."""
+        if not self.deaths:
+            return []
+        long = f"{_some(self.deaths, 'death')}, {count(self.repeated)} again"
+        words = (long, _some(self.deaths, "death"))
+        return [Piece(tuple(Text(each, "yellow") for each in words), (6, 30))]
 
     def _is_better(self, name: str, value: float) -> bool:
         if name not in self.best:

@@ -345,6 +345,9 @@ class AbstractRuntime(ABC):
     lock: MakeLock | None = NoLock
     """Makes a lock between its workers; None: they have no memory in common."""
 
+    most_deaths = 0
+    """How many deaths of workers a call of the session goes on after; 0: the first is raised."""
+
     @abstractmethod
     def run(self, engine: Engine, feeder: AbstractFeeder, watch: Watch) -> float:
         """Feed instances until the feeder is exhausted and all have finished.

@@ -14,7 +14,7 @@ from geartrain.parts.ownership import Gradients, Ownership
 from geartrain.parts.trained import StepTaken
 from geartrain.sharing.communicator import AbstractCommunicator, Taken
 from geartrain.sharing.exchange import AbstractExchange
-from geartrain.sharing.letters import Letter
+from geartrain.sharing.letters import SHARE, Letter
 from geartrain.sharing.member import Member
 
 
@@ -39,6 +39,7 @@ class Endpoint(Ownership):
     def stepped(self, gradients: Gradients) -> None:
         if self.member.present:
             self.exchange.stepped(self.member, gradients)
+        self.member.show_version()
 
     @property
     def waiting(self) -> bool:
@@ -67,6 +68,7 @@ class Endpoint(Ownership):
         self._fresh = False
         letters = self.member.take()
         self.exchange.received(self.member, letters)
+        self.member.show_version()
         return letters
 
     def take_letters(self) -> list[Letter]:
@@ -100,7 +102,9 @@ class Communicator(AbstractCommunicator):
 
     def receive(self, letter: Letter) -> None:
         endpoint = self._of[letter.part, letter.receiver]
-        if endpoint.put(letter):
+        if letter.kind == SHARE:
+            endpoint.exchange.contributed(letter)
+        elif endpoint.put(letter):
             self._mail[endpoint] = None
 
     def take(self) -> Taken | None:

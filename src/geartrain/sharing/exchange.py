@@ -6,17 +6,19 @@
 
 A copy is a ``Member``. An exchange is called with the member whose turn it is, on that member's
 worker; it changes that member alone, and reaches the others by letters. Nothing here waits: a
-synchronous method holds its step and says ``waiting``.
+synchronous method holds its step and says ``waiting``. Where workers are processes, each has an
+object of its own, with the other copies as they were when the pass began (``Member.here``).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from torch import Tensor
 
+from geartrain.errors import ProtocolError
 from geartrain.sharing.letters import Inbox, Letter, Tensors
 from geartrain.sharing.locks import AbstractLock
 from geartrain.sharing.member import Member
@@ -27,7 +29,7 @@ class AbstractExchange(ABC):
 
     Hooks are called on the worker of the member that they are given, and change it alone. State of
     a member is kept in ``me.tensors`` and ``me.numbers``; state of all in ``self`` is to be guarded
-    with ``self.lock``, and empty between segments.
+    with ``self.lock``, and empty between segments. Between processes there is none: a lock refuses.
 
     Args:
         every: Own gradients between two exchanges.
@@ -108,10 +110,26 @@ class AbstractExchange(ABC):
 
         It may step and send; it is called again when that has come to rest.
 
+        Args:
+            members: Those that live in this process, which alone may be changed; ``self.members``
+                are all of them, with their numbers as of now.
+
         Returns:
             Whether there was anything.
         """
         return False
+
+    def resting(self, me: Member) -> dict[str, float]:
+        """Nothing moves: what other processes need to know of a member before ``finish``, besides
+        its ``numbers``."""
+        return {}
+
+    def heard(self, other: Member, told: Mapping[str, float]) -> None:  # noqa: B027 - may do nothing
+        """What ``resting`` said of a member that lives in another process; its numbers are set."""
+
+    def contributed(self, letter: Letter) -> None:
+        """A member in another process gives its share to a collective that is kept here."""
+        raise ProtocolError(f"{type(self).__name__} of part '{letter.part}' keeps no collective")
 
     def left(self, me: Member) -> None:  # noqa: B027 - may do nothing
         """A copy takes part no more (``me.present`` is False): nobody may wait for it.

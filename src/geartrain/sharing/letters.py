@@ -12,6 +12,9 @@ from torch import Tensor
 Tensors: TypeAlias = Sequence[Tensor | None]
 """One entry a parameter of the part (``Member.parameters``), dense or sparse COO; None: none."""
 
+SHARE: Final = "share"
+"""Kind of what a copy gives to a collective in another process: carried, and counted by nobody."""
+
 Full: TypeAlias = Literal["drop", "merge"]
 
 

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import final
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from geartrain.parts.part import PartState
@@ -31,6 +33,10 @@ class Member:
         tensors, numbers: What the exchange keeps for this copy; they are saved in checkpoints.
         peers: All members, by index. Only what never changes may be read of another one.
         present: Whether the copy takes part now.
+        here: Whether it lives in this process; of others only what never changes is known, and what
+            ``AbstractExchange.heard`` is told.
+        board: int64, the versions of all copies of this part in memory that all processes have;
+            None: all copies are here.
     """
 
     def __init__(
@@ -49,7 +55,8 @@ class Member:
         self.tensors: dict[str, list[Tensor]] = {}
         self.numbers: dict[str, float] = {}
         self.peers: Sequence[Member] = ()
-        self.present = True
+        self.present = self.here = True
+        self.board: NDArray[np.int64] | None = None
         self.ledger = Ledger()
         self.outbox: list[Letter] = []
         self.steps: list[StepTaken] = []
@@ -60,6 +67,18 @@ class Member:
     def parameters(self) -> list[nn.Parameter]:
         """Those that learn."""
         return self.part.parameters
+
+    @property
+    def version(self) -> int:
+        """Steps of this copy up to now, wherever it lives."""
+        if self.here or self.board is None:
+            return self.part.version
+        return int(self.board[self.index])
+
+    def show_version(self) -> None:
+        """Let other processes see how many steps it has taken."""
+        if self.board is not None:
+            self.board[self.index] = self.part.version
 
     def weights(self) -> list[Tensor]:
         """The weights themselves, without a graph; ``copies`` of them are safe to keep."""
@@ -117,7 +136,7 @@ class Member:
             self.part.version,
             self.rounds,
             weight,
-            self.peers[to].part.version,
+            self.peers[to].version,
             tensor_bytes(tensors),
         )
         self.ledger.sent += 1

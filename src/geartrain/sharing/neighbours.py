@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from inspect import signature
 from typing import Any, Final, Literal, TypeAlias, final
 
@@ -46,7 +47,7 @@ from geartrain.sharing.kept import (
     put_members,
 )
 from geartrain.sharing.letters import Inbox, Ledger, Letter
-from geartrain.sharing.locks import MakeLock, NoLock
+from geartrain.sharing.locks import MakeLock, NoLock, NothingInCommon
 from geartrain.sharing.member import Member
 from geartrain.sharing.sharing import AbstractSharing, AbstractSharingState, Kept, Shards
 from geartrain.sharing.topology import topology_of
@@ -179,8 +180,7 @@ class Replicas(AbstractSharingState):
     """
 
     apart = True
-    talks = True
-    by_letters = False
+    talks = releases = True
 
     def __init__(
         self,
@@ -199,6 +199,7 @@ class Replicas(AbstractSharingState):
         self.parts = {e.member.part.name: e.member.part for e in self.all_endpoints()}
         for k in range(self.copies):
             share_norms({e.member.part.name: e.member.part for e in self.of_copy(k)})
+        self._versions = torch.zeros(len(parts), self.copies, dtype=torch.int64)
         self.trained = [0] * self.copies  # instances that each copy has finished in training
 
     def _endpoints(self, name: str, base: PartState, lock: MakeLock) -> list[Endpoint]:
@@ -286,8 +287,63 @@ class Replicas(AbstractSharingState):
     def release(self) -> bool:
         found = False
         for endpoints in self.endpoints.values():
-            found |= endpoints[0].exchange.finish([e.member for e in endpoints])
+            here = [e.member for e in endpoints if e.member.here]
+            found |= endpoints[0].exchange.finish(here)
         return found
+
+    def in_common(self) -> Sequence[Tensor]:
+        for row, endpoints in zip(self._versions, self.endpoints.values(), strict=True):
+            row.copy_(torch.tensor([e.member.part.version for e in endpoints]))
+        return [self._versions]
+
+    def live_on(self, worker: int, workers: int) -> None:
+        boards = self._versions.numpy()
+        for board, endpoints in zip(boards, self.endpoints.values(), strict=True):
+            exchange = endpoints[0].exchange
+            exchange.lock = NothingInCommon(type(exchange).__name__)
+            for k, endpoint in enumerate(endpoints):
+                endpoint.member.here = k % workers == worker
+                endpoint.member.board = board
+
+    def resting(self) -> Any:
+        return [
+            [name, e.member.index, dict(e.member.numbers), e.exchange.resting(e.member)]
+            for name, endpoints in self.endpoints.items()
+            for e in endpoints
+            if e.member.here
+        ]
+
+    def heard(self, told: Sequence[Any]) -> None:
+        for name, index, numbers, more in itertools.chain.from_iterable(told):
+            endpoint = self.endpoints[name][index]
+            if not endpoint.member.here:
+                endpoint.member.numbers = numbers
+                endpoint.exchange.heard(endpoint.member, more)
+
+    def give_back(self, *, abandoned: bool) -> Iterator[tuple[dict[str, Tensor], Any]]:
+        for endpoint in self.all_endpoints():
+            me = endpoint.member
+            if not me.here:
+                continue
+            if abandoned:
+                me.forget_mail()
+            tensors, entries = members_to_tensors([endpoint])
+            ledger = asdict(me.ledger)
+            ledger["staleness"] = list(me.ledger.staleness.items())
+            yield (
+                tensors,
+                {"part": me.name, "copy": me.index, "ledger": ledger, **entries[me.part.name]},
+            )
+
+    def take_back(self, tensors: Mapping[str, Tensor], document: Any) -> None:
+        me = self.endpoints[document["part"]][document["copy"]].member
+        ledger = document["ledger"]
+        me.ledger = Ledger(**ledger | {"staleness": dict(ledger["staleness"])})
+        me.rounds, me.numbers = document["rounds"], document["numbers"]
+        me.tensors = {
+            key: [tensors[f"{me.part.name}/exchange/{key}/{i}"].clone() for i in range(n)]
+            for key, n in document["tensors"].items()
+        }
 
     def going_together(self) -> Collection[int]:
         if not any(e.exchange.in_rounds for e in self.all_endpoints()):

@@ -16,7 +16,7 @@ two classes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias, final
 
@@ -96,6 +96,8 @@ class AbstractSharingState(ABC):
         talks: Whether copies send letters while they train: a pass then ends when none is under way
             or waits, and copies may come and go.
         by_letters: Whether workers need no memory in common: they are told all by messages.
+        releases: Whether copies may be left waiting at the end of a pass, so that ``release`` is to
+            be asked.
         shards: How data are given to copies: ``static`` or ``pull``; None: no copy has its own.
         positions: Instances of this epoch that each copy has taken; empty without shards.
     """
@@ -106,6 +108,7 @@ class AbstractSharingState(ABC):
     apart: bool = False
     talks: bool = False
     by_letters: bool = True
+    releases: bool = False
     shards: Shards | None = None
 
     def __init__(self) -> None:
@@ -130,8 +133,31 @@ class AbstractSharingState(ABC):
         """What a worker sends and receives for the parts that live there; fresh for each engine."""
         return Silent()
 
-    def live_on(self, worker: int) -> None:  # noqa: B027 - may do nothing
-        """This process is that of a worker alone; said before an engine is made in it."""
+    def live_on(self, worker: int, workers: int) -> None:  # noqa: B027 - may do nothing
+        """This process is that of one of so many workers; said before an engine is made in it."""
+
+    def in_common(self) -> Sequence[Tensor]:
+        """Tensors besides those of parts that all processes are to have in one memory."""
+        return ()
+
+    def resting(self) -> Any:
+        """Nothing moves: what other processes need to know, before ``release``, of the copies that
+        live in this one; JSON."""
+        return None
+
+    def heard(self, told: Sequence[Any]) -> None:  # noqa: B027 - may do nothing
+        """What ``resting`` gave in each process."""
+
+    def give_back(self, *, abandoned: bool) -> Iterator[tuple[dict[str, Tensor], Any]]:
+        """What is kept besides parts for copies that live in this process, for ``take_back``.
+
+        Args:
+            abandoned: The pass has failed: what waits is dropped.
+        """
+        yield from ()
+
+    def take_back(self, tensors: Mapping[str, Tensor], document: Any) -> None:  # noqa: B027 - s. a.
+        """What ``give_back`` gave in the process where copies have lived."""
 
     def keeps(self, worker: int, part: str) -> bool:
         """Whether of the workers that compute with a part this is the one that has its state."""

@@ -28,18 +28,21 @@ from geartrain.data.points import evaluation_points, require_evaluate_every
 from geartrain.engine.engine import Engine, original_name
 from geartrain.engine.instrument import (
     EpochEnded,
+    Restored,
     RunEnded,
     RunStarted,
     Updated,
 )
-from geartrain.errors import DataError
+from geartrain.errors import DataError, WorkerDiedError
 from geartrain.parts.trained import StepTaken
 from geartrain.runtime.base import AbstractFeeder
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.train.checkpoint import Retention
 from geartrain.train.copies import ExchangeCounts, Feed
+from geartrain.train.deaths import tell_restored
 from geartrain.train.in_flight import Seen
 from geartrain.train.observer import Observer, add_sums, means_of, tell
+from geartrain.train.restart import Restart
 from geartrain.train.results import Fit, Reached, Target
 from geartrain.train.source import Data, Source
 from geartrain.train.state import State
@@ -70,18 +73,20 @@ class Fitting:
         self._reached: Reached | None = None
         self._interrupt = Interruptible()
         self._exchanged = ExchangeCounts(state.sharing)
+        self._restart: Restart | None = None
+        self._counted_at_restart = (0, 0)  # instances, skipped
 
     def run(self) -> Fit:
         with self._interrupt:
             return self._run()
 
     def _run(self) -> Fit:
-        at = self._s.position
         outcome: Literal["done", "target reached", "interrupted", "failed"] = "failed"
         message = ""
         failure: BaseException | None = None
         try:
             tell(self._s.instruments, "on_run_started", self._started())
+            self._keep_restart(None)
             self._epochs_until_the_end()
             outcome = "target reached" if self._reached else "done"
         except KeyboardInterrupt as error:
@@ -94,11 +99,16 @@ class Fitting:
             message, failure = f"{type(error).__name__}: {error}", error
             raise
         finally:
-            ended = RunEnded(outcome, self._instances, self._seconds, message, at.train_seconds)
+            at, deaths = self._s.position, self._s.deaths
+            ended = RunEnded(
+                *(outcome, self._instances, self._seconds, message, at.train_seconds),
+                *(len(deaths), deaths.repeated),
+            )
             self._say_farewell(ended, failure)
         last = at.history[-1].staleness if at.history else {}
         return Fit(
-            tuple(at.history), self._reached, self._instances, self._seconds, self._skipped, last
+            *(tuple(at.history), self._reached, self._instances, self._seconds, self._skipped),
+            *(last, len(deaths), deaths.repeated),
         )
 
     def _epochs_until_the_end(self) -> None:
@@ -111,7 +121,8 @@ class Fitting:
                 self._epochs,
                 at.epoch - 1,
             )
-        while at.epoch <= self._epochs and self._reached is None:
+        # A restart puts another position in the place of this one.
+        while self._s.position.epoch <= self._epochs and self._reached is None:
             self._epoch()
 
     def _say_farewell(self, ended: RunEnded, failure: BaseException | None) -> None:
@@ -130,7 +141,7 @@ class Fitting:
             raise failure
 
     def _epoch(self) -> None:
-        """To the end of the epoch, or to the target."""
+        """To the end of the epoch, to the target, or to where a restart begins."""
         at = self._s.position
         s = self._s
         feed = Feed(self._source, s.sharing, at.epoch, at.taken, s.on_bad)
@@ -141,6 +152,8 @@ class Fitting:
                 continue
             before = at.taken
             ended = self._segment(feed)
+            if ended is None:
+                return
             self._meet(now=False)
             if ended:
                 if not at.taken:
@@ -245,8 +258,11 @@ class Fitting:
             updated = Updated(worker, step.part, step.version, step.rows, at.train_seconds)
             tell(s.instruments, "on_updated", updated)
 
-    def _segment(self, feed: Feed) -> bool:
-        """Train until the engine is to be drained, or the epoch ends; True at the end."""
+    def _segment(self, feed: Feed) -> bool | None:
+        """Train until the engine is to be drained, or the epoch ends; True at the end.
+
+        None: a worker has died, and the session is back at an earlier state.
+        """
         s, at = self._s, self._s.position
         measure = s.places_by_cost and not s.costs
         meeting = s.sharing.until_meeting(at.trained)
@@ -274,7 +290,7 @@ class Fitting:
             at.taken,
             lambda: at.sums,
         )
-        began = engine.controller.trained
+        began, began_s = engine.controller.trained, time.perf_counter()
         try:
             seconds = s.run(engine, feeder, watch)
         except KeyboardInterrupt:
@@ -282,6 +298,11 @@ class Fitting:
                 self._account(engine, feeder, watch, watch.now_s, began)
                 self._rest(engine)
             raise
+        except WorkerDiedError as death:
+            if feeder.closed:  # somebody wants to leave
+                raise
+            self._go_back(death, engine, time.perf_counter() - began_s)
+            return None
         self._account(engine, feeder, watch, seconds, began)
         self._rest(engine)
         if s.in_flight is not None and (looks or (at.epoch == 1 and feeder.source_ended)):
@@ -290,6 +311,52 @@ class Fitting:
             s.costs = watch.busy
             log.info("measured, in seconds: %s", watch.busy)
         return feeder.source_ended
+
+    def _go_back(self, death: WorkerDiedError, engine: Engine, seconds: float) -> None:
+        """Go on from the last state that is whole; the time that is lost for it stays spent.
+
+        Args:
+            death: Why.
+            engine: Of the segment that has failed.
+            seconds: That it took up to now.
+
+        Raises:
+            WorkerDiedError: It is not to be gone on after.
+        """
+        s, restart = self._s, self._restart
+        s.deaths.count(death)
+        assert restart is not None
+        self._spend(seconds)
+        spent, controller = s.position.train_seconds, engine.controller
+        repeated = controller.trained - restart.trained
+        restart.load(s)
+        at = s.position
+        lost = spent - at.train_seconds
+        at.train_seconds, at.epoch_seconds = spent, at.epoch_seconds + lost
+        self._instances, self._skipped = self._counted_at_restart
+        s.deaths.repeated += repeated
+        s.deaths.seconds += lost
+        event = Restored(
+            mode="train",
+            worker=death.worker,
+            message=death.how,
+            deaths=len(s.deaths),
+            most=s.deaths.most,
+            epoch=at.epoch,
+            taken=at.taken,
+            repeated=repeated,
+            unfinished=controller.active,
+            seconds=lost,
+            source=str(restart),
+            time_s=spent,
+        )
+        tell_restored(s.instruments, event)
+
+    def _keep_restart(self, path: Path | None) -> None:
+        """Have this state be gone back to; it is in a file, or there is no such file."""
+        if self._s.deaths.most:
+            self._restart = Restart(self._s, path)
+            self._counted_at_restart = self._instances, self._skipped
 
     def _rest(self, engine: Engine) -> None:
         """The steps that fall due as workers hand in what they have gathered."""
@@ -360,6 +427,7 @@ class Fitting:
             tensors, document = self._s.snapshot()
             number = self._s.position.trained
             self._retention.save(number, tensors, document, is_best=is_best)
+        self._keep_restart(None if self._retention is None else self._retention.latest)
 
     def _started(self) -> RunStarted:
         s = self._s

@@ -63,10 +63,21 @@ def load_session(state: State, path: Path | str, *, weights_only: bool) -> None:
         put_weights(state.parts, found)
         state.sharing.restart()
     else:
-        _load_all(state, checkpoint, document, str(path))
+        load_checkpoint(state, checkpoint, str(path))
 
 
-def _load_all(state: State, checkpoint: Checkpoint, document: dict[str, Any], path: str) -> None:
+def load_checkpoint(state: State, checkpoint: Checkpoint, path: str) -> None:
+    """Bring a session to where a checkpoint stands that has all required keys.
+
+    Args:
+        state: The session's.
+        checkpoint: What was read; nobody else may have its tensors.
+        path: For messages.
+
+    Raises:
+        CheckpointError: It does not fit; the session is as it was.
+    """
+    document: dict[str, Any] = dict(checkpoint.document)
     _require_same_session(state, document, path)
     tensors, sharing = checkpoint.tensors, state.sharing
     position = position_from_json(document["position"], path)

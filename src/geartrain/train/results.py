@@ -110,6 +110,9 @@ class Fit:
         train_seconds: In this call, without validation.
         skipped: Instances that were refused, with ``on_bad="skip"``.
         staleness: Of the last entry, by part.
+        deaths: Of worker processes that this call went on after (``on_worker_death="restore"``).
+        repeated: Instances that were trained again for it. They count once in ``instances``; the
+            seconds of both times are in ``train_seconds``.
     """
 
     history: Sequence[EpochEnded]
@@ -118,6 +121,8 @@ class Fit:
     train_seconds: float
     skipped: int
     staleness: Mapping[str, PartStaleness] = field(default_factory=dict)
+    deaths: int = 0
+    repeated: int = 0
 
     @property
     def valid(self) -> Mapping[str, float]:

@@ -33,7 +33,7 @@ from geartrain.native import status as kernels_status
 from geartrain.nodes.loss import Collected
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
-from geartrain.runtime.base import AbstractRuntime, Feeder
+from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.threads import Threads
 from geartrain.sharing.alone import Alone
 from geartrain.sharing.sharing import AbstractSharing
@@ -194,7 +194,9 @@ class Session:
             WorkerError, DataError, NonFiniteError, StuckError, EndlessLoopError: As they say; the
                 weights are those of the last step. ``fit`` may be called again: it repeats the
                 instances since the graph was last drained, for a checkpoint or the end of an
-                epoch. To go back to the weights of that time as well, ``load`` the checkpoint.
+                epoch. To go back to the weights of that time as well, ``load`` the checkpoint;
+                ``gt.Processes(on_worker_death="restore")`` does so by itself where a worker has
+                died.
             CheckpointError: The same, with a checkpoint that cannot be written.
             KeyboardInterrupt: Ctrl-C, after what was in flight has finished and the checkpoint is
                 written; ``fit`` continues with the next instance. Data that do not answer are not
@@ -212,7 +214,7 @@ class Session:
         log.info("%s", kernels_status())
         source = self._source(train, shuffle=self.reading.shuffle)
         validation = None if valid is None else self._source(valid, shuffle=False)
-        with self.state.used.by("fit"):
+        with self.state.used.by("fit"), self.state.deaths.of_one_call():
             self.state.check(source)
             self.state.remark()
             retention = None
@@ -235,7 +237,7 @@ class Session:
 
         Nothing changes by it: no weight, optimiser, gradient that waits, or random generator.
         """
-        with self.state.used.by("evaluate", inside=True):
+        with self.state.used.by("evaluate", inside=True), self.state.deaths.of_one_call():
             return self.state.evaluate(
                 self._source(data, shuffle=False), epoch=0, epochs=0, began=0.0
             )
@@ -251,7 +253,7 @@ class Session:
             where the payload has several tensors; a dict by name where the graph has several
             outputs.
         """
-        with self.state.used.by("predict", inside=True):
+        with self.state.used.by("predict", inside=True), self.state.deaths.of_one_call():
             return self._predict(self._source(data, shuffle=False))
 
     def save(self, path: Path | str) -> None:
@@ -302,11 +304,10 @@ class Session:
         return {name: p.rates(trained) for name, p in self.trained_parts.items() if p.parameters}
 
     def _predict(self, source: Source) -> list[Any]:
-        engine = self.state.ready(source)
-        engine.begin(train=False, judge=False, collect=True)
-        feeder = Feeder(source.epoch(0), "raise")
-        watch = Observer(self.instruments, "predict", 0, 0, source.length, self.parts, 0.0)
-        self.state.run(engine, feeder, watch)
+        def watch() -> Observer:
+            return Observer(self.instruments, "predict", 0, 0, source.length, self.parts, 0.0)
+
+        engine, feeder, _ = self.state.look(source, watch, "raise", collect=True)
         source.require_whole(feeder.taken, "the data to predict")
         outputs = {
             name: _by_instance(collected, feeder.taken)

@@ -8,7 +8,7 @@ loading   a checkpoint into it       ┘
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, final
@@ -20,8 +20,9 @@ from geartrain.engine.engine import Engine, Settings, original_name
 from geartrain.engine.instrument import (
     AbstractInstrument,
     PartStaleness,
+    Restored,
 )
-from geartrain.errors import DataError
+from geartrain.errors import DataError, WorkerDiedError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.graph.learning import remarks
@@ -34,6 +35,7 @@ from geartrain.runtime.interrupt import asks_data
 from geartrain.sharing.sharing import AbstractSharingState
 from geartrain.train.checkpoint import Json
 from geartrain.train.copies import sharing_to_tensors
+from geartrain.train.deaths import Deaths, tell_restored
 from geartrain.train.in_flight import InFlight, Seen
 from geartrain.train.memories import memories_to_tensors
 from geartrain.train.observer import Observer, means_of
@@ -69,6 +71,7 @@ class State:
         costs: Measured seconds by node, for placement.
         met: Instances trained at the last meeting of copies of a part.
         used: Who is at it.
+        deaths: Of workers, in the call of now.
         checked: Whether the graph has been.
     """
 
@@ -94,6 +97,7 @@ class State:
         self.costs: dict[str, float] = {}
         self.met = 0
         self.used = Occupancy()
+        self.deaths = Deaths(runtime.most_deaths)
         self.checked = self._remarked = False
         self._example: Instance | None = None  # that the graph was checked with
 
@@ -198,16 +202,51 @@ class State:
         return seconds
 
     def evaluate(self, source: Source, epoch: int, epochs: int, began: float) -> Evaluation:
-        with random_state_kept():
-            engine = self.ready(source)
-            engine.begin(train=False)
-            feeder = Feeder(source.epoch(0), self.on_bad)
-            watch = Observer(
+        def watch() -> Observer:
+            return Observer(
                 self.instruments, "evaluate", epoch, epochs, source.length, self.parts, began
             )
-            seconds = self.run(engine, feeder, watch)
+
+        with random_state_kept():
+            engine, feeder, seconds = self.look(source, watch, self.on_bad)
         source.require_whole(feeder.taken, "an evaluation")
         return Evaluation(means_of(engine.sums()), feeder.taken - feeder.skipped, seconds)
+
+    def look(
+        self,
+        source: Source,
+        watch: Callable[[], Observer],
+        on_bad: OnBadInstance,
+        *,
+        collect: bool = False,
+    ) -> tuple[Engine, Feeder, float]:
+        """A pass without training, from its beginning again if a worker dies and that may be.
+
+        Args:
+            source: The data.
+            watch: Makes an observer of the pass.
+            on_bad: As for ``Feeder``.
+            collect: Keep what reaches the outputs, and judge nothing.
+
+        Returns:
+            The engine that has done it, the feeder, and seconds.
+        """
+        while True:
+            engine = self.ready(source)
+            engine.begin(train=False, judge=not collect, collect=collect)
+            feeder, seen = Feeder(source.epoch(0), on_bad), watch()
+            try:
+                return engine, feeder, self.run(engine, feeder, seen)
+            except WorkerDiedError as death:
+                if feeder.closed:  # somebody wants to leave
+                    raise
+                self.deaths.count(death)
+                event = Restored(
+                    "predict" if collect else "evaluate",
+                    *(death.worker, death.how, len(self.deaths), self.deaths.most, 0),
+                    seconds=seen.now_s,
+                )
+                tell_restored(self.instruments, event)
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Json]]:
         tensors, parts = parts_to_tensors(self.parts)

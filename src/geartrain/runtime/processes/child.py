@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from geartrain.codec import encode
-from geartrain.engine.engine import MadeOf, Passing
+from geartrain.engine.engine import MadeOf, Passing, original_name
 from geartrain.engine.router import Delivery
 from geartrain.engine.worker import Firing
 from geartrain.errors import GeartrainError
@@ -40,22 +40,23 @@ from geartrain.parts.part import PartState
 from geartrain.parts.snapshot import parts_to_tensors
 from geartrain.parts.trained import StepTaken
 from geartrain.runtime.processes.control import Control
+from geartrain.runtime.processes.letters import Expected, letter_to_record, record_to_letter
 from geartrain.runtime.processes.memory import BETWEEN, NOTE_BYTES, SharedRegion, loads
 from geartrain.runtime.processes.messages import (
     Kind,
     Names,
     Report,
-    letter_to_record,
     named_to_record,
     record_to_admitted,
     record_to_finished,
-    record_to_letter,
+    record_to_named,
 )
-from geartrain.sharing.letters import Letter
+from geartrain.sharing.letters import SHARE, Letter
 from geartrain.transport.batches import BACKWARD, FORWARD, Accepted, to_delivery_parts, to_record
 from geartrain.transport.link import Transport
 from geartrain.transport.record import Record
 
+_WORDS: Final = frozenset({Kind.REST, Kind.RESTING, Kind.STORY, Kind.END})
 _IDLE_S: Final = 0.02  # without work until it says that it has none
 _WAIT_S: Final = 0.5  # the longest wait for a message; then it looks again
 _REPORT_S: Final = 0.002
@@ -147,7 +148,7 @@ class _Work:
         torch.set_num_threads(given.kernel_threads)
         _seed(given.seed + worker)
         self._regions = regions
-        given.made_of.sharing.live_on(worker)
+        given.made_of.sharing.live_on(worker, given.made_of.workers)
         engine = self._engine = given.made_of.engine(given.trained)
         nodes = tuple(n.name for n in engine.wiring.nodes.values())
         if nodes != given.nodes:
@@ -168,6 +169,14 @@ class _Work:
         self._names = Names(nodes, list(engine.parts))
         self._accepted = Accepted(engine.router.here, len(engine.wiring.schema.state))
         self._me, self._parent = worker, len(engine.workers)
+        self._expected = Expected(
+            {
+                original_name(name): {tuple(p.shape) for p in part.module.parameters()}
+                for name, part in engine.parts.items()
+            },
+            engine.sharing.copies,
+            range(worker, engine.sharing.copies, self._parent),
+        )
         self._report = Report()
         self._reported_s = self._pulsed_s = 0.0
         self._sent = np.zeros(self._parent + 1, np.int64)  # records, by receiver
@@ -214,7 +223,22 @@ class _Work:
             self._give_back(abandoned=True)
         elif not works:
             return
-        elif kind in (FORWARD, BACKWARD):
+        elif kind not in _WORDS:
+            self._take_work(record)
+        elif kind == Kind.REST:
+            self._after_exchange(self._state.rest())
+        elif kind == Kind.RESTING:
+            said = self._engine.sharing.resting()
+            self._send(named_to_record("resting", said, {}))
+        elif kind == Kind.STORY:
+            lines = self._engine.waiting(self._me)
+            self._send(named_to_record("story", lines, {}))
+        elif kind == Kind.END:
+            self._give_back(abandoned=False)
+
+    def _take_work(self, record: Record) -> None:
+        kind = record.kind
+        if kind in (FORWARD, BACKWARD):
             node, port, batch = to_delivery_parts(record, self._accepted)
             self._state.deliver(Delivery(node, port, batch))
         elif kind == Kind.ADMITTED:
@@ -222,19 +246,25 @@ class _Work:
         elif kind == Kind.FINISHED:
             self._finished(record)
         elif kind == Kind.LETTER:
-            self._state.receive(record_to_letter(record))
-        elif kind == Kind.REST:
-            self._after_exchange(self._state.rest())
-        elif kind == Kind.STORY:
-            lines = self._engine.waiting(self._me)
-            self._send(named_to_record("story", lines, {}))
-        elif kind == Kind.END:
-            self._give_back(abandoned=False)
+            letter = record_to_letter(record, self._expected)
+            self._state.receive(letter)
+            if letter.kind == SHARE:  # the last of them completes a collective
+                self._after_exchange([])
+        elif kind == Kind.NAMED:
+            self._release(record_to_named(record)[1])
 
     def _finished(self, record: Record) -> None:
         told, slots = record_to_finished(record)
         self._engine.wiring.arena.forget(slots)
         self._after_exchange(self._state.finished(told))
+
+    def _release(self, told: Any) -> None:
+        """Let those that wait for letters go on without, as nothing moves anywhere."""
+        sharing = self._engine.sharing
+        sharing.heard(told)
+        found = sharing.release()
+        self._after_exchange([])
+        self._send(named_to_record("released", found, {}))
 
     def _after_exchange(self, steps: Sequence[StepTaken]) -> None:
         """Tell of steps, and carry letters, that came of something else than a firing."""
@@ -327,6 +357,8 @@ class _Work:
             self._send_outputs()
             self._send_parts(parts)
             self._send_memories()
+            for tensors, said in engine.sharing.give_back(abandoned=abandoned):
+                self._send(named_to_record("member", said, tensors))
             self._send(named_to_record("done", {}, {}))
         except BaseException as error:  # noqa: BLE001 - told to the parent, which raises it
             self._send(named_to_record("failed", error_to_json(error), {}))

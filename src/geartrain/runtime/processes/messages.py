@@ -21,7 +21,6 @@ from enum import IntEnum
 from typing import Any, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -49,6 +48,7 @@ class Kind(IntEnum):
     NAMED = 71
     REST = 72
     LETTER = 73
+    RESTING = 74
 
 
 _NONE = np.zeros(0, np.int64)
@@ -214,49 +214,3 @@ def record_to_named(record: Record) -> tuple[str, Any, dict[str, Tensor]]:
     if len(names) != len(tensors):
         raise TransportError(f"'{what}' has {len(tensors)} tensors, and names of {len(names)}")
     return what, document, dict(zip(names, tensors, strict=True))
-
-
-def letter_to_record(letter: Letter) -> Record:
-    """A letter between copies of a part; of a sparse tensor its rows."""
-    arrays: list[Array | None] = []
-    forms: list[list[int] | None] = []
-    for x in letter.tensors:
-        if x is not None and x.is_sparse:
-            forms.append(list(x.shape))
-            arrays += [x._indices()[0], x._values()]
-        else:
-            forms.append(None)
-            arrays.append(x)
-    ints = (
-        *(letter.sender, letter.receiver, letter.version, letter.round, letter.seen),
-        *(letter.nbytes, letter.hops, letter.collective, letter.count),
-        -1 if letter.progress is None else letter.progress,
-    )
-    said = text([letter.part, letter.kind, forms])
-    return Record(Kind.LETTER, ints, (letter.weight,), (said, *arrays))
-
-
-def record_to_letter(record: Record) -> Letter:
-    """The reverse."""
-    said, *arrays = record.arrays
-    part, kind, forms = read_text(said)
-    sender, receiver, version, turn, seen, nbytes, hops, collective, count, progress = record.ints
-    tensors: list[Tensor | None] = []
-    for form in forms:
-        x: Any = arrays.pop(0)
-        if form is not None:
-            values: Any = arrays.pop(0)
-            x = torch.sparse_coo_tensor(x[None], values, form, check_invariants=False)
-        tensors.append(x)
-    return Letter(
-        *(part, sender, receiver, kind, tuple(tensors)),
-        version=version,
-        round=turn,
-        weight=record.floats[0],
-        seen=seen,
-        nbytes=nbytes,
-        hops=hops,
-        collective=bool(collective),
-        count=count,
-        progress=None if progress < 0 else progress,
-    )

@@ -97,17 +97,15 @@ class Pool:
                 self.server.listen(max(0.0, left))
             except (EOFError, OSError) as error:
                 self.server.kill()
-                raise WorkerDiedError(
+                raise _death(
                     f"the process that forks workers (process {self.server.pid}) has died, and "
-                    f"the workers with it; {_AGAIN}"
+                    "the workers with it"
                 ) from error
             for w, member in enumerate(self.members):
                 if member.pid in self.server.deaths:
                     how, more = _how(self.server.deaths[member.pid])
-                    raise WorkerDiedError(
-                        f"worker {w} (process {member.pid}) {how} {self._doing(w)}{more}; {_AGAIN}",
-                        worker=w,
-                    )
+                    who = f"worker {w} (process {member.pid})"
+                    raise _death(f"{who} {how} {self._doing(w)}{more}", w)
             if left <= 0.0:
                 break
         self._look()
@@ -131,13 +129,8 @@ class Pool:
             how = f"has been stopped, as by SIGSTOP, for {looks * _LOOK_S:.0f} s"
             if pid == self.server.pid:
                 self.server.kill()
-                raise WorkerDiedError(
-                    f"the process that forks workers (process {pid}) {how}, and is ended; {_AGAIN}"
-                )
-            raise WorkerDiedError(
-                f"worker {w} (process {pid}) {how}, {self._doing(w)}, and is ended; {_AGAIN}",
-                worker=w,
-            )
+                raise _death(f"the process that forks workers (process {pid}) {how}, and is ended")
+            raise _death(f"worker {w} (process {pid}) {how}, {self._doing(w)}, and is ended", w)
 
     def _doing(self, w: int) -> str:
         """What a worker is at, or was when it died."""
@@ -185,8 +178,12 @@ class Pool:
 
 _AGAIN: Final = (
     "the weights are those of the last steps, and a call goes on with new processes: load a "
-    "checkpoint to go back"
+    "checkpoint to go back, or have gt.Processes(..., on_worker_death='restore') do so"
 )
+
+
+def _death(how: str, worker: int | None = None) -> WorkerDiedError:
+    return WorkerDiedError(f"{how}; {_AGAIN}", worker, how)
 
 
 def _end(members: list[WorkerProcess], owner: int) -> None:

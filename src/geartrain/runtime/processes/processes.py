@@ -15,7 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NoReturn, final
+from typing import Any, Final, Literal, NoReturn, TypeAlias, final
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from geartrain.runtime.processes.messages import (
     Report,
     admitted_to_record,
     finished_to_record,
+    named_to_record,
     record_to_named,
 )
 from geartrain.runtime.processes.pool import Pool
@@ -46,6 +47,8 @@ from geartrain.runtime.processes.server import ForkServer
 from geartrain.transport.batches import to_record
 from geartrain.transport.link import Transport
 from geartrain.transport.record import Record
+
+OnWorkerDeath: TypeAlias = Literal["raise", "restore"]
 
 _TOLD_S: Final = 2.0  # until a death is told
 _WAIT_S: Final = 0.2  # the longest wait, so that signals and stopped workers are seen
@@ -66,6 +69,16 @@ class Processes(AbstractRuntime):
             own number (``torch.set_num_threads``, ``OMP_NUM_THREADS``).
         patience_s: How long a pass that failed waits for the firings of that moment to end; after
             it, and two seconds after a second interrupt, workers are killed.
+        on_worker_death: What becomes of a call of the session in which a worker process dies, by
+            whatever: ``raise`` ends it with a ``WorkerDiedError``. ``restore`` has it go on with
+            new processes: ``fit`` from its last checkpoint (in its folder; without one from a copy
+            in memory, made where a checkpoint would be: at the beginning and after every
+            evaluation and epoch), and what was trained since is trained again; an evaluation
+            begins anew. A death after Ctrl-C is raised.
+        most_deaths: After so many in one call, one more is raised, with the story of all.
+
+    Raises:
+        ValueError: A value is none of these, or the system is not Linux.
     """
 
     name = "processes"
@@ -73,7 +86,13 @@ class Processes(AbstractRuntime):
     lock = None
 
     def __init__(
-        self, workers: int = 2, kernel_threads: int | None = None, patience_s: float = 60.0
+        self,
+        workers: int = 2,
+        kernel_threads: int | None = None,
+        patience_s: float = 60.0,
+        *,
+        on_worker_death: OnWorkerDeath = "raise",
+        most_deaths: int = 10,
     ) -> None:
         self.kernel_threads = threads_each("Processes", workers, kernel_threads)
         if not sys.platform.startswith("linux"):
@@ -81,8 +100,18 @@ class Processes(AbstractRuntime):
                 f"Processes on {sys.platform}: worker processes want Linux (files in memory, "
                 "signals at a parent's death); use runtime=gt.Threads(...)"
             )
+        if on_worker_death not in ("raise", "restore"):
+            raise ValueError(
+                f"Processes(on_worker_death={on_worker_death!r}): give 'raise' or 'restore'"
+            )
+        if most_deaths < 1:
+            raise ValueError(
+                f"Processes(most_deaths={most_deaths}): give 1 or more, or on_worker_death='raise'"
+            )
         self.workers = workers
         self.patience_s = patience_s
+        self.on_worker_death = on_worker_death
+        self.most_deaths = most_deaths if on_worker_death == "restore" else 0
         self._pool: Pool | None = None
         ForkServer.of_this_process()  # it imports torch while we go on
 
@@ -160,7 +189,9 @@ class _Parent:
         self._idle: dict[int, tuple[Any, Any]] = {}  # worker to what it had sent and had when idle
         self._stories: dict[int, list[str]] | None = None
         self._done: set[int] = set()
-        self._ending = self._resting = self._gave_up = False
+        self._ending = self._resting = self._gave_up = self._stuck = False
+        self._told: dict[int, Any] = {}  # what copies of each worker say of themselves, at rest
+        self._released: dict[int, bool] = {}  # whether any of a worker has gone on without letters
         self._failure: BaseException | None = None
         self._transport: Transport | None = None
         self._phase: Literal["apart", "handing over", "together"] = "apart"
@@ -191,8 +222,7 @@ class _Parent:
         self._gave_up = True
         until = time.monotonic() + patience_s
         try:
-            for w in range(self._me):
-                self._send(w, Record(Kind.ABANDON))
+            self._send_all(Kind.ABANDON)
             while len(self._done) < self._me and time.monotonic() < until:
                 self._hear()
         except (GeartrainError, KeyboardInterrupt) as another:
@@ -334,10 +364,13 @@ class _Parent:
         if self._feeder.exhausted and not engine.controller.active:
             self.seconds = time.perf_counter() - self._began
             self._ending = True
-            word = Kind.REST if engine.sharing.talks else Kind.END
-            for w in range(self._me):
-                self._send(w, Record(word))
             self._resting = engine.sharing.talks
+            if not engine.sharing.releases:
+                self._send_all(Kind.REST if engine.sharing.talks else Kind.END)
+
+    def _send_all(self, word: Kind) -> None:
+        for w in range(self._me):
+            self._send(w, Record(word))
 
     def _send(self, to: int, record: Record) -> None:
         assert self._transport is not None
@@ -352,25 +385,54 @@ class _Parent:
         had = np.stack([*(self._idle[w][1] for w in range(self._me)), self._had])
         if not np.array_equal(sent, had.T):
             return
-        if self._resting:
+        if self._engine.sharing.releases and not self._stuck:
+            self._told, self._released = {}, {}
+            self._send_all(Kind.RESTING)
+        elif self._resting:
             self._resting = False
-            for w in range(self._me):
-                self._send(w, Record(Kind.END))
+            self._send_all(Kind.END)
         elif self._stories is None:
             self._stories = {}
-            for w in range(self._me):
-                self._send(w, Record(Kind.STORY))
+            self._send_all(Kind.STORY)
         elif len(self._stories) == self._me:
             lines = [line for w in range(self._me) for line in self._stories[w]]
             raise StuckError(self._engine.story(lines))
 
     def _take_named(self, w: int, what: str, document: Any, tensors: Mapping[str, Tensor]) -> None:
-        if what == "pulse":
-            self._pulse(document)
-        elif what == "story":
-            if self._stories is not None:
-                self._stories[w] = document
-        elif what == "output":
+        match what:
+            case "pulse":
+                self._pulse(document)
+            case "story":
+                if self._stories is not None:
+                    self._stories[w] = document
+            case "resting" | "released":
+                self._take_release(w, what, document)
+            case "failed":
+                self._fail(document, w)
+            case "done":
+                self._done.add(w)
+            case _:
+                self._take_back(what, document, tensors)
+
+    def _take_release(self, w: int, what: str, document: Any) -> None:
+        """Copies that may wait for letters which do not come: all are asked, then all are told."""
+        if what == "resting":
+            self._told[w] = document
+            if len(self._told) == self._me:
+                for to in range(self._me):
+                    self._send(to, named_to_record("release", [*self._told.values()], {}))
+            return
+        self._released[w] = document
+        if len(self._released) == self._me and not any(self._released.values()):
+            if self._resting:
+                self._resting = False
+                self._send_all(Kind.END)
+            else:
+                self._stuck = True
+
+    def _take_back(self, what: str, document: Any, tensors: Mapping[str, Tensor]) -> None:
+        """State of what lives in a worker, at the end of the pass."""
+        if what == "output":
             end = self._ends[document]
             if end.collected is not None:
                 serials, vertices = tensors["serials"].numpy(), tensors["vertices"].numpy()
@@ -384,10 +446,8 @@ class _Parent:
         elif what == "memory":
             memory = dict(tensors), decode(document["document"], document["node"])
             self._nodes[document["node"]].recall(memory)  # type: ignore[arg-type]
-        elif what == "failed":
-            self._fail(document, w)
-        elif what == "done":
-            self._done.add(w)
+        elif what == "member":
+            self._engine.sharing.take_back(tensors, document)
 
     def _pulse(self, document: Any) -> None:
         """Sums of losses and ages of gradients up to now, as instruments see them."""
@@ -451,6 +511,7 @@ def _tensors_of(engine: Engine) -> list[Tensor]:
         states = () if part.optimizer is None else part.optimizer.state.values()
         for state in states:
             found += [x for x in state.values() if isinstance(x, Tensor)]
+    found += engine.sharing.in_common()
     unique = {id(x): x for x in found}
     for x in unique.values():
         if not x.is_cpu:

@@ -32,7 +32,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn, final
 
-from geartrain.errors import GeartrainError
+from geartrain.errors import GeartrainError, WorkerDiedError
 from geartrain.runtime.processes.control import Control
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -110,7 +110,8 @@ class ForkServer:
         """A new worker: its process and the channel to it.
 
         Raises:
-            GeartrainError: The server is gone, or the system has no room for a process more.
+            WorkerDiedError: The server is gone.
+            GeartrainError: The system has no room for a process more.
         """
         here, there = socket.socketpair()
         with self._inside, there:
@@ -122,7 +123,10 @@ class ForkServer:
             except (OSError, EOFError) as error:
                 here.close()
                 self.kill()
-                raise GeartrainError("the process that forks workers is gone") from error
+                raise WorkerDiedError(
+                    f"the process that forks workers (process {self.pid}) has died; call again, "
+                    "and another one is made"
+                ) from error
         if told["forked"] < 0:
             here.close()
             raise GeartrainError(f"no worker process more can be made: {told['why']}")

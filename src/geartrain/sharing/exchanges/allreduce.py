@@ -8,14 +8,25 @@ contribute ─┘
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import final
 
 from torch import Tensor
 
 from geartrain.sharing.exchange import AbstractExchange
-from geartrain.sharing.letters import Letter, Tensors, copies, mean_of, tensor_bytes
+from geartrain.sharing.letters import SHARE, Letter, Tensors, copies, mean_of, tensor_bytes
 from geartrain.sharing.locks import AbstractLock
 from geartrain.sharing.member import Member
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a member has contributed, with its version and instances trained then."""
+
+    tensors: tuple[Tensor | None, ...]
+    version: int
+    progress: int
 
 
 @final
@@ -26,6 +37,9 @@ class Collective:
     2 (n - 1) latencies and carries 2 (n - 1) / n of the bytes, charged to the receiver: on a ring
     each sends as much as it gets. Sums are in the order of the members.
 
+    Where members live in several processes, that of the first one adds up: the others send it what
+    they give, which is counted as if it went round the ring.
+
     Args:
         kind: Of those letters.
         members: All of them.
@@ -34,16 +48,37 @@ class Collective:
 
     def __init__(self, kind: str, members: Sequence[Member], lock: AbstractLock) -> None:
         self.kind, self._members, self._lock = kind, members, lock
-        self._given: dict[int, tuple[Tensor | None, ...]] = {}
+        self._given: dict[int, _Given] = {}
         self._waiting = [False] * len(members)
 
     def contribute(self, me: Member, tensors: Tensors) -> None:
         """Add copies of one's own; the mean comes as a letter, and ``waits`` until it is taken."""
+        given = _Given(copies(tensors), me.part.version, me.part.progress)
+        self._waiting[me.index] = True
+        if not self._members[0].here:
+            me.outbox.append(
+                Letter(
+                    *(me.name, me.index, 0, SHARE, given.tensors, given.version, me.rounds),
+                    progress=given.progress,
+                )
+            )
+            return
         with self._lock:
-            self._given[me.index] = copies(tensors)
-            self._waiting[me.index] = True
-            if all(m.index in self._given for m in self._members if m.present):
-                self._send(me)
+            self._add(me.index, given, me)
+
+    def take(self, letter: Letter) -> None:
+        """What a member in another process contributes; here is the first one."""
+        given = _Given(letter.tensors, letter.version, letter.progress or 0)
+        self._add(letter.sender, given, self._members[0])
+
+    def _add(self, index: int, given: _Given, sender: Member) -> None:
+        self._given[index] = given
+        if all(m.index in self._given for m in self._members if m.present):
+            self._send(sender)
+
+    def note(self, other: Member, *, waits: bool) -> None:
+        """Whether a member in another process waits for the mean."""
+        self._waiting[other.index] = waits
 
     def waits(self, me: Member) -> bool:
         """Whether a member has contributed and has not had the mean."""
@@ -58,7 +93,8 @@ class Collective:
         with self._lock:
             if not self._given:
                 return False
-            self._send(self._members[min(self._given)])
+            first = self._members[min(self._given)]
+            self._send(first if first.here else self._members[0])
             return True
 
     def left(self, me: Member) -> None:
@@ -70,12 +106,14 @@ class Collective:
                 self._send(there[0] if there else me)
 
     def _send(self, me: Member) -> None:
-        given = [self._given[k] for k in sorted(self._given)]
+        given = [self._given[k].tensors for k in sorted(self._given)]
         there = [m for m in self._members if m.present]
         n = max(1, len(there))
         mean = tuple(mean_of(column) for column in zip(*given, strict=True))
         nbytes = 2 * (n - 1) * tensor_bytes(mean) // n
+        progress = max(each.progress for each in self._given.values())
         for m in there:
+            version = self._given[m.index].version if m.index in self._given else m.version
             me.outbox.append(
                 Letter(
                     me.name,
@@ -83,14 +121,14 @@ class Collective:
                     m.index,
                     self.kind,
                     mean,
-                    m.part.version,
+                    version,
                     m.rounds,
                     1.0,
-                    m.part.version,
+                    version,
                     nbytes,
                     2 * (n - 1),
                     collective=True,
-                    progress=max(self._members[k].part.progress for k in self._given),
+                    progress=progress,
                 )
             )
         self._given.clear()
@@ -137,6 +175,9 @@ class AllReduce(AbstractExchange):
 
     def finish(self, members: Sequence[Member]) -> bool:
         return self._collective.release()
+
+    def contributed(self, letter: Letter) -> None:
+        self._collective.take(letter)
 
     def left(self, me: Member) -> None:
         self._collective.left(me)

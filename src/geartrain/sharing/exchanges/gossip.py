@@ -95,8 +95,8 @@ class DecentralizedSGD(AbstractExchange):
         return me.numbers["round"] > me.numbers["mixed"]
 
     def finish(self, members: Sequence[Member]) -> bool:
+        last = max((m.numbers["round"] for m in self.members if m.present), default=0.0)
         there = [m for m in members if m.present]
-        last = max((m.numbers["round"] for m in there), default=0.0)
         behind = [m for m in there if m.numbers["round"] < last and not self.waiting(m)]
         for me in behind:
             self._begin(me, None)

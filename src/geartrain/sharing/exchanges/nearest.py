@@ -7,7 +7,7 @@ Source: Viviani et al. 2019, "Deep Learning at Scale", and the code released wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, final
 
 from geartrain.sharing.exchange import AbstractExchange
@@ -57,6 +57,7 @@ class NearestNeighbours(AbstractExchange):
         self.lockstep, self.scale = lockstep, scale
         self.in_rounds = lockstep
         self._early: list[list[Letter]] = []
+        self._early_elsewhere: dict[int, bool] = {}
 
     def prepare(self, members: Sequence[Member]) -> None:
         super().prepare(members)
@@ -102,15 +103,29 @@ class NearestNeighbours(AbstractExchange):
 
     def finish(self, members: Sequence[Member]) -> bool:
         """Rounds that some copies had no data for end without their gradients, for all."""
-        found = False
+        if not any(self.waiting(m) or self._has_early(m) for m in self.members):
+            return False
         for me in members:
             early = self._early[me.index]
             if self.waiting(me) or early:
-                found = True
                 self._apply_rounds(me, max([me.numbers["round"], *(x.weight for x in early)]))
-        if found:
-            self._align([m for m in members if m.present])
-        return found
+        last = max((m.numbers["round"] for m in self.members if m.present), default=0.0)
+        for me in members:
+            if me.present and self.lockstep:
+                me.numbers["round"] = me.numbers["applied"] = last
+        return True
+
+    def resting(self, me: Member) -> dict[str, float]:
+        return {"early": len(self._early[me.index])}
+
+    def heard(self, other: Member, told: Mapping[str, float]) -> None:
+        self._early_elsewhere[other.index] = bool(told["early"])
+
+    def _has_early(self, me: Member) -> bool:
+        """Whether letters of rounds that are not applied yet wait at a copy."""
+        return (
+            bool(self._early[me.index]) if me.here else self._early_elsewhere.get(me.index, False)
+        )
 
     def left(self, me: Member) -> None:
         """Those that wait for it alone go on. In the simulator, where nobody else is at work."""

@@ -11,7 +11,7 @@ steps that do not come: if somebody does, all meet as they are.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import final
 
 import torch
@@ -71,13 +71,21 @@ class AbstractPeriodic(AbstractExchange):
         return self._collective.waits(me)
 
     def finish(self, members: Sequence[Member]) -> bool:
-        there = [m for m in members if m.present]
-        if not any(self.waiting(m) for m in there):
+        if not any(self.waiting(m) for m in self.members if m.present):
             return False
-        for me in there:
-            if not self.waiting(me):
+        for me in members:
+            if me.present and not self.waiting(me):
                 self._collective.contribute(me, self.brought(me))
         return True
+
+    def resting(self, me: Member) -> dict[str, float]:
+        return {"waits": self.waiting(me)}
+
+    def heard(self, other: Member, told: Mapping[str, float]) -> None:
+        self._collective.note(other, waits=bool(told["waits"]))
+
+    def contributed(self, letter: Letter) -> None:
+        self._collective.take(letter)
 
     def left(self, me: Member) -> None:
         self._collective.left(me)
