@@ -42,6 +42,15 @@ def count(value: int) -> str:
     return f"{value:,}"
 
 
+def size(nbytes: float) -> str:
+    """Bytes, in units of 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.3g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:,.1f} TiB"
+
+
 def epochs(done: float) -> str:
     """How far training has come: whole epochs as such, a fraction to two digits."""
     return f"{done:.0f}" if done == round(done) else f"{done:.2f}"

@@ -3,6 +3,7 @@
     {"event": "RunStarted", "runtime": "threads", "workers": 4, ...}
     {"event": "Progress", "mode": "train", "epoch": 1, "finished": 512, "loss": 1.31, ...}
     {"event": "Exchanged", "distance": 0.31, "copies": [{"instances": 64, "bytes": 9216, ...}]}
+    {"event": "Worked", "seconds": 3.1, "nodes": [{"worker": 0, "node": "cell", ...}], ...}
     {"event": "EpochEnded", "epoch": 1, "loss": 1.03, "valid": {"accuracy": 0.789}, ...}
     {"event": "RunEnded", "outcome": "done", ...}
 
@@ -28,6 +29,7 @@ from geartrain.engine.instrument import (
     Progress,
     RunEnded,
     RunStarted,
+    Worked,
 )
 from geartrain.errors import DataError
 from geartrain.files import open_regular, read_bytes
@@ -78,6 +80,10 @@ class JsonLog(AbstractInstrument):
         """Write the line."""
         self._write(event)
 
+    def on_worked(self, event: Worked) -> None:
+        """Write the line."""
+        self._write(event)
+
     def on_epoch_ended(self, event: EpochEnded) -> None:
         """Write the line."""
         self._write(event)
@@ -93,7 +99,9 @@ class JsonLog(AbstractInstrument):
             self._file.close()
             self._file = None
 
-    def _write(self, event: RunStarted | Progress | Exchanged | EpochEnded | RunEnded) -> None:
+    def _write(
+        self, event: RunStarted | Progress | Exchanged | Worked | EpochEnded | RunEnded
+    ) -> None:
         if self._file is not None:
             line = {"event": type(event).__name__} | _fields(event)
             self._file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
