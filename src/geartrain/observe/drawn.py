@@ -19,7 +19,7 @@ MOST_DRAWN: Final = 300
 _LETTER: Final = 7.0  # width, of names; other lines are smaller
 _SMALL: Final = 6.0
 _LINE: Final = 15.0
-_MOST_LETTERS: Final = 30
+_MOST_LETTERS: Final = 34
 _MARGIN: Final = 8.0
 _PAGE: Final = 1000.0  # what is wider is scrolled
 

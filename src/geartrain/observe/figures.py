@@ -44,11 +44,13 @@ def count(value: int) -> str:
 
 def size(nbytes: float) -> str:
     """Bytes, in units of 1024."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.3g} {unit}"
+    if nbytes < 1000:
+        return f"{nbytes:.0f} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
         nbytes /= 1024
-    return f"{nbytes:,.1f} TiB"
+        if nbytes < 1000:
+            break
+    return f"{nbytes:.{0 if nbytes >= 100 else 1 if nbytes >= 10 else 2}f} {unit}"
 
 
 def epochs(done: float) -> str:

@@ -61,7 +61,7 @@ _STYLE: Final = """
   --tile: #f5f6f8 }
 .c0 { --c: #3b76af } .c1 { --c: #e0802b } .c2 { --c: #4f9a4a } .c3 { --c: #c8504f }
 .c4 { --c: #8a6cb4 } .c5 { --c: #2f9c9c } .c6 { --c: #cf6fa5 } .c7 { --c: #97713f }
-.c8 { --c: #b3a125 } .c9 { --c: #66747f } .cx { --c: #9aa4ad }
+.c8 { --c: #b3a125 } .c9 { --c: #66747f } .cx { --c: #9aa4ad } .empty { --c: var(--line) }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e4e7eb; --dim: #9aa4ae; --line: #363c44; --paper: #15181c; --tile: #1e2328 }
   .c0 { --c: #6ea6dc } .c1 { --c: #f0a05a } .c2 { --c: #78bf72 } .c3 { --c: #e57f7d }
@@ -86,7 +86,8 @@ svg rect, svg circle { fill: var(--c) } svg .pale { opacity: .5 }
 svg .curve { fill: none; stroke: var(--c); stroke-width: 1.8 } svg .faint { opacity: .4 }
 .legend span { display: inline-flex; align-items: center; gap: 5px; margin-right: 16px }
 .legend .key { width: 11px; height: 11px }
-svg.small { width: 150px; height: 26px } svg.graph { height: auto }
+svg.small { width: 150px; height: 26px; display: inline-block; vertical-align: middle }
+svg.graph { height: auto }
 svg .box { fill: var(--tile); stroke: var(--dim) }
 svg .box[class*=" c"] { fill: color-mix(in srgb, var(--c) 16%, var(--paper)); stroke: var(--c) }
 svg .name { fill: var(--ink); font-size: 12.5px; font-weight: 600 } svg .does { font-size: 11px }

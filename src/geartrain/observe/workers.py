@@ -18,7 +18,7 @@ from geartrain.observe.page import Html, section, table, wide
 from geartrain.observe.timeline import batch_size_label
 
 _WAYS: Final = ("forward", "backward", "exchange")
-_COLOURS: Final = {"forward": 0, "backward": 1, "exchange": 4, "waiting": 10, "other": 9}
+_COLOURS: Final = {"forward": 0, "backward": 1, "exchange": 4, "waiting": -1, "other": 9}
 _MOST_LANES: Final = 64  # a page with more of them is not looked at
 _BAR: Final = (150, 26)
 
