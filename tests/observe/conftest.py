@@ -17,9 +17,10 @@ from geartrain.engine.instrument import (
     RunEnded,
     RunStarted,
     Updated,
+    Worked,
 )
 
-Event = RunStarted | Fired | Updated | Progress | EpochEnded | Exchanged | RunEnded
+Event = RunStarted | Fired | Updated | Progress | EpochEnded | Exchanged | Worked | RunEnded
 VALID = (0.70, 0.82, 0.79)
 
 
@@ -94,6 +95,8 @@ def tell(instrument: AbstractInstrument, *events: Event) -> None:
                 instrument.on_epoch_ended(event)
             case Exchanged():
                 instrument.on_exchanged(event)
+            case Worked():
+                instrument.on_worked(event)
             case RunEnded():
                 instrument.on_run_ended(event)
 

@@ -40,7 +40,7 @@ from geartrain.train.run import RunFolder
 from geartrain.train.session import Session
 
 RECIPE: Final = "shapes"
-OPTIONS: Final[Mapping[str, Value]] = {"width": 16, "blocks": 2, "train_size": 4000}
+OPTIONS: Final[Mapping[str, Value]] = {"width": 24, "batch": 25, "train_size": 2000}
 """Of the recipe, for a demo: some 40 s on two cores of 2020."""
 EPOCHS: Final = 3
 WORKERS: Final = 2
@@ -140,8 +140,9 @@ def demo(
         print(json.dumps(_document(sides, ratios, pages), allow_nan=False), flush=True)
     else:
         console.print(_table(sides))
-        console.print(verdict(ratios, epochs))
-        console.print(f"\nreport: {pages[1]}   (one worker: {pages[0]})", soft_wrap=True)
+        console.print(verdict(ratios, epochs), soft_wrap=True)
+        console.print(f"\nreport of the two: {pages[1]}", soft_wrap=True)
+        console.print(f"of the one:        {pages[0]}", soft_wrap=True)
 
 
 def _sides(folder: Path) -> Sequence[tuple[str, Path, dict[str, Value], dict[str, Any]]]:
@@ -235,14 +236,10 @@ def _alternate(sides: Sequence[_Side], epochs: int, console: Console) -> None:
             ended = side.train_epoch(epoch)
             console.print(
                 f"epoch {epoch}/{epochs}  {side.name:<{wide}}  loss {number(ended.loss)}  "
-                f"valid accuracy {measure('accuracy', ended.valid['accuracy'])}  "
-                f"{duration(ended.seconds)}  {_speed(side, ended.seconds)}"
+                f"accuracy {measure('accuracy', ended.valid['accuracy'])}  "
+                f"{duration(ended.seconds)}",
+                soft_wrap=True,
             )
-
-
-def _speed(side: _Side, seconds: float) -> str:
-    images = int(side.settings.options["train_size"])
-    return f"{images / seconds:,.0f} images/s" if seconds > 0 else "- images/s"
 
 
 def _ratios(sides: Sequence[_Side]) -> list[float]:

@@ -19,9 +19,9 @@ CLASSES: Final = (
     *("disc", "ring", "square", "frame", "diamond"),
     *("plus", "bar", "two bars", "half disc", "triangle"),
 )
-NOISE: Final = 30.0  # spread of what is added to each pixel and channel, of 255
-_SIZE: Final = (7.0, 12.0)  # from the middle to the border, in pixels
-_TURN: Final = 0.35  # radians, either way
+NOISE: Final = 16.0  # spread of what is added to each pixel and channel, of 255
+_SIZE: Final = (8.0, 12.0)  # from the middle to the border, in pixels
+_TURN: Final = 0.2  # radians, either way
 _BLOCK: Final = 1024  # images that are drawn at a time
 
 

@@ -11,6 +11,7 @@ import re
 _DISTANCES = frozenset(
     ("loss", "mae", "mse", "rmse", "nll", "perplexity", "ppl", "entropy", "bits", "distance")
 )
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
 _FAILURES = frozenset(("error", "errors", "wer", "cer"))  # shares, yet the lower the better
 
 
@@ -46,11 +47,12 @@ def size(nbytes: float) -> str:
     """Bytes, in units of 1024."""
     if nbytes < 1000:
         return f"{nbytes:.0f} B"
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        nbytes /= 1024
-        if nbytes < 1000:
-            break
-    return f"{nbytes:.{0 if nbytes >= 100 else 1 if nbytes >= 10 else 2}f} {unit}"
+    power = 1
+    while nbytes / 1024**power >= 1000 and power < len(_UNITS):
+        power += 1
+    found = nbytes / 1024**power
+    digits = 0 if found >= 100 else 1 if found >= 10 else 2
+    return f"{found:,.{digits}f} {_UNITS[power - 1]}"
 
 
 def epochs(done: float) -> str:
