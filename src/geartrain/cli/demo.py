@@ -41,7 +41,7 @@ from geartrain.train.session import Session
 
 RECIPE: Final = "shapes"
 OPTIONS: Final[Mapping[str, Value]] = {"width": 24, "batch": 25, "train_size": 2000}
-"""Of the recipe, for a demo: some 40 s on two cores of 2020."""
+"""Of the recipe, for a demo: firings long enough for messages not to show, and half a minute."""
 EPOCHS: Final = 3
 WORKERS: Final = 2
 _FASTER: Final = 1.05
@@ -120,7 +120,9 @@ def demo(
             recipe = find_recipe(RECIPE)
             options = {**OPTIONS, **recipe.parse_options(option_texts)}
             epochs = EPOCHS if epochs is None else epochs
-            folder = _free(out or Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}")
+            folder = out or _free(Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}")
+            for _, path, _, _ in _sides(folder):
+                RunFolder(path).check_free()
             _say_kernels(console)
             sides = [
                 _side(recipe, name, path, options | more, given, epochs, seed or 0, held)
@@ -150,13 +152,13 @@ def _sides(folder: Path) -> Sequence[tuple[str, Path, dict[str, Value], dict[str
     return (
         (
             "one worker",
-            folder / "one",
+            folder / "one-worker",
             {"method": "backprop"},
             {"runtime": "threads", "workers": 1},
         ),
         (
             "two worker processes",
-            folder / "two",
+            folder / "two-processes",
             {"method": "stash"},
             {"runtime": "processes", "workers": WORKERS},
         ),
@@ -176,7 +178,6 @@ def _side(
     asked = {"options": options, "epochs": epochs, "seed": seed, "replicas": None}
     settings = new_settings(recipe, {**asked, **given})
     folder = RunFolder(path)
-    folder.check_free()
     held.enter_context(folder.locked())
     task = recipe.build(settings.setting(None, {}))
     folder.create(config_of(settings, None, version()), task.graph.mermaid(), task.files)

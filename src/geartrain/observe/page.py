@@ -86,7 +86,7 @@ svg rect, svg circle { fill: var(--c) } svg .pale { opacity: .5 }
 svg .curve { fill: none; stroke: var(--c); stroke-width: 1.8 } svg .faint { opacity: .4 }
 .legend span { display: inline-flex; align-items: center; gap: 5px; margin-right: 16px }
 .legend .key { width: 11px; height: 11px }
-svg.small { width: 150px; height: 26px; display: inline-block; vertical-align: middle }
+svg.small { height: 26px; display: inline-block; vertical-align: middle }
 svg.graph { height: auto }
 svg .box { fill: var(--tile); stroke: var(--dim) }
 svg .box[class*=" c"] { fill: color-mix(in srgb, var(--c) 16%, var(--paper)); stroke: var(--c) }

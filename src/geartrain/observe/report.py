@@ -210,7 +210,7 @@ def _summary(history: _History) -> str:
         tiles.append(("training time", duration(spent) + virtual))
         tiles.append(("instances", count(instances)))
         tiles.append(("speed", rate(instances / spent)))
-    for part in history.names("updates"):
+    for part in sorted(history.names("updates")):
         steps = sum(epoch["updates"].get(part, 0) for epoch in history.epochs)
         tiles.append((f"updates of {part}", count(steps)))
     tiles.extend(_best_valid(history))

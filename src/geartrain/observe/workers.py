@@ -159,7 +159,7 @@ def portions_section(ledger: Ledger) -> str:
         row += [count(sums.firings), count(sums.rows), f"{sums.rows / sums.firings:.1f}"]
         row += [Html(_histogram(f"{name} {way}", sums.sizes)), duration(sums.seconds)]
         row += [f"{100 * _share(sums.seconds, busy):.1f}%"]
-        row.append(f"{sums.seconds * 1e6 / sums.rows:.1f} µs" if sums.rows else "-")
+        row.append(_per_row(sums.seconds / sums.rows) if sums.rows else "-")
         rows.append(row)
     head = ["node", "way", "workers", "firings", "rows", "rows/firing"]
     head += ["firings by their rows", "busy", "share of busy", "per row"]
@@ -170,14 +170,19 @@ def portions_section(ledger: Ledger) -> str:
     return section("Rows per firing", table(head, rows), note)
 
 
+def _per_row(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
+
+
 def _histogram(name: str, sizes: Sequence[int]) -> str:
     """Bars by size, as small as a line of a table."""
     used = [k for k, firings in enumerate(sizes) if firings]
     if not used:
         return "-"
     first, last, most = used[0], used[-1], max(sizes)
-    width, height = _BAR
-    pitch = min(14.0, (width - 2) / (last - first + 1))
+    widest, height = _BAR
+    pitch = min(14.0, (widest - 2) / (last - first + 1))
+    width = round(2 + pitch * (last - first + 1))
     told, bars = [], []
     for k in range(first, last + 1):
         label = f"{batch_size_label(k - 1)} rows: {count(sizes[k])} firings"
@@ -193,8 +198,8 @@ def _histogram(name: str, sizes: Sequence[int]) -> str:
     if first == last:
         ends = batch_size_label(first - 1)
     return (
-        f'<svg class=small role="img" aria-label="{label}" viewBox="0 0 {width} {height}">'
-        f"{''.join(bars)}</svg><small>{escape(ends)}</small>"
+        f'<small>{escape(ends)}</small> <svg class=small role="img" aria-label="{label}" '
+        f'viewBox="0 0 {width} {height}" style="width:{width}px">{"".join(bars)}</svg>'
     )
 
 
