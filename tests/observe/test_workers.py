@@ -15,7 +15,7 @@ from geartrain.graph.drawing import Outline, OutlineEdge, OutlineNode
 from geartrain.observe.drawn import MOST_DRAWN, drawn_graph
 from geartrain.observe.jsonlog import JsonLog, read_json_log
 from geartrain.observe.report import write_report
-from geartrain.observe.workers import Ledger, portions_section, traffic_section, workers_section
+from geartrain.observe.workers import WorkSums, portions_section, traffic_section, workers_section
 from tests.observe.test_report import Page
 
 EVENT = {
@@ -57,11 +57,11 @@ def plain(cell):
 
 
 def test_shares_of_the_time_are_those_of_the_events_together():
-    ledger = Ledger([EVENT, EVENT | {"epoch": 2, "seconds": 30.0}])
-    assert ledger.seconds == 40.0
-    assert ledger.spent[0] == {"waiting": 8.0, "forward": 4.0, "backward": 6.0, "other": 22.0}
-    assert ledger.busy(0) == 0.25 and ledger.busy(1) == 0.05
-    html = workers_section(ledger, "processes")
+    work = WorkSums([EVENT, EVENT | {"epoch": 2, "seconds": 30.0}])
+    assert work.seconds == 40.0
+    assert work.spent[0] == {"waiting": 8.0, "forward": 4.0, "backward": 6.0, "other": 22.0}
+    assert work.busy(0) == 0.25 and work.busy(1) == 0.05
+    html = workers_section(work, "processes")
     assert cells(html) == [
         ["worker", "busy", "forward", "backward", "waiting", "other", "firings"],
         ["worker 0", "25.0%", "10.0%", "15.0%", "20.0%", "55.0%", "12"],
@@ -69,11 +69,11 @@ def test_shares_of_the_time_are_those_of_the_events_together():
     ]
     texts = page_of(html).texts
     assert "worker 0, backward: 15.0%, 6.0 s" in texts
-    assert "virtual" not in html and "virtual" in workers_section(ledger, "simulated")
+    assert "virtual" not in html and "virtual" in workers_section(work, "simulated")
 
 
 def test_rows_per_firing_are_means_with_a_bar_for_each_size():
-    html = portions_section(Ledger([EVENT]))
+    html = portions_section(WorkSums([EVENT]))
     rows = cells(html)[1:]
     assert [row[:6] for row in rows] == [
         ["leaf", "backward", "0", "2", "10", "5.0"],
@@ -87,7 +87,7 @@ def test_rows_per_firing_are_means_with_a_bar_for_each_size():
 
 
 def test_bytes_between_processes_are_a_table_from_and_to():
-    html = traffic_section(Ledger([EVENT]), 2, "processes")
+    html = traffic_section(WorkSums([EVENT]), 2, "processes")
     assert cells(html) == [
         ["from \\ to", "worker 0", "worker 1", "program", "sent"],
         ["worker 0", "-", "3.00 KiB 3 messages", "-", "3.00 KiB"],
@@ -98,15 +98,15 @@ def test_bytes_between_processes_are_a_table_from_and_to():
 
 
 def test_workers_of_one_memory_send_nothing_and_the_page_says_so():
-    assert "one memory" in traffic_section(Ledger([EVENT | {"links": []}]), 2, "threads")
+    assert "one memory" in traffic_section(WorkSums([EVENT | {"links": []}]), 2, "threads")
 
 
 def test_a_run_without_a_firing_has_none_of_the_sections():
     nothing = {"epoch": 1, "seconds": 0.0, "nodes": [], "waiting": [0.0, 0.0], "links": []}
     for events in ([], [nothing]):
-        ledger = Ledger(events)
-        assert workers_section(ledger, "threads") == portions_section(ledger) == ""
-        assert traffic_section(ledger, 2, "threads") == ""
+        work = WorkSums(events)
+        assert workers_section(work, "threads") == portions_section(work) == ""
+        assert traffic_section(work, 2, "threads") == ""
 
 
 def test_a_resumed_epoch_counts_once(tmp_path, told):

@@ -12,7 +12,7 @@ from typing import Final
 
 from geartrain.graph.drawing import Outline, OutlineNode
 from geartrain.observe.charts import colour_class
-from geartrain.observe.layout import Point, Route, layered
+from geartrain.observe.layout import DrawnEdge, Point, layered
 
 MOST_DRAWN: Final = 300
 """Operators; more of them are no picture."""
@@ -139,7 +139,7 @@ def _box(
     return f"<g><title>{escape(tip)}</title>{frame}{''.join(strips)}{''.join(texts)}</g>"
 
 
-def _edge(route: Route) -> str:
+def _edge(route: DrawnEdge) -> str:
     points = route.points
     x, y = points[-1]
     if route.loop:
@@ -156,7 +156,7 @@ def _edge(route: Route) -> str:
     return f'<path class="edge{back}" d="{way}"/><path class="tip{back}" d="{tip}"/>'
 
 
-def _label(route: Route, label: str) -> str:
+def _label(route: DrawnEdge, label: str) -> str:
     if not label:
         return ""
     (x0, y0), (x1, y1) = route.points[:2]

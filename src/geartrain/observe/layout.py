@@ -27,7 +27,7 @@ _BETWEEN: Final = 46.0  # layers
 
 @final
 @dataclass(frozen=True, slots=True)
-class Route:
+class DrawnEdge:
     """How an edge runs: from the border of its source to that of its target.
 
     Args:
@@ -53,7 +53,7 @@ class Layout:
     """
 
     centres: Sequence[Point]
-    routes: Sequence[Route]
+    routes: Sequence[DrawnEdge]
     width: float
     height: float
 
@@ -266,7 +266,7 @@ class _Net:
         routes = []
         for k, chain in enumerate(chains):
             if edges[k][0] == edges[k][1]:
-                routes.append(Route(self._around(chain[0], middle), back=True, loop=True))
+                routes.append(DrawnEdge(self._around(chain[0], middle), back=True, loop=True))
                 continue
             points = []
             for i, v in enumerate(chain):
@@ -277,7 +277,7 @@ class _Net:
                 down = i == 0
                 half = self.sizes[v][1] / 2
                 points.append((self.x[v] + ports[k, down], y + half if down else y - half))
-            routes.append(Route(tuple(points[::-1] if k in back else points), k in back))
+            routes.append(DrawnEdge(tuple(points[::-1] if k in back else points), k in back))
         width = max(self.x[v] + self.widths[v] / 2 for v in range(len(self.x)))
         if any(s == t for s, t in edges):
             width += _GAP

@@ -55,7 +55,7 @@ from geartrain.observe.jsonlog import read_json_log
 from geartrain.observe.page import page, section, table, wide
 from geartrain.observe.timeline import Timeline, batch_size_label, read_timeline
 from geartrain.observe.workers import (
-    Ledger,
+    WorkSums,
     portions_section,
     traffic_section,
     workers_section,
@@ -87,7 +87,7 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
     history = _read_history(run_folder / "metrics.jsonl")
     trace = run_folder / "trace.json"
     timeline = read_timeline(trace) if trace.exists() else None
-    ledger = Ledger(history.worked)
+    work = WorkSums(history.worked)
     runtime = str(history.start.get("runtime", ""))
     sections = [
         _summary(history),
@@ -95,11 +95,11 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
         _epoch_table(history),
         _staleness(history),
         copies_section(history.exchanged),
-        workers_section(ledger, runtime),
-        portions_section(ledger),
-        traffic_section(ledger, int(history.start.get("workers", 0)), runtime),
-        _timeline(timeline, summed_up=bool(ledger.firings)),
-        _graph(run_folder, history, ledger),
+        workers_section(work, runtime),
+        portions_section(work),
+        traffic_section(work, int(history.start.get("workers", 0)), runtime),
+        _timeline(timeline, summed_up=bool(work.firings)),
+        _graph(run_folder, history, work),
         _config(run_folder / "config.json"),
     ]
     out = run_folder / "report.html" if out is None else Path(out)
@@ -436,12 +436,12 @@ def _batch_sizes(timeline: Timeline) -> str:
     return bar_chart("Batch sizes", "rows in a firing", labels, stacks)
 
 
-def _graph(run_folder: Path, history: _History, ledger: Ledger) -> str:
+def _graph(run_folder: Path, history: _History, work: WorkSums) -> str:
     path = run_folder / "graph.mmd"
     source = _text(path) if path.exists() else ""
     outline = read(Outline, history.start.get("outline") or {}, "outline", more=True)
     homes = {name: {worker} for name, worker in (history.start.get("nodes") or {}).items()}
-    parts = [drawn_graph(outline, homes | ledger.homes)]
+    parts = [drawn_graph(outline, homes | work.homes)]
     if len(outline.operators) > MOST_DRAWN:
         parts.append(f"<p>It has {count(len(outline.operators))} operators and is not drawn.</p>")
     if text := history.start.get("graph_text") or "":

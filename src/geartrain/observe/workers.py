@@ -1,7 +1,7 @@
 """The sections of a run's page on its workers: who worked, who waited, in what portions, what went
 between them.
 
-Worked events ─► Ledger ─► a bar for each worker, a row for each node, a table of who sent to whom
+Worked events ─► WorkSums ─► a bar for each worker, a row for each node, a table of who sent to whom
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class NodeSums:
 
 
 @final
-class Ledger:
+class WorkSums:
     """What workers did over a run.
 
     Args:
@@ -95,26 +95,26 @@ class Ledger:
         return _share(sum(spent.get(way, 0.0) for way in _WAYS), self.seconds)
 
 
-def workers_section(ledger: Ledger, runtime: str) -> str:
+def workers_section(work: WorkSums, runtime: str) -> str:
     """Who worked and who waited; nothing if nobody fired."""
-    if not ledger.firings or not 0 < ledger.seconds < math.inf:
+    if not work.firings or not 0 < work.seconds < math.inf:
         return ""
-    workers = sorted(ledger.spent)[:_MOST_LANES]
-    shown = [what for what in _COLOURS if any(ledger.spent[w].get(what) for w in workers)]
+    workers = sorted(work.spent)[:_MOST_LANES]
+    shown = [what for what in _COLOURS if any(work.spent[w].get(what) for w in workers)]
     spans, rows = [], []
     for lane, w in enumerate(workers):
-        at, row = 0.0, [f"worker {w}", f"{100 * ledger.busy(w):.1f}%"]
+        at, row = 0.0, [f"worker {w}", f"{100 * work.busy(w):.1f}%"]
         for what in shown:
-            seconds = ledger.spent[w].get(what, 0.0)
-            share = 100 * _share(seconds, ledger.seconds)
+            seconds = work.spent[w].get(what, 0.0)
+            share = 100 * _share(seconds, work.seconds)
             tip = f"worker {w}, {what}: {share:.1f}%, {duration(seconds)}"
             if share:
                 spans.append(Span(lane, at, at + share, _COLOURS[what], tip, what == "other"))
             row.append(f"{share:.1f}%")
             at += share
-        rows.append([*row, count(ledger.firings.get(w, 0))])
-    title = f"Shares of {duration(ledger.seconds)} of training, and how much of it was firings"
-    notes = [f"{100 * ledger.busy(w):.1f}%" for w in workers]
+        rows.append([*row, count(work.firings.get(w, 0))])
+    title = f"Shares of {duration(work.seconds)} of training, and how much of it was firings"
+    notes = [f"{100 * work.busy(w):.1f}%" for w in workers]
     chart = lane_chart(title, [f"worker {w}" for w in workers], spans, (0.0, 100.0), "%", notes)
     keys = "".join(_key(what) for what in shown)
     head = ["worker", "busy", *shown, "firings"]
@@ -147,9 +147,9 @@ def _key(what: str) -> str:
     )
 
 
-def portions_section(ledger: Ledger) -> str:
+def portions_section(work: WorkSums) -> str:
     """Rows per firing of each node."""
-    busiest = sorted(ledger.nodes.items(), key=lambda item: (-item[1].seconds, item[0]))
+    busiest = sorted(work.nodes.items(), key=lambda item: (-item[1].seconds, item[0]))
     busy = sum(sums.seconds for _, sums in busiest)
     rows = []
     for (name, way), sums in busiest:
@@ -203,31 +203,31 @@ def _histogram(name: str, sizes: Sequence[int]) -> str:
     )
 
 
-def traffic_section(ledger: Ledger, workers: int, runtime: str) -> str:
+def traffic_section(work: WorkSums, workers: int, runtime: str) -> str:
     """What went from process to process."""
-    if not ledger.links:
-        if not ledger.firings or len(ledger.spent) < 2:
+    if not work.links:
+        if not work.firings or len(work.spent) < 2:
             return ""
         what = "are simulated" if runtime == "simulated" else "have one memory"
         return section(
             "Between workers", f"<p>Workers {what}: batches pass without being copied.</p>"
         )
-    ends = sorted({end for link in ledger.links for end in link})[:_MOST_LANES]
-    most = max(nbytes for _, nbytes in ledger.links.values()) or 1
+    ends = sorted({end for link in work.links for end in link})[:_MOST_LANES]
+    most = max(nbytes for _, nbytes in work.links.values()) or 1
     rows = []
     for sender in ends:
         row = [_process(sender, workers)]
         for receiver in ends:
-            messages, nbytes = ledger.links.get((sender, receiver), (0, 0))
+            messages, nbytes = work.links.get((sender, receiver), (0, 0))
             row.append(_amount(messages, nbytes, nbytes / most) if messages else "-")
-        sent = [link for (a, _), link in ledger.links.items() if a == sender]
+        sent = [link for (a, _), link in work.links.items() if a == sender]
         row.append(size(sum(nbytes for _, nbytes in sent)))
         rows.append(row)
-    rows.append(["all"] + [_received(ledger, end) for end in ends] + [_total(ledger)])
+    rows.append(["all"] + [_received(work, end) for end in ends] + [_total(work)])
     head = ["from \\ to", *(_process(end, workers) for end in ends), "sent"]
-    messages = sum(m for m, _ in ledger.links.values())
-    nbytes = sum(b for _, b in ledger.links.values())
-    per_second = f", {size(nbytes / ledger.seconds)} a second" if ledger.seconds > 0 else ""
+    messages = sum(m for m, _ in work.links.values())
+    nbytes = sum(b for _, b in work.links.values())
+    per_second = f", {size(nbytes / work.seconds)} a second" if work.seconds > 0 else ""
     note = (
         f"<p>Bytes and messages on the wire in training, as the transport counts them: "
         f"{size(nbytes)} in {count(messages)} messages{per_second}. Between workers go batches of "
@@ -252,12 +252,12 @@ def _amount(messages: int, nbytes: int, share: float) -> Html:
     )
 
 
-def _received(ledger: Ledger, receiver: int) -> str:
-    return size(sum(nbytes for (_, b), (_, nbytes) in ledger.links.items() if b == receiver))
+def _received(work: WorkSums, receiver: int) -> str:
+    return size(sum(nbytes for (_, b), (_, nbytes) in work.links.items() if b == receiver))
 
 
-def _total(ledger: Ledger) -> str:
-    return size(sum(nbytes for _, nbytes in ledger.links.values()))
+def _total(work: WorkSums) -> str:
+    return size(sum(nbytes for _, nbytes in work.links.values()))
 
 
 def _share(part: float, whole: float) -> float:
