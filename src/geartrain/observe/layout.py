@@ -271,8 +271,9 @@ class _Net:
             points = []
             for i, v in enumerate(chain):
                 y = middle[self.layer[v]]
-                if v >= n:
-                    points.append((self.x[v], y))
+                if v >= n:  # straight past all of the layer, so that it bends between layers
+                    past = heights[self.layer[v]] / 2
+                    points += [(self.x[v], y - past), (self.x[v], y + past)]
                     continue
                 down = i == 0
                 half = self.sizes[v][1] / 2

@@ -20,6 +20,7 @@ from geartrain.observe.timeline import batch_size_label
 _WAYS: Final = ("forward", "backward", "exchange")
 _COLOURS: Final = {"forward": 0, "backward": 1, "exchange": 4, "waiting": -1, "other": 9}
 _MOST_LANES: Final = 64  # a page with more of them is not looked at
+_LEAST: Final = 5e-4  # share of the time; what nobody spent more on is not shown
 _BAR: Final = (150, 26)
 
 
@@ -100,7 +101,8 @@ def workers_section(work: WorkSums, runtime: str) -> str:
     if not work.firings or not 0 < work.seconds < math.inf:
         return ""
     workers = sorted(work.spent)[:_MOST_LANES]
-    shown = [what for what in _COLOURS if any(work.spent[w].get(what) for w in workers)]
+    least = _LEAST * work.seconds
+    shown = [k for k in _COLOURS if any(work.spent[w].get(k, 0.0) >= least for w in workers)]
     spans, rows = [], []
     for lane, w in enumerate(workers):
         at, row = 0.0, [f"worker {w}", f"{100 * work.busy(w):.1f}%"]
