@@ -21,6 +21,7 @@ from typing import Any, Final, final
 from rich.console import Console
 from rich.table import Table
 
+from geartrain.bounds import require_at_most
 from geartrain.cli.exits import preparing, running, stopped
 from geartrain.cli.logs import logging_to
 from geartrain.cli.settings import RunSettings, config_of, cores, new_settings
@@ -43,6 +44,7 @@ RECIPE: Final = "shapes"
 OPTIONS: Final[Mapping[str, Value]] = {"width": 24, "batch": 25, "train_size": 2000}
 """Of the recipe, for a demo: firings long enough for messages not to show, and half a minute."""
 EPOCHS: Final = 3
+MOST_EPOCHS: Final = 100
 WORKERS: Final = 2
 _FASTER: Final = 1.05
 """Ratios nearer to 1 than this are called equal."""
@@ -120,6 +122,7 @@ def demo(
             recipe = find_recipe(RECIPE)
             options = {**OPTIONS, **recipe.parse_options(option_texts)}
             epochs = EPOCHS if epochs is None else epochs
+            require_at_most(f"--epochs {epochs}", epochs, MOST_EPOCHS, "a demo is to end soon")
             folder = out or _free(Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}")
             for _, path, _, _ in _sides(folder):
                 RunFolder(path).check_free()
