@@ -12,7 +12,7 @@ import pytest
 from geartrain.cli.demo import verdict
 
 TINY = (
-    *("--option", "width=2", "--option", "blocks=1", "--option", "batch=4"),
+    *("--option", "width=2", "--option", "blocks=4", "--option", "batch=4"),
     *("--option", "train_size=40", "--option", "valid_size=8", "--epochs", "2"),
 )
 

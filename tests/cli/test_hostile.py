@@ -73,7 +73,7 @@ def sized(command: str) -> list[str]:
             words += ["--option", option]
     if command == "demo":
         words += ["--epochs", "1"]
-        for option in ("train_size=8", "valid_size=2", "batch=4", "width=2", "blocks=1"):
+        for option in ("train_size=8", "valid_size=2", "batch=4", "width=2", "blocks=4"):
             words += ["--option", option]
     if command == "train":
         words += ["--runtime", "simulated"]

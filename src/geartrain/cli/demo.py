@@ -41,8 +41,6 @@ from geartrain.train.run import RunFolder
 from geartrain.train.session import Session
 
 RECIPE: Final = "shapes"
-OPTIONS: Final[Mapping[str, Value]] = {"width": 24, "batch": 25, "train_size": 2000}
-"""Of the recipe, for a demo: firings long enough for messages not to show, and half a minute."""
 EPOCHS: Final = 3
 MOST_EPOCHS: Final = 100
 WORKERS: Final = 2
@@ -120,7 +118,7 @@ def demo(
     with ExitStack() as held:
         with preparing():
             recipe = find_recipe(RECIPE)
-            options = {**OPTIONS, **recipe.parse_options(option_texts)}
+            options = recipe.parse_options(option_texts)
             epochs = EPOCHS if epochs is None else epochs
             require_at_most(f"--epochs {epochs}", epochs, MOST_EPOCHS, "a demo is to end soon")
             folder = out or _free(Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}")
