@@ -71,6 +71,10 @@ def sized(command: str) -> list[str]:
         words += ["listreduce", "--epochs", "1"]
         for option in ("train_size=12", "valid_size=3", "hidden=2"):
             words += ["--option", option]
+    if command == "demo":
+        words += ["--epochs", "1"]
+        for option in ("train_size=8", "valid_size=2", "batch=4", "width=2", "blocks=4"):
+            words += ["--option", option]
     if command == "train":
         words += ["--runtime", "simulated"]
     if command == "simulate":

@@ -23,6 +23,7 @@ from geartrain.parts.rules import Flush, Rules
 from geartrain.runtime.base import AbstractRuntime, Feeder
 from geartrain.runtime.simulated import Simulated
 from geartrain.runtime.threads import Threads
+from tests.rigs.passes import Quiet
 
 RUNTIMES = {
     "simulated": lambda: Simulated(2, seed=1, jitter=0.5),
@@ -34,14 +35,6 @@ RUNTIMES = {
 @pytest.fixture(params=RUNTIMES)
 def runtime(request) -> AbstractRuntime:
     return RUNTIMES[request.param]()
-
-
-class Watch:
-    def fired(self, worker, firing, start_s, end_s): ...
-
-    def stepped(self, worker, step, now_s): ...
-
-    def finished(self, engine, now_s): ...
 
 
 def upwards(*modules: nn.Module) -> Graph:
@@ -73,7 +66,7 @@ def run(graph, data, runtime=None, train=True, max_active=4, **settings):
     parts = make_parts(graph, Rules(optimizer=partial(torch.optim.SGD, lr=0.1)))
     engine = Engine(graph, parts, made, runtime.workers)
     engine.begin(train=train)
-    runtime.run(engine, Feeder(iter(data)), Watch())
+    runtime.run(engine, Feeder(iter(data)), Quiet())
     engine.check_empty()
     return engine
 
@@ -162,7 +155,7 @@ def test_a_pass_begins_at_nothing():
     engine = Engine(graph, parts, Settings(max_rounds=40))
     for _ in range(3):
         engine.begin(train=True)
-        Simulated(1).run(engine, Feeder(iter([chain_of(40)])), Watch())
+        Simulated(1).run(engine, Feeder(iter([chain_of(40)])), Quiet())
     assert engine.controller.trained == 3
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -18,9 +19,12 @@ from geartrain.engine.instrument import (
     RunEnded,
     RunStarted,
     Updated,
+    Worked,
 )
 
-Event = RunStarted | Fired | Updated | Progress | EpochEnded | Exchanged | Restored | RunEnded
+Event = (
+    RunStarted | Fired | Updated | Progress | EpochEnded | Exchanged | Restored | Worked | RunEnded
+)
 VALID = (0.70, 0.82, 0.79)
 
 
@@ -82,23 +86,8 @@ def run_events() -> Iterator[Event]:
 
 def tell(instrument: AbstractInstrument, *events: Event) -> None:
     for event in events:
-        match event:
-            case RunStarted():
-                instrument.on_run_started(event)
-            case Fired():
-                instrument.on_fired(event)
-            case Updated():
-                instrument.on_updated(event)
-            case Progress():
-                instrument.on_progress(event)
-            case EpochEnded():
-                instrument.on_epoch_ended(event)
-            case Exchanged():
-                instrument.on_exchanged(event)
-            case Restored():
-                instrument.on_restored(event)
-            case RunEnded():
-                instrument.on_run_ended(event)
+        heard = re.sub("(?<!^)([A-Z])", r"_\1", type(event).__name__).lower()
+        getattr(instrument, f"on_{heard}")(event)
 
 
 class Told:

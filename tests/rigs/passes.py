@@ -52,6 +52,12 @@ class Quiet:
     def finished(self, engine: Engine, now_s: float) -> None:
         """Not of interest."""
 
+    def waited(self, worker: int, seconds: float) -> None:
+        """Not of interest."""
+
+    def carried(self, sender: int, receiver: int, messages: int, nbytes: int) -> None:
+        """Not of interest."""
+
 
 @cache
 def processes(workers: int) -> Processes:

@@ -148,6 +148,37 @@ def test_the_watch_hears_of_every_row_and_step(runtime):
     assert all(times == sorted(times) for times in log.times.values())
 
 
+def test_at_its_end_a_pass_tells_who_waited_and_what_went_between_processes(runtime):
+    class Told(Quiet):
+        def __init__(self) -> None:
+            self.waits: dict[int, float] = {}
+            self.sent: dict[tuple[int, int], tuple[int, int]] = {}
+
+        def waited(self, worker, seconds):
+            assert worker not in self.waits
+            self.waits[worker] = seconds
+
+        def carried(self, sender, receiver, messages, nbytes):
+            assert (sender, receiver) not in self.sent
+            self.sent[sender, receiver] = messages, nbytes
+
+    told, n = Told(), runtime.workers
+    engine = engine_of(chain(), n)
+    outcome = one_pass(chain(), rows(40), engine=engine, runtime=runtime, watch=told)
+    assert set(told.waits) == set(range(n))
+    assert all(0 <= seconds <= 1.01 * outcome.seconds + 0.1 for seconds in told.waits.values())
+    if runtime.lock is not None:  # one memory
+        assert told.sent == {}
+        return
+    assert {(n, w) for w in range(n)} | {(w, n) for w in range(n)} <= set(told.sent)
+    assert all(0 < messages < nbytes for messages, nbytes in told.sent.values())
+    homes = {engine.home[i] for i in engine.wiring.nodes}
+    between = [pair for pair in told.sent if n not in pair]
+    assert bool(between) == (len(homes) > 1)
+    for pair in between:  # rows of 160 messages go over, or their gradients
+        assert told.sent[pair][1] > 160 * 8
+
+
 def test_a_pass_over_nothing_is_over_at_once(runtime):
     engine = engine_of(chain(), runtime.workers)
     outcome = one_pass(chain(), [], engine=engine, runtime=runtime)

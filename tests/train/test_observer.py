@@ -79,7 +79,7 @@ def test_firings_and_steps_carry_the_time_of_the_run(recorder):
         Fired(0, "a", "p", "backward", 5, 11.0, 11.5),
         Updated(1, "p", 3, 12, 12.0),
     ]
-    assert watch.busy == {"a": 0.75} and watch.updates == {"p": 1} and watch.now_s == 1.5
+    assert watch.work.busy() == {"a": 0.75} and watch.updates == {"p": 1} and watch.now_s == 1.5
 
 
 def test_an_error_says_which_instrument_raised_it(recorder):

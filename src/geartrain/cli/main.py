@@ -1,7 +1,7 @@
 """The command line: options here, work in a file for each command.
 
     geartrain train RECIPE | simulate RECIPE | compare RECIPE | evaluate RUN | recipes
-              graph RECIPE | report RUN | native
+              graph RECIPE | report RUN | native | demo
 
 Commands are imported when they are called, so that help comes at once.
 """
@@ -464,6 +464,31 @@ def report(run: RunArgument) -> None:
     with preparing():
         page = write_report(run)
     print(page)
+
+
+@app.command()
+def demo(
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="An option of recipe shapes; may be repeated."),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Of each; default 3.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Default 0.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for both runs; default runs/demo-DATE-TIME.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train drawn images on two worker processes beside one worker, in turns, within a minute.
+
+    Says loss, staleness, busy share and throughput of both, how many times as fast two were, and
+    writes a report of each. The JSON has one and two, each as of 'geartrain train' with busy (a
+    share for each worker) and losses (of the epochs), ratio, ratios (of the epochs), cores and
+    reports.
+    """
+    from geartrain.cli import demo as command
+
+    command.demo(option or [], epochs, seed, out, as_json)
 
 
 @app.command()

@@ -27,7 +27,8 @@ from geartrain.observe.jsonlog import JsonLog
 from geartrain.observe.progress import ProgressLine
 from geartrain.observe.tensorboard import TensorBoard
 from geartrain.observe.trace import PerfettoTrace
-from geartrain.recipes import Recipe, find_recipe
+from geartrain.recipes import Recipe, Task, find_recipe
+from geartrain.runtime.base import AbstractRuntime
 from geartrain.train.checkpoint import read_checkpoint
 from geartrain.train.options import Compute
 from geartrain.train.results import epoch_from_json, staleness_of
@@ -142,15 +143,8 @@ def _prepare(
     task = recipe.build(settings.setting(data, files))
     seen = CopiesSeen()
     train, valid = task.load("train"), task.load("valid")
-    session = Session(
-        task.graph,
-        rules=task.rules,
-        runtime=settings.make_runtime(),
-        max_active=settings.max_active,
-        compute=Compute(precision=settings.precision, device=settings.device),
-        seed=settings.seed,
-        instruments=[*_instruments(folder, watching), seen],
-        **task.settings(settings.workers, settings.neighbours()),
+    session = make_session(
+        settings, task, [*_instruments(folder, watching), seen], settings.make_runtime()
     )
     history: Sequence[EpochEnded] = ()
     if resume:
@@ -165,6 +159,25 @@ def _prepare(
     print(f"run folder {folder.path}", file=sys.stderr)
     return _Prepared(
         settings=settings, session=session, train=train, valid=valid, history=history, seen=seen
+    )
+
+
+def make_session(
+    settings: RunSettings,
+    task: Task,
+    instruments: Sequence[AbstractInstrument],
+    runtime: AbstractRuntime,
+) -> Session:
+    """A session that trains a task as the settings say."""
+    return Session(
+        task.graph,
+        rules=task.rules,
+        runtime=runtime,
+        max_active=settings.max_active,
+        compute=Compute(precision=settings.precision, device=settings.device),
+        seed=settings.seed,
+        instruments=instruments,
+        **task.settings(settings.workers, settings.neighbours()),
     )
 
 

@@ -31,6 +31,7 @@ from geartrain.engine.router import Router
 from geartrain.engine.worker import Finished, WorkerState
 from geartrain.errors import LeakError
 from geartrain.frames.precision import Precision
+from geartrain.graph.drawing import Outline, OutlineNode, outline_edges
 from geartrain.graph.graph import Graph
 from geartrain.graph.looping import Looping
 from geartrain.graph.loops import Region
@@ -446,6 +447,27 @@ class Engine:
 
     def nodes_by_worker(self) -> dict[str, int]:
         return {n.name: self.home[i] for i, n in self.wiring.nodes.items()}
+
+    def outline(self) -> Outline:
+        """The graph as it is drawn: each operator with the nodes that do its work."""
+        parts = part_names(self.made_of.graph)
+        operators = [
+            OutlineNode(o.name, o.kind, o.detail(), parts.get(o.name, ""), self._doing(o))
+            for o in self._operators
+        ]
+        return Outline(operators, outline_edges(self._operators))
+
+    def _doing(self, operator: AbstractOperator) -> list[str]:
+        """Names of the nodes that do an operator's work; those of its loop, if that runs whole."""
+        wiring = self.wiring
+        numbers = wiring.copies.get(operator.id, ())
+        for other in wiring.operators.values():
+            if isinstance(other, Looping) and operator.id in other.region.operators:
+                numbers = wiring.copies[other.id]
+        if not numbers and isinstance(operator, Losing):  # it is inside of what is judged
+            ((source, _),) = operator.sources[0]
+            numbers = wiring.copies.get(source.id, ())
+        return [wiring.nodes[number].name for number in numbers]
 
 
 def _names_of(operator: AbstractOperator) -> list[str]:

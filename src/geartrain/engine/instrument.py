@@ -12,7 +12,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from geartrain.graph.drawing import Outline
 from geartrain.nodes.node import Spared
+from geartrain.schema import Count, NotNegative
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class RunStarted:
     graph_text: str = ""  # the printed graph
     graph_mermaid: str = ""  # the graph as Mermaid source
     sharing: str = ""  # how workers share weights, where they have copies of the graph
+    outline: Outline = field(default_factory=Outline)  # the graph, to be drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,44 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeWork:
+    """One node on one worker, one way."""
+
+    worker: Count
+    node: str
+    direction: Literal["forward", "backward", "exchange"]  # exchange: letters of copies of a part
+    firings: Count
+    rows: Count
+    seconds: NotNegative
+    sizes: tuple[Count, ...]  # firings by their rows: none, 1, 2, 3 to 4, 5 to 8, and so on
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What went from one process to another, in bytes on the wire."""
+
+    sender: Count  # a worker; as many as there are: the program that controls them
+    receiver: Count
+    messages: Count
+    bytes: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """Who did what in training since the event before; before each ``EpochEnded``.
+
+    The passes of training are counted, without validation, checkpoints and what is between them.
+    """
+
+    epoch: float
+    time_s: float
+    seconds: NotNegative  # of the passes
+    nodes: Sequence[NodeWork]
+    waiting: Sequence[NotNegative]  # seconds of each worker without anything to do
+    links: Sequence[Link]  # empty where workers have one memory
+
+
+@dataclass(frozen=True, slots=True)
 class RunEnded:
     """Once per ``fit``, also after a failure or an interrupt."""
 
@@ -199,6 +240,9 @@ class AbstractInstrument:
 
     def on_restored(self, event: Restored) -> None:
         """A worker process has died, and the call goes on."""
+
+    def on_worked(self, event: Worked) -> None:
+        """Workers have trained up to an evaluation."""
 
     def on_epoch_ended(self, event: EpochEnded) -> None:
         """An epoch, or the part of one up to an evaluation, is over, with its validation."""

@@ -2,11 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from geartrain.graph.blueprint import AbstractGraph
 from geartrain.graph.fusion import fused
 from geartrain.graph.loops import find_loops, readers_of
 from geartrain.graph.operator import AbstractOperator
 from geartrain.graph.through import Through
+
+
+@dataclass(frozen=True, slots=True)
+class OutlineNode:
+    """An operator of a graph, as it is drawn."""
+
+    name: str
+    kind: str
+    detail: str = ""
+    part: str = ""  # whose weights it uses
+    nodes: Sequence[str] = ()  # of the engine, that do its work; none: it is only wiring
+
+
+@dataclass(frozen=True, slots=True)
+class OutlineEdge:
+    """Where rows go, from operator to operator by their places in the outline."""
+
+    source: int
+    target: int
+    label: str = ""  # of the port
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A graph as a program can draw it."""
+
+    operators: Sequence[OutlineNode] = ()
+    edges: Sequence[OutlineEdge] = ()
+
 
 _SHAPES = {
     "input": ("([", "])", "oval"),
@@ -63,6 +95,20 @@ def _loops(operators: list[AbstractOperator]) -> list[str]:
     return lines
 
 
+def outline_edges(operators: Sequence[AbstractOperator]) -> list[OutlineEdge]:
+    """Who sends rows to whom.
+
+    Args:
+        operators: With broadcasts; edges name them by their places among these.
+    """
+    place = {operator.id: k for k, operator in enumerate(operators)}
+    return [
+        OutlineEdge(place[number], place[reader.id], label)
+        for number, targets in _targets(operators).items()
+        for label, reader in targets
+    ]
+
+
 def mermaid(graph: AbstractGraph) -> str:
     """Mermaid flowchart source."""
     operators = graph.copy_with_broadcasts()
@@ -99,7 +145,7 @@ def _label(operator: AbstractOperator) -> str:
 
 
 def _targets(
-    operators: list[AbstractOperator],
+    operators: Sequence[AbstractOperator],
 ) -> dict[int, list[tuple[str, AbstractOperator]]]:
     targets: dict[int, list[tuple[str, AbstractOperator]]] = {o.id: [] for o in operators}
     for reader in operators:

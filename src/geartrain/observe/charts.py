@@ -49,7 +49,9 @@ class Span:
 
 
 def colour_class(index: int) -> str:
-    """The CSS class of a colour; beyond the last all are alike."""
+    """The CSS class of a colour; beyond the last all are alike, and -1 is for what is empty."""
+    if index == -1:
+        return "empty"
     return f"c{index}" if 0 <= index < COLOURS else "cx"
 
 

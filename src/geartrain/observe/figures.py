@@ -11,6 +11,7 @@ import re
 _DISTANCES = frozenset(
     ("loss", "mae", "mse", "rmse", "nll", "perplexity", "ppl", "entropy", "bits", "distance")
 )
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
 _FAILURES = frozenset(("error", "errors", "wer", "cer"))  # shares, yet the lower the better
 
 
@@ -40,6 +41,18 @@ def number(value: float) -> str:
 def count(value: int) -> str:
     """Whole numbers with thousands set apart by commas."""
     return f"{value:,}"
+
+
+def size(nbytes: float) -> str:
+    """Bytes, in units of 1024."""
+    if nbytes < 1000:
+        return f"{nbytes:.0f} B"
+    power = 1
+    while nbytes / 1024**power >= 1000 and power < len(_UNITS):
+        power += 1
+    found = nbytes / 1024**power
+    digits = 0 if found >= 100 else 1 if found >= 10 else 2
+    return f"{found:,.{digits}f} {_UNITS[power - 1]}"
 
 
 def epochs(done: float) -> str:

@@ -4,6 +4,7 @@
     {"event": "Progress", "mode": "train", "epoch": 1, "finished": 512, "loss": 1.31, ...}
     {"event": "Exchanged", "distance": 0.31, "copies": [{"instances": 64, "bytes": 9216, ...}]}
     {"event": "Restored", "mode": "train", "worker": 1, "deaths": 1, "repeated": 340, ...}
+    {"event": "Worked", "seconds": 3.1, "nodes": [{"worker": 0, "node": "cell", ...}], ...}
     {"event": "EpochEnded", "epoch": 1, "loss": 1.03, "valid": {"accuracy": 0.789}, ...}
     {"event": "RunEnded", "outcome": "done", ...}
 
@@ -30,6 +31,7 @@ from geartrain.engine.instrument import (
     Restored,
     RunEnded,
     RunStarted,
+    Worked,
 )
 from geartrain.errors import DataError
 from geartrain.files import open_regular, read_bytes
@@ -84,6 +86,10 @@ class JsonLog(AbstractInstrument):
         """Write the line."""
         self._write(event)
 
+    def on_worked(self, event: Worked) -> None:
+        """Write the line."""
+        self._write(event)
+
     def on_epoch_ended(self, event: EpochEnded) -> None:
         """Write the line."""
         self._write(event)
@@ -100,7 +106,7 @@ class JsonLog(AbstractInstrument):
             self._file = None
 
     def _write(
-        self, event: RunStarted | Progress | Exchanged | Restored | EpochEnded | RunEnded
+        self, event: RunStarted | Progress | Exchanged | Restored | Worked | EpochEnded | RunEnded
     ) -> None:
         if self._file is not None:
             line = {"event": type(event).__name__} | _fields(event)

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Final
+from typing import Final, final
+
+
+@final
+class Html(str):
+    """A cell of a table that is HTML already."""
+
+    __slots__ = ()
 
 
 def section(title: str, body: str, note: str = "") -> str:
@@ -21,7 +28,7 @@ def wide(figure: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of plain text; nothing at all without rows."""
+    """A table of plain text, and of ``Html``; nothing at all without rows."""
     if not rows:
         return ""
     body = "".join(_row("td", row) for row in rows)
@@ -45,7 +52,8 @@ def page(name: str, sections: Iterable[str]) -> str:
 
 
 def _row(tag: str, cells: Sequence[str]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+    shown = (cell if isinstance(cell, Html) else escape(cell) for cell in cells)
+    return "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in shown) + "</tr>"
 
 
 _STYLE: Final = """
@@ -53,7 +61,7 @@ _STYLE: Final = """
   --tile: #f5f6f8 }
 .c0 { --c: #3b76af } .c1 { --c: #e0802b } .c2 { --c: #4f9a4a } .c3 { --c: #c8504f }
 .c4 { --c: #8a6cb4 } .c5 { --c: #2f9c9c } .c6 { --c: #cf6fa5 } .c7 { --c: #97713f }
-.c8 { --c: #b3a125 } .c9 { --c: #66747f } .cx { --c: #9aa4ad }
+.c8 { --c: #b3a125 } .c9 { --c: #66747f } .cx { --c: #9aa4ad } .empty { --c: var(--line) }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e4e7eb; --dim: #9aa4ae; --line: #363c44; --paper: #15181c; --tile: #1e2328 }
   .c0 { --c: #6ea6dc } .c1 { --c: #f0a05a } .c2 { --c: #78bf72 } .c3 { --c: #e57f7d }
@@ -78,6 +86,16 @@ svg rect, svg circle { fill: var(--c) } svg .pale { opacity: .5 }
 svg .curve { fill: none; stroke: var(--c); stroke-width: 1.8 } svg .faint { opacity: .4 }
 .legend span { display: inline-flex; align-items: center; gap: 5px; margin-right: 16px }
 .legend .key { width: 11px; height: 11px }
+svg.small { height: 26px; display: inline-block; vertical-align: middle }
+svg.graph { height: auto }
+svg .box { fill: var(--tile); stroke: var(--dim) }
+svg .box[class*=" c"] { fill: color-mix(in srgb, var(--c) 16%, var(--paper)); stroke: var(--c) }
+svg .name { fill: var(--ink); font-size: 12.5px; font-weight: 600 } svg .does { font-size: 11px }
+svg .edge { fill: none; stroke: var(--dim); stroke-width: 1.3 } svg .tip { fill: var(--dim) }
+svg .edge.back { stroke: var(--ink); stroke-dasharray: 5 3 } svg .tip.back { fill: var(--ink) }
+svg .port { paint-order: stroke; stroke: var(--paper); stroke-width: 4px; fill: var(--ink) }
+.heat { padding: 1px 6px; border-radius: 4px }
+details summary { cursor: pointer; color: var(--dim) }
 .scroll { overflow-x: auto; margin: 8px 0 } table { border-collapse: collapse; font-size: 13.5px }
 th, td { text-align: right; padding: 3px 14px 3px 0; border-bottom: 1px solid var(--line);
   font-variant-numeric: tabular-nums; overflow-wrap: anywhere }

@@ -20,9 +20,17 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final, final
 
-from geartrain.engine.instrument import EpochEnded, Exchanged, Progress, RunEnded, RunStarted
+from geartrain.engine.instrument import (
+    EpochEnded,
+    Exchanged,
+    Progress,
+    RunEnded,
+    RunStarted,
+    Worked,
+)
 from geartrain.errors import DataError
 from geartrain.files import read_bytes
+from geartrain.graph.drawing import Outline
 from geartrain.observe.charts import (
     Bars,
     ChartLine,
@@ -33,6 +41,7 @@ from geartrain.observe.charts import (
     line_chart,
 )
 from geartrain.observe.copies import copies_section
+from geartrain.observe.drawn import MOST_DRAWN, drawn_graph
 from geartrain.observe.figures import (
     count,
     duration,
@@ -45,9 +54,15 @@ from geartrain.observe.figures import (
 from geartrain.observe.jsonlog import read_json_log
 from geartrain.observe.page import page, section, table, wide
 from geartrain.observe.timeline import Timeline, batch_size_label, read_timeline
+from geartrain.observe.workers import (
+    WorkSums,
+    portions_section,
+    traffic_section,
+    workers_section,
+)
 from geartrain.schema import Mismatch, parsed, read
 
-_EVENTS: Final = (RunStarted, Progress, Exchanged, EpochEnded, RunEnded)
+_EVENTS: Final = (RunStarted, Progress, Exchanged, Worked, EpochEnded, RunEnded)
 _KINDS: Final = {kind.__name__: kind for kind in _EVENTS}
 _MOST_BYTES: Final = 64 << 20  # of a file that is shown as it is
 _STALENESS_BARS: Final = 24
@@ -72,14 +87,19 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
     history = _read_history(run_folder / "metrics.jsonl")
     trace = run_folder / "trace.json"
     timeline = read_timeline(trace) if trace.exists() else None
+    work = WorkSums(history.worked)
+    runtime = str(history.start.get("runtime", ""))
     sections = [
         _summary(history),
         _curves(history),
         _epoch_table(history),
         _staleness(history),
         copies_section(history.exchanged),
-        _timeline(timeline),
-        _graph(run_folder, history),
+        workers_section(work, runtime),
+        portions_section(work),
+        traffic_section(work, int(history.start.get("workers", 0)), runtime),
+        _timeline(timeline, summed_up=bool(work.firings)),
+        _graph(run_folder, history, work),
         _config(run_folder / "config.json"),
     ]
     out = run_folder / "report.html" if out is None else Path(out)
@@ -103,6 +123,7 @@ class _History:
     epochs: list[dict[str, Any]] = field(default_factory=list)
     running: list[dict[str, Any]] = field(default_factory=list)  # Progress of training
     exchanged: list[dict[str, Any]] = field(default_factory=list)
+    worked: list[dict[str, Any]] = field(default_factory=list)
     end: dict[str, Any] | None = None
 
     def add(self, event: dict[str, Any]) -> None:
@@ -128,6 +149,9 @@ class _History:
             case "Exchanged":
                 self.exchanged = [e for e in self.exchanged if e["epoch"] < event["epoch"]]
                 self.exchanged.append(event)
+            case "Worked":
+                self.worked = [e for e in self.worked if e["epoch"] < event["epoch"]]
+                self.worked.append(event)
             case "RunEnded":
                 self.end = event
 
@@ -186,7 +210,7 @@ def _summary(history: _History) -> str:
         tiles.append(("training time", duration(spent) + virtual))
         tiles.append(("instances", count(instances)))
         tiles.append(("speed", rate(instances / spent)))
-    for part in history.names("updates"):
+    for part in sorted(history.names("updates")):
         steps = sum(epoch["updates"].get(part, 0) for epoch in history.epochs)
         tiles.append((f"updates of {part}", count(steps)))
     tiles.extend(_best_valid(history))
@@ -323,15 +347,17 @@ def _staleness_chart(part: str, rows: Sequence[int]) -> str:
     return bar_chart(title, "versions", labels, [Bars("rows", heights, 2)], (480, 200))
 
 
-def _timeline(timeline: Timeline | None) -> str:
+def _timeline(timeline: Timeline | None, *, summed_up: bool) -> str:
+    """The trace; its sums only where the log has none, which are without validation."""
     if timeline is None or not timeline.nodes:
         return ""
     nodes = timeline.nodes_by_use()
     colour = {name: i for i, name in enumerate(nodes)}
     note = "<p>The trace reached its limit: what came later is missing here.</p>"
     parts = [note * timeline.is_cut, _node_legend(nodes)]
-    parts += [_gantt(timeline, colour), _busy(timeline, colour), _node_table(timeline, nodes)]
-    parts.append(_batch_sizes(timeline))
+    parts.append(_gantt(timeline, colour))
+    if not summed_up:
+        parts += [_busy(timeline, colour), _node_table(timeline, nodes), _batch_sizes(timeline)]
     return section("Who did what, when", "".join(parts))
 
 
@@ -410,17 +436,20 @@ def _batch_sizes(timeline: Timeline) -> str:
     return bar_chart("Batch sizes", "rows in a firing", labels, stacks)
 
 
-def _graph(run_folder: Path, history: _History) -> str:
+def _graph(run_folder: Path, history: _History, work: WorkSums) -> str:
     path = run_folder / "graph.mmd"
     source = _text(path) if path.exists() else ""
-    parts = [
-        f"<h3>{title}</h3><pre>{escape(text)}</pre>"
-        for title, text in (
-            ("Printed", history.start.get("graph_text") or ""),
-            ("Mermaid source", source or history.start.get("graph_mermaid") or ""),
+    outline = read(Outline, history.start.get("outline") or {}, "outline", more=True)
+    homes = {name: {worker} for name, worker in (history.start.get("nodes") or {}).items()}
+    parts = [drawn_graph(outline, homes | work.homes)]
+    if len(outline.operators) > MOST_DRAWN:
+        parts.append(f"<p>It has {count(len(outline.operators))} operators and is not drawn.</p>")
+    if text := history.start.get("graph_text") or "":
+        parts.append(f"<h3>Printed</h3><pre>{escape(text)}</pre>")
+    if (source := source or history.start.get("graph_mermaid") or "").strip():
+        parts.append(
+            f"<details><summary>Mermaid source</summary><pre>{escape(source)}</pre></details>"
         )
-        if text.strip()
-    ]
     return section("Graph", "".join(parts))
 
 

@@ -8,6 +8,7 @@ from geartrain.recipes.mnist import MNIST
 from geartrain.recipes.qm9 import QM9
 from geartrain.recipes.recipe import Choice, Option, Recipe, Setting, Task, Value, meant
 from geartrain.recipes.sentiment import SENTIMENT
+from geartrain.recipes.shapes import SHAPES
 
 RECIPES: tuple[Recipe, ...] = (
     MNIST,
@@ -17,6 +18,7 @@ RECIPES: tuple[Recipe, ...] = (
     QM9,
     CIFAR,
     CHARLM,
+    SHAPES,
 )
 
 

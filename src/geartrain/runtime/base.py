@@ -57,6 +57,17 @@ class Watch(Protocol):
     def finished(self, engine: Engine, now_s: float) -> None:
         """Instances have finished."""
 
+    def waited(self, worker: int, seconds: float) -> None:
+        """A worker has had nothing to do for so long in this pass; told at its end."""
+
+    def carried(self, sender: int, receiver: int, messages: int, nbytes: int) -> None:
+        """So much went between two processes in this pass; told at its end.
+
+        Args:
+            sender, receiver: Workers; as many as there are: the controller's process.
+            messages, nbytes: As they are on the wire.
+        """
+
 
 class AbstractDoor(Protocol):
     """Where instances are admitted: the controller, or one copy of the model."""

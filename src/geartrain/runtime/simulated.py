@@ -195,6 +195,7 @@ class _Clockwork:
         self._now = 0.0
         self._last = 0.0  # when something was last done: a pause may end later
         self._busy = [False] * runtime.workers
+        self._worked_s = [0.0] * runtime.workers
         self._link_free: dict[tuple[int, int], float] = {}
         self._letters_free: dict[tuple[int, int], float] = {}
         self._paused_until = [0.0] * runtime.workers
@@ -216,6 +217,8 @@ class _Clockwork:
                 raise StuckError(self._engine.story())
             if not self._feeder.exhausted:
                 raise StuckError("no copy of the model takes part any more, and data are left")
+        for w, seconds in enumerate(self._worked_s):
+            self._watch.waited(w, max(0.0, self._last - seconds))
         return self._last
 
     def _event_is_next(self) -> bool:
@@ -297,6 +300,7 @@ class _Clockwork:
 
     def _done(self, w: int, firing: Firing, start: float) -> None:
         self._last = self._now
+        self._worked_s[w] += self._now - start
         self._watch.fired(w, firing, start, self._now)
         for step in firing.steps:
             self._watch.stepped(w, step, self._now)

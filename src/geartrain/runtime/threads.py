@@ -63,6 +63,7 @@ class Threads(AbstractRuntime):
             finally:
                 run.stop()
                 run.join(self.patience_s, interrupt)
+                run.tell_waiting()
                 torch.set_num_threads(kernel_threads)
                 sys.setswitchinterval(switch_s)
             run.raise_failure()  # inside, so that an interrupt does not hide it
@@ -138,6 +139,7 @@ class _Run:
         self._inboxes: list[deque[Delivery | Finished | Letter]] = [deque() for _ in range(n)]
         self._bells = [threading.Condition(self._lock) for _ in range(n)]
         self._idle = 0
+        self._waited_s = [0.0] * n  # each is written to by its worker alone
         self._generation = 0  # times that all were idle and were woken
         self._over = threading.Event()
         self._failures: list[BaseException] = []
@@ -173,6 +175,11 @@ class _Run:
                     self._outside.forget(thread)
                     break
                 thread.join(min(left, 0.2))
+
+    def tell_waiting(self) -> None:
+        """Say how long workers had nothing to do."""
+        for w, seconds in enumerate(self._waited_s):
+            self._watch.waited(w, seconds)
 
     def stop(self) -> None:
         with self._lock:
@@ -296,7 +303,9 @@ class _Run:
                     if self._idle == len(self._inboxes) and not any(self._inboxes):
                         self._rest()
                     else:
+                        began = time.perf_counter()
                         self._bells[w].wait(1.0)
+                        self._waited_s[w] += time.perf_counter() - began
                 self._idle -= seen == self._generation
             items = list(inbox)
             inbox.clear()

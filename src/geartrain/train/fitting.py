@@ -46,6 +46,7 @@ from geartrain.train.restart import Restart
 from geartrain.train.results import Fit, Reached, Target
 from geartrain.train.source import Data, Source
 from geartrain.train.state import State
+from geartrain.train.work import Work
 
 log = logging.getLogger("geartrain.train")
 
@@ -75,6 +76,7 @@ class Fitting:
         self._exchanged = ExchangeCounts(state.sharing)
         self._restart: Restart | None = None
         self._counted_at_restart = (0, 0)  # instances, skipped
+        self._work = Work(state.runtime.workers)
 
     def run(self) -> Fit:
         with self._interrupt:
@@ -185,6 +187,7 @@ class Fitting:
         exchanged = self._exchanged.event(event.epoch, at.train_seconds, at.epoch_seconds)
         if exchanged is not None:
             tell(s.instruments, "on_exchanged", exchanged)
+        tell(s.instruments, "on_worked", self._work.take(event.epoch, at.train_seconds))
         at.history.append(event)
         at.sums, at.updates, at.epoch_seconds, at.entered = {}, {}, 0.0, at.taken
         if epoch_ended:
@@ -308,8 +311,8 @@ class Fitting:
         if s.in_flight is not None and (looks or (at.epoch == 1 and feeder.source_ended)):
             s.look_for_active(_seen(engine, watch, began))
         if measure:
-            s.costs = watch.busy
-            log.info("measured, in seconds: %s", watch.busy)
+            s.costs = watch.work.busy()
+            log.info("measured, in seconds: %s", s.costs)
         return feeder.source_ended
 
     def _go_back(self, death: WorkerDiedError, engine: Engine, seconds: float) -> None:
@@ -372,6 +375,7 @@ class Fitting:
         at.taken += feeder.taken
         at.trained = engine.controller.trained
         self._spend(seconds)
+        self._work.add(watch.work, seconds)
         at.sums = add_sums(at.sums, engine.sums())
         for part, n in watch.updates.items():
             at.updates[part] = at.updates.get(part, 0) + n
@@ -441,6 +445,7 @@ class Fitting:
             graph_text=str(s.graph),
             graph_mermaid=s.graph.mermaid(),
             sharing=s.sharing.name,
+            outline=engine.outline(),
         )
 
 

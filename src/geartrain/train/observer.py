@@ -12,6 +12,7 @@ from geartrain.engine.worker import Firing
 from geartrain.parts.part import PartState
 from geartrain.parts.trained import StepTaken
 from geartrain.runtime.interrupt import interruptible
+from geartrain.train.work import PassWork
 
 _PAUSE_S = 0.1  # between two progress events
 
@@ -52,7 +53,7 @@ class Observer:
         self._clock = clock
         self._told: float | None = None
         self._told_finished = -1
-        self.busy: dict[str, float] = {}
+        self.work = PassWork()
         self.updates: dict[str, int] = {}
         self.firings = self.rows = 0
         """Of parts, on the way forward: how many, and the payload rows in them."""
@@ -61,7 +62,7 @@ class Observer:
 
     def fired(self, worker: int, firing: Firing, start_s: float, end_s: float) -> None:
         self.now_s = max(self.now_s, end_s)
-        self.busy[firing.node] = self.busy.get(firing.node, 0.0) + end_s - start_s
+        self.work.fired(worker, firing, end_s - start_s)
         if firing.forward and firing.part is not None and not firing.taken:
             self.firings += 1
             self.rows += firing.cells
@@ -89,6 +90,12 @@ class Observer:
         if self._told is None or now - self._told >= _PAUSE_S:
             self._told = now
             self.progress(engine, now_s)
+
+    def waited(self, worker: int, seconds: float) -> None:
+        self.work.waiting[worker] = seconds
+
+    def carried(self, sender: int, receiver: int, messages: int, nbytes: int) -> None:
+        self.work.links[sender, receiver] = messages, nbytes
 
     def progress(self, engine: Engine, now_s: float) -> None:
         """Send a ``Progress`` now, unless the last one said as much."""

@@ -178,7 +178,7 @@ class _Work:
             range(worker, engine.sharing.copies, self._parent),
         )
         self._report = Report()
-        self._reported_s = self._pulsed_s = 0.0
+        self._reported_s = self._pulsed_s = self._waited_s = 0.0
         self._sent = np.zeros(self._parent + 1, np.int64)  # records, by receiver
         self._had = np.zeros(self._parent + 1, np.int64)  # by sender
         self._over = False
@@ -208,11 +208,13 @@ class _Work:
             found = self.transport.poll()
         else:
             self._send_report()
+            began = time.perf_counter()
             found = self.transport.poll(_IDLE_S)
             if not found:
                 if works:
                     self._say_idle()
                 found = self.transport.poll(_WAIT_S)
+            self._waited_s += time.perf_counter() - began
         for sender, record in found:
             self._had[sender] += 1
             self._take(record, works=works)
@@ -359,12 +361,18 @@ class _Work:
             self._send_memories()
             for tensors, said in engine.sharing.give_back(abandoned=abandoned):
                 self._send(named_to_record("member", said, tensors))
-            self._send(named_to_record("done", {}, {}))
+            self._send(named_to_record("done", self._counts(), {}))
         except BaseException as error:  # noqa: BLE001 - told to the parent, which raises it
             self._send(named_to_record("failed", error_to_json(error), {}))
-            self._send(named_to_record("done", {}, {}))
+            self._send(named_to_record("done", self._counts(), {}))
         self._over = True
         self.transport.close(_LINGER_S, to=self._parent)
+
+    def _counts(self) -> Any:
+        """How long it has waited, and what it has sent to whom, before this is told."""
+        traffic = self.transport.monitor()
+        sent = list(zip(traffic.sent_messages, traffic.sent_bytes, strict=True))
+        return {"waited": self._waited_s, "sent": sent}
 
     def _send_parts(self, parts: Mapping[str, PartState]) -> None:
         """What is in shared memory is there already, and goes by its name alone."""

@@ -14,7 +14,7 @@ import builtins
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, NoReturn, TypeAlias, final
 
 import numpy as np
@@ -208,6 +208,14 @@ class _Parent:
             self._hear()
             if self._failure is not None:
                 raise self._failure
+        assert self._transport is not None
+        traffic = self._transport.monitor()
+        self._tell_sent(self._me, zip(traffic.sent_messages, traffic.sent_bytes, strict=True))
+
+    def _tell_sent(self, sender: int, sent: Iterable[tuple[int, int]]) -> None:
+        for receiver, (messages, nbytes) in enumerate(sent):
+            if messages:
+                self._watch.carried(sender, receiver, messages, nbytes)
 
     def give_up(self, patience_s: float, error: BaseException) -> bool:
         """After a failure: let the firings of this moment end and take the parts back.
@@ -411,6 +419,8 @@ class _Parent:
                 self._fail(document, w)
             case "done":
                 self._done.add(w)
+                self._watch.waited(w, document["waited"])
+                self._tell_sent(w, document["sent"])
             case _:
                 self._take_back(what, document, tensors)
 
