@@ -86,7 +86,7 @@ def measure(name: str, system: str, max_active: int | None, scale: float) -> dic
         runtime=runtime,
         max_active=max_active or recipe.in_flight(options),
         seed=0,
-        **task.settings(runtime.workers, gt.SharedWeights() if shares else None),
+        **task.settings(runtime.workers, gt.SharedWeights(in_flight="each") if shares else None),
     )
     n = max(1, int(case.instances * scale))
     train = task.load("train")[:n]

@@ -33,7 +33,7 @@ from geartrain.parts.ownership import Gradients, Ownership
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
 from geartrain.parts.trained import AbstractPart, StepTaken
-from geartrain.sharing.assignment import AbstractAssignment, Balanced
+from geartrain.sharing.assignment import AbstractAssignment, Balanced, Stocked
 from geartrain.sharing.communicator import AbstractCommunicator, Taken
 from geartrain.sharing.letters import Letter, Tensors, tensor_bytes
 from geartrain.sharing.sharing import AbstractSharingState
@@ -49,6 +49,7 @@ class PublishedState(AbstractSharingState):
     Args:
         parts: By name.
         workers: How many share them.
+        each: Whether limits on instances in flight hold for each worker.
 
     Raises:
         ValueError: The rules of a part want to know of all that is in flight.
@@ -59,9 +60,9 @@ class PublishedState(AbstractSharingState):
     talks = True
     by_letters = True
 
-    def __init__(self, parts: Mapping[str, PartState], workers: int) -> None:
+    def __init__(self, parts: Mapping[str, PartState], workers: int, *, each: bool = False) -> None:
         super().__init__()
-        self.parts, self.copies = parts, workers
+        self.parts, self.copies, self._each = parts, workers, each
         for part in parts.values():
             _require_free(part)
         self._owners = _owners(parts, workers)
@@ -86,7 +87,7 @@ class PublishedState(AbstractSharingState):
         return self._owners[part] == worker
 
     def assignment(self) -> AbstractAssignment:
-        return Balanced(self.copies)
+        return Stocked(self.copies) if self._each else Balanced(self.copies)
 
     def communicator(self, parts: Collection[str]) -> AbstractCommunicator:
         if self._worker is None:

@@ -50,6 +50,7 @@ from geartrain.runtime.processes.messages import (
     record_to_admitted,
     record_to_finished,
     record_to_letter,
+    record_to_lot,
 )
 from geartrain.sharing.letters import Letter
 from geartrain.transport.batches import BACKWARD, FORWARD, Accepted, to_delivery_parts, to_record
@@ -59,7 +60,8 @@ from geartrain.transport.record import Record
 _IDLE_S: Final = 0.02  # without work until it says that it has none
 _WAIT_S: Final = 0.5  # the longest wait for a message; then it looks again
 _REPORT_S: Final = 0.002
-_MOST_FIRINGS: Final = 64  # of one report
+_STOCKED_S: Final = 0.03  # the same, where there is a stock to go on with
+_MOST_FIRINGS: Final = 256  # of one report
 _PULSE_S: Final = 0.1  # between two words on sums and staleness, for a progress line
 
 
@@ -168,6 +170,7 @@ class _Work:
         self._names = Names(nodes, list(engine.parts))
         self._accepted = Accepted(engine.router.here, len(engine.wiring.schema.state))
         self._me, self._parent = worker, len(engine.workers)
+        self._stock = engine.stock(worker)
         self._report = Report()
         self._reported_s = self._pulsed_s = 0.0
         self._sent = np.zeros(self._parent + 1, np.int64)  # records, by receiver
@@ -217,8 +220,8 @@ class _Work:
         elif kind in (FORWARD, BACKWARD):
             node, port, batch = to_delivery_parts(record, self._accepted)
             self._state.deliver(Delivery(node, port, batch))
-        elif kind == Kind.ADMITTED:
-            self._engine.wiring.arena.adopt(record_to_admitted(record))
+        elif kind in (Kind.ADMITTED, Kind.LOT):
+            self._admitted(record)
         elif kind == Kind.FINISHED:
             self._finished(record)
         elif kind == Kind.LETTER:
@@ -230,6 +233,22 @@ class _Work:
             self._send(named_to_record("story", lines, {}))
         elif kind == Kind.END:
             self._give_back(abandoned=False)
+
+    def _admitted(self, record: Record) -> None:
+        arena = self._engine.wiring.arena
+        if self._stock is None or record.kind == Kind.ADMITTED:
+            arena.adopt(record_to_admitted(record))
+        else:
+            told, lot = record_to_lot(record, self._accepted)
+            arena.adopt(told)
+            self._stock.put(lot)
+            self._begin_some()
+
+    def _begin_some(self) -> None:
+        """Begin with instances that are in stock, as far as there is room."""
+        if self._stock is not None and self._stock.waiting:
+            for delivery in self._stock.begin():
+                self._state.deliver(delivery)
 
     def _finished(self, record: Record) -> None:
         told, slots = record_to_finished(record)
@@ -262,11 +281,20 @@ class _Work:
         # company, as a message costs as much as a small firing.
         if firing.elsewhere and report.matters:
             self._send_report()
-        elif end - self._reported_s > _REPORT_S or len(report.firings) >= _MOST_FIRINGS:
+        elif end - self._reported_s > self._pace_s or len(report.firings) >= _MOST_FIRINGS:
             self._send_report()
         for worker, delivery in firing.elsewhere:
             self._send(to_record(delivery.node, delivery.port, delivery.batch), worker)
         self._post(firing.letters)
+        if self._stock is not None:
+            if (told := self._stock.settle(firing.outbox)) is not None:
+                self._after_exchange(self._state.finished(told))
+            self._begin_some()
+
+    @property
+    def _pace_s(self) -> float:
+        """Between two reports."""
+        return _STOCKED_S if self._stock is not None and self._stock.waiting else _REPORT_S
 
     def _add(self, firing: Firing, start: float, end: float) -> None:
         report, out = self._report, firing.outbox
