@@ -35,12 +35,12 @@ def answered(*slots: int) -> Outbox:
 
 def test_lots_begin_in_their_order_as_far_as_there_is_room() -> None:
     here = stock(4)
-    for slots in ([0, 1], [2], [3, 4]):
+    for slots in ([0, 1], [2, 3], [4]):
         here.put(lot(slots))
-    assert begun(here) == [[0, 1], [2]]
-    assert (here.active, here.waiting) == (3, 1)
+    assert begun(here) == [[0, 1], [2, 3]]
+    assert (here.active, here.waiting) == (4, 1)
     assert here.settle(answered(2)) is not None
-    assert begun(here) == [[3, 4]]
+    assert begun(here) == [[4]]
     assert (here.active, here.waiting) == (4, 0)
 
 
@@ -64,13 +64,38 @@ def test_what_finished_as_it_was_admitted_takes_no_room() -> None:
     assert here.active == 2
 
 
-def test_a_lot_that_is_larger_than_the_limit_begins_when_nothing_else_is_in_flight() -> None:
+def test_a_lot_that_is_larger_than_the_room_begins_in_part() -> None:
     here = stock(2)
-    here.put(lot([0]))
-    here.put(lot([1, 2, 3]))
-    assert begun(here) == [[0]]
+    here.put(lot([0, 5, 2, 3], [1, 0, 1, 1]))
+    assert begun(here) == [[0, 5, 2]]
+    assert (here.active, here.waiting) == (2, 1)
+    assert begun(here) == []
     here.settle(answered(0))
-    assert begun(here) == [[1, 2, 3]]
+    assert begun(here) == [[3]]
+    assert (here.active, here.waiting) == (2, 0)
+
+
+def test_rows_of_a_split_lot_go_with_their_instances_in_whatever_order_they_are() -> None:
+    state = np.array([[3, 1, 3, 2], [0, 1, 2, 3]])
+    rows = Forward((), state, np.arange(4))
+    first, others = Lot(np.array([1, 3, 2]), np.array([1, 2, 1]), 0, [Delivery(7, 0, rows)]).split(
+        2
+    )
+    assert first.slots.tolist() == [1, 3] and others.slots.tolist() == [2]
+    (now,), (later,) = first.deliveries, others.deliveries
+    assert isinstance(now.batch, Forward) and isinstance(later.batch, Forward)
+    assert now.batch.state.tolist() == [[3, 1, 3], [0, 1, 2]]
+    assert later.batch.state.tolist() == [[2], [3]] and later.batch.origin.tolist() == [3]
+
+
+def test_where_many_may_be_in_flight_room_for_a_sixteenth_is_awaited() -> None:
+    here = stock(32)
+    here.put(lot(range(40)))
+    assert [len(some) for some in begun(here)] == [32]
+    here.settle(answered(3))
+    assert begun(here) == []
+    here.settle(answered(4))
+    assert begun(here) == [[32, 33]]
 
 
 def test_what_has_finished_is_that_of_others_as_was_told_and_its_own_as_it_is() -> None:

@@ -48,7 +48,7 @@ def test_what_comes_together_goes_to_the_copy_that_has_the_fewest_and_fills_each
     assignment.begin(0, training=True)
     arena, at = Arena(), 0
     while room := assignment.room(20):
-        assert room == 4  # a fifth
+        assert room == 10  # half of them
         assignment.admit(arena, np.arange(at, at + room), 0)
         assert len({*arena.copy[at : at + room].tolist()}) == 1
         at += room
@@ -57,10 +57,11 @@ def test_what_comes_together_goes_to_the_copy_that_has_the_fewest_and_fills_each
     assert arena.turn[mine].tolist() == list(range(20))
     assert assignment.finish(arena, mine[:3]).tolist() == [1, 1, 1]
     assert assignment.room(20) == 0  # it waits for room for a lot
-    assignment.finish(arena, mine[3:4])
-    assert assignment.room(20) == 4
+    assignment.finish(arena, mine[3:10])
+    assert assignment.room(20) == 10
     assignment.ahead = 0.5
-    assert assignment.room(20) == 4 and assignment.active.tolist() == [20, 16]
+    assignment.admit(arena, np.arange(at, at + 10), 0)
+    assert assignment.room(20) == 10 and assignment.active.tolist() == [20, 20]
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,17 @@ and its messages may be few.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from geartrain.engine.router import Delivery, Outbox
 from geartrain.engine.worker import Finished
 from geartrain.frames.frame import Arena
-from geartrain.frames.message import IntArray, join_arrays
+from geartrain.frames.message import INSTANCE, Forward, IntArray, join_arrays
 
 
 @final
@@ -46,6 +46,39 @@ class Lot:
         """Those of them that have not finished."""
         return int(np.count_nonzero(self.open))
 
+    def split(self, n: int) -> tuple[Lot, Lot]:
+        """The first of them, so that n have not finished, and the others."""
+        many = int(np.searchsorted(np.cumsum(self.open > 0), n, side="right"))
+        slots, left = self.slots, self.open
+        here = np.zeros(int(slots.max()) + 1, np.bool_)
+        here[slots[:many]] = True
+        now: list[Delivery] = []
+        later: list[Delivery] = []
+        for delivery in self.deliveries:
+            batch = delivery.batch
+            assert isinstance(batch, Forward)  # rows that were fed
+            for some, rows in zip(
+                (now, later), _apart(batch, here[batch.state[INSTANCE]]), strict=True
+            ):
+                if len(rows):
+                    some.append(Delivery(delivery.node, delivery.port, rows))
+        return (
+            Lot(slots[:many], left[:many], self.elsewhere, now),
+            Lot(slots[many:], left[many:], self.elsewhere, later),
+        )
+
+
+def _apart(batch: Forward, first: NDArray[np.bool_]) -> tuple[Forward, Forward]:
+    """The rows that are marked, and the others; cut where they come one after the other."""
+    n = int(np.count_nonzero(first))
+    if first[:n].all():
+        return batch.cut(n)
+    return batch.take(np.flatnonzero(first)), batch.take(np.flatnonzero(~first))
+
+
+_SHARE: Final = 16
+"""Room for one in so many of those in flight is awaited: to begin has a cost of its own."""
+
 
 @final
 class Stock:
@@ -61,7 +94,7 @@ class Stock:
     def __init__(self, arena: Arena, copy: int, trained: int, limit: Callable[[int], int]) -> None:
         self._arena, self._copy, self._limit = arena, copy, limit
         self._elsewhere, self._finished = trained, 0
-        self._lots: deque[Lot] = deque()
+        self._lots: list[Lot] = []
         self._open = np.zeros(64, np.int64)  # answers that are waited for, by slot
         self.active = 0
 
@@ -84,10 +117,13 @@ class Stock:
         """The rows of those for which there is room now."""
         found: list[Delivery] = []
         limit = self._limit(self.trained)
-        while self._lots and self.active + len(self._lots[0]) <= limit:
-            found += self._begin(self._lots.popleft())
-        if not self.active and self._lots:  # however large it is
-            found += self._begin(self._lots.popleft())
+        while self._lots:
+            room = limit - self.active
+            if len(self._lots[0]) > room:
+                if room < max(1, limit // _SHARE):
+                    break
+                self._lots[0:1] = self._lots[0].split(room)
+            found += self._begin(self._lots.pop(0))
         return found
 
     def _begin(self, lot: Lot) -> Sequence[Delivery]:

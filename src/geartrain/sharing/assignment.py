@@ -195,7 +195,7 @@ class Stocked(AbstractAssignment):
         return owners
 
 
-_LOTS: Final = 5  # of instances in flight
+_LOTS: Final = 2  # of instances in flight
 
 
 @final

@@ -309,10 +309,11 @@ class PublishedShare(AbstractPart):
         lengths = np.concatenate(self._lengths or [none])
         self._versions, self._lengths = [], []
         local.take(self.rules.average, flush=not self.trigger.due(local))
-        tensors = [self.gradient.take(p) for p in self.parameters]
         if self.owns:
-            self._settle(tensors, versions, lengths, instances)
+            self._part.gradient.absorb(self.gradient)
+            self._settle((), versions, lengths, instances)
             return
+        tensors = [self.gradient.take(p) for p in self.parameters]
         content = (
             *(None if x is None else x.clone() for x in tensors),
             torch.from_numpy(versions),
@@ -323,11 +324,17 @@ class PublishedShare(AbstractPart):
     def _settle(
         self, tensors: Tensors, versions: IntArray, lengths: IntArray, instances: int
     ) -> None:
-        """The owner adds an update, or what is left of one, to the part, and steps if it is due."""
+        """The owner adds an update, or what is left of one, to the part, and steps if it is due.
+
+        Args:
+            tensors: The gradient; empty: it has been added.
+            versions, lengths: That its messages saw, and their rows.
+            instances: That it is of.
+        """
         if not self.owns:
             raise ProtocolError(f"part '{self.name}' is stepped by {self._owner}, not {self._me}")
         part = self._part
-        for parameter, gradient in zip(self._theirs, tensors, strict=True):
+        for parameter, gradient in zip(self._theirs, tensors, strict=bool(tensors)):
             if gradient is not None:
                 part.gradient.add(parameter, gradient)
         part.sent(versions.size)
@@ -431,7 +438,9 @@ def _changed(parameter: nn.Parameter, gradient: Tensor | None) -> Tensor | None:
         return None
     if not gradient.is_sparse:
         return parameter.detach().clone()
-    rows = torch.unique(gradient._indices()[0])
+    rows = gradient._indices()[0]
+    if not gradient.is_coalesced():
+        rows = torch.unique(rows)
     return torch.sparse_coo_tensor(
         rows[None], parameter.detach()[rows], parameter.shape, check_invariants=False
     )

@@ -59,8 +59,10 @@ from geartrain.transport.record import Record
 
 _IDLE_S: Final = 0.02  # without work until it says that it has none
 _WAIT_S: Final = 0.5  # the longest wait for a message; then it looks again
-_REPORT_S: Final = 0.002
-_STOCKED_S: Final = 0.03  # the same, where there is a stock to go on with
+_REPORT_S: Final = 0.002  # between two reports that the controller waits for
+_SLOW_S: Final = 0.05  # between others
+_LOTS: Final = 1  # so few in stock are to be heard of sooner
+_POLL_S: Final = 0.002  # between two looks for messages, where there is a stock
 _MOST_FIRINGS: Final = 256  # of one report
 _PULSE_S: Final = 0.1  # between two words on sums and staleness, for a progress line
 
@@ -172,7 +174,9 @@ class _Work:
         self._me, self._parent = worker, len(engine.workers)
         self._stock = engine.stock(worker)
         self._report = Report()
-        self._reported_s = self._pulsed_s = 0.0
+        self._reported_s = self._pulsed_s = self._polled_s = 0.0
+        # Who has a stock waits for no rows of others; a poll costs a tenth of a small firing.
+        self._patience_s = _POLL_S if self._stock is not None else 0.0
         self._sent = np.zeros(self._parent + 1, np.int64)  # records, by receiver
         self._had = np.zeros(self._parent + 1, np.int64)  # by sender
         self._over = False
@@ -199,11 +203,16 @@ class _Work:
     def _hear(self, *, works: bool = True) -> None:
         """Take what has come; wait if there is nothing else to do."""
         if works and self._state.ready:
+            if time.perf_counter() - self._polled_s < self._patience_s:
+                return
             found = self.transport.poll()
+            self._polled_s = time.perf_counter()
         else:
-            self._send_report()
+            if self._report.matters:
+                self._send_report()
             found = self.transport.poll(_IDLE_S)
             if not found:
+                self._send_report()
                 if works:
                     self._say_idle()
                 found = self.transport.poll(_WAIT_S)
@@ -294,7 +303,9 @@ class _Work:
     @property
     def _pace_s(self) -> float:
         """Between two reports."""
-        return _STOCKED_S if self._stock is not None and self._stock.waiting else _REPORT_S
+        if not self._report.matters or (self._stock is not None and self._stock.waiting > _LOTS):
+            return _SLOW_S
+        return _REPORT_S
 
     def _add(self, firing: Firing, start: float, end: float) -> None:
         report, out = self._report, firing.outbox
