@@ -8,8 +8,9 @@
     two      two worker processes, one kernel thread each
 
 Each system of each round is a fresh process that trains a short pass to get warm, and then one that
-counts; another system begins in every round, and ratios are within rounds. Vertex-by-vertex
-programs and lists share the weights among workers; pipelines have their parts spread.
+counts; another system begins in every round, and ratios are within rounds. Programs that are no
+pipelines share the weights among workers, each of which has as many instances in flight as one
+worker has (``--in-flight all``: both together); pipelines have their parts spread.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -65,7 +66,13 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def measure(name: str, system: str, max_active: int | None, scale: float) -> dict[str, Any]:
+def measure(
+    name: str,
+    system: str,
+    max_active: int | None,
+    scale: float,
+    in_flight: Literal["all", "each"] = "each",
+) -> dict[str, Any]:
     """One system on one case, in this process."""
     case = CASES[name]
     recipe = find_recipe(case.recipe)
@@ -87,7 +94,7 @@ def measure(name: str, system: str, max_active: int | None, scale: float) -> dic
         runtime=runtime,
         max_active=max_active or recipe.in_flight(options),
         seed=0,
-        **task.settings(runtime.workers, gt.SharedWeights() if shares else None),
+        **task.settings(runtime.workers, gt.SharedWeights(in_flight) if shares else None),
     )
     n = max(1, int(case.instances * scale))
     train = task.load("train")[:n]
@@ -117,13 +124,15 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def elsewhere(name: str, system: str, max_active: int | None, scale: float) -> dict[str, Any]:
+def elsewhere(
+    name: str, system: str, max_active: int | None, scale: float, in_flight: str
+) -> dict[str, Any]:
     """The same in a fresh process.
 
     Raises:
         RuntimeError: It failed; what it printed is in the message.
     """
-    asked = json.dumps([name, system, max_active, scale])
+    asked = json.dumps([name, system, max_active, scale, in_flight])
     kernel_threads = "2" if system == "kernels" else "1"
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.processes.main", "--one", asked],
@@ -151,6 +160,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-active", type=int, default=None)
     parser.add_argument("--scale", type=float, default=1.0, help="of the instances")
+    parser.add_argument(
+        "--in-flight", choices=("all", "each"), default="each", help="of SharedWeights"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     told = parser.parse_args(arguments)
@@ -162,7 +174,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rounds: list[dict[str, Any]] = []
         for k in range(told.rounds):
             order = systems[k % len(systems) :] + systems[: k % len(systems)]
-            rounds.append({s: elsewhere(name, s, told.max_active, told.scale) for s in order})
+            asked = told.max_active, told.scale, told.in_flight
+            rounds.append({s: elsewhere(name, s, *asked) for s in order})
         if told.json:
             print(json.dumps({"case": name, "rounds": rounds}), flush=True)
             continue

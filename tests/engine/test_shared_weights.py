@@ -39,10 +39,14 @@ def runtime(request: pytest.FixtureRequest) -> AbstractRuntime:
     return RUNTIMES[request.param]()
 
 
-def test_one_step_of_shared_weights_is_one_step_of_one_worker(runtime) -> None:
+BOTH_WAYS = [gt.SharedWeights(), gt.SharedWeights(in_flight="each")]
+
+
+@pytest.mark.parametrize("shared", BOTH_WAYS, ids=["all", "each"])
+def test_one_step_of_shared_weights_is_one_step_of_one_worker(runtime, shared) -> None:
     rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.1), update_every=gt.Flush())
     found = []
-    for sharing, where in ((gt.Alone(), gt.Simulated(1)), (gt.SharedWeights(), runtime)):
+    for sharing, where in ((gt.Alone(), gt.Simulated(1)), (shared, runtime)):
         session = gt.Session(graph_of_pairs(), rules=rules, runtime=where, sharing=sharing)
         session.fit(pairs(40), epochs=1)
         assert {p.version for p in session.parts.values()} == {1}
@@ -51,8 +55,9 @@ def test_one_step_of_shared_weights_is_one_step_of_one_worker(runtime) -> None:
         assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("shared", BOTH_WAYS, ids=["all", "each"])
 @pytest.mark.parametrize("every", [7, gt.Instances(5)])
-def test_every_gradient_row_goes_into_exactly_one_step(runtime, every) -> None:
+def test_every_gradient_row_goes_into_exactly_one_step(runtime, every, shared) -> None:
     rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.01), update_every=every)
     steps: list[Updated] = []
 
@@ -64,7 +69,7 @@ def test_every_gradient_row_goes_into_exactly_one_step(runtime, every) -> None:
         graph_of_pairs(),
         rules=rules,
         runtime=runtime,
-        sharing=gt.SharedWeights(),
+        sharing=shared,
         instruments=[Counts()],
     )
     session.fit(pairs(40), epochs=2)
@@ -165,3 +170,39 @@ def test_shared_weights_beside_modules_that_keep_graphs_are_refused() -> None:
     graph.input("x", bundle=True).through(nn.Linear(2, 2), keep="graph", name="map").output()
     with pytest.raises(ValueError, match=r"keep='graph' of \['map'\] do not go together"):
         gt.Session(graph, runtime=gt.Threads(2), sharing=gt.SharedWeights())
+
+
+def test_what_in_flight_counts_is_said_or_refused() -> None:
+    with pytest.raises(ValueError, match=r"in_flight='some'\): give 'all'"):
+        gt.SharedWeights(in_flight="some")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="drain=True do not go together: a minibatch is of all"):
+        gt.Session(
+            graph_of_pairs(),
+            runtime=gt.Threads(2),
+            sharing=gt.SharedWeights(in_flight="each"),
+            schedule=gt.Schedule(drain=True),
+        )
+
+
+@pytest.mark.parametrize(("in_flight", "most"), [("all", 6), ("each", 12)])
+def test_each_worker_has_as_many_in_flight_as_were_asked_for(in_flight, most) -> None:
+    active: list[int] = []
+
+    class Looks(gt.AbstractInstrument):
+        wants_firings = True
+
+        def on_fired(self, event: Fired) -> None:
+            engine = session.state.engine
+            assert engine is not None
+            active.append(engine.controller.active)
+
+    session = gt.Session(
+        graph_of_pairs(),
+        runtime=gt.Simulated(2),
+        sharing=gt.SharedWeights(in_flight=in_flight),
+        schedule=gt.Schedule(ramp=gt.Ramp(over=0)),
+        max_active=6,
+        instruments=[Looks()],
+    )
+    session.fit(pairs(60), epochs=1)
+    assert max(active) == most

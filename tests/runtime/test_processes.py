@@ -135,6 +135,62 @@ def test_rows_of_tables_reach_the_workers_that_share_them() -> None:
     assert 0 < found[1].staleness["table"].mean < 8
 
 
+def scaled() -> gt.Graph:
+    """Rows at vertices that are kept go on; those of others are answered as they come in."""
+    torch.manual_seed(0)
+    graph = gt.Graph(vertex=("scale", "keep"))
+    kept, others = graph.input("x").where(lambda m: m.keep > 0)
+    others.stop()
+    first = kept.through(nn.Linear(3, 1, dtype=torch.float64), name="map")
+    first.through(Scale(), name="scale", read=("scale",)).loss(square)
+    return graph
+
+
+class Scale(nn.Module):
+    """Multiplies rows by a column of their frames."""
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return x * scale[:, None]
+
+
+def scaled_data(n: int, *, spoiled: bool = False) -> list[gt.Instance]:
+    torch.manual_seed(2)
+    found = []
+    for k in range(n):
+        size = 1 + k % 4
+        column = {"scale": np.arange(size) + k % 3, "keep": (np.arange(size) + k) % 3}
+        width = 2 if spoiled and k % 7 == 3 else 3
+        found.append(
+            gt.Instance({"x": torch.randn(size, width, dtype=torch.float64)}, vertex=column)
+        )
+    return found
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_instances_that_wait_at_workers_are_computed_with_frames_of_their_own(spoiled) -> None:
+    """Also those that come one by one, as bad ones are among them, or finish as they come in."""
+    found = []
+    for runtime, sharing in (
+        (gt.Threads(1), None),
+        (processes(2), gt.SharedWeights(in_flight="each")),
+    ):
+        session = gt.Session(
+            scaled(),
+            rules=gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.1), update_every=gt.Flush()),
+            runtime=runtime,
+            sharing=sharing,
+            max_active=6,
+            schedule=gt.Schedule(ramp=gt.Ramp(over=0)),
+            reading=gt.Reading(on_bad="skip"),
+        )
+        before = session.evaluate(scaled_data(100, spoiled=spoiled))
+        fit = session.fit(scaled_data(100, spoiled=spoiled), epochs=2)
+        found.append(([before.metrics["loss"], fit.history[-1].loss], weights_of(session)))
+    assert found[0][0] == pytest.approx(found[1][0])
+    for a, b in zip(found[0][1], found[1][1], strict=True):
+        assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
 def test_copies_of_a_part_meet_between_passes_as_on_threads() -> None:
     found = []
     for runtime in (gt.Threads(2, kernel_threads=1), processes(2)):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from geartrain.frames.frame import Arena
-from geartrain.sharing.assignment import Balanced, PerCopy, Together
+from geartrain.sharing.assignment import Balanced, PerCopy, Stocked, Together
 
 
 def admit(assignment, slots, copy=0) -> Arena:
@@ -43,7 +43,32 @@ def test_those_with_fewest_in_flight_get_the_next_until_all_have_as_many() -> No
     assert assignment.active.tolist() == [6]
 
 
-@pytest.mark.parametrize("make", [Together, lambda: Balanced(2)], ids=["together", "balanced"])
+def test_what_comes_together_goes_to_the_copy_that_has_the_fewest_and_fills_each() -> None:
+    assignment = Stocked(2)
+    assignment.begin(0, training=True)
+    arena, at = Arena(), 0
+    while room := assignment.room(20):
+        assert room == 10  # half of them
+        assignment.admit(arena, np.arange(at, at + room), 0)
+        assert len({*arena.copy[at : at + room].tolist()}) == 1
+        at += room
+    assert assignment.active.tolist() == [20, 20]
+    mine = np.flatnonzero(arena.copy[:at] == 1)
+    assert arena.turn[mine].tolist() == list(range(20))
+    assert assignment.finish(arena, mine[:3]).tolist() == [1, 1, 1]
+    assert assignment.room(20) == 0  # it waits for room for a lot
+    assignment.finish(arena, mine[3:10])
+    assert assignment.room(20) == 10
+    assignment.ahead = 0.5
+    assignment.admit(arena, np.arange(at, at + 10), 0)
+    assert assignment.room(20) == 10 and assignment.active.tolist() == [20, 20]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Together, lambda: Balanced(2), lambda: Stocked(2)],
+    ids=["together", "balanced", "stocked"],
+)
 def test_numbers_go_on_through_the_run_in_training_alone(make) -> None:
     assignment = make()
     assignment.begin(7, training=True)

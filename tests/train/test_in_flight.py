@@ -96,6 +96,20 @@ def test_staleness_bounds_it_by_the_updates_that_instances_make():
     assert max(part.mean for part in staleness.values()) <= 0.6
 
 
+def test_workers_that_have_as_many_in_flight_each_share_the_bound_on_staleness() -> None:
+    wanted = gt.InFlight(rows=256, max_staleness=0.5)
+    rules = gt.Rules(optimizer=lambda ps: torch.optim.SGD(ps, 0.01), update_every=gt.Instances(16))
+    auto = session_of(
+        graph(),
+        rules=rules,
+        max_active=wanted,
+        runtime=gt.Simulated(2),
+        sharing=gt.SharedWeights(in_flight="each"),
+    )
+    auto.fit(data(), epochs=2)
+    assert 15 <= auto.settings.max_active <= 17  # of each, where one alone has two updates' worth
+
+
 def test_with_auto_the_found_number_is_in_the_checkpoint_and_a_resumed_run_is_the_same(tmp_path):
     whole, first = session("auto"), session("auto")
     whole.fit(data(), epochs=3)

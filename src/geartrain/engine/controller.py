@@ -173,7 +173,7 @@ class ControllerState:
         if self._holding and self.active:
             return 0
         limit = self.limit
-        room = limit - self.active
+        room = self.assignment.room(limit)
         return room if room >= max(1, limit // _SHARE) else 0
 
     @property
@@ -287,6 +287,11 @@ class ControllerState:
         if self.training:
             self.trained += done.size
         return done.size
+
+    def waits_for(self, slots: IntArray) -> IntArray:
+        """How many answers the instances in these slots still wait for."""
+        found: IntArray = self._pending[slots]
+        return found
 
     def check_empty(self) -> None:
         """Raises:

@@ -28,6 +28,7 @@ from geartrain.engine.placement import place
 from geartrain.engine.portion import AbstractPortion, UpdatesWorth
 from geartrain.engine.rounds import Rounds
 from geartrain.engine.router import Router
+from geartrain.engine.stock import Stock
 from geartrain.engine.worker import Finished, WorkerState
 from geartrain.errors import LeakError
 from geartrain.frames.precision import Precision
@@ -51,6 +52,7 @@ from geartrain.parts.part import PartState
 from geartrain.parts.rules import Part, Rules
 from geartrain.parts.trained import AbstractPart, StepTaken
 from geartrain.sharing.alone import AloneState
+from geartrain.sharing.assignment import Stocked
 from geartrain.sharing.sharing import AbstractSharingState
 
 
@@ -275,6 +277,27 @@ class Engine:
     def home_of(self, copy: int) -> int:
         """The worker of a copy of the graph that is on one worker."""
         return copy % len(self.workers)
+
+    def stock_up(self) -> bool:
+        """Give workers instances ahead of time, where these live on one wholly; whether so."""
+        assignment = self.controller.assignment
+        if isinstance(assignment, Stocked):
+            assignment.ahead = 1.0
+            return True
+        return False
+
+    def stock(self, worker: int) -> Stock | None:
+        """What a worker has that is given instances ahead of time; None: it is not."""
+        if not isinstance(self.controller.assignment, Stocked):
+            return None
+        ramp, most = self.settings.ramp, self.settings.max_active
+        training, arena = self.passing.train, self.wiring.arena
+        return Stock(
+            arena,
+            worker,
+            self.controller.trained,
+            (lambda trained: ramp.limit(most, trained)) if training else (lambda trained: most),
+        )
 
     def set_present(self, worker: int, present: bool) -> None:
         """The copies of a worker take part, or do so no more."""

@@ -61,6 +61,11 @@ class Admitted:
     value: Mapping[str, NDArray[Any]]
     fed: Mapping[str, IntArray]
 
+    @property
+    def copy(self) -> int:
+        """Of the graph, that has the first of them."""
+        return int(self.places[5, 0])
+
 
 @final
 class Arena:

@@ -2,13 +2,15 @@
 
 Together    one copy; numbers go on through the run
 Balanced    so many copies; who has the fewest in flight gets the next
+Stocked     so many copies, each with a limit; who has the fewest gets all that come together
 PerCopy     whoever feeds names the copy; each has a limit and numbers of its own
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from typing import final
+from typing import Final, final
 
 import numpy as np
 
@@ -47,6 +49,10 @@ class AbstractAssignment(ABC):
     @abstractmethod
     def first_turn(self, copy: int, trained: int) -> int:
         """The turn of the next instance that comes by a copy."""
+
+    def room(self, limit: int) -> int:
+        """How many more may be admitted together now, where so many may be in flight."""
+        return limit - int(self.active[0])
 
     @abstractmethod
     def number(self, copy: int) -> int:
@@ -135,6 +141,61 @@ class Balanced(AbstractAssignment):
         owners = arena.copy[slots]
         self._active -= np.bincount(owners, minlength=self._active.size)
         return owners
+
+
+@final
+class Stocked(AbstractAssignment):
+    """Each copy has a limit of its own; all that is admitted together goes to one of them.
+
+    It is the one that has the fewest, so none is without work while others queue. Turns are counted
+    by copy, from 0 in each pass.
+
+    Args:
+        copies: How many.
+
+    Attributes:
+        ahead: How many more than may be in flight a copy may be given, as a share of them: they
+            wait there until there is room, so that it waits for nobody.
+    """
+
+    def __init__(self, copies: int) -> None:
+        super().__init__(copies)
+        self.ahead = 0.0
+        self._next = 0
+        self._turns = np.zeros(copies, np.int64)
+
+    def begin(self, trained: int, *, training: bool) -> None:
+        self._next = trained if training else 0
+        self._turns[:] = 0
+
+    def first_turn(self, copy: int, trained: int) -> int:
+        return 0
+
+    def room(self, limit: int) -> int:
+        room = limit + math.ceil(limit * self.ahead) - int(self.active.min())
+        # A lot has a cost of its own, whatever is in it.
+        some = max(1, limit // _LOTS)
+        return some if room >= some else 0
+
+    def number(self, copy: int) -> int:
+        return self._next
+
+    def admit(self, arena: Arena, slots: IntArray, copy: int) -> None:
+        least = int(self.active.argmin())
+        self._next += slots.size
+        self.active[least] += slots.size
+        arena.copy[slots] = least
+        turn = int(self._turns[least])
+        arena.turn[slots] = np.arange(turn, turn + slots.size)
+        self._turns[least] += slots.size
+
+    def finish(self, arena: Arena, slots: IntArray) -> IntArray:
+        owners = arena.copy[slots]
+        self.active -= np.bincount(owners, minlength=self.active.size)
+        return owners
+
+
+_LOTS: Final = 2  # of instances in flight
 
 
 @final

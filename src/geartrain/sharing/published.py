@@ -33,7 +33,7 @@ from geartrain.parts.ownership import Gradients, Ownership
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
 from geartrain.parts.trained import AbstractPart, StepTaken
-from geartrain.sharing.assignment import AbstractAssignment, Balanced
+from geartrain.sharing.assignment import AbstractAssignment, Balanced, Stocked
 from geartrain.sharing.communicator import AbstractCommunicator, Taken
 from geartrain.sharing.letters import Letter, Tensors, tensor_bytes
 from geartrain.sharing.sharing import AbstractSharingState
@@ -49,6 +49,7 @@ class PublishedState(AbstractSharingState):
     Args:
         parts: By name.
         workers: How many share them.
+        each: Whether limits on instances in flight hold for each worker.
 
     Raises:
         ValueError: The rules of a part want to know of all that is in flight.
@@ -59,9 +60,9 @@ class PublishedState(AbstractSharingState):
     talks = True
     by_letters = True
 
-    def __init__(self, parts: Mapping[str, PartState], workers: int) -> None:
+    def __init__(self, parts: Mapping[str, PartState], workers: int, *, each: bool = False) -> None:
         super().__init__()
-        self.parts, self.copies = parts, workers
+        self.parts, self.copies, self._each = parts, workers, each
         for part in parts.values():
             _require_free(part)
         self._owners = _owners(parts, workers)
@@ -86,7 +87,7 @@ class PublishedState(AbstractSharingState):
         return self._owners[part] == worker
 
     def assignment(self) -> AbstractAssignment:
-        return Balanced(self.copies)
+        return Stocked(self.copies) if self._each else Balanced(self.copies)
 
     def communicator(self, parts: Collection[str]) -> AbstractCommunicator:
         if self._worker is None:
@@ -308,10 +309,11 @@ class PublishedShare(AbstractPart):
         lengths = np.concatenate(self._lengths or [none])
         self._versions, self._lengths = [], []
         local.take(self.rules.average, flush=not self.trigger.due(local))
-        tensors = [self.gradient.take(p) for p in self.parameters]
         if self.owns:
-            self._settle(tensors, versions, lengths, instances)
+            self._part.gradient.absorb(self.gradient)
+            self._settle((), versions, lengths, instances)
             return
+        tensors = [self.gradient.take(p) for p in self.parameters]
         content = (
             *(None if x is None else x.clone() for x in tensors),
             torch.from_numpy(versions),
@@ -322,11 +324,17 @@ class PublishedShare(AbstractPart):
     def _settle(
         self, tensors: Tensors, versions: IntArray, lengths: IntArray, instances: int
     ) -> None:
-        """The owner adds an update, or what is left of one, to the part, and steps if it is due."""
+        """The owner adds an update, or what is left of one, to the part, and steps if it is due.
+
+        Args:
+            tensors: The gradient; empty: it has been added.
+            versions, lengths: That its messages saw, and their rows.
+            instances: That it is of.
+        """
         if not self.owns:
             raise ProtocolError(f"part '{self.name}' is stepped by {self._owner}, not {self._me}")
         part = self._part
-        for parameter, gradient in zip(self._theirs, tensors, strict=True):
+        for parameter, gradient in zip(self._theirs, tensors, strict=bool(tensors)):
             if gradient is not None:
                 part.gradient.add(parameter, gradient)
         part.sent(versions.size)
@@ -430,7 +438,9 @@ def _changed(parameter: nn.Parameter, gradient: Tensor | None) -> Tensor | None:
         return None
     if not gradient.is_sparse:
         return parameter.detach().clone()
-    rows = torch.unique(gradient._indices()[0])
+    rows = gradient._indices()[0]
+    if not gradient.is_coalesced():
+        rows = torch.unique(rows)
     return torch.sparse_coo_tensor(
         rows[None], parameter.detach()[rows], parameter.shape, check_invariants=False
     )

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
 from torch import nn
 
@@ -24,7 +24,7 @@ from geartrain.graph.graph import Graph
 from geartrain.graph.through import Through
 from geartrain.parts.part import PartState
 from geartrain.sharing.alone import AloneState
-from geartrain.sharing.assignment import AbstractAssignment, Balanced
+from geartrain.sharing.assignment import AbstractAssignment, Balanced, Stocked
 from geartrain.sharing.guarded import GuardedPart, GuardedShare
 from geartrain.sharing.locks import MakeLock, NoLock
 from geartrain.sharing.published import PublishedState
@@ -40,10 +40,30 @@ log = logging.getLogger("geartrain.sharing")
 class SharedWeights(AbstractSharing):
     """Every worker runs the whole graph for its own instances, all with the same weights.
 
+    Args:
+        in_flight: What ``max_active`` counts: ``all`` instances of all workers together, or those
+            of ``each`` worker. With ``all`` a worker's firings have as many rows fewer as there are
+            workers; with ``each`` they are as full as those of one worker, and about so many times
+            more updates pass while a row is on its way. Updates are of as many rows in either case.
+
     Raises:
+        ValueError: ``in_flight`` is neither.
         ValueError: From ``Session``: a module keeps autograd's graph, or a part has a view that
             writes what others read.
     """
+
+    in_flight: Literal["all", "each"] = "all"
+
+    def __post_init__(self) -> None:
+        if self.in_flight not in ("all", "each"):
+            raise ValueError(
+                f"SharedWeights(in_flight={self.in_flight!r}): give 'all', so that max_active "
+                "counts the instances of all workers together, or 'each'"
+            )
+
+    @property
+    def may_drain(self) -> bool:
+        return self.in_flight == "all"
 
     def make(
         self,
@@ -61,9 +81,10 @@ class SharedWeights(AbstractSharing):
             )
         if workers == 1:
             return AloneState(parts)
+        each = self.in_flight == "each"
         if lock is None:
-            return PublishedState(parts, workers)
-        return SharedWeightsState(parts, workers, lock)
+            return PublishedState(parts, workers, each=each)
+        return SharedWeightsState(parts, workers, lock, each=each)
 
 
 @final
@@ -74,15 +95,19 @@ class SharedWeightsState(AbstractSharingState):
         parts: By name.
         workers: How many share them.
         lock: Makes a lock between them.
+        each: Whether limits on instances in flight hold for each worker.
     """
 
     name = "shared weights"
     apart = True
     by_letters = False
 
-    def __init__(self, parts: Mapping[str, PartState], workers: int, lock: MakeLock) -> None:
+    def __init__(
+        self, parts: Mapping[str, PartState], workers: int, lock: MakeLock, *, each: bool = False
+    ) -> None:
         super().__init__()
         self.parts, self.copies, self._lock = parts, workers, lock
+        self._each = each
 
     def weights(self, name: str, nodes: Sequence[Through]) -> Sequence[AbstractShare]:
         kernels = [node.written_kernel() for node in nodes]
@@ -95,7 +120,7 @@ class SharedWeightsState(AbstractSharingState):
         )
 
     def assignment(self) -> AbstractAssignment:
-        return Balanced(self.copies)
+        return Stocked(self.copies) if self._each else Balanced(self.copies)
 
 
 def share(

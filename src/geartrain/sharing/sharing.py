@@ -63,6 +63,11 @@ class AbstractSharing(ABC):
 
     spreads: ClassVar[bool] = False
 
+    @property
+    def may_drain(self) -> bool:
+        """Whether it goes together with minibatches: ``Schedule(drain=True)``."""
+        return True
+
     @abstractmethod
     def make(
         self,

@@ -459,7 +459,8 @@ def _seen(engine: Engine, watch: Observer, began: int) -> Seen:
     return Seen(
         active,
         watch.rows / max(watch.firings, 1),
-        max(watch.updates.values(), default=0) / trained,
+        # Each copy has so many in flight; what is updated by one of them grows old for all.
+        max(watch.updates.values(), default=0) * controller.copies / trained,
         held / (active * controller.copies),
     )
 

@@ -136,7 +136,7 @@ class Session:
         parts = make_parts(graph, self.rules, device)
         self._move_modules_without_weights(parts, device)
         way = Alone() if sharing is None else sharing
-        _require_sharing(way, schedule.placement)
+        _require_sharing(way, schedule)
         self.state = State(
             graph,
             self.runtime,
@@ -349,7 +349,8 @@ class Session:
             raise ValueError(f"until={until}: the graph's losses have {sorted(known)}")
 
 
-def _require_sharing(sharing: object, placement: Mapping[str, int]) -> None:
+def _require_sharing(sharing: object, schedule: Schedule) -> None:
+    placement = schedule.placement
     if not isinstance(sharing, AbstractSharing):
         raise TypeError(
             f"sharing={sharing!r}: give a way to share weights, such as SharedWeights(), "
@@ -360,6 +361,11 @@ def _require_sharing(sharing: object, placement: Mapping[str, int]) -> None:
             f"sharing={type(sharing).__name__}(...) and placement={placement} do not go together: "
             "every copy of the graph lives on one worker with all its parts; leave one of the two "
             "out"
+        )
+    if schedule.drain and not sharing.may_drain:
+        raise ValueError(
+            f"sharing={sharing} and drain=True do not go together: a minibatch is of all workers; "
+            "give SharedWeights(in_flight='all')"
         )
 
 

@@ -49,6 +49,7 @@ from geartrain.runtime.processes.messages import (
     named_to_record,
     record_to_admitted,
     record_to_finished,
+    record_to_lot,
     record_to_named,
 )
 from geartrain.sharing.letters import SHARE, Letter
@@ -59,8 +60,11 @@ from geartrain.transport.record import Record
 _WORDS: Final = frozenset({Kind.REST, Kind.RESTING, Kind.STORY, Kind.END})
 _IDLE_S: Final = 0.02  # without work until it says that it has none
 _WAIT_S: Final = 0.5  # the longest wait for a message; then it looks again
-_REPORT_S: Final = 0.002
-_MOST_FIRINGS: Final = 64  # of one report
+_REPORT_S: Final = 0.002  # between two reports that the controller waits for
+_SLOW_S: Final = 0.05  # between others
+_LOTS: Final = 1  # so few in stock are to be heard of sooner
+_POLL_S: Final = 0.002  # between two looks for messages, where there is a stock
+_MOST_FIRINGS: Final = 256  # of one report
 _PULSE_S: Final = 0.1  # between two words on sums and staleness, for a progress line
 
 
@@ -177,8 +181,11 @@ class _Work:
             engine.sharing.copies,
             range(worker, engine.sharing.copies, self._parent),
         )
+        self._stock = engine.stock(worker)
         self._report = Report()
-        self._reported_s = self._pulsed_s = self._waited_s = 0.0
+        self._reported_s = self._pulsed_s = self._polled_s = self._waited_s = 0.0
+        # Who has a stock waits for no rows of others; a poll costs a tenth of a small firing.
+        self._patience_s = _POLL_S if self._stock is not None else 0.0
         self._sent = np.zeros(self._parent + 1, np.int64)  # records, by receiver
         self._had = np.zeros(self._parent + 1, np.int64)  # by sender
         self._over = False
@@ -205,12 +212,17 @@ class _Work:
     def _hear(self, *, works: bool = True) -> None:
         """Take what has come; wait if there is nothing else to do."""
         if works and self._state.ready:
+            if time.perf_counter() - self._polled_s < self._patience_s:
+                return
             found = self.transport.poll()
+            self._polled_s = time.perf_counter()
         else:
-            self._send_report()
+            if self._report.matters:
+                self._send_report()
             began = time.perf_counter()
             found = self.transport.poll(_IDLE_S)
             if not found:
+                self._send_report()
                 if works:
                     self._say_idle()
                 found = self.transport.poll(_WAIT_S)
@@ -243,8 +255,8 @@ class _Work:
         if kind in (FORWARD, BACKWARD):
             node, port, batch = to_delivery_parts(record, self._accepted)
             self._state.deliver(Delivery(node, port, batch))
-        elif kind == Kind.ADMITTED:
-            self._engine.wiring.arena.adopt(record_to_admitted(record))
+        elif kind in (Kind.ADMITTED, Kind.LOT):
+            self._admitted(record)
         elif kind == Kind.FINISHED:
             self._finished(record)
         elif kind == Kind.LETTER:
@@ -254,6 +266,22 @@ class _Work:
                 self._after_exchange([])
         elif kind == Kind.NAMED:
             self._release(record_to_named(record)[1])
+
+    def _admitted(self, record: Record) -> None:
+        arena = self._engine.wiring.arena
+        if self._stock is None or record.kind == Kind.ADMITTED:
+            arena.adopt(record_to_admitted(record))
+        else:
+            told, lot = record_to_lot(record, self._accepted)
+            arena.adopt(told)
+            self._stock.put(lot)
+            self._begin_some()
+
+    def _begin_some(self) -> None:
+        """Begin with instances that are in stock, as far as there is room."""
+        if self._stock is not None and self._stock.waiting:
+            for delivery in self._stock.begin():
+                self._state.deliver(delivery)
 
     def _finished(self, record: Record) -> None:
         told, slots = record_to_finished(record)
@@ -294,11 +322,22 @@ class _Work:
         # company, as a message costs as much as a small firing.
         if firing.elsewhere and report.matters:
             self._send_report()
-        elif end - self._reported_s > _REPORT_S or len(report.firings) >= _MOST_FIRINGS:
+        elif end - self._reported_s > self._pace_s or len(report.firings) >= _MOST_FIRINGS:
             self._send_report()
         for worker, delivery in firing.elsewhere:
             self._send(to_record(delivery.node, delivery.port, delivery.batch), worker)
         self._post(firing.letters)
+        if self._stock is not None:
+            if (told := self._stock.settle(firing.outbox)) is not None:
+                self._after_exchange(self._state.finished(told))
+            self._begin_some()
+
+    @property
+    def _pace_s(self) -> float:
+        """Between two reports."""
+        if not self._report.matters or (self._stock is not None and self._stock.waiting > _LOTS):
+            return _SLOW_S
+        return _REPORT_S
 
     def _add(self, firing: Firing, start: float, end: float) -> None:
         report, out = self._report, firing.outbox

@@ -2,6 +2,7 @@
 
     parent ─► worker    Admitted      frames of instances, before their rows
                         rows          a delivery (``transport.batches``)
+                        Lot           both, of instances that live there wholly
                         Finished      which instances are over, with their slots
                         a word        REST, END, ABANDON, STORY
     worker ─► worker    rows, gradients; letters between copies
@@ -25,13 +26,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.engine.rounds import Passed
-from geartrain.engine.router import Outbox
+from geartrain.engine.router import Delivery, Outbox
+from geartrain.engine.stock import Lot
 from geartrain.engine.worker import Finished, Firing
 from geartrain.errors import TransportError
 from geartrain.frames.frame import Admitted
 from geartrain.frames.message import IntArray, join_arrays
 from geartrain.parts.trained import StepTaken
 from geartrain.sharing.letters import Letter
+from geartrain.transport.batches import Accepted, to_delivery_parts, to_record
 from geartrain.transport.record import Array, Record
 
 
@@ -49,6 +52,7 @@ class Kind(IntEnum):
     REST = 72
     LETTER = 73
     RESTING = 74
+    LOT = 75
 
 
 _NONE = np.zeros(0, np.int64)
@@ -88,6 +92,40 @@ def record_to_admitted(record: Record) -> Admitted:
     start, edge_start = record.ints
     vertex, edge, value, fed = found
     return Admitted(slots, places, start, edge_start, keys, vertex, edge, value, fed)  # type: ignore[arg-type]
+
+
+def lot_to_record(told: Admitted, lot: Lot) -> Record:
+    """Instances with the frames of those of them that were admitted last, and all rows."""
+    frames = admitted_to_record(told)
+    rows = [to_record(d.node, d.port, d.batch) for d in lot.deliveries]
+    ints = [*frames.ints, lot.elsewhere, len(frames.arrays)]
+    arrays: list[Array | None] = [*frames.arrays, lot.slots, lot.open]
+    for each in rows:
+        ints += each.kind, len(each.ints), *each.ints, len(each.arrays)
+        arrays += each.arrays
+    return Record(Kind.LOT, tuple(ints), (), tuple(arrays))
+
+
+def record_to_lot(record: Record, accepted: Accepted) -> tuple[Admitted, Lot]:
+    """The reverse.
+
+    Raises:
+        TransportError: Its rows are not for here, or do not agree.
+    """
+    start, edge_start, elsewhere, at, *ints = record.ints
+    told = record_to_admitted(Record(Kind.ADMITTED, (start, edge_start), (), record.arrays[:at]))
+    slots: Any = record.arrays[at]
+    left: Any = record.arrays[at + 1]
+    at += 2
+    deliveries: list[Delivery] = []
+    while ints:
+        kind, many = ints[:2]
+        arrays = ints[2 + many]
+        rows = Record(kind, tuple(ints[2 : 2 + many]), (), record.arrays[at : at + arrays])
+        deliveries.append(Delivery(*to_delivery_parts(rows, accepted)))
+        at += arrays
+        del ints[: 3 + many]
+    return told, Lot(slots, left, elsewhere, deliveries)
 
 
 def finished_to_record(told: Finished, slots: IntArray) -> Record:

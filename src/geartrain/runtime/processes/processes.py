@@ -25,7 +25,10 @@ from geartrain import errors
 from geartrain.codec import decode
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Outbox
+from geartrain.engine.stock import Lot
 from geartrain.errors import GeartrainError, StuckError, WorkerDiedError, WorkerError
+from geartrain.frames.frame import Admitted
+from geartrain.frames.message import join_arrays
 from geartrain.nodes.loss import Objective
 from geartrain.parts.snapshot import take_over
 from geartrain.parts.trained import AbstractPart
@@ -39,6 +42,7 @@ from geartrain.runtime.processes.messages import (
     Report,
     admitted_to_record,
     finished_to_record,
+    lot_to_record,
     named_to_record,
     record_to_named,
 )
@@ -178,6 +182,8 @@ class _Parent:
         self._runtime, self._pool, self._engine = runtime, pool, engine
         self._feeder, self._watch = feeder, watch
         self._me = runtime.workers
+        self._stocked = engine.stock_up()
+        self._finished = np.zeros(engine.sharing.copies, np.int64)  # in training, by copy
         self._generation = pool.server.generation()
         nodes = tuple(n.name for n in engine.wiring.nodes.values())
         self._names = Names(nodes, list(engine.parts))
@@ -344,22 +350,29 @@ class _Parent:
             engine.controller.hold(part, holds)
         if not (report.matters or report.out.rounds):
             return False
-        self._count(report.out)
+        self._count(report.out, tells=not self._stocked)  # workers with a stock know
         return report.matters
 
-    def _count(self, out: Outbox) -> None:
+    def _count(self, out: Outbox, *, tells: bool = True) -> None:
         """Let the controller count answers, and tell of instances that have finished."""
         controller = self._engine.controller
         if controller.settle(out):
             slots = controller.finished_slots
-            for w, told in self._engine.tell_finished():
-                self._send(w, finished_to_record(told, slots))
+            if self._stocked:
+                copies = controller.finished_copies
+                self._finished += np.bincount(copies, minlength=self._finished.size)
+            if tells:
+                for w, told in self._engine.tell_finished():
+                    self._send(w, finished_to_record(told, slots))
             self._watch.finished(self._engine, time.perf_counter() - self._began)
 
     def _admit(self) -> None:
         """Fill up; when nothing is left, have the workers give back what they have."""
         engine = self._engine
         while (out := self._feeder.admit(engine)) is not None:
+            if self._stocked:
+                self._stock_up(out)
+                continue
             for told in engine.wiring.arena.take_news():
                 record = admitted_to_record(told)
                 for w in range(self._me):
@@ -379,6 +392,24 @@ class _Parent:
     def _send_all(self, word: Kind) -> None:
         for w in range(self._me):
             self._send(w, Record(word))
+
+    def _stock_up(self, out: Outbox) -> None:
+        """Give instances to the worker that is to have them, wholly."""
+        engine, controller = self._engine, self._engine.controller
+        deliveries, out.deliveries = out.deliveries, []
+        self._count(out)
+        news: dict[int, list[Admitted]] = {}
+        for told in engine.wiring.arena.take_news():
+            news.setdefault(told.copy, []).append(told)
+        for copy, some in news.items():
+            w = engine.home_of(copy)
+            for told in some[:-1]:  # as when instances came one by one
+                self._send(w, admitted_to_record(told))
+            rows = [d for d in deliveries if engine.home[d.node] == w]
+            slots = join_arrays([told.slots for told in some])
+            elsewhere = controller.trained - int(self._finished[copy])
+            lot = Lot(slots, controller.waits_for(slots), elsewhere, rows)
+            self._send(w, lot_to_record(some[-1], lot))
 
     def _send(self, to: int, record: Record) -> None:
         assert self._transport is not None

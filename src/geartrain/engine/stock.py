@@ -1,0 +1,159 @@
+"""Instances that wait at a worker until there is room, so that it waits for nobody.
+
+    controller ── lots ──► stock ── when others have finished ──► the worker's queues
+        ▲                                                              │
+        └────────── what was answered, by and by ──────────────────────┘
+
+Where an instance lives wholly on one worker, that worker sees all of its answers. So it can tell by
+itself that an instance has finished and begin the next: the controller's own count may come later,
+and its messages may be few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geartrain.engine.router import Delivery, Outbox
+from geartrain.engine.worker import Finished
+from geartrain.frames.frame import Arena
+from geartrain.frames.message import INSTANCE, Forward, IntArray, join_arrays
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Lot:
+    """Instances that were admitted together for one worker.
+
+    Args:
+        slots: int64 ``(n,)``; their frames are in the worker's arena.
+        open: int64 ``(n,)``, answers that each waits for; 0: it has finished as it was admitted.
+        elsewhere: Instances finished in training, those of this worker left out, as far as the
+            controller knows.
+        deliveries: Their rows.
+    """
+
+    slots: IntArray
+    open: IntArray
+    elsewhere: int
+    deliveries: Sequence[Delivery]
+
+    def __len__(self) -> int:
+        """Those of them that have not finished."""
+        return int(np.count_nonzero(self.open))
+
+    def split(self, n: int) -> tuple[Lot, Lot]:
+        """The first of them, so that n have not finished, and the others."""
+        many = int(np.searchsorted(np.cumsum(self.open > 0), n, side="right"))
+        slots, left = self.slots, self.open
+        here = np.zeros(int(slots.max()) + 1, np.bool_)
+        here[slots[:many]] = True
+        now: list[Delivery] = []
+        later: list[Delivery] = []
+        for delivery in self.deliveries:
+            batch = delivery.batch
+            assert isinstance(batch, Forward)  # rows that were fed
+            for some, rows in zip(
+                (now, later), _apart(batch, here[batch.state[INSTANCE]]), strict=True
+            ):
+                if len(rows):
+                    some.append(Delivery(delivery.node, delivery.port, rows))
+        return (
+            Lot(slots[:many], left[:many], self.elsewhere, now),
+            Lot(slots[many:], left[many:], self.elsewhere, later),
+        )
+
+
+def _apart(batch: Forward, first: NDArray[np.bool_]) -> tuple[Forward, Forward]:
+    """The rows that are marked, and the others; cut where they come one after the other."""
+    n = int(np.count_nonzero(first))
+    if first[:n].all():
+        return batch.cut(n)
+    return batch.take(np.flatnonzero(first)), batch.take(np.flatnonzero(~first))
+
+
+_SHARE: Final = 16
+"""Room for one in so many of those in flight is awaited: to begin has a cost of its own."""
+
+
+@final
+class Stock:
+    """What a worker has been given and has not begun, and what is in flight there.
+
+    Args:
+        arena: Has the frames.
+        copy: Of the graph, that lives on the worker.
+        trained: Instances finished in training before this pass.
+        limit: Instances finished in training to how many may be in flight.
+    """
+
+    def __init__(self, arena: Arena, copy: int, trained: int, limit: Callable[[int], int]) -> None:
+        self._arena, self._copy, self._limit = arena, copy, limit
+        self._elsewhere, self._finished = trained, 0
+        self._lots: list[Lot] = []
+        self._open = np.zeros(64, np.int64)  # answers that are waited for, by slot
+        self.active = 0
+
+    @property
+    def waiting(self) -> int:
+        """Lots that have not been begun."""
+        return len(self._lots)
+
+    @property
+    def trained(self) -> int:
+        """Instances finished in training, as far as is known here."""
+        return self._elsewhere + self._finished
+
+    def put(self, lot: Lot) -> None:
+        """A lot has come."""
+        self._elsewhere = max(self._elsewhere, lot.elsewhere)
+        self._lots.append(lot)
+
+    def begin(self) -> list[Delivery]:
+        """The rows of those for which there is room now."""
+        found: list[Delivery] = []
+        limit = self._limit(self.trained)
+        while self._lots:
+            room = limit - self.active
+            if len(self._lots[0]) > room:
+                if room < max(1, limit // _SHARE):
+                    break
+                self._lots[0:1] = self._lots[0].split(room)
+            found += self._begin(self._lots.pop(0))
+        return found
+
+    def _begin(self, lot: Lot) -> Sequence[Delivery]:
+        top = int(lot.slots.max(initial=0))
+        if top >= self._open.size:
+            self._open = np.concatenate([self._open, np.zeros(top, np.int64)])
+        self._open[lot.slots] = lot.open
+        self.active += len(lot)
+        return lot.deliveries
+
+    def settle(self, out: Outbox) -> Finished | None:
+        """Count what a firing says of instances; those that have finished by it, if any have.
+
+        What was answered too often is for the controller to say, who counts as well.
+        """
+        for slots in out.spawned:
+            np.add.at(self._open, slots, 1)
+        finished: list[IntArray] = []
+        for slots in out.answered:
+            counts = np.bincount(slots)
+            touched = np.flatnonzero(counts)
+            self._open[touched] -= counts[touched]
+            done = touched[self._open[touched] == 0]
+            if done.size:
+                finished.append(done)
+        if not finished:
+            return None
+        slots = join_arrays(finished)
+        turns = self._arena.turn[slots]
+        self._arena.forget(slots)
+        self.active -= slots.size
+        self._finished += slots.size
+        return Finished(turns, self.trained, self._copy)

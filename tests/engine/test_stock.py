@@ -1,0 +1,115 @@
+"""Instances that wait at a worker until there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from geartrain.engine.router import Delivery, Outbox
+from geartrain.engine.stock import Lot, Stock
+from geartrain.frames.frame import Arena
+from geartrain.frames.message import Forward
+
+
+def stock(limit: int = 4, trained: int = 0) -> Stock:
+    arena = Arena()
+    arena.turn[:] = np.arange(64) + 100
+    return Stock(arena, 1, trained, lambda finished: limit)
+
+
+def lot(slots: Sequence[int], answers: Sequence[int] | None = None, elsewhere: int = 0) -> Lot:
+    state = np.zeros((2, len(slots)), np.int64)
+    state[0] = slots
+    rows = Delivery(7, 0, Forward((), state, np.array(slots)))
+    return Lot(np.array(slots), np.array(answers or [1] * len(slots)), elsewhere, [rows])
+
+
+def begun(here: Stock) -> list[list[int]]:
+    return [d.batch.state[0].tolist() for d in here.begin() if isinstance(d.batch, Forward)]
+
+
+def answered(*slots: int) -> Outbox:
+    return Outbox(answered=[np.array(slots)])
+
+
+def test_lots_begin_in_their_order_as_far_as_there_is_room() -> None:
+    here = stock(4)
+    for slots in ([0, 1], [2, 3], [4]):
+        here.put(lot(slots))
+    assert begun(here) == [[0, 1], [2, 3]]
+    assert (here.active, here.waiting) == (4, 1)
+    assert here.settle(answered(2)) is not None
+    assert begun(here) == [[4]]
+    assert (here.active, here.waiting) == (4, 0)
+
+
+def test_an_instance_finishes_with_its_last_answer_and_spawned_rows_are_awaited() -> None:
+    here = stock()
+    here.put(lot([5, 6], [2, 1]))
+    here.begin()
+    assert here.settle(answered(5)) is None
+    both = Outbox(answered=[np.array([5, 6, 6])], spawned=[np.array([6])])
+    told = here.settle(both)
+    assert told is not None
+    assert sorted(told.turns.tolist()) == [105, 106] and told.copy == 1
+    assert here.active == 0
+
+
+def test_what_finished_as_it_was_admitted_takes_no_room() -> None:
+    here = stock(2)
+    here.put(lot([0, 1, 2], [0, 1, 0]))
+    here.put(lot([3]))
+    assert begun(here) == [[0, 1, 2], [3]]
+    assert here.active == 2
+
+
+def test_a_lot_that_is_larger_than_the_room_begins_in_part() -> None:
+    here = stock(2)
+    here.put(lot([0, 5, 2, 3], [1, 0, 1, 1]))
+    assert begun(here) == [[0, 5, 2]]
+    assert (here.active, here.waiting) == (2, 1)
+    assert begun(here) == []
+    here.settle(answered(0))
+    assert begun(here) == [[3]]
+    assert (here.active, here.waiting) == (2, 0)
+
+
+def test_rows_of_a_split_lot_go_with_their_instances_in_whatever_order_they_are() -> None:
+    state = np.array([[3, 1, 3, 2], [0, 1, 2, 3]])
+    rows = Forward((), state, np.arange(4))
+    first, others = Lot(np.array([1, 3, 2]), np.array([1, 2, 1]), 0, [Delivery(7, 0, rows)]).split(
+        2
+    )
+    assert first.slots.tolist() == [1, 3] and others.slots.tolist() == [2]
+    (now,), (later,) = first.deliveries, others.deliveries
+    assert isinstance(now.batch, Forward) and isinstance(later.batch, Forward)
+    assert now.batch.state.tolist() == [[3, 1, 3], [0, 1, 2]]
+    assert later.batch.state.tolist() == [[2], [3]] and later.batch.origin.tolist() == [3]
+
+
+def test_where_many_may_be_in_flight_room_for_a_sixteenth_is_awaited() -> None:
+    here = stock(32)
+    here.put(lot(range(40)))
+    assert [len(some) for some in begun(here)] == [32]
+    here.settle(answered(3))
+    assert begun(here) == []
+    here.settle(answered(4))
+    assert begun(here) == [[32, 33]]
+
+
+def test_what_has_finished_is_that_of_others_as_was_told_and_its_own_as_it_is() -> None:
+    here = stock(trained=10)
+    here.put(lot([0, 1], elsewhere=14))
+    here.begin()
+    told = here.settle(answered(0))
+    assert told is not None and told.trained == here.trained == 15
+    here.put(lot([2], elsewhere=12))  # it never goes back
+    told = here.settle(answered(1))
+    assert told is not None and told.trained == 16
+
+
+def test_slots_beyond_those_that_were_there_make_room() -> None:
+    here = stock()
+    here.put(lot([200]))
+    assert begun(here) == [[200]] and here.active == 1
