@@ -58,7 +58,7 @@ CASES: Mapping[str, Case] = {
     "mnist": Case("mnist", 600, False),
     "charlm": Case("charlm", 60, False),
     "cifar": Case("cifar", 60, False),
-    "shapes": Case("shapes", 100, False),
+    "shapes": Case("shapes", 80, False),
     "sentiment by vertex": Case("sentiment", 2000, True, whole=0),
     "lists by step": Case("listreduce", 20_000, True, whole=0),
     "sentiment": Case("sentiment", 4000, True, whole=1),

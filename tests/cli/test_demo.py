@@ -44,7 +44,7 @@ def test_both_are_trained_alike_and_what_was_measured_is_on_the_screen(
     assert two["staleness"]["part 0"]["max"] >= 1
     spent = [sum(epochs_of(folder)) for folder in folders.values()]
     assert re.search(r"updates of each part 20 20 ", words)
-    assert "staleness, mean (max) 0.0 (0) " in words
+    assert "staleness by part, mean (max) 0.0 (0) " in words
     busy = ", ".join(f"{100 * each:.0f}%" for each in two["busy"])
     assert f"busy {100 * one['busy'][0]:.0f}% {busy} " in words
     rates = " ".join(f"{80 / seconds:,.0f} images/s" for seconds in spent)

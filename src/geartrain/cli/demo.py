@@ -238,7 +238,7 @@ def _alternate(sides: Sequence[_Side], epochs: int, console: Console) -> None:
             ended = side.train_epoch(epoch)
             console.print(
                 f"epoch {epoch}/{epochs}  {side.name:<{wide}}  loss {number(ended.loss)}  "
-                f"accuracy {measure('accuracy', ended.valid['accuracy'])}  "
+                f"valid accuracy {measure('accuracy', ended.valid['accuracy'])}  "
                 f"{duration(ended.seconds)}",
                 soft_wrap=True,
             )
@@ -284,7 +284,7 @@ def _table(sides: Sequence[_Side]) -> Table:
     accuracy = [measure("accuracy", last.valid["accuracy"]) for last in lasts]
     table.add_row("valid accuracy", *accuracy)
     table.add_row("updates of each part", *(_updates(side) for side in sides))
-    table.add_row("staleness, mean (max)", *(_staleness(side) for side in sides))
+    table.add_row("staleness by part, mean (max)", *(_staleness(side) for side in sides))
     table.add_row("busy", *(", ".join(f"{100 * b:.0f}%" for b in s.seen.busy()) for s in sides))
     table.add_row("training", *(duration(seconds) for seconds in spent))
     rates = [f"{n / s:,.0f} images/s" for n, s in zip(images, spent, strict=True)]
