@@ -75,7 +75,7 @@ def test_a_run_whose_worker_is_killed_goes_on_and_counts_what_it_repeats(
 
     def strike(line: ProgressLine, event: Updated) -> None:
         steps.append(event)
-        if len(steps) == 5:
+        if len(steps) == 1:  # others may be of the end of an epoch, when no pass runs
             os.kill(made[0].pids[1], signal.SIGKILL)
 
     monkeypatch.setattr(RunSettings, "make_runtime", lambda it: made.append(make(it)) or made[0])

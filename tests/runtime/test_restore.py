@@ -190,6 +190,26 @@ def test_whatever_a_worker_dies_of_the_call_goes_on(how, monkeypatch):
     assert fit.deaths == 1 and fit.instances == INSTANCES
 
 
+@pytest.mark.parametrize(
+    ("sharing", "active"),
+    [
+        (gt.SharedWeights(), 8),
+        pytest.param(gt.PartCopies({"map 2": 2}), 8, marks=SLOW),
+        pytest.param(None, "auto", marks=SLOW),
+    ],
+    ids=["shared weights", "part copies", "auto"],
+)
+def test_whoever_has_the_weights_the_call_goes_on(sharing, active):
+    killer = Killer({20})
+    mine = session(
+        restoring(), instruments=[killer], sharing=sharing, schedule=None, max_active=active
+    )
+    fit = mine.fit(data(300), epochs=2)
+    assert fit.deaths == 1 and [e.instances for e in fit.history] == [300, 300]
+    assert mine.statistics()["trained"] == fit.instances == 600
+    assert all(bool(x.isfinite().all()) for x in weights(mine))
+
+
 def test_a_death_in_every_attempt_is_raised_with_the_story_of_all():
     module = Struck(struck.kill, rows=25)
     killer = Killer(set())

@@ -111,7 +111,11 @@ class Collective:
         n = max(1, len(there))
         mean = tuple(mean_of(column) for column in zip(*given, strict=True))
         nbytes = 2 * (n - 1) * tensor_bytes(mean) // n
-        progress = max(each.progress for each in self._given.values())
+        members = self._members
+        progress = max(
+            members[k].part.progress if members[k].here else each.progress
+            for k, each in self._given.items()
+        )
         for m in there:
             version = self._given[m.index].version if m.index in self._given else m.version
             me.outbox.append(
