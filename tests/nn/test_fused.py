@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.errors import ProtocolError
-from geartrain.native import fused, library
+from geartrain.native import library
+from geartrain.native.fused import packed as pack
 from geartrain.native.steady import steady
 from geartrain.nn.derivation import derive
-from geartrain.nn.fused import MOST_WEIGHTS, PackedWeights
+from geartrain.nn.fused import PackedWeights
 from geartrain.nn.program import Operands, Program
+from geartrain.nn.steps import MOST_WEIGHTS
 from geartrain.nodes.gradient import GradientSum
 
 N, D, WORDS = 23, 6, 9
@@ -169,13 +171,12 @@ def test_weights_are_packed_once_a_firing_and_anew_in_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     packed: list[bool] = []
-    pack = fused.packed
 
     def watched(weight: Tensor, *, turned: bool) -> Tensor:
         packed.append(turned)
         return pack(weight, turned=turned)
 
-    monkeypatch.setattr(fused, "packed", watched)
+    monkeypatch.setattr("geartrain.nn.fused.packed", watched)
     module, inputs = _made("stacked", torch.float64)
     assert isinstance(module, Stacked)
     program = Program(derive(module, inputs), Operands(module))
