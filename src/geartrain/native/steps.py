@@ -72,7 +72,6 @@ def adam_step(
         words += (w.data_ptr(), g.data_ptr(), m.data_ptr(), v.data_ptr(), t.data_ptr(), w.numel())
     jobs = pack(f"{len(words)}q", *words)
     run(jobs, len(weights), rate, *betas, eps, weight_decay, maximize)
-    torch.autograd.graph.increment_version(weights)  # as torch's own do
     return True
 
 
@@ -127,7 +126,6 @@ def adagrad_step(
             f"a gradient is for rows {gradients[bad - 1]._indices()[0].tolist()[:8]}..., its "
             f"weight has {weights[bad - 1].shape[0]}"
         )
-    torch.autograd.graph.increment_version(weights)
     return True
 
 
