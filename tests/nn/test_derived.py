@@ -18,6 +18,7 @@ from torch.testing import assert_close
 from geartrain import Graph, Instance, Part, Rules, Session, Simulated
 from geartrain.errors import GraphError, ProtocolError
 from geartrain.nn.derived import MOST_PROGRAMS, DerivedKernel
+from geartrain.nn.registry import REGISTRY
 from geartrain.nodes.gradient import GradientSum
 from geartrain.parts.rules import Flush
 from geartrain.train.options import Compute
@@ -363,6 +364,7 @@ class Running(nn.Module):
 def test_what_cannot_be_cut_runs_again_and_the_log_says_why(
     module: nn.Module, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    REGISTRY.forget()  # a structure is told of once
     kernel, x = DerivedKernel("odd", module), torch.rand(ROWS, D)
     with caplog.at_level(logging.WARNING, "geartrain.nn"), torch.no_grad():
         (y,), kept = kernel.forward((x,))

@@ -235,6 +235,23 @@ def test_fused_adam_steps_as_torchs_own(told, dtype, native, monkeypatch) -> Non
             torch.testing.assert_close(own[number][name], value)
 
 
+@pytest.mark.parametrize(
+    "kind", [gt.FusedAdam, gt.FusedAdagrad, partial(torch.optim.Adam, fused=True)]
+)
+def test_steps_of_a_part_are_counted_at_its_weights_whoever_takes_them(kind) -> None:
+    """Copies in bfloat16 and kept graphs know by that that weights have changed."""
+    graph = gt.Graph(value=("label",))
+    module = torch.nn.Linear(3, 2)
+    scores = graph.input("x").through(module, name="readout")
+    scores.loss(gt.cross_entropy, target="label")
+    points = [gt.Instance({"x": torch.rand(1, 3)}, value={"label": k % 2}) for k in range(8)]
+    session = gt.Session(graph, rules=gt.Rules(optimizer=partial(kind, lr=0.1), update_every=2))
+    before = module.weight._version, module.bias._version
+    session.fit(points, epochs=1)
+    after = module.weight._version, module.bias._version
+    assert all(b - a >= 4 for a, b in zip(before, after, strict=True))
+
+
 def test_what_fused_adam_cannot_step_torch_does() -> None:
     made = []
     for kind in (partial(torch.optim.Adam, fused=True), gt.FusedAdam):

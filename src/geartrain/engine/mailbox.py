@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar, final
 
+import numpy as np
+
 from geartrain.frames.message import Backward, Forward, IntArray
 
 B = TypeVar("B", Forward, Backward)
@@ -107,6 +109,39 @@ class Queue:
             taken.append(batch)
             left -= n
         self.rows -= max_rows
+        return taken
+
+    def take_latest(
+        self, max_rows: int, left_by: Callable[[Backward], IntArray | None]
+    ) -> list[Forward | Backward]:
+        """Those that left a node by the latest of its firings, if they are so few; else ``take``.
+
+        Args:
+            max_rows: Rows, at most.
+            left_by: The firing of each row of a batch.
+        """
+        oldest = self._batches[0]
+        if self.alone or not isinstance(oldest, Backward) or left_by(oldest) is None:
+            return self.take(max_rows)
+        batches = [b for b in self._batches if isinstance(b, Backward)]
+        known = [f for b in batches if (f := left_by(b)) is not None]
+        latest = max(int(f.max()) for f in known)
+        chosen = [np.flatnonzero(f == latest) for f in known]
+        rows = sum(which.size for which in chosen)
+        if rows in (0, self.rows) or rows > max_rows:
+            return self.take(max_rows)
+        taken: list[Forward | Backward] = []
+        self._batches.clear()
+        for batch, which in zip(batches, chosen, strict=True):
+            if which.size == len(batch):
+                taken.append(batch)
+                continue
+            others = np.ones(len(batch), np.bool_)
+            others[which] = False
+            self._batches.append(batch.take(np.flatnonzero(others)))
+            if which.size:
+                taken.append(batch.take(which))
+        self.rows -= rows
         return taken
 
 

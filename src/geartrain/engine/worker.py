@@ -284,7 +284,8 @@ class WorkerState:
             # instances, and be a firing of their own. What completes an update goes at once.
             if 2 * node.grain < limit < queue.rows and limit != most:
                 limit -= limit % node.grain
-            batches = queue.take(limit)
+            back = queue.port == BACKWARD
+            batches = queue.take_latest(limit, node.left_by) if back else queue.take(limit)
             if not queue.rows:
                 del self._ready[queue]
             forward, rows = queue.port >= 0, sum(map(len, batches))

@@ -54,6 +54,7 @@ from geartrain.nodes.method import called_by, weights_of
 from geartrain.nodes.node import AbstractNode, Place
 from geartrain.nodes.payload import Recompute, RowNode
 from geartrain.nodes.readout import ReadoutNode
+from geartrain.nodes.remembering import Remembering
 from geartrain.nodes.stage import GraphNode
 from geartrain.nodes.stand_in import shell_of, tensors_of
 from geartrain.nodes.weights import AbstractWeights
@@ -276,6 +277,8 @@ class Through(AbstractOperator):
                     "module again)"
                 )
             kernel = derived_kernel(self.name, self.function)
+        if kernel is None and keep == "auto" and call.inside:
+            return call, Remembering(function, self.parameters), None
         if kernel is None:
             again, choice = Recompute(function, self.parameters), None
             if self._chooses():
@@ -309,6 +312,8 @@ class Through(AbstractOperator):
             return self.keep if self.call.inside else "activations, derived"
         if self._keeps_masks():
             return "auto: derived, for the mask"
+        if self.call.inside:
+            return "auto: autograd's graph of a firing, or runs again"
         story = self.experience.story if self._chooses() else "runs again"
         return f"auto: {story}"
 

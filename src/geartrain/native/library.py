@@ -64,6 +64,8 @@ _TYPED: Final[Mapping[str, Arguments]] = {
     "gru_backward": (_N, _N, _N, *[_P] * 4, _N, *[_P] * 3),
     "map_forward": (*[_N] * 3, *[_P] * 4),
     "map_backward": (*[_N] * 3, *[_P] * 6),
+    "fused_run": (_N, _N, BYTES, _N, _N, BYTES, BYTES, _N),
+    "fused_pack": (_N, _N, _N, _P, _P),
     "square_sum": (BYTES, _N, _P),
     "scale_all": (BYTES, _N, _R),
     "adam": (BYTES, _N, *[_R] * 5, _N),
@@ -77,6 +79,7 @@ _NAMES: Final = {torch.float32: "float", torch.float64: "double", torch.bfloat16
 _NOT_SHORT: Final = frozenset(  # losses and weights are float32
     (
         *("map_forward", "map_backward", "attend_forward", "attend_backward"),
+        *("fused_run", "fused_pack"),
         *("cross_entropy", "square_sum", "scale_all", "adam", "adagrad"),
     )
 )

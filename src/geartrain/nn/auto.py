@@ -36,6 +36,10 @@ FIRINGS: Final = 64
 """Firings in training before anything is traced: short runs never pay for a trace."""
 ROWS: Final = 2000
 """Rows in them."""
+LARGE_FIRINGS: Final = 8
+"""Firings that will do where they are large ..."""
+LARGE_ROWS: Final = 8192
+"""... and have so many rows together: what runs again costs as much as a trace by then."""
 WORTH: Final = 0.95
 """Derived kernels are taken if they take no more than this part of the time."""
 CLEAR: Final = 0.8
@@ -84,7 +88,9 @@ class Auto(AbstractChoice):
         n = inputs[0].shape[0]
         self._done.firings += 1
         self._done.rows += n
-        ripe = self._done.firings >= FIRINGS and self._done.rows >= ROWS
+        firings, rows = self._done.firings, self._done.rows
+        ripe = firings >= FIRINGS and rows >= ROWS
+        ripe = ripe or (firings >= LARGE_FIRINGS and rows >= LARGE_ROWS)
         # A few rows that are left over are no measure, nor is what is being watched.
         typical = 2 * n * self._done.firings >= self._done.rows
         watched = operations.listening or _get_current_dispatch_mode() is not None

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.frames.tables import sparse_tables
+from geartrain.native.fused import available
+from geartrain.nn.fused import PackedWeights
 from geartrain.nn.split import Term, TraceSplit
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
@@ -68,16 +70,29 @@ class Operands:
 
 @final
 class Program(AbstractKernel):
-    """A cut and the operands it is called with."""
+    """A cut and the operands it is called with.
 
-    def __init__(self, cut: Cut, operands: Operands) -> None:
+    Args:
+        cut: What it does.
+        operands: Of the function.
+        fused: Whether C does it, where it can.
+    """
+
+    def __init__(self, cut: Cut, operands: Operands, *, fused: bool = True) -> None:
         self._parts, self._operands = cut.parts, operands
         self._inputs, self._empty = cut.inputs, cut.outputs
+        self._pair = cut.parts.fused if fused else None
+        self._packed = PackedWeights()
 
     def forward(
         self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
     ) -> tuple[Payload, Payload]:
-        found = self._parts.forward(inputs[0].shape[0], *self._operands.tensors(), *inputs)
+        n, operands = inputs[0].shape[0], self._operands.tensors()
+        pair = self._pair
+        if pair is not None and available(pair.dtype):
+            found = pair.forward(n, [*operands, *inputs], self._packed)
+        else:
+            found = self._parts.forward(n, *operands, *inputs)
         return found[: self._parts.outputs], found[self._parts.outputs :]
 
     def backward(
@@ -91,20 +106,26 @@ class Program(AbstractKernel):
         wanted: bool = True,
     ) -> Gradient:
         parts = self._parts
-        dys = [gradients[j] for j in parts.tangents]
-        came = frozenset(k for k, d in enumerate(dys) if d is not None)
+        some = [gradients[j] for j in parts.tangents]
+        came = frozenset(k for k, d in enumerate(some) if d is not None)
         answers: list[Tensor | None] = [None] * self._inputs
         if not came:
             return tuple(answers)
-        n = next(d.shape[0] for d in dys if d is not None)
-        if len(came) < len(dys):
+        n = next(d.shape[0] for d in some if d is not None)
+        dys = [d for d in some if d is not None]
+        if len(came) < len(some):
             empty = (self._empty[j] for j in parts.tangents)
             dys = [
                 e.new_zeros((n, *e.shape[1:])) if d is None else d
-                for d, e in zip(dys, empty, strict=True)
+                for d, e in zip(some, empty, strict=True)
             ]
         operands = self._operands.tensors()
-        found = parts.backward(n, *operands, *gathered(kept, rows), *dys)
+        pair = self._pair
+        if pair is not None and available(pair.dtype):
+            given = [*operands, *gathered(kept, rows), *dys]
+            found = pair.backward(n, given, self._packed)
+        else:
+            found = parts.backward(n, *operands, *gathered(kept, rows), *dys)
         for k, (i, of) in enumerate(parts.gradients.items()):
             if of & came:
                 answers[i] = found[k]

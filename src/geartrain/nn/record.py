@@ -28,7 +28,8 @@ class Trace:
     """A function's operators.
 
     Args:
-        graph: A placeholder for each argument, calls, results.
+        graph: A placeholder for each argument, calls, results; tensors on the CPU have their dtype
+            in ``meta``.
         shapes: Of the tensors in it.
         constants: Tensors that it read besides its arguments, by name.
         alien: Whether one of those existed before: it is somebody's, and not made by the code.
@@ -75,6 +76,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._nodes[id(x)] = node
         self._held.append(x)
         self.shapes[node] = tuple(x.shape)
+        if x.is_cpu:
+            node.meta["dtype"] = x.dtype
 
     def node_of(self, x: Tensor) -> fx.Node:
         found = self._nodes.get(id(x))

@@ -28,7 +28,9 @@ from torch import Tensor, fx
 
 from geartrain.errors import GraphError
 from geartrain.nn.emit import emit
+from geartrain.nn.fused import Pair
 from geartrain.nn.record import Trace, draws, record
+from geartrain.nn.steps import Like, fuse
 from geartrain.nodes.call import differentiate
 from geartrain.nodes.products import affine, times
 
@@ -113,6 +115,7 @@ class TraceSplit:
         terms: What the operands get.
         draws: Whether the forward draws random numbers.
         alien: Whether they read tensors that are neither arguments nor made by the code.
+        fused: The same in C, with residuals of its own; None: something in it is not to be had.
     """
 
     forward: Callable[..., Any]
@@ -123,6 +126,7 @@ class TraceSplit:
     terms: tuple[Term, ...]
     draws: bool
     alien: bool
+    fused: Pair | None = None
 
 
 def split(
@@ -233,6 +237,11 @@ class _Cut:
         self._simplify()
         self._mark()
         self._use_products()
+        for x in self._graph.nodes:
+            dtype = x.meta.get("dtype")
+            if dtype is not None and self._rows.get(x, 1) == 1 and not self._axis.get(x):
+                tail = self._shapes[x][1:] if x in self._rows else self._shapes[x]
+                x.meta["like"] = Like(tail, x in self._rows, dtype)
 
     def split(self, learned: Sequence[int], wanted: Sequence[int]) -> TraceSplit:
         """``learned`` operands and ``wanted`` inputs are those that were differentiated."""
@@ -253,18 +262,20 @@ class _Cut:
                 terms.append(Term(k, how, len(roots), of, padding))
                 roots += tensors
         kept = self._residuals(roots)
+        forward, backward = self._forward(outputs, kept), self._backward(roots, kept)
         return TraceSplit(
-            self._forward(outputs, kept),
-            self._backward(roots, kept),
+            emit(forward, self._constants),
+            emit(backward, self._constants),
             len(outputs),
             self._of_output,
             gradients,
             tuple(terms),
             any(draws(x) for x in self._graph.nodes),
             self._alien,
+            fuse(forward, backward, len(self._operands), len(outputs)),
         )
 
-    def _forward(self, outputs: Sequence[fx.Node], kept: Sequence[fx.Node]) -> Callable[..., Any]:
+    def _forward(self, outputs: Sequence[fx.Node], kept: Sequence[fx.Node]) -> fx.Graph:
         graph, made = self._begun(self._inputs)
         self._copy([*outputs, *kept], graph, made)
         found = [made[y] for y in outputs]
@@ -278,7 +289,7 @@ class _Cut:
             found.append(y)
         return self._finished(graph, found)
 
-    def _backward(self, roots: Sequence[fx.Node], kept: Sequence[fx.Node]) -> Callable[..., Any]:
+    def _backward(self, roots: Sequence[fx.Node], kept: Sequence[fx.Node]) -> fx.Graph:
         graph, made = self._begun([*kept, *self._tangents])
         for x in kept:
             if self._rows[x] != 1:
@@ -295,10 +306,11 @@ class _Cut:
     def _begun(self, given: Sequence[fx.Node]) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
         """A graph of n and the operands, then ``given``."""
         graph = fx.Graph()
-        return graph, {
-            x: graph.placeholder(f"given_{k}")
-            for k, x in enumerate([self._n, *self._operands, *given])
-        }
+        made = {}
+        for k, x in enumerate([self._n, *self._operands, *given]):
+            made[x] = graph.placeholder(f"given_{k}")
+            made[x].meta.update(x.meta)
+        return graph, made
 
     def _copy(
         self, roots: Sequence[fx.Node], graph: fx.Graph, made: dict[fx.Node, fx.Node]
@@ -316,9 +328,9 @@ class _Cut:
                 if x.target in _VIEWS:  # what is kept is contiguous, whatever it was
                     made[x].target = aten.reshape.default
 
-    def _finished(self, graph: fx.Graph, results: Sequence[fx.Node]) -> Callable[..., Any]:
+    def _finished(self, graph: fx.Graph, results: Sequence[fx.Node]) -> fx.Graph:
         graph.output(tuple(results))
-        return emit(graph, self._constants)
+        return graph
 
     def _results(self) -> list[fx.Node]:
         (results,) = next(iter(reversed(self._graph.nodes))).args

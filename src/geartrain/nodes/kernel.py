@@ -64,6 +64,9 @@ class AbstractKernel(ABC):
     room_for: int | None = None
     """Number of the residual that ``forward`` writes into ``room``; None: no such."""
 
+    remembers: bool = False
+    """Whether the rows of one forward, if they come back as they left, are answered for less."""
+
     keeps_rows: bool = True
     """Whether residuals have a row for each row, so that a node can keep them until the gradient
     comes. If not, the kernel is only used where the loss is in the same node."""
@@ -84,6 +87,10 @@ class AbstractKernel(ABC):
             rows. Their number, trailing shapes and dtypes are the same in every call with inputs of
             the same kind. Residuals may be inputs or outputs themselves.
         """
+
+    def evaluate(self, inputs: Payload, inside: Inside | None = None) -> Payload:
+        """The outputs, where no gradient will come."""
+        return self.forward(inputs, inside)[0]
 
     @abstractmethod
     def backward(

@@ -146,6 +146,14 @@ class AbstractNode(ABC):
         """``lengths``, of those rows that one of its parts computes."""
         return self.lengths(batch)
 
+    def left_by(self, batch: Backward) -> IntArray | None:
+        """The forward firing by which each message left; None: it is all the same.
+
+        Where it matters, messages that wait for their way back go by the latest first: what left
+        together then comes back together, as the last turn of a loop goes back before the others.
+        """
+        return None
+
     def slots(self, batch: Forward | Backward) -> IntArray:
         """The instance's slot of each message of a batch that waits for this node.
 

@@ -129,8 +129,10 @@ class RowNode(BundleKeepingNode):
         weights: AbstractWeights | None,
         choice: AbstractChoice | None = None,
     ) -> None:
-        super().__init__(place, call, weights, () if choice is None else ("era",))
+        columns = () if choice is None else ("era",)
+        super().__init__(place, call, weights, (*columns, "firing") if call.inside else columns)
         self._kernel, self._dry_run = kernel, unsettled(call)
+        self._firings = 0
         self._choice, self._eras = choice, Eras(kernel, self._rows)
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
@@ -142,10 +144,13 @@ class RowNode(BundleKeepingNode):
         if not train or self._owes_nothing(batches, origin):
             inputs = self._inputs(batches, state, lengths, {})
             with Unrecorded():
-                outputs, _ = self._kernel.forward(inputs, inside)
+                outputs = self._kernel.evaluate(inputs, inside)
             return self._emit(outputs, state, origin, lengths)
         n = origin.size
         start, first, total = self._keep(origin, state, lengths)
+        if self._call.inside:
+            self._firings += 1
+            self._rows["firing"][start : start + n] = self._firings
         buffers, era = self._buffers, self._eras.now
         in_place = self._in_place(era, buffers, batches, first, total) if era.kept_input else {}
         inputs = self._inputs(batches, state, lengths, in_place)
@@ -204,6 +209,12 @@ class RowNode(BundleKeepingNode):
     @property
     def grain(self) -> int:
         return 1 if self._weights is None or self._cells is not None else GRAIN
+
+    def left_by(self, batch: Backward) -> IntArray | None:
+        if not self._kernel.remembers:
+            return None
+        found: IntArray = self._rows["firing"][batch.rows & ROW_MASK]
+        return found
 
     def _owes_nothing(self, batches: Sequence[Forward], origin: IntArray) -> bool:
         """Whether no gradient is wanted: no weights, and integers that instances brought.

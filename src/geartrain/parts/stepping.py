@@ -207,6 +207,9 @@ class Stepping:
             if "measured_delay" in group:
                 group["measured_delay"] = delay
         self._step_at(self.optimizer, factor)
+        # Fused steps, torch's too, are not counted; copies of weights and kept graphs go by it.
+        groups = self.optimizer.param_groups
+        torch.autograd.graph.increment_version([p for g in groups for p in g["params"]])
 
     def stepped(self) -> None:
         """A step of the part's own is done: torch schedulers step."""

@@ -38,6 +38,7 @@ from geartrain.frames.message import (
 )
 from geartrain.frames.rows import RowStore
 from geartrain.native.rows import Moves
+from geartrain.native.steady import steady
 from geartrain.nodes.call import Call, read_columns, require_rows, unsettled
 from geartrain.nodes.choice import AbstractChoice
 from geartrain.nodes.gradient import GradientSum
@@ -377,7 +378,7 @@ class LoopNode(AbstractNode):
         came = self._door.take(slots)
         plan = self.planner.begin([state for _, _, state, _ in came])
         turn = self._turn(plan, slots, came)
-        with torch.no_grad():
+        with torch.no_grad(), steady():
             if self._ahead:
                 self.planner.finish(plan)
                 self._enter(turn, came)
@@ -527,7 +528,7 @@ class LoopNode(AbstractNode):
             mine = np.zeros(turn.slots.size, np.bool_)
             mine[which] = True
         got: dict[str, list[IntArray]] = {name: [] for name in self._weights}
-        with torch.no_grad():
+        with torch.no_grad(), steady():
             for number in range(len(turn.plan.calls) - 1, -1, -1):
                 self._back(turn, number, mine, got)
         for name, weights in self._weights.items():

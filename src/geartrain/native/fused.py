@@ -1,0 +1,191 @@
+"""Programs of element-wise steps and products in C: one call for all of them.
+
+    steps, made once ─┐
+    addresses ────────┴─► fused.inc ─► results, where they belong
+
+Python and torch take a microsecond or two for each operation, and as long again to hand a tensor
+over; of a firing of 30 rows, a module's operations take less than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum, auto
+from struct import pack
+from typing import Final, final
+
+import torch
+from torch import Tensor
+
+from geartrain.native import library
+
+
+class Op(IntEnum):
+    """What a step does; in the order of fused.inc, which says how."""
+
+    PRODUCT = 0
+    EMBED = auto()
+    COPY = auto()
+    ZERO = auto()
+    EXPAND = auto()
+    REDUCE = auto()
+    SUM_OF_ROWS = auto()
+    SOFTMAX = auto()
+    SOFTMAX_BACK = auto()
+    NORM = auto()
+    NORM_BACK = auto()
+    NORM_WEIGHT = auto()
+    NEG = auto()
+    EXP = auto()
+    SIGMOID = auto()
+    TANH = auto()
+    RELU = auto()
+    GELU = auto()
+    SILU = auto()
+    SQUARE = auto()
+    ADD_NUMBER = auto()
+    TIMES_NUMBER = auto()
+    NUMBER_LESS = auto()
+    ADD = auto()
+    SUB = auto()
+    MUL = auto()
+    DIV = auto()
+    TANH_BACK = auto()
+    SIGMOID_BACK = auto()
+    THRESHOLD_BACK = auto()
+    GELU_BACK = auto()
+    SILU_BACK = auto()
+    MINIMUM = auto()
+    MAXIMUM = auto()
+    EQUAL = auto()
+    LESS = auto()
+    GREATER = auto()
+    WHERE = auto()
+    FILL = auto()
+
+
+ADDING: Final = frozenset({Op.SUM_OF_ROWS, Op.NORM_WEIGHT})
+"""Steps that add all rows to what is there: one thread takes them."""
+
+PLACES: Final = 6
+"""A step writes one and reads the others: out, a, b, c, d, e."""
+
+_ENTRIES: Final = 4096
+"""So many numbers of a row's width are worked at together: they stay in the nearest cache."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class At:
+    """Where a tensor lies: row i begins at the address of ``slot``, and ``at + i * row`` entries.
+
+    Args:
+        slot: Among the addresses that a call gets; -1: nowhere.
+        at, row: Entries.
+        one: Whether it has one entry a row, which is read for each column.
+    """
+
+    slot: int = -1
+    at: int = 0
+    row: int = 0
+    one: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step; ``many``, ``inner`` and ``number`` as fused.inc says.
+
+    Args:
+        op: What it does.
+        width: Entries of a row that it writes.
+        places: Where it writes, and what it reads.
+    """
+
+    op: Op
+    width: int
+    places: tuple[At, ...]
+    many: int = 0
+    inner: int = 0
+    number: float = 0.0
+
+    def packed(self) -> bytes:
+        """As C has it."""
+        words = [w for p in self.places for w in (p.slot, p.at, p.row, int(p.one))]
+        words += [-1, 0, 0, 0] * (PLACES - len(self.places))
+        head = pack("4qd", self.op, self.width, self.many, self.inner, self.number)
+        return head + pack(f"{len(words)}q", *words)
+
+
+@final
+class Steps:
+    """A program.
+
+    Args:
+        steps: In order.
+        room: By slot the entries a row that it has in between, in memory of the call; 0: the call
+            says where it lies.
+        dtype: Of all but row numbers.
+    """
+
+    def __init__(self, steps: Sequence[Step], room: Sequence[int], dtype: torch.dtype) -> None:
+        self._steps, self._count = b"".join(s.packed() for s in steps), len(steps)
+        self._room, self._slots = pack(f"{len(room)}q", *room), len(room)
+        self._bases = f"{len(room)}q"
+        self._dtype = dtype
+        widest = max((s.width for s in steps if s.op is not Op.PRODUCT), default=1)
+        self._block = max(1, _ENTRIES // max(widest, 1))
+        self._products = sum(s.width * s.many for s in steps if s.op is Op.PRODUCT)
+        self._work = self._products + 4 * sum(s.width for s in steps if s.op is not Op.PRODUCT)
+        self._alone = any(s.op in ADDING for s in steps)
+
+    def run(self, n: int, addresses: Sequence[int]) -> None:
+        """Take n rows through it.
+
+        Args:
+            n: Rows; with none nothing happens.
+            addresses: By slot; 0 where there is room.
+
+        Raises:
+            IndexError: A row number is beyond its table.
+            MemoryError: There is none.
+        """
+        native = library.current()
+        if native is None or not n or not self._count:
+            return
+        threads = 1 if self._alone else library.threads_for(n * self._products)
+        run = native.typed[self._dtype]["fused_run"][n * self._work > library.SMALL_WORK]
+        bases = pack(self._bases, *addresses)
+        bad = run(n, self._count, self._steps, self._block, self._slots, bases, self._room, threads)
+        if bad > 0:
+            raise IndexError("index out of range: a row of a table is asked for that it lacks")
+        if bad:
+            raise MemoryError(f"no memory for what a kernel of {n} rows computes in between")
+
+
+def available(dtype: torch.dtype) -> bool:
+    """Whether there are such programs for it."""
+    native = library.current()
+    return native is not None and "fused_run" in native.typed.get(dtype, {})
+
+
+def packed(weight: Tensor, *, turned: bool) -> Tensor:
+    """A weight ``(out, in)`` as products read it.
+
+    Args:
+        weight: Contiguous, on the CPU.
+        turned: Rows of ``out`` meet it, not rows of ``in``.
+    """
+    native = library.current()
+    assert native is not None
+    out, into = weight.shape
+    depth, width = (out, into) if turned else (into, out)
+    found = weight.new_empty(depth * (width + -width % _LANES))
+    run = native.typed[weight.dtype]["fused_pack"][0]
+    run(out, into, int(turned), weight.data_ptr(), found.data_ptr())
+    return found
+
+
+_LANES: Final = 16
+"""Of the widest vectors of any processor: what is packed takes no more room."""

@@ -1,0 +1,35 @@
+"""The firing that a thread is in, for which what is made of weights may be kept.
+
+A loop that runs whole calls its modules many times in one firing, and all turns of it see one
+version of the weights. What a kernel makes of them for its first call will do for the others. No
+counter of torch's tells the same: weights may be written by another process, which none counts.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Final, final
+
+
+@final
+class _Firing(threading.local):
+    number = 0
+
+
+firing: Final = _Firing()
+"""Its number, in this thread; 0: there is none, or weights may change while it lasts."""
+
+_numbers = count(1)
+
+
+@contextmanager
+def steady() -> Iterator[None]:
+    """Weights are taken to be what they are now until this is left."""
+    before, firing.number = firing.number, next(_numbers)
+    try:
+        yield
+    finally:
+        firing.number = before

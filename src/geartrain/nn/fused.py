@@ -1,0 +1,163 @@
+"""The two programs of a trace in C: what a call hands over, and what it makes.
+
+    operands ─► packed, once a firing ─┐
+    inputs, residuals, tangents ───────┴─► addresses ─► steps ─► results: own tensors, and one block
+                                                                 of all that is kept beside them
+
+``steps`` says how a program becomes steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from geartrain.errors import ProtocolError
+from geartrain.native.fused import Steps, packed
+from geartrain.native.steady import firing
+
+Addresses: TypeAlias = tuple[list[int], list[Tensor]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MadeTensor:
+    """A tensor that a call makes.
+
+    Args:
+        slot: Its address.
+        tail: Its shape, after the rows.
+        rows: Whether it has rows; else rows are added up in it.
+    """
+
+    slot: int
+    tail: tuple[int, ...]
+    rows: bool
+
+
+@final
+class PackedWeights:
+    """Where the weights of one function are, packed for products, for the length of a firing."""
+
+    __slots__ = ("_firing", "_held")
+
+    def __init__(self) -> None:
+        self._firing = 0
+        self._held: dict[Routine, Addresses] = {}
+
+    def of(self, routine: Routine, operands: Sequence[Tensor]) -> Addresses:
+        """By slot, and what must live meanwhile."""
+        number = firing.number
+        if not number:
+            return routine.addresses(operands)
+        if number != self._firing:
+            self._held, self._firing = {}, number
+        found = self._held.get(routine)
+        if found is None:
+            found = self._held[routine] = routine.addresses(operands)
+        return found
+
+
+@final
+class Routine:
+    """One program as steps, and where a call finds and puts its tensors.
+
+    Args:
+        steps: Of it.
+        slots: How many addresses it has.
+        dtype: Of what it computes with.
+        operands: Those that are read as they are, and their slots.
+        weights: Operand, whether turned, slot: what products read packed.
+        given: Argument, slot, entries a row, and whether these are int64.
+        made: What a call makes.
+        results: By result an argument (from 0), or the number of what is made (from -1, downwards).
+    """
+
+    def __init__(
+        self,
+        steps: Steps,
+        slots: int,
+        dtype: torch.dtype,
+        operands: Sequence[tuple[int, int]],
+        weights: Sequence[tuple[int, bool, int]],
+        given: Sequence[tuple[int, int, int, bool]],
+        made: Sequence[MadeTensor],
+        results: Sequence[int],
+    ) -> None:
+        self._steps, self._slots, self._dtype = steps, slots, dtype
+        self._operands, self._weights = operands, weights
+        self._given = [
+            (k, slot, width, torch.int64 if whole else dtype) for k, slot, width, whole in given
+        ]
+        self._made, self._results = made, results
+
+    def addresses(self, operands: Sequence[Tensor]) -> Addresses:
+        """Those of operands, by slot, and the tensors that are there.
+
+        Raises:
+            ProtocolError: A weight has another dtype than when it was traced.
+        """
+        found, held = [0] * self._slots, []
+        for k in [k for k, *_ in (*self._operands, *self._weights)]:
+            if operands[k].dtype is not self._dtype:
+                raise ProtocolError(f"a weight is {operands[k].dtype}, and was {self._dtype}")
+        for k, slot in self._operands:
+            held.append(operands[k].contiguous())
+            found[slot] = held[-1].data_ptr()
+        for k, turned, slot in self._weights:
+            held.append(packed(operands[k].contiguous(), turned=turned))
+            found[slot] = held[-1].data_ptr()
+        return found, held
+
+    def __call__(
+        self, n: int, arguments: Sequence[Tensor], weights: PackedWeights
+    ) -> tuple[Tensor, ...]:
+        """Results, given operands and then what has n rows.
+
+        Raises:
+            ProtocolError: An argument has another dtype, or another width, than those of the trace.
+        """
+        always, _held = weights.of(self, arguments)
+        addresses = always.copy()
+        copies = []
+        for k, slot, width, dtype in self._given:
+            x = arguments[k]
+            if x.dtype is not dtype or x.numel() != n * width:
+                raise ProtocolError(
+                    f"{x.dtype} {tuple(x.shape)} came where {dtype} with {n} rows of {width} was "
+                    "expected"
+                )
+            if not x.is_contiguous():
+                x = x.contiguous()
+                copies.append(x)
+            addresses[slot] = x.data_ptr()
+        made = []
+        for one in self._made:
+            if one.rows:
+                x = torch.empty((n, *one.tail), dtype=self._dtype)
+            else:
+                x = torch.zeros(one.tail, dtype=self._dtype)
+            addresses[one.slot] = x.data_ptr()
+            made.append(x)
+        self._steps.run(n, addresses)
+        return tuple([arguments[k] if k >= 0 else made[~k] for k in self._results])
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Both programs of a trace: as ``TraceSplit``, but that residuals lie side by side.
+
+    Args:
+        forward: Outputs, then residuals.
+        backward: Of those residuals and tangents.
+        dtype: Of what they compute with.
+    """
+
+    forward: Routine
+    backward: Routine
+    dtype: torch.dtype

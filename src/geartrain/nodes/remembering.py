@@ -1,0 +1,153 @@
+"""A kernel for modules that look inside bundles: autograd's graph of a firing, while it is of use.
+
+    forward   x ─► y = f(x; θ), and its graph      kept: x, and which firing and row it was
+    backward  all rows of one firing, the same θ ─► its graph
+              some of them, or θ has changed     ─► f runs again, from x
+
+Bundles that went through a module together mostly come back together, as what waits is taken as a
+whole. To run the module again is then a third of all its work.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor, nn
+
+from geartrain.frames.message import Gradient, IntArray, Payload, distinct
+from geartrain.nodes.call import as_payload, differentiate, own_integers, run_module
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.inside import Inside
+from geartrain.nodes.kernel import AbstractKernel, gathered
+from geartrain.nodes.payload import Recompute
+
+MOST_GRAPHS: Final = 64
+"""Firings whose graphs are kept; those before them run again."""
+PATIENCE: Final = 16
+"""If so many graphs more have been of no use than of use, no more are kept."""
+
+_SHIFT: Final = 32
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _Remembered:
+    """One firing.
+
+    Args:
+        leaves: Its inputs.
+        outputs: With their graph.
+        rows: How many went in.
+        seen: Of the weights.
+    """
+
+    leaves: Payload
+    outputs: Payload
+    rows: int
+    seen: tuple[tuple[int, int], ...]
+
+
+@final
+class Remembering(AbstractKernel):
+    """Keeps the inputs, and autograd's graph of whole firings beside them.
+
+    Gradients are those of ``Recompute``, to which it leaves what a graph cannot answer.
+
+    Args:
+        function: The module.
+        parameters: Its weights.
+    """
+
+    def __init__(self, function: Callable[..., Any], parameters: Sequence[nn.Parameter]) -> None:
+        self._function = function
+        self._parameters = [p for p in parameters if p.requires_grad]
+        self._again = Recompute(function, parameters)
+        self._graphs: OrderedDict[int, _Remembered] = OrderedDict()
+        self._next = 0
+        self._wasted = 0
+        self.used = 0
+        """Firings that were answered by their graphs."""
+
+    @property
+    def remembers(self) -> bool:  # type: ignore[override]
+        return self._wasted < PATIENCE
+
+    def evaluate(self, inputs: Payload, inside: Inside | None = None) -> Payload:
+        return self._again.evaluate(inputs, inside)
+
+    def forward(
+        self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
+    ) -> tuple[Payload, Payload]:
+        n = inputs[0].shape[0]
+        self._next += 1
+        tickets = torch.arange(n) + (self._next << _SHIFT)
+        if not self.remembers or not all(x.is_cpu for x in inputs):
+            return self._again.evaluate(inputs, inside), (*inputs, tickets.to(inputs[0].device))
+        # Not ``detach``: rows of a store lie beside others that are written to meanwhile.
+        leaves = tuple([x.data.requires_grad_() if x.is_floating_point() else x for x in inputs])
+        with torch.enable_grad():
+            outputs = as_payload(run_module(self._function, leaves, inside))
+        self._graphs[self._next] = _Remembered(leaves, outputs, n, self._seen())
+        if len(self._graphs) > MOST_GRAPHS:
+            self._graphs.popitem(last=False)
+            self._wasted += 1
+        return own_integers(tuple([y.detach() for y in outputs])), (*inputs, tickets)
+
+    def backward(
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside | None = None,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
+        (tickets,) = gathered(kept[-1:], rows)
+        numbers = distinct((tickets >> _SHIFT).numpy()).tolist() if tickets.is_cpu else []
+        graphs = [self._graphs.pop(number, None) for number in numbers]
+        order = None
+        if len(graphs) == 1 and graphs[0] is not None:
+            order = self._order(graphs[0], tickets, gradients, inside)
+        if order is None:
+            self._wasted += sum(graph is not None for graph in graphs)
+            return self._again.backward(gradients, kept[:-1], rows, into, inside, wanted=wanted)
+        self.used += 1
+        self._wasted = max(self._wasted - 1, 0)
+        graph, places, came = graphs[0], *order
+        assert graph is not None
+        dys = tuple([g if g is None or came is None else g[came] for g in gradients])
+        asked = [x for x in graph.leaves if x.requires_grad]
+        found = differentiate(graph.outputs, dys, [*asked, *self._parameters])
+        for parameter, d in zip(self._parameters, found[len(asked) :], strict=True):
+            if d is not None:
+                into.add(parameter, d)
+        answers = iter(found[: len(asked)])
+        back = [next(answers) if x.requires_grad else None for x in graph.leaves]
+        return tuple([d if d is None or came is None else d[places] for d in back])
+
+    def _order(
+        self, graph: _Remembered, tickets: Tensor, gradients: Gradient, inside: Inside | None
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """Where rows that came back were in the firing, and an order of the gradients that is that
+        of its outputs; None for that: they are in order. None: the graph cannot answer.
+        """
+        if tickets.numel() != graph.rows or graph.seen != self._seen():
+            return None
+        places = tickets & ((1 << _SHIFT) - 1)
+        if bool((places[1:] > places[:-1]).all()):
+            return places, None
+        if all(g is None or g.shape[0] == graph.rows for g in gradients):
+            return places, places.argsort()
+        if inside is None or bool((inside.lengths == 0).any()):
+            return None  # empty bundles have no place
+        first = inside.lengths.cumsum(0) - inside.lengths
+        return places, places[first].argsort()
+
+    def _seen(self) -> tuple[tuple[int, int], ...]:
+        """Tells weights of now from those of another moment."""
+        return tuple([(p._version, p.data_ptr()) for p in self._parameters])

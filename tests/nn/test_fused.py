@@ -1,0 +1,231 @@
+"""Derived programs as steps in C: what torch computes, of every operator that has a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from geartrain.errors import ProtocolError
+from geartrain.native import library
+from geartrain.native.fused import packed as pack
+from geartrain.native.steady import steady
+from geartrain.nn.derivation import derive
+from geartrain.nn.fused import PackedWeights
+from geartrain.nn.program import Operands, Program
+from geartrain.nn.steps import MOST_WEIGHTS
+from geartrain.nodes.gradient import GradientSum
+
+N, D, WORDS = 23, 6, 9
+
+
+@pytest.fixture(autouse=True)
+def native() -> None:
+    """Without a compiler there is nothing to be tried."""
+    if library.current() is None:
+        pytest.skip("no compiler here")
+
+
+class Gates(nn.Module):
+    """Products, a table, splits and a cat in the backward; what it reads of c is wide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.inner = nn.Embedding(WORDS, D), nn.Linear(D, 3 * D)
+        self.had = nn.Linear(D, 3 * D, bias=False)
+
+    def forward(self, h: Tensor, word: Tensor) -> tuple[Tensor, Tensor]:
+        i, o, u = (self.inner(self.words(word)) + self.had(h)).chunk(3, 1)
+        c = torch.sigmoid(i) * torch.tanh(u) + h
+        return torch.sigmoid(o) * torch.tanh(c), c
+
+
+class Normed(nn.Module):
+    """A norm, a pair of rows that is flattened and averaged, and functions of elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(D), nn.Linear(2 * D, D)
+        self.shift = nn.Parameter(torch.rand(D))
+
+    def forward(self, pair: Tensor) -> Tensor:
+        both = nn.functional.gelu(self.inner(pair.flatten(1)))
+        y = self.norm(both - 0.5 * pair.mean(1)) * self.shift
+        return nn.functional.silu(y) + torch.relu(y - 0.1) / 3 - y.neg().exp()
+
+
+class Halting(nn.Module):
+    """A minimum, whose slope is chosen by comparing, and one number a row that meets many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halt, self.worth = nn.Linear(D, 1), nn.Linear(D, 3)
+
+    def forward(self, h: Tensor, spent: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        share = torch.minimum(torch.sigmoid(self.halt(h)), 1 - spent)
+        worth = self.worth(h).softmax(1)
+        return share * h + worth[:, 1:2], spent + share, h / (2 + worth.sum(1, keepdim=True))
+
+
+class Stacked(nn.Module):
+    """A cat, items of a pair, another maximum; an input that is handed on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.new = nn.Linear(3 * D, D)
+
+    def forward(self, pair: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        left, right = pair[:, 0], pair[:, 1]
+        y = self.new(torch.cat([left, torch.maximum(right, h), h * right], 1))
+        return y + pair.sum(1), h
+
+
+def _rows(*tail: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(N, *tail, dtype=dtype)
+
+
+def _words(dtype: torch.dtype) -> Tensor:
+    return torch.randint(0, WORDS, (N,))
+
+
+_CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.dtype], tuple[Tensor, ...]]]] = {
+    "gates": (Gates, lambda t: (_rows(D, dtype=t), _words(t))),
+    "normed": (Normed, lambda t: (_rows(2, D, dtype=t),)),
+    "halting": (Halting, lambda t: (_rows(D, dtype=t), torch.rand(N, 1, dtype=t))),
+    "stacked": (Stacked, lambda t: (_rows(2, D, dtype=t), _rows(D, dtype=t))),
+}
+
+
+def _made(name: str, dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    torch.manual_seed(0)
+    make, given = _CASES[name]
+    return make().to(dtype), given(dtype)
+
+
+def _both_ways(
+    module: nn.Module, program: Program, inputs: tuple[Tensor, ...], rows: list[int] | None
+) -> list[Tensor]:
+    """Outputs, gradients of inputs and of weights."""
+    torch.manual_seed(1)
+    into = GradientSum(list(module.parameters()))
+    with torch.no_grad():
+        outputs, kept = program.forward(inputs)
+        n = N if rows is None else len(rows)
+        dys = tuple(torch.randn(n, *y.shape[1:], dtype=y.dtype) for y in outputs)
+        which = None if rows is None else torch.tensor(rows).numpy()
+        back = program.backward(dys, kept, which, into)
+        sums = [into.take(p) for p in module.parameters()]
+    found = [*outputs, *(d for d in back if d is not None)]
+    return found + [d.to_dense().clone() for d in sums if d is not None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("rows", [None, [4, 0, 19, 4, 7]])
+@pytest.mark.parametrize("name", list(_CASES))
+def test_steps_compute_what_torch_does(
+    name: str, rows: list[int] | None, dtype: torch.dtype
+) -> None:
+    module, inputs = _made(name, dtype)
+    cut = derive(module, inputs)
+    assert cut.parts.fused is not None
+    operands = Operands(module)
+    found = _both_ways(module, Program(cut, operands), inputs, rows)
+    wanted = _both_ways(module, Program(cut, operands, fused=False), inputs, rows)
+    close = 1e-12 if dtype is torch.float64 else 2e-5
+    torch.testing.assert_close(found, wanted, rtol=close, atol=close)
+
+
+def test_what_is_kept_beside_inputs_and_outputs_is_one_tensor() -> None:
+    module, inputs = _made("gates", torch.float32)
+    cut = derive(module, inputs)
+    with torch.no_grad():
+        outputs, kept = Program(cut, Operands(module)).forward(inputs)
+    own = [x for x in kept if not any(x is y for y in (*inputs, *outputs))]
+    lone = Program(cut, Operands(module), fused=False)
+    with torch.no_grad():
+        _, many = lone.forward(inputs)
+    assert len(own) < len(kept) < len(many)
+    assert sum(x.numel() for x in kept) <= sum(x.numel() for x in many)
+
+
+def test_rows_that_do_not_lie_side_by_side_are_read_as_they_are() -> None:
+    module, (pair, h) = _made("stacked", torch.float64)
+    cut = derive(module, (pair, h))
+    turned = pair.transpose(1, 2).contiguous().transpose(1, 2), h.t().contiguous().t()
+    found = _both_ways(module, Program(cut, Operands(module)), turned, None)
+    wanted = _both_ways(module, Program(cut, Operands(module)), (pair, h), None)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+def test_a_row_that_a_table_lacks_is_refused_as_torch_does_it() -> None:
+    module, (h, word) = _made("gates", torch.float32)
+    program = Program(derive(module, (h, word)), Operands(module))
+    word[3] = WORDS
+    with pytest.raises(IndexError, match="index out of range"), torch.no_grad():
+        program.forward((h, word))
+
+
+def test_weights_are_packed_once_a_firing_and_anew_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packed: list[bool] = []
+
+    def watched(weight: Tensor, *, turned: bool) -> Tensor:
+        packed.append(turned)
+        return pack(weight, turned=turned)
+
+    monkeypatch.setattr("geartrain.nn.fused.packed", watched)
+    module, inputs = _made("stacked", torch.float64)
+    assert isinstance(module, Stacked)
+    program = Program(derive(module, inputs), Operands(module))
+    packed.clear()
+    with torch.no_grad(), steady():
+        program.forward(inputs)
+        program.forward(inputs)
+    assert packed == [False]
+    module.new.weight.data.mul_(2)  # which torch does not count
+    with torch.no_grad(), steady():
+        (y, _), _ = program.forward(inputs)
+    assert packed == [False, False]
+    torch.testing.assert_close(y, module(*inputs)[0].detach())
+    with torch.no_grad():
+        program.forward(inputs)
+        program.forward(inputs)
+    assert packed == [False] * 4
+
+
+def test_threads_share_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, inputs = _made("gates", torch.float64)
+    program = Program(derive(module, inputs), Operands(module))
+    alone = _both_ways(module, program, inputs, None)
+    monkeypatch.setattr(library, "threads_for", lambda work: 3)
+    torch.testing.assert_close(_both_ways(module, program, inputs, None), alone, rtol=0, atol=0)
+
+
+class Sorted(nn.Module):
+    """Nothing in C sorts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sort(1)[0] * 2
+
+
+def test_what_has_no_step_is_left_to_torch() -> None:
+    cut = derive(Sorted(), (torch.rand(N, D),))
+    assert cut.parts.fused is None
+
+
+def test_large_weights_are_left_to_torch() -> None:
+    wide = nn.Linear(D, MOST_WEIGHTS // D + 1)
+    assert derive(wide, (torch.rand(N, D),)).parts.fused is None
+    assert derive(nn.Linear(D, D), (torch.rand(N, D),)).parts.fused is not None
+
+
+def test_rows_of_another_width_are_refused() -> None:
+    module, (pair, h) = _made("stacked", torch.float64)
+    cut = derive(module, (pair, h))
+    assert cut.parts.fused is not None
+    operands = Operands(module).tensors()
+    with pytest.raises(ProtocolError, match="rows of"), torch.no_grad():
+        cut.parts.fused.forward(N, [*operands, pair, h[:, 1:]], PackedWeights())
