@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.kernel import bundle_kernel_of
 from geartrain.nodes.payload import Recompute, RowNode
 from geartrain.nodes.readout import ReadoutNode
+from geartrain.nodes.remembering import Remembering
 from tests.rigs.sessions import session_of
 
 H, TOKENS, CLASSES = 5, 7, 3
@@ -107,14 +109,15 @@ def test_gradients_are_those_of_autograd() -> None:
         assert_close(have, want)
 
 
-def test_alone_it_runs_again_and_without_kernels_it_has_none() -> None:
+@pytest.mark.parametrize(("keep", "kernel"), [("auto", Remembering), ("inputs", Recompute)])
+def test_alone_it_runs_again_and_without_kernels_it_has_none(keep: Any, kernel: type) -> None:
     whole, rows = modules()
     made = gt.Graph()
     tokens = made.input("tokens", shape=(), dtype=torch.int64, bundle=True)
     net = BundleSequential(whole, rows)
-    tokens.through(net, name="net", inside=True, pool=True).output("scores")
+    tokens.through(net, name="net", inside=True, pool=True, keep=keep).output("scores")
     (node, _) = Engine(made, make_parts(made, gt.Rules()), Settings()).wiring.nodes.values()
-    assert isinstance(node, RowNode) and isinstance(node._kernel, Recompute)
+    assert isinstance(node, RowNode) and isinstance(node._kernel, kernel)
     assert bundle_kernel_of(net) is not None
     assert bundle_kernel_of(BundleSequential(whole, nn.LayerNorm(H), nn.Conv1d(1, 1, 1))) is None
 
