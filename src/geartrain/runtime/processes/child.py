@@ -230,6 +230,8 @@ class _Work:
         for sender, record in found:
             self._had[sender] += 1
             self._take(record, works=works)
+            if self._over:  # all is given back; what came behind the word for it is of no use
+                return
 
     def _take(self, record: Record, *, works: bool) -> None:
         kind = record.kind
