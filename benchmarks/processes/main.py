@@ -6,6 +6,7 @@
     kernels  one worker, two kernel threads         what plain PyTorch does with two cores
     threads  two workers as threads, one kernel thread each
     two      two worker processes, one kernel thread each
+    apart    two programs that know nothing of one another, each as one: what two cores give
 
 Each system of each round is a fresh process that trains a short pass to get warm, and then one that
 counts; another system begins in every round, and ratios are within rounds. Programs that are no
@@ -37,7 +38,11 @@ SYSTEMS: Mapping[str, Callable[[], Any]] = {
     "kernels": lambda: gt.Threads(1, kernel_threads=2),
     "threads": lambda: gt.Threads(2, kernel_threads=1),
     "two": lambda: gt.Processes(2, kernel_threads=1),
+    "apart": lambda: gt.Threads(1, kernel_threads=1),
 }
+
+
+_WARM = "warm"
 
 
 class Case:
@@ -101,6 +106,9 @@ def measure(
     if len(train) < n:
         n = len(train)
     session.fit(train, epochs=1)
+    if system == "apart":
+        print(_WARM, flush=True)
+        sys.stdin.readline()
     pids = [os.getpid(), *getattr(runtime, "pids", ())]
     before, began = [cpu_s(pid) for pid in pids], time.perf_counter()
     fit = session.fit(train, epochs=2)
@@ -134,17 +142,35 @@ def elsewhere(
     """
     asked = json.dumps([name, system, max_active, scale, in_flight])
     kernel_threads = "2" if system == "kernels" else "1"
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.processes.main", "--one", asked],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": kernel_threads},
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{name}, {system}:\n{done.stderr[-2000:]}")
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.processes.main", "--one", asked],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": kernel_threads},
+        )
+        for _ in range(2 if system == "apart" else 1)
+    ]
+    if system == "apart":  # both begin when both are warm
+        for program in programs:
+            assert program.stdout is not None
+            if program.stdout.readline().strip() != _WARM:
+                break
+    told: list[dict[str, Any]] = []
+    for program in programs:
+        assert program.stdin is not None
+        program.stdin.write("\n")
+        program.stdin.flush()
+    for program in programs:
+        said, errors = program.communicate()
+        if program.returncode:
+            raise RuntimeError(f"{name}, {system}:\n{errors[-2000:]}")
+        told.append(json.loads(said.splitlines()[-1]))
+    rates = [each["instances_per_second"] for each in told]
+    cpu = [seconds for each in told for seconds in each["cpu_s"]]
+    return told[0] | {"instances_per_second": sum(rates), "cpu_s": cpu}
 
 
 def spread(values: Sequence[float]) -> str:
