@@ -24,7 +24,7 @@ def test_both_are_trained_alike_and_what_was_measured_is_on_the_screen(
     assert done.status == 0
     words = " ".join(done.out.split())
     assert "kernels in C (compiled once, some 20 s): " in words
-    assert "40 drawn images, minibatches of 4, 2 epochs; a residual network in 4 parts" in words
+    assert "40 drawn images, minibatches of 4, 2 epochs; a residual network in 2 parts" in words
     # They take turns, and the second round is begun by who came second in the first.
     told = re.findall(r"epoch (\d)/2 (one worker|two worker processes) +loss", words)
     assert told == [

@@ -160,7 +160,7 @@ def _sides(folder: Path) -> Sequence[tuple[str, Path, dict[str, Value], dict[str
         (
             "two worker processes",
             folder / "two-processes",
-            {"method": "stash"},
+            {"method": "spectrain"},
             {"runtime": "processes", "workers": WORKERS},
         ),
     )

@@ -1,7 +1,7 @@
 """Ten shapes, drawn here, with a residual network of equal blocks: a pipeline without a file.
 
     image (25, 3, 32, 32) ─► stem ─► 8 residual blocks, all (25, 48, 8, 8) ─► head ─► 10 scores
-                            └── part 0 ──┴── part 1 ──┴── part 2 ──┴── part 3 ──┘
+                            └──────── part 0 ─────────┴──────── part 1 ─────────┘
 
 It is what ``geartrain demo`` trains: the blocks take equally long, so that parts are level whatever
 the machine; firings take milliseconds, so that messages between processes hardly show; and the task
@@ -105,7 +105,7 @@ SHAPES: Final = Recipe(
     make=build,
     draw=_draw,
     options=(
-        *method_options(),
+        *method_options("spectrain", parts=2),
         Option("batch", BATCH, 1, "images of a minibatch, which is one instance"),
         Option("width", WIDTH, 1, "channels"),
         Option("blocks", BLOCKS, 1, "residual blocks, all of one size"),
