@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NoReturn, final
 
 import numpy as np
@@ -111,7 +112,7 @@ def _forward(record: Record, accepted: Accepted) -> tuple[int, int, Forward]:
         or state.shape[1] != n
         or state.shape[0] != (accepted.columns or state.shape[0])
     ):
-        _refuse("state", _shape(state), f"int64 of shape {(accepted.columns, n)}")
+        _refuse("state", shape_of(state), f"int64 of shape {(accepted.columns, n)}")
     if accepted.slots is not None and state.size:
         slots = state[INSTANCE]
         if np.maximum.reduce(slots.view(np.uint64)) >= accepted.slots:  # below 0 is huge, too
@@ -121,7 +122,7 @@ def _forward(record: Record, accepted: Accepted) -> tuple[int, int, Forward]:
     columns: list[Tensor] = []
     for x in payload:
         if not isinstance(x, Tensor) or not x.dim() or x.shape[0] != n:
-            _refuse("payload", _shape(x), f"a tensor of {n} rows")
+            _refuse("payload", shape_of(x), f"a tensor of {n} rows")
         columns.append(x)
     return node, port, Forward(tuple(columns), state, rows, counts)
 
@@ -144,7 +145,7 @@ def _backward(record: Record, accepted: Accepted) -> tuple[int, int, Backward]:
     gradient: list[Tensor | None] = []
     for x in columns:
         if x is not None and (not isinstance(x, Tensor) or not x.dim() or x.shape[0] != n):
-            _refuse("gradient", _shape(x), f"a tensor of {n} rows, or None")
+            _refuse("gradient", shape_of(x), f"a tensor of {n} rows, or None")
         gradient.append(x)
     found: Gradient = tuple(gradient)
     return node, port, Backward(rows, found, counts)
@@ -155,7 +156,7 @@ _INT64: Final = np.dtype(np.int64)
 
 def _rows(what: str, array: Array | None) -> IntArray:
     if not isinstance(array, np.ndarray) or array.dtype != _INT64 or array.ndim != 1:
-        _refuse(what, _shape(array), "int64 of one dimension")
+        _refuse(what, shape_of(array), "int64 of one dimension")
     return array
 
 
@@ -175,14 +176,21 @@ def _counts(record: Record) -> str:
     return f"{len(record.ints)} ints and {len(record.arrays)} arrays"
 
 
-def _shape(x: object) -> str:
+def shape_of(x: object) -> str:
+    """What a refusal calls an array; of anything else, itself."""
     if isinstance(x, np.ndarray | Tensor):
         return f"{type(x).__name__} of {x.dtype} {tuple(x.shape)}"
     return repr(x)
 
 
-def _refuse(what: str, value: object, expected: str) -> NoReturn:
+def refuse(carried: str, what: str, value: object, expected: str) -> NoReturn:
+    """Raises:
+    TransportError: Names what was carried, its part that is wrong, and what it should be.
+    """
     raise TransportError(
-        f"a batch that cannot be delivered: {what} is {value}, expected {expected}; sender and "
+        f"a {carried} that cannot be delivered: {what} is {value}, expected {expected}; sender and "
         "receiver do not run the same graph, or the message was damaged"
     )
+
+
+_refuse = partial(refuse, "batch")

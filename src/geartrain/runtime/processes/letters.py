@@ -12,15 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, final
+from functools import partial
+from typing import Any, Final, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from geartrain.errors import TransportError
 from geartrain.runtime.processes.messages import Kind, read_text, text
 from geartrain.sharing.letters import Letter
+from geartrain.transport.batches import refuse, shape_of
 from geartrain.transport.record import Array, Record
 
 _INTS: Final = 10
@@ -105,7 +106,7 @@ def record_to_letter(record: Record, expected: Expected) -> Letter:
 def _said(array: Array | None, expected: Expected) -> tuple[str, str, list[Any]]:
     """Part, kind, and forms of the tensors."""
     if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim != 1:
-        _refuse("text", _shape(array), "bytes")
+        _refuse("text", shape_of(array), "bytes")
     if array.size > _MOST_TEXT:
         _refuse("text", f"{array.size} bytes long", f"{_MOST_TEXT} at most")
     try:
@@ -136,7 +137,7 @@ def _tensors(
             found.append(_sparse(x, next(left), form, shapes))
             continue
         if x is not None and not isinstance(x, Tensor):
-            _refuse("tensor", _shape(x), "a tensor, or None")
+            _refuse("tensor", shape_of(x), "a tensor, or None")
         found.append(x)
     return tuple(found)
 
@@ -149,23 +150,13 @@ def _sparse(
     if not all(type(n) is int for n in shape) or shape not in shapes or not shape:
         _refuse("shape of a sparse tensor", repr(form)[:80], "that of a parameter")
     if not isinstance(rows, Tensor) or rows.dtype is not torch.int64 or rows.dim() != 1:
-        _refuse("rows of a sparse tensor", _shape(rows), "int64 of one dimension")
+        _refuse("rows of a sparse tensor", shape_of(rows), "int64 of one dimension")
     if rows.numel() and not (0 <= int(rows.min()) and int(rows.max()) < shape[0]):
         told = f"{int(rows.min())}..{int(rows.max())}"
         _refuse("rows of a sparse tensor", told, f"0..{shape[0] - 1}")
     if not isinstance(values, Tensor) or tuple(values.shape) != (rows.numel(), *shape[1:]):
-        _refuse("values of a sparse tensor", _shape(values), f"{(rows.numel(), *shape[1:])}")
+        _refuse("values of a sparse tensor", shape_of(values), f"{(rows.numel(), *shape[1:])}")
     return torch.sparse_coo_tensor(rows[None], values, shape, check_invariants=False)
 
 
-def _shape(x: object) -> str:
-    if isinstance(x, np.ndarray | Tensor):
-        return f"{type(x).__name__} of {x.dtype} {tuple(x.shape)}"
-    return repr(x)
-
-
-def _refuse(what: str, value: object, expected: str) -> NoReturn:
-    raise TransportError(
-        f"a letter that cannot be delivered: {what} is {value}, expected {expected}; sender and "
-        "receiver do not run the same graph, or the message was damaged"
-    )
+_refuse = partial(refuse, "letter")
