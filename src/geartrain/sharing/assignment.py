@@ -93,20 +93,17 @@ class Together(AbstractAssignment):
         return np.zeros(slots.size, np.int64)
 
 
-@final
-class Balanced(AbstractAssignment):
-    """All copies have about equally many in flight; turns are counted by copy, from 0 in each pass.
-
-    A copy that finishes sooner than others gets more; none is without work while others queue.
+class _TurnsByCopy(AbstractAssignment):
+    """Instances are numbered through all copies, their turns by copy, from 0 in each pass.
 
     Args:
         copies: How many.
+        limited: As for ``AbstractAssignment``.
     """
 
-    def __init__(self, copies: int) -> None:
-        super().__init__()
+    def __init__(self, copies: int, limited: int = 1) -> None:
+        super().__init__(limited)
         self._next = 0
-        self._active = np.zeros(copies, np.int64)
         self._turns = np.zeros(copies, np.int64)
 
     def begin(self, trained: int, *, training: bool) -> None:
@@ -118,6 +115,21 @@ class Balanced(AbstractAssignment):
 
     def number(self, copy: int) -> int:
         return self._next
+
+
+@final
+class Balanced(_TurnsByCopy):
+    """All copies have about equally many in flight; turns are counted by copy, from 0 in each pass.
+
+    A copy that finishes sooner than others gets more; none is without work while others queue.
+
+    Args:
+        copies: How many.
+    """
+
+    def __init__(self, copies: int) -> None:
+        super().__init__(copies)
+        self._active = np.zeros(copies, np.int64)
 
     def admit(self, arena: Arena, slots: IntArray, copy: int) -> None:
         self._next += slots.size
@@ -144,7 +156,7 @@ class Balanced(AbstractAssignment):
 
 
 @final
-class Stocked(AbstractAssignment):
+class Stocked(_TurnsByCopy):
     """Each copy has a limit of its own; all that is admitted together goes to one of them.
 
     It is the one that has the fewest, so none is without work while others queue. Turns are counted
@@ -159,26 +171,14 @@ class Stocked(AbstractAssignment):
     """
 
     def __init__(self, copies: int) -> None:
-        super().__init__(copies)
+        super().__init__(copies, copies)
         self.ahead = 0.0
-        self._next = 0
-        self._turns = np.zeros(copies, np.int64)
-
-    def begin(self, trained: int, *, training: bool) -> None:
-        self._next = trained if training else 0
-        self._turns[:] = 0
-
-    def first_turn(self, copy: int, trained: int) -> int:
-        return 0
 
     def room(self, limit: int) -> int:
         room = limit + math.ceil(limit * self.ahead) - int(self.active.min())
         # A lot has a cost of its own, whatever is in it.
         some = max(1, limit // _LOTS)
         return some if room >= some else 0
-
-    def number(self, copy: int) -> int:
-        return self._next
 
     def admit(self, arena: Arena, slots: IntArray, copy: int) -> None:
         least = int(self.active.argmin())
