@@ -26,6 +26,8 @@ class Use:
     firings: int = 0
     rows: int = 0
     sizes: list[int] = field(default_factory=lambda: [0] * _SIZES)
+    row_squares: int = 0
+    row_seconds: float = 0.0
 
     def add(self, other: Use) -> None:
         """Count those of another one, too."""
@@ -33,6 +35,8 @@ class Use:
         self.firings += other.firings
         self.rows += other.rows
         self.sizes = [a + b for a, b in zip(self.sizes, other.sizes, strict=True)]
+        self.row_squares += other.row_squares
+        self.row_seconds += other.row_seconds
 
 
 @final
@@ -57,6 +61,8 @@ class PassWork:
         use.seconds += seconds
         use.firings += 1
         use.rows += rows
+        use.row_squares += rows * rows
+        use.row_seconds += rows * seconds
         use.sizes[(rows - 1).bit_length() + 1 if rows else 0] += 1
 
     def busy(self) -> dict[str, float]:
@@ -100,7 +106,15 @@ class Work:
         total, seconds = self._sum, self._seconds
         self._sum, self._seconds = PassWork(), 0.0
         nodes = [
-            NodeWork(*key, use.firings, use.rows, use.seconds, _trimmed(use.sizes))
+            NodeWork(
+                *key,
+                use.firings,
+                use.rows,
+                use.seconds,
+                _trimmed(use.sizes),
+                use.row_squares,
+                use.row_seconds,
+            )
             for key, use in sorted(total.uses.items())
         ]
         waiting = [total.waiting.get(w, 0.0) for w in range(self._workers)]
