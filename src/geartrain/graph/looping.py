@@ -14,8 +14,8 @@ from typing import final
 from geartrain.errors import GraphError
 from geartrain.frames.frame import Schema
 from geartrain.frames.precision import Precision
-from geartrain.graph.loops import Port, Region, back_ports
-from geartrain.graph.operator import AbstractOperator, Made, Spec
+from geartrain.graph.loops import Region, back_ports
+from geartrain.graph.operator import AbstractOperator, Made, Port, Spec
 from geartrain.graph.operators import (
     Copying,
     Detaching,

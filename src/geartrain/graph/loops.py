@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeAlias, final
 import numpy as np
 
 from geartrain.graph.memory import Holding
-from geartrain.graph.operator import AbstractOperator, Input
+from geartrain.graph.operator import AbstractOperator, Input, Port
 from geartrain.graph.operators import (
     Copying,
     Detaching,
@@ -42,7 +42,6 @@ DEFAULT: Final[Run] = "auto"
 
 _STRONGEST: Final[tuple[Run, ...]] = ("steps", "whole", "auto")
 
-Port: TypeAlias = tuple[int, int]
 _Count: TypeAlias = dict[tuple[str, Any], int]
 """Rows as a sum: of inputs by name, of routes' ports and of others by number, so often each."""
 
