@@ -37,6 +37,7 @@ from geartrain.frames.message import IntArray
 from geartrain.transport.causal import CausalOrder
 from geartrain.transport.door import Door, who_sent
 from geartrain.transport.keys import Keys, keep_alive
+from geartrain.transport.pulse import Pulse
 from geartrain.transport.record import (
     HEARD,
     MOST_BYTES,
@@ -110,6 +111,7 @@ class Transport:
         most_bytes: Of one message.
         keys: Of this process, for tcp: all that is sent is encrypted, and nobody else is heard.
         plain: Tcp without keys: whoever reaches the port can read, change and end the run.
+        pulse: Watches who is connected by tcp; None: nobody does, but for the kernel.
 
     Raises:
         ValueError: A number out of range, a folder whose path is too long for sockets, or tcp with
@@ -128,6 +130,7 @@ class Transport:
         most_bytes: int = MOST_BYTES,
         keys: Keys | None = None,
         plain: bool = False,
+        pulse: Pulse | None = None,
     ) -> None:
         if generation < 0:
             raise ValueError(f"Transport(generation={generation}): give 0 or more")
@@ -135,7 +138,7 @@ class Transport:
         self._order: CausalOrder[Record] = CausalOrder(n, me)
         self._me, self._n, self._generation = me, n, generation
         self._bounds = Bounds(n, most_bytes)
-        self._keys = keys
+        self._keys, self._pulse = keys, pulse
         self._door: Door | None = None
         self._folder = at if isinstance(at, Path) else None
         self._pid = os.getpid()
@@ -234,6 +237,31 @@ class Transport:
             if self._door is not None:
                 self._door.admit(k, keys[k])
 
+    def admit(self, public_keys: Mapping[int, bytes]) -> None:
+        """Let in the owners of these keys ahead of ``connect``, as those who are told of this
+        process before may knock before.
+
+        Raises:
+            ValueError: A key is none, or another process's.
+        """
+        self._require_open()
+        if self._door is not None:
+            for k, key in public_keys.items():
+                if k != self._me:
+                    self._door.admit(k, key)
+
+    def lost(self) -> tuple[int, ...]:
+        """Processes whose connection has ended, if a pulse watches: nothing reaches them."""
+        return () if self._pulse is None or self._closed else self._pulse.lost()
+
+    def reached(self, who: int) -> bool:
+        """Whether the connection to a process that a pulse watches has been there."""
+        return self._pulse is not None and self._pulse.reached(who)
+
+    def unreached(self) -> Mapping[int, str]:
+        """Processes that could not be connected with in time, if a pulse watches, and where."""
+        return {} if self._pulse is None or self._closed else self._pulse.unreached()
+
     def _connect(self, to: int, address: str, key: bytes | None = None) -> zmq.Socket[bytes]:
         if not 0 <= to < self._n or self._pushes[to] is not None:
             raise ValueError(
@@ -251,6 +279,8 @@ class Transport:
             push.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
             push.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
             keep_alive(push)
+        if self._pulse is not None:
+            self._pulse.watch(to, push, address)
         if self._keys is not None and key is not None:
             self._keys.protect(push, key)
         push.connect(address)
@@ -467,6 +497,8 @@ class Transport:
             if push is not None:
                 push.close(linger=round(linger_s * 1e3) if to in (None, k) else 0)
         self._pull.close(linger=0)
+        if self._pulse is not None:
+            self._pulse.close()
         if self._door is not None:
             self._door.close()
         self._context.term()
