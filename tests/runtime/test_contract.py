@@ -33,6 +33,7 @@ from geartrain.runtime.base import AbstractRuntime, Feeder
 from geartrain.runtime.processes.processes import Processes
 from geartrain.runtime.simulated import Costs, Simulated
 from geartrain.runtime.threads import Threads
+from tests.rigs.on_ray import RAY, on_ray
 from tests.rigs.passes import AT_ONCE, Quiet, hosts, one_pass, weights_of
 
 RUNTIMES = {
@@ -44,13 +45,12 @@ RUNTIMES = {
     "processes 2": cache(lambda: Processes(2, kernel_threads=1)),  # one for all tests: cheaper
     "processes 3": cache(lambda: Processes(3, kernel_threads=1)),
     "hosts 2": partial(hosts, 2),
+    "ray 2": partial(on_ray, 2),
 }
+APART = ("processes", "hosts", "ray")  # workers have engines of their own
 
 
-APART = ("processes", "hosts")  # workers have engines of their own
-
-
-@pytest.fixture(params=RUNTIMES)
+@pytest.fixture(params=[pytest.param(n, marks=RAY if "ray" in n else ()) for n in RUNTIMES])
 def runtime(request) -> AbstractRuntime:
     return RUNTIMES[request.param]()
 
