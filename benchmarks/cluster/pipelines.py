@@ -102,6 +102,7 @@ def ours(work: Work, hosts: Hosts, trials: Sequence[tuple[str, str, Line]]) -> I
     """Our systems, on the same workers; the program is on the first host."""
     there = [{"address": host.address, "command": host.prefix} for host in hosts]
     request = {"kind": "ours", "work": asdict(work), "systems": [*trials], "hosts": there}
+    request["address"] = hosts[0].address
     found = replies([run(request, hosts[0])], "ours")
     for (system, view, changed), reply in zip(trials, found, strict=True):
         yield {"system": system, "view": view, **changed, **reply}

@@ -96,19 +96,19 @@ def network(work: Work) -> nn.Sequential:
     return nn.Sequential(*blocks, nn.Linear(wide, CLASSES))
 
 
-def digits(work: Work, which: str) -> Minibatch:
-    """Images float32 ``(n, 784)`` and their classes int64."""
-    if work.data is None:
+def digits(data: str | None, which: str) -> Minibatch:
+    """Images float32 ``(n, 784)`` and their classes int64; without data drawn at random."""
+    if data is None:
         draw = torch.Generator().manual_seed(SEED)
         y = torch.randint(0, CLASSES, (500,), generator=draw)
         return torch.randn(500, 784, generator=draw) + y[:, None] / CLASSES, y
-    x, y = columns(load_mnist(Path(work.data), which), None)
+    x, y = columns(load_mnist(Path(data), which), None)
     return x, y
 
 
 def minibatches(work: Work, count: int) -> Iterator[Minibatch]:
     """The same in every process."""
-    x, y = digits(work, "train")
+    x, y = digits(work.data, "train")
     draw = torch.Generator().manual_seed(SEED)
     for _ in range(count):
         rows = torch.randint(0, len(x), (work.batch,), generator=draw)
@@ -117,7 +117,7 @@ def minibatches(work: Work, count: int) -> Iterator[Minibatch]:
 
 def judged(work: Work, model: nn.Module) -> Reply:
     """Loss and accuracy of digits that it has not seen."""
-    x, y = digits(work, "test")
+    x, y = digits(work.data, "test")
     model.eval()
     with torch.no_grad():
         found = model(x)
@@ -306,17 +306,22 @@ def answers(request: Mapping[str, Any]) -> Iterator[Reply]:
             yield peer(work, request["rank"], system)
         dist.destroy_process_group()
     else:
-        with closing(runtime_of(request)) as runtime:
+        with closing(runtime_of(request, work.parts)) as runtime:
             for system, view, changed in systems:
                 yield ours(Work(**asdict(work) | changed), system, runtime, view)
 
 
-def runtime_of(request: Mapping[str, Any]) -> AbstractRuntime:
-    """Worker processes on the hosts that a request names; without any, on this one."""
+def runtime_of(request: Mapping[str, Any], workers: int) -> AbstractRuntime:
+    """Worker processes on the hosts that a request names; without any, on this one.
+
+    Args:
+        request: ``hosts``, each with an address and a command; ``address``, that of this program.
+        workers: One a host.
+    """
     if not request["hosts"]:
-        return gt.Processes(request["work"]["parts"], kernel_threads=1)
+        return gt.Processes(workers, kernel_threads=1)
     hosts = [gt.Host(told["address"], command=told["command"]) for told in request["hosts"]]
-    return gt.Hosts(hosts, kernel_threads=1, address=hosts[0].address)
+    return gt.Hosts(hosts, workers, kernel_threads=1, address=request["address"])
 
 
 def first_to_reach(losses: Sequence[float], target: float, smooth: int = SMOOTH) -> int | None:
