@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from benchmarks.cluster.copies import DEVICE_MS, Work
 from benchmarks.cluster.hosts import Hosts, Link
-from benchmarks.cluster.pipelines import Line, read, replies
+from benchmarks.cluster.pipelines import SYSCTL, Line, read, replies
 
 RESULTS: Final = Path(__file__).parent / "results" / "neighbours.jsonl"
 PROGRAM: Final = (sys.executable, "-m", "benchmarks.cluster.copies")
@@ -136,7 +136,7 @@ def _lines(given: argparse.Namespace) -> Iterator[Line]:
                         exchange="weights" if system == "ddp" else system,
                     )
                     device_ms = [given.device_ms * (slow if k == 0 else 1.0) for k in range(n)]
-                    with Hosts(n + 1, link) as hosts:
+                    with Hosts(n + 1, link, sysctl=SYSCTL) as hosts:
                         line = trial(work, system, hosts, device_ms)
                     yield {
                         "system": system,

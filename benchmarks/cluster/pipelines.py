@@ -34,10 +34,21 @@ TIMED_S: Final = 3.0
 FEWEST: Final = 10
 MOST: Final = 60
 """Minibatches that are timed of it, at least and at most."""
-PEERS: Final = ("1f1b:2", "1f1b:4", "gpipe:2", "gpipe:4", "interleaved:2", "interleaved:4")
+PEERS: Final = {
+    2: ("gpipe:1", "gpipe:2", "gpipe:4", "1f1b:2", "1f1b:4", "interleaved:2"),
+    4: ("gpipe:1", "gpipe:4", "1f1b:4", "1f1b:8"),
+}
+"""By parts; 1F1B wants as many microbatches as parts, interleaving twice as many parts."""
 DRAINED: Final = ("drained:1", "drained:2", "drained:4")
 RATES: Final = (0.01, 0.03, 0.1)
 """Of plain training; the best loss of digits that it has not seen decides."""
+
+SYSCTL: Final = {
+    "net.ipv4.tcp_congestion_control": "reno",
+    "net.ipv4.tcp_slow_start_after_idle": "0",
+}
+"""Of all systems' hosts. BBR sends a burst out over most of a round trip, as it paces by what it has
+measured; and without the second a window is small again after each pause of a synchronous one."""
 
 Line = dict[str, Any]
 
@@ -134,9 +145,12 @@ def cell(work: Work, link: Link, given: argparse.Namespace) -> Iterator[Line]:
             for rate in given.async_rates:
                 trials.append((f"async:{n}", view, {"rate": rate}))
     for kind in given.kinds:
-        with Hosts(work.parts, link) as hosts:
-            lines = peers(timed, hosts, given.peers) if kind == "peer" else None
-            for line in lines or ours(timed, hosts, trials):
+        with Hosts(work.parts, link, sysctl=given.sysctl) as hosts:
+            if kind == "peer":
+                lines = peers(timed, hosts, given.peers or PEERS[work.parts])
+            else:
+                lines = ours(timed, hosts, trials)
+            for line in lines:
                 yield line | {"late": hosts.late()}
 
 
@@ -258,12 +272,15 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--mbit", type=float, nargs="+", default=[1000, 100])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--kinds", nargs="+", default=["plain", "peer", "ours"])
-    parser.add_argument("--peers", nargs="*", default=PEERS)
+    parser.add_argument("--peers", nargs="*", help="by the parts if not given")
     parser.add_argument("--drained", nargs="*", default=DRAINED)
     parser.add_argument("--in-flight", type=int, nargs="+", help="by the link if not given")
     parser.add_argument("--views", nargs="+", default=["predicted"])
     parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="of plain training")
     parser.add_argument("--async-rates", type=float, nargs="+", default=[0.01])
+    parser.add_argument(
+        "--sysctl", type=json.loads, default=SYSCTL, help="of the hosts' kernels, as JSON"
+    )
     parser.add_argument("--hidden", type=int, default=Work.hidden)
     parser.add_argument("--batch", type=int, default=Work.batch)
     parser.add_argument("--minibatches", type=int, default=Work.minibatches)
