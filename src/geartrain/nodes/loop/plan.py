@@ -31,7 +31,8 @@ from geartrain.frames.message import (
 from geartrain.nodes.control import AbstractStep
 from geartrain.nodes.gather import Group, JoinNode
 from geartrain.nodes.loop.members import Members, Sides
-from geartrain.nodes.loop.values import AbstractValue, Grouped, Joined, Numbers, Stored
+from geartrain.nodes.loop.tensors import Numbers
+from geartrain.nodes.loop.values import AbstractValue, Grouped, Joined, Stored
 from geartrain.nodes.structure import Flatmap
 
 Passed: TypeAlias = list[tuple[tuple[int, int], IntArray]]
@@ -62,11 +63,13 @@ class Called:
         stage: Which.
         rows: Of the value that it reads.
         first: Of the rows that it writes.
+        lengths: int64 ``(n,)``, of the bundles that are read; None: single rows.
     """
 
     stage: CallStage | StoreStage
     rows: RowNumbers
     first: int
+    lengths: IntArray | None = None
 
 
 @final
@@ -92,10 +95,10 @@ class LoopPlan:
 
     def batch(self, rows: RowNumbers, source: AbstractValue | None) -> Forward:
         """Rows as a step gets them: with what they hold of a value, or with columns alone."""
-        payload: Payload = ()
-        if source is not None and self.look is not None:
-            payload = self.look(source, rows.numbers)
-        return Forward(payload, rows.state, rows.numbers)
+        if source is None or self.look is None:
+            return Forward((), rows.state, rows.numbers)
+        lengths = source.lengths(self.numbers, rows.numbers)
+        return Forward(self.look(source, rows.numbers), rows.state, rows.numbers, lengths)
 
 
 class AbstractStage(ABC):
@@ -242,12 +245,14 @@ class CallStage(AbstractStage):
 
     Args:
         number: Among the modules of the loop.
+        source: The value that it reads.
         into: The value that it makes rows of.
+        pools: Whether it makes one row of each bundle.
     """
 
-    def __init__(self, number: int, into: Stored) -> None:
+    def __init__(self, number: int, source: AbstractValue, into: Stored, *, pools: bool) -> None:
         super().__init__()
-        self.number, self.into = number, into
+        self.number, self.source, self.into, self.pools = number, source, into, pools
 
     def apply(
         self, port: int, rows: RowNumbers, plan: LoopPlan
@@ -263,6 +268,8 @@ class StoreStage(AbstractStage):
         source: The value that they are rows of.
         into: The value that they become rows of.
     """
+
+    pools = False
 
     def __init__(self, source: AbstractValue, into: Stored) -> None:
         super().__init__()
@@ -296,8 +303,10 @@ class ExitStage(AbstractStage):
 def _record(
     stage: CallStage | StoreStage, rows: RowNumbers, plan: LoopPlan
 ) -> Iterator[tuple[int, RowNumbers]]:
-    numbers = plan.numbers.more(stage.into.number, len(rows))
-    called = Called(stage, rows, int(numbers[0]))
+    lengths = stage.source.lengths(plan.numbers, rows.numbers)
+    into = stage.into.number
+    numbers = plan.numbers.more(into, len(rows), None if stage.pools else lengths)
+    called = Called(stage, rows, int(numbers[0]), lengths)
     plan.calls.append(called)
     if plan.run is not None:
         plan.run(len(plan.calls) - 1, called)
@@ -346,16 +355,17 @@ class Planner:
         self._passed: Passed = []
         self._unseen = 0
 
-    def begin(self, entering: Sequence[IntArray]) -> LoopPlan:
+    def begin(self, entering: Sequence[tuple[IntArray, IntArray | None]]) -> LoopPlan:
         """A plan that knows of the rows that enter alone.
 
         Args:
-            entering: By entry, the columns of the rows that come in there, maybe none.
+            entering: By entry, the columns of the rows that come in there, maybe none, and the
+                lengths of the bundles that they are.
         """
         plan = LoopPlan(Numbers(self._values), exits=[[] for _ in range(self._exits)])
-        for entry, state in zip(self._entries, entering, strict=True):
+        for entry, (state, lengths) in zip(self._entries, entering, strict=True):
             plan.entered.append(plan.numbers.counts[entry.into.number])
-            numbers = plan.numbers.more(entry.into.number, state.shape[1])
+            numbers = plan.numbers.more(entry.into.number, state.shape[1], lengths)
             if numbers.size:
                 entry.stage.waiting[entry.port].append(RowNumbers(numbers, state))
         return plan
