@@ -48,6 +48,7 @@ from geartrain.nodes.loop.turn import Inner, Kept, Turn, zero_answers
 from geartrain.nodes.loop.values import AbstractValue
 from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.node import AbstractNode, Emission, Place
+from geartrain.nodes.remembering import Remembering
 from geartrain.nodes.weights import AbstractWeights
 
 
@@ -242,6 +243,9 @@ class LoopNode(AbstractNode):
         inside = self._inside(turn, inner, called) if inner.call.inside else None
         if not train:
             return kernel.evaluate(inputs, inside), Kept(kernel, ())
+        if isinstance(kernel, Remembering):
+            outputs, graph = kernel.record(inputs, inside)
+            return outputs, Kept(kernel, inputs, None, inside, graph)
         outputs, residuals = kernel.forward(inputs, inside)
         return outputs, Kept(kernel, residuals, None, inside)
 
@@ -362,6 +366,8 @@ class LoopNode(AbstractNode):
         into = GradientSum(()) if inner.weights is None else inner.weights.gradient
         left = turn.kept[number]
         assert left is not None
+        if mine is None:
+            turn.kept[number] = None  # all have come: what it holds is free when it is answered
         slots = state[INSTANCE]
         try:
             found = left.backward(inner, gradient, state, lengths, at, into)

@@ -22,6 +22,7 @@ from geartrain.nodes.loop.tensors import AbstractTensors
 from geartrain.nodes.loop.values import AbstractValue
 from geartrain.nodes.memory import AbstractMemoryKernel, Held, Recalled
 from geartrain.nodes.node import Place
+from geartrain.nodes.remembering import Remembered, Remembering
 from geartrain.nodes.weights import AbstractWeights
 
 
@@ -85,12 +86,14 @@ class Kept:
         residuals: Its own.
         memory: What its rows have read of a memory.
         inside: Of the bundles that it looked into.
+        graph: Autograd's, if the kernel remembers one.
     """
 
     kernel: AbstractKernel | AbstractMemoryKernel
     residuals: Payload
     memory: Recalled | None = None
     inside: Inside | None = None
+    graph: Remembered | None = None
 
     def backward(
         self,
@@ -117,6 +120,8 @@ class Kept:
             return kernel.backward(gradient, gathered(self.residuals, at), memory, into)
         if inside is not None and at is not None:
             inside = look_inside(inner.place, state[INSTANCE], lengths, None)
+        if isinstance(kernel, Remembering):
+            return kernel.answer(self.graph, gradient, self.residuals, at, into, inside)
         return kernel.backward(gradient, self.residuals, at, into, inside)
 
 
