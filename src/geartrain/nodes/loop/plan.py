@@ -5,9 +5,9 @@
 
 Nothing here touches a payload, unless a function that decides reads it: then a call runs as soon as
 it is found, and the function gets its rows. A module is called with all rows that have come for it,
-when none before it in the same round is to be called, and the one that has most goes first: a loop
-over trees calls its cell once a height, and one of five kinds of cells calls them a third less
-often than if every height called all of them. What is between modules (routes, moves, groups,
+when none before it in the same round is to be called, and those that have most go first: a loop
+over trees calls its cell once a height, and one of five kinds of cells leaves those that have few
+rows waiting for more. What is between modules (routes, moves, groups,
 joins) are the nodes and steps of a loop by steps, given rows without payload where none reads it.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, final
+from typing import Final, TypeAlias, final
 
 import numpy as np
 
@@ -37,6 +37,10 @@ from geartrain.nodes.structure import Flatmap
 
 Passed: TypeAlias = list[tuple[tuple[int, int], IntArray]]
 """Where rows have gone round, and the slots of their instances, one entry a row."""
+SHARE: Final = 0.5
+"""Modules with at least this share of the rows of the fullest are called before what lies between
+modules is looked at again: that takes longer than a call of few rows."""
+
 Look: TypeAlias = Callable[[AbstractValue, IntArray], Payload]
 Watch: TypeAlias = Callable[[Passed], None]
 """Raises if rows of an instance have gone round too often."""
@@ -388,8 +392,11 @@ class Planner:
             if len(ready) > 1:
                 later = {at for call in ready for at in self._later[id(call)] if at != id(call)}
                 ready = [call for call in ready if id(call) not in later] or ready
-            fullest = max(ready, key=lambda call: sum(map(len, call.waiting[0])))
-            self._run(fullest, 0, fullest.take(0), plan)
+            rows = [sum(map(len, call.waiting[0])) for call in ready]
+            few = SHARE * max(rows)
+            for call, n in zip(ready, rows, strict=True):
+                if n >= few:
+                    self._run(call, 0, call.take(0), plan)
         if self.watch is not None and self._passed:
             self.watch(self._passed)
         self._check_empty()
