@@ -14,7 +14,7 @@ from geartrain.frames.precision import Precision
 from geartrain.graph.admission import Admission
 from geartrain.graph.blueprint import AbstractGraph
 from geartrain.graph.fusion import fused
-from geartrain.graph.looping import Looping, door_name, make_loop
+from geartrain.graph.looping import Looping, door_name, make_loop, memories_of
 from geartrain.graph.loops import Refusal, Region, find_loops, readers_of
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input, Port
@@ -113,7 +113,7 @@ def wire(
     readers = readers_of(operators)
     owned = {o.id: list(owners(o)) for o in operators if isinstance(o, Through)}
     how_many = _count_copies(operators, owned, readers, copies_of_all)
-    loops = _whole_loops(operators, readers, owned, spread, by_steps)
+    loops = _whole_loops(operators, readers, owned, how_many, spread, by_steps)
     copies: dict[int, tuple[int, ...]] = {}
     operator_of: dict[int, int] = {}
     next_number = len(operators) + 2 * len(loops) + 1
@@ -191,7 +191,10 @@ def wire(
                 inner,
                 throughs,
                 precision,
+                {number: held[number, k] for number in looping.memories},
             )
+            for number in looping.memories:
+                together[number, k].append(here)
             nodes[entrance], nodes[here] = made_door, made_loop
             operator_of[entrance], operator_of[here] = door.id, looping.id
             doors.append(entrance)
@@ -221,6 +224,7 @@ def _whole_loops(
     operators: Sequence[AbstractOperator],
     readers: Mapping[Port, Port],
     owned: Mapping[int, Sequence[Owner]],
+    how_many: Mapping[int, int],
     spread: bool,
     by_steps: Refusal | None,
 ) -> list[Region]:
@@ -232,6 +236,7 @@ def _whole_loops(
     found = []
     for region in find_loops(operators, readers):
         copies = {len(owned[number]) for number in region.operators if number in owned}
+        copies |= {how_many[m.id] for m in memories_of(operators, region)}
         if region.whole and len(copies) > 1:
             region.reason = "its parts have different numbers of copies"
         elif region.whole and spread:
