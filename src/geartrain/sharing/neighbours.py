@@ -299,14 +299,15 @@ class Replicas(AbstractSharingState):
             row.copy_(torch.tensor([e.member.part.version for e in endpoints]))
         return [self._versions]
 
-    def live_on(self, worker: int, workers: int) -> None:
+    def live_on(self, worker: int, workers: int, *, in_common: bool) -> None:
         boards = self._versions.numpy()
         for board, endpoints in zip(boards, self.endpoints.values(), strict=True):
             exchange = endpoints[0].exchange
             exchange.lock = NothingInCommon(type(exchange).__name__)
             for k, endpoint in enumerate(endpoints):
                 endpoint.member.here = k % workers == worker
-                endpoint.member.board = board
+                endpoint.member.board = board if in_common else None
+                endpoint.member.began = endpoint.member.part.version
 
     def resting(self) -> Any:
         return [

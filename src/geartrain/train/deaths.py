@@ -20,7 +20,7 @@ log = logging.getLogger("geartrain.train")
 
 _REMEDY: Final = (
     "find out what ends them (memory, a module that crashes), or allow more: "
-    "gt.Processes(..., most_deaths=...); the weights are those of the last steps: load a "
+    "the runtime's most_deaths=...; the weights are those of the last steps: load a "
     "checkpoint to go back"
 )
 
