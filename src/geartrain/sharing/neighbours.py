@@ -126,6 +126,9 @@ class Neighbours(AbstractSharing):
             )
         self.made_exchange()
 
+    def workers_at_once(self, most: int) -> int | None:
+        return min(self.copies, most)
+
     def make(
         self,
         graph: Graph,
