@@ -7,7 +7,7 @@ weights lives where most of its rows come from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NoReturn
 
 from geartrain.graph.wiring import Wiring
@@ -21,6 +21,7 @@ def place(
     workers: int,
     by_hand: Mapping[str, int],
     costs: Mapping[str, float],
+    among: Collection[int] | None = None,
 ) -> dict[int, int]:
     """Node number to worker.
 
@@ -30,11 +31,12 @@ def place(
         workers: How many.
         by_hand: Part or node name to worker.
         costs: Seconds by node name; where there are none, numbers of parameters stand for them.
+        among: The nodes that are to be placed; None: all.
 
     Raises:
         ValueError: A name or a worker does not exist, or a part would be torn apart.
     """
-    nodes = wiring.nodes
+    nodes = {n: x for n, x in wiring.nodes.items() if among is None or n in among}
     _check_names(nodes, parts, workers, by_hand)
     home: dict[int, int] = {}
     load = [0.0] * workers
@@ -62,9 +64,9 @@ def place(
             taken[name] = worker
             for node in groups[name]:
                 home[node.id] = worker
-    _place_others(wiring, by_hand, home)
+    _place_others(wiring, nodes, by_hand, home)
     for numbers in wiring.together:
-        if len({home[number] for number in numbers}) > 1:
+        if len({home[number] for number in numbers if number in home}) > 1:
             _refuse_parted(wiring, numbers, home)
     return home
 
@@ -137,7 +139,12 @@ def _cost(
     return float(sum(p.numel() for name in names for p in parts[name].parameters))
 
 
-def _place_others(wiring: Wiring, by_hand: Mapping[str, int], home: dict[int, int]) -> None:
+def _place_others(
+    wiring: Wiring,
+    nodes: Mapping[int, AbstractNode],
+    by_hand: Mapping[str, int],
+    home: dict[int, int],
+) -> None:
     """Nodes without weights: beside the writer that they are wired to, copy by copy."""
     writers: dict[int, list[int]] = {}
     for (source, _), (reader, _) in wiring.readers.items():
@@ -146,7 +153,7 @@ def _place_others(wiring: Wiring, by_hand: Mapping[str, int], home: dict[int, in
         (operator, k, number)
         for operator, numbers in wiring.copies.items()
         for k, number in enumerate(numbers)
-        if number not in home
+        if number not in home and number in nodes
     ]
     for _, _, number in left:
         name = wiring.nodes[number].name

@@ -323,7 +323,7 @@ class _Clockwork:
 
     def _send_letters(self, w: int, letters: Sequence[Letter]) -> None:
         for letter in letters:
-            to = self._engine.home_of(letter.receiver)
+            to = self._engine.home_of_letter(letter)
             self._at(self._arrival(w, to, letter), lambda to=to, x=letter: self._hand(to, x))  # type: ignore[misc]
 
     def _arrival(self, w: int, to: int, letter: Letter) -> float:

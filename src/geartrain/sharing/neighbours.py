@@ -78,7 +78,11 @@ class Neighbours(AbstractSharing):
     """Copies of the whole model that train on their shards and exchange with their neighbours.
 
     Args:
-        copies: How many; copy k lives on worker k mod the number of workers.
+        copies: How many; copy k lives on worker k mod the number of workers. With twice as many
+            workers, or more, each copy is a pipeline over several: copy k has workers k · n to
+            k · n + n - 1, n = workers // copies, on which its parts are placed alike (by size, or
+            by ``Schedule(placement=)`` with numbers below n), and each part exchanges with the
+            same part of other copies.
         topology: Who is whose neighbour: ``ring``, ``torus``, ``full``, edges, a graph of networkx,
             or an object with ``neighbours(copies)``. Exchanges without neighbours ignore it.
         exchange: A name of ``EXCHANGES``, such as ``gradients`` (``NearestNeighbours``),
@@ -125,6 +129,9 @@ class Neighbours(AbstractSharing):
                 f"Neighbours(restart_every={self.restart_every}): give 1 or more epochs, or None"
             )
         self.made_exchange()
+
+    def splits(self, workers: int) -> bool:
+        return workers // self.copies > 1
 
     def make(
         self,
@@ -301,9 +308,12 @@ class Replicas(AbstractSharingState):
         for board, endpoints in zip(boards, self.endpoints.values(), strict=True):
             exchange = endpoints[0].exchange
             exchange.lock = NothingInCommon(type(exchange).__name__)
-            for k, endpoint in enumerate(endpoints):
-                endpoint.member.here = k % workers == worker
+            for endpoint in endpoints:
                 endpoint.member.board = board
+
+    def hold(self, parts: Collection[str]) -> None:
+        for endpoint in self.all_endpoints():
+            endpoint.member.here = endpoint.member.part.name in parts
 
     def resting(self) -> Any:
         return [

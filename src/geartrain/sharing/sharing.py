@@ -68,6 +68,11 @@ class AbstractSharing(ABC):
         """Whether it goes together with minibatches: ``Schedule(drain=True)``."""
         return True
 
+    def splits(self, workers: int) -> bool:
+        """Whether every copy of the graph has several of so many workers to itself, so that its
+        parts may be placed on these by hand."""
+        return False
+
     @abstractmethod
     def make(
         self,
@@ -96,8 +101,9 @@ class AbstractSharingState(ABC):
         name: What it is called where a run is announced; empty: nothing.
         parts: The parts that learn, by name.
         copies: Of every node of the graph.
-        apart: Whether copy k of the graph lives on worker k mod their number, with instances of its
-            own; else parts are spread over the workers.
+        apart: Whether each copy of the graph has instances of its own, and lives on one worker (k
+            mod their number) or, where there are more workers, on several that have no other copy;
+            else parts are spread over the workers.
         talks: Whether copies send letters while they train: a pass then ends when none is under way
             or waits, and copies may come and go.
         by_letters: Whether workers need no memory in common: they are told all by messages.
@@ -140,6 +146,10 @@ class AbstractSharingState(ABC):
 
     def live_on(self, worker: int, workers: int) -> None:  # noqa: B027 - may do nothing
         """This process is that of one of so many workers; said before an engine is made in it."""
+
+    def hold(self, parts: Collection[str]) -> None:  # noqa: B027 - may do nothing
+        """Of all parts and their copies, these live in this process; said when its engine is
+        made."""
 
     def in_common(self) -> Sequence[Tensor]:
         """Tensors besides those of parts that all processes are to have in one memory."""

@@ -136,7 +136,7 @@ class Session:
         parts = make_parts(graph, self.rules, device)
         self._move_modules_without_weights(parts, device)
         way = Alone() if sharing is None else sharing
-        _require_sharing(way, schedule)
+        _require_sharing(way, schedule, self.runtime.workers)
         self.state = State(
             graph,
             self.runtime,
@@ -349,14 +349,14 @@ class Session:
             raise ValueError(f"until={until}: the graph's losses have {sorted(known)}")
 
 
-def _require_sharing(sharing: object, schedule: Schedule) -> None:
+def _require_sharing(sharing: object, schedule: Schedule, workers: int) -> None:
     placement = schedule.placement
     if not isinstance(sharing, AbstractSharing):
         raise TypeError(
             f"sharing={sharing!r}: give a way to share weights, such as SharedWeights(), "
             'PartCopies({"cell": 2}) or Neighbours(copies=2)'
         )
-    if placement and not sharing.spreads:
+    if placement and not (sharing.spreads or sharing.splits(workers)):
         raise ValueError(
             f"sharing={type(sharing).__name__}(...) and placement={placement} do not go together: "
             "every copy of the graph lives on one worker with all its parts; leave one of the two "

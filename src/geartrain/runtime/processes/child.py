@@ -164,6 +164,7 @@ class _Work:
         how = given.passing
         engine.begin(train=how.train, judge=how.judge, collect=how.collect)
         self._state = engine.workers[worker]
+        engine.sharing.hold(self._state.parts.keys())
         self._state.note = self._note
         place = worker * NOTE_BYTES // 8
         notes: Any = regions[0].bytes.view(torch.int64).numpy()
@@ -177,9 +178,10 @@ class _Work:
             {
                 original_name(name): {tuple(p.shape) for p in part.module.parameters()}
                 for name, part in engine.parts.items()
+                if name in self._state.parts
             },
             engine.sharing.copies,
-            range(worker, engine.sharing.copies, self._parent),
+            engine.copies_on(worker),
         )
         self._stock = engine.stock(worker)
         self._report = Report()
@@ -307,7 +309,7 @@ class _Work:
 
     def _post(self, letters: Sequence[Letter]) -> None:
         for letter in letters:
-            to = self._engine.home_of(letter.receiver)
+            to = self._engine.home_of_letter(letter)
             if to == self._me:
                 self._state.receive(letter)
             else:
