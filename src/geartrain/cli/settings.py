@@ -38,7 +38,8 @@ from geartrain.errors import DataError
 from geartrain.frames.precision import Precision, require_precision
 from geartrain.recipes import Recipe, Setting, Value, find_recipe
 from geartrain.runtime.base import AbstractRuntime
-from geartrain.runtime.processes.processes import OnWorkerDeath, Processes
+from geartrain.runtime.processes.processes import Processes
+from geartrain.runtime.processes.supervised import OnWorkerDeath
 from geartrain.runtime.simulated import Costs, Simulated
 from geartrain.runtime.threads import Threads
 from geartrain.schema import Mismatch, NotNegative, Range, read

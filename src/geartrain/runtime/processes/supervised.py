@@ -1,0 +1,110 @@
+"""Runtimes whose workers are processes: they are made for the first pass, serve all, and are ended.
+
+    AbstractSupervised ── makes ──► pool of workers ── a pass ──► Parent
+                       ◄── WorkerDiedError: the pool is dropped; the next pass makes a new one
+
+What becomes of a call in which a worker dies is decided above (``train.deaths``), in one way for
+all of these runtimes.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, Literal, TypeAlias
+
+from geartrain.engine.engine import Engine
+from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch, threads_each
+from geartrain.runtime.interrupt import Interruptible
+from geartrain.runtime.processes.members import AbstractPool
+from geartrain.runtime.processes.parent import Parent
+
+OnWorkerDeath: TypeAlias = Literal["raise", "restore"]
+
+
+class AbstractSupervised(AbstractRuntime):
+    """One process per worker, wherever these are.
+
+    Args:
+        workers: How many.
+        kernel_threads, patience_s, on_worker_death, most_deaths: See ``Processes``.
+
+    Raises:
+        ValueError: A value is none of these.
+    """
+
+    kernel_threads: int
+    lock = None
+
+    def __init__(
+        self,
+        workers: int,
+        kernel_threads: int | None,
+        patience_s: float,
+        on_worker_death: OnWorkerDeath,
+        most_deaths: int,
+    ) -> None:
+        kind = type(self).__name__
+        self.kernel_threads = threads_each(kind, workers, kernel_threads)
+        if on_worker_death not in ("raise", "restore"):
+            raise ValueError(
+                f"{kind}(on_worker_death={on_worker_death!r}): give 'raise' or 'restore'"
+            )
+        if most_deaths < 1:
+            raise ValueError(
+                f"{kind}(most_deaths={most_deaths}): give 1 or more, or on_worker_death='raise'"
+            )
+        self.workers = workers
+        self.patience_s = patience_s
+        self.on_worker_death = on_worker_death
+        self.most_deaths = most_deaths if on_worker_death == "restore" else 0
+        self._pool: AbstractPool | None = None
+
+    @abstractmethod
+    def _make_pool(self) -> AbstractPool:
+        """Start the workers."""
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of the worker processes, where they are; empty while there are none."""
+        return () if self._pool is None else tuple(m.pid for m in self._pool.members)
+
+    def run(self, engine: Engine, feeder: AbstractFeeder, watch: Watch) -> float:
+        kind = type(self).__name__
+        if not engine.sharing.by_letters:
+            raise ValueError(
+                f"runtime={kind}(...): {type(engine.sharing).__name__} needs workers with one "
+                "memory; use runtime=gt.Threads(...) for this sharing, or leave sharing out"
+            )
+        if engine.settings.meter is not None:
+            raise ValueError(
+                f"runtime={kind}(...): {type(engine.settings.meter).__name__} counts in one "
+                "process; measure with runtime=gt.Threads(...), or leave Compute(meter=...) out"
+            )
+        with Interruptible(feeder) as interrupt:
+            if self._pool is not None and not self._pool.alive:  # of a death between two passes
+                self._drop(busy=True)
+            if self._pool is None:
+                self._pool = self._make_pool()
+            run = Parent(self._pool, engine, feeder, watch, interrupt, self.kernel_threads)
+            try:
+                run.go()
+            except BaseException as error:
+                if not run.give_up(2.0 if interrupt.abandoned else self.patience_s, error):
+                    self._drop(busy=True)
+                raise
+            finally:
+                run.close()
+        return run.seconds
+
+    def close(self) -> None:
+        """End the worker processes; a later pass makes new ones."""
+        self._drop(busy=False)
+
+    def _drop(self, *, busy: bool) -> None:
+        if self._pool is not None:
+            self._pool.close(busy=busy)
+            self._pool = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the processes: a copy makes its own."""
+        return {**self.__dict__, "_pool": None}
