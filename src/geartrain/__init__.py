@@ -82,6 +82,7 @@ from geartrain.pipeline.credit import Synthetic as Synthetic
 from geartrain.pipeline.pipeline import Pipeline as Pipeline
 from geartrain.runtime.processes.processes import Processes as Processes
 from geartrain.runtime.simulated import Costs as Costs
+from geartrain.runtime.simulated import Die as Die
 from geartrain.runtime.simulated import Join as Join
 from geartrain.runtime.simulated import Leave as Leave
 from geartrain.runtime.simulated import Pause as Pause

@@ -192,6 +192,8 @@ class Engine:
                 node.planner.watch, node.planner.window = rounds.refuse, rounds.window
         self.router = Router(self.wiring, rounds, apart=self.sharing.copies > 1)
         self.home = self._homes(workers, placement or {}, costs or {})
+        self.gone: set[int] = set()
+        """Workers that have died in this pass, or worked with them at one copy."""
         self._letters_home = self._letter_homes(names)
         self._standings = standings(self.wiring)
         self.workers = [self._worker(w, workers, names) for w in range(workers)]
@@ -351,6 +353,18 @@ class Engine:
             self.controller.assignment.open[k] = present
             self.sharing.set_present(k, present)
 
+    def lose(self, worker: int) -> int:
+        """A worker has died, and with it the copies of the graph that had anything there.
+
+        Returns:
+            How many instances were in flight there; they are to be admitted again.
+        """
+        unfinished = 0
+        for k in self.copies_on(worker):
+            unfinished += self.controller.lose(k)
+            self.gone |= {*self.homes_of(k)}
+        return unfinished
+
     def release(self) -> bool:
         """Nothing moves: let those that wait for letters in training go on without; if any did."""
         return self.controller.training and self.sharing.release()
@@ -405,6 +419,7 @@ class Engine:
     def begin(self, *, train: bool, judge: bool = True, collect: bool = False) -> None:
         """Prepare a pass: training or not, computing losses or not, collecting outputs or not."""
         self.passing = Passing(train, judge, collect)
+        self.gone.clear()
         self.controller.begin(training=train)
         for part in self.parts.values():
             part.begin()
@@ -438,8 +453,9 @@ class Engine:
         """
         self.controller.check_empty()
         self.sharing.check_settled()
-        for node in self.wiring.nodes.values():
-            node.check_empty()
+        for number, node in self.wiring.nodes.items():
+            if self.home[number] not in self.gone:
+                node.check_empty()
         for part in self.parts.values():
             part.check_finite()
         if self.wiring.arena.active:

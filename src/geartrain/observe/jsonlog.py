@@ -27,6 +27,7 @@ from geartrain.engine.instrument import (
     AbstractInstrument,
     EpochEnded,
     Exchanged,
+    Joined,
     Progress,
     Restored,
     RunEnded,
@@ -86,6 +87,10 @@ class JsonLog(AbstractInstrument):
         """Write the line."""
         self._write(event)
 
+    def on_joined(self, event: Joined) -> None:
+        """Write the line."""
+        self._write(event)
+
     def on_worked(self, event: Worked) -> None:
         """Write the line."""
         self._write(event)
@@ -106,7 +111,15 @@ class JsonLog(AbstractInstrument):
             self._file = None
 
     def _write(
-        self, event: RunStarted | Progress | Exchanged | Restored | Worked | EpochEnded | RunEnded
+        self,
+        event: RunStarted
+        | Progress
+        | Exchanged
+        | Restored
+        | Joined
+        | Worked
+        | EpochEnded
+        | RunEnded,
     ) -> None:
         if self._file is not None:
             line = {"event": type(event).__name__} | _fields(event)

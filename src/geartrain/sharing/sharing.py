@@ -28,6 +28,7 @@ from geartrain.parts.part import PartState
 from geartrain.parts.trained import AbstractPart, StepTaken
 from geartrain.sharing.assignment import AbstractAssignment
 from geartrain.sharing.communicator import AbstractCommunicator, Silent
+from geartrain.sharing.letters import Letter
 from geartrain.sharing.locks import MakeLock, NoLock
 from geartrain.sharing.totals import Totals
 
@@ -109,6 +110,7 @@ class AbstractSharingState(ABC):
         by_letters: Whether workers need no memory in common: they are told all by messages.
         releases: Whether copies may be left waiting at the end of a pass, so that ``release`` is to
             be asked.
+        least: Of copies that talk, that train at least.
         shards: How data are given to copies: ``static`` or ``pull``; None: no copy has its own.
         positions: Instances of this epoch that each copy has taken; empty without shards.
     """
@@ -120,6 +122,7 @@ class AbstractSharingState(ABC):
     talks: bool = False
     by_letters: bool = True
     releases: bool = False
+    least: int = 1
     shards: Shards | None = None
 
     def __init__(self) -> None:
@@ -188,6 +191,24 @@ class AbstractSharingState(ABC):
 
     def set_present(self, copy: int, present: bool) -> None:  # noqa: B027 - may do nothing
         """A copy takes part from now on, or does so no more; between firings."""
+
+    def lose(self, copy: int) -> None:  # noqa: B027 - may do nothing
+        """The worker of a copy has died, and what the copy has not sent is gone; between firings,
+        where all copies are in this process, else when nothing moves."""
+
+    def mislay(self, letter: Letter) -> None:  # noqa: B027 - may do nothing
+        """A copy has sent a letter that died with its worker before it was on its way."""
+
+    def regroup(self) -> None:  # noqa: B027 - may do nothing
+        """Nothing moves, and copies may have come or gone: link those that are there."""
+
+    def balance(self, copy: int) -> None:  # noqa: B027 - may do nothing
+        """A copy was lost with what it had counted: from what others have counted follows what it
+        sent that came, and what was lost on its way to it. Nothing moves, and all is given back."""
+
+    def present(self) -> Sequence[bool]:
+        """Which copies take part."""
+        return [True] * self.copies
 
     def going_together(self) -> Collection[int]:
         """Copies none of which begins its shard anew before all of them are through with theirs."""

@@ -39,7 +39,7 @@ from geartrain.runtime.base import AbstractFeeder
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.train.checkpoint import Retention
 from geartrain.train.copies import ExchangeCounts, Feed
-from geartrain.train.deaths import tell_restored
+from geartrain.train.deaths import COPIES, tell_restored
 from geartrain.train.in_flight import Seen
 from geartrain.train.observer import Observer, add_sums, means_of, tell
 from geartrain.train.restart import Restart
@@ -292,6 +292,7 @@ class Fitting:
             at.train_seconds,
             at.taken,
             lambda: at.sums,
+            on_left=self._went_on,
         )
         began, began_s = engine.controller.trained, time.perf_counter()
         try:
@@ -352,6 +353,24 @@ class Fitting:
             seconds=lost,
             source=str(restart),
             time_s=spent,
+        )
+        tell_restored(s.instruments, event)
+
+    def _went_on(self, worker: int, how: str, unfinished: int, time_s: float) -> None:
+        """A worker has died, and other copies of the model go on.
+
+        Raises:
+            WorkerDiedError: Too many have died.
+        """
+        s = self._s
+        s.deaths.count(WorkerDiedError(how, worker))
+        s.deaths.repeated += unfinished
+        event = Restored(
+            *("train", worker, how, len(s.deaths), s.deaths.most, s.position.epoch),
+            taken=s.position.taken,
+            unfinished=unfinished,
+            source=COPIES,
+            time_s=time_s,
         )
         tell_restored(s.instruments, event)
 
