@@ -14,7 +14,7 @@ from torch import nn
 
 import geartrain as gt
 from geartrain.engine.instrument import AbstractInstrument, Exchanged, Joined, Restored
-from geartrain.errors import StuckError, WorkerDiedError
+from geartrain.errors import StuckError
 from geartrain.runtime.simulated import Costs, Die, Join, Leave, Simulated
 from geartrain.sharing.exchanges.nearest import NearestNeighbours
 from geartrain.sharing.mixing import check_doubly_stochastic
@@ -194,7 +194,7 @@ def test_a_newcomer_takes_part_at_once_and_its_optimiser_goes_on():
 
 def test_copies_that_are_split_die_as_a_whole():
     sharing = Neighbours(copies=3, exchange="weights")
-    s, seen = session(sharing, cluster([Die(3, 0.004), Join(2, 0.01)], n=6), max_active=4)
+    s, seen = session(sharing, cluster([Die(3, 0.002), Join(2, 0.005)], n=6), max_active=4)
     fit = s.fit(data(90), epochs=1)
     assert (fit.instances, fit.deaths) == (90, 1)
     assert [list(e.copies) for e in seen.joined] == [[1]]
@@ -209,9 +209,15 @@ def test_training_waits_for_the_least_number_of_copies_or_says_that_they_do_not_
     s, _ = session(Neighbours(copies=3, least=2), cluster(events[:2], n=3))
     with pytest.raises(StuckError, match="fewer than least=2 copies"):
         s.fit(data(60), epochs=1)
-    s, _ = session(Neighbours(copies=3, least=3), cluster([Die(1, 0.002)], n=3))
-    with pytest.raises(WorkerDiedError, match="fewer than least=3 copies"):
-        s.fit(data(60), epochs=1)
+
+
+def test_where_fewer_than_the_least_are_left_by_a_death_training_goes_back():
+    s, seen = session(Neighbours(copies=3, least=3), cluster([Die(1, 0.002), Join(1, 0.01)], n=3))
+    fit = s.fit(data(60), epochs=1)
+    (death,) = seen.restored
+    assert death.source == "memory" and (fit.instances, fit.deaths) == (60, 1)
+    assert fit.repeated == death.repeated > 0
+    assert fit.train_seconds < 1.0  # virtual: a death takes no real ones
 
 
 @pytest.mark.parametrize("least", [0, 3])

@@ -91,7 +91,7 @@ def censored(matrix: Matrix, present: Collection[int]) -> Matrix:
     nearly reducible systems", SIAM Review 31(2).
     """
     n = len(matrix)
-    if len(present) == n:
+    if len(present) in (0, n):
         return matrix
     w = torch.tensor(matrix, dtype=torch.float64)
     here = torch.tensor(sorted(present), dtype=torch.int64)

@@ -305,7 +305,8 @@ class Fitting:
         except WorkerDiedError as death:
             if feeder.closed:  # somebody wants to leave
                 raise
-            self._go_back(death, engine, time.perf_counter() - began_s)
+            virtual = s.runtime.virtual
+            self._go_back(death, engine, watch.now_s if virtual else time.perf_counter() - began_s)
             return None
         self._account(engine, feeder, watch, seconds, began)
         self._rest(engine)
