@@ -94,7 +94,9 @@ def test_a_record_to_oneself_comes_with_the_next_poll(make: Make) -> None:
 def test_what_was_caused_is_delivered_after_its_cause_however_late_that_comes(
     stack: ExitStack,
 ) -> None:
-    a, b, c = (stack.enter_context(Transport(k, 3, "tcp://127.0.0.1:*")) for k in range(3))
+    a, b, c = (
+        stack.enter_context(Transport(k, 3, "tcp://127.0.0.1:*", plain=True)) for k in range(3)
+    )
     context = stack.enter_context(zmq.Context())
     detour = stack.enter_context(context.socket(zmq.PULL))
     port = detour.bind_to_random_port("tcp://127.0.0.1")
@@ -262,7 +264,7 @@ def test_messages_of_an_older_generation_are_dropped_and_of_a_newer_one_refused(
 ) -> None:
     with ExitStack() as stack:
         old, new, a = (
-            stack.enter_context(Transport(k, 3, "tcp://127.0.0.1:*", generation))
+            stack.enter_context(Transport(k, 3, "tcp://127.0.0.1:*", generation, plain=True))
             for k, generation in ((0, 4), (1, 5), (2, 4))
         )
         old.connect({1: new.address})
@@ -345,7 +347,7 @@ def test_what_was_sent_before_closing_arrives_if_it_is_given_the_time(tmp_path: 
 
 
 def test_whoever_is_not_there_is_refused_by_number(make: Make) -> None:
-    with Transport(0, 2, "tcp://127.0.0.1:*") as a:
+    with Transport(0, 2, "tcp://127.0.0.1:*", plain=True) as a:
         with pytest.raises(TransportError, match="process 1 is not connected"):
             a.send(1, Record(16))
         a.connect({0: "tcp://127.0.0.1:1", 1: "tcp://127.0.0.1:1"})
@@ -381,7 +383,7 @@ with Transport(1, 2, Path(sys.argv[1])) as me:
 
 def test_two_processes_exchange_records_both_ways_at_once(nursery: Nursery, tmp_path: Path) -> None:
     folder = tmp_path / "s"
-    folder.mkdir()
+    folder.mkdir(mode=0o700)
     with Transport(0, 2, folder) as a:
         echo = Program(nursery, tmp_path / "echo", ECHO, folder, 60)
         try:

@@ -353,13 +353,14 @@ class Replicas(AbstractSharingState):
             row.copy_(torch.tensor([e.member.part.version for e in endpoints]))
         return [self._versions]
 
-    def live_on(self, worker: int, workers: int) -> None:
+    def live_on(self, worker: int, workers: int, *, in_common: bool) -> None:
         boards = self._versions.numpy()
         for board, endpoints in zip(boards, self.endpoints.values(), strict=True):
             exchange = endpoints[0].exchange
             exchange.lock = NothingInCommon(type(exchange).__name__)
             for endpoint in endpoints:
-                endpoint.member.board = board
+                endpoint.member.board = board if in_common else None
+                endpoint.member.began = endpoint.member.part.version
 
     def hold(self, parts: Collection[str]) -> None:
         for endpoint in self.all_endpoints():

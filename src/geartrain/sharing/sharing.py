@@ -147,8 +147,15 @@ class AbstractSharingState(ABC):
         """What a worker sends and receives for the parts that live there; fresh for each engine."""
         return Silent()
 
-    def live_on(self, worker: int, workers: int) -> None:  # noqa: B027 - may do nothing
-        """This process is that of one of so many workers; said before an engine is made in it."""
+    def live_on(  # noqa: B027 - may do nothing
+        self, worker: int, workers: int, *, in_common: bool
+    ) -> None:
+        """This process is that of one of so many workers; said before an engine is made in it.
+
+        Args:
+            worker, workers: Its number, and how many there are.
+            in_common: Whether they have memory in common, and ``in_common()`` lies there.
+        """
 
     def hold(self, parts: Collection[str]) -> None:  # noqa: B027 - may do nothing
         """Of all parts and their copies, these live in this process; said when its engine is

@@ -24,7 +24,7 @@ COPIES: Final = "copies"
 
 _REMEDY: Final = (
     "find out what ends them (memory, a module that crashes), or allow more: "
-    "gt.Processes(..., most_deaths=...); the weights are those of the last steps: load a "
+    "the runtime's most_deaths=...; the weights are those of the last steps: load a "
     "checkpoint to go back"
 )
 

@@ -10,6 +10,10 @@ ZeroMQ loses in silence what was under way to a process that died. So processes 
 new generation, which is part of the sockets' names; what an older one sent is dropped, and a
 message that is missing on an edge is an error.
 
+Who may write here: in a folder, the user whom it belongs to, as nobody else may enter it. By tcp,
+the owners of the keys that ``connect`` was told (`door.py`), and as themselves alone: the number of
+a key and the sender that is written on a message have to agree.
+
 A transport belongs to the process that made it and is used by one thread.
 """
 
@@ -18,6 +22,7 @@ from __future__ import annotations
 import math
 import os
 import select
+import stat
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -30,6 +35,9 @@ import zmq
 from geartrain.errors import TransportError
 from geartrain.frames.message import IntArray
 from geartrain.transport.causal import CausalOrder
+from geartrain.transport.door import Door, who_sent
+from geartrain.transport.keys import Keys, keep_alive
+from geartrain.transport.pulse import Pulse
 from geartrain.transport.record import (
     HEARD,
     MOST_BYTES,
@@ -45,6 +53,7 @@ _KERNEL_BYTES: Final = 1 << 20
 """Room in the kernel for a socket file, which grants less; by itself it has room for one batch of
 128 KiB, and both sides wait for one another: 3,000 a second, not 10,000. Tcp measures its own."""
 _IPC: Final = "ipc://"
+_TCP: Final = "tcp://"
 _NOW: Final = int(zmq.NOBLOCK)  # enumerations cost more than what is done with them
 _MORE: Final = int(zmq.SNDMORE)
 _send: Final = zmq.backend.Socket.send  # of the socket itself: what zmq.Socket adds is not needed
@@ -58,6 +67,9 @@ _MOST_A_POLL: Final = 256
 _MOST_NAME: Final = 107  # bytes of a socket file's path, of Linux
 _RETRY_MS: Final = 10  # until the other side has bound
 _MOST_RETRY_MS: Final = 500
+_MOST_ANSWER_BYTES: Final = 1 << 16  # of what comes to a socket that sends: handshakes
+_CONNECT_MS: Final = 2000  # a door that was shut may be open by then
+_HANDSHAKE_MS: Final = 10_000
 
 
 @final
@@ -71,6 +83,7 @@ class Traffic:
         in_flight_bytes: Sent, and not yet known to have been delivered, by receiver.
         held: Came, and wait for messages that were sent before them.
         dropped: Of older generations.
+        refused: Connections of strangers.
     """
 
     sent_messages: tuple[int, ...]
@@ -80,6 +93,7 @@ class Traffic:
     in_flight_bytes: tuple[int, ...]
     held: int
     dropped: int
+    refused: int
 
 
 @final
@@ -89,15 +103,20 @@ class Transport:
     Args:
         me: Number of this process, below n.
         n: Processes that write to one another.
-        at: A folder for socket files, the same for all processes; or an address to bind, such as
-            ``tcp://127.0.0.1:*``: then ``connect`` is told those of the others.
+        at: A folder for socket files, the same for all processes and open to this user alone; or
+            an address to bind, such as ``tcp://127.0.0.1:*``: then ``connect`` is told those of the
+            others.
         generation: Of these processes, 0 or more; larger for those of a restart.
         watch: Further file descriptors that a poll waits for, such as those of child processes.
         most_bytes: Of one message.
+        keys: Of this process, for tcp: all that is sent is encrypted, and nobody else is heard.
+        plain: Tcp without keys: whoever reaches the port can read, change and end the run.
+        pulse: Watches who is connected by tcp; None: nobody does, but for the kernel.
 
     Raises:
-        ValueError: A number out of range, or a folder whose path is too long for sockets.
-        TransportError: Nothing can be bound there.
+        ValueError: A number out of range, a folder whose path is too long for sockets, or tcp with
+            neither keys nor ``plain``.
+        TransportError: Nothing can be bound there, or others may enter the folder.
     """
 
     def __init__(
@@ -109,12 +128,18 @@ class Transport:
         *,
         watch: Sequence[int] = (),
         most_bytes: int = MOST_BYTES,
+        keys: Keys | None = None,
+        plain: bool = False,
+        pulse: Pulse | None = None,
     ) -> None:
         if generation < 0:
             raise ValueError(f"Transport(generation={generation}): give 0 or more")
+        _require_closed_to_others(at, keys, plain)
         self._order: CausalOrder[Record] = CausalOrder(n, me)
         self._me, self._n, self._generation = me, n, generation
         self._bounds = Bounds(n, most_bytes)
+        self._keys, self._pulse = keys, pulse
+        self._door: Door | None = None
         self._folder = at if isinstance(at, Path) else None
         self._pid = os.getpid()
         self._closed = False
@@ -130,6 +155,11 @@ class Transport:
         self._fd = int(self._pull.getsockopt(zmq.FD))
         self._poller = select.poll()
         self._poller.register(self._fd, select.POLLIN)
+        self._inner = {self._fd}
+        if self._door is not None:
+            self._inner.update(self._door.fds)
+            for fd in self._door.fds:
+                self._poller.register(fd, select.POLLIN)
         self._watched: set[int] = set()
         for fd in watch:
             self.watch(fd)
@@ -156,6 +186,9 @@ class Transport:
                 f"{self._generation} runs, or was killed; take a new folder or generation"
             )
         try:
+            if self._keys is not None:
+                self._door = Door(pull, self._keys, address)
+                return self._door.address
             pull.bind(address)
         except zmq.ZMQError as error:
             raise TransportError(
@@ -174,14 +207,62 @@ class Transport:
             )
         return f"{_IPC}{path}"
 
-    def connect(self, peers: Mapping[int, str]) -> None:
-        """Say where others are, before anything is sent to them; not needed with a folder."""
-        self._require_open()
-        for k, address in peers.items():
-            if k != self._me:
-                self._connect(k, address)
+    def connect(
+        self, addresses: Mapping[int, str], public_keys: Mapping[int, bytes] | None = None
+    ) -> None:
+        """Say where others are, before anything is sent to them; not needed with a folder.
 
-    def _connect(self, to: int, address: str) -> zmq.Socket[bytes]:
+        Who is connected is heard, too, and nobody else: what was sent here before waits there.
+
+        Args:
+            addresses: By number; of this process itself is passed over.
+            public_keys: Theirs, by number, if this process has keys.
+
+        Raises:
+            ValueError: A process that is connected already, or is not there; a key that is missing,
+                is none, or is another process's.
+        """
+        self._require_open()
+        others = {k: address for k, address in addresses.items() if k != self._me}
+        keys = public_keys or {}
+        if self._keys is not None and (missing := sorted(others.keys() - keys.keys())):
+            raise ValueError(
+                f"Transport.connect: no public key of the processes {missing}; give public_keys, "
+                "what Keys.public is there"
+            )
+        if self._keys is None and public_keys:
+            raise ValueError("Transport.connect(public_keys=...): give Transport keys of its own")
+        for k, address in others.items():
+            self._connect(k, address, keys.get(k))
+            if self._door is not None:
+                self._door.admit(k, keys[k])
+
+    def admit(self, public_keys: Mapping[int, bytes]) -> None:
+        """Let in the owners of these keys ahead of ``connect``, as those who are told of this
+        process before may knock before.
+
+        Raises:
+            ValueError: A key is none, or another process's.
+        """
+        self._require_open()
+        if self._door is not None:
+            for k, key in public_keys.items():
+                if k != self._me:
+                    self._door.admit(k, key)
+
+    def lost(self) -> tuple[int, ...]:
+        """Processes whose connection has ended, if a pulse watches: nothing reaches them."""
+        return () if self._pulse is None or self._closed else self._pulse.lost()
+
+    def reached(self, who: int) -> bool:
+        """Whether the connection to a process that a pulse watches has been there."""
+        return self._pulse is not None and self._pulse.reached(who)
+
+    def unreached(self) -> Mapping[int, str]:
+        """Processes that could not be connected with in time, if a pulse watches, and where."""
+        return {} if self._pulse is None or self._closed else self._pulse.unreached()
+
+    def _connect(self, to: int, address: str, key: bytes | None = None) -> zmq.Socket[bytes]:
         if not 0 <= to < self._n or self._pushes[to] is not None:
             raise ValueError(
                 f"Transport: process {to} is connected already, or is not one of 0..{self._n - 1}"
@@ -191,8 +272,17 @@ class Transport:
         push.setsockopt(zmq.LINGER, 0)
         push.setsockopt(zmq.RECONNECT_IVL, _RETRY_MS)
         push.setsockopt(zmq.RECONNECT_IVL_MAX, _MOST_RETRY_MS)
+        push.setsockopt(zmq.MAXMSGSIZE, _MOST_ANSWER_BYTES)
         if address.startswith(_IPC):
             push.setsockopt(zmq.SNDBUF, _KERNEL_BYTES)
+        else:
+            push.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
+            push.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+            keep_alive(push)
+        if self._pulse is not None:
+            self._pulse.watch(to, push, address)
+        if self._keys is not None and key is not None:
+            self._keys.protect(push, key)
         push.connect(address)
         self._pushes[to] = push
         return push
@@ -261,7 +351,7 @@ class Transport:
         found, self._own = self._own, []
         self.ready = ()
         came = self._take(found) or bool(found)
-        if self._watched or not came:
+        if self._watched or not came or self._door is not None:
             self._wait(0.0 if came else timeout_s, found)
         return found
 
@@ -273,7 +363,9 @@ class Transport:
             events = self._poller.poll(math.ceil(max(0.0, left) * 1e3))
             # The descriptor of ZeroMQ says that something may have changed, not that a message
             # is there, and only once: it is asked itself before each wait.
-            self.ready = tuple(fd for fd, _ in events if fd != self._fd)
+            self.ready = tuple(fd for fd, _ in events if fd not in self._inner)
+            if self._door is not None and any(fd in self._door.fds for fd, _ in events):
+                self._door.answer()
             if found or self._take(found) or self.ready or left <= 0.0:
                 return
 
@@ -283,18 +375,28 @@ class Transport:
         taken = 0
         # A sender that is faster than this process must not keep the poll from returning.
         while taken < _MOST_A_POLL and zmq.zmq_poll(pair, 0):
+            try:
+                frame = first = pull.recv(_NOW, False)
+            except zmq.Again:  # what was there is only whom a new connection belongs to
+                continue
             taken += 1
-            frame = pull.recv(_NOW, False)
             frames: list[Frame] = [bytearray(frame.buffer)]
             while frame.more:
                 frame = pull.recv(_NOW, False)
                 frames.append(frame.buffer)
-            self._accept(frames, found)
+            self._accept(frames, None if self._door is None else who_sent(first), found)
         return taken > 0
 
-    def _accept(self, frames: Sequence[Frame], found: list[tuple[int, Record]]) -> None:
+    def _accept(
+        self, frames: Sequence[Frame], known_as: int | None, found: list[tuple[int, Record]]
+    ) -> None:
         envelope, record = decode(frames, self._bounds)
         sender, stamp = envelope.sender, envelope.stamp
+        if known_as is not None and sender != known_as:
+            raise TransportError(
+                f"a message that says it is from process {sender} came by the key of process "
+                f"{known_as}: its record of kind {record.kind} was not read; end that process"
+            )
         if envelope.generation != self._generation:
             self._pass_over(envelope)
             return
@@ -364,6 +466,7 @@ class Transport:
             tuple(self._flying_bytes),
             self._order.held,
             self._dropped,
+            0 if self._door is None else self._door.refused,
         )
 
     def watch(self, fd: int) -> None:
@@ -394,6 +497,10 @@ class Transport:
             if push is not None:
                 push.close(linger=round(linger_s * 1e3) if to in (None, k) else 0)
         self._pull.close(linger=0)
+        if self._pulse is not None:
+            self._pulse.close()
+        if self._door is not None:
+            self._door.close()
         self._context.term()
 
     def __enter__(self) -> Transport:
@@ -415,3 +522,30 @@ class Transport:
                 f"the transport of process {self._me} belongs to pid {self._pid}, and this is pid "
                 f"{os.getpid()}: make one after the fork"
             )
+
+
+def _require_closed_to_others(at: Path | str, keys: Keys | None, plain: bool) -> None:
+    """Refuse to listen where anybody could write, unless that is asked for."""
+    if isinstance(at, str) and at.startswith(_TCP):
+        if (keys is None) != plain:
+            raise ValueError(
+                f"Transport({at!r}): tcp wants keys: give keys=Keys.make(), and connect the public "
+                "keys of the others; or plain=True, and then whoever reaches the port can read the "
+                "data and change or end the run"
+            )
+        return
+    if keys is not None or plain:
+        raise ValueError(f"Transport({str(at)!r}): keys and plain are for tcp, not for a folder")
+    folder = at if isinstance(at, Path) else Path(at.removeprefix(_IPC)).parent
+    if isinstance(at, str) and not at.startswith(_IPC):
+        raise ValueError(f"Transport({at!r}): give a folder, or an address of tcp:// or ipc://")
+    try:
+        found = folder.stat()
+    except OSError:
+        return  # binding says what is wrong with it
+    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise TransportError(
+            f"{folder} is of user {found.st_uid} and mode {stat.S_IMODE(found.st_mode):04o}, and "
+            f"others could write to its sockets; it has to be of user {os.getuid()} and mode 0700: "
+            f"chmod 700 {folder}, or take one of tempfile.mkdtemp()"
+        )

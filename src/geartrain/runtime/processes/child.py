@@ -127,8 +127,9 @@ class _Work:
     def __init__(self, worker: int, given: Pass, channel: AbstractChannel) -> None:
         torch.set_num_threads(given.kernel_threads)
         _seed(given.seed + worker)
-        self._regions = channel.regions
-        given.made_of.sharing.live_on(worker, given.made_of.workers)
+        self._channel, self._regions = channel, channel.regions
+        sharing = given.made_of.sharing
+        sharing.live_on(worker, given.made_of.workers, in_common=channel.shares)
         engine = self._engine = given.made_of.engine(given.trained)
         nodes = tuple(n.name for n in engine.wiring.nodes.values())
         if nodes != given.nodes:
@@ -202,12 +203,21 @@ class _Work:
                 if works:
                     self._say_idle()
                 found = self.transport.poll(_WAIT_S)
+                if not found:
+                    self._look_around()
             self._waited_s += time.perf_counter() - began
         for sender, record in found:
             self._had[sender] += 1
             self._take(record, works=works)
             if self._over:  # all is given back; what came behind the word for it is of no use
                 return
+
+    def _look_around(self) -> None:
+        """Nothing has come for a while: are all others there?"""
+        self._channel.check()
+        lost, unreached = self.transport.lost(), self.transport.unreached()
+        if lost or unreached:
+            self._send(named_to_record("lost", [lost, list(unreached.items())], {}))
 
     def _take(self, record: Record, *, works: bool) -> None:
         kind = record.kind

@@ -24,6 +24,8 @@ class ForkedChannel(AbstractChannel):
         control: The channel to the parent.
     """
 
+    shares = True
+
     def __init__(self, control: Control) -> None:
         self._control = control
         self.regions: dict[int, SharedRegion] = {}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, final
+from typing import Any, Final, final
 
 from torch import Tensor
 
@@ -162,9 +162,11 @@ class AbstractChannel(ABC):
 
     Attributes:
         regions: Memory that both have, by number.
+        shares: Whether there may be any.
     """
 
     regions: Mapping[int, SharedRegion]
+    shares: bool
 
     @abstractmethod
     def await_pass(self) -> bytes:
@@ -202,6 +204,13 @@ class AbstractChannel(ABC):
             EOFError, ConnectionError: The parent is gone.
         """
 
+    def check(self) -> None:  # noqa: B027 - may do nothing
+        """Look whether the parent is there, where nothing has come for a while.
+
+        Raises:
+            EOFError: It is gone.
+        """
+
     def about(self, transport: Transport) -> dict[str, Any]:
         """What the parent has to know before others can reach this transport."""
         return {}
@@ -233,9 +242,9 @@ def _tensors(part: AbstractPart) -> list[Tensor]:
     return [*part.module.parameters(), *kept]
 
 
-AGAIN = (
+_AGAIN: Final = (
     "the weights are those of the last steps, and a call goes on with new processes: load a "
-    "checkpoint to go back, or have gt.Processes(..., on_worker_death='restore') do so"
+    "checkpoint to go back, or have the runtime's on_worker_death='restore' do so"
 )
 
 
@@ -246,4 +255,4 @@ def death(how: str, worker: int | None = None) -> WorkerDiedError:
         how: Who, and how.
         worker: Its number; None: it is not known, or all.
     """
-    return WorkerDiedError(f"{how}; {AGAIN}", worker, how)
+    return WorkerDiedError(f"{how}; {_AGAIN}", worker, how)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import builtins
 import itertools
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NoReturn, final
 
 import numpy as np
@@ -33,7 +33,7 @@ from geartrain.parts.trained import AbstractPart
 from geartrain.runtime.base import AbstractFeeder, Watch, log
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.runtime.processes.child import Pass
-from geartrain.runtime.processes.members import AbstractPool, Hollow
+from geartrain.runtime.processes.members import AbstractPool, Hollow, death
 from geartrain.runtime.processes.messages import (
     Kind,
     Names,
@@ -83,6 +83,7 @@ class Parent:
         self._stories: dict[int, list[str]] | None = None
         self._done: set[int] = set()
         self._ending = self._resting = self._gave_up = self._stuck = False
+        self._dismissed = False  # workers have been told to end the pass, and may leave
         self._told: dict[int, Any] = {}  # what copies of each worker say of themselves, at rest
         self._released: dict[int, bool] = {}  # whether any of a worker has gone on without letters
         self._failure: BaseException | None = None
@@ -208,6 +209,8 @@ class Parent:
         """Take what has come, waiting for it for a moment."""
         assert self._transport is not None
         found = self._transport.poll(_WAIT_S)
+        if not found:
+            self._require_all(self._me, self._transport.lost(), self._transport.unreached())
         if self._transport.ready:
             self._pool.check()
         self._pool.look()
@@ -288,6 +291,7 @@ class Parent:
                 self._send_all(Kind.REST if engine.sharing.talks else Kind.END)
 
     def _send_all(self, word: Kind) -> None:
+        self._dismissed |= word in (Kind.END, Kind.ABANDON)
         for w in range(self._me):
             self._send(w, Record(word))
 
@@ -344,6 +348,8 @@ class Parent:
                     self._stories[w] = document
             case "resting" | "released":
                 self._take_release(w, what, document)
+            case "lost":
+                self._require_all(w, document[0], dict(document[1]))
             case "failed":
                 self._fail(document, w)
             case "done":
@@ -352,6 +358,30 @@ class Parent:
                 self._tell_sent(w, document["sent"])
             case _:
                 self._take_back(what, document, tensors)
+
+    def _require_all(self, who: int, lost: Sequence[int], unreached: Mapping[int, str]) -> None:
+        """Whether a process has connections with all others that are not over with the pass.
+
+        Raises:
+            WorkerDiedError: One is missing: of it, if it has died, or of the link between two that
+                live.
+            GeartrainError: One could not be made.
+        """
+        if self._dismissed or not (lost or unreached):
+            return
+        self._pool.check(_TOLD_S)
+        first = self._name(who)
+        for k in lost:
+            how = f"the connection between {first} and {self._name(k)} has ended"
+            raise death(f"{how}, and both live: the link between them was cut", min(who, k))
+        for k, address in unreached.items():
+            raise GeartrainError(
+                f"{first} does not reach {self._name(k)} at {address}: hosts have to let tcp "
+                "through to one another, on all ports that programs are given by the system"
+            )
+
+    def _name(self, number: int) -> str:
+        return "the parent" if number == self._me else f"worker {number}"
 
     def _take_release(self, w: int, what: str, document: Any) -> None:
         """Copies that may wait for letters which do not come: all are asked, then all are told."""

@@ -147,7 +147,7 @@ class Pool(AbstractPool):
                 ) from error
             for w, member in enumerate(self.members):
                 if member.pid in self.server.deaths:
-                    how, more = _how(self.server.deaths[member.pid])
+                    how, more = how_ended(self.server.deaths[member.pid])
                     who = f"worker {w} (process {member.pid})"
                     raise death(f"{who} {how} {self._doing(w)}{more}", w)
             if left <= 0.0:
@@ -221,7 +221,7 @@ def _end(members: Sequence[WorkerProcess], owner: int) -> None:
             member.control.end()
 
 
-def _how(status: int) -> tuple[str, str]:
+def how_ended(status: int) -> tuple[str, str]:
     """How somebody has ended, and what that may come of."""
     if status < 0:
         try:

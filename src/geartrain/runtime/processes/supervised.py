@@ -63,6 +63,9 @@ class AbstractSupervised(AbstractRuntime):
     def _make_pool(self) -> AbstractPool:
         """Start the workers."""
 
+    def _prepare(self, engine: Engine) -> None:
+        """A pass with this engine begins."""
+
     @property
     def pids(self) -> tuple[int, ...]:
         """Of the worker processes, where they are; empty while there are none."""
@@ -80,6 +83,7 @@ class AbstractSupervised(AbstractRuntime):
                 f"runtime={kind}(...): {type(engine.settings.meter).__name__} counts in one "
                 "process; measure with runtime=gt.Threads(...), or leave Compute(meter=...) out"
             )
+        self._prepare(engine)
         with Interruptible(feeder) as interrupt:
             if self._pool is not None and not self._pool.alive:  # of a death between two passes
                 self._drop(busy=True)
