@@ -291,6 +291,9 @@ class Replicas(AbstractSharingState):
             endpoint.member.forget_mail()
         self.set_present(copy, False)
 
+    def lost(self, letter: Letter) -> None:
+        self.put(letter)
+
     def mislay(self, letter: Letter) -> None:
         if not letter.collective:  # these are counted as they come
             self.endpoints[letter.part][letter.sender].member.ledger.lost += letter.count

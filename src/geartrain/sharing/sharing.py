@@ -203,6 +203,9 @@ class AbstractSharingState(ABC):
         """The worker of a copy has died, and what the copy has not sent is gone; between firings,
         where all copies are in this process, else when nothing moves."""
 
+    def lost(self, letter: Letter) -> None:  # noqa: B027 - may do nothing
+        """A letter is for a copy whose worker is gone, and is not sent."""
+
     def mislay(self, letter: Letter) -> None:  # noqa: B027 - may do nothing
         """A copy has sent a letter that died with its worker before it was on its way."""
 
