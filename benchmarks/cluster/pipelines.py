@@ -48,7 +48,8 @@ SYSCTL: Final = {
     "net.ipv4.tcp_slow_start_after_idle": "0",
 }
 """Of all systems' hosts. BBR sends a burst out over most of a round trip, as it paces by what it
-has measured; and without the second a window is small again after each pause of a synchronous one."""
+has measured; and without the second a window is small again after each pause of a synchronous
+one."""
 
 Line = dict[str, Any]
 
