@@ -32,9 +32,11 @@ from geartrain.parts.part import PartState
 from geartrain.parts.rules import Flush, Rules
 from geartrain.parts.trained import StepTaken
 from geartrain.runtime.base import AbstractRuntime, Feeder
+from geartrain.runtime.hosts.hosts import Hosts
 from geartrain.runtime.processes.processes import Processes
 from geartrain.runtime.simulated import Simulated
 from geartrain.runtime.threads import Threads
+from tests.rigs.on_ray import on_ray
 
 POLICIES = ("sweeps", "fullest", "backward", "oldest", "random")
 AT_ONCE = Ramp(over=0)
@@ -65,6 +67,12 @@ def processes(workers: int) -> Processes:
     return Processes(workers, kernel_threads=1)
 
 
+@cache
+def hosts(workers: int) -> Hosts:
+    """Likewise, with workers that have nothing in common with this process, reached by tcp."""
+    return Hosts(workers, kernel_threads=1)
+
+
 @dataclass(frozen=True)
 class Order:
     """One way to permute deliveries."""
@@ -82,6 +90,10 @@ class Order:
             return Threads(self.workers, kernel_threads=1)
         if self.runtime == "processes":
             return processes(self.workers)
+        if self.runtime == "hosts":
+            return hosts(self.workers)
+        if self.runtime == "ray":
+            return on_ray(self.workers)
         return Simulated(self.workers, seed=self.seed, jitter=self.jitter)
 
     def make_policy(self, worker: int) -> AbstractPolicy:
@@ -117,6 +129,7 @@ ORDERS = (
     Order("threads", 2, "random", 4),
     Order("threads", 4, "backward", max_active=50, max_rows=7),
     Order("processes", 2, "random", 5, max_active=7),
+    Order("hosts", 2, "random", 6, max_active=7),
 )
 """A fixed few, for graphs that are not drawn at random."""
 

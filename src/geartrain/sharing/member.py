@@ -12,7 +12,16 @@ from torch import Tensor, nn
 
 from geartrain.parts.part import PartState
 from geartrain.parts.trained import StepTaken
-from geartrain.sharing.letters import Inbox, Ledger, Letter, Tensors, copies, merged, tensor_bytes
+from geartrain.sharing.letters import (
+    SHARE,
+    Inbox,
+    Ledger,
+    Letter,
+    Tensors,
+    copies,
+    merged,
+    tensor_bytes,
+)
 
 
 @final
@@ -36,7 +45,9 @@ class Member:
         here: Whether it lives in this process; of others only what never changes is known, and what
             ``AbstractExchange.heard`` is told.
         board: int64, the versions of all copies of this part in memory that all processes have;
-            None: all copies are here.
+            None: all copies are here, or processes have nothing in common: then that of a copy
+            elsewhere is what its last letter said, and as many steps more as were taken here since.
+        began: Version when the pass began, where copies are elsewhere.
     """
 
     def __init__(
@@ -57,6 +68,8 @@ class Member:
         self.peers: Sequence[Member] = ()
         self.present = self.here = True
         self.board: NDArray[np.int64] | None = None
+        self.began = 0
+        self._heard: dict[int, tuple[int, int]] = {}  # copy to its version, and our own then
         self.ledger = Ledger()
         self.outbox: list[Letter] = []
         self.steps: list[StepTaken] = []
@@ -136,15 +149,23 @@ class Member:
             self.part.version,
             self.rounds,
             weight,
-            self.peers[to].version,
+            self._version_of(self.peers[to]),
             tensor_bytes(tensors),
         )
         self.ledger.sent += 1
         self.ledger.bytes += letter.nbytes
         self.outbox.append(letter)
 
+    def _version_of(self, peer: Member) -> int:
+        """Steps of another copy up to now, as far as that can be known."""
+        if peer.here or peer.board is not None:
+            return peer.version
+        theirs, ours = self._heard.get(peer.index, (peer.part.version, self.began))
+        return theirs + self.part.version - ours
+
     def put(self, letter: Letter) -> None:
         """A letter has come; it waits, is merged, or drives the oldest of its sender out."""
+        self._heard[letter.sender] = letter.version, self.part.version
         self.ledger.came += letter.count
         if letter.collective:
             self.count_collective(letter)
@@ -183,8 +204,10 @@ class Member:
         """What waits is dropped, and what was to be sent is not."""
         self.ledger.dropped += sum(x.count for x in self._waiting)
         self._waiting.clear()
-        self.ledger.sent -= len(self.outbox)
-        self.ledger.bytes -= sum(x.nbytes for x in self.outbox)
+        # Results of collectives are counted as they come, shares of them by nobody.
+        counted = [x for x in self.outbox if not x.collective and x.kind != SHARE]
+        self.ledger.sent -= len(counted)
+        self.ledger.bytes -= sum(x.nbytes for x in counted)
         self.outbox.clear()
         self.steps.clear()
 

@@ -69,7 +69,7 @@ class PublishedState(AbstractSharingState):
         self._worker: int | None = None
         self._shares: dict[str, list[PublishedShare]] = {}
 
-    def live_on(self, worker: int, workers: int) -> None:
+    def live_on(self, worker: int, workers: int, *, in_common: bool) -> None:
         self._worker = worker
 
     def weights(self, name: str, nodes: Sequence[Through]) -> Sequence[PublishedShare]:

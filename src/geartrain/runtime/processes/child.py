@@ -13,8 +13,6 @@ It decides nothing: ``WorkerState`` does, as on every runtime.
 from __future__ import annotations
 
 import faulthandler
-import gc
-import json
 import os
 import random
 import signal
@@ -22,7 +20,6 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, final
 
 import numpy as np
@@ -39,9 +36,9 @@ from geartrain.nodes.node import Memory
 from geartrain.parts.part import PartState
 from geartrain.parts.snapshot import parts_to_tensors
 from geartrain.parts.trained import StepTaken
-from geartrain.runtime.processes.control import Control
 from geartrain.runtime.processes.letters import Expected, letter_to_record, record_to_letter
-from geartrain.runtime.processes.memory import BETWEEN, NOTE_BYTES, SharedRegion, loads
+from geartrain.runtime.processes.members import AbstractChannel
+from geartrain.runtime.processes.memory import BETWEEN
 from geartrain.runtime.processes.messages import (
     Kind,
     Names,
@@ -54,8 +51,7 @@ from geartrain.runtime.processes.messages import (
 )
 from geartrain.sharing.letters import SHARE, Letter
 from geartrain.transport.batches import BACKWARD, FORWARD, Accepted, to_delivery_parts, to_record
-from geartrain.transport.link import Transport
-from geartrain.transport.record import Record
+from geartrain.transport.record import GONE, Record
 
 _WORDS: Final = frozenset({Kind.REST, Kind.RESTING, Kind.STORY, Kind.END})
 _IDLE_S: Final = 0.02  # without work until it says that it has none
@@ -78,7 +74,7 @@ class Pass:
         passing: What it is for.
         trained: Instances finished in training before.
         memories: Of nodes, by name.
-        folder, generation: Of the sockets.
+        place: Of the sockets, as ``AbstractPool.place`` has it.
         kernel_threads: Inside of torch's kernels.
         seed: Of random numbers, for dropout and the like; each worker adds its number.
         nodes: Names in order, to see that both sides have the same graph.
@@ -88,52 +84,32 @@ class Pass:
     passing: Passing
     trained: int
     memories: Mapping[str, Memory]
-    folder: str
-    generation: int
+    place: tuple[str | None, int]
     kernel_threads: int
     seed: int
     nodes: tuple[str, ...]
 
 
-def live(worker: int, control: Control) -> None:
+def live(worker: int, channel: AbstractChannel) -> None:
     """Work until the parent is gone."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # kill -USR1 says where it is
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and says what is to be
-    regions: dict[int, SharedRegion] = {}
     try:
         while True:
-            _receive_regions(control, regions)
-            _live_through_a_pass(worker, control, regions)
+            _live_through_a_pass(worker, channel)
     except (EOFError, ConnectionError):
         return
 
 
-def _receive_regions(control: Control, regions: dict[int, SharedRegion]) -> None:
-    """Take the memory that is new, and leave what nobody uses any more."""
-    said, fds = control.receive()
-    told = json.loads(said)
-    regions |= {
-        number: SharedRegion(fd, os.fstat(fd).st_size)
-        for number, fd in zip(told["fresh"], fds, strict=True)
-    }
-    for number in told["gone"]:
-        del regions[number]
-    if told["gone"]:
-        gc.collect()  # engines have cycles, and hold tensors
-
-
-def _live_through_a_pass(
-    worker: int, control: Control, regions: Mapping[int, SharedRegion]
-) -> None:
-    content, _ = control.receive()
+def _live_through_a_pass(worker: int, channel: AbstractChannel) -> None:
+    content = channel.await_pass()
     try:
-        work = _Work(worker, loads(content, regions), regions)
+        work = _Work(worker, channel.loads(content), channel)
     except BaseException as error:  # noqa: BLE001 - told to the parent, which raises it
-        control.tell(failed=error_to_json(error))
+        channel.tell(failed=error_to_json(error))
         return
     with work.transport:
-        control.tell(ready=os.getpid())
-        control.receive()
+        channel.tell(ready=os.getpid(), **channel.about(work.transport))
+        channel.join(work.transport, channel.hear())
         work.run()
 
 
@@ -148,11 +124,12 @@ def _seed(seed: int) -> None:
 class _Work:
     """One pass."""
 
-    def __init__(self, worker: int, given: Pass, regions: Mapping[int, SharedRegion]) -> None:
+    def __init__(self, worker: int, given: Pass, channel: AbstractChannel) -> None:
         torch.set_num_threads(given.kernel_threads)
         _seed(given.seed + worker)
-        self._regions = regions
-        given.made_of.sharing.live_on(worker, given.made_of.workers)
+        self._channel, self._regions = channel, channel.regions
+        sharing = given.made_of.sharing
+        sharing.live_on(worker, given.made_of.workers, in_common=channel.shares)
         engine = self._engine = given.made_of.engine(given.trained)
         nodes = tuple(n.name for n in engine.wiring.nodes.values())
         if nodes != given.nodes:
@@ -164,10 +141,9 @@ class _Work:
         how = given.passing
         engine.begin(train=how.train, judge=how.judge, collect=how.collect)
         self._state = engine.workers[worker]
+        engine.sharing.hold(self._state.parts.keys())
         self._state.note = self._note
-        place = worker * NOTE_BYTES // 8
-        notes: Any = regions[0].bytes.view(torch.int64).numpy()
-        self._notes = memoryview(notes)[place : place + 1]
+        self._notes = channel.note(worker)
         self._nodes = engine.nodes_of(worker)
         engine.router.here = {node.id for node in self._nodes}
         self._names = Names(nodes, list(engine.parts))
@@ -177,9 +153,10 @@ class _Work:
             {
                 original_name(name): {tuple(p.shape) for p in part.module.parameters()}
                 for name, part in engine.parts.items()
+                if name in self._state.parts
             },
             engine.sharing.copies,
-            range(worker, engine.sharing.copies, self._parent),
+            engine.copies_on(worker),
         )
         self._stock = engine.stock(worker)
         self._report = Report()
@@ -189,7 +166,8 @@ class _Work:
         self._sent = np.zeros(self._parent + 1, np.int64)  # records, by receiver
         self._had = np.zeros(self._parent + 1, np.int64)  # by sender
         self._over = False
-        self.transport = Transport(worker, self._parent + 1, Path(given.folder), given.generation)
+        self._gone: set[int] = set()
+        self.transport = channel.transport(worker, self._parent + 1, given.place)
 
     def _note(self, node: int, backward: bool) -> None:
         """Have the parent see what this process is at, should it die."""
@@ -226,12 +204,21 @@ class _Work:
                 if works:
                     self._say_idle()
                 found = self.transport.poll(_WAIT_S)
+                if not found:
+                    self._look_around()
             self._waited_s += time.perf_counter() - began
         for sender, record in found:
             self._had[sender] += 1
             self._take(record, works=works)
             if self._over:  # all is given back; what came behind the word for it is of no use
                 return
+
+    def _look_around(self) -> None:
+        """Nothing has come for a while: are all others there?"""
+        self._channel.check()
+        lost, unreached = self.transport.lost(), self.transport.unreached()
+        if lost or unreached:
+            self._send(named_to_record("lost", [lost, list(unreached.items())], {}))
 
     def _take(self, record: Record, *, works: bool) -> None:
         kind = record.kind
@@ -245,7 +232,7 @@ class _Work:
             self._after_exchange(self._state.rest())
         elif kind == Kind.RESTING:
             said = self._engine.sharing.resting()
-            self._send(named_to_record("resting", said, {}))
+            self._send(named_to_record("resting", [record.ints[0], said], {}))
         elif kind == Kind.STORY:
             lines = self._engine.waiting(self._me)
             self._send(named_to_record("story", lines, {}))
@@ -268,6 +255,8 @@ class _Work:
                 self._after_exchange([])
         elif kind == Kind.NAMED:
             self._release(record_to_named(record)[1])
+        elif kind == GONE:
+            self._go_on_without(record.ints[0])
 
     def _admitted(self, record: Record) -> None:
         arena = self._engine.wiring.arena
@@ -290,13 +279,20 @@ class _Work:
         self._engine.wiring.arena.forget(slots)
         self._after_exchange(self._state.finished(told))
 
+    def _go_on_without(self, worker: int) -> None:
+        """Another worker is gone, and the copies of the model that lived there."""
+        self._gone.add(worker)
+        for k in self._engine.copies_on(worker):
+            self._engine.sharing.set_present(k, False)
+        self._after_exchange([])
+
     def _release(self, told: Any) -> None:
         """Let those that wait for letters go on without, as nothing moves anywhere."""
-        sharing = self._engine.sharing
-        sharing.heard(told)
+        sharing, (number, said) = self._engine.sharing, told
+        sharing.heard(said)
         found = sharing.release()
         self._after_exchange([])
-        self._send(named_to_record("released", found, {}))
+        self._send(named_to_record("released", [number, found], {}))
 
     def _after_exchange(self, steps: Sequence[StepTaken]) -> None:
         """Tell of steps, and carry letters, that came of something else than a firing."""
@@ -307,9 +303,12 @@ class _Work:
 
     def _post(self, letters: Sequence[Letter]) -> None:
         for letter in letters:
-            to = self._engine.home_of(letter.receiver)
+            to = self._engine.home_of_letter(letter)
             if to == self._me:
                 self._state.receive(letter)
+            elif to in self._gone:
+                if letter.kind != SHARE:
+                    self._engine.sharing.lost(letter)
             else:
                 self._send(letter_to_record(letter), to)
 

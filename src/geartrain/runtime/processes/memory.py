@@ -16,7 +16,7 @@ import mmap
 import os
 import pickle  # noqa: TID251 - between a parent and the children that it made, and nobody else
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, final
 
 import cloudpickle
@@ -28,6 +28,7 @@ BETWEEN: Final = 0
 """What a worker notes in region 0, for the parent to see: twice the node that it fires, and one
 more, and one more if backward; or these."""
 NOTE_BYTES: Final = 64  # of a worker; a cache line
+_HOLLOW: Final = -1  # in place of the number of a region
 _ALIGNED: Final = 64  # bytes; a cache line: neighbours of two workers do not share one
 
 
@@ -154,16 +155,22 @@ def _is_plain(x: Tensor) -> bool:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # without annotations
     """Writes references in place of tensors that are shared."""
 
-    def __init__(self, file: io.BytesIO, shared: SharedTensors) -> None:
+    def __init__(
+        self,
+        file: io.BytesIO,
+        place: Callable[[Tensor], tuple[int, int] | None],
+        hollow: Iterable[Tensor] = (),
+    ) -> None:
         super().__init__(file)
-        self._shared = shared
+        self._place = place
+        self._hollow = {id(x) for x in hollow}
         self._numbers: dict[int, int] = {}
         self._kept: list[Tensor] = []  # so that no number is given twice
 
     def persistent_id(self, thing: object) -> Any:
         if not isinstance(thing, Tensor) or type(thing) not in (Tensor, nn.Parameter):
             return None
-        place = self._shared.place(thing)
+        place = (_HOLLOW, 0) if id(thing) in self._hollow else self._place(thing)
         if place is None or (thing.requires_grad and not thing.is_leaf):
             return None
         number = self._numbers.setdefault(id(thing), len(self._numbers))
@@ -192,22 +199,44 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, reference: Any) -> Tensor:
         number, region, offset, dtype, shape, stride, is_parameter, wants_gradient, more = reference
         if number not in self._found:
-            x = self._regions[region].tensor(offset, getattr(torch, dtype), shape, stride)
+            kind = getattr(torch, dtype)
+            if region == _HOLLOW:
+                x = torch.zeros((), dtype=kind).expand(shape)
+            else:
+                x = self._regions[region].tensor(offset, kind, shape, stride)
             x = nn.Parameter(x, wants_gradient) if is_parameter else x
             vars(x).update(more)
             self._found[number] = x if is_parameter else x.requires_grad_(wants_gradient)
         return self._found[number]
 
 
-def dumps(thing: object, shared: SharedTensors) -> bytes:
+def dumps(thing: object, shared: SharedTensors, hollow: Iterable[Tensor] = ()) -> bytes:
     """A pickle, functions and classes of scripts in it; for a process that we have started.
+
+    Args:
+        thing: What is pickled.
+        shared: What goes as a reference into memory that the process has, too.
+        hollow: Tensors that arrive as zeros of their shape that take no memory, and may not be
+            written to.
 
     Raises:
         Exception: What says that something cannot be pickled, of whatever type.
     """
     file = io.BytesIO()
-    _Pickler(file, shared).dump(thing)
+    _Pickler(file, shared.place, hollow).dump(thing)
     return file.getvalue()
+
+
+def why_not_carried(thing: object) -> str | None:
+    """What speaks against handing something to a worker process; None: nothing.
+
+    Nothing is moved, and tensors that would be shared are not copied.
+    """
+    try:
+        _Pickler(io.BytesIO(), lambda x: (0, 0) if _is_plain(x) else None).dump(thing)
+    except Exception as error:  # noqa: BLE001 - of whatever type: it is told, and not gone on with
+        return f"the graph cannot be handed to worker processes: {type(error).__name__}: {error}"
+    return None
 
 
 def loads(pickled: bytes, regions: Mapping[int, SharedRegion]) -> Any:

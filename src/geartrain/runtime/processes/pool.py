@@ -6,41 +6,77 @@ ForkServer ── fork ──► workers, each with a channel      told of death
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, final
+from typing import Any, Final, final
 
 import torch
+from torch import Tensor
 
-from geartrain.errors import WorkerDiedError
 from geartrain.runtime.processes.control import Control
-from geartrain.runtime.processes.memory import BEGINNING, BETWEEN, NOTE_BYTES, SharedTensors
+from geartrain.runtime.processes.members import AbstractMember, AbstractPool, death
+from geartrain.runtime.processes.memory import (
+    BEGINNING,
+    BETWEEN,
+    NOTE_BYTES,
+    SharedTensors,
+    dumps,
+)
 from geartrain.runtime.processes.server import ForkServer
+from geartrain.transport.link import Transport
 
 _LOOK_S: Final = 0.5  # between two looks at whether workers are stopped
 _STOPPED_LOOKS: Final = 8  # a worker may be so long, as when somebody looks at it
 _END_S: Final = 2.0  # for a process to end
 
 
-@final
-@dataclass(slots=True)
-class WorkerProcess:
-    """One worker process."""
-
-    pid: int
-    control: Control
-    regions: set[int] = field(default_factory=set)  # that it has been given
+_WAIT_S: Final = 0.2  # without anything that moves, until somebody else is looked after
 
 
 @final
-class Pool:
-    """So many worker processes.
+class WorkerProcess(AbstractMember):
+    """One worker process, a fork of the server.
+
+    Args:
+        pid: Its number.
+        control: The channel to it.
+        shared: What may be given to it.
+    """
+
+    def __init__(self, pid: int, control: Control, shared: SharedTensors) -> None:
+        self.pid, self.control, self._shared = pid, control, shared
+        self._regions: set[int] = set()  # that it has been given
+        control.socket.settimeout(_WAIT_S)
+        control.meanwhile = self._wait
+
+    def _wait(self) -> None:
+        if self.meanwhile is not None:
+            self.meanwhile()
+
+    def hand_over(self, content: bytes) -> None:
+        here = self._shared.regions
+        fresh = [k for k in here if k not in self._regions]
+        said = {"fresh": fresh, "gone": sorted(self._regions - here.keys())}
+        self._regions = {*here}
+        self.control.send(json.dumps(said).encode(), [here[k].fd for k in fresh])
+        self.control.send(content)
+
+    def send(self, content: bytes) -> None:
+        self.control.send(content)
+
+    def hear(self) -> dict[str, Any]:
+        return self.control.hear()
+
+
+@final
+class Pool(AbstractPool):
+    """So many worker processes, forked on this host.
 
     Args:
         workers: How many.
@@ -49,19 +85,22 @@ class Pool:
         nodes: Names by number, of the pass that runs.
     """
 
+    members: list[WorkerProcess]
+    shares = True
+
     def __init__(self, workers: int) -> None:
         self.server = ForkServer.of_this_process()
         self.shared = SharedTensors()
         self._notes = self.shared.add(NOTE_BYTES * workers).bytes.view(torch.int64)
         self.nodes: Mapping[int, str] = {}
-        self.members = [WorkerProcess(*self.server.fork(w)) for w in range(workers)]
+        self.members = [WorkerProcess(*self.server.fork(w), self.shared) for w in range(workers)]
         self._stopped: dict[int, int] = {}  # looks in a row, by process
         self._looked_s = 0.0
+        self.gone: set[int] = set()
         self._end = weakref.finalize(self, _end, self.members, os.getpid())
 
     @property
     def alive(self) -> bool:
-        """Whether it can work: it has not been closed, and nobody has died."""
         if not (self._end.alive and self.server.lives):
             return False
         try:
@@ -72,24 +111,30 @@ class Pool:
         return not any(m.pid in self.server.deaths or _has_ended(m.pid) for m in self.members)
 
     def fileno(self) -> int:
-        """Something is to be read from it when a worker has died."""
         return self.server.control.socket.fileno()
 
     def begin(self, nodes: Mapping[int, str]) -> None:
-        """A pass of these nodes begins."""
         self.nodes = nodes
         self._notes.fill_(BEGINNING)
 
+    def place(self) -> tuple[str | None, int]:
+        return str(self.server.folder), self.server.generation()
+
+    def transport(self, place: tuple[str | None, int]) -> Transport:
+        n = len(self.members)
+        return Transport(n, n + 1, self.server.folder, place[1])
+
+    def join(self, transport: Transport, told: Sequence[Mapping[str, Any]]) -> bytes:
+        return b"go"  # socket files have names that all know
+
+    def tidy(self, place: tuple[str | None, int]) -> None:
+        for w in range(len(self.members)):  # a worker may be killed before it has come to that
+            (self.server.folder / f"{w}.{place[1]}").unlink(missing_ok=True)
+
+    def dumps(self, thing: object, hollow: Collection[Tensor] = ()) -> bytes:
+        return dumps(thing, self.shared, hollow)
+
     def check(self, wait_s: float = 0.0) -> None:
-        """Look whether all live and move.
-
-        Args:
-            wait_s: Somebody has died, and it may be so long until that is told.
-
-        Raises:
-            WorkerDiedError: A worker has died, or the server, or one has been stopped for some
-                seconds.
-        """
         until = time.monotonic() + wait_s
         while True:
             left = until - time.monotonic()
@@ -97,21 +142,20 @@ class Pool:
                 self.server.listen(max(0.0, left))
             except (EOFError, OSError) as error:
                 self.server.kill()
-                raise _death(
+                raise death(
                     f"the process that forks workers (process {self.server.pid}) has died, and "
                     "the workers with it"
                 ) from error
             for w, member in enumerate(self.members):
-                if member.pid in self.server.deaths:
-                    how, more = _how(self.server.deaths[member.pid])
+                if member.pid in self.server.deaths and w not in self.gone:
+                    how, more = how_ended(self.server.deaths[member.pid])
                     who = f"worker {w} (process {member.pid})"
-                    raise _death(f"{who} {how} {self._doing(w)}{more}", w)
+                    raise death(f"{who} {how} {self._doing(w)}{more}", w)
             if left <= 0.0:
                 break
         self._look()
 
     def look(self) -> None:
-        """As ``check``, but only now and then."""
         if time.monotonic() - self._looked_s >= _LOOK_S:
             self.check()
 
@@ -121,6 +165,8 @@ class Pool:
             return
         self._looked_s = now
         for w, pid in enumerate([*(member.pid for member in self.members), self.server.pid]):
+            if w in self.gone:
+                continue
             # Looks are counted, not seconds: this process may have been stopped itself.
             looks = self._stopped.get(pid, 0) + 1 if _state_of(pid) in ("T", "t") else 0
             self._stopped[pid] = looks
@@ -129,8 +175,8 @@ class Pool:
             how = f"has been stopped, as by SIGSTOP, for {looks * _LOOK_S:.0f} s"
             if pid == self.server.pid:
                 self.server.kill()
-                raise _death(f"the process that forks workers (process {pid}) {how}, and is ended")
-            raise _death(f"worker {w} (process {pid}) {how}, {self._doing(w)}, and is ended", w)
+                raise death(f"the process that forks workers (process {pid}) {how}, and is ended")
+            raise death(f"worker {w} (process {pid}) {how}, {self._doing(w)}, and is ended", w)
 
     def _doing(self, w: int) -> str:
         """What a worker is at, or was when it died."""
@@ -144,11 +190,6 @@ class Pool:
         return f"while firing '{name}' {'backward' if backward else 'forward'}"
 
     def close(self, *, busy: bool = False) -> None:
-        """End the processes, and see that they have; the next pass makes new ones.
-
-        Args:
-            busy: They may be in the middle of something, and are killed.
-        """
         self._end()
         if busy:
             self._kill()
@@ -156,12 +197,27 @@ class Pool:
             self._kill()
             self._have_ended()
 
+    def bury(self, worker: int) -> None:
+        self.gone.add(worker)
+        self._kill_one(self.members[worker])
+
+    def renew(self) -> bool:
+        for w in sorted(self.gone):
+            self.members[w].control.end()
+            self.members[w] = WorkerProcess(*self.server.fork(w), self.shared)
+            self._stopped.clear()
+        self.gone.clear()
+        return True
+
     def _kill(self) -> None:
         for member in self.members:
-            # Another process may have got the number, if nobody was there to tell of a death.
-            if _stat_of(member.pid)[1:2] == [str(self.server.pid)]:
-                with suppress(ProcessLookupError):
-                    os.kill(member.pid, signal.SIGKILL)
+            self._kill_one(member)
+
+    def _kill_one(self, member: WorkerProcess) -> None:
+        # Another process may have got the number, if nobody was there to tell of a death.
+        if _stat_of(member.pid)[1:2] == [str(self.server.pid)]:
+            with suppress(ProcessLookupError):
+                os.kill(member.pid, signal.SIGKILL)
 
     def _have_ended(self) -> bool:
         """Wait until they have, at most some seconds."""
@@ -176,24 +232,14 @@ class Pool:
         return False
 
 
-_AGAIN: Final = (
-    "the weights are those of the last steps, and a call goes on with new processes: load a "
-    "checkpoint to go back, or have gt.Processes(..., on_worker_death='restore') do so"
-)
-
-
-def _death(how: str, worker: int | None = None) -> WorkerDiedError:
-    return WorkerDiedError(f"{how}; {_AGAIN}", worker, how)
-
-
-def _end(members: list[WorkerProcess], owner: int) -> None:
+def _end(members: Sequence[WorkerProcess], owner: int) -> None:
     """Idle workers end as their channel is closed; others are killed, and have died before."""
     if os.getpid() == owner:  # and not a process that has been forked from it
         for member in members:
             member.control.end()
 
 
-def _how(status: int) -> tuple[str, str]:
+def how_ended(status: int) -> tuple[str, str]:
     """How somebody has ended, and what that may come of."""
     if status < 0:
         try:

@@ -295,8 +295,10 @@ def _be_a_worker(worker: int, fd: int, server: int) -> NoReturn:
             for number in (signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
             from geartrain.runtime.processes.child import live
+            from geartrain.runtime.processes.forked import ForkedChannel
 
-            live(worker, Control(socket.socket(fileno=fd)))
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and decides
+            live(worker, ForkedChannel(Control(socket.socket(fileno=fd))))
             status = 0
     except BaseException:  # noqa: BLE001 - nothing of the server's may run on here
         traceback.print_exc()

@@ -1,0 +1,98 @@
+"""Workers on hosts that you name, each started there by a command of yours."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, final
+
+from geartrain.runtime.hosts.keepers import Host, Keepers
+from geartrain.runtime.hosts.pool import RemotePool
+from geartrain.runtime.processes.supervised import AbstractSupervised, OnWorkerDeath
+
+_HERE = "127.0.0.1"
+
+
+@final
+class Hosts(AbstractSupervised):
+    """One process per worker, on hosts that are named; parts, rows and gradients go by tcp.
+
+    On each host a program is started when the first pass begins, by the host's command, and lives
+    until ``close`` or the end of this program; it imports torch once and forks the workers. Graph
+    and weights go there at the beginning of a pass, what a worker does not need left out, and the
+    parts come back at its end: until then the modules here are as they were. Everything in the
+    graph must be what cloudpickle can carry, and what it names be importable on the hosts.
+
+    All connections are encrypted, and each process talks to the owners of known keys alone; public
+    keys go by the pipes of the commands.
+
+    Args:
+        hosts: Where workers may be, in the order in which they are taken; those beyond ``workers``
+            are spare, for when a host cannot be reached. A number: so many on this host.
+        workers: How many; None: as many as the hosts may have.
+        kernel_threads: Threads inside torch kernels, per worker; None: torch's number of this
+            process, shared out among the workers.
+        patience_s: As for ``Processes``.
+        address: Of this host, as workers reach it; None: loopback, for workers on this host.
+        plain: Tcp without keys: whoever reaches the ports reads the data, and runs programs of his
+            own in your workers. For measurements alone.
+        on_worker_death, most_deaths: As for ``Processes``: also of a worker that does not answer
+            for four seconds, as it is stopped, or its host or link is gone.
+
+    Raises:
+        ValueError: No hosts, more workers than they may have, or other hosts than this one without
+            an address of this one.
+    """
+
+    name = "hosts"
+
+    def __init__(
+        self,
+        hosts: Sequence[Host] | int = 2,
+        workers: int | None = None,
+        kernel_threads: int | None = None,
+        patience_s: float = 60.0,
+        *,
+        address: str | None = None,
+        plain: bool = False,
+        on_worker_death: OnWorkerDeath = "raise",
+        most_deaths: int = 10,
+    ) -> None:
+        if isinstance(hosts, int):
+            hosts = [Host(address or _HERE, workers=hosts)] if hosts > 0 else []
+        room = sum(host.workers for host in hosts)
+        wanted = room if workers is None else workers
+        if not hosts or wanted > room:
+            raise ValueError(
+                f"Hosts: {wanted} workers, and room for {room} on {len(hosts)} hosts; name hosts, "
+                "each with Host(workers=...), or give their number for workers on this host"
+            )
+        super().__init__(wanted, kernel_threads, patience_s, on_worker_death, most_deaths)
+        if address is None and any(not host.address.startswith("127.") for host in hosts):
+            raise ValueError(
+                f"Hosts(address=None): workers on {hosts[0].address} have to reach this process: "
+                "give address=, that of this host as they see it"
+            )
+        self.address, self.plain = address or _HERE, plain
+        self.hosts = tuple(hosts)
+        self._keepers = Keepers(self.hosts, wanted)
+        self._had_workers = False
+
+    def _make_pool(self) -> RemotePool:
+        path = [os.path.abspath(entry) for entry in sys.path]
+        pool = RemotePool(
+            *(self._keepers, self.workers, self.address, path, "Hosts"),
+            plain=self.plain,
+            again=self._had_workers,
+        )
+        self._had_workers = True
+        return pool
+
+    def close(self) -> None:
+        """End the workers, and the programs on the hosts; a later pass starts them anew."""
+        super().close()
+        self._keepers.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_keepers": Keepers(self.hosts, self.workers)}

@@ -1,0 +1,137 @@
+"""What is started on a host: it has imported torch, runs no thread, forks workers, tells of deaths.
+
+    python -m geartrain.runtime.hosts
+
+    stdin   {"fork": greeting}   {"kill": pid}   {"ping": n}    a line each; its end ends all
+    stdout  {"ready": ...} {"hello": ...} {"died": pid, "status": ...} {"pong": n}
+
+What workers print goes to stderr. When stdin ends, as the parent has ended in whatever way, workers
+are killed and the keeper ends; when the keeper ends, the kernel ends the workers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+from geartrain.runtime.hosts.worker import Greeting, RemoteWorker
+
+PROTOCOL: Final = 1
+_PR_SET_PDEATHSIG: Final = 1
+_MOST: Final = 1 << 16
+
+
+def main() -> None:
+    """Until stdin ends."""
+    out = os.dup(1)
+    os.dup2(2, 1)  # what is printed here, by modules in workers too, is for people
+    workers: set[int] = set()
+    try:
+        _serve(out, workers)
+    except BrokenPipeError:
+        pass  # the parent is gone
+    finally:
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+
+
+def _tell(out: int, **what: Any) -> None:
+    os.write(out, json.dumps(what).encode() + b"\n")  # short enough to go in one piece
+
+
+def _serve(out: int, workers: set[int]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the parent decides
+    heard, rings = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(rings)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    importlib.import_module("torch._dynamo")  # torch does so in the first optimiser of a process
+    gc.collect()
+    gc.freeze()
+    version = ".".join(map(str, sys.version_info[:2]))
+    _tell(out, ready=os.getpid(), protocol=PROTOCOL, python=version, host=socket.gethostname())
+    left = b""
+    with selectors.DefaultSelector() as selector:
+        for fd in (0, heard):
+            selector.register(fd, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fd == heard:
+                    os.read(heard, 4096)
+                    _bury(workers, out)
+                    continue
+                some = os.read(0, _MOST)
+                if not some:
+                    return
+                *lines, left = (left + some).split(b"\n")
+                for line in lines:
+                    _obey(json.loads(line), out, workers, [heard, rings])
+
+
+def _obey(told: Any, out: int, workers: set[int], ours: Sequence[int]) -> None:
+    if "ping" in told:
+        _tell(out, pong=told["ping"])
+        return
+    if "kill" in told:
+        if told["kill"] in workers:
+            os.kill(told["kill"], signal.SIGKILL)
+        return
+    greeting = Greeting.of_json(told["fork"])
+    keeper = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        _tell(out, refused=str(error), worker=greeting.worker)
+        return
+    if pid == 0:
+        _be_a_worker(greeting, out, keeper, ours)
+    workers.add(pid)
+
+
+def _be_a_worker(greeting: Greeting, out: int, keeper: int, ours: Sequence[int]) -> NoReturn:
+    status = 1
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == keeper:  # else it has died before we asked
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            for each in ours:
+                os.close(each)
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(nothing, 0)
+            os.close(nothing)
+            worker = RemoteWorker(greeting)
+            _tell(out, hello=worker.hello.to_json())
+            os.close(out)
+            worker.live()
+            status = 0
+    except BaseException:  # noqa: BLE001 - nothing of the keeper's may run on here
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _bury(workers: set[int], out: int) -> None:
+    """Tell of workers that have ended."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        workers.discard(pid)
+        _tell(out, died=pid, status=os.waitstatus_to_exitcode(status))

@@ -1,0 +1,347 @@
+"""Hosts by a program on each, started by a command of yours: ssh, ip netns exec, or none."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+from geartrain.errors import GeartrainError
+from geartrain.runtime.base import log
+from geartrain.runtime.hosts.keeper import PROTOCOL
+from geartrain.runtime.hosts.launcher import START_S, AbstractLauncher
+from geartrain.runtime.hosts.worker import Greeting, Hello
+from geartrain.runtime.processes.pool import how_ended
+
+_END_S: Final = 5.0
+_PONG_S: Final = 5.0
+_PROGRAM: Final = "geartrain.runtime.hosts"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where workers may be.
+
+    Args:
+        address: Of that host, as this one and the other hosts reach it.
+        command: What starts a program there: ``("ssh", "-T", "-o", "BatchMode=yes", "b.example")``.
+            Empty: this host. It passes stdin and stdout through, and ends when these do.
+        python: The interpreter there, one that has geartrain; None: the name of this one.
+        workers: How many there may be.
+
+    Raises:
+        ValueError: No address of its own, such as ``0.0.0.0``, or no workers.
+    """
+
+    address: str
+    command: Sequence[str] = ()
+    python: str | None = None
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.address or self.address in ("*", "0.0.0.0") or "://" in self.address:
+            raise ValueError(
+                f"Host(address={self.address!r}): give the address by which other hosts reach it, "
+                "such as '10.0.0.2'"
+            )
+        if self.workers < 1:
+            raise ValueError(f"Host(workers={self.workers}): give 1 or more")
+        if isinstance(self.command, str):
+            raise ValueError(f"Host(command={self.command!r}): give words: ('ssh', 'b.example')")
+
+
+@final
+class Keeper:
+    """The program on one host, as it is seen from here."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        python = host.python or sys.executable
+        self._words = [*host.command, python, "-m", _PROGRAM]
+        path = os.pathsep.join(filter(None, sys.path))
+        try:
+            self._process = subprocess.Popen(
+                self._words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,  # a terminal's signals pass it by
+            )
+        except OSError as error:
+            raise self._failed(f"cannot be run: {error}") from error
+        self._left = b""
+        self.ready: dict[str, Any] | None = None
+        self.hellos: dict[int, Hello] = {}
+        self.died: dict[int, int] = {}
+        self.suspect = False  # a worker of it does not answer
+        self._pinged = self._ponged = 0
+        self._end = weakref.finalize(self, _end, self._process, os.getpid())
+
+    @property
+    def lives(self) -> bool:
+        """Whether it can start workers."""
+        return self._end.alive and self._process.poll() is None
+
+    def fileno(self) -> int:
+        """Something is to be read from it when a worker has ended."""
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    def tell(self, **what: Any) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it is gone; whoever waits for an answer hears of that
+            os.write(self._process.stdin.fileno(), json.dumps(what).encode() + b"\n")
+
+    def answers(self) -> bool:
+        """Whether it is there, if there was a doubt; waits for some seconds."""
+        if not self.suspect:
+            return self.lives
+        self._pinged += 1
+        self.tell(ping=self._pinged)
+        until = time.monotonic() + _PONG_S
+        try:
+            while self._ponged < self._pinged and time.monotonic() < until:
+                select.select([self], [], [], 0.1)
+                self.listen()
+        except GeartrainError as error:
+            log.warning("%s", error)
+        self.suspect = self._ponged < self._pinged
+        return not self.suspect
+
+    def listen(self) -> None:
+        """Take what it has said; waits for nothing.
+
+        Raises:
+            GeartrainError: It has ended, or says something else than it should.
+        """
+        while select.select([self.fileno()], [], [], 0)[0]:
+            some = os.read(self.fileno(), 1 << 16)
+            if not some:
+                raise self._failed(f"has ended ({_status(self._process)})")
+            *lines, self._left = (self._left + some).split(b"\n")
+            for line in lines:
+                try:
+                    self._note(json.loads(line))
+                except (ValueError, KeyError, TypeError) as error:
+                    raise self._failed(
+                        f"says {line[:80]!r} on stdout, where nothing but its own words may be "
+                        f"({type(error).__name__})"
+                    ) from error
+
+    def _note(self, told: Mapping[str, Any]) -> None:
+        if "ready" in told:
+            if told["protocol"] != PROTOCOL:
+                raise self._failed(
+                    f"has another version of geartrain (it speaks {told['protocol']}, this process "
+                    f"{PROTOCOL}): install the same one there"
+                )
+            ours = ".".join(map(str, sys.version_info[:2]))
+            if told["python"] != ours:
+                raise self._failed(
+                    f"has Python {told['python']}, and this process {ours}: functions that are "
+                    "handed over want the same; give Host(python=...)"
+                )
+            self.ready = dict(told)
+        elif "pong" in told:
+            self._ponged = told["pong"]
+        elif "hello" in told:
+            hello = Hello(**told["hello"])
+            self.hellos[hello.worker] = hello
+        elif "refused" in told:
+            raise self._failed(f"has no room for a process more: {told['refused']}")
+        else:
+            self.died[told["died"]] = told["status"]
+
+    def _failed(self, how: str) -> GeartrainError:
+        return GeartrainError(
+            f"host {self.host.address}: '{' '.join(self._words)}' {how}; see what it printed"
+        )
+
+    def close(self) -> None:
+        """End it, and by that its workers."""
+        self._end()
+
+
+def _status(process: subprocess.Popen[bytes]) -> str:
+    with suppress(subprocess.TimeoutExpired):
+        return how_ended(process.wait(_END_S))[0]
+    return "it closed stdout"
+
+
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    if os.getpid() != owner:
+        return  # of the process that has forked this one
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.close()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    process.stdout.close()
+
+
+@final
+class Keepers(AbstractLauncher):
+    """Starts workers by keepers, which stay when workers are over with.
+
+    Args:
+        hosts: In the order in which they are taken; more than are needed are spare, for when one
+            cannot be reached.
+        workers: How many.
+    """
+
+    def __init__(self, hosts: Sequence[Host], workers: int) -> None:
+        self._hosts, self._workers = list(hosts), workers
+        self._keepers: dict[int, Keeper] = {}  # by place in the list of hosts
+        self._homes: list[Keeper] = []  # by worker
+        self._pids: list[int] = []
+        self._out: set[int] = set()  # hosts that could not be reached when last tried
+        self._late: list[int] = []  # hosts that were lost: others are taken before them
+
+    def binds(self) -> Sequence[str]:
+        places = self._places()
+        self._homes = [self._keepers[k] for k in places]
+        return [keeper.host.address for keeper in self._homes]
+
+    def _places(self) -> list[int]:
+        """A host for each worker, each with a keeper that is ready."""
+        self._out.clear()
+        self._leave_the_lost()
+        while True:
+            chosen, left = [], self._workers
+            for k in sorted(range(len(self._hosts)), key=self._order):
+                if k not in self._out and left:
+                    some = min(left, self._hosts[k].workers)
+                    chosen.append((k, some))
+                    left -= some
+            if left:
+                told = ", ".join(self._hosts[k].address for k in sorted(self._out))
+                raise GeartrainError(
+                    f"{self._workers} workers want a host, and {left} of them have none: "
+                    f"{told} could not be reached (see what was printed); mend that, or name more "
+                    "hosts: those that are not needed are spare"
+                )
+            if self._await([k for k, _ in chosen]):
+                return [k for k, some in chosen for _ in range(some)]
+
+    def _order(self, k: int) -> tuple[int, int]:
+        return (self._late.index(k) + 1 if k in self._late else 0), k
+
+    def _leave_the_lost(self) -> None:
+        """Give up the programs on hosts that do not answer."""
+        for k, keeper in list(self._keepers.items()):
+            if not keeper.answers():
+                if keeper.suspect:
+                    log.warning("host %s does not answer", keeper.host.address)
+                    self._late = [*(j for j in self._late if j != k), k]
+                keeper.close()
+                del self._keepers[k]
+
+    def _await(self, chosen: Sequence[int]) -> bool:
+        """Have keepers there; whether all are ready, or some of the hosts have been struck out."""
+        fine = True
+        for k in chosen:
+            try:
+                if k not in self._keepers:
+                    self._keepers[k] = Keeper(self._hosts[k])
+            except GeartrainError as error:
+                self._strike(k, error)
+                fine = False
+        until = time.monotonic() + START_S
+        for k in chosen:
+            keeper = self._keepers.get(k)
+            while keeper is not None and keeper.ready is None:
+                left = until - time.monotonic()
+                try:
+                    if left <= 0.0:
+                        raise GeartrainError(
+                            f"host {keeper.host.address} has started no worker in {START_S:.0f} s"
+                        )
+                    select.select([keeper], [], [], min(left, 1.0))
+                    keeper.listen()
+                except GeartrainError as error:
+                    self._strike(k, error)
+                    keeper, fine = None, False
+        return fine
+
+    def _strike(self, k: int, error: GeartrainError) -> None:
+        log.warning("%s", error)
+        self._out.add(k)
+        if (keeper := self._keepers.pop(k, None)) is not None:
+            keeper.close()
+
+    def start(self, greetings: Sequence[Greeting]) -> Sequence[Hello]:
+        for keeper in {id(x): x for x in self._homes}.values():
+            keeper.hellos.clear()
+        for keeper, greeting in zip(self._homes, greetings, strict=True):
+            keeper.tell(fork=greeting.to_json())
+        until = time.monotonic() + START_S
+        found = []
+        for worker, keeper in enumerate(self._homes):
+            while worker not in keeper.hellos:
+                if time.monotonic() > until:
+                    raise GeartrainError(
+                        f"worker {worker} has not come up on host {keeper.host.address} in "
+                        f"{START_S:.0f} s"
+                    )
+                select.select([keeper], [], [], 0.5)
+                keeper.listen()
+                if worker not in keeper.hellos and keeper.died.keys() - {*self._pids}:
+                    raise GeartrainError(
+                        f"worker {worker} could not begin on host {keeper.host.address}; see what "
+                        "it printed"
+                    )
+            found.append(keeper.hellos[worker])
+        self._pids = [hello.pid for hello in found]
+        return found
+
+    def deaths(self, wait_s: float = 0.0) -> Mapping[int, str]:
+        until = time.monotonic() + wait_s
+        while True:
+            found = self._deaths()
+            left = until - time.monotonic()
+            if found or left <= 0.0:
+                return found
+            select.select(list({id(x): x for x in self._homes}.values()), [], [], left)
+
+    def _deaths(self) -> dict[int, str]:
+        found = {}
+        for worker, (keeper, pid) in enumerate(zip(self._homes, self._pids, strict=True)):
+            try:
+                keeper.listen()
+            except GeartrainError as error:
+                found[worker] = f"has ended, as {error}"
+            else:
+                if pid in keeper.died:
+                    how, more = how_ended(keeper.died[pid])
+                    found[worker] = f"{how}{more}"
+        return found
+
+    def suspect(self, worker: int) -> None:
+        self._homes[worker].suspect = True
+
+    def kill(self, worker: int) -> None:
+        self._homes[worker].tell(kill=self._pids[worker])
+
+    def forget(self) -> None:
+        for keeper, pid in zip(self._homes, self._pids, strict=False):
+            keeper.tell(kill=pid)
+        self._homes, self._pids = [], []
+
+    def close(self) -> None:
+        """End the programs on all hosts."""
+        for keeper in self._keepers.values():
+            keeper.close()
+        self._keepers = {}
+        self._homes, self._pids = [], []

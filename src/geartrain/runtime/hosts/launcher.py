@@ -1,0 +1,54 @@
+"""Who starts workers on hosts and hears how they ended: what a pool knows of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from geartrain.runtime.hosts.worker import Greeting, Hello
+
+START_S: Final = 120.0
+"""Until a worker has imported torch, on a host that is busy."""
+
+
+class AbstractLauncher(ABC):
+    """Starts workers, kills them, and knows how they ended; batches go another way."""
+
+    @abstractmethod
+    def binds(self) -> Sequence[str]:
+        """Addresses of the hosts where workers are to be, by worker, as others reach them.
+
+        Raises:
+            GeartrainError: There are not so many.
+        """
+
+    @abstractmethod
+    def start(self, greetings: Sequence[Greeting]) -> Sequence[Hello]:
+        """Start the workers.
+
+        Returns:
+            What each says of itself, in their order.
+
+        Raises:
+            GeartrainError: One could not be started.
+        """
+
+    @abstractmethod
+    def deaths(self, wait_s: float = 0.0) -> Mapping[int, str]:
+        """Workers that have ended, and how: ``was killed by SIGKILL (9)``.
+
+        Args:
+            wait_s: Wait so long for one more, at most.
+        """
+
+    @abstractmethod
+    def kill(self, worker: int) -> None:
+        """End a worker at once; it may be stopped, or its host be gone."""
+
+    def suspect(self, worker: int) -> None:  # noqa: B027 - may do nothing
+        """A worker does not answer: its host may be gone, and another one be better."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """The workers are over with; whoever still lives is ended, without a wait."""

@@ -1,0 +1,241 @@
+"""Workers on hosts as a pass sees them: nothing in common, all by tcp, watched by asking.
+
+launcher    who has ended, and how, where its host can say so
+pulse       who does not answer: stopped, or the host or the link is gone
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, final
+
+from torch import Tensor
+
+from geartrain.engine.worker import Firing
+from geartrain.errors import GeartrainError, WorkerDiedError
+from geartrain.runtime.hosts.control import WAIT_S, RemoteMember, Switchboard
+from geartrain.runtime.hosts.launcher import AbstractLauncher
+from geartrain.runtime.hosts.worker import Greeting, Hello
+from geartrain.runtime.processes.members import AbstractPool, death
+from geartrain.runtime.processes.memory import SharedTensors, dumps
+from geartrain.transport.keys import Keys
+from geartrain.transport.link import Transport
+from geartrain.transport.pulse import DEAD_S, Pulse
+
+_LOOK_S: Final = 0.5
+_REACHED_S: Final = 20.0
+_TOLD_S: Final = 1.0  # from a connection that ended until whoever started the worker knows how
+_END_S: Final = 5.0
+
+
+@final
+class RemotePool(AbstractPool):
+    """So many workers on hosts.
+
+    Args:
+        launcher: Starts them.
+        workers: How many.
+        address: Of this host, as the workers reach it.
+        path: Where this process finds modules.
+        kind: The runtime's name, for errors.
+        plain: Whether tcp goes without keys.
+        again: Whether these are in place of others that were reached.
+
+    Raises:
+        GeartrainError: They could not be started, or cannot be reached.
+        WorkerDiedError: They take the place of others, and cannot be reached now.
+    """
+
+    members: Sequence[RemoteMember]
+    shares = False
+
+    def __init__(
+        self,
+        launcher: AbstractLauncher,
+        workers: int,
+        address: str,
+        path: Sequence[str],
+        kind: str,
+        *,
+        plain: bool = False,
+        again: bool = False,
+    ) -> None:
+        self.shared = SharedTensors()
+        self._launcher, self._address, self._kind = launcher, address, kind
+        self._n, self._generation, self._again = workers, 0, again
+        self._nodes: Mapping[int, str] = {}
+        self._last: dict[int, tuple[Firing, float]] = {}
+        self._looked_s = 0.0
+        self.gone: set[int] = set()
+        self._keys = None if plain else Keys.make()
+        binds = launcher.binds()
+        self._control = self._transport(0, Pulse(asks=True))
+        self._board = Switchboard(self._control, workers)
+        self._end = weakref.finalize(self, _end, self._control, launcher, os.getpid())
+        try:
+            greetings = [
+                Greeting(w, workers, bind, self._control.address, self._public, tuple(path))
+                for w, bind in enumerate(binds)
+            ]
+            self._meet(launcher.start(greetings))
+        except BaseException:
+            self._end()
+            raise
+
+    @property
+    def _public(self) -> str | None:
+        return None if self._keys is None else self._keys.public.decode()
+
+    def _transport(self, generation: int, pulse: Pulse) -> Transport:
+        return Transport(
+            self._n,
+            self._n + 1,
+            f"tcp://{self._address}:*",
+            generation,
+            keys=self._keys,
+            plain=self._keys is None,
+            pulse=pulse,
+        )
+
+    def _meet(self, hellos: Sequence[Hello]) -> None:
+        """Connect with all workers, and have them connect."""
+        self._publics = {h.worker: h.public.encode() for h in hellos if h.public is not None}
+        ours = {} if self._keys is None else {self._n: self._keys.public}
+        self._control.connect(
+            {h.worker: h.address for h in hellos}, self._publics if self._publics else None
+        )
+        self.members = [RemoteMember(h.worker, h.pid, h.where, self._board) for h in hellos]
+        known = {k: key.decode() for k, key in (self._publics | ours).items()}
+        for member in self.members:
+            member.send(json.dumps({"public": known}).encode())
+        until = time.monotonic() + _REACHED_S
+        for w, member in enumerate(self.members):
+            while self._board.take(w, WAIT_S) is None:
+                self._look()
+                if time.monotonic() > until:
+                    self._raise_unreached(w, member, hellos[w])
+
+    def _raise_unreached(self, w: int, member: RemoteMember, hello: Hello) -> None:
+        if self._again:  # a link that is cut may be mended; a call that goes on tries again
+            self._launcher.suspect(w)
+            how = f"cannot be reached at {hello.address}"
+            raise death(f"worker {w}, made anew on {member.where}, {how}", w)
+        if self._control.reached(w):
+            raise GeartrainError(
+                f"worker {w} on {member.where} was reached, but does not reach this process at "
+                f"{self._control.address}: give gt.{self._kind}(..., address=...), an address of "
+                "this host that the others can reach, and let tcp through to it"
+            )
+        raise GeartrainError(
+            f"worker {w} on {member.where} listens at {hello.address}, which cannot be reached "
+            "from here: give an address of that host that the others can reach, and let tcp "
+            "through to it (all ports that programs are given by the system)"
+        )
+
+    @property
+    def alive(self) -> bool:
+        if not self._end.alive:
+            return False
+        lost = {*self._control.lost()} - self.gone
+        return not (self._ended() or lost)
+
+    def begin(self, nodes: Mapping[int, str]) -> None:
+        self._nodes, self._last = nodes, {}
+
+    def place(self) -> tuple[str | None, int]:
+        self._generation += 1
+        return None, self._generation
+
+    def transport(self, place: tuple[str | None, int]) -> Transport:
+        transport = self._transport(place[1], Pulse(asks=False))
+        transport.admit(self._publics)
+        return transport
+
+    def join(self, transport: Transport, told: Sequence[Mapping[str, Any]]) -> bytes:
+        theirs = {w: answer["address"] for w, answer in enumerate(told)}
+        transport.connect(theirs, self._publics if self._publics else None)
+        return json.dumps({"addresses": {**theirs, self._n: transport.address}}).encode()
+
+    def dumps(self, thing: object, hollow: Collection[Tensor] = ()) -> bytes:
+        return dumps(thing, self.shared, hollow)
+
+    def reported(self, worker: int, firing: Firing) -> None:
+        self._last[worker] = firing, time.monotonic()
+
+    def check(self, wait_s: float = 0.0) -> None:
+        until = time.monotonic() + wait_s
+        while True:
+            self._look()
+            left = until - time.monotonic()
+            if left <= 0.0:
+                return
+            self._launcher.deaths(min(left, WAIT_S))
+
+    def look(self) -> None:
+        if time.monotonic() - self._looked_s >= _LOOK_S:
+            self._look()
+
+    def _look(self) -> None:
+        self._looked_s = time.monotonic()
+        ended = self._ended()
+        lost = () if ended else tuple(w for w in self._control.lost() if w not in self.gone)
+        if lost:
+            ended = self._ended(_TOLD_S)
+        for w, how in ended.items():
+            raise self._death(w, how)
+        for w in lost:
+            self._launcher.suspect(w)
+            how = (
+                f"does not answer (for {DEAD_S:.0f} s, or the connection has ended): it is "
+                "stopped, or its host or the link to it is gone"
+            )
+            raise self._death(w, how)
+
+    def _ended(self, wait_s: float = 0.0) -> Mapping[int, str]:
+        deaths = self._launcher.deaths(wait_s)
+        return {w: how for w, how in deaths.items() if w not in self.gone}
+
+    def bury(self, worker: int) -> None:
+        self.gone.add(worker)
+        self._launcher.kill(worker)
+
+    def _death(self, w: int, how: str) -> WorkerDiedError:
+        if not getattr(self, "members", ()):
+            return death(f"worker {w} {how}, as it began", w)
+        member = self.members[w]
+        return death(
+            f"worker {w} (process {member.pid} on {member.where}) {how}{self._last_of(w)}", w
+        )
+
+    def _last_of(self, w: int) -> str:
+        """What it was known to be at."""
+        if w not in self._last:
+            return ", before it had fired anything"
+        firing, at = self._last[w]
+        way = "forward" if firing.forward else "backward"
+        ago = time.monotonic() - at
+        return f", last heard of {ago:.1f} s ago, after firing '{firing.node}' {way}"
+
+    def close(self, *, busy: bool = False) -> None:
+        alive = self._end.alive
+        pids = len(getattr(self, "members", ()))
+        if alive and busy:
+            for w in range(pids):
+                self._launcher.kill(w)
+        if alive:
+            self._control.close()
+            until = time.monotonic() + _END_S
+            while len(self._launcher.deaths(WAIT_S)) < pids and time.monotonic() < until:
+                time.sleep(0.01)
+        self._end()
+
+
+def _end(control: Transport, launcher: AbstractLauncher, owner: int) -> None:
+    """Idle workers end as nobody asks any more; others are killed."""
+    if os.getpid() == owner:
+        control.close()
+        launcher.forget()

@@ -1,0 +1,114 @@
+"""A worker on whatever host: it makes its keys, says who it is, and lives as every worker does."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+from geartrain.runtime.hosts.control import SILENT_S, RemoteChannel
+from geartrain.runtime.processes.child import live
+from geartrain.transport.keys import Keys
+from geartrain.transport.link import Transport
+from geartrain.transport.pulse import Pulse
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What a worker is told by who starts it; nothing of it is secret.
+
+    Args:
+        worker: Its number.
+        workers: How many there are.
+        bind: Address of its host, as others reach it.
+        parent: Address of the parent.
+        public: The parent's key; None: tcp is plain.
+        path: Where the parent finds modules; what is there on this host is looked at, too.
+    """
+
+    worker: int
+    workers: int
+    bind: str
+    parent: str
+    public: str | None
+    path: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, told: Mapping[str, Any]) -> Greeting:
+        return cls(**{**told, "path": tuple(told["path"])})
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a worker says of itself by the same way; nothing of it is secret.
+
+    Args:
+        worker: Its number.
+        address: Where it listens.
+        public: Its key; None: tcp is plain.
+        pid: Of its process.
+        where: Its host, for people.
+    """
+
+    worker: int
+    address: str
+    public: str | None
+    pid: int
+    where: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@final
+class RemoteWorker:
+    """A worker that has made its keys and listens, and waits for its parent to call.
+
+    Args:
+        greeting: Where the parent is.
+
+    Attributes:
+        hello: What the parent is to be told, by the way that this worker was started.
+    """
+
+    def __init__(self, greeting: Greeting) -> None:
+        importlib.import_module("torch._dynamo")  # torch does so in the first optimiser
+        sys.path += [entry for entry in greeting.path if entry not in sys.path]
+        self._greeting = greeting
+        me, parent = greeting.worker, greeting.workers
+        keys = None if greeting.public is None else Keys.make()
+        self._theirs = {} if greeting.public is None else {parent: greeting.public.encode()}
+        self._control = Transport(
+            me,
+            parent + 1,
+            f"tcp://{greeting.bind}:*",
+            keys=keys,
+            plain=keys is None,
+            pulse=Pulse(asks=True, dead_s=SILENT_S),
+        )
+        self._control.admit(self._theirs)
+        self._channel = RemoteChannel(self._control, parent, greeting.bind, keys)
+        public = None if keys is None else keys.public.decode()
+        self.hello = Hello(me, self._control.address, public, os.getpid(), socket.gethostname())
+
+    def live(self) -> None:
+        """Work until the parent is gone."""
+        with self._control:
+            try:
+                self._channel.greet(self._connect)
+            except EOFError:
+                return
+            live(self._greeting.worker, self._channel)
+
+    def _connect(self) -> None:
+        at = {self._greeting.workers: self._greeting.parent}
+        self._control.connect(at, self._theirs or None)

@@ -1,0 +1,272 @@
+"""Workers in processes of their own, as the parent of a pass and the worker itself see the way
+between them, however it was made.
+
+    parent                                  worker
+    AbstractPool of AbstractMembers  ◄───►  AbstractChannel       what a pass is, ready, go
+    Transport                        ◄═══►  Transport             the pass itself (messages.py)
+
+    forked by a server (pool.py)            memory in common; socket files
+    on this or another host (hosts)         nothing in common: weights go there when a pass begins
+                                            and come back at its end; tcp
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, final
+
+from torch import Tensor
+
+from geartrain.engine.worker import Firing
+from geartrain.errors import WorkerDiedError
+from geartrain.parts.trained import AbstractPart
+from geartrain.runtime.processes.memory import SharedRegion, SharedTensors
+from geartrain.transport.link import Transport
+
+
+class AbstractMember(ABC):
+    """One worker, as the parent sees it.
+
+    Attributes:
+        pid: Of its process, where that is.
+        meanwhile: Called whenever nothing has moved for a moment while something is waited for.
+    """
+
+    pid: int
+    meanwhile: Callable[[], None] | None = None
+
+    @abstractmethod
+    def hand_over(self, content: bytes) -> None:
+        """Send what a pass is; with it whatever memory it needs and has not.
+
+        Raises:
+            OSError, EOFError: The worker is gone.
+        """
+
+    @abstractmethod
+    def send(self, content: bytes) -> None:
+        """Send a message.
+
+        Raises:
+            OSError, EOFError: The worker is gone.
+        """
+
+    @abstractmethod
+    def hear(self) -> dict[str, Any]:
+        """Wait for what ``AbstractChannel.tell`` sends.
+
+        Raises:
+            OSError, EOFError: The worker is gone.
+        """
+
+
+class AbstractPool(ABC):
+    """So many workers, made when they are first wanted, watched, ended.
+
+    Attributes:
+        members: By number.
+        shared: What they have in common memory with the parent; without a region: nothing.
+        shares: Whether there may be any: else weights come back at the end of a pass.
+        gone: Workers that have died, without which a pass goes on; they are not looked at.
+    """
+
+    members: Sequence[AbstractMember]
+    shared: SharedTensors
+    shares: bool
+    gone: set[int]
+
+    @property
+    @abstractmethod
+    def alive(self) -> bool:
+        """Whether it can work: it has not been closed, and nobody has died."""
+
+    @abstractmethod
+    def begin(self, nodes: Mapping[int, str]) -> None:
+        """A pass begins.
+
+        Args:
+            nodes: Names by number, to say what a worker was at when it died.
+        """
+
+    @abstractmethod
+    def place(self) -> tuple[str | None, int]:
+        """Where the sockets of a pass that begins are to be.
+
+        Returns:
+            A folder, or None: each process binds an address of its own; and their generation.
+        """
+
+    @abstractmethod
+    def transport(self, place: tuple[str | None, int]) -> Transport:
+        """The parent's end for a pass; its number is that of the workers."""
+
+    @abstractmethod
+    def join(self, transport: Transport, told: Sequence[Mapping[str, Any]]) -> bytes:
+        """All workers are ready: connect with them.
+
+        Args:
+            transport: The parent's end.
+            told: What each has said of itself when it was ready.
+
+        Returns:
+            What each is to be told of the others.
+        """
+
+    @abstractmethod
+    def dumps(self, thing: object, hollow: Collection[Tensor] = ()) -> bytes:
+        """A pickle for one of the workers.
+
+        Args:
+            thing: Whatever cloudpickle can carry.
+            hollow: Tensors of which it need not have more than the shape.
+
+        Raises:
+            Exception: What says that something cannot be pickled, of whatever type.
+        """
+
+    @abstractmethod
+    def check(self, wait_s: float = 0.0) -> None:
+        """Look whether all live and move.
+
+        Args:
+            wait_s: Somebody has died, and it may be so long until that is told.
+
+        Raises:
+            WorkerDiedError: A worker has died, or is silent, or has been stopped for some seconds.
+        """
+
+    @abstractmethod
+    def look(self) -> None:
+        """As ``check``, but only now and then."""
+
+    @abstractmethod
+    def close(self, *, busy: bool = False) -> None:
+        """End the processes, and see that they have; the next pass makes new ones.
+
+        Args:
+            busy: They may be in the middle of something, and are killed.
+        """
+
+    @abstractmethod
+    def bury(self, worker: int) -> None:
+        """A pass goes on without a worker: end it, if it still lives, and look at it no more."""
+
+    def renew(self) -> bool:
+        """Between two passes: start workers in the place of those that are gone.
+
+        Returns:
+            Whether that can be; else all are to be started again.
+        """
+        return not self.gone
+
+    def fileno(self) -> int | None:
+        """Something is to be read from it when a worker has died; None: ``look`` alone tells."""
+        return None
+
+    def reported(self, worker: int, firing: Firing) -> None:  # noqa: B027 - may do nothing
+        """The last firing that a worker has told of."""
+
+    def tidy(self, place: tuple[str | None, int]) -> None:  # noqa: B027 - may do nothing
+        """A pass is over: remove what its workers may have left, as some may have been killed."""
+
+
+class AbstractChannel(ABC):
+    """The way to the parent, as a worker sees it.
+
+    Attributes:
+        regions: Memory that both have, by number.
+        shares: Whether there may be any.
+    """
+
+    regions: Mapping[int, SharedRegion]
+    shares: bool
+
+    @abstractmethod
+    def await_pass(self) -> bytes:
+        """Wait for the next pass, and return what it is, pickled.
+
+        Raises:
+            EOFError, ConnectionError: The parent is gone, or has no more.
+        """
+
+    @abstractmethod
+    def loads(self, content: bytes) -> Any:
+        """What ``AbstractPool.dumps`` wrote."""
+
+    @abstractmethod
+    def transport(self, me: int, n: int, place: tuple[str | None, int]) -> Transport:
+        """This worker's end for a pass."""
+
+    @abstractmethod
+    def join(self, transport: Transport, told: bytes) -> None:
+        """Connect with the others, as ``AbstractPool.join`` has said."""
+
+    @abstractmethod
+    def note(self, worker: int) -> memoryview:
+        """An int64 where a worker writes what it is at, for the parent to see where it can."""
+
+    @abstractmethod
+    def tell(self, **what: Any) -> None:
+        """Send something that JSON can hold."""
+
+    @abstractmethod
+    def hear(self) -> bytes:
+        """Wait for a message.
+
+        Raises:
+            EOFError, ConnectionError: The parent is gone.
+        """
+
+    def check(self) -> None:  # noqa: B027 - may do nothing
+        """Look whether the parent is there, where nothing has come for a while.
+
+        Raises:
+            EOFError: It is gone.
+        """
+
+    def about(self, transport: Transport) -> dict[str, Any]:
+        """What the parent has to know before others can reach this transport."""
+        return {}
+
+
+@final
+class Hollow:
+    """Which tensors of an engine a worker does not need: those of parts that live elsewhere."""
+
+    def __init__(self, parts: Mapping[str, AbstractPart]) -> None:
+        self._parts = parts
+
+    def without(self, names: Collection[str]) -> list[Tensor]:
+        """Weights, and what optimisers keep, of all parts but these."""
+        kept = {id(x) for name in names for x in _tensors(self._parts[name])}
+        return [
+            x
+            for name, part in self._parts.items()
+            if name not in names
+            for x in _tensors(part)
+            if id(x) not in kept
+        ]
+
+
+def _tensors(part: AbstractPart) -> list[Tensor]:
+    optimizer = getattr(part, "optimizer", None)
+    states = () if optimizer is None else optimizer.state.values()
+    kept = [x for state in states for x in state.values() if isinstance(x, Tensor)]
+    return [*part.module.parameters(), *kept]
+
+
+_AGAIN: Final = (
+    "the weights are those of the last steps, and a call goes on with new processes: load a "
+    "checkpoint to go back, or have the runtime's on_worker_death='restore' do so"
+)
+
+
+def death(how: str, worker: int | None = None) -> WorkerDiedError:
+    """The error of a worker that has died.
+
+    Args:
+        how: Who, and how.
+        worker: Its number; None: it is not known, or all.
+    """
+    return WorkerDiedError(f"{how}; {_AGAIN}", worker, how)

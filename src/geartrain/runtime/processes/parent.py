@@ -1,0 +1,623 @@
+"""The parent of a pass whose workers are processes: it counts, admits, and takes back the parts.
+
+    parent    controller, data, watch          a worker    its nodes and parts, a queue
+       │  frames, rows, who has finished  ─────►  │
+       │  ◄───── firings, answers, steps          │ ◄═══ rows, gradients ═══► other workers
+
+How the workers were made, and where they are, is the pool's affair (``members``).
+"""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, NoReturn, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from geartrain import errors
+from geartrain.codec import decode
+from geartrain.engine.engine import Engine
+from geartrain.engine.router import Outbox
+from geartrain.engine.stock import Lot
+from geartrain.errors import GeartrainError, StuckError, WorkerDiedError, WorkerError
+from geartrain.frames.frame import Admitted
+from geartrain.frames.message import join_arrays
+from geartrain.nodes.loss import Objective
+from geartrain.parts.snapshot import take_over
+from geartrain.parts.trained import AbstractPart
+from geartrain.runtime.base import AbstractFeeder, Watch, log
+from geartrain.runtime.interrupt import Interruptible
+from geartrain.runtime.processes.child import Pass
+from geartrain.runtime.processes.members import AbstractPool, Hollow, death
+from geartrain.runtime.processes.messages import (
+    Kind,
+    Names,
+    Report,
+    admitted_to_record,
+    finished_to_record,
+    lot_to_record,
+    named_to_record,
+    record_to_named,
+)
+from geartrain.transport.batches import to_record
+from geartrain.transport.link import Transport
+from geartrain.transport.record import GONE, Record
+
+_TOLD_S: Final = 2.0  # until a death is told
+_WAIT_S: Final = 0.2  # the longest wait, so that signals and stopped workers are seen
+
+
+@final
+class Parent:
+    """One pass over the data."""
+
+    def __init__(
+        self,
+        pool: AbstractPool,
+        engine: Engine,
+        feeder: AbstractFeeder,
+        watch: Watch,
+        interrupt: Interruptible,
+        kernel_threads: int,
+        *,
+        goes_on: bool = False,
+    ) -> None:
+        self._goes_on = goes_on and engine.sharing.talks and engine.controller.training
+        self._interrupt, self._kernel_threads = interrupt, kernel_threads
+        self._pool, self._engine = pool, engine
+        self._feeder, self._watch = feeder, watch
+        self._me = len(pool.members)
+        self._there = [*range(self._me)]  # workers that live
+        self._lost: list[int] = []  # copies of the model that have died with theirs
+        if self._goes_on:
+            engine.controller.keep_packed()
+        self._stocked = engine.stock_up()
+        self._finished = np.zeros(engine.sharing.copies, np.int64)  # in training, by copy
+        self._place = pool.place()
+        nodes = tuple(n.name for n in engine.wiring.nodes.values())
+        self._names = Names(nodes, list(engine.parts))
+        self._ends = engine.ends(engine.wiring.nodes.values())
+        self._nodes = {n.name: n for n in engine.wiring.nodes.values()}
+        n = self._me + 1
+        self._sent = np.zeros(n, np.int64)
+        self._had = np.zeros(n, np.int64)
+        self._idle: dict[int, tuple[Any, Any]] = {}  # worker to what it had sent and had when idle
+        self._stories: dict[int, list[str]] | None = None
+        self._done: set[int] = set()
+        self._ending = self._resting = self._gave_up = self._stuck = False
+        self._dismissed = False  # workers have been told to end the pass, and may leave
+        self._told: dict[int, Any] = {}  # what copies of each worker say of themselves, at rest
+        self._released: dict[int, bool] = {}  # whether any of a worker has gone on without letters
+        self._cut: WorkerDiedError | None = None  # what a worker has said of others
+        self._asked = 0  # how often they were, and anew after a death
+        self._failure: BaseException | None = None
+        self._transport: Transport | None = None
+        self._phase: Literal["apart", "handing over", "together"] = "apart"
+        self._began = time.perf_counter()
+        self.seconds = 0.0
+
+    def go(self) -> None:
+        """Until the pass is over; signals are heard meanwhile."""
+        self._hand_over()
+        self._engine.wiring.arena.news = []
+        self._admit()
+        while not self._done.issuperset(self._there):
+            self._leave_if_abandoned()
+            self._hear()
+            if self._failure is not None:
+                raise self._failure
+        for k in self._lost:
+            self._engine.sharing.lose(k)
+            self._engine.sharing.balance(k)
+        assert self._transport is not None
+        traffic = self._transport.monitor()
+        self._tell_sent(self._me, zip(traffic.sent_messages, traffic.sent_bytes, strict=True))
+
+    def _go_on_without(self, death: WorkerDiedError) -> None:
+        """A worker has died: the copies of the model that live elsewhere go on, if that may be.
+
+        Raises:
+            WorkerDiedError: It may not be, or too few are left.
+        """
+        engine, worker = self._engine, death.worker
+        if not self._goes_on or worker is None or self._gave_up or worker not in self._there:
+            raise death
+        lost = [k for k in engine.copies_on(worker) if worker not in self._done]
+        left = sum(engine.sharing.present()) - len({*self._lost, *lost})
+        if left < max(1, engine.sharing.least):
+            raise death
+        assert self._transport is not None
+        dead = {worker, *(w for k in lost for w in engine.homes_of(k))} & {*self._there}
+        for w in dead:
+            self._pool.bury(w)
+            self._transport.forget(w)
+            self._there.remove(w)
+            self._idle.pop(w, None)
+        self._lost += lost
+        for w in dead:
+            self._send_all(GONE, w)
+        unfinished = engine.lose(worker) if lost else 0
+        # What was said at rest before was without this; it is asked anew, under another number.
+        self._told, self._released, self._stuck = {}, {}, False
+        self._asked += 1
+        self._feeder.pause()
+        self._watch.left(worker, death.how, unfinished, time.perf_counter() - self._began)
+        if not self._ending:
+            self._admit()
+
+    def _tell_sent(self, sender: int, sent: Iterable[tuple[int, int]]) -> None:
+        for receiver, (messages, nbytes) in enumerate(sent):
+            if messages:
+                self._watch.carried(sender, receiver, messages, nbytes)
+
+    def give_up(self, patience_s: float, error: BaseException) -> bool:
+        """After a failure: let the firings of this moment end and take the parts back.
+
+        Returns:
+            Whether all workers have answered; else they are to be killed.
+        """
+        if self._phase == "apart":
+            return True
+        if isinstance(error, WorkerDiedError) or self._phase == "handing over":
+            return False
+        self._gave_up = True
+        until = time.monotonic() + patience_s
+        try:
+            self._send_all(Kind.ABANDON)
+            while not self._done.issuperset(self._there) and time.monotonic() < until:
+                self._hear()
+        except (GeartrainError, KeyboardInterrupt) as another:
+            error.add_note(f"also: {type(another).__name__}: {another}")
+        if left := sorted(set(self._there) - self._done):
+            told = ", ".join(map(str, left))
+            log.warning("workers %s are still in a firing; the worker processes are ended", told)
+        return not left
+
+    def close(self) -> None:
+        self._engine.wiring.arena.news = None
+        if self._transport is not None:
+            self._transport.close()
+        self._pool.tidy(self._place)
+
+    def _hand_over(self) -> None:
+        """Give the workers the graph, the parts as they are, and what they need to know."""
+        engine, pool = self._engine, self._pool
+        tensors = tensors_of(engine)
+        if pool.shares:
+            pool.shared.move(tensors)
+        self._transport = pool.transport(self._place)
+        if (fd := pool.fileno()) is not None:
+            self._transport.watch(fd)
+        seed = int(torch.randint(1 << 62, ()))
+        given = Pass(
+            engine.made_of,
+            engine.passing,
+            engine.controller.trained,
+            engine.memories(),
+            self._place,
+            self._kernel_threads,
+            seed,
+            tuple(self._nodes),
+        )
+        contents = self._contents(given)
+        pool.begin({n.id: n.name for n in engine.wiring.nodes.values()})
+        self._phase = "handing over"
+        for member, content in zip(pool.members, contents, strict=True):
+            member.meanwhile = self._meanwhile
+            self._through(member.hand_over, content)
+        told = [self._through(member.hear) for member in pool.members]
+        for w, answer in enumerate(told):
+            if "failed" in answer:
+                self._raise(answer["failed"], w)
+        go = pool.join(self._transport, told)
+        for member in pool.members:
+            self._through(member.send, go)
+        self._phase = "together"
+
+    def _contents(self, given: Pass) -> Iterator[bytes]:
+        """What each worker is handed; where memory is not shared, without weights of others."""
+        pool, engine = self._pool, self._engine
+        if pool.shares:
+            return itertools.repeat(pickled(given, pool, engine.parts), self._me)
+        parts = Hollow(engine.parts)
+        return iter(
+            [
+                pickled(given, pool, engine.parts, parts.without(worker.parts.keys()))
+                for worker in engine.workers
+            ]
+        )
+
+    def _through(self, call: Any, *given: Any) -> Any:
+        """Call, and tell the death of a worker as such."""
+        try:
+            return call(*given)
+        except (OSError, EOFError) as error:
+            self._pool.check(_TOLD_S)
+            raise WorkerDiedError("a worker process has closed its channel") from error
+
+    def _meanwhile(self) -> None:
+        """While a worker is waited for."""
+        self._leave_if_abandoned()
+        self._pool.look()
+
+    def _leave_if_abandoned(self) -> None:
+        if self._interrupt.abandoned:
+            self._interrupt.check()
+
+    def _hear(self) -> None:
+        """Take what has come, waiting for it for a moment."""
+        assert self._transport is not None
+        found = self._transport.poll(_WAIT_S)
+        died = self._look(quiet=not found)
+        settled = False
+        for sender, record in found:
+            if sender not in self._there:
+                continue
+            self._had[sender] += 1
+            settled |= self._take(sender, record)
+        died, self._cut = died or self._cut, None
+        if died is not None:
+            self._go_on_without(died)
+        if self._gave_up:
+            return
+        if settled and not self._ending:
+            self._admit()
+        elif len(self._idle) == len(self._there):
+            self._look_if_all_rest()
+
+    def _look(self, *, quiet: bool) -> WorkerDiedError | None:
+        """Whether a worker has died without which the others may go on.
+
+        What has come is taken first: nobody would say it again.
+
+        Raises:
+            WorkerDiedError: One has, and they may not.
+        """
+        assert self._transport is not None
+        try:
+            if quiet:
+                transport = self._transport
+                self._require_all(self._me, transport.lost(), transport.unreached())
+            if self._transport.ready:
+                self._pool.check()
+            self._pool.look()
+        except WorkerDiedError as death:
+            if not self._goes_on:
+                raise
+            return death
+        return None
+
+    def _take(self, sender: int, record: Record) -> bool:
+        """Whether there may be room for more."""
+        if record.kind == Kind.REPORT:
+            self._idle.pop(sender, None)
+            return self._take_report(sender, Report.of_record(record, self._names))
+        if record.kind == Kind.IDLE:
+            sent, had = record.arrays
+            self._idle[sender] = (sent, had)
+        elif record.kind == Kind.NAMED:
+            self._take_named(sender, *record_to_named(record))
+        return False
+
+    def _take_report(self, w: int, report: Report) -> bool:
+        watch, engine, began = self._watch, self._engine, self._began
+        if report.firings:
+            self._pool.reported(w, report.firings[-1][0])
+        for firing, start, end in report.firings:
+            watch.fired(w, firing, max(0.0, start - began), max(0.0, end - began))
+        for step, at in report.steps:
+            watch.stepped(w, step, at - began)
+        if self._gave_up:
+            return False
+        for part, holds in report.held.items():
+            engine.controller.hold(part, holds)
+        if not (report.matters or report.out.rounds):
+            return False
+        self._count(report.out, tells=not self._stocked)  # workers with a stock know
+        return report.matters
+
+    def _count(self, out: Outbox, *, tells: bool = True) -> None:
+        """Let the controller count answers, and tell of instances that have finished."""
+        controller = self._engine.controller
+        if controller.settle(out):
+            slots = controller.finished_slots
+            if self._stocked:
+                copies = controller.finished_copies
+                self._finished += np.bincount(copies, minlength=self._finished.size)
+            if tells:
+                for w, told in self._engine.tell_finished():
+                    self._send(w, finished_to_record(told, slots))
+            self._watch.finished(self._engine, time.perf_counter() - self._began)
+
+    def _next(self) -> Outbox | None:
+        """What is to be fed: first what was lost with a worker."""
+        again = self._engine.controller.admit_again()
+        return self._feeder.admit(self._engine) if again is None else again
+
+    def _admit(self) -> None:
+        """Fill up; when nothing is left, have the workers give back what they have."""
+        engine = self._engine
+        while (out := self._next()) is not None:
+            if self._stocked:
+                self._stock_up(out)
+                continue
+            for told in engine.wiring.arena.take_news():
+                record = admitted_to_record(told)
+                for w in self._there:
+                    self._send(w, record)
+            for delivery in out.deliveries:
+                record = to_record(delivery.node, delivery.port, delivery.batch)
+                self._send(engine.home[delivery.node], record)
+            out.deliveries.clear()
+            self._count(out)
+        if self._feeder.exhausted and engine.controller.over:
+            self.seconds = time.perf_counter() - self._began
+            self._ending = True
+            self._resting = engine.sharing.talks
+            if not engine.sharing.releases:
+                self._send_all(Kind.REST if engine.sharing.talks else Kind.END)
+
+    def _send_all(self, word: int, *ints: int) -> None:
+        self._dismissed |= word in (Kind.END, Kind.ABANDON)
+        for w in self._there:
+            self._send(w, Record(word, ints))
+
+    def _stock_up(self, out: Outbox) -> None:
+        """Give instances to the worker that is to have them, wholly."""
+        engine, controller = self._engine, self._engine.controller
+        deliveries, out.deliveries = out.deliveries, []
+        self._count(out)
+        news: dict[int, list[Admitted]] = {}
+        for told in engine.wiring.arena.take_news():
+            news.setdefault(told.copy, []).append(told)
+        for copy, some in news.items():
+            w = engine.home_of(copy)
+            for told in some[:-1]:  # as when instances came one by one
+                self._send(w, admitted_to_record(told))
+            rows = [d for d in deliveries if engine.home[d.node] == w]
+            slots = join_arrays([told.slots for told in some])
+            elsewhere = controller.trained - int(self._finished[copy])
+            lot = Lot(slots, controller.waits_for(slots), elsewhere, rows)
+            self._send(w, lot_to_record(some[-1], lot))
+
+    def _send(self, to: int, record: Record) -> None:
+        assert self._transport is not None
+        self._sent[to] += 1
+        self._transport.send(to, record)
+
+    def _look_if_all_rest(self) -> None:
+        """Whether nothing is under way between any two, and nobody has anything to do."""
+        if self._ending and not self._resting:
+            return
+        here = [*self._there, self._me]
+        sent = np.stack([*(self._idle[w][0] for w in self._there), self._sent])[:, here]
+        had = np.stack([*(self._idle[w][1] for w in self._there), self._had])[:, here]
+        if not np.array_equal(sent, had.T):
+            return
+        if self._engine.sharing.releases and not self._stuck:
+            self._told, self._released = {}, {}
+            self._asked += 1
+            self._send_all(Kind.RESTING, self._asked)
+        elif self._resting:
+            self._resting = False
+            self._send_all(Kind.END)
+        elif self._stories is None:
+            self._stories = {}
+            self._send_all(Kind.STORY)
+        elif self._stories.keys() >= {*self._there}:
+            lines = [line for w in self._there for line in self._stories[w]]
+            raise StuckError(self._engine.story(lines))
+
+    def _take_named(self, w: int, what: str, document: Any, tensors: Mapping[str, Tensor]) -> None:
+        match what:
+            case "pulse":
+                self._pulse(document)
+            case "story":
+                if self._stories is not None:
+                    self._stories[w] = document
+            case "resting" | "released":
+                self._take_release(w, what, *document)
+            case "lost":
+                try:
+                    self._require_all(w, document[0], dict(document[1]))
+                except WorkerDiedError as death:
+                    if not self._goes_on:
+                        raise
+                    self._cut = death
+            case "failed":
+                self._fail(document, w)
+            case "done":
+                self._done.add(w)
+                self._watch.waited(w, document["waited"])
+                self._tell_sent(w, document["sent"])
+            case _:
+                self._take_back(what, document, tensors)
+
+    def _require_all(self, who: int, lost: Sequence[int], unreached: Mapping[int, str]) -> None:
+        """Whether a process has connections with all others that are not over with the pass.
+
+        Raises:
+            WorkerDiedError: One is missing: of it, if it has died, or of the link between two that
+                live.
+            GeartrainError: One could not be made.
+        """
+        lost = [k for k in lost if k in self._there or k == self._me]
+        unreached = {k: at for k, at in unreached.items() if k in self._there or k == self._me}
+        if self._dismissed or not (lost or unreached):
+            return
+        self._pool.check(_TOLD_S)
+        first = self._name(who)
+        for k in lost:
+            how = f"the connection between {first} and {self._name(k)} has ended"
+            raise death(f"{how}, and both live: the link between them was cut", min(who, k))
+        for k, address in unreached.items():
+            raise GeartrainError(
+                f"{first} does not reach {self._name(k)} at {address}: hosts have to let tcp "
+                "through to one another, on all ports that programs are given by the system"
+            )
+
+    def _name(self, number: int) -> str:
+        return "the parent" if number == self._me else f"worker {number}"
+
+    def _take_release(self, w: int, what: str, number: int, document: Any) -> None:
+        """Copies that may wait for letters which do not come: all are asked, then all are told."""
+        if number != self._asked:  # before somebody died
+            return
+        if what == "resting":
+            self._told[w] = document
+            if len(self._told) == len(self._there):
+                told = [number, [*self._told.values()]]
+                for to in self._there:
+                    self._send(to, named_to_record("release", told, {}))
+            return
+        self._released[w] = document
+        if len(self._released) == len(self._there) and not any(self._released.values()):
+            if self._resting:
+                self._resting = False
+                self._send_all(Kind.END)
+            else:
+                self._stuck = True
+
+    def _take_back(self, what: str, document: Any, tensors: Mapping[str, Tensor]) -> None:
+        """State of what lives in a worker, at the end of the pass."""
+        if what == "output":
+            end = self._ends[document]
+            if end.collected is not None:
+                serials, vertices = tensors["serials"].numpy(), tensors["vertices"].numpy()
+                lengths = tensors["lengths"].numpy() if "lengths" in tensors else None
+                payload = tuple(x for name, x in tensors.items() if name.startswith("payload "))
+                end.collected.append((serials, vertices, lengths, payload))
+        elif what == "part":
+            part = self._engine.parts[document["part"]]
+            take_over(part, tensors, document["document"], document["shared"])
+            part.frozen = document["frozen"]
+        elif what == "memory":
+            memory = dict(tensors), decode(document["document"], document["node"])
+            self._nodes[document["node"]].recall(memory)  # type: ignore[arg-type]
+        elif what == "member":
+            self._engine.sharing.take_back(tensors, document)
+
+    def _pulse(self, document: Any) -> None:
+        """Sums of losses and ages of gradients up to now, as instruments see them."""
+        for number, sums in document["sums"].items():
+            end = self._ends[int(number)]
+            assert isinstance(end, Objective)
+            end.sums.put(sums)
+        for name, counts in document["staleness"].items():
+            self._engine.parts[name].counting.staleness.load(counts)
+
+    def _fail(self, told: Any, w: int) -> None:
+        error = error_of_json(told, w)
+        if self._failure is None:
+            self._failure = error
+        else:
+            self._failure.add_note(f"also, in another worker: {type(error).__name__}: {error}")
+
+    def _raise(self, told: Any, w: int) -> NoReturn:
+        error = error_of_json(told, w)
+        error.add_note(
+            "it was raised as the graph was made again in a worker process: everything in it has "
+            "to be what cloudpickle can carry, and what it names has to be importable there"
+        )
+        raise error
+
+
+def error_of_json(told: Mapping[str, Any], worker: int) -> BaseException:
+    """An error of another process: of the same class, if it is one of ours or Python's own."""
+    name, message = told["class"], told["message"]
+    kind = getattr(errors, name, None) if told["ours"] else getattr(builtins, name, None)
+    error: BaseException
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        error = _made(kind, message)
+    else:
+        error = WorkerError(f"{name} in worker {worker}: {message}")
+    if told["cause"] is not None:
+        cause = getattr(builtins, told["cause"][0], None)
+        if isinstance(cause, type) and issubclass(cause, Exception):
+            error.__cause__ = _made(cause, told["cause"][1])
+    for note in told["notes"]:
+        error.add_note(note)
+    error.add_note(f"in worker process {worker}:\n{told['traceback']}")
+    return error
+
+
+def _made(kind: type[Exception], message: str) -> Exception:
+    """An exception of Python's own, some of which want more than a message."""
+    try:
+        return kind(message)
+    except TypeError:
+        return WorkerError(f"{kind.__name__}: {message}")
+
+
+def tensors_of(engine: Engine) -> list[Tensor]:
+    """What workers write to and the user's modules hold: weights, buffers, optimisers' state."""
+    modules = [*engine.made_of.graph.modules(), *(p.module for p in engine.parts.values())]
+    found: list[Tensor] = []
+    for module in modules:
+        found += [*module.parameters(), *module.buffers()]
+    for part in engine.parts.values():
+        states = () if part.optimizer is None else part.optimizer.state.values()
+        for state in states:
+            found += [x for x in state.values() if isinstance(x, Tensor)]
+    found += engine.sharing.in_common()
+    unique = {id(x): x for x in found}
+    for x in unique.values():
+        if not x.is_cpu:
+            raise ValueError(
+                f"runtime=Processes(...): a weight of shape {tuple(x.shape)} lies on {x.device}; "
+                "worker processes share memory of the host: use runtime=gt.Threads(...) for devices"
+            )
+    return list(unique.values())
+
+
+def pickled(
+    given: Pass,
+    pool: AbstractPool,
+    parts: Mapping[str, AbstractPart],
+    hollow: Collection[Tensor] = (),
+) -> bytes:
+    """A pass as a worker gets it.
+
+    Raises:
+        ValueError: Something in it cannot be pickled; names it, if that can be told.
+    """
+    try:
+        return pool.dumps(given, hollow)
+    except Exception as error:
+        raise ValueError(
+            f"the graph cannot be handed to worker processes: {type(error).__name__}: {error}"
+            f"{_culprit(given, pool, parts)}. What a module, function or rule of it holds has to "
+            "be what cloudpickle can carry: make locks, open files, generators and the like where "
+            "they are used, or use runtime=gt.Threads(...)"
+        ) from error
+
+
+def _culprit(given: Pass, pool: AbstractPool, parts: Mapping[str, AbstractPart]) -> str:
+    """Where it is that cannot be pickled, if that can be told."""
+    for name, part in parts.items():
+        for path, module in part.module.named_modules():
+            for attribute, value in vars(module).items():
+                if attribute != "_modules" and not _can_be_pickled(value, pool):
+                    at = f", its module '{path}'" if path else ""
+                    return (
+                        f"; it is in part '{name}'{at}: {type(module).__name__}.{attribute}, a "
+                        f"{type(value).__name__}"
+                    )
+    for operator in given.made_of.graph.operators:
+        for attribute, value in vars(operator).items():
+            if callable(value) and not _can_be_pickled(value, pool):
+                return f"; it is in '{operator.name}': its {attribute}"
+    return ""
+
+
+def _can_be_pickled(thing: object, pool: AbstractPool) -> bool:
+    try:
+        pool.dumps(thing)
+    except Exception:  # noqa: BLE001 - of whatever type; it is looked for after it was raised
+        return False
+    return True

@@ -1,0 +1,304 @@
+"""Workers with nothing in common with the parent, by tcp: what comes back, deaths, hosts."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import geartrain as gt
+from geartrain.engine.instrument import AbstractInstrument
+from geartrain.errors import GeartrainError, TransportError, WorkerDiedError
+from geartrain.runtime.base import AbstractRuntime
+from geartrain.runtime.hosts import control, keepers
+from geartrain.runtime.hosts.control import Pieces, to_records
+from geartrain.runtime.hosts.hosts import Hosts
+from geartrain.runtime.hosts.keeper import PROTOCOL
+from geartrain.runtime.hosts.keepers import Host, Keepers
+from geartrain.transport.pulse import DEAD_S
+from geartrain.transport.record import Record
+from tests.rigs.left import living, wait_until
+from tests.rigs.pairs import graph_of_pairs, pairs
+from tests.rigs.passes import hosts, processes
+
+SLOW = pytest.mark.slow
+ADAM = gt.Rules(optimizer=partial(torch.optim.Adam, lr=1e-2), update_every=4)
+
+
+def weights_of(session: gt.Session) -> list[Tensor]:
+    return [p.detach().clone() for part in session.parts.values() for p in part.parameters]
+
+
+def one_at_a_time(runtime: AbstractRuntime, **more: object) -> gt.Session:
+    """A session whose order is the same on every runtime."""
+    return gt.Session(graph_of_pairs(), rules=ADAM, runtime=runtime, max_active=1, **more)  # type: ignore[arg-type]
+
+
+def same(a: gt.Session, b: gt.Session) -> bool:
+    return all(x.equal(y) for x, y in zip(weights_of(a), weights_of(b), strict=True))
+
+
+def test_a_run_goes_as_it_does_on_one_thread_to_the_last_bit():
+    """Optimisers, versions, gradients that wait: all is there again in the next epoch."""
+    found = []
+    for runtime in (gt.Threads(1), hosts(2)):
+        session = one_at_a_time(runtime)
+        fit = session.fit(pairs(30), epochs=3, valid=pairs(7), evaluate_every=0.4)
+        found.append((session, [e.loss for e in fit.history], fit.history[-1].valid))
+    (a, losses, valid), (b, others, validated) = found
+    assert same(a, b)
+    assert losses == pytest.approx(others, rel=1e-12) and valid == pytest.approx(validated)
+
+
+@pytest.mark.parametrize("way", ["there", "back"])
+def test_a_run_begun_on_processes_resumes_on_hosts_and_the_reverse(tmp_path, way):
+    whole = one_at_a_time(gt.Threads(1))
+    whole.fit(pairs(30), epochs=2)
+    first, second = (processes(2), hosts(2)) if way == "there" else (hosts(2), processes(2))
+    begun = one_at_a_time(first)
+    begun.fit(pairs(30), epochs=1, folder=tmp_path / "b", checkpoint_every=7, keep_last=20)
+    resumed = one_at_a_time(second)
+    resumed.load(sorted((tmp_path / "b").glob("*-*.safetensors"))[1])
+    resumed.fit(pairs(30), epochs=2)
+    assert same(whole, resumed)
+
+
+def test_a_worker_gets_the_weights_of_its_own_parts_alone():
+    session = one_at_a_time(hosts(2))
+    session.fit(pairs(8), epochs=1)
+    pool = hosts(2)._pool
+    sizes = []
+    dumps = type(pool).dumps
+
+    def weighs(self, thing, hollow=()):
+        found = dumps(self, thing, hollow)
+        sizes.append((sum(x.numel() for x in hollow), len(found)))
+        return found
+
+    graph = gt.Graph()
+    big = [nn.Linear(300, 300) for _ in range(2)]
+    x = graph.input("x").through(big[0], name="a").through(big[1], name="b")
+    x.loss(lambda y: y.square().sum(1))
+    placed = gt.Schedule(placement={"a": 0, "b": 1})
+    s = gt.Session(graph, rules=ADAM, runtime=hosts(2), schedule=placed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(pool), "dumps", weighs)
+        s.fit([gt.Instance({"x": torch.randn(1, 300)}) for _ in range(8)], epochs=2)
+    whole = 4 * sum(p.numel() for p in big[0].parameters())
+    assert len(sizes) == 4 and all(hollow >= whole // 4 for hollow, _ in sizes)
+    first, later = sizes[:2], sizes[2:]
+    assert all(whole < size < 1.5 * whole for _, size in first)
+    assert all(3 * whole < size < 3.5 * whole for _, size in later)  # with Adam's of one part
+
+
+class Killer(AbstractInstrument):
+    """Sends a signal to a worker at these steps of a part."""
+
+    def __init__(self, runtime: Hosts, at: set[int], number: int = signal.SIGKILL) -> None:
+        self.runtime, self.at, self.number, self.steps = runtime, at, number, 0
+        self.sent_s = 0.0
+
+    def on_updated(self, event):
+        self.steps += 1
+        if self.steps in self.at:
+            pids = self.runtime.pids
+            os.kill(pids[self.steps % len(pids)], self.number)
+            self.sent_s = time.monotonic()
+
+
+def test_a_worker_that_is_killed_is_told_with_its_signal_and_the_next_pass_works():
+    runtime = hosts(2)
+    session = one_at_a_time(runtime)
+    session.fit(pairs(4), epochs=1)
+    pids = runtime.pids
+    killer = Killer(runtime, {3})
+    session.instruments.append(killer)
+    with pytest.raises(WorkerDiedError, match=r"worker 1 .* was killed by SIGKILL \(9\)") as caught:
+        session.fit(pairs(300), epochs=2)
+    assert time.monotonic() - killer.sent_s < 5.0
+    assert caught.value.worker == 1 and "last heard of" in str(caught.value)
+    assert living(pids) == [] and runtime.pids == ()
+    one_at_a_time(runtime).fit(pairs(4), epochs=1)
+    assert set(runtime.pids).isdisjoint(pids)
+
+
+def test_a_worker_that_is_stopped_does_not_answer_and_is_ended():
+    runtime = hosts(2)
+    session = one_at_a_time(runtime)
+    session.fit(pairs(4), epochs=1)
+    pids = runtime.pids
+    killer = Killer(runtime, {3}, signal.SIGSTOP)
+    session.instruments.append(killer)
+    with pytest.raises(WorkerDiedError, match=r"worker 1 .* does not answer .* stopped, or its"):
+        session.fit(pairs(300), epochs=2)
+    assert time.monotonic() - killer.sent_s < 3 * DEAD_S
+    assert living(pids) == []
+
+
+class Holding(nn.Module):
+    """Holds the interpreter's lock for longer than a dead worker is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.held:
+            self.held = True
+            ctypes.PyDLL(None).usleep(round(1.5e6 * DEAD_S))
+        return x
+
+
+@SLOW
+def test_a_worker_that_holds_the_interpreters_lock_for_long_answers_all_the_same():
+    graph = gt.Graph()
+    graph.input("x").through(nn.Linear(2, 2), name="a").through(Holding(), name="b").loss(
+        lambda y: y.square().sum(1)
+    )
+    points = [gt.Instance({"x": torch.ones(1, 2)}) for _ in range(3)]
+    gt.Session(graph, rules=ADAM, runtime=hosts(2)).fit(points, epochs=1)
+
+
+def test_a_fit_goes_on_after_a_death_and_ends_as_if_there_had_been_none(monkeypatch):
+    runtime = hosts(2)
+    monkeypatch.setattr(runtime, "most_deaths", 4)
+    undisturbed, disturbed = one_at_a_time(gt.Threads(1)), one_at_a_time(runtime)
+    disturbed.instruments.append(Killer(runtime, {20}))
+    undisturbed.fit(pairs(30), epochs=2)
+    fit = disturbed.fit(pairs(30), epochs=2)
+    assert fit.deaths == 1 and fit.repeated > 0
+    assert same(undisturbed, disturbed)
+
+
+@SLOW
+def test_a_keeper_that_is_killed_takes_its_workers_along_and_another_one_is_started():
+    runtime = Hosts(1, kernel_threads=1)
+    one_at_a_time(runtime).fit(pairs(4), epochs=1)
+    pids = runtime.pids
+    (keeper,) = {parent_of(pid) for pid in pids}
+    os.kill(keeper, signal.SIGKILL)
+    wait_until(lambda: not living(pids), "the kernel has ended its workers")
+    one_at_a_time(runtime).fit(pairs(4), epochs=1)
+    pids = runtime.pids
+    keeper = parent_of(pids[0])
+    runtime.close()
+    assert living([*pids, keeper]) == []
+
+
+def parent_of(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+PROGRAM = """
+import os, sys
+import torch
+import geartrain as gt
+from tests.rigs.pairs import graph_of_pairs, pairs
+runtime = gt.Hosts(1, kernel_threads=1)
+session = gt.Session(graph_of_pairs(), runtime=runtime)
+session.fit(pairs(4), epochs=1)
+print(*runtime.pids, flush=True)
+session.fit((p for _ in range(100_000) for p in pairs(4)), epochs=2)
+"""
+
+
+@SLOW
+def test_when_the_parent_is_killed_workers_and_keepers_end_within_two_seconds():
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, env=env
+    ) as program:
+        pids = [int(pid) for pid in program.stdout.readline().split()]
+        all_of_them = [*pids, *{parent_of(pid) for pid in pids}]
+        program.kill()
+    took_s = wait_until(lambda: not living(all_of_them), "all have ended")
+    assert took_s < 2.0
+
+
+def test_a_host_that_cannot_be_reached_is_passed_over_for_a_spare_one(caplog):
+    version = ".".join(map(str, sys.version_info[:2]))
+    said = {"ready": 1, "protocol": PROTOCOL, "python": version, "host": "h"}
+    here = Host("127.0.0.1", command=("printf", json.dumps(said) + "\\n"))
+    gone = Host("127.0.0.2", command=("false",))
+    launcher = Keepers([gone, here], 1)
+    try:
+        assert launcher.binds() == ["127.0.0.1"]
+    finally:
+        launcher.close()
+    assert "host 127.0.0.2: 'false " in caplog.text and "exited with status 1" in caplog.text
+
+
+def test_hosts_that_cannot_be_reached_are_named():
+    runtime = Hosts([Host("127.0.0.2", command=("/nowhere/ssh",))])
+    with pytest.raises(GeartrainError, match=r"1 of them have none: 127\.0\.0\.2 could not"):
+        one_at_a_time(runtime).fit(pairs(4), epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b'{"ready": 1, "protocol": 99, "python": "3.11", "host": "h"}\n', "another version"),
+        (b'{"ready": 1, "protocol": 1, "python": "2.7", "host": "h"}\n', "has Python 2.7"),
+        (b"Welcome to Linux\n", "says b'Welcome to Linux' on stdout"),
+    ],
+)
+def test_a_host_with_another_version_or_a_chatty_shell_is_refused(said, why):
+    speaks = Host("127.0.0.1", command=("printf", said.decode().replace("\n", "\\n")))
+    with pytest.raises(GeartrainError, match="could not be reached"):
+        Keepers([speaks], 1).binds()
+    keeper = keepers.Keeper(speaks)
+    with pytest.raises(GeartrainError, match=why):
+        for _ in range(100):
+            keeper.listen()
+            time.sleep(0.01)
+    keeper.close()
+
+
+def test_shared_weights_learn_on_hosts():
+    session = gt.Session(
+        graph_of_pairs(), rules=ADAM, runtime=hosts(2), sharing=gt.SharedWeights(in_flight="each")
+    )
+    fit = session.fit(pairs(60), epochs=4)
+    assert fit.history[-1].loss < fit.history[0].loss
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Hosts(0), "name hosts"),
+        (lambda: Hosts(2, workers=3), r"3 workers, and room for 2 on 1 hosts"),
+        (lambda: Hosts([Host("10.0.0.2")]), r"workers on 10\.0\.0\.2 have to reach this process"),
+        (lambda: Host("0.0.0.0"), "by which other hosts reach it"),
+        (lambda: Host("10.0.0.2", workers=0), r"Host\(workers=0\)"),
+        (lambda: Host("10.0.0.2", command="ssh b"), "give words"),
+        (lambda: Hosts(1, on_worker_death="pray"), r"Hosts\(on_worker_death='pray'\)"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_messages_come_together_from_pieces(monkeypatch):
+    monkeypatch.setattr(control, "_PIECE", 10)
+    came = Pieces()
+    for content in (b"", b"short", b"0123456789", b"0123456789" * 3 + b"4"):
+        for record in to_records(content):
+            came.put(record)
+        assert came.messages.popleft() == content and not came.messages
+    pieces = [*to_records(b"0123456789" * 3)]
+    came.put(pieces[0])
+    with pytest.raises(TransportError, match=r"bytes 20\.\. of a message came, expected 10"):
+        came.put(pieces[2])
+    with pytest.raises(TransportError, match="a record of kind 66"):
+        came.put(Record(66))
