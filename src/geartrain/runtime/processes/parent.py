@@ -375,9 +375,12 @@ class Parent:
             how = f"the connection between {first} and {self._name(k)} has ended"
             raise death(f"{how}, and both live: the link between them was cut", min(who, k))
         for k, address in unreached.items():
+            how = f"{first} does not reach {self._name(k)} at {address}"
+            if self._place[1] > 1:  # it did in passes before this one
+                raise death(f"{how}: the link between them is cut", min(who, k))
             raise GeartrainError(
-                f"{first} does not reach {self._name(k)} at {address}: hosts have to let tcp "
-                "through to one another, on all ports that programs are given by the system"
+                f"{how}: hosts have to let tcp through to one another, on all ports that programs "
+                "are given by the system"
             )
 
     def _name(self, number: int) -> str:
