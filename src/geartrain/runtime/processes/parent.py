@@ -238,7 +238,7 @@ class Parent:
         return False
 
     def _take_report(self, w: int, report: Report) -> bool:
-        watch, engine, began = self._watch, self._engine, self._began
+        watch, engine, began = self._watch, self._engine, self._began - self._pool.ahead_s(w)
         if report.firings:
             self._pool.reported(w, report.firings[-1][0])
         for firing, start, end in report.firings:
