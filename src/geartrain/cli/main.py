@@ -46,6 +46,7 @@ class RuntimeName(StrEnum):
     RAY = "ray"
     THREADS = "threads"
     SIMULATED = "simulated"
+    AUTO = "auto"
 
 
 class OnWorkerDeathName(StrEnum):
@@ -145,11 +146,20 @@ def train(
     recipe: RecipeArgument,
     data: DataOption = None,
     runtime: Annotated[
-        RuntimeName | None, typer.Option(help="Default threads.", show_default=False)
+        RuntimeName | None,
+        typer.Option(
+            help="Default threads; auto: measures the first instances, chooses, and says why.",
+            show_default=False,
+        ),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Default 2 or 1, as suits the recipe.", show_default=False),
+        typer.Option(
+            min=1,
+            help="Default 2 or 1, as suits the recipe; with --runtime auto at most so many, by "
+            "default as many as there are cores.",
+            show_default=False,
+        ),
     ] = None,
     max_active: Annotated[
         str | None,

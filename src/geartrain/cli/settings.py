@@ -6,7 +6,6 @@ command line (None: not given) ─┬─ new run: the recipe's defaults fill in
 
 from __future__ import annotations
 
-import os
 import platform
 import shlex
 from collections.abc import Mapping
@@ -34,7 +33,7 @@ from geartrain.bounds import (
 )
 from geartrain.cli.copies import parse_link, parse_speeds, require_mixer
 from geartrain.data.points import require_evaluate_every
-from geartrain.device import require_device
+from geartrain.device import cores, require_device
 from geartrain.errors import DataError
 from geartrain.frames.precision import Precision, require_precision
 from geartrain.recipes import Recipe, Setting, Value, find_recipe
@@ -49,9 +48,10 @@ from geartrain.runtime.threads import Threads
 from geartrain.schema import Mismatch, NotNegative, Range, read
 from geartrain.sharing.neighbours import Neighbours
 from geartrain.sharing.topology import topology_of
+from geartrain.train.auto import Auto
 from geartrain.train.results import Target
 
-RUNTIMES = ("processes", "hosts", "ray", "threads", "simulated")
+RUNTIMES = ("processes", "hosts", "ray", "threads", "simulated", "auto")
 _APART = ("processes", "hosts", "ray")
 """Whose workers are processes: the same training, wherever they are."""
 _WHERE = {"hosts": ("hosts",), "address": ("hosts", "ray"), "resources": ("ray",)}
@@ -65,8 +65,8 @@ class RunSettings:
 
     Args:
         recipe: Name.
-        runtime: ``processes``, ``hosts``, ``ray``, ``threads`` or ``simulated``.
-        workers: How many.
+        runtime: ``processes``, ``hosts``, ``ray``, ``threads``, ``simulated`` or ``auto``.
+        workers: How many; for ``auto`` at most.
         max_active: Most instances in flight, or ``auto``: as the network wants.
         update_every: In the recipe's unit.
         epochs: Planned.
@@ -115,8 +115,10 @@ class RunSettings:
     address: str | None = None
     resources: str | None = None
 
-    def make_runtime(self) -> AbstractRuntime:
+    def make_runtime(self) -> AbstractRuntime | Auto:
         """The runtime of this name and size."""
+        if self.runtime == "auto":
+            return Auto(workers=self.workers)
         if self.runtime == "simulated":
             # One kernel thread: sums are then added in the same order on every machine.
             torch.set_num_threads(1)
@@ -190,8 +192,8 @@ def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> RunSettings:
     """
     options = recipe.complete(given["options"] or {})
     copies_model = given.get("topology") is not None or given.get("mixer") is not None
-    workers = min(2, cores())
-    if recipe.workers is not None and given["runtime"] != "simulated":
+    workers = cores() if given["runtime"] == "auto" else min(2, cores())
+    if recipe.workers is not None and given["runtime"] not in ("simulated", "auto"):
         workers = min(recipe.workers, workers)
     if not copies_model or given["runtime"] == "simulated":
         workers = max(workers, given["replicas"] or 1)
@@ -444,10 +446,3 @@ def _require_copies(settings: RunSettings) -> None:
         topology_of(setting.topology).neighbours(settings.replicas)
     parse_link(settings.link)
     parse_speeds(settings.speeds, settings.workers)
-
-
-def cores() -> int:
-    """How many this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -39,6 +39,7 @@ from geartrain.transport.door import Door, who_sent
 from geartrain.transport.keys import Keys
 from geartrain.transport.pulse import Pulse
 from geartrain.transport.record import (
+    GONE,
     HEARD,
     MOST_BYTES,
     Bounds,
@@ -258,7 +259,9 @@ class Transport:
 
     def lost(self) -> tuple[int, ...]:
         """Processes whose connection has ended, if a pulse watches: nothing reaches them."""
-        return () if self._pulse is None or self._closed else self._pulse.lost()
+        if self._pulse is None or self._closed:
+            return ()
+        return tuple(k for k in self._pulse.lost() if k not in self._order.gone)
 
     def reached(self, who: int) -> bool:
         """Whether the connection to a process that a pulse watches has been there."""
@@ -266,7 +269,10 @@ class Transport:
 
     def unreached(self) -> Mapping[int, str]:
         """Processes that could not be connected with in time, if a pulse watches, and where."""
-        return {} if self._pulse is None or self._closed else self._pulse.unreached()
+        if self._pulse is None or self._closed:
+            return {}
+        gone = self._order.gone
+        return {k: at for k, at in self._pulse.unreached().items() if k not in gone}
 
     def gather(self, timeout_s: float) -> None:
         """Wait until all that are connected have come in, if there are keys.
@@ -313,9 +319,10 @@ class Transport:
         else:
             push.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
             push.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-            _beat(push)
         if self._pulse is not None:
             self._pulse.watch(to, push, address)
+        elif not address.startswith(_IPC):
+            _beat(push)
         if self._keys is not None and key is not None:
             self._keys.protect(push, key)
         push.connect(address)
@@ -336,6 +343,8 @@ class Transport:
         self._require_open()
         if to == self._me:
             self._own.append((to, record))
+            return
+        if to in self._order.gone:
             return
         push = self._pushes[to]
         if push is None:
@@ -438,6 +447,11 @@ class Transport:
         if sender == self._me:
             raise TransportError(f"process {sender} has two transports: one wrote to the other")
         order = self._order
+        if sender in order.gone:
+            self._dropped += 1
+            return
+        if record.kind == GONE:  # now: it may itself wait for what is lost
+            found += self._forgotten(record.ints[0])
         released = order.receive(sender, stamp, record)
         self._received_bytes[sender] = nbytes = self._received_bytes[sender] + envelope.nbytes
         self._hear(sender, stamp)
@@ -449,6 +463,26 @@ class Transport:
             or nbytes - self._told_bytes[sender] >= _HEARD_BYTES
         ) and self._reaches(sender):
             self.send(sender, Record(HEARD))
+
+    def forget(self, who: int) -> None:
+        """A process is gone: nothing more of it is waited for, nor sent to it.
+
+        Others that hear of it by a record ``GONE`` of whoever forgets it forget it as it arrives.
+        """
+        self._own += self._forgotten(who)
+
+    def _forgotten(self, who: int) -> list[tuple[int, Record]]:
+        if who == self._me or not 0 <= who < self._n:
+            raise TransportError(f"process {self._me} was told that process {who} is gone")
+        if who in self._order.gone:
+            return []
+        found = [each for each in self._order.forget(who) if each[1].kind != HEARD]
+        if (push := self._pushes[who]) is not None:
+            push.close(linger=0)
+            self._pushes[who] = None
+        self._flying[who].clear()
+        self._flying_bytes[who] = 0
+        return found
 
     def _hear(self, sender: int, stamp: IntArray) -> None:
         """Take note of what a process has had of what was sent to it."""

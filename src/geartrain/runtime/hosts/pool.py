@@ -70,6 +70,7 @@ class RemotePool(AbstractPool):
         self._nodes: Mapping[int, str] = {}
         self._last: dict[int, tuple[Firing, float]] = {}
         self._looked_s = 0.0
+        self.gone: set[int] = set()
         self._keys = None if plain else Keys.make()
         binds = launcher.binds()
         self._control = self._transport(0, Pulse(asks=True))
@@ -153,7 +154,8 @@ class RemotePool(AbstractPool):
     def alive(self) -> bool:
         if not self._end.alive:
             return False
-        return not (self._launcher.deaths() or self._control.lost())
+        lost = {*self._control.lost()} - self.gone
+        return not (self._ended() or lost)
 
     def begin(self, nodes: Mapping[int, str]) -> None:
         self._nodes, self._last = nodes, {}
@@ -193,10 +195,10 @@ class RemotePool(AbstractPool):
 
     def _look(self) -> None:
         self._looked_s = time.monotonic()
-        ended = self._launcher.deaths()
-        lost = () if ended else self._control.lost()
+        ended = self._ended()
+        lost = () if ended else tuple(w for w in self._control.lost() if w not in self.gone)
         if lost:
-            ended = self._launcher.deaths(_TOLD_S)
+            ended = self._ended(_TOLD_S)
         for w, how in ended.items():
             raise self._death(w, how)
         for w in lost:
@@ -206,6 +208,14 @@ class RemotePool(AbstractPool):
                 "stopped, or its host or the link to it is gone"
             )
             raise self._death(w, how)
+
+    def _ended(self, wait_s: float = 0.0) -> Mapping[int, str]:
+        deaths = self._launcher.deaths(wait_s)
+        return {w: how for w, how in deaths.items() if w not in self.gone}
+
+    def bury(self, worker: int) -> None:
+        self.gone.add(worker)
+        self._launcher.kill(worker)
 
     def _death(self, w: int, how: str) -> WorkerDiedError:
         if not getattr(self, "members", ()):
