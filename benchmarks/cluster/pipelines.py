@@ -47,8 +47,8 @@ SYSCTL: Final = {
     "net.ipv4.tcp_congestion_control": "reno",
     "net.ipv4.tcp_slow_start_after_idle": "0",
 }
-"""Of all systems' hosts. BBR sends a burst out over most of a round trip, as it paces by what it has
-measured; and without the second a window is small again after each pause of a synchronous one."""
+"""Of all systems' hosts. BBR paces by what it has measured, so that a burst takes most of a round
+trip to go out; and without the second a window is small again after each pause."""
 
 Line = dict[str, Any]
 
