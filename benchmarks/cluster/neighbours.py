@@ -161,7 +161,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=30_000, help="of all copies together")
     parser.add_argument("--hidden", type=int, default=Work.hidden)
     parser.add_argument("--rate", type=float, default=Work.rate)
-    parser.add_argument("--device-ms", type=float, default=20.0, help="of a step, slept")
+    parser.add_argument("--device-ms", type=float, default=30.0, help="of a step, slept")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="print what is there, run nothing")
