@@ -60,17 +60,21 @@ Trial = tuple[str, str, Line]
 """A system, its view, and what else of ``Work`` is its own."""
 
 
-def run(request: Line, host: Host | None, threads: int = 1) -> subprocess.Popen[str]:
+def run(request: Line, host: Host | None) -> subprocess.Popen[str]:
     """Start a program of stages.py, on a host or here; what it is asked goes to its stdin."""
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    if host is not None:
-        environment["GLOO_SOCKET_IFNAME"] = "eth0"
+    network = () if host is None else (*host.prefix, "env", "GLOO_SOCKET_IFNAME=eth0")
+    return start((*network, *PROGRAM), request)
+
+
+def start(command: Sequence[str], request: Line) -> subprocess.Popen[str]:
+    """Start a program that finds the modules that this one finds, and give it its request."""
     process = subprocess.Popen(
-        [*(host.prefix if host else ()), *PROGRAM],
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=environment,
+        env=os.environ
+        | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert process.stdin is not None
     process.stdin.write(json.dumps(request))
