@@ -78,6 +78,7 @@ def test_records_pass_between_hosts_at_the_latency_of_their_link() -> None:
 
 @on_hosts
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # nine processes import torch
 def test_both_systems_train_on_hosts_and_bytes_are_those_of_their_links() -> None:
     work = Work(hidden=4, batch=5, rate=0.01, steps=10)
     model = sum(p.numel() * 4 for p in copies.network(work).parameters())
@@ -90,6 +91,7 @@ def test_both_systems_train_on_hosts_and_bytes_are_those_of_their_links() -> Non
 
 @on_hosts
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # nine processes import torch
 def test_our_pipeline_trains_on_hosts_with_the_losses_of_plain_training() -> None:
     from benchmarks.cluster.pipelines import ours
 
