@@ -49,12 +49,12 @@ from geartrain.runtime.processes.messages import (
     record_to_lot,
     record_to_named,
 )
+from geartrain.runtime.processes.patience import Patience
 from geartrain.sharing.letters import SHARE, Letter
 from geartrain.transport.batches import BACKWARD, FORWARD, Accepted, to_delivery_parts, to_record
 from geartrain.transport.record import Record
 
-_WORDS: Final = frozenset({Kind.REST, Kind.RESTING, Kind.STORY, Kind.END})
-_IDLE_S: Final = 0.02  # without work until it says that it has none
+_WORDS: Final = frozenset({Kind.ASK, Kind.REST, Kind.RESTING, Kind.STORY, Kind.END})
 _WAIT_S: Final = 0.5  # the longest wait for a message; then it looks again
 _REPORT_S: Final = 0.002  # between two reports that the controller waits for
 _SLOW_S: Final = 0.05  # between others
@@ -164,6 +164,7 @@ class _Work:
         self._sent = np.zeros(self._parent + 1, np.int64)  # records, by receiver
         self._had = np.zeros(self._parent + 1, np.int64)  # by sender
         self._over = False
+        self._idle = Patience()
         self.transport = channel.transport(worker, self._parent + 1, given.place)
 
     def _note(self, node: int, backward: bool) -> None:
@@ -195,7 +196,7 @@ class _Work:
             if self._report.matters:
                 self._send_report()
             began = time.perf_counter()
-            found = self.transport.poll(_IDLE_S)
+            found = self.transport.poll(self._idle.seconds)
             if not found:
                 self._send_report()
                 if works:
@@ -219,6 +220,8 @@ class _Work:
 
     def _take(self, record: Record, *, works: bool) -> None:
         kind = record.kind
+        if kind in _WORDS:
+            self._idle.asked()
         if kind == Kind.ABANDON:
             self._give_back(abandoned=True)
         elif not works:
@@ -299,6 +302,7 @@ class _Work:
 
     def _fire(self) -> None:
         start = time.perf_counter()
+        self._idle.worked()
         firing = self._state.fire()
         self._notes[0] = BETWEEN
         end = time.perf_counter()

@@ -287,7 +287,9 @@ class Parent:
             self.seconds = time.perf_counter() - self._began
             self._ending = True
             self._resting = engine.sharing.talks
-            if not engine.sharing.releases:
+            if engine.sharing.releases:
+                self._send_all(Kind.ASK)
+            else:
                 self._send_all(Kind.REST if engine.sharing.talks else Kind.END)
 
     def _send_all(self, word: Kind) -> None:
