@@ -36,6 +36,7 @@ from geartrain.nodes.node import Memory
 from geartrain.parts.part import PartState
 from geartrain.parts.snapshot import parts_to_tensors
 from geartrain.parts.trained import StepTaken
+from geartrain.runtime.processes.flying import Unread
 from geartrain.runtime.processes.letters import Expected, letter_to_record, record_to_letter
 from geartrain.runtime.processes.members import AbstractChannel
 from geartrain.runtime.processes.memory import BETWEEN
@@ -78,6 +79,7 @@ class Pass:
         kernel_threads: Inside of torch's kernels.
         seed: Of random numbers, for dropout and the like; each worker adds its number.
         nodes: Names in order, to see that both sides have the same graph.
+        most_flying: Bytes that may be under way between all processes.
     """
 
     made_of: MadeOf
@@ -88,6 +90,7 @@ class Pass:
     kernel_threads: int
     seed: int
     nodes: tuple[str, ...]
+    most_flying: int
 
 
 def live(worker: int, channel: AbstractChannel) -> None:
@@ -165,6 +168,7 @@ class _Work:
         self._had = np.zeros(self._parent + 1, np.int64)  # by sender
         self._over = False
         self._idle = Patience()
+        self._unread = Unread(given.most_flying)
         self.transport = channel.transport(worker, self._parent + 1, given.place)
 
     def _note(self, node: int, backward: bool) -> None:
@@ -205,6 +209,7 @@ class _Work:
                 if not found:
                     self._look_around()
             self._waited_s += time.perf_counter() - began
+            self._tell_flying()
         for sender, record in found:
             self._had[sender] += 1
             self._take(record, works=works)
@@ -317,10 +322,18 @@ class _Work:
         for worker, delivery in firing.elsewhere:
             self._send(to_record(delivery.node, delivery.port, delivery.batch), worker)
         self._post(firing.letters)
+        if firing.elsewhere or firing.letters:
+            self._tell_flying()
         if self._stock is not None:
             if (told := self._stock.settle(firing.outbox)) is not None:
                 self._after_exchange(self._state.finished(told))
             self._begin_some()
+
+    def _tell_flying(self) -> None:
+        """Have the parent know what others have not read, where that is much."""
+        news = self._unread.news(self.transport.flying_bytes)
+        if news is not None:
+            self._send(named_to_record("flying", news, {}))
 
     @property
     def _pace_s(self) -> float:
