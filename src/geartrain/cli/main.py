@@ -148,7 +148,7 @@ def train(
     runtime: Annotated[
         RuntimeName | None,
         typer.Option(
-            help="Default threads; auto: measures the first instances, chooses, and says why.",
+            help="Default as suits the recipe; auto: measures the first instances, and chooses.",
             show_default=False,
         ),
     ] = None,
@@ -464,7 +464,7 @@ def compare(
     from geartrain_baselines import compare as command
 
     given = {
-        "runtime": None,
+        "runtime": "threads",  # as all that it is compared with is in one process
         "workers": workers,
         "max_active": max_active,
         "update_every": update_every,
