@@ -71,8 +71,8 @@ class RunSettings:
         topology, mixer: Who talks to whom, and how; None and None: no copies of the model.
         speeds, link: Speeds, latency and bandwidth as text, for ``simulated``.
         costs: Seconds a firing and a row by node, measured, for ``simulated``.
-        on_worker_death: For ``processes``: ``raise`` or ``restore``, or None, as ``raise``. It
-            changes nothing of the training; a run may be resumed with another.
+        on_worker_death: For ``processes``: ``raise``, ``restore`` or ``go_on``, or None, as
+            ``raise``. It changes nothing of the training; a run may be resumed with another.
         precision: ``full`` or ``bf16``.
         device: Of all parts, or None: the CPU. It changes nothing but speed and rounding, so a run
             may be resumed on another.

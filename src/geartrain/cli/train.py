@@ -211,7 +211,7 @@ def _run(prepared: _Prepared, folder: RunFolder) -> dict[str, Any]:
             raise stopped(interrupt, said) from interrupt
         history, deaths = fit.history, {"deaths": fit.deaths, "repeated": fit.repeated}
     result = result_of(settings, history)
-    if settings.on_worker_death == "restore":
+    if settings.on_worker_death in ("restore", "go_on"):
         result |= deaths
     result["max_active"] = prepared.session.settings.max_active
     if (copies := prepared.seen.summary()) is not None:

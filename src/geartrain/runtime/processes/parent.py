@@ -150,6 +150,11 @@ class Parent:
         if not self._ending:
             self._admit()
 
+    @property
+    def may_begin_anew(self) -> bool:
+        """Whether it has failed before any worker did anything, and copies are to go on."""
+        return self._goes_on and self._phase == "handing over"
+
     def _tell_sent(self, sender: int, sent: Iterable[tuple[int, int]]) -> None:
         for receiver, (messages, nbytes) in enumerate(sent):
             if messages:
