@@ -190,6 +190,8 @@ class Parent:
         if self._transport is not None:
             self._transport.close()
         self._pool.tidy(self._place)
+        for member in self._pool.members:
+            member.meanwhile = None
 
     def _hand_over(self) -> None:
         """Give the workers the graph, the parts as they are, and what they need to know."""
