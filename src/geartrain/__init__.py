@@ -85,6 +85,7 @@ from geartrain.runtime.hosts.keepers import Host as Host
 from geartrain.runtime.hosts.on_ray import Ray as Ray
 from geartrain.runtime.processes.processes import Processes as Processes
 from geartrain.runtime.simulated import Costs as Costs
+from geartrain.runtime.simulated import Die as Die
 from geartrain.runtime.simulated import Join as Join
 from geartrain.runtime.simulated import Leave as Leave
 from geartrain.runtime.simulated import Pause as Pause
@@ -114,6 +115,7 @@ from geartrain.sharing.shared_weights import SharedWeights as SharedWeights
 from geartrain.sharing.sharing import AbstractSharing as AbstractSharing
 from geartrain.sharing.topology import Exponential as Exponential
 from geartrain.sharing.topology import Torus as Torus
+from geartrain.train.auto import Auto as Auto
 from geartrain.train.in_flight import InFlight as InFlight
 from geartrain.train.options import Compute as Compute
 from geartrain.train.options import Reading as Reading

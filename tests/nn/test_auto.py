@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from geartrain.nodes.choice import Experience
 from geartrain.nodes.eras import APART, Eras
 from geartrain.nodes.payload import Recompute
 from geartrain.parts.rules import Flush
+from geartrain.train.checkpoint import read_checkpoint
 from geartrain.train.options import Compute
 
 D = 3
@@ -169,6 +171,31 @@ def test_a_later_fit_begins_where_the_earlier_one_ended(monkeypatch: pytest.Monk
     assert REGISTRY.traced == before and not again
 
 
+@pytest.mark.parametrize(("ratio", "chosen"), [(0.5, "derived"), (0.97, "again")])
+def test_a_checkpoint_brings_the_choice_into_another_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ratio: float, chosen: str
+) -> None:
+    monkeypatch.setattr(auto, "compare", lambda *_: ratio)
+    session = _fit(_graph(Cell().double()))
+    session.save(tmp_path / "at")
+    there = read_checkpoint(tmp_path / "at").document["auto"]
+    done = next(o for o in session.graph.throughs() if o.name == "cell").experience.done
+    assert there == {"cell": {"firings": done.firings, "rows": done.rows, "chosen": chosen}}
+
+    REGISTRY.forget()  # as in a process that begins
+    monkeypatch.setattr(auto, "compare", lambda *_: pytest.fail("it is measured again"))
+    rules = Rules(optimizer=partial(torch.optim.SGD, lr=0.1), update_every=Flush())
+    other = Session(
+        _graph(Cell().double()), rules=rules, runtime=Simulated(1, seed=3), max_active=8
+    )
+    other.load(tmp_path / "at")
+    other.fit(_data(), epochs=3)
+    (cell, _) = other.graph.throughs()
+    said = {"derived": "derived, as chosen before", "again": "runs again, as chosen before"}
+    assert cell.experience.story == said[chosen]
+    assert cell.experience.done.firings >= done.firings
+
+
 def test_what_one_of_several_experts_has_done_counts_for_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -209,6 +236,45 @@ def test_a_size_that_nobody_measured_is_judged_by_its_neighbour_where_that_is_cl
             kernel = choice.kernel((x,))
         assert isinstance(kernel, Program)
     assert measured == [4, 64]
+
+
+def test_modules_of_a_class_that_differ_in_a_number_are_traced_each_and_measured_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured: list[int] = []
+
+    def compare(*_: object) -> float:
+        measured.append(1)
+        return 0.6
+
+    monkeypatch.setattr(auto, "compare", compare)
+    shared, before, wide = Experience(), REGISTRY.traced, nn.Sequential(nn.Linear(D, 9), nn.Tanh())
+    for gain in (1.25, 2.25, 3.25):
+        module = Cell().double()
+        module.gain = gain
+        choice = Auto("cell", module, running_again(module), Experience(shared.done))
+        kernel = [choice.kernel((torch.rand(8, D, dtype=torch.float64),)) for _ in range(3)][-1]
+        assert isinstance(kernel, Program)
+    assert REGISTRY.traced == before + 3 and len(measured) == 1
+    other = Auto("wide", wide, running_again(wide), Experience(shared.done))
+    other.kernel((torch.rand(8, D),))
+    assert len(measured) == 2  # of other weights
+
+
+@pytest.mark.parametrize(("taken", "turns"), [(0.1, 3), (0.9, 6), (5.0, 3)])
+def test_what_is_clear_after_a_few_turns_is_measured_no_longer(
+    monkeypatch: pytest.MonkeyPatch, taken: float, turns: int
+) -> None:
+    module, x, calls = nn.Linear(D, D), torch.rand(9, D), []
+    one, other = running_again(module), running_again(module)
+
+    def seconds(kernel: object, *_: object) -> float:
+        calls.append(kernel)
+        return taken if kernel is one else 1.0
+
+    monkeypatch.setattr(auto, "_seconds", seconds)
+    assert compare(one, other, (x,), list(module.parameters())) == pytest.approx(taken)
+    assert len(calls) == 2 * turns
 
 
 def test_runs_that_begin_alike_go_on_alike() -> None:

@@ -22,6 +22,7 @@ from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.hosts import control, keepers
 from geartrain.runtime.hosts.control import Pieces, to_records
 from geartrain.runtime.hosts.hosts import Hosts
+from geartrain.runtime.hosts.keeper import PROTOCOL
 from geartrain.runtime.hosts.keepers import Host, Keepers
 from geartrain.transport.pulse import DEAD_S
 from geartrain.transport.record import Record
@@ -30,6 +31,7 @@ from tests.rigs.pairs import graph_of_pairs, pairs
 from tests.rigs.passes import hosts, processes
 
 SLOW = pytest.mark.slow
+VERSION = ".".join(map(str, sys.version_info[:2]))
 ADAM = gt.Rules(optimizer=partial(torch.optim.Adam, lr=1e-2), update_every=4)
 
 
@@ -225,9 +227,8 @@ def test_when_the_parent_is_killed_workers_and_keepers_end_within_two_seconds():
 
 
 def test_a_host_that_cannot_be_reached_is_passed_over_for_a_spare_one(caplog):
-    version = ".".join(map(str, sys.version_info[:2]))
-    said = {"ready": 1, "protocol": keepers.PROTOCOL, "python": version, "host": "h"}
-    here = Host("127.0.0.1", command=("printf", json.dumps(said) + "\\n"))
+    said = {"ready": 1, "protocol": PROTOCOL, "python": VERSION, "host": "h"}
+    here = Host("127.0.0.1", command=("sh", "-c", 'echo "$0"; cat >/dev/null', json.dumps(said)))
     gone = Host("127.0.0.2", command=("false",))
     launcher = Keepers([gone, here], 1)
     try:
@@ -235,6 +236,25 @@ def test_a_host_that_cannot_be_reached_is_passed_over_for_a_spare_one(caplog):
     finally:
         launcher.close()
     assert "host 127.0.0.2: 'false " in caplog.text and "exited with status 1" in caplog.text
+
+
+def test_a_host_that_does_not_answer_gives_way_to_a_spare_one(caplog, monkeypatch):
+    """One that was suspected, and answers, keeps its program and its place."""
+    monkeypatch.setattr(keepers, "_PONG_S", 0.5)
+    said = {"ready": 1, "protocol": PROTOCOL, "python": VERSION, "host": "h"}
+    script = 'echo "$0"; while read line; do echo "{\\"pong\\": 1}"; done'
+    answers = Host("127.0.0.1", command=("sh", "-c", script, json.dumps(said)))
+    silent = Host("127.0.0.2", command=("sh", "-c", 'echo "$0"; cat >/dev/null', json.dumps(said)))
+    launcher = Keepers([answers, silent, Host("127.0.0.3", command=answers.command)], 2)
+    try:
+        assert launcher.binds() == ["127.0.0.1", "127.0.0.2"]
+        launcher.suspect(0)
+        assert launcher.binds() == ["127.0.0.1", "127.0.0.2"] and not caplog.text
+        launcher.suspect(1)
+        assert launcher.binds() == ["127.0.0.1", "127.0.0.3"]
+        assert "host 127.0.0.2 does not answer" in caplog.text
+    finally:
+        launcher.close()
 
 
 def test_hosts_that_cannot_be_reached_are_named():

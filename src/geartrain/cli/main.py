@@ -42,8 +42,11 @@ class RuntimeName(StrEnum):
     """Where parts run."""
 
     PROCESSES = "processes"
+    HOSTS = "hosts"
+    RAY = "ray"
     THREADS = "threads"
     SIMULATED = "simulated"
+    AUTO = "auto"
 
 
 class OnWorkerDeathName(StrEnum):
@@ -143,11 +146,20 @@ def train(
     recipe: RecipeArgument,
     data: DataOption = None,
     runtime: Annotated[
-        RuntimeName | None, typer.Option(help="Default threads.", show_default=False)
+        RuntimeName | None,
+        typer.Option(
+            help="Default as suits the recipe; auto: measures the first instances, and chooses.",
+            show_default=False,
+        ),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Default 2 or 1, as suits the recipe.", show_default=False),
+        typer.Option(
+            min=1,
+            help="Default 2 or 1, as suits the recipe; with --runtime auto at most so many, by "
+            "default as many as there are cores.",
+            show_default=False,
+        ),
     ] = None,
     max_active: Annotated[
         str | None,
@@ -216,8 +228,32 @@ def train(
     on_worker_death: Annotated[
         OnWorkerDeathName | None,
         typer.Option(
-            help="With --runtime processes: restore goes on from the last checkpoint. Default "
-            "raise, which ends the run.",
+            help="With --runtime processes, hosts or ray: restore goes on from the last "
+            "checkpoint. Default raise, which ends the run.",
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="'ADDRESS [COMMAND ...]'",
+            help="With --runtime hosts: a host for a worker, and what starts a program there, such "
+            "as '10.0.0.2 ssh -T 10.0.0.2'; repeated for more. Default: this host.",
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="With --runtime hosts: of this host, as workers see it. With --runtime ray: of a "
+            "cluster, or auto; default: a Ray on this host.",
+            show_default=False,
+        ),
+    ] = None,
+    resources: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=N,...",
+            help="With --runtime ray: of each worker, as CPU=1,GPU=0.5. Default CPU=1.",
             show_default=False,
         ),
     ] = None,
@@ -259,6 +295,9 @@ def train(
         "precision": None if precision is None else precision.value,
         "device": device,
         "on_worker_death": None if on_worker_death is None else on_worker_death.value,
+        "hosts": "; ".join(host) if host else None,
+        "address": address,
+        "resources": resources,
     }
     watching = command.Watching(tensorboard=tensorboard, trace=trace, as_json=as_json)
     command.train(recipe, given, option or [], data, out, resume, watching)
@@ -276,7 +315,28 @@ def simulate(
         str | None,
         typer.Option(metavar="SPEED,...", help="Speeds of the devices, repeated in turn."),
     ] = None,
-    link: LinkOption = None,
+    link: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LATENCY,BANDWIDTH",
+            help="Simulated links, such as 50us,1.25GB; with --hosts it may be repeated.",
+        ),
+    ] = None,
+    recorded: Annotated[
+        Path | None,
+        typer.Option(help="A run's folder, whose costs are taken; default: they are measured."),
+    ] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,...",
+            help="Only say what so many hosts would do, a table; --replicas is not looked at.",
+        ),
+    ] = None,
+    instances: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --hosts: for each host. Default: of some updates."),
+    ] = None,
     data: DataOption = None,
     max_active: Annotated[
         int | None, typer.Option(min=1, help="Most instances in flight in each copy.")
@@ -301,6 +361,11 @@ def simulate(
 
     What firings take is measured first, in one thread of this machine; --device multiplies its
     speed. Seconds in the JSON, which is that of 'geartrain train', are virtual.
+
+    With --hosts 4,16,64 an epoch is trained on as many hosts over each --link: the parts of one
+    model apart, copies that exchange by --mixer, and copies with all-reduce. The table, and
+    forecasts in the JSON, have instances_per_second, busy (share of the hosts' time), staleness and
+    bytes_per_instance between hosts.
     """
     from geartrain.cli import simulate as command
     from geartrain.cli.train import Watching
@@ -319,11 +384,15 @@ def simulate(
         "mixer": mixer or "gradients",
         "speeds": device,
         "device": None,
-        "link": link,
+        "link": link[0] if link else None,
         "precision": None,
     }
+    if hosts is not None:
+        asked = command.Asked(hosts, link or [], recorded, instances)
+        command.foresee(recipe, given, option or [], data, asked, as_json)
+        return
     watching = Watching(tensorboard=False, trace=False, as_json=as_json)
-    command.simulate(recipe, given, option or [], data, out, watching)
+    command.simulate(recipe, given, option or [], data, out, watching, recorded)
 
 
 @app.command()
@@ -395,7 +464,7 @@ def compare(
     from geartrain_baselines import compare as command
 
     given = {
-        "runtime": None,
+        "runtime": "threads",  # as all that it is compared with is in one process
         "workers": workers,
         "max_active": max_active,
         "update_every": update_every,

@@ -33,6 +33,21 @@ class RunStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class Chosen:
+    """What costs had to decide is decided: where nodes live, or with ``runtime="auto"`` all of it.
+
+    It holds from the next pass on. After a resume it is told again, without being measured again.
+    """
+
+    runtime: str
+    workers: int
+    nodes: Mapping[str, int]  # node name -> worker
+    sharing: str  # how workers share weights, where they have copies of the graph
+    why: str  # a line
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Fired:
     """One node ran one batch."""
 
@@ -138,7 +153,8 @@ class Restored:
     """A worker process has died, and the call goes on, with new ones.
 
     An evaluation or prediction is done again from its beginning. Training goes back to the last
-    checkpoint of the call, or the state in memory that stands for it.
+    checkpoint of the call, or the state in memory that stands for it; or nowhere, where other
+    copies of the model go on: ``source`` is then ``copies``, and what is unfinished is fed to them.
     """
 
     mode: Literal["train", "evaluate", "predict"]
@@ -151,8 +167,17 @@ class Restored:
     repeated: int = 0  # instances that had been trained since, and are trained again
     unfinished: int = 0  # instances that were in flight, and are fed again
     seconds: float = 0.0  # of training that are lost
-    source: str = ""  # the checkpoint, or ``memory``
+    source: str = ""  # the checkpoint, ``memory``, or ``copies``
     time_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Copies of the model that were absent take part, with weights and optimiser of another one."""
+
+    worker: int
+    copies: Sequence[int]
+    time_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +191,8 @@ class NodeWork:
     rows: Count
     seconds: NotNegative
     sizes: tuple[Count, ...]  # firings by their rows: none, 1, 2, 3 to 4, 5 to 8, and so on
+    row_squares: Count = 0  # sum over the firings of rows times rows
+    row_seconds: NotNegative = 0.0  # and of rows times seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +253,9 @@ class AbstractInstrument:
     def on_run_started(self, event: RunStarted) -> None:
         """A run begins."""
 
+    def on_chosen(self, event: Chosen) -> None:
+        """It has been decided, by what was measured, who does what from now on."""
+
     def on_fired(self, event: Fired) -> None:
         """A node has run a batch."""
 
@@ -240,6 +270,9 @@ class AbstractInstrument:
 
     def on_restored(self, event: Restored) -> None:
         """A worker process has died, and the call goes on."""
+
+    def on_joined(self, event: Joined) -> None:
+        """Copies of the model take part that were absent."""
 
     def on_worked(self, event: Worked) -> None:
         """Workers have trained up to an evaluation."""

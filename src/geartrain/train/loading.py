@@ -28,15 +28,17 @@ from geartrain.parts.snapshot import (
 )
 from geartrain.train.checkpoint import Checkpoint, read_checkpoint
 from geartrain.train.copies import check_sharing
+from geartrain.train.experience import experience_from_json, put_experience
 from geartrain.train.memories import tensors_to_memories
 from geartrain.train.random_state import check_random_state
-from geartrain.train.results import position_from_json
+from geartrain.train.results import Position, position_from_json
 from geartrain.train.state import State
 
 log = logging.getLogger("geartrain.train")
 
 _REQUIRED = {"parts", "seed", "position", "random"}
 _LATER = {
+    "auto",
     "kernels",
     "memories",
     "precision",
@@ -79,13 +81,29 @@ def load_checkpoint(state: State, checkpoint: Checkpoint, path: str) -> None:
     """
     document: dict[str, Any] = dict(checkpoint.document)
     _require_same_session(state, document, path)
-    tensors, sharing = checkpoint.tensors, state.sharing
     position = position_from_json(document["position"], path)
+    choice, back = state.choice, None
+    if choice is not None and choice.plan is None and position.plan is not None:
+        back = state.put_plan(position.plan)
+    try:
+        _load(state, checkpoint, position, path)
+    except CheckpointError:
+        if back is not None:
+            back()
+        raise
+
+
+def _load(state: State, checkpoint: Checkpoint, position: Position, path: str) -> None:
+    document: dict[str, Any] = dict(checkpoint.document)
+    tensors, sharing = checkpoint.tensors, state.sharing
     numbers = dict.fromkeys(state.parts, position.trained)
     parts = check_parts(state.parts, tensors, document["parts"], path, numbers)
     kept, copies = check_sharing(sharing, tensors, document, path)
     replaying = [o.name for o in state.graph.operators if isinstance(o, Replaying)]
     memories = tensors_to_memories(tensors, document.get("memories", {}), replaying, path)
+    experience = None
+    if "auto" in document:
+        experience = experience_from_json(document["auto"], state.graph, path)
     names = [*state.parts, *sharing.parts]
     require_no_others(tensors, names, memories, path)
     if not isinstance(document["random"], dict):
@@ -107,6 +125,8 @@ def load_checkpoint(state: State, checkpoint: Checkpoint, path: str) -> None:
         state.put_active(position.in_flight)
     state.engine, state.plain, state.memories = None, None, memories
     random.set()
+    if experience is not None:
+        put_experience(state.graph, experience)
     used = document.get("kernels", kernels_kind())
     if used != kernels_kind():
         log.warning(
