@@ -85,6 +85,7 @@ from geartrain.runtime.hosts.keepers import Host as Host
 from geartrain.runtime.hosts.on_ray import Ray as Ray
 from geartrain.runtime.processes.processes import Processes as Processes
 from geartrain.runtime.simulated import Costs as Costs
+from geartrain.runtime.simulated import Die as Die
 from geartrain.runtime.simulated import Join as Join
 from geartrain.runtime.simulated import Leave as Leave
 from geartrain.runtime.simulated import Pause as Pause

@@ -433,12 +433,17 @@ def test_two_interrupts_abandon_what_is_in_flight(runtime):
 
 
 def test_a_failure_after_an_interrupt_is_what_the_caller_hears(runtime, tmp_path):
+    here = os.getpid()
+
     class LateFailure(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.fail = tmp_path / "fail"  # which workers see, wherever they are
 
         def forward(self, x: Tensor) -> Tensor:
+            until = time.monotonic() + (0.004 if os.getpid() != here else 0.0)
+            while not self.fail.exists() and time.monotonic() < until:
+                time.sleep(0.001)  # else all may be through before the parent has heard of ten
             if self.fail.exists():
                 raise RuntimeError("while finishing")
             return x

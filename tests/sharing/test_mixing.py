@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geartrain.sharing.mixing import (
+    censored,
     check_column_stochastic,
     check_doubly_stochastic,
     least_pull,
@@ -17,7 +18,7 @@ from geartrain.sharing.mixing import (
     slowest,
     uniform,
 )
-from geartrain.sharing.topology import Exponential, Full, Ring, Torus, topology_of
+from geartrain.sharing.topology import Exponential, Full, Ring, Torus, among, topology_of
 
 STAR = [[1, 2, 3], [0], [0], [0]]
 
@@ -113,3 +114,24 @@ def test_an_entry_without_an_edge_is_refused():
 def test_metropolis_weights_of_a_directed_graph_are_refused():
     with pytest.raises(ValueError, match="copy 0 sends to copy 1, which does not send back"):
         metropolis([[1], [2], [0]])
+
+
+@given(seed=st.integers(0, 99), n=st.integers(2, 7), gone=st.sets(st.integers(0, 6), max_size=5))
+def test_a_matrix_among_those_who_are_there_is_stochastic_as_the_whole_is(seed, n, gone):
+    """Of any doubly stochastic matrix, symmetric or not: a mean of permutations."""
+    drawn = torch.Generator().manual_seed(seed)
+    eye = torch.eye(n, dtype=torch.float64)
+    cycle = eye[[*range(1, n), 0]]
+    mixed = 0.3 * eye + 0.4 * cycle + 0.3 * eye[torch.randperm(n, generator=drawn)]
+    there = [k for k in range(n) if k not in gone]
+    found = torch.tensor(censored(mixed.tolist(), there), dtype=torch.float64)
+    ones = torch.ones(n, dtype=torch.float64)
+    assert float(found.min()) >= 0
+    torch.testing.assert_close(found.sum(0), ones)
+    torch.testing.assert_close(found.sum(1), ones)
+    if there:
+        assert all(found[k, k] == 1 for k in range(n) if k not in there)
+        inner = found[there][:, there]
+        assert slowest(inner.tolist()) < 1 - 1e-9  # they still come together
+        links = among([[i for i in range(n) if i != j and mixed[i, j]] for j in range(n)], there)
+        check_doubly_stochastic(found.tolist(), links)

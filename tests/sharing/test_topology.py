@@ -11,6 +11,7 @@ from geartrain.sharing.topology import (
     NAMED,
     Edges,
     Torus,
+    among,
     check_connected,
     checked,
     levels_of,
@@ -162,3 +163,25 @@ def test_a_torus_of_nothing_is_refused():
 
 def test_edges_may_have_one_direction():
     assert Edges(((0, 1), (1, 0)), directed=True).neighbours(2) == [[1], [0]]
+
+
+@given(
+    n=st.integers(2, 9),
+    kind=st.sampled_from(["ring", "full", "exponential"]),
+    gone=st.sets(st.integers(0, 8)),
+)
+def test_those_who_are_left_reach_each_other_and_whoever_they_reached_by_way_of_absent_ones(
+    n, kind, gone
+):
+    neighbours = topology_of(kind).neighbours(n)
+    there = [k for k in range(n) if k not in gone]
+    found = among(neighbours, there)
+    assert all(not found[k] for k in range(n) if k in gone)
+    place = {k: i for i, k in enumerate(there)}
+    links = [[place[j] for j in found[k]] for k in there]
+    if there:
+        check_connected(checked(links))
+    if kind == "ring" and len(there) > 2:
+        assert all(len(mine) == 2 for mine in links)
+    if not gone & set(range(n)):
+        assert [set(x) for x in found] == [set(x) for x in neighbours]

@@ -499,15 +499,31 @@ def test_workers_pause_leave_and_join(exchange):
         assert seen.total("lost") > 0
 
 
-def test_a_joining_copy_begins_with_the_mean_of_the_others():
-    s = session(Neighbours(copies=3, exchange=Alone()), Simulated(3, events=[Join(2, 1e-9)]))
+def test_a_joining_copy_begins_with_weights_and_optimiser_of_one_of_the_others():
+    adam = partial(torch.optim.Adam, lr=0.01)
+    exchange = Alone()
+    exchange.needs_neighbours = True  # those of a ring, though nobody says anything
+    s = session(
+        Neighbours(copies=4, exchange=exchange),
+        Simulated(4, events=[Join(2, 1e-9)]),
+        optimizer=adam,
+    )
     replicas = replicas_of(s)
-    s.fit(data(9), epochs=1)
+    s.fit(data(12), epochs=1)
     replicas.leave(2)
     replicas.join(2)
-    a, b, c = copies_of(s)
-    for key in a:
-        torch.testing.assert_close(c[key], (a[key] + b[key]) / 2, rtol=1e-12, atol=1e-15)
+    copies = copies_of(s)
+    for key in copies[2]:
+        assert torch.equal(copies[2][key], copies[1][key])  # its first neighbour
+        assert not torch.equal(copies[0][key], copies[1][key])
+    for endpoints in replicas.endpoints.values():
+        mine, theirs = (endpoints[k].member.part.optimizer for k in (2, 1))
+        assert mine is not None and theirs is not None
+        a, b = mine.state_dict()["state"], theirs.state_dict()["state"]
+        assert a.keys() == b.keys() != set()
+        for k in a:
+            assert all(torch.equal(a[k][name], b[k][name]) for name in a[k])
+            assert a[k]["exp_avg"].data_ptr() != b[k]["exp_avg"].data_ptr()
 
 
 def test_data_without_a_copy_that_takes_part_is_refused():

@@ -13,12 +13,14 @@ Source: max_active_keys of Gaunt et al. 2017, arXiv:1705.09786; it counts instan
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.device import moved
@@ -147,6 +149,11 @@ class ControllerState:
         self.packer = Packer(wiring.arena, wiring.inputs, wiring.admission)
         self.one_by_one = any(o.alone for o in wiring.inputs.values())
         self.assignment = assignment or Together()
+        self.again: deque[Packed] = deque()
+        """Instances that were lost with a copy, and are to be admitted again; not among
+        ``active``."""
+        self._packed: NDArray[np.object_] | None = None  # what brought an instance, by slot
+        self._place = np.zeros(0, np.int64)  # which of it
         self.finished_slots: IntArray = np.zeros(0, np.int64)  # of those of the last settling
         self.finished_turns: IntArray = np.zeros(0, np.int64)  # that they had
         self.finished_copies: IntArray = np.zeros(0, np.int64)  # that had them
@@ -158,6 +165,7 @@ class ControllerState:
         self.rounds.begin()
         self.assignment.begin(self.trained, training=training)
         self.fed_rows = self.answered_rows = 0
+        self.again.clear()
 
     @property
     def limit(self) -> int:
@@ -216,6 +224,7 @@ class ControllerState:
         if top >= self._pending.size:
             self._pending = np.concatenate([self._pending, np.zeros(top, np.int64)])
         self._pending[slots] = packed.counts
+        self._note(slots, packed)
         self.active += n
         self.fed_rows += int(packed.counts.sum())
         out = Outbox()
@@ -246,6 +255,65 @@ class ControllerState:
         if self._device is not None:
             payload = moved(payload, self._device)
         return Forward((payload,), state, instance, lengths)
+
+    def keep_packed(self) -> None:
+        """From now on remember what instances in flight have brought, so that they can be lost."""
+        self._packed = np.full(64, None, np.object_)
+        self._place = np.zeros(64, np.int64)
+
+    def _note(self, slots: IntArray, packed: Packed) -> None:
+        if self._packed is None:
+            return
+        while int(slots.max()) >= self._packed.size:
+            self._packed = np.concatenate([self._packed, np.full_like(self._packed, None)])
+            self._place = np.concatenate([self._place, self._place])
+        holder = np.empty(1, np.object_)
+        holder[0] = packed
+        self._packed[slots] = holder
+        self._place[slots] = np.arange(slots.size)
+
+    def lose(self, copy: int) -> int:
+        """A copy is gone, and what it had in flight with it: that waits to be admitted ``again``.
+
+        Returns:
+            How many instances.
+        """
+        assert self._packed is not None, "keep_packed comes first"
+        slots = np.flatnonzero(self._pending > 0)
+        slots = slots[self._arena.copy[slots] == copy]
+        self.assignment.open[copy] = False
+        self._holding = {name for name in self._holding if not name.endswith(f"#{copy}")}
+        if not slots.size:
+            return 0
+        for slot in slots.tolist():
+            place = int(self._place[slot])
+            self.again.append(self._packed[slot].part(place, place + 1))
+        self.fed_rows -= int(self._pending[slots].sum())
+        self._pending[slots] = 0
+        self.assignment.drop(self._arena, slots)
+        self._arena.release(slots)
+        self._packed[slots] = None
+        lost = int(slots.size)
+        self.active -= lost
+        return lost
+
+    def admit_again(self) -> Outbox | None:
+        """Admit an instance that was lost, where there is room for it; None: none, or nowhere."""
+        if not self.again:
+            return None
+        copies = np.argsort(self.assignment.active, kind="stable").tolist()
+        room = [k for k in copies if self.assignment.open[k] and self._has_room(k)]
+        return self.admit(self.again.popleft(), room[0]) if room else None
+
+    def _has_room(self, copy: int) -> bool:
+        return int(self.assignment.active[copy]) < self.limit and not (
+            self.assignment.active[copy] and self._holds(copy)
+        )
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is in flight, or waits to be again."""
+        return not (self.active or self.again)
 
     def settle(self, out: Outbox) -> int:
         """Take in what an outbox says of instances; returns how many have finished by it.
@@ -279,6 +347,8 @@ class ControllerState:
         if not finished:
             return 0
         done = join_arrays(finished)
+        if self._packed is not None:
+            self._packed[done] = None
         self.finished_slots = done
         self.finished_turns = self._arena.turn[done]
         self.finished_copies = self.assignment.finish(self._arena, done)

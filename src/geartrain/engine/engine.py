@@ -54,6 +54,7 @@ from geartrain.parts.rules import Part, Rules
 from geartrain.parts.trained import AbstractPart, StepTaken
 from geartrain.sharing.alone import AloneState
 from geartrain.sharing.assignment import Stocked
+from geartrain.sharing.letters import Letter
 from geartrain.sharing.sharing import AbstractSharingState
 
 
@@ -192,6 +193,9 @@ class Engine:
                 node.planner.watch, node.planner.window = rounds.refuse, rounds.window
         self.router = Router(self.wiring, rounds, apart=self.sharing.copies > 1)
         self.home = self._homes(workers, placement or {}, costs or {})
+        self.gone: set[int] = set()
+        """Workers that have died in this pass, or worked with them at one copy."""
+        self._letters_home = self._letter_homes(names)
         self._standings = standings(self.wiring)
         self.workers = [self._worker(w, workers, names) for w in range(workers)]
         self.controller = ControllerState(
@@ -228,7 +232,7 @@ class Engine:
                 return f"its parts count rows{how}"
             if any(part.rules.window is not None for part in mine):
                 return f"a part of it has a window{how}"
-        if workers > 1 and len(parts) > 1 and not self.sharing.apart:
+        if self._span(workers) > 1 and len(parts) > 1:
             homes = {placement.get(name) for name in parts}
             if region.run != "whole" or len(homes - {None}) > 1:
                 return "its parts may live on several workers"
@@ -248,10 +252,35 @@ class Engine:
         self, workers: int, placement: Mapping[str, int], costs: Mapping[str, Cost]
     ) -> dict[int, int]:
         """Node number to worker."""
-        if self.sharing.apart:
-            copies = self.wiring.copies.values()
+        if not self.sharing.apart:
+            return place(self.wiring, self.parts, workers, placement, costs)
+        copies, span = self.wiring.copies.values(), self._span(workers)
+        if span == 1:
             return {n: k % workers for numbers in copies for k, n in enumerate(numbers)}
-        return place(self.wiring, self.parts, workers, placement, costs)
+        first = {numbers[0] for numbers in copies if numbers}
+        nodes = {self.wiring.nodes[n].name for n in first}
+        # A part's name is that of all its copies.
+        by_hand = {
+            name if name in nodes or f"{name}#0" not in self.parts else f"{name}#0": worker
+            for name, worker in placement.items()
+        }
+        home = place(self.wiring, self.parts, span, by_hand, costs, among=first)
+        return {n: home[numbers[0]] + k * span for numbers in copies for k, n in enumerate(numbers)}
+
+    def _letter_homes(self, names: Mapping[str, str]) -> dict[tuple[str, int], int]:
+        """Where the copies of parts live, by part and copy."""
+        operators = self.wiring.operators
+        return {
+            (names[name], k): self.home[number]
+            for operator, numbers in self.wiring.copies.items()
+            for k, number in enumerate(numbers)
+            for name in _names_of(operators[operator])
+            if name in names
+        }
+
+    def _span(self, workers: int) -> int:
+        """How many workers a copy of the graph lives on; where there are none, all."""
+        return max(1, workers // self.sharing.copies) if self.sharing.apart else workers
 
     def _let_messages_count(self, graph: Graph, names: Mapping[str, str]) -> None:
         """Tell parts that every instance comes by in one message."""
@@ -271,13 +300,32 @@ class Engine:
             return [(w, Finished(turns, trained)) for w in range(many)]
         copies = controller.finished_copies
         return [
-            (self.home_of(k), Finished(turns[copies == k], trained, k))
+            (w, Finished(turns[copies == k], trained, k))
             for k in np.unique(copies).tolist()
+            for w in self.homes_of(k)
         ]
+
+    def homes_of(self, copy: int) -> Sequence[int]:
+        """The workers of a copy of the graph that has workers of its own."""
+        many = len(self.workers)
+        span = self._span(many)
+        return [copy % many] if span == 1 else range(copy * span, (copy + 1) * span)
+
+    def copies_on(self, worker: int) -> Sequence[int]:
+        """The copies of the graph that live on a worker, wholly or in part."""
+        copies, many = self.sharing.copies, len(self.workers)
+        span = self._span(many)
+        if span == 1:
+            return range(worker, copies, many)
+        return [worker // span] if worker < copies * span else []
 
     def home_of(self, copy: int) -> int:
         """The worker of a copy of the graph that is on one worker."""
-        return copy % len(self.workers)
+        return self.homes_of(copy)[0]
+
+    def home_of_letter(self, letter: Letter) -> int:
+        """The worker of the copy of a part that a letter is for."""
+        return self._letters_home[letter.part, letter.receiver]
 
     def stock_up(self) -> bool:
         """Give workers instances ahead of time, where these live on one wholly; whether so."""
@@ -302,9 +350,21 @@ class Engine:
 
     def set_present(self, worker: int, present: bool) -> None:
         """The copies of a worker take part, or do so no more."""
-        for k in range(worker, self.sharing.copies, len(self.workers)):
+        for k in self.copies_on(worker):
             self.controller.assignment.open[k] = present
             self.sharing.set_present(k, present)
+
+    def lose(self, worker: int) -> int:
+        """A worker has died, and with it the copies of the graph that had anything there.
+
+        Returns:
+            How many instances were in flight there; they are to be admitted again.
+        """
+        unfinished = 0
+        for k in self.copies_on(worker):
+            unfinished += self.controller.lose(k)
+            self.gone |= {*self.homes_of(k)}
+        return unfinished
 
     def release(self) -> bool:
         """Nothing moves: let those that wait for letters in training go on without; if any did."""
@@ -360,6 +420,7 @@ class Engine:
     def begin(self, *, train: bool, judge: bool = True, collect: bool = False) -> None:
         """Prepare a pass: training or not, computing losses or not, collecting outputs or not."""
         self.passing = Passing(train, judge, collect)
+        self.gone.clear()
         self.controller.begin(training=train)
         for part in self.parts.values():
             part.begin()
@@ -393,8 +454,9 @@ class Engine:
         """
         self.controller.check_empty()
         self.sharing.check_settled()
-        for node in self.wiring.nodes.values():
-            node.check_empty()
+        for number, node in self.wiring.nodes.items():
+            if self.home[number] not in self.gone:
+                node.check_empty()
         for part in self.parts.values():
             part.check_finite()
         if self.wiring.arena.active:

@@ -153,7 +153,8 @@ class Restored:
     """A worker process has died, and the call goes on, with new ones.
 
     An evaluation or prediction is done again from its beginning. Training goes back to the last
-    checkpoint of the call, or the state in memory that stands for it.
+    checkpoint of the call, or the state in memory that stands for it; or nowhere, where other
+    copies of the model go on: ``source`` is then ``copies``, and what is unfinished is fed to them.
     """
 
     mode: Literal["train", "evaluate", "predict"]
@@ -166,8 +167,17 @@ class Restored:
     repeated: int = 0  # instances that had been trained since, and are trained again
     unfinished: int = 0  # instances that were in flight, and are fed again
     seconds: float = 0.0  # of training that are lost
-    source: str = ""  # the checkpoint, or ``memory``
+    source: str = ""  # the checkpoint, ``memory``, or ``copies``
     time_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Copies of the model that were absent take part, with weights and optimiser of another one."""
+
+    worker: int
+    copies: Sequence[int]
+    time_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +268,9 @@ class AbstractInstrument:
 
     def on_restored(self, event: Restored) -> None:
         """A worker process has died, and the call goes on."""
+
+    def on_joined(self, event: Joined) -> None:
+        """Copies of the model take part that were absent."""
 
     def on_worked(self, event: Worked) -> None:
         """Workers have trained up to an evaluation."""

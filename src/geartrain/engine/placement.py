@@ -10,7 +10,7 @@ weights lives where most of its rows come from.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NoReturn, TypeAlias, final
 
 from geartrain.engine.costs import MESSAGE_S, NOTHING, Cost
@@ -30,6 +30,7 @@ def place(
     workers: int,
     by_hand: Mapping[str, int],
     costs: Mapping[str, Cost],
+    among: Collection[int] | None = None,
 ) -> dict[int, int]:
     """Node number to worker.
 
@@ -39,31 +40,32 @@ def place(
         workers: How many.
         by_hand: Part or node name to worker.
         costs: By node name; where there are none, numbers of parameters stand for them.
+        among: The nodes that are to be placed; None: all.
 
     Raises:
         ValueError: A name or a worker does not exist, or a part would be torn apart.
     """
-    nodes = wiring.nodes
+    nodes = {n: x for n, x in wiring.nodes.items() if among is None or n in among}
     _check_names(nodes, parts, workers, by_hand)
     groups, whole = _groups(nodes)
     blocks = _blocks(wiring, groups)
     wished = {name: _wished(whole[name], group, by_hand) for name, group in groups.items()}
     fixed = {b: w for b in blocks if (w := _wish(b, wished)) is not None}
     if costs:
-        weight = _weights_by_cost(wiring, groups, blocks, by_hand, costs)
+        weight = _weights_by_cost(wiring, nodes, groups, blocks, by_hand, costs)
     else:
         weight = {b: _parameters(b, whole, parts) for b in blocks}
     chosen = _longest_first(blocks, weight, fixed, workers)
     if costs and workers > 1:
-        crossing = _crossings(wiring, groups, blocks, by_hand, costs)
+        crossing = _crossings(wiring, nodes, groups, blocks, by_hand, costs)
         bill = _Bill(weight, crossing, workers)
         together = {block: fixed.get(block, 0) for block in blocks}
         starts = [chosen, _in_a_row(blocks, weight, fixed, workers), together]
         chosen = min((_improved(start, fixed, bill) for start in starts), key=bill)
     home = {n.id: w for block, w in chosen.items() for name in block for n in groups[name]}
-    _place_others(wiring, by_hand, home)
+    _place_others(wiring, nodes, by_hand, home)
     for numbers in wiring.together:
-        if len({home[number] for number in numbers}) > 1:
+        if len({home[number] for number in numbers if number in home}) > 1:
             _refuse_parted(wiring, numbers, home)
     return home
 
@@ -87,7 +89,7 @@ def shares(
 ) -> dict[Block, float]:
     """Parts that live together, and seconds of their nodes and of those beside them."""
     groups, whole = _groups(wiring.nodes)
-    weight = _weights_by_cost(wiring, groups, _blocks(wiring, groups), by_hand, costs)
+    weight = _weights_by_cost(wiring, wiring.nodes, groups, _blocks(wiring, groups), by_hand, costs)
     return {tuple(n for head in b for n in whole[head]): s for b, s in weight.items()}
 
 
@@ -193,13 +195,14 @@ def _changed(
 
 def _weights_by_cost(
     wiring: Wiring,
+    nodes: Mapping[int, AbstractNode],
     groups: Mapping[str, Sequence[AbstractNode]],
     blocks: Sequence[Block],
     by_hand: Mapping[str, int],
     costs: Mapping[str, Cost],
 ) -> dict[Block, float]:
     """Seconds of each block, with those of the nodes that will live beside it."""
-    beside = _beside(wiring, groups, blocks, by_hand)
+    beside = _beside(wiring, nodes, groups, blocks, by_hand)
     weight = dict.fromkeys(blocks, 0.0)
     for number, block in beside.items():
         if block is not None:
@@ -209,16 +212,17 @@ def _weights_by_cost(
 
 def _crossings(
     wiring: Wiring,
+    nodes: Mapping[int, AbstractNode],
     groups: Mapping[str, Sequence[AbstractNode]],
     blocks: Sequence[Block],
     by_hand: Mapping[str, int],
     costs: Mapping[str, Cost],
 ) -> dict[tuple[Block, Block], float]:
     """Seconds of the batches that go from block to block."""
-    beside = _beside(wiring, groups, blocks, by_hand)
+    beside = _beside(wiring, nodes, groups, blocks, by_hand)
     found: dict[tuple[Block, Block], float] = {}
     for a, b, seconds in _wires(wiring, costs):
-        ends = beside[a], beside[b]
+        ends = beside.get(a), beside.get(b)
         if ends[0] is not None and ends[1] is not None and ends[0] != ends[1]:
             key = ends[0], ends[1]
             found[key] = found.get(key, 0.0) + seconds
@@ -238,6 +242,7 @@ def _wires(wiring: Wiring, costs: Mapping[str, Cost]) -> Iterator[tuple[int, int
 
 def _beside(
     wiring: Wiring,
+    nodes: Mapping[int, AbstractNode],
     groups: Mapping[str, Sequence[AbstractNode]],
     blocks: Sequence[Block],
     by_hand: Mapping[str, int],
@@ -245,8 +250,8 @@ def _beside(
     """The block that each node lives with, wherever that is; None: it is placed by hand."""
     number = {name: k for k, block in enumerate(blocks) for name in block}
     at = {node.id: number[name] for name, group in groups.items() for node in group}
-    alone = [n.id for n in wiring.nodes.values() if n.name in by_hand and n.id not in at]
-    _place_others(wiring, {wiring.nodes[n].name: -1 for n in alone}, at)
+    alone = [n.name for n in nodes.values() if n.name in by_hand and n.id not in at]
+    _place_others(wiring, nodes, dict.fromkeys(alone, -1), at)
     return {n: blocks[k] if 0 <= k < len(blocks) else None for n, k in at.items()}
 
 
@@ -330,7 +335,12 @@ def _groups(
     return groups, whole
 
 
-def _place_others(wiring: Wiring, by_hand: Mapping[str, int], home: dict[int, int]) -> None:
+def _place_others(
+    wiring: Wiring,
+    nodes: Collection[int],
+    by_hand: Mapping[str, int],
+    home: dict[int, int],
+) -> None:
     """Nodes without weights: beside the writer that they are wired to, copy by copy."""
     writers: dict[int, list[int]] = {}
     for (source, _), (reader, _) in wiring.readers.items():
@@ -339,7 +349,7 @@ def _place_others(wiring: Wiring, by_hand: Mapping[str, int], home: dict[int, in
         (operator, k, number)
         for operator, numbers in wiring.copies.items()
         for k, number in enumerate(numbers)
-        if number not in home
+        if number not in home and number in nodes
     ]
     for _, _, number in left:
         name = wiring.nodes[number].name

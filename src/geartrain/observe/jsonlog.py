@@ -29,6 +29,7 @@ from geartrain.engine.instrument import (
     Chosen,
     EpochEnded,
     Exchanged,
+    Joined,
     Progress,
     Restored,
     RunEnded,
@@ -92,6 +93,10 @@ class JsonLog(AbstractInstrument):
         """Write the line."""
         self._write(event)
 
+    def on_joined(self, event: Joined) -> None:
+        """Write the line."""
+        self._write(event)
+
     def on_worked(self, event: Worked) -> None:
         """Write the line."""
         self._write(event)
@@ -113,9 +118,15 @@ class JsonLog(AbstractInstrument):
 
     def _write(
         self,
-        event: (
-            RunStarted | Chosen | Progress | Exchanged | Restored | Worked | EpochEnded | RunEnded
-        ),
+        event: RunStarted
+        | Chosen
+        | Progress
+        | Exchanged
+        | Restored
+        | Joined
+        | Worked
+        | EpochEnded
+        | RunEnded,
     ) -> None:
         if self._file is not None:
             line = {"event": type(event).__name__} | _fields(event)

@@ -356,6 +356,15 @@ class PartState(AbstractPart):
                 parameter.copy_(weight)
         self.replaced()
 
+    @torch.no_grad()
+    def adopt(self, other: PartState) -> None:
+        """Take over weights, buffers, and what optimiser and scheduler remember, of a copy."""
+        self.overwrite([p.detach() for p in other.parameters])
+        both = zip(self.module.buffers(), other.module.buffers(), strict=True)
+        for mine, theirs in both:
+            mine.copy_(theirs)
+        self.stepping.adopt(other.stepping)
+
     def replaced(self) -> None:
         """The weights have become others, and not by a step."""
         self.looking.seeing.replaced()

@@ -7,6 +7,7 @@ It is asked for a step by ``PartState``, which knows when one is due and who els
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import final
 
@@ -94,6 +95,13 @@ class Stepping:
         """The optimiser's state becomes that of a new one; learning rates stay."""
         if self.optimizer is not None:
             self.optimizer.state = self._rules.optimizer(self.parameters).state
+
+    def adopt(self, other: Stepping) -> None:
+        """Remember what that of a copy remembers."""
+        if self.optimizer is not None and other.optimizer is not None:
+            self.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
+        if self.scheduler is not None and other.scheduler is not None:
+            self.scheduler.load_state_dict(copy.deepcopy(other.scheduler.state_dict()))
 
     def gather(self, total: GradientSum, version: int) -> list[Tensor]:
         """Move gradients from their sum into ``.grad``.

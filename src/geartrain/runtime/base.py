@@ -60,6 +60,19 @@ class Watch(Protocol):
     def waited(self, worker: int, seconds: float) -> None:
         """A worker has had nothing to do for so long in this pass; told at its end."""
 
+    def left(self, worker: int, how: str, unfinished: int, now_s: float) -> None:
+        """A worker has died, and the others go on without its copies of the model.
+
+        Args:
+            worker: Its number.
+            how: Who has died, and of what.
+            unfinished: Instances that were in flight there, and are fed again to others.
+            now_s: In the pass.
+        """
+
+    def joined(self, worker: int, copies: Sequence[int], now_s: float) -> None:
+        """Copies of the model on a worker take part from now on that did not before."""
+
     def carried(self, sender: int, receiver: int, messages: int, nbytes: int) -> None:
         """So much went between two processes in this pass; told at its end.
 
@@ -114,6 +127,10 @@ class AbstractFeeder(ABC):
             outside: Entered once for each admission that runs such code.
         """
         self.outside = outside
+
+    def pause(self) -> None:
+        """Admit nothing more in this pass: another one follows, with what is left of the data."""
+        self.exhausted = True
 
     @abstractmethod
     def admit(self, engine: Engine) -> Outbox | None:

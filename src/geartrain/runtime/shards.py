@@ -186,6 +186,10 @@ class PullFeeder(AbstractFeeder):
         super().close()
         self._feeder.close()
 
+    def pause(self) -> None:
+        super().pause()
+        self._feeder.pause()
+
     def surround(self, outside: AbstractContextManager[object]) -> None:
         self._feeder.surround(outside)
 

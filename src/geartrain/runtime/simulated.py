@@ -20,7 +20,7 @@ from geartrain.bounds import MOST_WORKERS, WORKERS, require_at_most
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Delivery, Outbox
 from geartrain.engine.worker import Firing
-from geartrain.errors import StuckError
+from geartrain.errors import StuckError, WorkerDiedError
 from geartrain.frames.message import Backward
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch
 from geartrain.runtime.interrupt import Interruptible
@@ -113,14 +113,27 @@ class Leave:
 @final
 @dataclass(frozen=True, slots=True)
 class Join:
-    """The copies on a worker take part from then on, with the mean weights of those that do; before
-    it they are absent, unless they have left earlier and come back."""
+    """The copies on a worker take part from then on, with weights and optimiser of one of those
+    that do; before it they are absent, unless they have left earlier and come back."""
 
     worker: int
     at_s: float
 
 
-Event: TypeAlias = Pause | Leave | Join
+@final
+@dataclass(frozen=True, slots=True)
+class Die:
+    """A worker dies: its copies take part no more, and what they had in flight is fed to others.
+
+    A firing that is under way is lost, and letters that it would have sent; those to the copies are
+    lost and counted. After a ``Join`` they begin with weights and optimiser of another copy.
+    """
+
+    worker: int
+    at_s: float
+
+
+Event: TypeAlias = Pause | Leave | Join | Die
 
 
 def batch_bytes(delivery: Delivery) -> int:
@@ -143,7 +156,8 @@ class Simulated(AbstractRuntime):
         costs: What firings and links take.
         speeds: Speed of each worker; costs are divided by it. None: all 1.
         jitter: Costs and latencies are multiplied by a factor drawn from 1 ± jitter.
-        events: Workers that pause, leave and join, where they have copies of the model.
+        events: Workers that pause, leave, die and join, where they have copies of the model. When
+            one goes or comes, what is in flight finishes, and all are linked anew.
     """
 
     name = "simulated"
@@ -173,6 +187,7 @@ class Simulated(AbstractRuntime):
                 )
         self.workers, self.seed, self.jitter = workers, seed, jitter
         self.events = tuple(sorted(events, key=lambda e: e.at_s))
+        self.most_deaths = sum(isinstance(event, Die) for event in events)
         self.costs = costs or Costs()
         self.speeds = tuple(speeds or (1.0,) * workers)
 
@@ -200,9 +215,13 @@ class _Clockwork:
         self._letters_free: dict[tuple[int, int], float] = {}
         self._paused_until = [0.0] * runtime.workers
         self._coming: deque[Event] = deque()
+        self._sharing = engine.sharing
 
     def run(self, interrupt: Interruptible) -> float:
         self._plan_events()
+        self._sharing.regroup()
+        if any(isinstance(event, Die) for event in self._coming):
+            self._engine.controller.keep_packed()
         self._admit()
         while not interrupt.abandoned:
             if self._event_is_next():
@@ -215,8 +234,10 @@ class _Clockwork:
         if not interrupt.abandoned:
             if self._engine.controller.active:
                 raise StuckError(self._engine.story())
-            if not self._feeder.exhausted:
-                raise StuckError("no copy of the model takes part any more, and data are left")
+            if not self._over:
+                least = self._sharing.least
+                few = f"fewer than least={least} copies" if least > 1 else "no copy"
+                raise StuckError(f"{few} of the model take part any more, and data are left")
         for w, seconds in enumerate(self._worked_s):
             self._watch.waited(w, max(0.0, self._last - seconds))
         return self._last
@@ -225,36 +246,78 @@ class _Clockwork:
         if not self._coming:
             return False
         if not self._heap:
-            return not self._feeder.exhausted
+            return not self._over
         return self._coming[0].at_s - self._engine.began_s <= self._heap[0][0]
+
+    @property
+    def _over(self) -> bool:
+        """Whether nothing is left to admit."""
+        return self._feeder.exhausted and not self._engine.controller.again
 
     def _plan_events(self) -> None:
         """What has happened in earlier segments is so; the rest will come."""
         if not (self._engine.sharing.talks and self._engine.controller.training):
             return
-        began, first = self._engine.began_s, set()
+        began = self._engine.began_s
+        here: dict[int, bool] = {}
         for event in self._runtime.events:
-            if not isinstance(event, Pause) and event.worker not in first:
-                first.add(event.worker)
-                if isinstance(event, Join) and event.at_s > began:
-                    self._engine.set_present(event.worker, False)
+            if not isinstance(event, Pause) and event.at_s <= began:
+                here[event.worker] = isinstance(event, Join)
+            elif isinstance(event, Join):
+                here.setdefault(event.worker, False)
+            elif not isinstance(event, Pause):
+                here.setdefault(event.worker, True)
+        for worker, is_here in here.items():
+            self._set_present(worker, is_here)
         for event in self._runtime.events:
             over = event.at_s + event.for_s if isinstance(event, Pause) else event.at_s
             if isinstance(event, Pause) and event.at_s <= began < over:
                 self._pause(event.worker, over - began)
-            elif event.at_s <= began and not isinstance(event, Pause):
-                self._engine.set_present(event.worker, isinstance(event, Join))
             elif event.at_s > began:
                 self._coming.append(event)
+
+    def _set_present(self, w: int, present: bool) -> bool:
+        """Whether copies take part or do not that did not or did."""
+        before = self._sharing.present()
+        self._engine.set_present(w, present)
+        changed = self._sharing.present() != before
+        if changed and present:
+            self._watch.joined(w, self._engine.copies_on(w), self._now)
+        return changed
 
     def _happen(self, event: Event) -> None:
         self._now = max(self._now, event.at_s - self._engine.began_s)
         if isinstance(event, Pause):
             self._pause(event.worker, self._now + event.for_s)
             return
-        self._engine.set_present(event.worker, isinstance(event, Join))
+        self._last = max(self._last, self._now)  # or it would come again in the next pass
+        if isinstance(event, Die):
+            changed = self._die(event.worker)
+        elif isinstance(event, Join) and event.worker in self._engine.gone:
+            changed = True  # it is another one, and begins with a pass
+        else:
+            changed = self._set_present(event.worker, isinstance(event, Join))
+        if changed:
+            self._feeder.pause()
         self._after_exchange()
         self._admit()
+
+    def _die(self, w: int) -> bool:
+        """What a worker had is gone; whether it had copies that took part."""
+        engine, sharing = self._engine, self._sharing
+        copies = [k for k in engine.copies_on(w) if sharing.present()[k]]
+        if not copies:
+            return False
+        unfinished = engine.lose(w)
+        for k in copies:
+            sharing.lose(k)
+        how = f"worker {w} has died"
+        if sum(sharing.present()) < sharing.least:
+            raise WorkerDiedError(
+                f"{how}, and fewer than least={sharing.least} copies of the model are left", w, how
+            )
+        self._watch.left(w, how, unfinished, self._now)
+        return True
 
     def _pause(self, w: int, until: float) -> None:
         self._paused_until[w] = max(self._paused_until[w], until)
@@ -284,13 +347,19 @@ class _Clockwork:
         return seconds * self._random.uniform(1 - jitter, 1 + jitter) if jitter else seconds
 
     def _deliver(self, w: int, delivery: Delivery) -> None:
-        self._engine.workers[w].deliver(delivery)
-        self._turn(w)
+        if w not in self._engine.gone:
+            self._engine.workers[w].deliver(delivery)
+            self._turn(w)
 
     def _turn(self, w: int) -> None:
         """Let a worker fire if it is free and has something to do."""
         worker = self._engine.workers[w]
-        if self._busy[w] or self._now < self._paused_until[w] or not worker.ready:
+        if (
+            w in self._engine.gone
+            or self._busy[w]
+            or self._now < self._paused_until[w]
+            or not worker.ready
+        ):
             return
         start = self._now
         firing = worker.fire()
@@ -299,6 +368,10 @@ class _Clockwork:
         self._at(start + cost, lambda: self._done(w, firing, start))
 
     def _done(self, w: int, firing: Firing, start: float) -> None:
+        if w in self._engine.gone:  # it has died meanwhile
+            for letter in firing.letters:
+                self._sharing.mislay(letter)
+            return
         self._last = self._now
         self._worked_s[w] += self._now - start
         self._watch.fired(w, firing, start, self._now)
@@ -323,7 +396,7 @@ class _Clockwork:
 
     def _send_letters(self, w: int, letters: Sequence[Letter]) -> None:
         for letter in letters:
-            to = self._engine.home_of(letter.receiver)
+            to = self._engine.home_of_letter(letter)
             self._at(self._arrival(w, to, letter), lambda to=to, x=letter: self._hand(to, x))  # type: ignore[misc]
 
     def _arrival(self, w: int, to: int, letter: Letter) -> float:
@@ -367,8 +440,15 @@ class _Clockwork:
             for w, _ in news:
                 self._turn(w)  # what has waited for these may go on
 
+    def _next(self) -> Outbox | None:
+        """What is to be fed: first what was lost with a worker."""
+        if sum(self._sharing.present()) < self._sharing.least:
+            return None
+        again = self._engine.controller.admit_again()
+        return self._feeder.admit(self._engine) if again is None else again
+
     def _admit(self) -> None:
-        while (out := self._feeder.admit(self._engine)) is not None:
+        while (out := self._next()) is not None:
             for delivery in out.deliveries:
                 w = self._engine.home[delivery.node]
                 self._at(self._now, lambda w=w, d=delivery: self._deliver(w, d))  # type: ignore[misc]

@@ -66,6 +66,10 @@ class AbstractAssignment(ABC):
     def finish(self, arena: Arena, slots: IntArray) -> IntArray:
         """Instances have finished; returns their copies."""
 
+    def drop(self, arena: Arena, slots: IntArray) -> None:
+        """Instances are lost; where each copy is limited by itself."""
+        self.active -= np.bincount(arena.copy[slots], minlength=self.active.size)
+
 
 @final
 class Together(AbstractAssignment):

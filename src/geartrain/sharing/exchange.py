@@ -134,11 +134,18 @@ class AbstractExchange(ABC):
     def left(self, me: Member) -> None:  # noqa: B027 - may do nothing
         """A copy takes part no more (``me.present`` is False): nobody may wait for it.
 
-        Copies come and go in the simulator alone, between firings: others may be changed here.
+        It is called between firings, in every process, for a copy that has left or whose worker
+        has died. Of the others those that are ``here`` may be changed. Until the pass is over,
+        which is soon, neighbours are those that they were.
         """
 
     def joined(self, me: Member) -> None:  # noqa: B027 - may do nothing
-        """A copy takes part (again); it has been given the mean weights of those present."""
+        """A copy takes part (again); it has been given weights and optimiser of one of those
+        present."""
+
+    def regrouped(self) -> None:  # noqa: B027 - may do nothing
+        """Nothing is under way, and copies have come or gone since members were last looked at:
+        their ``neighbours`` and ``senders`` are other ones."""
 
     def abandoned(self, members: Sequence[Member]) -> None:  # noqa: B027 - may do nothing
         """The run has failed, letters under way are lost: forget what was held or awaited."""

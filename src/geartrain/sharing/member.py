@@ -12,7 +12,16 @@ from torch import Tensor, nn
 
 from geartrain.parts.part import PartState
 from geartrain.parts.trained import StepTaken
-from geartrain.sharing.letters import Inbox, Ledger, Letter, Tensors, copies, merged, tensor_bytes
+from geartrain.sharing.letters import (
+    SHARE,
+    Inbox,
+    Ledger,
+    Letter,
+    Tensors,
+    copies,
+    merged,
+    tensor_bytes,
+)
 
 
 @final
@@ -195,8 +204,10 @@ class Member:
         """What waits is dropped, and what was to be sent is not."""
         self.ledger.dropped += sum(x.count for x in self._waiting)
         self._waiting.clear()
-        self.ledger.sent -= len(self.outbox)
-        self.ledger.bytes -= sum(x.nbytes for x in self.outbox)
+        # Results of collectives are counted as they come, shares of them by nobody.
+        counted = [x for x in self.outbox if not x.collective and x.kind != SHARE]
+        self.ledger.sent -= len(counted)
+        self.ledger.bytes -= sum(x.nbytes for x in counted)
         self.outbox.clear()
         self.steps.clear()
 

@@ -14,7 +14,7 @@ use in training, Lian et al. 2017, arXiv:1705.09056.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, TypeAlias
 
 import torch
@@ -24,6 +24,7 @@ from geartrain.sharing.topology import senders_of
 Matrix: TypeAlias = Sequence[Sequence[float]]
 
 _CLOSE: Final = 1e-6  # a matrix may have been made in float32
+_NOTHING: Final = 1e-12  # rounding
 
 
 def metropolis(neighbours: Sequence[Sequence[int]]) -> Matrix:
@@ -72,6 +73,36 @@ def shares(neighbours: Sequence[Sequence[int]]) -> Matrix:
         for i in (j, *receivers):
             matrix[i][j] = 1.0 / (1 + len(receivers))
     return matrix
+
+
+def censored(matrix: Matrix, present: Collection[int]) -> Matrix:
+    """What a matrix is among some copies: weights that go by way of absent ones go on to others.
+
+    With P the rows and columns of those present and Q of those absent, W_PP + W_PQ (1 - W_QQ)⁻¹
+    W_QP: the stochastic complement, the chain as it is seen while it is among those present. It is
+    doubly stochastic, or column-stochastic, as the matrix is, and joins those who were joined.
+    Absent copies keep what they have.
+
+    Args:
+        matrix: Doubly or column-stochastic.
+        present: Copies that are there.
+
+    Source: Meyer 1989, "Stochastic complementation, uncoupling Markov chains, and the theory of
+    nearly reducible systems", SIAM Review 31(2).
+    """
+    n = len(matrix)
+    if len(present) in (0, n):
+        return matrix
+    w = torch.tensor(matrix, dtype=torch.float64)
+    here = torch.tensor(sorted(present), dtype=torch.int64)
+    gone = torch.tensor([k for k in range(n) if k not in present], dtype=torch.int64)
+    inside = torch.eye(len(gone), dtype=torch.float64) - w[gone][:, gone]
+    onward = torch.linalg.lstsq(inside, w[gone][:, here], driver="gelsd").solution
+    found = torch.eye(n, dtype=torch.float64)
+    found[here[:, None], here] = (w[here][:, here] + w[here][:, gone] @ onward).clamp(min=0)
+    found[found < _NOTHING] = 0.0
+    made: list[list[float]] = found.tolist()
+    return made
 
 
 def least_pull(neighbours: Sequence[Sequence[int]], share: float = 1.0) -> float:

@@ -50,7 +50,7 @@ from geartrain.sharing.letters import Inbox, Ledger, Letter
 from geartrain.sharing.locks import MakeLock, NoLock, NothingInCommon
 from geartrain.sharing.member import Member
 from geartrain.sharing.sharing import AbstractSharing, AbstractSharingState, Kept, Shards
-from geartrain.sharing.topology import topology_of
+from geartrain.sharing.topology import among, topology_of
 from geartrain.sharing.totals import Totals
 
 Consensus: TypeAlias = Literal["mean", "best"]
@@ -78,7 +78,11 @@ class Neighbours(AbstractSharing):
     """Copies of the whole model that train on their shards and exchange with their neighbours.
 
     Args:
-        copies: How many; copy k lives on worker k mod the number of workers.
+        copies: How many; copy k lives on worker k mod the number of workers. With twice as many
+            workers, or more, each copy is a pipeline over several: copy k has workers k · n to
+            k · n + n - 1, n = workers // copies, on which its parts are placed alike (by size, or
+            by ``Schedule(placement=)`` with numbers below n), and each part exchanges with the
+            same part of other copies.
         topology: Who is whose neighbour: ``ring``, ``torus``, ``full``, edges, a graph of networkx,
             or an object with ``neighbours(copies)``. Exchanges without neighbours ignore it.
         exchange: A name of ``EXCHANGES``, such as ``gradients`` (``NearestNeighbours``),
@@ -95,6 +99,9 @@ class Neighbours(AbstractSharing):
             d-psgd, average, diloco, lockstep), not before all are through. ``pull``: whoever has
             room takes the next. An epoch ends when as many instances as the data have were taken by
             all together.
+        least: Of the copies, that train at least: while a worker is gone, as after a death, the
+            others go on without its copies, linked anew; one that comes takes weights and
+            optimiser of one of them. ``copies`` is the most.
         start: Called as ``start(module, k)`` with every part's module of copy k, to begin with
             weights of its own. None: all begin with equal weights.
 
@@ -111,11 +118,17 @@ class Neighbours(AbstractSharing):
     restart_every: int | None = None
     shards: Shards = "static"
     start: Callable[[nn.Module, int], None] | None = None
+    least: int = 1
 
     def __post_init__(self) -> None:
         if self.copies < 1:
             raise ValueError(f"Neighbours(copies={self.copies}): give 1 or more")
         require_at_most(f"Neighbours(copies={self.copies})", self.copies, MOST_COPIES, COPIES)
+        if not 1 <= self.least <= self.copies:
+            raise ValueError(
+                f"Neighbours(copies={self.copies}, least={self.least}): give 1 to {self.copies}, "
+                "as copies is the most that train and least the fewest"
+            )
         if self.consensus not in ("mean", "best"):
             raise ValueError(f"Neighbours(consensus={self.consensus!r}): give 'mean' or 'best'")
         if self.shards not in ("static", "pull"):
@@ -128,6 +141,9 @@ class Neighbours(AbstractSharing):
 
     def workers_at_once(self, most: int) -> int | None:
         return min(self.copies, most)
+
+    def splits(self, workers: int) -> bool:
+        return workers // self.copies > 1
 
     def make(
         self,
@@ -199,6 +215,12 @@ class Replicas(AbstractSharingState):
         self.endpoints: dict[str, list[Endpoint]] = {
             name: self._endpoints(name, part, lock) for name, part in parts.items()
         }
+        self._links = {
+            name: [e.member.neighbours for e in endpoints]
+            for name, endpoints in self.endpoints.items()
+        }
+        self._grouped = {name: [*range(self.copies)] for name in parts}
+        self.least = setting.least
         self.parts = {e.member.part.name: e.member.part for e in self.all_endpoints()}
         for k in range(self.copies):
             share_norms({e.member.part.name: e.member.part for e in self.of_copy(k)})
@@ -266,6 +288,43 @@ class Replicas(AbstractSharingState):
         if self.present()[copy] != present:
             (self.join if present else self.leave)(copy)
 
+    def lose(self, copy: int) -> None:
+        for endpoint in self.of_copy(copy):
+            endpoint.member.part.abandon()
+            endpoint.member.forget_mail()
+        self.set_present(copy, False)
+
+    def lost(self, letter: Letter) -> None:
+        self.put(letter)
+
+    def mislay(self, letter: Letter) -> None:
+        if not letter.collective:  # these are counted as they come
+            self.endpoints[letter.part][letter.sender].member.ledger.lost += letter.count
+
+    def regroup(self) -> None:
+        present = self.present()
+        there = [k for k, is_there in enumerate(present) if is_there]
+        for name, endpoints in self.endpoints.items():
+            if self._grouped[name] == there:
+                continue
+            self._grouped[name] = there
+            links = among(self._links[name], there)
+            for endpoint in endpoints:
+                me = endpoint.member
+                me.neighbours = tuple(links[me.index])
+                me.senders = tuple(k for k in there if me.index in links[k])
+            endpoints[0].exchange.regrouped()
+
+    def balance(self, copy: int) -> None:
+        for endpoints in self.endpoints.values():
+            total = Ledger()
+            for endpoint in endpoints:
+                total.add(endpoint.member.ledger)
+            missing = total.sent - total.came - total.lost
+            ledger = endpoints[copy].member.ledger
+            ledger.lost += max(0, missing)
+            ledger.sent += max(0, -missing)
+
     def leave(self, k: int) -> None:
         """A copy takes part no more; what it has in flight finishes."""
         for endpoint in self.of_copy(k):
@@ -273,14 +332,15 @@ class Replicas(AbstractSharingState):
             endpoint.exchange.left(endpoint.member)
 
     def join(self, k: int) -> None:
-        """A copy takes part, with the mean weights of those that do."""
-        for endpoints in self.endpoints.values():
+        """A copy takes part, with weights, buffers and optimisers of one of those that do."""
+        for name, endpoints in self.endpoints.items():
             me = endpoints[k].member
-            there = [e.member for e in endpoints if e.member.present]
+            there = [e.member.index for e in endpoints if e.member.present]
             me.present = True
             if there:
-                me.write(mean_weights(there))
-                average_buffers([m.part for m in there], me.part)
+                # One that it will hear of, and the same for all parts.
+                near = among(self._links[name], [*there, k])[k] or there
+                me.part.adopt(endpoints[near[0]].member.part)
             endpoints[k].exchange.joined(me)
 
     def put(self, letter: Letter) -> bool:
@@ -304,10 +364,13 @@ class Replicas(AbstractSharingState):
         for board, endpoints in zip(boards, self.endpoints.values(), strict=True):
             exchange = endpoints[0].exchange
             exchange.lock = NothingInCommon(type(exchange).__name__)
-            for k, endpoint in enumerate(endpoints):
-                endpoint.member.here = k % workers == worker
+            for endpoint in endpoints:
                 endpoint.member.board = board if in_common else None
                 endpoint.member.began = endpoint.member.part.version
+
+    def hold(self, parts: Collection[str]) -> None:
+        for endpoint in self.all_endpoints():
+            endpoint.member.here = endpoint.member.part.name in parts
 
     def resting(self) -> Any:
         return [

@@ -28,6 +28,7 @@ from geartrain.parts.part import PartState
 from geartrain.parts.trained import AbstractPart, StepTaken
 from geartrain.sharing.assignment import AbstractAssignment
 from geartrain.sharing.communicator import AbstractCommunicator, Silent
+from geartrain.sharing.letters import Letter
 from geartrain.sharing.locks import MakeLock, NoLock
 from geartrain.sharing.totals import Totals
 
@@ -73,6 +74,11 @@ class AbstractSharing(ABC):
         anew for others later; None: it can."""
         return None
 
+    def splits(self, workers: int) -> bool:
+        """Whether every copy of the graph has several of so many workers to itself, so that its
+        parts may be placed on these by hand."""
+        return False
+
     @abstractmethod
     def make(
         self,
@@ -101,13 +107,15 @@ class AbstractSharingState(ABC):
         name: What it is called where a run is announced; empty: nothing.
         parts: The parts that learn, by name.
         copies: Of every node of the graph.
-        apart: Whether copy k of the graph lives on worker k mod their number, with instances of its
-            own; else parts are spread over the workers.
+        apart: Whether each copy of the graph has instances of its own, and lives on one worker (k
+            mod their number) or, where there are more workers, on several that have no other copy;
+            else parts are spread over the workers.
         talks: Whether copies send letters while they train: a pass then ends when none is under way
             or waits, and copies may come and go.
         by_letters: Whether workers need no memory in common: they are told all by messages.
         releases: Whether copies may be left waiting at the end of a pass, so that ``release`` is to
             be asked.
+        least: Of copies that talk, that train at least.
         shards: How data are given to copies: ``static`` or ``pull``; None: no copy has its own.
         positions: Instances of this epoch that each copy has taken; empty without shards.
     """
@@ -119,6 +127,7 @@ class AbstractSharingState(ABC):
     talks: bool = False
     by_letters: bool = True
     releases: bool = False
+    least: int = 1
     shards: Shards | None = None
 
     def __init__(self) -> None:
@@ -152,6 +161,10 @@ class AbstractSharingState(ABC):
             worker, workers: Its number, and how many there are.
             in_common: Whether they have memory in common, and ``in_common()`` lies there.
         """
+
+    def hold(self, parts: Collection[str]) -> None:  # noqa: B027 - may do nothing
+        """Of all parts and their copies, these live in this process; said when its engine is
+        made."""
 
     def in_common(self) -> Sequence[Tensor]:
         """Tensors besides those of parts that all processes are to have in one memory."""
@@ -190,6 +203,27 @@ class AbstractSharingState(ABC):
 
     def set_present(self, copy: int, present: bool) -> None:  # noqa: B027 - may do nothing
         """A copy takes part from now on, or does so no more; between firings."""
+
+    def lose(self, copy: int) -> None:  # noqa: B027 - may do nothing
+        """The worker of a copy has died, and what the copy has not sent is gone; between firings,
+        where all copies are in this process, else when nothing moves."""
+
+    def lost(self, letter: Letter) -> None:  # noqa: B027 - may do nothing
+        """A letter is for a copy whose worker is gone, and is not sent."""
+
+    def mislay(self, letter: Letter) -> None:  # noqa: B027 - may do nothing
+        """A copy has sent a letter that died with its worker before it was on its way."""
+
+    def regroup(self) -> None:  # noqa: B027 - may do nothing
+        """Nothing moves, and copies may have come or gone: link those that are there."""
+
+    def balance(self, copy: int) -> None:  # noqa: B027 - may do nothing
+        """A copy was lost with what it had counted: from what others have counted follows what it
+        sent that came, and what was lost on its way to it. Nothing moves, and all is given back."""
+
+    def present(self) -> Sequence[bool]:
+        """Which copies take part."""
+        return [True] * self.copies
 
     def going_together(self) -> Collection[int]:
         """Copies none of which begins its shard anew before all of them are through with theirs."""

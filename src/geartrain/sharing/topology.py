@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, final
 
@@ -256,6 +256,32 @@ def check_connected(neighbours: Sequence[Sequence[int]]) -> None:
                 f"topology: disconnected; copy {missing[0]} {what} copy 0 ({len(missing)} of {n} "
                 "are so), and what one learns must come to all: add edges that join them"
             )
+
+
+def among(neighbours: Sequence[Sequence[int]], present: Collection[int]) -> list[list[int]]:
+    """The neighbours while some copies are absent: who was joined by way of these is joined.
+
+    A letter that would have gone on through absent copies goes at once to whoever is behind them,
+    so everybody can still be reached from everybody: a ring without some copies is a ring. Absent
+    copies have no neighbours.
+
+    Args:
+        neighbours: For each copy those that it sends to, when all are there.
+        present: Those that are there now.
+    """
+    found: list[list[int]] = [[] for _ in neighbours]
+    for k in present:
+        seen, ahead = {k}, deque(neighbours[k])
+        while ahead:
+            j = ahead.popleft()
+            if j in seen:
+                continue
+            seen.add(j)
+            if j in present:
+                found[k].append(j)
+            else:
+                ahead.extend(neighbours[j])
+    return found
 
 
 def senders_of(neighbours: Sequence[Sequence[int]]) -> list[list[int]]:

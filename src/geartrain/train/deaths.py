@@ -3,6 +3,7 @@
 evaluation, prediction   nothing has changed by it: it is done again
 training                 back to the last checkpoint of the call (``restart``); what came after
                          it is repeated
+copies of the model      the others go on; what was in flight in those that are gone is repeated
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from geartrain.errors import WorkerDiedError
 from geartrain.train.observer import tell
 
 log = logging.getLogger("geartrain.train")
+
+COPIES: Final = "copies"
+"""Where training goes on from that goes back nowhere."""
 
 _REMEDY: Final = (
     "find out what ends them (memory, a module that crashes), or allow more: "
@@ -80,7 +84,9 @@ class Deaths:
 def tell_restored(instruments: Sequence[AbstractInstrument], event: Restored) -> None:
     """Say to log and instruments that a call goes on after a death."""
     what = "it is begun again"
-    if event.mode == "train":
+    if event.source == COPIES:
+        what = f"the other copies go on; {event.unfinished:,} instances in flight are fed again"
+    elif event.mode == "train":
         what = (
             f"training goes on from {event.source}, {event.taken:,} instances into epoch "
             f"{event.epoch}: {event.repeated:,} that were trained since are trained again, and "

@@ -41,7 +41,7 @@ from geartrain.runtime.interrupt import Interruptible
 from geartrain.train.auto import MOST_MEASURED, measured_instances
 from geartrain.train.checkpoint import Retention
 from geartrain.train.copies import ExchangeCounts, Feed
-from geartrain.train.deaths import tell_restored
+from geartrain.train.deaths import COPIES, tell_restored
 from geartrain.train.in_flight import Seen
 from geartrain.train.observer import Observer, add_sums, means_of, tell
 from geartrain.train.restart import Restart
@@ -285,6 +285,7 @@ class Fitting:
             at.train_seconds,
             at.taken,
             lambda: at.sums,
+            on_left=self._went_on,
         )
         began, began_s = engine.controller.trained, time.perf_counter()
         try:
@@ -297,7 +298,8 @@ class Fitting:
         except WorkerDiedError as death:
             if feeder.closed:  # somebody wants to leave
                 raise
-            self._go_back(death, engine, time.perf_counter() - began_s)
+            virtual = s.runtime.virtual
+            self._go_back(death, engine, watch.now_s if virtual else time.perf_counter() - began_s)
             return None
         self._account(engine, feeder, watch, seconds, began)
         self._rest(engine)
@@ -400,6 +402,24 @@ class Fitting:
             seconds=lost,
             source=str(restart),
             time_s=spent,
+        )
+        tell_restored(s.instruments, event)
+
+    def _went_on(self, worker: int, how: str, unfinished: int, time_s: float) -> None:
+        """A worker has died, and other copies of the model go on.
+
+        Raises:
+            WorkerDiedError: Too many have died.
+        """
+        s = self._s
+        s.deaths.count(WorkerDiedError(how, worker))
+        s.deaths.repeated += unfinished
+        event = Restored(
+            *("train", worker, how, len(s.deaths), s.deaths.most, s.position.epoch),
+            taken=s.position.taken,
+            unfinished=unfinished,
+            source=COPIES,
+            time_s=time_s,
         )
         tell_restored(s.instruments, event)
 

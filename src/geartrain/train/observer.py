@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, final
 
 from geartrain.engine.engine import Engine
-from geartrain.engine.instrument import AbstractInstrument, Fired, Progress, Updated
+from geartrain.engine.instrument import AbstractInstrument, Fired, Joined, Progress, Updated
 from geartrain.engine.worker import Firing
 from geartrain.parts.part import PartState
 from geartrain.parts.trained import StepTaken
 from geartrain.runtime.interrupt import interruptible
 from geartrain.train.work import PassWork
+
+log = logging.getLogger("geartrain.train")
 
 _PAUSE_S = 0.1  # between two progress events
 
@@ -31,6 +34,8 @@ class Observer:
         done: Instances of this pass that were finished before (of a resumed epoch).
         sums: Loss and metric sums of those.
         clock: Real seconds, for the pause between progress events.
+        on_left: Called with a worker that has died while others go on, how, the instances that are
+            fed again, and the time.
     """
 
     def __init__(
@@ -45,7 +50,9 @@ class Observer:
         done: int = 0,
         sums: Callable[[], Mapping[str, tuple[float, float]]] = dict,
         clock: Callable[[], float] = time.monotonic,
+        on_left: Callable[[int, str, int, float], None] | None = None,
     ) -> None:
+        self._on_left = on_left or (lambda *_: None)
         self._instruments = instruments
         self._firing = [i for i in instruments if i.wants_firings]
         self._mode, self._epoch, self._epochs, self._total = mode, epoch, epochs, total
@@ -91,6 +98,13 @@ class Observer:
             self._told = now
             self.progress(engine, now_s)
 
+    def left(self, worker: int, how: str, unfinished: int, now_s: float) -> None:
+        self.now_s = max(self.now_s, now_s)
+        self._on_left(worker, how, unfinished, self._began + now_s)
+
+    def joined(self, worker: int, copies: Sequence[int], now_s: float) -> None:
+        tell_joined(self._instruments, Joined(worker, tuple(copies), self._began + now_s))
+
     def waited(self, worker: int, seconds: float) -> None:
         self.work.waiting[worker] = seconds
 
@@ -121,6 +135,13 @@ class Observer:
             time_s=self._began + now_s,
         )
         tell(self._instruments, "on_progress", event)
+
+
+def tell_joined(instruments: Iterable[AbstractInstrument], event: Joined) -> None:
+    """Say to log and instruments that copies take part again."""
+    told = ", ".join(map(str, event.copies))
+    log.info("worker %d has come: copy %s goes on with the weights of another", event.worker, told)
+    tell(instruments, "on_joined", event)
 
 
 @interruptible

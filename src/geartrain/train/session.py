@@ -139,7 +139,7 @@ class Session:
         parts = make_parts(graph, self.rules, device)
         self._move_modules_without_weights(parts, device)
         way = Alone() if sharing is None else sharing
-        _require_sharing(way, schedule)
+        _require_sharing(way)
         choice = None
         if runtime == "auto" or isinstance(runtime, Auto):
             auto = runtime if isinstance(runtime, Auto) else Auto()
@@ -151,6 +151,7 @@ class Session:
             if (workers := way.workers_at_once(choice.most)) is not None:
                 runtime, choice = choice.at_once(workers), None
         runtime = runtime or Threads(1)
+        _require_together(way, schedule, runtime.workers)
         self.state = State(
             graph,
             runtime,
@@ -369,14 +370,17 @@ class Session:
             raise ValueError(f"until={until}: the graph's losses have {sorted(known)}")
 
 
-def _require_sharing(sharing: object, schedule: Schedule) -> None:
-    placement = schedule.placement
+def _require_sharing(sharing: object) -> None:
     if not isinstance(sharing, AbstractSharing):
         raise TypeError(
             f"sharing={sharing!r}: give a way to share weights, such as SharedWeights(), "
             'PartCopies({"cell": 2}) or Neighbours(copies=2)'
         )
-    if placement and not sharing.spreads:
+
+
+def _require_together(sharing: AbstractSharing, schedule: Schedule, workers: int) -> None:
+    placement = schedule.placement
+    if placement and not (sharing.spreads or sharing.splits(workers)):
         raise ValueError(
             f"sharing={type(sharing).__name__}(...) and placement={placement} do not go together: "
             "every copy of the graph lives on one worker with all its parts; leave one of the two "

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from operator import gt
-from typing import Generic, TypeVar, final
+from typing import Final, Generic, TypeVar, final
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from geartrain.errors import TransportError
 from geartrain.frames.message import IntArray
 
 T = TypeVar("T")
+_ALL: Final = 1 << 62
 
 
 @final
@@ -37,10 +38,10 @@ class CausalOrder(Generic[T]):
         me: Number of this one, below n.
 
     To be read only: ``sent``, int64 ``(n, n)``, the next stamp; ``arrived`` and ``delivered``,
-    messages by sender; ``held``, how many came and wait for others.
+    messages by sender; ``held``, how many came and wait for others; ``gone``, who is forgotten.
     """
 
-    __slots__ = ("_me", "_n", "_waiting", "arrived", "delivered", "held", "sent")
+    __slots__ = ("_me", "_n", "_waiting", "arrived", "delivered", "gone", "held", "sent")
 
     def __init__(self, n: int, me: int) -> None:
         if not 0 <= me < n:
@@ -51,6 +52,7 @@ class CausalOrder(Generic[T]):
         self.delivered = [0] * n
         self._waiting: list[deque[tuple[IntArray, list[int], T]]] = [deque() for _ in range(n)]
         self.held = 0
+        self.gone: set[int] = set()
 
     def stamp(self, to: int) -> IntArray:
         """What goes with the next message to another process; counts it as sent.
@@ -94,6 +96,24 @@ class CausalOrder(Generic[T]):
             self._release(found)
         return found
 
+    def forget(self, sender: int) -> list[tuple[int, T]]:
+        """A process is gone: nothing more of it is waited for, or delivered if it comes.
+
+        What it has sent is not spoken of any more either, or others would wait for it.
+
+        Returns:
+            What may be delivered by that, as from ``receive``.
+        """
+        self.held -= len(self._waiting[sender])
+        self._waiting[sender].clear()
+        self.delivered[sender] = _ALL
+        self.gone.add(sender)
+        self.sent[sender] = 0
+        found: list[tuple[int, T]] = []
+        if self.held:
+            self._release(found)
+        return found
+
     def missing(self) -> list[str]:
         """What those that are held wait for, for errors: ``2 of 5 messages from 1 to 0``."""
         most = [
@@ -109,6 +129,8 @@ class CausalOrder(Generic[T]):
     def _deliver(self, sender: int, stamp: IntArray) -> None:
         sent = self.sent
         np.maximum(sent, stamp, out=sent)
+        for gone in self.gone:
+            sent[gone] = 0
         self.delivered[sender] = count = self.delivered[sender] + 1
         sent[sender, self._me] = count
 

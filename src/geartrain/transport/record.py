@@ -35,6 +35,8 @@ Array: TypeAlias = NDArray[Any] | Tensor
 Frame: TypeAlias = bytes | bytearray | memoryview
 
 HEARD: Final = 0xFFFF
+GONE: Final = 0xFFFE
+"""A process is gone, its number the first int: what it sent and nobody has is not waited for."""
 """Kind of a record that says only, by its stamp, what its sender has had; no poll returns it."""
 PACKED_BYTES: Final = 1 << 16
 """A message of fewer bytes is one frame."""

@@ -43,9 +43,11 @@ class RemotePool(AbstractPool):
         path: Where this process finds modules.
         kind: The runtime's name, for errors.
         plain: Whether tcp goes without keys.
+        again: Whether these are in place of others that were reached.
 
     Raises:
         GeartrainError: They could not be started, or cannot be reached.
+        WorkerDiedError: They take the place of others, and cannot be reached now.
     """
 
     members: Sequence[RemoteMember]
@@ -60,13 +62,15 @@ class RemotePool(AbstractPool):
         kind: str,
         *,
         plain: bool = False,
+        again: bool = False,
     ) -> None:
         self.shared = SharedTensors()
         self._launcher, self._address, self._kind = launcher, address, kind
-        self._n, self._generation = workers, 0
+        self._n, self._generation, self._again = workers, 0, again
         self._nodes: Mapping[int, str] = {}
         self._last: dict[int, tuple[Firing, float]] = {}
         self._looked_s = 0.0
+        self.gone: set[int] = set()
         self._keys = None if plain else Keys.make()
         binds = launcher.binds()
         self._control = self._transport(0, Pulse(asks=True))
@@ -116,6 +120,10 @@ class RemotePool(AbstractPool):
                     self._raise_unreached(w, member, hellos[w])
 
     def _raise_unreached(self, w: int, member: RemoteMember, hello: Hello) -> None:
+        if self._again:  # a link that is cut may be mended; a call that goes on tries again
+            self._launcher.suspect(w)
+            how = f"cannot be reached at {hello.address}"
+            raise death(f"worker {w}, made anew on {member.where}, {how}", w)
         if self._control.reached(w):
             raise GeartrainError(
                 f"worker {w} on {member.where} was reached, but does not reach this process at "
@@ -132,7 +140,8 @@ class RemotePool(AbstractPool):
     def alive(self) -> bool:
         if not self._end.alive:
             return False
-        return not (self._launcher.deaths() or self._control.lost())
+        lost = {*self._control.lost()} - self.gone
+        return not (self._ended() or lost)
 
     def begin(self, nodes: Mapping[int, str]) -> None:
         self._nodes, self._last = nodes, {}
@@ -172,18 +181,27 @@ class RemotePool(AbstractPool):
 
     def _look(self) -> None:
         self._looked_s = time.monotonic()
-        ended = self._launcher.deaths()
-        lost = () if ended else self._control.lost()
+        ended = self._ended()
+        lost = () if ended else tuple(w for w in self._control.lost() if w not in self.gone)
         if lost:
-            ended = self._launcher.deaths(_TOLD_S)
+            ended = self._ended(_TOLD_S)
         for w, how in ended.items():
             raise self._death(w, how)
         for w in lost:
+            self._launcher.suspect(w)
             how = (
                 f"does not answer (for {DEAD_S:.0f} s, or the connection has ended): it is "
                 "stopped, or its host or the link to it is gone"
             )
             raise self._death(w, how)
+
+    def _ended(self, wait_s: float = 0.0) -> Mapping[int, str]:
+        deaths = self._launcher.deaths(wait_s)
+        return {w: how for w, how in deaths.items() if w not in self.gone}
+
+    def bury(self, worker: int) -> None:
+        self.gone.add(worker)
+        self._launcher.kill(worker)
 
     def _death(self, w: int, how: str) -> WorkerDiedError:
         if not getattr(self, "members", ()):

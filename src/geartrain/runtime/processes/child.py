@@ -53,7 +53,7 @@ from geartrain.runtime.processes.messages import (
 from geartrain.runtime.processes.patience import Patience
 from geartrain.sharing.letters import SHARE, Letter
 from geartrain.transport.batches import BACKWARD, FORWARD, Accepted, to_delivery_parts, to_record
-from geartrain.transport.record import Record
+from geartrain.transport.record import GONE, Record
 
 _WORDS: Final = frozenset({Kind.ASK, Kind.REST, Kind.RESTING, Kind.STORY, Kind.END})
 _WAIT_S: Final = 0.5  # the longest wait for a message; then it looks again
@@ -144,6 +144,7 @@ class _Work:
         how = given.passing
         engine.begin(train=how.train, judge=how.judge, collect=how.collect)
         self._state = engine.workers[worker]
+        engine.sharing.hold(self._state.parts.keys())
         self._state.note = self._note
         self._notes = channel.note(worker)
         self._nodes = engine.nodes_of(worker)
@@ -155,9 +156,10 @@ class _Work:
             {
                 original_name(name): {tuple(p.shape) for p in part.module.parameters()}
                 for name, part in engine.parts.items()
+                if name in self._state.parts
             },
             engine.sharing.copies,
-            range(worker, engine.sharing.copies, self._parent),
+            engine.copies_on(worker),
         )
         self._stock = engine.stock(worker)
         self._report = Report()
@@ -169,6 +171,7 @@ class _Work:
         self._over = False
         self._idle = Patience()
         self._unread = Unread(given.most_flying)
+        self._gone: set[int] = set()
         self.transport = channel.transport(worker, self._parent + 1, given.place)
 
     def _note(self, node: int, backward: bool) -> None:
@@ -237,7 +240,7 @@ class _Work:
             self._after_exchange(self._state.rest())
         elif kind == Kind.RESTING:
             said = self._engine.sharing.resting()
-            self._send(named_to_record("resting", said, {}))
+            self._send(named_to_record("resting", [record.ints[0], said], {}))
         elif kind == Kind.STORY:
             lines = self._engine.waiting(self._me)
             self._send(named_to_record("story", lines, {}))
@@ -260,6 +263,8 @@ class _Work:
                 self._after_exchange([])
         elif kind == Kind.NAMED:
             self._release(record_to_named(record)[1])
+        elif kind == GONE:
+            self._go_on_without(record.ints[0])
 
     def _admitted(self, record: Record) -> None:
         arena = self._engine.wiring.arena
@@ -282,13 +287,20 @@ class _Work:
         self._engine.wiring.arena.forget(slots)
         self._after_exchange(self._state.finished(told))
 
+    def _go_on_without(self, worker: int) -> None:
+        """Another worker is gone, and the copies of the model that lived there."""
+        self._gone.add(worker)
+        for k in self._engine.copies_on(worker):
+            self._engine.sharing.set_present(k, False)
+        self._after_exchange([])
+
     def _release(self, told: Any) -> None:
         """Let those that wait for letters go on without, as nothing moves anywhere."""
-        sharing = self._engine.sharing
-        sharing.heard(told)
+        sharing, (number, said) = self._engine.sharing, told
+        sharing.heard(said)
         found = sharing.release()
         self._after_exchange([])
-        self._send(named_to_record("released", found, {}))
+        self._send(named_to_record("released", [number, found], {}))
 
     def _after_exchange(self, steps: Sequence[StepTaken]) -> None:
         """Tell of steps, and carry letters, that came of something else than a firing."""
@@ -299,9 +311,12 @@ class _Work:
 
     def _post(self, letters: Sequence[Letter]) -> None:
         for letter in letters:
-            to = self._engine.home_of(letter.receiver)
+            to = self._engine.home_of_letter(letter)
             if to == self._me:
                 self._state.receive(letter)
+            elif to in self._gone:
+                if letter.kind != SHARE:
+                    self._engine.sharing.lost(letter)
             else:
                 self._send(letter_to_record(letter), to)
 

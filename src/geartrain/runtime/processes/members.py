@@ -68,11 +68,13 @@ class AbstractPool(ABC):
         members: By number.
         shared: What they have in common memory with the parent; without a region: nothing.
         shares: Whether there may be any: else weights come back at the end of a pass.
+        gone: Workers that have died, without which a pass goes on; they are not looked at.
     """
 
     members: Sequence[AbstractMember]
     shared: SharedTensors
     shares: bool
+    gone: set[int]
 
     @property
     @abstractmethod
@@ -145,6 +147,18 @@ class AbstractPool(ABC):
         Args:
             busy: They may be in the middle of something, and are killed.
         """
+
+    @abstractmethod
+    def bury(self, worker: int) -> None:
+        """A pass goes on without a worker: end it, if it still lives, and look at it no more."""
+
+    def renew(self) -> bool:
+        """Between two passes: start workers in the place of those that are gone.
+
+        Returns:
+            Whether that can be; else all are to be started again.
+        """
+        return not self.gone
 
     def fileno(self) -> int | None:
         """Something is to be read from it when a worker has died; None: ``look`` alone tells."""

@@ -47,7 +47,7 @@ from geartrain.runtime.processes.messages import (
 )
 from geartrain.transport.batches import to_record
 from geartrain.transport.link import Transport
-from geartrain.transport.record import Record
+from geartrain.transport.record import GONE, Record
 
 _TOLD_S: Final = 2.0  # until a death is told
 _WAIT_S: Final = 0.2  # the longest wait, so that signals and stopped workers are seen
@@ -65,11 +65,18 @@ class Parent:
         watch: Watch,
         interrupt: Interruptible,
         kernel_threads: int,
+        *,
+        goes_on: bool = False,
     ) -> None:
+        self._goes_on = goes_on and engine.sharing.talks and engine.controller.training
         self._interrupt, self._kernel_threads = interrupt, kernel_threads
         self._pool, self._engine = pool, engine
         self._feeder, self._watch = feeder, watch
         self._me = len(pool.members)
+        self._there = [*range(self._me)]  # workers that live
+        self._lost: list[int] = []  # copies of the model that have died with theirs
+        if self._goes_on:
+            engine.controller.keep_packed()
         self._stocked = engine.stock_up()
         self._finished = np.zeros(engine.sharing.copies, np.int64)  # in training, by copy
         self._place = pool.place()
@@ -87,6 +94,8 @@ class Parent:
         self._dismissed = False  # workers have been told to end the pass, and may leave
         self._told: dict[int, Any] = {}  # what copies of each worker say of themselves, at rest
         self._released: dict[int, bool] = {}  # whether any of a worker has gone on without letters
+        self._cut: WorkerDiedError | None = None  # what a worker has said of others
+        self._asked = 0  # how often they were, and anew after a death
         self._failure: BaseException | None = None
         self._transport: Transport | None = None
         self._flying = Flying(MOST_FLYING)
@@ -99,14 +108,50 @@ class Parent:
         self._hand_over()
         self._engine.wiring.arena.news = []
         self._admit()
-        while len(self._done) < self._me:
+        while not self._done.issuperset(self._there):
             self._leave_if_abandoned()
             self._hear()
             if self._failure is not None:
                 raise self._failure
+        for k in self._lost:
+            self._engine.sharing.lose(k)
+            self._engine.sharing.balance(k)
         assert self._transport is not None
         traffic = self._transport.monitor()
         self._tell_sent(self._me, zip(traffic.sent_messages, traffic.sent_bytes, strict=True))
+
+    def _go_on_without(self, death: WorkerDiedError) -> None:
+        """A worker has died: the copies of the model that live elsewhere go on, if that may be.
+
+        Raises:
+            WorkerDiedError: It may not be, or too few are left.
+        """
+        engine, worker = self._engine, death.worker
+        if not self._goes_on or worker is None or self._gave_up or worker not in self._there:
+            raise death
+        lost = [k for k in engine.copies_on(worker) if worker not in self._done]
+        left = sum(engine.sharing.present()) - len({*self._lost, *lost})
+        if left < max(1, engine.sharing.least):
+            raise death
+        assert self._transport is not None
+        dead = {worker, *(w for k in lost for w in engine.homes_of(k))} & {*self._there}
+        for w in dead:
+            self._pool.bury(w)
+            self._transport.forget(w)
+            self._there.remove(w)
+            self._idle.pop(w, None)
+            self._flying.told(w, 0)
+        self._lost += lost
+        for w in dead:
+            self._send_all(GONE, w)
+        unfinished = engine.lose(worker) if lost else 0
+        # What was said at rest before was without this; it is asked anew, under another number.
+        self._told, self._released, self._stuck = {}, {}, False
+        self._asked += 1
+        self._feeder.pause()
+        self._watch.left(worker, death.how, unfinished, time.perf_counter() - self._began)
+        if not self._ending:
+            self._admit()
 
     def _tell_sent(self, sender: int, sent: Iterable[tuple[int, int]]) -> None:
         for receiver, (messages, nbytes) in enumerate(sent):
@@ -127,11 +172,11 @@ class Parent:
         until = time.monotonic() + patience_s
         try:
             self._send_all(Kind.ABANDON)
-            while len(self._done) < self._me and time.monotonic() < until:
+            while not self._done.issuperset(self._there) and time.monotonic() < until:
                 self._hear()
         except (GeartrainError, KeyboardInterrupt) as another:
             error.add_note(f"also: {type(another).__name__}: {another}")
-        if left := sorted(set(range(self._me)) - self._done):
+        if left := sorted(set(self._there) - self._done):
             told = ", ".join(map(str, left))
             log.warning("workers %s are still in a firing; the worker processes are ended", told)
         return not left
@@ -212,21 +257,44 @@ class Parent:
         """Take what has come, waiting for it for a moment."""
         assert self._transport is not None
         found = self._transport.poll(_WAIT_S)
-        if not found:
-            self._require_all(self._me, self._transport.lost(), self._transport.unreached())
-        if self._transport.ready:
-            self._pool.check()
-        self._pool.look()
+        died = self._look(quiet=not found)
         settled = False
         for sender, record in found:
+            if sender not in self._there:
+                continue
             self._had[sender] += 1
             settled |= self._take(sender, record)
+        died, self._cut = died or self._cut, None
+        if died is not None:
+            self._go_on_without(died)
         if self._gave_up:
             return
         if (settled or self._flying.limits) and not self._ending:
             self._admit()
-        elif len(self._idle) == self._me:
+        elif len(self._idle) == len(self._there):
             self._look_if_all_rest()
+
+    def _look(self, *, quiet: bool) -> WorkerDiedError | None:
+        """Whether a worker has died without which the others may go on.
+
+        What has come is taken first: nobody would say it again.
+
+        Raises:
+            WorkerDiedError: One has, and they may not.
+        """
+        assert self._transport is not None
+        try:
+            if quiet:
+                transport = self._transport
+                self._require_all(self._me, transport.lost(), transport.unreached())
+            if self._transport.ready:
+                self._pool.check()
+            self._pool.look()
+        except WorkerDiedError as death:
+            if not self._goes_on:
+                raise
+            return death
+        return None
 
     def _take(self, sender: int, record: Record) -> bool:
         """Whether there may be room for more."""
@@ -270,23 +338,28 @@ class Parent:
                     self._send(w, finished_to_record(told, slots))
             self._watch.finished(self._engine, time.perf_counter() - self._began)
 
+    def _next(self) -> Outbox | None:
+        """What is to be fed: first what was lost with a worker."""
+        again = self._engine.controller.admit_again()
+        return self._feeder.admit(self._engine) if again is None else again
+
     def _admit(self) -> None:
         """Fill up; when nothing is left, have the workers give back what they have."""
         engine = self._engine
-        while self._has_room() and (out := self._feeder.admit(engine)) is not None:
+        while self._has_room() and (out := self._next()) is not None:
             if self._stocked:
                 self._stock_up(out)
                 continue
             for told in engine.wiring.arena.take_news():
                 record = admitted_to_record(told)
-                for w in range(self._me):
+                for w in self._there:
                     self._send(w, record)
             for delivery in out.deliveries:
                 record = to_record(delivery.node, delivery.port, delivery.batch)
                 self._send(engine.home[delivery.node], record)
             out.deliveries.clear()
             self._count(out)
-        if self._feeder.exhausted and not engine.controller.active:
+        if self._feeder.exhausted and engine.controller.over:
             self.seconds = time.perf_counter() - self._began
             self._ending = True
             self._resting = engine.sharing.talks
@@ -300,10 +373,10 @@ class Parent:
         assert self._transport is not None
         return self._flying.has_room(self._transport.flying_bytes, self._engine.controller.active)
 
-    def _send_all(self, word: Kind) -> None:
+    def _send_all(self, word: int, *ints: int) -> None:
         self._dismissed |= word in (Kind.END, Kind.ABANDON)
-        for w in range(self._me):
-            self._send(w, Record(word))
+        for w in self._there:
+            self._send(w, Record(word, ints))
 
     def _stock_up(self, out: Outbox) -> None:
         """Give instances to the worker that is to have them, wholly."""
@@ -332,21 +405,23 @@ class Parent:
         """Whether nothing is under way between any two, and nobody has anything to do."""
         if self._ending and not self._resting:
             return
-        sent = np.stack([*(self._idle[w][0] for w in range(self._me)), self._sent])
-        had = np.stack([*(self._idle[w][1] for w in range(self._me)), self._had])
+        here = [*self._there, self._me]
+        sent = np.stack([*(self._idle[w][0] for w in self._there), self._sent])[:, here]
+        had = np.stack([*(self._idle[w][1] for w in self._there), self._had])[:, here]
         if not np.array_equal(sent, had.T):
             return
         if self._engine.sharing.releases and not self._stuck:
             self._told, self._released = {}, {}
-            self._send_all(Kind.RESTING)
+            self._asked += 1
+            self._send_all(Kind.RESTING, self._asked)
         elif self._resting:
             self._resting = False
             self._send_all(Kind.END)
         elif self._stories is None:
             self._stories = {}
             self._send_all(Kind.STORY)
-        elif len(self._stories) == self._me:
-            lines = [line for w in range(self._me) for line in self._stories[w]]
+        elif self._stories.keys() >= {*self._there}:
+            lines = [line for w in self._there for line in self._stories[w]]
             raise StuckError(self._engine.story(lines))
 
     def _take_named(self, w: int, what: str, document: Any, tensors: Mapping[str, Tensor]) -> None:
@@ -359,9 +434,9 @@ class Parent:
                 if self._stories is not None:
                     self._stories[w] = document
             case "resting" | "released":
-                self._take_release(w, what, document)
+                self._take_release(w, what, *document)
             case "lost":
-                self._require_all(w, document[0], dict(document[1]))
+                self._take_lost(w, *document)
             case "failed":
                 self._fail(document, w)
             case "done":
@@ -371,6 +446,15 @@ class Parent:
             case _:
                 self._take_back(what, document, tensors)
 
+    def _take_lost(self, w: int, lost: Sequence[int], unreached: Any) -> None:
+        """A worker misses others."""
+        try:
+            self._require_all(w, lost, dict(unreached))
+        except WorkerDiedError as death:
+            if not self._goes_on:
+                raise
+            self._cut = death
+
     def _require_all(self, who: int, lost: Sequence[int], unreached: Mapping[int, str]) -> None:
         """Whether a process has connections with all others that are not over with the pass.
 
@@ -379,6 +463,8 @@ class Parent:
                 live.
             GeartrainError: One could not be made.
         """
+        lost = [k for k in lost if k in self._there or k == self._me]
+        unreached = {k: at for k, at in unreached.items() if k in self._there or k == self._me}
         if self._dismissed or not (lost or unreached):
             return
         self._pool.check(_TOLD_S)
@@ -395,16 +481,19 @@ class Parent:
     def _name(self, number: int) -> str:
         return "the parent" if number == self._me else f"worker {number}"
 
-    def _take_release(self, w: int, what: str, document: Any) -> None:
+    def _take_release(self, w: int, what: str, number: int, document: Any) -> None:
         """Copies that may wait for letters which do not come: all are asked, then all are told."""
+        if number != self._asked:  # before somebody died
+            return
         if what == "resting":
             self._told[w] = document
-            if len(self._told) == self._me:
-                for to in range(self._me):
-                    self._send(to, named_to_record("release", [*self._told.values()], {}))
+            if len(self._told) == len(self._there):
+                told = [number, [*self._told.values()]]
+                for to in self._there:
+                    self._send(to, named_to_record("release", told, {}))
             return
         self._released[w] = document
-        if len(self._released) == self._me and not any(self._released.values()):
+        if len(self._released) == len(self._there) and not any(self._released.values()):
             if self._resting:
                 self._resting = False
                 self._send_all(Kind.END)

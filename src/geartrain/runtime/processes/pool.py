@@ -85,7 +85,7 @@ class Pool(AbstractPool):
         nodes: Names by number, of the pass that runs.
     """
 
-    members: Sequence[WorkerProcess]
+    members: list[WorkerProcess]
     shares = True
 
     def __init__(self, workers: int) -> None:
@@ -96,6 +96,7 @@ class Pool(AbstractPool):
         self.members = [WorkerProcess(*self.server.fork(w), self.shared) for w in range(workers)]
         self._stopped: dict[int, int] = {}  # looks in a row, by process
         self._looked_s = 0.0
+        self.gone: set[int] = set()
         self._end = weakref.finalize(self, _end, self.members, os.getpid())
 
     @property
@@ -146,7 +147,7 @@ class Pool(AbstractPool):
                     "the workers with it"
                 ) from error
             for w, member in enumerate(self.members):
-                if member.pid in self.server.deaths:
+                if member.pid in self.server.deaths and w not in self.gone:
                     how, more = how_ended(self.server.deaths[member.pid])
                     who = f"worker {w} (process {member.pid})"
                     raise death(f"{who} {how} {self._doing(w)}{more}", w)
@@ -164,6 +165,8 @@ class Pool(AbstractPool):
             return
         self._looked_s = now
         for w, pid in enumerate([*(member.pid for member in self.members), self.server.pid]):
+            if w in self.gone:
+                continue
             # Looks are counted, not seconds: this process may have been stopped itself.
             looks = self._stopped.get(pid, 0) + 1 if _state_of(pid) in ("T", "t") else 0
             self._stopped[pid] = looks
@@ -194,12 +197,27 @@ class Pool(AbstractPool):
             self._kill()
             self._have_ended()
 
+    def bury(self, worker: int) -> None:
+        self.gone.add(worker)
+        self._kill_one(self.members[worker])
+
+    def renew(self) -> bool:
+        for w in sorted(self.gone):
+            self.members[w].control.end()
+            self.members[w] = WorkerProcess(*self.server.fork(w), self.shared)
+            self._stopped.clear()
+        self.gone.clear()
+        return True
+
     def _kill(self) -> None:
         for member in self.members:
-            # Another process may have got the number, if nobody was there to tell of a death.
-            if _stat_of(member.pid)[1:2] == [str(self.server.pid)]:
-                with suppress(ProcessLookupError):
-                    os.kill(member.pid, signal.SIGKILL)
+            self._kill_one(member)
+
+    def _kill_one(self, member: WorkerProcess) -> None:
+        # Another process may have got the number, if nobody was there to tell of a death.
+        if _stat_of(member.pid)[1:2] == [str(self.server.pid)]:
+            with suppress(ProcessLookupError):
+                os.kill(member.pid, signal.SIGKILL)
 
     def _have_ended(self) -> bool:
         """Wait until they have, at most some seconds."""

@@ -34,7 +34,11 @@ class Processes(AbstractSupervised):
             new processes: ``fit`` from its last checkpoint (in its folder; without one from a copy
             in memory, made where a checkpoint would be: at the beginning and after every
             evaluation and epoch), and what was trained since is trained again; an evaluation
-            begins anew. A death after Ctrl-C is raised.
+            begins anew. ``go_on``: as ``restore``, but copies of the model (``gt.Neighbours``)
+            that live in other workers go on, and are not set back: what was in flight in the
+            copies that are gone is fed to them, and when that is done, a new process takes the
+            place of the old, with weights and optimiser of one of them. A death after Ctrl-C is
+            raised.
         most_deaths: After so many in one call, one more is raised, with the story of all.
 
     Raises:

@@ -18,7 +18,7 @@ from geartrain.runtime.interrupt import Interruptible
 from geartrain.runtime.processes.members import AbstractPool
 from geartrain.runtime.processes.parent import Parent
 
-OnWorkerDeath: TypeAlias = Literal["raise", "restore"]
+OnWorkerDeath: TypeAlias = Literal["raise", "restore", "go_on"]
 
 
 class AbstractSupervised(AbstractRuntime):
@@ -45,9 +45,9 @@ class AbstractSupervised(AbstractRuntime):
     ) -> None:
         kind = type(self).__name__
         self.kernel_threads = threads_each(kind, workers, kernel_threads)
-        if on_worker_death not in ("raise", "restore"):
+        if on_worker_death not in ("raise", "restore", "go_on"):
             raise ValueError(
-                f"{kind}(on_worker_death={on_worker_death!r}): give 'raise' or 'restore'"
+                f"{kind}(on_worker_death={on_worker_death!r}): give 'raise', 'restore' or 'go_on'"
             )
         if most_deaths < 1:
             raise ValueError(
@@ -56,7 +56,7 @@ class AbstractSupervised(AbstractRuntime):
         self.workers = workers
         self.patience_s = patience_s
         self.on_worker_death = on_worker_death
-        self.most_deaths = most_deaths if on_worker_death == "restore" else 0
+        self.most_deaths = 0 if on_worker_death == "raise" else most_deaths
         self._pool: AbstractPool | None = None
 
     @abstractmethod
@@ -85,11 +85,12 @@ class AbstractSupervised(AbstractRuntime):
             )
         self._prepare(engine)
         with Interruptible(feeder) as interrupt:
-            if self._pool is not None and not self._pool.alive:  # of a death between two passes
-                self._drop(busy=True)
-            if self._pool is None:
-                self._pool = self._make_pool()
-            run = Parent(self._pool, engine, feeder, watch, interrupt, self.kernel_threads)
+            pool = self._alive()
+            self._come(engine, watch)
+            run = Parent(
+                *(pool, engine, feeder, watch, interrupt, self.kernel_threads),
+                goes_on=self.on_worker_death == "go_on",
+            )
             try:
                 run.go()
             except BaseException as error:
@@ -99,6 +100,29 @@ class AbstractSupervised(AbstractRuntime):
             finally:
                 run.close()
         return run.seconds
+
+    def _alive(self) -> AbstractPool:
+        """A pool in which nobody is missing."""
+        pool = self._pool
+        if pool is not None and pool.gone and not pool.renew():
+            self._drop(busy=True)
+        if self._pool is not None and not self._pool.alive:  # of a death between two passes
+            self._drop(busy=True)
+        if self._pool is None:
+            self._pool = self._make_pool()
+        return self._pool
+
+    def _come(self, engine: Engine, watch: Watch) -> None:
+        """Copies of the model whose workers had died have others, and take part."""
+        sharing = engine.sharing
+        if not (sharing.talks and engine.controller.training):
+            return
+        for w in range(self.workers):
+            absent = [k for k in engine.copies_on(w) if not sharing.present()[k]]
+            if absent:
+                engine.set_present(w, True)
+                watch.joined(w, absent, 0.0)
+        sharing.regroup()
 
     def close(self) -> None:
         """End the worker processes; a later pass makes new ones."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+import torch
 from torch import Tensor
 
 from geartrain.sharing.exchange import AbstractExchange
@@ -37,8 +38,9 @@ class Collective:
     2 (n - 1) latencies and carries 2 (n - 1) / n of the bytes, charged to the receiver: on a ring
     each sends as much as it gets. Sums are in the order of the members.
 
-    Where members live in several processes, that of the first one adds up: the others send it what
-    they give, which is counted as if it went round the ring.
+    Where members live in several processes, that of the first one present adds up: the others send
+    it what they give, which is counted as if it went round the ring. If that dies, what it had is
+    given again, to the next one, when nothing moves.
 
     Args:
         kind: Of those letters.
@@ -50,15 +52,28 @@ class Collective:
         self.kind, self._members, self._lock = kind, members, lock
         self._given: dict[int, _Given] = {}
         self._waiting = [False] * len(members)
+        self._shares: dict[int, _Given] = {}  # of those here that wait
+        self._lost: set[int] = set()  # whose share was with a member that is gone
 
     def contribute(self, me: Member, tensors: Tensors) -> None:
         """Add copies of one's own; the mean comes as a letter, and ``waits`` until it is taken."""
         given = _Given(copies(tensors), me.part.version, me.part.progress)
         self._waiting[me.index] = True
-        if not self._members[0].here:
+        self._shares[me.index] = given
+        self._give(me, given)
+
+    @property
+    def _keeper(self) -> Member:
+        """In whose process contributions are added up."""
+        return next((m for m in self._members if m.present), self._members[0])
+
+    def _give(self, me: Member, given: _Given) -> None:
+        keeper = self._keeper
+        if not keeper.here:
             me.outbox.append(
                 Letter(
-                    *(me.name, me.index, 0, SHARE, given.tensors, given.version, me.rounds),
+                    *(me.name, me.index, keeper.index, SHARE),
+                    *(given.tensors, given.version, me.rounds),
                     progress=given.progress,
                 )
             )
@@ -66,10 +81,34 @@ class Collective:
         with self._lock:
             self._add(me.index, given, me)
 
+    def give_again(self) -> bool:
+        """Nothing moves: those here that wait for a mean that was lost give their share again.
+
+        Returns:
+            Whether there was anybody.
+        """
+        here = self._keeper.here
+        again = [
+            k
+            for k in sorted(self._shares)
+            if self._members[k].present
+            and k not in self._given
+            and (k in self._lost or (here and self._alone))
+        ]
+        self._lost.clear()
+        for k in again:
+            self._give(self._members[k], self._shares[k])
+        return bool(again)
+
+    @property
+    def _alone(self) -> bool:
+        """Whether all members are here, so that what is not with the keeper is nowhere."""
+        return all(m.here for m in self._members)
+
     def take(self, letter: Letter) -> None:
         """What a member in another process contributes; here is the first one."""
         given = _Given(letter.tensors, letter.version, letter.progress or 0)
-        self._add(letter.sender, given, self._members[0])
+        self._add(letter.sender, given, self._keeper)
 
     def _add(self, index: int, given: _Given, sender: Member) -> None:
         self._given[index] = given
@@ -87,23 +126,31 @@ class Collective:
     def taken(self, me: Member) -> None:
         """A member has the mean."""
         self._waiting[me.index] = False
+        self._shares.pop(me.index, None)
+        self._lost.discard(me.index)
 
     def release(self) -> bool:
         """Give those that wait the mean of what is there; the others get it too. True if any."""
+        again = self.give_again()
         with self._lock:
             if not self._given:
-                return False
+                return again
             first = self._members[min(self._given)]
-            self._send(first if first.here else self._members[0])
+            self._send(first if first.here and first.present else self._keeper)
             return True
 
     def left(self, me: Member) -> None:
         """A member is absent now; if the others have all contributed, they go on."""
         with self._lock:
             self._waiting[me.index] = False
+            self._shares.pop(me.index, None)
+            if not me.here and me.index < self._keeper.index:
+                self._lost |= self._shares.keys()  # it has added up until now
             there = [m for m in self._members if m.present]
+            if not (there and there[0].here):
+                return
             if self._given and all(m.index in self._given for m in there):
-                self._send(there[0] if there else me)
+                self._send(there[0])
 
     def _send(self, me: Member) -> None:
         given = [self._given[k].tensors for k in sorted(self._given)]
@@ -153,10 +200,12 @@ class AllReduce(AbstractExchange):
     def __init__(self) -> None:
         super().__init__()
         self._sum: Collective | None = None
+        self._equal = False  # when training began
 
     def prepare(self, members: Sequence[Member]) -> None:
         super().prepare(members)
         self._sum = Collective("mean", members, self.lock)
+        self._equal = all(_are_equal(me, members[0]) for me in members)
 
     @property
     def _collective(self) -> Collective:
@@ -186,5 +235,16 @@ class AllReduce(AbstractExchange):
     def left(self, me: Member) -> None:
         self._collective.left(me)
 
+    def regrouped(self) -> None:
+        """Of those who wait for the last mean of one that died, some may have had it."""
+        there = [m for m in self.members if m.present]
+        for me in there[1:]:
+            if self._equal and not _are_equal(me, there[0]):
+                me.part.adopt(there[0].part)
+
     def abandoned(self, members: Sequence[Member]) -> None:
-        self.prepare(members)
+        self._sum = Collective("mean", members, self.lock)
+
+
+def _are_equal(a: Member, b: Member) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.weights(), b.weights(), strict=True))

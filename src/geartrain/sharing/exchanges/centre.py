@@ -88,9 +88,13 @@ class AbstractCentre(AbstractExchange):
         heir = next((m for m in self.members if m.present), None)
         if "centre" not in me.tensors or heir is None:
             return
+        found = "centre" not in heir.tensors  # else it has had it since, in another process
         for key in [k for k in me.tensors if k in _KEPT]:
-            heir.tensors[key] = me.tensors.pop(key)
-        heir.numbers["served"] = me.numbers.get("served", 0)
+            heir.tensors.setdefault(key, me.tensors.pop(key))
+        if found:
+            heir.numbers["served"] = me.numbers.get("served", 0)
+        if found and heir.here and not me.here:  # what is known of it is of the pass's beginning
+            heir.tensors["centre"] = [t.clone() for t in heir.weights()]
         for other in self.members:
             other.numbers["asking"] = 0
 

@@ -21,6 +21,7 @@ from geartrain.sharing.member import Member
 from geartrain.sharing.mixing import (
     Matrix,
     advice_on_matrix,
+    censored,
     check_doubly_stochastic,
     metropolis,
     uniform,
@@ -43,8 +44,9 @@ class DecentralizedSGD(AbstractExchange):
 
     Args:
         weights: W: ``metropolis``, ``uniform`` (1 / (1 + neighbours), for regular graphs), or a
-            matrix, n x n. It is checked to be doubly stochastic. While a copy is absent, its share
-            falls to the one who would have taken it.
+            matrix, n x n. It is checked to be doubly stochastic. When a copy leaves, its share
+            falls to the one who would have taken it; from the next pass on the matrix is
+            Metropolis' for the links among those who are there, or the stochastic complement.
         every: Own gradients between two rounds.
 
     Raises:
@@ -62,6 +64,7 @@ class DecentralizedSGD(AbstractExchange):
             )
         self.weights = weights
         self._matrix: Matrix = ()
+        self._whole: Matrix = ()  # when all are there
         self._early: list[list[Letter]] = []
         self._held: list[Tensors | None] = []
 
@@ -73,10 +76,19 @@ class DecentralizedSGD(AbstractExchange):
         else:
             self._matrix = [[float(x) for x in row] for row in self.weights]
         check_doubly_stochastic(self._matrix, graph)
+        self._whole = self._matrix
         self._early = [[] for _ in members]
         self._held = [None for _ in members]
         for me in members:
             me.numbers |= {"round": 0, "mixed": 0, "first": 1}
+
+    def regrouped(self) -> None:
+        graph = [m.neighbours for m in self.members]
+        if self.weights == "metropolis":
+            self._matrix = metropolis(graph)
+        else:  # uniform weights want as many neighbours for all
+            self._matrix = censored(self._whole, [m.index for m in self.members if m.present])
+        check_doubly_stochastic(self._matrix, graph)
 
     def advice(self) -> str | None:
         return advice_on_matrix("DecentralizedSGD(weights=...)", self._matrix)
@@ -107,7 +119,7 @@ class DecentralizedSGD(AbstractExchange):
         self._early[me.index].clear()
         self._held[me.index] = None
         for other in self.members:
-            if other.present:
+            if other.present and other.here:
                 self._catch_up(other)
 
     def loaded(self, members: Sequence[Member]) -> None:
@@ -209,9 +221,13 @@ class PairAverage(AbstractExchange):
                     "where an answer was expected; give an undirected topology, or use PushSum"
                 )
             me.numbers |= {"partner": _NOBODY, "offered": 0, "owed": 0}
+        self.regrouped()
+        self._kept = [[] for _ in members]
+
+    def regrouped(self) -> None:
+        members = self.members
         level = levels_of([m.neighbours for m in members])
         self._above = [[j for j in m.neighbours if level[j] > level[m.index]] for m in members]
-        self._kept = [[] for _ in members]
 
     def stepped(self, me: Member, gradients: Tensors) -> None:
         if self.due(me):

@@ -128,11 +128,12 @@ class NearestNeighbours(AbstractExchange):
         )
 
     def left(self, me: Member) -> None:
-        """Those that wait for it alone go on. In the simulator, where nobody else is at work."""
+        """Those that wait for it alone go on."""
         if self.lockstep:
             self._align([me])
         for other in self.members:
-            self._catch_up(other)
+            if other.here:
+                self._catch_up(other)
 
     def joined(self, me: Member) -> None:
         """It goes on with the round of the others."""

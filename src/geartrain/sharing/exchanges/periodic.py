@@ -71,6 +71,8 @@ class AbstractPeriodic(AbstractExchange):
         return self._collective.waits(me)
 
     def finish(self, members: Sequence[Member]) -> bool:
+        if self._collective.give_again():
+            return True
         if not any(self.waiting(m) for m in self.members if m.present):
             return False
         for me in members:

@@ -19,7 +19,13 @@ from torch import Tensor
 from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.letters import Inbox, Letter, Tensors
 from geartrain.sharing.member import Member
-from geartrain.sharing.mixing import Matrix, advice_on_matrix, check_column_stochastic, shares
+from geartrain.sharing.mixing import (
+    Matrix,
+    advice_on_matrix,
+    censored,
+    check_column_stochastic,
+    shares,
+)
 
 
 @final
@@ -68,13 +74,20 @@ class PushSum(AbstractExchange):
 
     def prepare(self, members: Sequence[Member]) -> None:
         super().prepare(members)
-        graph = [m.neighbours for m in members]
-        self._shares = self.matrix if self.matrix is not None or self.rotate else shares(graph)
-        if self._shares is not None:
-            check_column_stochastic(self._shares, graph)
+        self.regrouped()
         self._before = [[] for _ in members]
         for me in members:
             me.numbers |= {"omega": 1.0, "pushes": 0}
+
+    def regrouped(self) -> None:
+        graph = [m.neighbours for m in self.members]
+        present = [m.index for m in self.members if m.present]
+        if self.matrix is not None:
+            self._shares = censored(self.matrix, present)
+        else:
+            self._shares = None if self.rotate else shares(graph)
+        if self._shares is not None:
+            check_column_stochastic(self._shares, graph)
 
     def advice(self) -> str | None:
         if self.matrix is None or self._shares is None:
