@@ -82,21 +82,21 @@ def start(command: Sequence[str], request: Line) -> subprocess.Popen[str]:
     return process
 
 
-def replies(processes: Sequence[subprocess.Popen[str]], what: str) -> list[Line]:
-    """What the last of the processes has replied, when all have ended.
+def replies(processes: Sequence[subprocess.Popen[str]], what: str) -> Iterator[Line]:
+    """What the last of the processes replies, as it comes; all have ended afterwards.
 
     Raises:
         RuntimeError: One of them failed.
     """
-    told: list[str] = []
-    for process in reversed(processes):
-        assert process.stdout is not None
-        told.append(process.stdout.read())
-        process.stdout.close()
+    last = processes[-1].stdout
+    assert last is not None
+    yield from map(json.loads, last)
     codes = [process.wait() for process in processes]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.close()
     if any(codes):
         raise RuntimeError(f"{what}: processes ended with {codes}; see what they said")
-    return [json.loads(line) for line in told[0].splitlines()]
 
 
 def plain(work: Work, rates: Sequence[float]) -> list[Line]:
