@@ -36,6 +36,7 @@ from geartrain.nodes.node import Memory
 from geartrain.parts.part import PartState
 from geartrain.parts.snapshot import parts_to_tensors
 from geartrain.parts.trained import StepTaken
+from geartrain.runtime.processes.flying import Unread
 from geartrain.runtime.processes.letters import Expected, letter_to_record, record_to_letter
 from geartrain.runtime.processes.members import AbstractChannel
 from geartrain.runtime.processes.memory import BETWEEN
@@ -49,12 +50,12 @@ from geartrain.runtime.processes.messages import (
     record_to_lot,
     record_to_named,
 )
+from geartrain.runtime.processes.patience import Patience
 from geartrain.sharing.letters import SHARE, Letter
 from geartrain.transport.batches import BACKWARD, FORWARD, Accepted, to_delivery_parts, to_record
 from geartrain.transport.record import GONE, Record
 
-_WORDS: Final = frozenset({Kind.REST, Kind.RESTING, Kind.STORY, Kind.END})
-_IDLE_S: Final = 0.02  # without work until it says that it has none
+_WORDS: Final = frozenset({Kind.ASK, Kind.REST, Kind.RESTING, Kind.STORY, Kind.END})
 _WAIT_S: Final = 0.5  # the longest wait for a message; then it looks again
 _GATHER_S: Final = 20.0
 _REPORT_S: Final = 0.002  # between two reports that the controller waits for
@@ -79,6 +80,7 @@ class Pass:
         kernel_threads: Inside of torch's kernels.
         seed: Of random numbers, for dropout and the like; each worker adds its number.
         nodes: Names in order, to see that both sides have the same graph.
+        most_flying: Bytes that may be under way between all processes.
     """
 
     made_of: MadeOf
@@ -89,6 +91,7 @@ class Pass:
     kernel_threads: int
     seed: int
     nodes: tuple[str, ...]
+    most_flying: int
 
 
 def live(worker: int, channel: AbstractChannel) -> None:
@@ -168,6 +171,8 @@ class _Work:
         self._had = np.zeros(self._parent + 1, np.int64)  # by sender
         self._over = False
         self._gone: set[int] = set()
+        self._idle = Patience()
+        self._unread = Unread(given.most_flying)
         self.transport = channel.transport(worker, self._parent + 1, given.place)
 
     def _note(self, node: int, backward: bool) -> None:
@@ -207,7 +212,7 @@ class _Work:
             if self._report.matters:
                 self._send_report()
             began = time.perf_counter()
-            found = self.transport.poll(_IDLE_S)
+            found = self.transport.poll(self._idle.seconds)
             if not found:
                 self._send_report()
                 if works:
@@ -216,6 +221,7 @@ class _Work:
                 if not found:
                     self._look_around()
             self._waited_s += time.perf_counter() - began
+            self._tell_flying()
         for sender, record in found:
             self._had[sender] += 1
             self._take(record, works=works)
@@ -231,6 +237,8 @@ class _Work:
 
     def _take(self, record: Record, *, works: bool) -> None:
         kind = record.kind
+        if kind in _WORDS:
+            self._idle.asked()
         if kind == Kind.ABANDON:
             self._give_back(abandoned=True)
         elif not works:
@@ -323,6 +331,7 @@ class _Work:
 
     def _fire(self) -> None:
         start = time.perf_counter()
+        self._idle.worked()
         firing = self._state.fire()
         self._notes[0] = BETWEEN
         end = time.perf_counter()
@@ -337,10 +346,18 @@ class _Work:
         for worker, delivery in firing.elsewhere:
             self._send(to_record(delivery.node, delivery.port, delivery.batch), worker)
         self._post(firing.letters)
+        if firing.elsewhere or firing.letters:
+            self._tell_flying()
         if self._stock is not None:
             if (told := self._stock.settle(firing.outbox)) is not None:
                 self._after_exchange(self._state.finished(told))
             self._begin_some()
+
+    def _tell_flying(self) -> None:
+        """Have the parent know what others have not read, where that is much."""
+        news = self._unread.news(self.transport.flying_bytes)
+        if news is not None:
+            self._send(named_to_record("flying", news, {}))
 
     @property
     def _pace_s(self) -> float:

@@ -33,6 +33,7 @@ from geartrain.parts.trained import AbstractPart
 from geartrain.runtime.base import AbstractFeeder, Watch, log
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.runtime.processes.child import Pass
+from geartrain.runtime.processes.flying import MOST_FLYING, Flying
 from geartrain.runtime.processes.members import AbstractPool, Hollow, death
 from geartrain.runtime.processes.messages import (
     Kind,
@@ -97,6 +98,7 @@ class Parent:
         self._asked = 0  # how often they were, and anew after a death
         self._failure: BaseException | None = None
         self._transport: Transport | None = None
+        self._flying = Flying(MOST_FLYING)
         self._phase: Literal["apart", "handing over", "together"] = "apart"
         self._began = time.perf_counter()
         self.seconds = 0.0
@@ -138,6 +140,7 @@ class Parent:
             self._transport.forget(w)
             self._there.remove(w)
             self._idle.pop(w, None)
+            self._flying.told(w, 0)
         self._lost += lost
         for w in dead:
             self._send_all(GONE, w)
@@ -149,6 +152,11 @@ class Parent:
         self._watch.left(worker, death.how, unfinished, time.perf_counter() - self._began)
         if not self._ending:
             self._admit()
+
+    @property
+    def may_begin_anew(self) -> bool:
+        """Whether it has failed before any worker did anything, and copies are to go on."""
+        return self._goes_on and self._phase == "handing over"
 
     def _tell_sent(self, sender: int, sent: Iterable[tuple[int, int]]) -> None:
         for receiver, (messages, nbytes) in enumerate(sent):
@@ -205,6 +213,7 @@ class Parent:
             self._kernel_threads,
             seed,
             tuple(self._nodes),
+            MOST_FLYING,
         )
         contents = self._contents(given)
         pool.begin({n.id: n.name for n in engine.wiring.nodes.values()})
@@ -267,7 +276,7 @@ class Parent:
             self._go_on_without(died)
         if self._gave_up:
             return
-        if settled and not self._ending:
+        if (settled or self._flying.limits) and not self._ending:
             self._admit()
         elif len(self._idle) == len(self._there):
             self._look_if_all_rest()
@@ -344,7 +353,7 @@ class Parent:
     def _admit(self) -> None:
         """Fill up; when nothing is left, have the workers give back what they have."""
         engine = self._engine
-        while (out := self._next()) is not None:
+        while self._has_room() and (out := self._next()) is not None:
             if self._stocked:
                 self._stock_up(out)
                 continue
@@ -361,8 +370,15 @@ class Parent:
             self.seconds = time.perf_counter() - self._began
             self._ending = True
             self._resting = engine.sharing.talks
-            if not engine.sharing.releases:
+            if engine.sharing.releases:
+                self._send_all(Kind.ASK)
+            else:
                 self._send_all(Kind.REST if engine.sharing.talks else Kind.END)
+
+    def _has_room(self) -> bool:
+        """Whether what is under way allows for more."""
+        assert self._transport is not None
+        return self._flying.has_room(self._transport.flying_bytes, self._engine.controller.active)
 
     def _send_all(self, word: int, *ints: int) -> None:
         self._dismissed |= word in (Kind.END, Kind.ABANDON)
@@ -419,18 +435,15 @@ class Parent:
         match what:
             case "pulse":
                 self._pulse(document)
+            case "flying":
+                self._flying.told(w, document)
             case "story":
                 if self._stories is not None:
                     self._stories[w] = document
             case "resting" | "released":
                 self._take_release(w, what, *document)
             case "lost":
-                try:
-                    self._require_all(w, document[0], dict(document[1]))
-                except WorkerDiedError as death:
-                    if not self._goes_on:
-                        raise
-                    self._cut = death
+                self._take_lost(w, document[0], dict(document[1]))
             case "failed":
                 self._fail(document, w)
             case "done":
@@ -439,6 +452,15 @@ class Parent:
                 self._tell_sent(w, document["sent"])
             case _:
                 self._take_back(what, document, tensors)
+
+    def _take_lost(self, w: int, lost: Sequence[int], unreached: Mapping[int, str]) -> None:
+        """A worker says whom it has no connection with any more."""
+        try:
+            self._require_all(w, lost, unreached)
+        except WorkerDiedError as death:
+            if not self._goes_on:
+                raise
+            self._cut = death
 
     def _require_all(self, who: int, lost: Sequence[int], unreached: Mapping[int, str]) -> None:
         """Whether a process has connections with all others that are not over with the pass.
