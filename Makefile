@@ -41,13 +41,15 @@ SIDE_BY_SIDE := -n $(PROCESSES) --dist worksteal
 # Every case runs once, and the tracer follows some: the first case of each test of a room.
 COVERED := $(if $(COVER),--first-cases --cov --cov-report=term:skip-covered)
 
-.PHONY: help setup demo test test-slow sanitize unlocked coverage package lint lint-c docs clean
+.PHONY: help setup demo test test-slow setup-ray test-ray sanitize unlocked coverage package lint lint-c docs clean
 
 help:
 	@echo 'make setup      create $(VENV), install geartrain, pinned by constraints.txt; compile kernels'
 	@echo 'make demo       two worker processes beside one worker, measured; a report (a minute)'
 	@echo 'make test       the tests (not the slow ones); first cases that ask for kernels also without'
 	@echo 'make test-slow  the slow ones; then the rooms of kernels, all without kernels'
+	@echo 'make setup-ray  $(VENV)-ray: the same, and Ray'
+	@echo 'make test-ray   the tests of workers on Ray, on one that they start here'
 	@echo 'make sanitize   native tests on C built with AddressSanitizer and UBSan, and with TSan (gcc)'
 	@echo 'make unlocked   the tests of workers on an interpreter without the lock (python3.14t)'
 	@echo 'make coverage   make test, and the branches that first cases cover: COVER=1 make test'
@@ -96,6 +98,23 @@ test-slow: setup
 	$(PYTEST) -m slow
 	GEARTRAIN_NATIVE=0 $(PYTEST) $(SIDE_BY_SIDE) \
 	  tests/nodes tests/graph tests/nn tests/whole tests/pipeline tests/oracle
+
+# Ray is an extra that brings much: an environment of its own, which $(VENV) lends the rest.
+setup-ray: $(VENV)-ray/.installed
+
+$(VENV)-ray/.installed: $(STAMP)
+	@rm -f $@
+	@echo 'setup-ray: installing Ray'
+	@$(BIN)/python -m venv --clear $(VENV)-ray
+	@$(BIN)/python -c 'import torch; print(torch.__path__[0].removesuffix("/torch"))' \
+	  >"$$(echo $(VENV)-ray/lib/python*/site-packages)/others.pth"
+	@$(VENV)-ray/bin/python -m pip --disable-pip-version-check install --quiet --no-compile \
+	  -c constraints.txt -e '.[ray]'
+	@touch $@
+
+test-ray: setup-ray
+	PYTHONPATH=$(CURDIR)/src OMP_NUM_THREADS=1 $(VENV)-ray/bin/python -m pytest -q -m ray \
+	  tests/runtime tests/oracle
 
 # The kernels are compiled with the sanitizers (a minute each, once); on them run the tests of kernels,
 # a program that is given structure which means harm (tests/native/test_hostile.py), and workers as
@@ -153,5 +172,5 @@ docs: $(SITE_TOOLS)
 	@echo 'docs: site/index.html; to search in it, $(BIN)/python -m http.server -d site'
 
 clean:
-	rm -rf $(VENV) $(VENV)-unlocked build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(VENV)-unlocked $(VENV)-ray build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

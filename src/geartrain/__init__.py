@@ -116,6 +116,7 @@ from geartrain.sharing.shared_weights import SharedWeights as SharedWeights
 from geartrain.sharing.sharing import AbstractSharing as AbstractSharing
 from geartrain.sharing.topology import Exponential as Exponential
 from geartrain.sharing.topology import Torus as Torus
+from geartrain.train.auto import Auto as Auto
 from geartrain.train.in_flight import InFlight as InFlight
 from geartrain.train.options import Compute as Compute
 from geartrain.train.options import Keep as Keep

@@ -12,6 +12,7 @@ without any wait.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -243,3 +244,10 @@ def _fetched(x: Tensor) -> Tensor:
     host.copy_(x, non_blocking=True)
     recorded(x.device).synchronize()
     return host
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -40,7 +40,8 @@ from geartrain.cli.exits import (
     stopped,
     terminable,
 )
-from geartrain.cli.settings import RunSettings, cores, new_settings, told
+from geartrain.cli.settings import RunSettings, new_settings, told
+from geartrain.device import cores
 from geartrain.native import kind as kernels_kind
 from geartrain.observe.curves import Curve, draw_curves, require_matplotlib
 from geartrain.observe.figures import duration, epochs, measure

@@ -157,10 +157,33 @@ def test_where_it_is_not_known_how_many_rows_enter_a_loop_runs_by_steps():
     state = graph.loop(name="state", run="auto")
     state.join(graph.input("x", turn=0).ungroup(index="turn", name="some"))
     step = state.through(nn.Linear(2, 2), name="cell").move(turn=lambda m: m.turn + 1)
-    more, done = step.where(lambda m: m.turn < m.turns)
+    both = step.group(by="turn", size=2, how="sum")
+    more, done = both.where(lambda m: m.turn < m.turns)
     state.join(more)
     done.loss(squared)
     assert "as how many rows enter it is known to 'some' alone" in str(graph)
+
+
+def test_where_nothing_brings_rows_together_an_instance_goes_in_with_those_that_have_come():
+    def build(run: str) -> Graph:
+        torch.manual_seed(5)
+        graph = Graph(value=("turns",))
+        state = graph.loop(name="state", run=run)  # type: ignore[arg-type]
+        state.join(graph.input("x", turn=0).ungroup(index="turn", name="some"))
+        step = state.through(nn.Linear(2, 2).double(), name="cell")
+        more, done = step.move(turn=lambda m: m.turn + 1).where(lambda m: m.turn < m.turns)
+        state.join(more)
+        done.loss(squared)
+        return graph
+
+    rng = np.random.default_rng(0)
+    data = [
+        Instance({"x": torch.from_numpy(rng.standard_normal((k, 3, 2)))}, value={"turns": 1 + k})
+        for k in (1, 3, 2, 1)
+    ]
+    steps, whole = (accumulate(build(run), data, Order(max_rows=2)) for run in ("steps", "whole"))
+    assert len(loops_of(whole)) == 1
+    assert_same_gradients(whole.gradients, steps.gradients)
 
 
 def test_a_route_that_says_how_many_rows_enter_runs_with_the_loop():

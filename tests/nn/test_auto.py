@@ -211,6 +211,45 @@ def test_a_size_that_nobody_measured_is_judged_by_its_neighbour_where_that_is_cl
     assert measured == [4, 64]
 
 
+def test_modules_of_a_class_that_differ_in_a_number_are_traced_each_and_measured_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured: list[int] = []
+
+    def compare(*_: object) -> float:
+        measured.append(1)
+        return 0.6
+
+    monkeypatch.setattr(auto, "compare", compare)
+    shared, before, wide = Experience(), REGISTRY.traced, nn.Sequential(nn.Linear(D, 9), nn.Tanh())
+    for gain in (1.25, 2.25, 3.25):
+        module = Cell().double()
+        module.gain = gain
+        choice = Auto("cell", module, running_again(module), Experience(shared.done))
+        kernel = [choice.kernel((torch.rand(8, D, dtype=torch.float64),)) for _ in range(3)][-1]
+        assert isinstance(kernel, Program)
+    assert REGISTRY.traced == before + 3 and len(measured) == 1
+    other = Auto("wide", wide, running_again(wide), Experience(shared.done))
+    other.kernel((torch.rand(8, D),))
+    assert len(measured) == 2  # of other weights
+
+
+@pytest.mark.parametrize(("taken", "turns"), [(0.1, 3), (0.9, 6), (5.0, 3)])
+def test_what_is_clear_after_a_few_turns_is_measured_no_longer(
+    monkeypatch: pytest.MonkeyPatch, taken: float, turns: int
+) -> None:
+    module, x, calls = nn.Linear(D, D), torch.rand(9, D), []
+    one, other = running_again(module), running_again(module)
+
+    def seconds(kernel: object, *_: object) -> float:
+        calls.append(kernel)
+        return taken if kernel is one else 1.0
+
+    monkeypatch.setattr(auto, "_seconds", seconds)
+    assert compare(one, other, (x,), list(module.parameters())) == pytest.approx(taken)
+    assert len(calls) == 2 * turns
+
+
 def test_runs_that_begin_alike_go_on_alike() -> None:
     first, second = _learned("auto"), _learned("auto")
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from geartrain.engine.instrument import Fired, RunEnded, RunStarted
+from geartrain.engine.instrument import Chosen, Fired, Restored, RunEnded, RunStarted
 from geartrain.errors import DataError
 from geartrain.observe.trace import TRACE_FULL, PerfettoTrace, read_trace
 
@@ -151,3 +151,18 @@ def test_a_file_that_is_no_trace_is_refused_with_its_line(tmp_path):
     with pytest.raises(DataError, match="nonsense") as caught:
         list(read_trace(path))
     assert caught.value.line == 2
+
+
+def test_what_was_chosen_and_who_died_are_marked(tmp_path):
+    path = tmp_path / "trace.json"
+    trace = PerfettoTrace(path)
+    trace.on_run_started(RunStarted("processes", 2, 8, 1))
+    trace.on_chosen(Chosen("processes", 2, {"a": 0}, "", "two worker processes: for a reason", 1.5))
+    restored = Restored("train", 1, "worker 1 was killed", 1, 10, 1, 400, 600, time_s=2.5)
+    trace.on_restored(restored)
+    trace.on_restored(Restored("evaluate", 1, "worker 1 was killed", 2, 10, 0))
+    trace.on_run_ended(RunEnded("done", 1, 3.0))
+    chosen, death = (e for e in json.loads(path.read_text()) if e["ph"] == "i")
+    assert (chosen["ts"], chosen["args"]) == (1.5e6, {"why": "two worker processes: for a reason"})
+    assert (death["name"], death["ts"], death["tid"]) == ("death 1", 2.5e6, 2)
+    assert death["args"] == {"how": "worker 1 was killed", "repeated": 600, "from": ""}

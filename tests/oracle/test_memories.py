@@ -100,13 +100,13 @@ def sources(n: int, seed: int = 0) -> list[Tensor]:
     return [torch.randn(k, 2, generator=rng, dtype=F64) for k in lengths]
 
 
-def translate(n: int = 5) -> Model:
+def translate(n: int = 5, run: str | None = None) -> Model:
     """A decoder's loop: how long it takes is seen in the payload; a loss at every step."""
     torch.manual_seed(0)
     encode, first, cell, readout = Encode(), First(), Cell(), nn.Linear(H, 2, dtype=F64)
     graph = gt.Graph()
     held = graph.input("x", bundle=True).through(encode, name="encode").hold(name="states")
-    state = graph.loop()
+    state = graph.loop(run=run)
     state.join(held.through(first, name="first", inside=True, pool=True).move(step=0))
     after = state.attend(held, cell, name="cell").move(step=lambda m: m.step + 1)
     after.through(readout, name="readout").loss(loss)
@@ -129,7 +129,7 @@ def translate(n: int = 5) -> Model:
     return Model(graph, modules, plain, data, {"x": ((2,), F64)})
 
 
-def two(n: int = 4) -> Model:
+def two(n: int = 4, run: str | None = None) -> Model:
     """Two memories: one is read before the loop, both in it by one shared cell, and some rows pass
     one of them by."""
     torch.manual_seed(1)
@@ -144,7 +144,7 @@ def two(n: int = 4) -> Model:
     row_b = b.through(firsts, name="first b", inside=True, pool=True)
     both = graph.concat(row_b, row_a, how="tuple").through(mix, name="mix")
     before = both.attend(a, part, name="before").move(step=0)
-    state = graph.loop()
+    state = graph.loop(run=run)
     state.join(before)
     read, past = state.where(lambda m: (m.odd + m.step) % 2 == 0)
     read = read.attend(a, part, name="left cell")
@@ -174,14 +174,14 @@ def two(n: int = 4) -> Model:
     return Model(graph, modules, plain, data, {"a": ((2,), F64), "b": ((2,), F64)})
 
 
-def features(n: int = 3) -> Model:
+def features(n: int = 3, run: str | None = None) -> Model:
     """A loop over a graph, each of whose vertices reads the features of all, behind a group."""
     torch.manual_seed(2)
     encode, cell, send = Encode(), Cell(), nn.Linear(H, H, dtype=F64)
     graph = gt.Graph(edge=())
     held = graph.input("x", bundle=True).through(encode, name="encode").hold(name="features")
     rows = held.ungroup(index="vertex").through(lambda k, v: v).move(step=0)
-    rounds = graph.loop()
+    rounds = graph.loop(run=run)
     rounds.join(rows)
     going, done = rounds.where(lambda m: m.step < 2)
     sent = going.flatmap("edge").through(send, name="send")
@@ -209,7 +209,7 @@ def features(n: int = 3) -> Model:
     return Model(graph, modules, plain, data, {"x": ((2,), F64)})
 
 
-def queries(n: int = 4) -> Model:
+def queries(n: int = 4, run: str | None = None) -> Model:
     """Bundles that read: each row of one reads the bundle that is held for its message."""
     torch.manual_seed(3)
     encode, cell, readout = Encode(), Cell(), nn.Linear(H, 2, dtype=F64)
@@ -241,7 +241,9 @@ MODELS = {"translate": translate, "two": two, "features": features, "queries": q
     ids=str,
 )
 def test_in_every_order_the_gradients_are_those_of_autograd(name, order):
-    model = MODELS[name]()
+    # By steps and whole in turns, so that each order has both.
+    k = ORDERS.index(order) + sorted(MODELS).index(name)
+    model = MODELS[name](run=("steps", None)[k % 2])
     model.graph.check(model.shapes, model.data[0])
     total = model.total()
     got = accumulate(model.graph, model.data, order)
@@ -249,8 +251,15 @@ def test_in_every_order_the_gradients_are_those_of_autograd(name, order):
     assert_same_gradients(got.gradients, autograd(total, model.modules))
 
 
-def check(name, n, order):
-    model = MODELS[name](n)
+@pytest.mark.parametrize("name", ["translate", "two"])
+def test_a_loop_that_reads_memories_runs_whole_unless_it_is_to_run_by_steps(name):
+    for run, whole in ((None, True), ("steps", False)):
+        graph = MODELS[name](run=run).graph
+        assert ("runs whole" in str(graph)) == whole
+
+
+def check(name, n, order, run):
+    model = MODELS[name](n, run)
     model.graph.check(model.shapes, model.data[0])
     total = model.total()
     got = accumulate(model.graph, model.data, order)
@@ -259,22 +268,33 @@ def check(name, n, order):
 
 @pytest.mark.both_ways
 @settings(max_examples=5)
-@given(name=st.sampled_from(sorted(MODELS)), n=st.integers(1, 8), order=orders())
-def test_in_any_order_the_gradients_are_those_of_autograd(name, n, order):
-    check(name, n, order)
+@given(
+    name=st.sampled_from(sorted(MODELS)),
+    n=st.integers(1, 8),
+    order=orders(),
+    run=st.sampled_from(["steps", "auto"]),
+)
+def test_in_any_order_the_gradients_are_those_of_autograd(name, n, order, run):
+    check(name, n, order, run)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @settings(max_examples=100)
-@given(name=st.sampled_from(sorted(MODELS)), n=st.integers(1, 20), order=orders())
-def test_in_many_orders_the_gradients_are_those_of_autograd(name, n, order):
-    check(name, n, order)
+@given(
+    name=st.sampled_from(sorted(MODELS)),
+    n=st.integers(1, 20),
+    order=orders(),
+    run=st.sampled_from(["steps", "auto"]),
+)
+def test_in_many_orders_the_gradients_are_those_of_autograd(name, n, order, run):
+    check(name, n, order, run)
 
 
+@pytest.mark.parametrize("run", ["steps", "auto"])
 @pytest.mark.parametrize("name", MODELS)
-def test_an_evaluation_computes_the_same_and_leaves_nothing_behind(name):
-    model = MODELS[name]()
+def test_an_evaluation_computes_the_same_and_leaves_nothing_behind(name, run):
+    model = MODELS[name](run=run)
     model.graph.check(model.shapes, model.data[0])
     got = one_pass(model.graph, model.data, train=False)
     assert_same_loss(got, model.total())
@@ -298,7 +318,7 @@ class Values(nn.Module):
         return keys * values
 
 
-def ready(attention: nn.Module, one: bool, n: int = 4) -> Model:
+def ready(attention: nn.Module, one: bool, run: str, n: int = 4) -> Model:
     """A loop of a column's length, with attention that has a kernel."""
     torch.manual_seed(4)
     encode, first, step = Encode(), First(), Step()
@@ -310,7 +330,7 @@ def ready(attention: nn.Module, one: bool, n: int = 4) -> Model:
     begin = graph.concat(
         start, held.through(Nothing(), name="nothing", inside=True, pool=True), how="tuple"
     ).through(lambda h, nothing: h)
-    state = graph.loop()
+    state = graph.loop(run=run)
     state.join(begin.move(step=1))
     after = state.attend(held, attention, name="read").through(step, name="step")
     after.through(readout, name="readout").loss(loss)
@@ -352,11 +372,15 @@ ATTENTION = {
 
 
 @pytest.mark.both_ways
-@pytest.mark.parametrize("order", ORDERS[3::6], ids=str)
+@pytest.mark.parametrize(
+    ("order", "run"),
+    [*((order, "whole") for order in ORDERS[3::6]), (ORDERS[9], "steps")],
+    ids=str,
+)
 @pytest.mark.parametrize("one", [True, False], ids=["one tensor", "keys and values"])
 @pytest.mark.parametrize("kind", ATTENTION)
-def test_attention_with_a_kernel_has_the_gradients_of_autograd(kind, one, order):
-    model = ready(ATTENTION[kind](), one)
+def test_attention_with_a_kernel_has_the_gradients_of_autograd(kind, one, order, run):
+    model = ready(ATTENTION[kind](), one, run)
     model.graph.check(model.shapes, model.data[0])
     assert "attends to memory [activations]" in str(model.graph)
     total = model.total()

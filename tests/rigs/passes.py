@@ -36,6 +36,7 @@ from geartrain.runtime.hosts.hosts import Hosts
 from geartrain.runtime.processes.processes import Processes
 from geartrain.runtime.simulated import Simulated
 from geartrain.runtime.threads import Threads
+from tests.rigs.on_ray import on_ray
 
 POLICIES = ("sweeps", "fullest", "backward", "oldest", "random")
 AT_ONCE = Ramp(over=0)
@@ -91,6 +92,8 @@ class Order:
             return processes(self.workers)
         if self.runtime == "hosts":
             return hosts(self.workers)
+        if self.runtime == "ray":
+            return on_ray(self.workers)
         return Simulated(self.workers, seed=self.seed, jitter=self.jitter)
 
     def make_policy(self, worker: int) -> AbstractPolicy:

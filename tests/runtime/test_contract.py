@@ -33,6 +33,7 @@ from geartrain.runtime.base import AbstractRuntime, Feeder
 from geartrain.runtime.processes.processes import Processes
 from geartrain.runtime.simulated import Costs, Simulated
 from geartrain.runtime.threads import Threads
+from tests.rigs.on_ray import RAY, on_ray
 from tests.rigs.passes import AT_ONCE, Quiet, hosts, one_pass, weights_of
 
 RUNTIMES = {
@@ -44,13 +45,12 @@ RUNTIMES = {
     "processes 2": cache(lambda: Processes(2, kernel_threads=1)),  # one for all tests: cheaper
     "processes 3": cache(lambda: Processes(3, kernel_threads=1)),
     "hosts 2": partial(hosts, 2),
+    "ray 2": partial(on_ray, 2),
 }
+APART = ("processes", "hosts", "ray")  # workers have engines of their own
 
 
-APART = ("processes", "hosts")  # workers have engines of their own
-
-
-@pytest.fixture(params=RUNTIMES)
+@pytest.fixture(params=[pytest.param(n, marks=RAY if "ray" in n else ()) for n in RUNTIMES])
 def runtime(request) -> AbstractRuntime:
     return RUNTIMES[request.param]()
 
@@ -433,12 +433,17 @@ def test_two_interrupts_abandon_what_is_in_flight(runtime):
 
 
 def test_a_failure_after_an_interrupt_is_what_the_caller_hears(runtime, tmp_path):
+    here = os.getpid()
+
     class LateFailure(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.fail = tmp_path / "fail"  # which workers see, wherever they are
 
         def forward(self, x: Tensor) -> Tensor:
+            until = time.monotonic() + (0.004 if os.getpid() != here else 0.0)
+            while not self.fail.exists() and time.monotonic() < until:
+                time.sleep(0.001)  # else all may be through before the parent has heard of ten
             if self.fail.exists():
                 raise RuntimeError("while finishing")
             return x

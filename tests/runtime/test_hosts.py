@@ -22,6 +22,7 @@ from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.hosts import control, keepers
 from geartrain.runtime.hosts.control import Pieces, to_records
 from geartrain.runtime.hosts.hosts import Hosts
+from geartrain.runtime.hosts.keeper import PROTOCOL
 from geartrain.runtime.hosts.keepers import Host, Keepers
 from geartrain.transport.pulse import DEAD_S
 from geartrain.transport.record import Record
@@ -226,7 +227,7 @@ def test_when_the_parent_is_killed_workers_and_keepers_end_within_two_seconds():
 
 def test_a_host_that_cannot_be_reached_is_passed_over_for_a_spare_one(caplog):
     version = ".".join(map(str, sys.version_info[:2]))
-    said = {"ready": 1, "protocol": keepers.PROTOCOL, "python": version, "host": "h"}
+    said = {"ready": 1, "protocol": PROTOCOL, "python": version, "host": "h"}
     here = Host("127.0.0.1", command=("printf", json.dumps(said) + "\\n"))
     gone = Host("127.0.0.2", command=("false",))
     launcher = Keepers([gone, here], 1)

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 import geartrain as gt
+from geartrain.engine.costs import Cost
 from geartrain.engine.instrument import Fired, Progress, Updated
 from geartrain.engine.worker import Firing
 from geartrain.parts.part import PartState
 from geartrain.parts.trained import StepTaken
 from geartrain.train.observer import Observer, add_sums, means_of, tell
+from geartrain.train.work import PassWork
 
 
 def engine_at(finished, active=3, sums=None):
@@ -79,7 +81,8 @@ def test_firings_and_steps_carry_the_time_of_the_run(recorder):
         Fired(0, "a", "p", "backward", 5, 11.0, 11.5),
         Updated(1, "p", 3, 12, 12.0),
     ]
-    assert watch.work.busy() == {"a": 0.75} and watch.updates == {"p": 1} and watch.now_s == 1.5
+    assert watch.work.costs() == {"a": Cost(0.75, 1, 1)}
+    assert watch.updates == {"p": 1} and watch.now_s == 1.5
 
 
 def test_an_error_says_which_instrument_raised_it(recorder):
@@ -98,3 +101,11 @@ def test_sums_add_name_by_name_and_no_rows_have_no_mean():
     assert total == {"a": (4.0, 4), "b": (5.0, 0)}
     means = means_of(total)
     assert means["a"] == 1.0 and math.isnan(means["b"])
+
+
+def test_one_firing_that_took_long_is_not_what_a_node_costs():
+    work = PassWork()
+    for seconds in (9.0, 0.5, 0.5, 0.5, 0.5):
+        work.fired(0, Firing("a", "p", True, 10), seconds)
+    work.fired(0, Firing("few", "p", True, 10), 9.0)
+    assert work.costs() == {"a": Cost(2.5, 5, 0), "few": Cost(9.0, 1, 0)}

@@ -21,7 +21,7 @@ from geartrain.transport.keys import Keys
 from geartrain.transport.link import Transport
 from geartrain.transport.record import Record, encode
 
-LONG_S = 20.0
+LONG_S = 10.0
 ANY = "tcp://127.0.0.1:*"
 
 
@@ -304,3 +304,17 @@ def test_peers_without_a_key_or_with_anothers_are_refused(stack: ExitStack) -> N
     plain = stack.enter_context(Transport(1, 2, ANY, plain=True))
     with pytest.raises(ValueError, match="give Transport keys of its own"):
         plain.connect({0: a.address}, {0: group.public[0]})
+
+
+def test_who_gathers_waits_for_all_and_keeps_what_came_meanwhile(stack: ExitStack) -> None:
+    group = Group(stack, 3)
+    a, b, _ = group.members
+    group.connect(0, 1)
+    b.send(0, Record(16, (1,)))
+    with pytest.raises(TransportError, match=r"processes \[2\] have not connected to process 0"):
+        a.gather(0.1)
+    group.connect(2)
+    a.gather(LONG_S)
+    assert [record.ints for _, record in a.poll(LONG_S)] == [(1,)]
+    with Transport(0, 2, ANY, plain=True) as plain:
+        plain.gather(LONG_S)

@@ -24,9 +24,10 @@ from rich.table import Table
 from geartrain.bounds import require_at_most
 from geartrain.cli.exits import preparing, running, stopped
 from geartrain.cli.logs import logging_to
-from geartrain.cli.settings import RunSettings, config_of, cores, new_settings
+from geartrain.cli.settings import RunSettings, config_of, new_settings
 from geartrain.cli.train import make_session, result_of, staleness_over, updates_over
 from geartrain.cli.version import version
+from geartrain.device import cores
 from geartrain.engine.instrument import AbstractInstrument, EpochEnded, Worked
 from geartrain.frames.instance import Instance
 from geartrain.native import kind

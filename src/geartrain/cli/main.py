@@ -42,8 +42,11 @@ class RuntimeName(StrEnum):
     """Where parts run."""
 
     PROCESSES = "processes"
+    HOSTS = "hosts"
+    RAY = "ray"
     THREADS = "threads"
     SIMULATED = "simulated"
+    AUTO = "auto"
 
 
 class OnWorkerDeathName(StrEnum):
@@ -144,11 +147,20 @@ def train(
     recipe: RecipeArgument,
     data: DataOption = None,
     runtime: Annotated[
-        RuntimeName | None, typer.Option(help="Default threads.", show_default=False)
+        RuntimeName | None,
+        typer.Option(
+            help="Default threads; auto: measures the first instances, chooses, and says why.",
+            show_default=False,
+        ),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Default 2 or 1, as suits the recipe.", show_default=False),
+        typer.Option(
+            min=1,
+            help="Default 2 or 1, as suits the recipe; with --runtime auto at most so many, by "
+            "default as many as there are cores.",
+            show_default=False,
+        ),
     ] = None,
     max_active: Annotated[
         str | None,
@@ -217,8 +229,33 @@ def train(
     on_worker_death: Annotated[
         OnWorkerDeathName | None,
         typer.Option(
-            help="With --runtime processes: restore goes on from the last checkpoint, go_on has "
-            "other copies of the model (--mixer) go on. Default raise, which ends the run.",
+            help="With --runtime processes, hosts or ray: restore goes on from the last "
+            "checkpoint, go_on has other copies of the model (--mixer) go on. Default raise, which "
+            "ends the run.",
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="'ADDRESS [COMMAND ...]'",
+            help="With --runtime hosts: a host for a worker, and what starts a program there, such "
+            "as '10.0.0.2 ssh -T 10.0.0.2'; repeated for more. Default: this host.",
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="With --runtime hosts: of this host, as workers see it. With --runtime ray: of a "
+            "cluster, or auto; default: a Ray on this host.",
+            show_default=False,
+        ),
+    ] = None,
+    resources: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=N,...",
+            help="With --runtime ray: of each worker, as CPU=1,GPU=0.5. Default CPU=1.",
             show_default=False,
         ),
     ] = None,
@@ -260,6 +297,9 @@ def train(
         "precision": None if precision is None else precision.value,
         "device": device,
         "on_worker_death": None if on_worker_death is None else on_worker_death.value,
+        "hosts": "; ".join(host) if host else None,
+        "address": address,
+        "resources": resources,
     }
     watching = command.Watching(tensorboard=tensorboard, trace=trace, as_json=as_json)
     command.train(recipe, given, option or [], data, out, resume, watching)

@@ -6,8 +6,8 @@ command line (None: not given) ─┬─ new run: the recipe's defaults fill in
 
 from __future__ import annotations
 
-import os
 import platform
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,11 +33,14 @@ from geartrain.bounds import (
 )
 from geartrain.cli.copies import parse_link, parse_speeds, require_mixer
 from geartrain.data.points import require_evaluate_every
-from geartrain.device import require_device
+from geartrain.device import cores, require_device
 from geartrain.errors import DataError
 from geartrain.frames.precision import Precision, require_precision
 from geartrain.recipes import Recipe, Setting, Value, find_recipe
 from geartrain.runtime.base import AbstractRuntime
+from geartrain.runtime.hosts.hosts import Hosts
+from geartrain.runtime.hosts.keepers import Host
+from geartrain.runtime.hosts.on_ray import Ray
 from geartrain.runtime.processes.processes import Processes
 from geartrain.runtime.processes.supervised import OnWorkerDeath
 from geartrain.runtime.simulated import Costs, Simulated
@@ -45,9 +48,14 @@ from geartrain.runtime.threads import Threads
 from geartrain.schema import Mismatch, NotNegative, Range, read
 from geartrain.sharing.neighbours import Neighbours
 from geartrain.sharing.topology import topology_of
+from geartrain.train.auto import Auto
 from geartrain.train.results import Target
 
-RUNTIMES = ("processes", "threads", "simulated")
+RUNTIMES = ("processes", "hosts", "ray", "threads", "simulated", "auto")
+_APART = ("processes", "hosts", "ray")
+"""Whose workers are processes: the same training, wherever they are."""
+_WHERE = {"hosts": ("hosts",), "address": ("hosts", "ray"), "resources": ("ray",)}
+"""Settings that say where workers are, and the runtimes that they go with."""
 
 
 @final
@@ -57,8 +65,8 @@ class RunSettings:
 
     Args:
         recipe: Name.
-        runtime: ``processes``, ``threads`` or ``simulated``.
-        workers: How many.
+        runtime: ``processes``, ``hosts``, ``ray``, ``threads``, ``simulated`` or ``auto``.
+        workers: How many; for ``auto`` at most.
         max_active: Most instances in flight, or ``auto``: as the network wants.
         update_every: In the recipe's unit.
         epochs: Planned.
@@ -71,8 +79,13 @@ class RunSettings:
         topology, mixer: Who talks to whom, and how; None and None: no copies of the model.
         speeds, link: Speeds, latency and bandwidth as text, for ``simulated``.
         costs: Seconds a firing and a row by node, measured, for ``simulated``.
-        on_worker_death: For ``processes``: ``raise``, ``restore`` or ``go_on``, or None, as
-            ``raise``. It changes nothing of the training; a run may be resumed with another.
+        on_worker_death: For ``processes``, ``hosts`` and ``ray``: ``raise``, ``restore`` or
+            ``go_on``, or None, as ``raise``. It changes nothing of the training; a run may be
+            resumed with another, and so it is with where workers are: with these runtimes, and what
+            follows.
+        hosts: Addresses and commands as text, for ``hosts``; None: this host.
+        address: Of this host, for ``hosts``; of a cluster, for ``ray``.
+        resources: Of each worker as text, for ``ray``.
         precision: ``full`` or ``bf16``.
         device: Of all parts, or None: the CPU. It changes nothing but speed and rounding, so a run
             may be resumed on another.
@@ -99,9 +112,14 @@ class RunSettings:
     link: str | None = None
     costs: Mapping[str, tuple[NotNegative, NotNegative]] | None = None
     on_worker_death: OnWorkerDeath | None = None
+    hosts: str | None = None
+    address: str | None = None
+    resources: str | None = None
 
-    def make_runtime(self) -> AbstractRuntime:
+    def make_runtime(self) -> AbstractRuntime | Auto:
         """The runtime of this name and size."""
+        if self.runtime == "auto":
+            return Auto(workers=self.workers)
         if self.runtime == "simulated":
             # One kernel thread: sums are then added in the same order on every machine.
             torch.set_num_threads(1)
@@ -112,8 +130,19 @@ class RunSettings:
                 costs = replace(costs, nodes=nodes, backward=0.0)
             speeds = parse_speeds(self.speeds, self.workers)
             return Simulated(self.workers, seed=self.seed, costs=costs, speeds=speeds)
+        then = self.on_worker_death or "raise"
         if self.runtime == "processes":
-            return Processes(self.workers, on_worker_death=self.on_worker_death or "raise")
+            return Processes(self.workers, on_worker_death=then)
+        if self.runtime == "hosts":
+            hosts = self.workers if self.hosts is None else parse_hosts(self.hosts)
+            return Hosts(hosts, self.workers, address=self.address, on_worker_death=then)
+        if self.runtime == "ray":
+            return Ray(
+                self.workers,
+                self.address,
+                resources=parse_resources(self.resources),
+                on_worker_death=then,
+            )
         return Threads(self.workers)
 
     @property
@@ -164,8 +193,8 @@ def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> RunSettings:
     """
     options = recipe.complete(given["options"] or {})
     copies_model = given.get("topology") is not None or given.get("mixer") is not None
-    workers = min(2, cores())
-    if recipe.workers is not None and given["runtime"] != "simulated":
+    workers = cores() if given["runtime"] == "auto" else min(2, cores())
+    if recipe.workers is not None and given["runtime"] not in ("simulated", "auto"):
         workers = min(recipe.workers, workers)
     if not copies_model or given["runtime"] == "simulated":
         workers = max(workers, given["replicas"] or 1)
@@ -188,6 +217,7 @@ def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> RunSettings:
         "link": None,
         "costs": None,
         "on_worker_death": None,
+        **dict.fromkeys(_WHERE),
     }
     chosen = {
         name: default if given.get(name) is None else given[name]
@@ -208,9 +238,9 @@ def resumed_settings(
         DataError: The config is not one of ours.
     """
     settings = on_device(settings_from_json(config), given["device"])
-    if (chosen := given.get("on_worker_death")) is not None:
-        settings = replace(settings, on_worker_death=chosen)
-        _require_deaths(settings)
+    settings = _moved(settings, given)
+    _require_deaths(settings)
+    _require_where(settings)
     was = asdict(settings)
     differing = [] if recipe.name == settings.recipe else [f"RECIPE {settings.recipe}"]
     for name, value in given.items():
@@ -227,6 +257,18 @@ def resumed_settings(
             "the options that differ, or start another run with another --out"
         )
     return settings
+
+
+def _moved(settings: RunSettings, given: Mapping[str, Any]) -> RunSettings:
+    """The settings of a run whose workers, if they are processes, are to be elsewhere now."""
+    names = ["on_worker_death"]
+    changed: dict[str, Any] = {}
+    runtime = given.get("runtime") or settings.runtime
+    if {runtime, settings.runtime} <= {*_APART}:
+        names += ["runtime", *_WHERE]
+        changed = {k: None for k, those in _WHERE.items() if runtime not in those}
+    changed |= {k: given[k] for k in names if given.get(k) is not None}
+    return replace(settings, **changed)
 
 
 def on_device(settings: RunSettings, device: str | None) -> RunSettings:
@@ -309,6 +351,7 @@ def require_settings(recipe: Recipe, settings: RunSettings) -> None:
             "geartrain simulate"
         )
     _require_deaths(settings)
+    _require_where(settings)
     if not settings.copies_model and settings.replicas > settings.workers:
         raise ValueError(
             f"replicas={settings.replicas} with workers={settings.workers}: every copy has a "
@@ -318,12 +361,59 @@ def require_settings(recipe: Recipe, settings: RunSettings) -> None:
 
 
 def _require_deaths(settings: RunSettings) -> None:
-    if settings.on_worker_death is not None and settings.runtime != "processes":
+    if settings.on_worker_death is not None and settings.runtime not in _APART:
         raise ValueError(
             f"--on-worker-death {settings.on_worker_death}: workers of --runtime "
-            f"{settings.runtime} live and die with the program; give --runtime processes, or leave "
-            "it out"
+            f"{settings.runtime} live and die with the program; give --runtime processes (or "
+            "hosts, ray), or leave it out"
         )
+
+
+def _require_where(settings: RunSettings) -> None:
+    for name, runtimes in _WHERE.items():
+        if getattr(settings, name) is not None and settings.runtime not in runtimes:
+            option = "host" if name == "hosts" else name
+            raise ValueError(
+                f"--{option} goes with --runtime {' or '.join(runtimes)}, and the runtime is "
+                f"{settings.runtime}"
+            )
+    if settings.hosts is not None and len(parse_hosts(settings.hosts)) < settings.workers:
+        raise ValueError(
+            f"--host: {len(parse_hosts(settings.hosts))} for {settings.workers} workers; repeat it "
+            "for each worker"
+        )
+    parse_resources(settings.resources)
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """``ADDRESS [COMMAND ...]; ...`` as hosts of one worker each.
+
+    Raises:
+        ValueError: It is not so.
+    """
+    found = []
+    for each in text.split(";"):
+        address, *command = shlex.split(each) or [""]
+        found.append(Host(address, command=command))
+    return found
+
+
+def parse_resources(text: str | None) -> dict[str, float] | None:
+    """``NAME=N,...`` as numbers by name.
+
+    Raises:
+        ValueError: It is not so.
+    """
+    if text is None:
+        return None
+    found = {}
+    for each in text.split(","):
+        name, _, number = each.partition("=")
+        try:
+            found[name.strip()] = float(number)
+        except ValueError as error:
+            raise ValueError(f"--resources {text}: {each!r} is not NAME=N, as CPU=1") from error
+    return found
 
 
 def _require_numbers(settings: RunSettings) -> None:
@@ -357,10 +447,3 @@ def _require_copies(settings: RunSettings) -> None:
         topology_of(setting.topology).neighbours(settings.replicas)
     parse_link(settings.link)
     parse_speeds(settings.speeds, settings.workers)
-
-
-def cores() -> int:
-    """How many this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -29,6 +29,7 @@ from geartrain.observe.tensorboard import TensorBoard
 from geartrain.observe.trace import PerfettoTrace
 from geartrain.recipes import Recipe, Task, find_recipe
 from geartrain.runtime.base import AbstractRuntime
+from geartrain.train.auto import Auto
 from geartrain.train.checkpoint import read_checkpoint
 from geartrain.train.options import Compute
 from geartrain.train.results import epoch_from_json, staleness_of
@@ -166,7 +167,7 @@ def make_session(
     settings: RunSettings,
     task: Task,
     instruments: Sequence[AbstractInstrument],
-    runtime: AbstractRuntime,
+    runtime: AbstractRuntime | Auto,
 ) -> Session:
     """A session that trains a task as the settings say."""
     return Session(
@@ -177,7 +178,7 @@ def make_session(
         compute=Compute(precision=settings.precision, device=settings.device),
         seed=settings.seed,
         instruments=instruments,
-        **task.settings(settings.workers, settings.neighbours()),
+        **task.settings(settings.workers, settings.neighbours(), chosen=settings.runtime == "auto"),
     )
 
 
@@ -211,6 +212,9 @@ def _run(prepared: _Prepared, folder: RunFolder) -> dict[str, Any]:
             raise stopped(interrupt, said) from interrupt
         history, deaths = fit.history, {"deaths": fit.deaths, "repeated": fit.repeated}
     result = result_of(settings, history)
+    if settings.runtime == "auto":  # what has become of it
+        runtime = prepared.session.runtime
+        result |= {"runtime": runtime.name, "workers": runtime.workers}
     if settings.on_worker_death in ("restore", "go_on"):
         result |= deaths
     result["max_active"] = prepared.session.settings.max_active

@@ -21,6 +21,7 @@ from torch import nn
 from geartrain.bounds import ACTIVE, MOST_ACTIVE, MOST_ROWS, ROWS, require_at_most
 from geartrain.device import require_device
 from geartrain.engine.controller import AbstractRamp, ControllerState, Ramp
+from geartrain.engine.costs import Cost
 from geartrain.engine.instrument import AbstractMeter
 from geartrain.engine.mailbox import AbstractPolicy, Sweeps
 from geartrain.engine.order import standings
@@ -108,7 +109,7 @@ class MadeOf:
     settings: Settings
     workers: int
     placement: Mapping[str, int]
-    costs: Mapping[str, float]
+    costs: Mapping[str, Cost]
     sharing: AbstractSharingState
 
     def engine(self, trained: int) -> Engine:
@@ -145,7 +146,7 @@ class Engine:
         settings: Numbers and policies.
         workers: How many.
         placement: Part or node name to worker; the rest is placed by ``costs``.
-        costs: Seconds by node name, measured; empty: by numbers of parameters.
+        costs: By node name, measured; empty: by numbers of parameters.
         trained: Instances finished in training so far.
         sharing: Who else has the weights of the parts; None: nobody has.
     """
@@ -157,7 +158,7 @@ class Engine:
         settings: Settings,
         workers: int = 1,
         placement: Mapping[str, int] | None = None,
-        costs: Mapping[str, float] | None = None,
+        costs: Mapping[str, Cost] | None = None,
         trained: int = 0,
         sharing: AbstractSharingState | None = None,
     ) -> None:
@@ -248,7 +249,7 @@ class Engine:
         return [Owner(in_place_of(function, module, w.module), w) for w in weights]
 
     def _homes(
-        self, workers: int, placement: Mapping[str, int], costs: Mapping[str, float]
+        self, workers: int, placement: Mapping[str, int], costs: Mapping[str, Cost]
     ) -> dict[int, int]:
         """Node number to worker."""
         if not self.sharing.apart:

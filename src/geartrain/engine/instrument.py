@@ -33,6 +33,21 @@ class RunStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class Chosen:
+    """What costs had to decide is decided: where nodes live, or with ``runtime="auto"`` all of it.
+
+    It holds from the next pass on. After a resume it is told again, without being measured again.
+    """
+
+    runtime: str
+    workers: int
+    nodes: Mapping[str, int]  # node name -> worker
+    sharing: str  # how workers share weights, where they have copies of the graph
+    why: str  # a line
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Fired:
     """One node ran one batch."""
 
@@ -236,6 +251,9 @@ class AbstractInstrument:
 
     def on_run_started(self, event: RunStarted) -> None:
         """A run begins."""
+
+    def on_chosen(self, event: Chosen) -> None:
+        """It has been decided, by what was measured, who does what from now on."""
 
     def on_fired(self, event: Fired) -> None:
         """A node has run a batch."""

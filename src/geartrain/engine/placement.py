@@ -1,18 +1,27 @@
 """Which worker a node lives on.
 
-Nodes of one part live together, with the part; copies of it on different workers. Longest
-processing time first: the costliest part goes to the worker with least to do. A node without
+Nodes of one part live together, with the part; copies of it on different workers. A node without
 weights lives where most of its rows come from.
+
+    measured costs     the worker with most to do has as little as can be found: its nodes' seconds,
+                       those without weights among them, and the batches that it sends and receives
+    none               longest processing time first, by numbers of parameters
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final, NoReturn, TypeAlias, final
 
+from geartrain.engine.costs import MESSAGE_S, NOTHING, Cost
 from geartrain.graph.wiring import Wiring
 from geartrain.nodes.node import AbstractNode
 from geartrain.parts.part import PartState
+
+Block: TypeAlias = tuple[str, ...]
+"""Names of groups of nodes that live together."""
+
+_SWAPPED: Final = 12  # blocks, at most, that are tried in each other's place
 
 
 def place(
@@ -20,7 +29,7 @@ def place(
     parts: Mapping[str, PartState],
     workers: int,
     by_hand: Mapping[str, int],
-    costs: Mapping[str, float],
+    costs: Mapping[str, Cost],
     among: Collection[int] | None = None,
 ) -> dict[int, int]:
     """Node number to worker.
@@ -30,7 +39,7 @@ def place(
         parts: By name.
         workers: How many.
         by_hand: Part or node name to worker.
-        costs: Seconds by node name; where there are none, numbers of parameters stand for them.
+        costs: By node name; where there are none, numbers of parameters stand for them.
         among: The nodes that are to be placed; None: all.
 
     Raises:
@@ -38,37 +47,235 @@ def place(
     """
     nodes = {n: x for n, x in wiring.nodes.items() if among is None or n in among}
     _check_names(nodes, parts, workers, by_hand)
-    home: dict[int, int] = {}
-    load = [0.0] * workers
-    taken: dict[str, int] = {}
     groups, whole = _groups(nodes)
-    weight = {name: _cost(whole[name], group, parts, costs) for name, group in groups.items()}
-    wished = {name: _wished(whole[name], group, by_hand) for name, group in groups.items()}
     blocks = _blocks(wiring, groups)
-    heavy = {block: sum(weight[name] for name in block) for block in blocks}
-    named = {block: any(wished[name] is not None for name in block) for block in blocks}
-    for block in sorted(blocks, key=lambda b: (not named[b], -heavy[b], b)):
-        wishes = {wish for name in block if (wish := wished[name]) is not None}
-        if len(wishes) > 1:
-            told = ", ".join(f"'{n}' on {wished[n]}" for n in block if wished[n] is not None)
-            raise ValueError(
-                f"parts that read one memory are placed apart, {told}; all that reads a memory "
-                "lives on one worker, with the memory: name one worker for them"
-            )
-        originals = {name.split("#")[0] for name in block}
-        beside = [taken[g] for g in taken if g.split("#")[0] in originals]
-        free = [w for w in range(workers) if w not in beside] or list(range(workers))
-        worker = wishes.pop() if wishes else min(free, key=lambda w: (load[w], w))
-        load[worker] += heavy[block]
-        for name in block:
-            taken[name] = worker
-            for node in groups[name]:
-                home[node.id] = worker
+    wished = {name: _wished(whole[name], group, by_hand) for name, group in groups.items()}
+    fixed = {b: w for b in blocks if (w := _wish(b, wished)) is not None}
+    if costs:
+        weight = _weights_by_cost(wiring, nodes, groups, blocks, by_hand, costs)
+    else:
+        weight = {b: _parameters(b, whole, parts) for b in blocks}
+    chosen = _longest_first(blocks, weight, fixed, workers)
+    if costs and workers > 1:
+        crossing = _crossings(wiring, nodes, groups, blocks, by_hand, costs)
+        bill = _Bill(weight, crossing, workers)
+        together = {block: fixed.get(block, 0) for block in blocks}
+        starts = [chosen, _in_a_row(blocks, weight, fixed, workers), together]
+        chosen = min((_improved(start, fixed, bill) for start in starts), key=bill)
+    home = {n.id: w for block, w in chosen.items() for name in block for n in groups[name]}
     _place_others(wiring, nodes, by_hand, home)
     for numbers in wiring.together:
         if len({home[number] for number in numbers if number in home}) > 1:
             _refuse_parted(wiring, numbers, home)
     return home
+
+
+def loads(
+    wiring: Wiring, home: Mapping[int, int], workers: int, costs: Mapping[str, Cost]
+) -> list[float]:
+    """Seconds of each worker where nodes live so, batches from worker to worker among them."""
+    found = [0.0] * workers
+    for number, node in wiring.nodes.items():
+        found[home[number]] += costs.get(node.name, NOTHING).seconds
+    for a, b, seconds in _wires(wiring, costs):
+        if home[a] != home[b]:
+            found[home[a]] += seconds / 2
+            found[home[b]] += seconds / 2
+    return found
+
+
+def shares(
+    wiring: Wiring, by_hand: Mapping[str, int], costs: Mapping[str, Cost]
+) -> dict[Block, float]:
+    """Parts that live together, and seconds of their nodes and of those beside them."""
+    groups, whole = _groups(wiring.nodes)
+    weight = _weights_by_cost(wiring, wiring.nodes, groups, _blocks(wiring, groups), by_hand, costs)
+    return {tuple(n for head in b for n in whole[head]): s for b, s in weight.items()}
+
+
+def _longest_first(
+    blocks: Sequence[Block],
+    weight: Mapping[Block, float],
+    fixed: Mapping[Block, int],
+    workers: int,
+) -> dict[Block, int]:
+    """The costliest block goes to the worker with least to do, those placed by hand first."""
+    load, taken, chosen = [0.0] * workers, dict[str, int](), dict[Block, int]()
+    for block in sorted(blocks, key=lambda b: (b not in fixed, -weight[b], b)):
+        originals = {name.split("#")[0] for name in block}
+        beside = [taken[g] for g in taken if g.split("#")[0] in originals]
+        free = [w for w in range(workers) if w not in beside] or list(range(workers))
+        worker = fixed[block] if block in fixed else min(free, key=lambda w: (load[w], w))
+        load[worker] += weight[block]
+        taken |= dict.fromkeys(block, worker)
+        chosen[block] = worker
+    return chosen
+
+
+def _in_a_row(
+    blocks: Sequence[Block],
+    weight: Mapping[Block, float],
+    fixed: Mapping[Block, int],
+    workers: int,
+) -> dict[Block, int]:
+    """Blocks in the order of the graph, so that what follows one another lives together."""
+    total, before, chosen = sum(weight.values()), 0.0, dict[Block, int]()
+    for block in blocks:
+        middle = before + weight[block] / 2
+        worker = min(int(workers * middle / total), workers - 1) if total else 0
+        chosen[block] = fixed.get(block, worker)
+        before += weight[block]
+    return chosen
+
+
+@final
+class _Bill:
+    """What a placement costs; a smaller one is better.
+
+    Args:
+        weight: Seconds of each block.
+        crossing: Seconds of the batches between two blocks, if these live apart.
+        workers: How many.
+    """
+
+    def __init__(
+        self,
+        weight: Mapping[Block, float],
+        crossing: Mapping[tuple[Block, Block], float],
+        workers: int,
+    ) -> None:
+        self.workers = workers
+        self._weight, self._crossing = weight, crossing
+        originals = [(b, {name.split("#")[0] for name in b}) for b in weight]
+        self._copies = [
+            (a, b) for k, (a, one) in enumerate(originals) for b, two in originals[:k] if one & two
+        ]
+
+    def __call__(self, chosen: Mapping[Block, int]) -> tuple[int, float, float]:
+        """Copies that live with one another, seconds of the worker with most, and of batches."""
+        load, carried = [0.0] * self.workers, 0.0
+        for block, worker in chosen.items():
+            load[worker] += self._weight[block]
+        for (a, b), seconds in self._crossing.items():
+            if chosen[a] != chosen[b]:
+                load[chosen[a]] += seconds / 2
+                load[chosen[b]] += seconds / 2
+                carried += seconds
+        # Rounded, so that sums in another order are no reason to move.
+        beside = sum(chosen[a] == chosen[b] for a, b in self._copies)
+        return beside, float(f"{max(load):.9g}"), float(f"{carried:.9g}")
+
+
+def _improved(
+    chosen: dict[Block, int], fixed: Mapping[Block, int], bill: _Bill
+) -> dict[Block, int]:
+    """Moved and swapped one by one, for as long as that makes it better."""
+    best = bill(chosen)
+    while True:
+        found = min(_changed(chosen, fixed, bill.workers), key=bill, default=chosen)
+        if bill(found) >= best:
+            return chosen
+        chosen, best = found, bill(found)
+
+
+def _changed(
+    chosen: Mapping[Block, int], fixed: Mapping[Block, int], workers: int
+) -> Iterator[dict[Block, int]]:
+    free = [block for block in chosen if block not in fixed]
+    for block in free:
+        for worker in range(workers):
+            if worker != chosen[block]:
+                yield {**chosen, block: worker}
+    # Of many there is always one to move that makes up for the rest.
+    for k, a in enumerate(free if len(free) <= _SWAPPED else ()):
+        for b in free[:k]:
+            if chosen[a] != chosen[b]:
+                yield {**chosen, a: chosen[b], b: chosen[a]}
+
+
+def _weights_by_cost(
+    wiring: Wiring,
+    nodes: Mapping[int, AbstractNode],
+    groups: Mapping[str, Sequence[AbstractNode]],
+    blocks: Sequence[Block],
+    by_hand: Mapping[str, int],
+    costs: Mapping[str, Cost],
+) -> dict[Block, float]:
+    """Seconds of each block, with those of the nodes that will live beside it."""
+    beside = _beside(wiring, nodes, groups, blocks, by_hand)
+    weight = dict.fromkeys(blocks, 0.0)
+    for number, block in beside.items():
+        if block is not None:
+            weight[block] += costs.get(wiring.nodes[number].name, NOTHING).seconds
+    return weight
+
+
+def _crossings(
+    wiring: Wiring,
+    nodes: Mapping[int, AbstractNode],
+    groups: Mapping[str, Sequence[AbstractNode]],
+    blocks: Sequence[Block],
+    by_hand: Mapping[str, int],
+    costs: Mapping[str, Cost],
+) -> dict[tuple[Block, Block], float]:
+    """Seconds of the batches that go from block to block."""
+    beside = _beside(wiring, nodes, groups, blocks, by_hand)
+    found: dict[tuple[Block, Block], float] = {}
+    for a, b, seconds in _wires(wiring, costs):
+        ends = beside.get(a), beside.get(b)
+        if ends[0] is not None and ends[1] is not None and ends[0] != ends[1]:
+            key = ends[0], ends[1]
+            found[key] = found.get(key, 0.0) + seconds
+    return found
+
+
+def _wires(wiring: Wiring, costs: Mapping[str, Cost]) -> Iterator[tuple[int, int, float]]:
+    """Nodes that send to one another, and what their batches cost where they live apart."""
+    for (source, _), (reader, _) in wiring.readers.items():
+        writers, readers = wiring.copies[source], wiring.copies[reader]
+        for k in range(max(len(writers), len(readers)) if writers and readers else 0):
+            a, b = writers[min(k, len(writers) - 1)], readers[min(k, len(readers) - 1)]
+            there = costs.get(wiring.nodes[a].name, NOTHING).forward
+            back = costs.get(wiring.nodes[b].name, NOTHING).backward
+            yield a, b, (there + back) * MESSAGE_S
+
+
+def _beside(
+    wiring: Wiring,
+    nodes: Mapping[int, AbstractNode],
+    groups: Mapping[str, Sequence[AbstractNode]],
+    blocks: Sequence[Block],
+    by_hand: Mapping[str, int],
+) -> dict[int, Block | None]:
+    """The block that each node lives with, wherever that is; None: it is placed by hand."""
+    number = {name: k for k, block in enumerate(blocks) for name in block}
+    at = {node.id: number[name] for name, group in groups.items() for node in group}
+    alone = [n.name for n in nodes.values() if n.name in by_hand and n.id not in at]
+    _place_others(wiring, nodes, dict.fromkeys(alone, -1), at)
+    return {n: blocks[k] if 0 <= k < len(blocks) else None for n, k in at.items()}
+
+
+def _parameters(
+    block: Block, whole: Mapping[str, Sequence[str]], parts: Mapping[str, PartState]
+) -> float:
+    names = [name for head in block for name in whole[head]]
+    return float(sum(p.numel() for name in names for p in parts[name].parameters))
+
+
+def _wish(block: Block, wished: Mapping[str, int | None]) -> int | None:
+    """The worker that is named for a block.
+
+    Raises:
+        ValueError: Several are.
+    """
+    wishes = {wish for name in block if (wish := wished[name]) is not None}
+    if len(wishes) > 1:
+        told = ", ".join(f"'{n}' on {wished[n]}" for n in block if wished[n] is not None)
+        raise ValueError(
+            f"parts that read one memory are placed apart, {told}; all that reads a memory "
+            "lives on one worker, with the memory: name one worker for them"
+        )
+    return wishes.pop() if wishes else None
 
 
 def _wished(
@@ -88,7 +295,7 @@ def _wished(
     return wished.pop() if wished else None
 
 
-def _blocks(wiring: Wiring, groups: Mapping[str, Sequence[AbstractNode]]) -> list[tuple[str, ...]]:
+def _blocks(wiring: Wiring, groups: Mapping[str, Sequence[AbstractNode]]) -> list[Block]:
     """Names of parts that live together, as they read one memory; most are by themselves."""
     head = {node.id: name for name, group in groups.items() for node in group}
     block = {name: [name] for name in groups}
@@ -128,20 +335,9 @@ def _groups(
     return groups, whole
 
 
-def _cost(
-    names: Sequence[str],
-    group: list[AbstractNode],
-    parts: Mapping[str, PartState],
-    costs: Mapping[str, float],
-) -> float:
-    if costs:
-        return sum(costs.get(n.name, 0.0) for n in group)
-    return float(sum(p.numel() for name in names for p in parts[name].parameters))
-
-
 def _place_others(
     wiring: Wiring,
-    nodes: Mapping[int, AbstractNode],
+    nodes: Collection[int],
     by_hand: Mapping[str, int],
     home: dict[int, int],
 ) -> None:

@@ -19,7 +19,8 @@ import numpy as np
 from geartrain.errors import EndlessLoopError
 from geartrain.frames.message import Forward, IntArray
 from geartrain.graph.loops import back_ports
-from geartrain.graph.wiring import Port, Wiring
+from geartrain.graph.operator import Port
+from geartrain.graph.wiring import Wiring
 
 Passed: TypeAlias = tuple[Port, IntArray]
 """Where rows have entered a loop again, and the slots of their instances, one entry a row."""

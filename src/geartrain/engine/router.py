@@ -27,7 +27,8 @@ from geartrain.frames.message import (
     distinct,
     join_arrays,
 )
-from geartrain.graph.wiring import Port, Wiring
+from geartrain.graph.operator import Port
+from geartrain.graph.wiring import Wiring
 from geartrain.nodes.control import AbstractStep, Passage
 from geartrain.nodes.node import Emission
 

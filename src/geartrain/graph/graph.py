@@ -26,7 +26,7 @@ from torch import nn
 from geartrain.errors import GraphError
 from geartrain.frames.frame import Schema, View
 from geartrain.frames.instance import Instance
-from geartrain.graph import drawing, wiring
+from geartrain.graph import checking, drawing, wiring
 from geartrain.graph.gear import Gear, Geared
 from geartrain.graph.loops import Run
 from geartrain.graph.memory import Holding
@@ -699,7 +699,7 @@ class Graph:
                 belong to no part, modules that mix rows, endless loops; names node and port, what
                 came and what was expected.
         """
-        wiring.check(self, shapes or {}, like)
+        checking.check(self, shapes or {}, like)
 
     def __str__(self) -> str:
         return drawing.text(self)

@@ -14,8 +14,9 @@ from typing import final
 from geartrain.errors import GraphError
 from geartrain.frames.frame import Schema
 from geartrain.frames.precision import Precision
-from geartrain.graph.loops import Port, Region, back_ports
-from geartrain.graph.operator import AbstractOperator, Made, Spec
+from geartrain.graph.loops import Region, back_ports
+from geartrain.graph.memory import Holding
+from geartrain.graph.operator import AbstractOperator, Made, Port, Spec
 from geartrain.graph.operators import (
     Copying,
     Detaching,
@@ -30,7 +31,9 @@ from geartrain.graph.operators import (
 from geartrain.graph.through import Through
 from geartrain.nodes.control import AbstractStep
 from geartrain.nodes.gather import Group, JoinNode
-from geartrain.nodes.loop.node import Inner, LoopDoor, LoopNode
+from geartrain.nodes.kernel import AbstractKernel
+from geartrain.nodes.loop.door import LoopDoor
+from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loop.plan import (
     AbstractStage,
     CallStage,
@@ -44,6 +47,7 @@ from geartrain.nodes.loop.plan import (
     StepStage,
     StoreStage,
 )
+from geartrain.nodes.loop.turn import Inner, Reads
 from geartrain.nodes.loop.values import (
     AbstractValue,
     Detached,
@@ -52,6 +56,7 @@ from geartrain.nodes.loop.values import (
     SomeColumns,
     Stored,
 )
+from geartrain.nodes.memory import AbstractMemoryKernel, Held
 from geartrain.nodes.node import Place
 from geartrain.nodes.structure import Flatmap
 from geartrain.nodes.weights import AbstractWeights
@@ -78,11 +83,26 @@ class Looping(AbstractOperator):
         """The modules in it."""
         return [o for o in self.members if isinstance(o, Through)]
 
+    @property
+    def memories(self) -> list[int]:
+        """Numbers of the operators that hold what is read in it."""
+        return [memory.id for memory in memories_of(self.members, self.region)]
+
     def specs(self, given: Sequence[Spec], schema: Schema) -> list[Spec]:
         raise GraphError(f"'{self.name}' is made after a graph has been checked")
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:
         raise GraphError(f"'{self.name}' is made of the operators in it")
+
+
+def memories_of(operators: Sequence[AbstractOperator], region: Region) -> list[Holding]:
+    """What is read in a loop, each once."""
+    read = {
+        o.memory.id: o.memory
+        for o in operators
+        if isinstance(o, Through) and o.memory is not None and o.id in region.operators
+    }
+    return list(read.values())
 
 
 def make_loop(
@@ -92,6 +112,7 @@ def make_loop(
     readers: Mapping[Port, Port],
     throughs: Mapping[int, tuple[Through, AbstractWeights | None]],
     precision: Precision,
+    held: Mapping[int, Held],
 ) -> tuple[LoopDoor, LoopNode]:
     """Fresh nodes.
 
@@ -101,8 +122,9 @@ def make_loop(
         readers: Output port in it to the input port that it leads to, merges resolved.
         throughs: By number of the operator, with a copy's own function, and its weights.
         precision: Of the rows.
+        held: By number of the operator that holds it, each memory that is read in the loop.
     """
-    return _Builder(looping, place, readers, throughs, precision).nodes(door_place)
+    return _Builder(looping, place, readers, throughs, precision, held).nodes(door_place)
 
 
 @final
@@ -114,7 +136,9 @@ class _Builder:
         readers: Mapping[Port, Port],
         throughs: Mapping[int, tuple[Through, AbstractWeights | None]],
         precision: Precision,
+        held: Mapping[int, Held],
     ) -> None:
+        self._held = held
         self._region = looping.region
         self._members = {o.id: o for o in looping.members}
         self._place, self._readers = place, readers
@@ -162,8 +186,9 @@ class _Builder:
             entries.append(LoopEntry(value, self._stages[reader], into))
         stages = [*self._stages.values(), *between, *exits]
         planner = Planner(entries, stages, len(exits), self._count)
-        door = LoopDoor(door_place, region.inputs, len(entries), leaving)
-        for name in region.inputs:
+        inputs = region.inputs if region.counted else None
+        door = LoopDoor(door_place, inputs, len(entries), leaving)
+        for name in inputs or ():
             place.arena.count_fed(name)
         node = LoopNode(
             place, door, planner, self._inner, entering, leaving, ahead=not region.deciding
@@ -287,12 +312,19 @@ class _Builder:
 
     def _call(self, operator: Through, place: Place) -> CallStage:
         through, weights = self._throughs[operator.id]
-        call, kernel, choice = through.computed(weights, self._precision)
+        reads, choice = None, None
+        kernel: AbstractKernel | AbstractMemoryKernel
+        if operator.memory is None:
+            call, kernel, choice = through.computed(weights, self._precision)
+        else:
+            call, kernel = through.computed_with_memory(self._precision)
+            column = place.schema.state[operator.memory.column]
+            reads = Reads(self._held[operator.memory.id], column)
         source = self._value(("in", operator.id, 0))
         into = self._value(("out", operator.id, 0))
         assert isinstance(into, Stored)
-        self._inner.append(Inner(place.name, place, call, kernel, choice, weights, source))
-        return CallStage(len(self._inner) - 1, into)
+        self._inner.append(Inner(place.name, place, call, kernel, choice, weights, source, reads))
+        return CallStage(len(self._inner) - 1, source, into, pools=call.pool)
 
 
 def door_name(name: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeAlias, final
 import numpy as np
 
 from geartrain.graph.memory import Holding
-from geartrain.graph.operator import AbstractOperator, Input
+from geartrain.graph.operator import AbstractOperator, Input, Port
 from geartrain.graph.operators import (
     Copying,
     Detaching,
@@ -42,7 +42,6 @@ DEFAULT: Final[Run] = "auto"
 
 _STRONGEST: Final[tuple[Run, ...]] = ("steps", "whole", "auto")
 
-Port: TypeAlias = tuple[int, int]
 _Count: TypeAlias = dict[tuple[str, Any], int]
 """Rows as a sum: of inputs by name, of routes' ports and of others by number, so often each."""
 
@@ -60,6 +59,8 @@ class Region:
         entries: Input ports in it that rows from outside come to.
         exits: Output ports in it whose reader is outside.
         inputs: Input name to the rows that enter for each row that an instance brings there.
+        counted: Whether an instance waits until all of its rows have come; else it goes on with
+            those that have, as nothing in the loop brings rows together.
         deciding: Numbers of those in it that read the payload to decide where rows go, in order.
         reason: Why it cannot run whole; None: it can.
     """
@@ -73,6 +74,7 @@ class Region:
     deciding: list[int] = field(default_factory=list)
     reason: str | None = None
     said: bool = False
+    counted: bool = True
 
     @property
     def whole(self) -> bool:
@@ -209,17 +211,23 @@ class _Known:
             region.reason = "it is to run by steps"
         while region.reason is None:
             region.reason = self._obstacle(region.operators)
-            if region.reason is None:
-                self._find_ports(region)
-                if any(self._bundled(*port, frozenset()) for port in self._sources(region)):
-                    region.reason = "bundles enter it"
             if region.reason is not None:
+                break
+            self._find_ports(region)
+            gathering = self._gathering(region)
+            if any(self._bundled(*port, frozenset()) for port in self._sources(region)):
+                region.counted = False
+                if gathering is not None:
+                    region.reason = f"bundles enter it, and '{gathering}' brings rows together"
                 break
             unknown = self._count_inputs(region)
             if unknown is None:
                 break
             operator = self._operators[unknown]
             why = self._why_not(operator)
+            if gathering is None and (why is not None or self._bundles_enter(unknown)):
+                region.counted = False
+                break
             if why is not None:
                 region.reason = f"how many rows enter it is known to '{operator.name}' alone"
                 break
@@ -300,6 +308,18 @@ class _Known:
             return False
         sources = operator.sources[0]
         return any(self._bundled(s.id, p, seen | {number}) for s, p in sources)
+
+    def _bundles_enter(self, number: int) -> bool:
+        """Whether an operator is given bundles."""
+        sources = [each for port in self._operators[number].sources for each in port]
+        return any(self._bundled(s.id, p, frozenset()) for s, p in sources)
+
+    def _gathering(self, region: Region) -> str | None:
+        """The name of an operator in it whose rows wait for others, or None."""
+        for number in sorted(region.operators):
+            if isinstance(self._operators[number], Grouping | Joining):
+                return self._operators[number].name
+        return None
 
     # How many rows enter.
 
@@ -396,12 +416,9 @@ def _deciding(operator: AbstractOperator) -> list[object]:
 def _why_not_through(through: Through) -> str | None:
     if through.use is not None or through.keep == "graph":
         return "keeps autograd's graph of whole messages"
-    if through.memory is not None:
-        return "reads a memory"
-    if through.call.alone:
-        return "takes one message at a time"
-    inside = through.call.inside or through.call.pool
-    return "looks inside bundles" if inside else None
+    if through.call.pool and not through.call.inside:
+        return "makes one row of all that it gets"
+    return "takes one message at a time" if through.call.alone else None
 
 
 def _add(total: _Count, more: _Count) -> None:

@@ -25,6 +25,8 @@ from geartrain.nodes.weights import AbstractWeights
 
 Keep: TypeAlias = Literal["auto", "inputs", "activations", "graph"]
 Made: TypeAlias = AbstractNode | AbstractStep | None
+Port: TypeAlias = tuple[int, int]
+"""Operator number, port number."""
 ROWS = 3
 """Rows of the batch that a dry run imagines."""
 

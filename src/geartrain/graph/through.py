@@ -240,9 +240,16 @@ class Through(AbstractOperator):
         if self.memory is None:
             return GraphNode(place, call, weights)
         assert held is not None
-        own = self._memory_kernel() if precision == "full" else None
-        kernel = own or ReadAgain(call.function, self.parameters, len(call.read))
+        call, kernel = self.computed_with_memory(precision)
         return ReadNode(place, call, kernel, weights, held, place.schema.state[self.memory.column])
+
+    def computed_with_memory(self, precision: Precision) -> tuple[Call, AbstractMemoryKernel]:
+        """How a module that reads a memory is called, and what computes it."""
+        call = replace(self.call, dry_run=None)  # what it reads is not made up again
+        if precision == "bf16":
+            call = replace(call, function=Cast(self.function))
+        own = self._memory_kernel() if precision == "full" else None
+        return call, own or ReadAgain(call.function, self.parameters, len(call.read))
 
     def computed(
         self, weights: AbstractWeights | None, precision: Precision, *, ends: bool = False

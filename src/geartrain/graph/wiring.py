@@ -6,34 +6,24 @@ import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias, final
-
-import torch
+from typing import Any, final
 
 from geartrain.errors import GraphError
 from geartrain.frames.frame import Arena, Schema
-from geartrain.frames.instance import Instance
 from geartrain.frames.precision import Precision
 from geartrain.graph.admission import Admission
 from geartrain.graph.blueprint import AbstractGraph
 from geartrain.graph.fusion import fused
-from geartrain.graph.gear import Gear, Geared, refuse_idle_replays, refuse_starving
-from geartrain.graph.looping import Looping, door_name, make_loop
+from geartrain.graph.looping import Looping, door_name, make_loop, memories_of
 from geartrain.graph.loops import Refusal, Region, find_loops, readers_of
 from geartrain.graph.memory import Holding
-from geartrain.graph.operator import AbstractOperator, Input, Spec
-from geartrain.graph.operators import Copying, Detaching, Grouping, Losing, Merging, Replaying
-from geartrain.graph.overlap import Overlapped
-from geartrain.graph.sample_rows import sample_rows_of
-from geartrain.graph.synthetic import Synthesizing
+from geartrain.graph.operator import AbstractOperator, Input, Port
+from geartrain.graph.operators import Copying
 from geartrain.graph.through import Through
 from geartrain.nodes.control import AbstractStep
 from geartrain.nodes.memory import Held, HoldNode
 from geartrain.nodes.node import AbstractNode, Place
 from geartrain.nodes.weights import AbstractWeights
-
-Port: TypeAlias = tuple[int, int]
-"""Operator number, port number."""
 
 
 @final
@@ -123,7 +113,7 @@ def wire(
     readers = readers_of(operators)
     owned = {o.id: list(owners(o)) for o in operators if isinstance(o, Through)}
     how_many = _count_copies(operators, owned, readers, copies_of_all)
-    loops = _whole_loops(operators, readers, owned, spread, by_steps)
+    loops = _whole_loops(operators, readers, owned, how_many, spread, by_steps)
     copies: dict[int, tuple[int, ...]] = {}
     operator_of: dict[int, int] = {}
     next_number = len(operators) + 2 * len(loops) + 1
@@ -201,7 +191,10 @@ def wire(
                 inner,
                 throughs,
                 precision,
+                {number: held[number, k] for number in looping.memories},
             )
+            for number in looping.memories:
+                together[number, k].append(here)
             nodes[entrance], nodes[here] = made_door, made_loop
             operator_of[entrance], operator_of[here] = door.id, looping.id
             doors.append(entrance)
@@ -231,6 +224,7 @@ def _whole_loops(
     operators: Sequence[AbstractOperator],
     readers: Mapping[Port, Port],
     owned: Mapping[int, Sequence[Owner]],
+    how_many: Mapping[int, int],
     spread: bool,
     by_steps: Refusal | None,
 ) -> list[Region]:
@@ -242,6 +236,7 @@ def _whole_loops(
     found = []
     for region in find_loops(operators, readers):
         copies = {len(owned[number]) for number in region.operators if number in owned}
+        copies |= {how_many[m.id] for m in memories_of(operators, region)}
         if region.whole and len(copies) > 1:
             region.reason = "its parts have different numbers of copies"
         elif region.whole and spread:
@@ -367,311 +362,6 @@ def with_broadcasts(given: Sequence[AbstractOperator]) -> list[AbstractOperator]
     for number, operator in enumerate(operators, 1):
         operator.id = number
     return operators
-
-
-def check(
-    graph: AbstractGraph,
-    shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
-    like: Instance | None = None,
-) -> None:
-    """See ``Graph.check``."""
-    operators = graph.copy_with_broadcasts()
-    if not any(isinstance(o, Input) for o in operators):
-        raise GraphError("the graph has no input; rows enter by graph.input(name)")
-    _refuse_shared_parameters(graph)
-    _refuse_endless_loops(operators)
-    _refuse_frames_behind_replays(operators)
-    _refuse_gears_that_starve(operators)
-    _refuse_memories_answered_early(operators)
-    schema = graph.schema()
-    for operator in operators:
-        if isinstance(operator, Input) and operator.shape is None and operator.name in shapes:
-            operator.shape, operator.dtype = shapes[operator.name]
-    known: dict[Port, Spec] = {}
-    seen: dict[int, list[object]] = {}
-    for _ in range(len(operators) + 2):
-        new = [_propagate(operator, known, seen, schema) for operator in operators]
-        if not any(new):
-            break
-    for operator in operators:
-        for sources in operator.sources:
-            if not any((s.id, p) in known for s, p in sources):
-                raise GraphError(
-                    f"'{operator.name}' ({operator.kind}) can never get a row: its only sources "
-                    "are behind it; join a stream that starts at an input"
-                )
-    _forget_handles_without_readers(operators, schema)
-    _publish_keys(graph, operators)
-    _try_out(graph, operators, known, like)
-
-
-def _try_out(
-    graph: AbstractGraph,
-    operators: Sequence[AbstractOperator],
-    known: Mapping[Port, Spec],
-    like: Instance | None,
-) -> None:
-    """Run every function on a few rows that are made up, in the frame of an example."""
-    inputs = {o.name: o for o in operators if isinstance(o, Input)}
-    sample_rows = sample_rows_of(
-        lambda: Arena(graph.vertex, graph.edge, graph.value), graph.schema(), inputs, like
-    )
-    if sample_rows is None:
-        return
-    weights = {id(p): f"{n} of '{t.name}'" for t in graph.throughs() for n, p in _named(t)}
-    rows: dict[int, torch.Tensor] = {}
-    for name, entry in inputs.items():
-        payload = known[entry.id, 0].payload
-        if payload is not None and name in sample_rows.rows:
-            rows[id(payload[0])] = sample_rows.rows[name]
-    for operator in operators:
-        if isinstance(operator, Through | Losing):
-            (sources,) = operator.sources
-            given = next(known[s.id, p] for s, p in sources if (s.id, p) in known)
-            examples = [rows.get(id(p)) for p in given.payload or ()]
-            operator.dry_run.weights = weights
-            operator.try_out(given, sample_rows, examples)
-
-
-def _propagate(
-    operator: AbstractOperator,
-    known: dict[Port, Spec],
-    seen: dict[int, list[object]],
-    schema: Schema,
-) -> bool:
-    """Whether an operator is given something new; then what it sends is found out.
-
-    Args:
-        operator: Its function is run, which takes its time.
-        known: What is sent so far; extended.
-        seen: What operators were given when they were asked last; extended.
-        schema: Of the graph.
-    """
-    given: list[Spec] = []
-    for sources in operator.sources:
-        here = [known[s.id, p] for s, p in sources if (s.id, p) in known]
-        if not here:
-            return False
-        if isinstance(operator, Merging):
-            given.extend(here)
-        else:
-            given.append(here[0])
-    facts = [_facts(spec) for spec in given]
-    if seen.get(operator.id) == facts:
-        return False
-    seen[operator.id] = facts
-    for port, spec in enumerate(operator.specs(given, schema)):
-        known[operator.id, port] = spec
-    return True
-
-
-def _facts(spec: Spec) -> object:
-    shapes = None if spec.payload is None else [(p.shape, p.dtype) for p in spec.payload]
-    return spec.columns, shapes, spec.bundled
-
-
-def _publish_keys(graph: AbstractGraph, operators: Sequence[AbstractOperator]) -> None:
-    """Keys of joins, and handles, were found on copies; the originals learn them, and classes."""
-    found = {o.name: o for o in operators}
-    for operator in graph.operators:
-        same = found[operator.name]
-        if isinstance(operator, Losing) and isinstance(same, Losing):
-            operator.classes = same.classes
-        for what in ("_key", "_handles"):
-            if hasattr(same, what):
-                setattr(operator, what, getattr(same, what))
-
-
-_PASSING = frozenset(
-    (
-        *("through", "move", "merge", "detach", "replay", "broadcast", "ungroup", "split", "join"),
-        "hold",
-    )
-)
-"""Kinds whose every row comes out again; a flatmap ends rows that have no edges."""
-
-
-def _refuse_endless_loops(operators: Sequence[AbstractOperator]) -> None:
-    """A cycle that no row can leave and that uses none up would turn for ever."""
-    ahead = _readers_of(operators)
-    passing = {o.id for o in operators if o.kind in _PASSING}
-    for start in operators:
-        if start.id not in passing or not isinstance(start, Merging):
-            continue
-        stack: list[tuple[AbstractOperator, list[str]]] = [(start, [start.name])]
-        seen = {start.id}
-        while stack:
-            operator, path = stack.pop()
-            for reader in ahead[operator.id]:
-                if reader is start:
-                    raise GraphError(
-                        f"the loop {' → '.join([*path, start.name])} can never end: every row goes "
-                        "round for ever; split off those that are done with where(), or group them"
-                    )
-                if reader.id in passing and reader.id not in seen:
-                    seen.add(reader.id)
-                    stack.append((reader, [*path, reader.name]))
-
-
-def _refuse_frames_behind_replays(operators: Sequence[AbstractOperator]) -> None:
-    """Replayed rows carry another instance's frame: what they need is in their payload."""
-    ahead = _readers_of(operators)
-    for start in operators:
-        if not isinstance(start, Replaying) or not start.rule.times:
-            continue
-        for operator in _reachable(start, ahead):
-            reads: object = None
-            if isinstance(operator, Losing):
-                reads = operator.target if operator.target is not None else operator.weight
-            elif isinstance(operator, Through):
-                reads = operator.call.read or ("edges" if operator.call.inside else None)
-            if reads is not None and reads != ():
-                raise GraphError(
-                    f"'{operator.name}' reads {reads!r} of the instance, but rows that "
-                    f"'{start.name}' replays come from other instances; let it ride along in the "
-                    "payload: concat(stream, targets, how='tuple')"
-                )
-
-
-def _forget_handles_without_readers(operators: Sequence[AbstractOperator], schema: Schema) -> None:
-    """Members of a group need to agree only in what somebody reads further on."""
-    ahead = _readers_of(operators)
-    for group in operators:
-        if not isinstance(group, Grouping) or not group._handles:
-            continue
-        read: set[int] = set()
-        for memory in operators:
-            if isinstance(memory, Holding):
-                behind = _reachable(group, ahead | {memory.id: []})  # it gives a handle of its own
-                if any(isinstance(o, Through) and o.memory is memory for o in behind):
-                    read.add(schema.state[memory.column])
-        group._handles = sorted(read & set(group._handles))
-
-
-def _refuse_memories_answered_early(operators: Sequence[AbstractOperator]) -> None:
-    """A memory is held until its bundle is answered: nobody between it and a reader may be first.
-
-    Raises:
-        GraphError: An operator between answers before what is behind it has been answered.
-    """
-    ahead = _readers_of(operators)
-    for memory in operators:
-        if not isinstance(memory, Holding):
-            continue
-        if not memory.readers:
-            raise GraphError(
-                f"memory '{memory.name}' is read by nobody; read it with "
-                f"rows.attend({memory.name}, module), or leave hold() out"
-            )
-        for between in _reachable(memory, ahead):
-            if not (
-                isinstance(between, Detaching | Replaying)
-                or (isinstance(between, Through) and between.use is not None)
-            ):
-                continue
-            for reader in _reachable(between, ahead):
-                if isinstance(reader, Through) and reader.memory is memory:
-                    raise GraphError(
-                        f"'{reader.name}' reads memory '{memory.name}' behind '{between.name}' "
-                        f"({between.kind}), which answers before what is behind it has been, so "
-                        "the memory would be gone: read it before, or hold what is read behind it"
-                    )
-
-
-def _refuse_gears_that_starve(operators: Sequence[AbstractOperator]) -> None:
-    """See ``gear.check_gears``; here wherever gradients alone of one part feed another."""
-    ahead = _readers_of(operators)
-    for upper in operators:
-        above = gear_of(upper)
-        if above is None or not above.slow:
-            continue
-        for lower in _fed_by(upper):
-            if isinstance(lower, Through) and lower.parameters:
-                refuse_starving(upper.name, above, lower.name, gear_of(lower) or Gear())
-    for start in operators:
-        if isinstance(start, Replaying):
-            for upper in _only_ahead(start, ahead):
-                if (above := gear_of(upper)) is not None:
-                    refuse_idle_replays(upper.name, above, start.name, start.rule.times)
-
-
-def gear_of(operator: AbstractOperator) -> Gear | None:
-    """The gear of a ``through``, or None."""
-    use = operator.use if isinstance(operator, Through) else None
-    return use.gear if isinstance(use, Geared) else None
-
-
-def _fed_by(start: AbstractOperator) -> list[AbstractOperator]:
-    """Whoever has gradients from this operator and nowhere else."""
-    found: list[AbstractOperator] = []
-    queue = [start]
-    while queue:
-        for sources in queue.pop().sources:
-            for source, _ in sources:
-                if _has_other_teachers(source) or source in found:
-                    continue
-                found.append(source)
-                queue.append(source)
-    return found
-
-
-def _has_other_teachers(operator: AbstractOperator) -> bool:
-    if isinstance(operator, Copying | Detaching):
-        return True
-    if isinstance(operator, Replaying):
-        return not operator.rule.fresh
-    return isinstance(operator, Through) and isinstance(operator.use, Overlapped | Synthesizing)
-
-
-def _only_ahead(
-    start: AbstractOperator, ahead: Mapping[int, Sequence[AbstractOperator]]
-) -> list[AbstractOperator]:
-    """Operators that follow one another behind this one, up to the first with several readers."""
-    found: list[AbstractOperator] = []
-    while len(ahead[start.id]) == 1 and ahead[start.id][0] not in found:
-        start = ahead[start.id][0]
-        found.append(start)
-    return found
-
-
-def _readers_of(operators: Sequence[AbstractOperator]) -> dict[int, list[AbstractOperator]]:
-    ahead: dict[int, list[AbstractOperator]] = {o.id: [] for o in operators}
-    for operator in operators:
-        for sources in operator.sources:
-            for source, _ in sources:
-                ahead[source.id].append(operator)
-    return ahead
-
-
-def _reachable(
-    start: AbstractOperator, ahead: Mapping[int, Sequence[AbstractOperator]]
-) -> list[AbstractOperator]:
-    """All operators behind this one."""
-    found: list[AbstractOperator] = []
-    queue = [start]
-    while queue:
-        for reader in ahead[queue.pop().id]:
-            if reader not in found:
-                found.append(reader)
-                queue.append(reader)
-    return found
-
-
-def _refuse_shared_parameters(graph: AbstractGraph) -> None:
-    owners: dict[int, tuple[object, str]] = {}
-    for through in graph.throughs():
-        owner = through.owner
-        for name, parameter in _named(through):
-            other = owners.setdefault(id(parameter), (owner, through.name))
-            if other[0] is not owner:
-                raise GraphError(
-                    f"parameter '{name}' of '{through.name}' also belongs to '{other[1]}': weights "
-                    "have one owner; make one Part of both modules and name it in both through()s"
-                )
-
-
-def _named(through: Through) -> list[tuple[str, torch.nn.Parameter]]:
-    return [] if through.module is None else list(through.module.named_parameters())
 
 
 def _port(operator: AbstractOperator, port: int) -> str:

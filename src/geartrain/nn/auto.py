@@ -36,17 +36,20 @@ FIRINGS: Final = 64
 """Firings in training before anything is traced: short runs never pay for a trace."""
 ROWS: Final = 2000
 """Rows in them."""
-LARGE_FIRINGS: Final = 8
+LARGE_FIRINGS: Final = 4
 """Firings that will do where they are large ..."""
-LARGE_ROWS: Final = 8192
+LARGE_ROWS: Final = 4096
 """... and have so many rows together: what runs again costs as much as a trace by then."""
 WORTH: Final = 0.95
 """Derived kernels are taken if they take no more than this part of the time."""
 CLEAR: Final = 0.8
 """What takes no more than this with four times as many rows, or a quarter, needs no measurement."""
+UNCLEAR: Final = (0.75, 1.25)
+"""What is beyond these after a few turns is measured no longer."""
 MOST_CHANGES: Final = 4
 """How often settings may change under a derived kernel; then the module runs again for good."""
 _TURNS: Final = 6
+_FEW_TURNS: Final = 3
 _BLOCK: Final = 2
 _MOST_ROWS: Final = 128
 
@@ -117,8 +120,14 @@ class Auto(AbstractChoice):
             near = [known.ratios[k] for k in (size - 1, size + 1) if k in known.ratios]
             if near and max(near) <= CLEAR:
                 return max(near)
+            # Modules of one class that differ in a number alone are traced each, and measured once.
+            others, alike = self._done.ratios, (self._kind, *(x.shape for x in operands.tensors()))
+            near = [others[alike, k] for k in (size, size - 1, size + 1) if (alike, k) in others]
+            if near and max(near) <= CLEAR:
+                return max(near)
             parameters = [x for x in operands.tensors() if isinstance(x, torch.nn.Parameter)]
-            known.ratios[size] = compare(program, self._first, inputs, parameters)
+            ratio = compare(program, self._first, inputs, parameters)
+            known.ratios[size] = others[alike, size] = ratio
         return known.ratios[size]
 
     def _settle(self, why: str) -> AbstractKernel:
@@ -140,8 +149,8 @@ def compare(
 ) -> float:
     """What one kernel takes of the time of another, forward and backward of these rows.
 
-    They take turns; counted is the fastest of each. Residuals are stored and gathered as a node
-    does it, and weights are multiplied once for a few firings.
+    They take turns, fewer where one is clearly faster; counted is the fastest of each. Residuals
+    are stored and gathered as a node does it, and weights are multiplied once for a few firings.
     """
     inputs = tuple(x[:_MOST_ROWS].detach() for x in inputs)
     devices = sorted({x.device.index for x in inputs if x.is_cuda})
@@ -153,6 +162,8 @@ def compare(
                 took = _seconds(kernel, inputs, parameters, order, _BLOCK if turn else 1)
                 if turn:
                     best[k] = min(best[k], took)
+            if turn + 1 >= _FEW_TURNS and not UNCLEAR[0] < best[0] / best[1] < UNCLEAR[1]:
+                break
     return best[0] / best[1]
 
 

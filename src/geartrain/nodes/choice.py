@@ -8,7 +8,7 @@ rows ─► first kernel ─► enough work done: a look ─► the other one, o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
@@ -26,10 +26,13 @@ class Done:
     Args:
         firings: How many.
         rows: In them.
+        ratios: What another kernel was measured to take of the time of the first, by what tells
+            modules of a class, and firings, from one another.
     """
 
     firings: int = 0
     rows: int = 0
+    ratios: dict[Hashable, float] = field(default_factory=dict)
 
 
 @final

@@ -35,7 +35,7 @@ _SHIFT: Final = 32
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class _Remembered:
+class Remembered:
     """One firing.
 
     Args:
@@ -66,7 +66,7 @@ class Remembering(AbstractKernel):
         self._function = function
         self._parameters = [p for p in parameters if p.requires_grad]
         self._again = Recompute(function, parameters)
-        self._graphs: OrderedDict[int, _Remembered] = OrderedDict()
+        self._graphs: OrderedDict[int, Remembered] = OrderedDict()
         self._next = 0
         self._wasted = 0
         self.used = 0
@@ -87,15 +87,63 @@ class Remembering(AbstractKernel):
         tickets = torch.arange(n) + (self._next << _SHIFT)
         if not self.remembers or not all(x.is_cpu for x in inputs):
             return self._again.evaluate(inputs, inside), (*inputs, tickets.to(inputs[0].device))
+        outputs, self._graphs[self._next] = self._run(inputs, inside)
+        if len(self._graphs) > MOST_GRAPHS:
+            self._graphs.popitem(last=False)
+            self._wasted += 1
+        return outputs, (*inputs, tickets)
+
+    def record(self, inputs: Payload, inside: Inside | None) -> tuple[Payload, Remembered | None]:
+        """Outputs, and the graph of them, which whoever asks keeps; ``answer`` takes it back.
+
+        The graph is None if none is to be kept.
+        """
+        if not self.remembers or not all(x.is_cpu for x in inputs):
+            return self._again.evaluate(inputs, inside), None
+        return self._run(inputs, inside)
+
+    def answer(
+        self,
+        graph: Remembered | None,
+        gradients: Gradient,
+        inputs: Payload,
+        rows: IntArray | None,
+        into: GradientSum,
+        inside: Inside | None,
+    ) -> Gradient:
+        """``backward`` of what ``record`` has given.
+
+        Args:
+            graph: As it gave it, and once only.
+            gradients: Of the rows.
+            inputs: Those of ``record``.
+            rows: int64, which of them have come back; None: all, in order.
+            into: Gets the gradients of the parameters.
+            inside: Of the bundles that have come back.
+        """
+        if graph is None or rows is not None or graph.seen != self._seen():
+            self._wasted += graph is not None
+            return self._again.backward(gradients, inputs, rows, into, inside)
+        self.used += 1
+        self._wasted = max(self._wasted - 1, 0)
+        return self._back(graph, gradients, into)
+
+    def _run(self, inputs: Payload, inside: Inside | None) -> tuple[Payload, Remembered]:
         # Not ``detach``: rows of a store lie beside others that are written to meanwhile.
         leaves = tuple([x.data.requires_grad_() if x.is_floating_point() else x for x in inputs])
         with torch.enable_grad():
             outputs = as_payload(run_module(self._function, leaves, inside))
-        self._graphs[self._next] = _Remembered(leaves, outputs, n, self._seen())
-        if len(self._graphs) > MOST_GRAPHS:
-            self._graphs.popitem(last=False)
-            self._wasted += 1
-        return own_integers(tuple([y.detach() for y in outputs])), (*inputs, tickets)
+        graph = Remembered(leaves, outputs, inputs[0].shape[0], self._seen())
+        return own_integers(tuple([y.detach() for y in outputs])), graph
+
+    def _back(self, graph: Remembered, gradients: Gradient, into: GradientSum) -> Gradient:
+        asked = [x for x in graph.leaves if x.requires_grad]
+        found = differentiate(graph.outputs, gradients, [*asked, *self._parameters])
+        for parameter, d in zip(self._parameters, found[len(asked) :], strict=True):
+            if d is not None:
+                into.add(parameter, d)
+        answers = iter(found[: len(asked)])
+        return tuple([next(answers) if x.requires_grad else None for x in graph.leaves])
 
     def backward(
         self,
@@ -121,17 +169,11 @@ class Remembering(AbstractKernel):
         graph, places, came = graphs[0], *order
         assert graph is not None
         dys = tuple([g if g is None or came is None else g[came] for g in gradients])
-        asked = [x for x in graph.leaves if x.requires_grad]
-        found = differentiate(graph.outputs, dys, [*asked, *self._parameters])
-        for parameter, d in zip(self._parameters, found[len(asked) :], strict=True):
-            if d is not None:
-                into.add(parameter, d)
-        answers = iter(found[: len(asked)])
-        back = [next(answers) if x.requires_grad else None for x in graph.leaves]
+        back = self._back(graph, dys, into)
         return tuple([d if d is None or came is None else d[places] for d in back])
 
     def _order(
-        self, graph: _Remembered, tickets: Tensor, gradients: Gradient, inside: Inside | None
+        self, graph: Remembered, tickets: Tensor, gradients: Gradient, inside: Inside | None
     ) -> tuple[Tensor, Tensor | None] | None:
         """Where rows that came back were in the firing, and an order of the gradients that is that
         of its outputs; None for that: they are in order. None: the graph cannot answer.

@@ -1,6 +1,7 @@
 """A run's metrics as JSON lines: one object a line, the key ``event`` names its kind.
 
     {"event": "RunStarted", "runtime": "threads", "workers": 4, ...}
+    {"event": "Chosen", "runtime": "processes", "workers": 2, "why": "two worker ...", ...}
     {"event": "Progress", "mode": "train", "epoch": 1, "finished": 512, "loss": 1.31, ...}
     {"event": "Exchanged", "distance": 0.31, "copies": [{"instances": 64, "bytes": 9216, ...}]}
     {"event": "Restored", "mode": "train", "worker": 1, "deaths": 1, "repeated": 340, ...}
@@ -25,6 +26,7 @@ from typing import Any, Final, final
 
 from geartrain.engine.instrument import (
     AbstractInstrument,
+    Chosen,
     EpochEnded,
     Exchanged,
     Joined,
@@ -83,6 +85,10 @@ class JsonLog(AbstractInstrument):
         """Write the line."""
         self._write(event)
 
+    def on_chosen(self, event: Chosen) -> None:
+        """Write the line."""
+        self._write(event)
+
     def on_restored(self, event: Restored) -> None:
         """Write the line."""
         self._write(event)
@@ -113,6 +119,7 @@ class JsonLog(AbstractInstrument):
     def _write(
         self,
         event: RunStarted
+        | Chosen
         | Progress
         | Exchanged
         | Restored

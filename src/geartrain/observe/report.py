@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any, Final, final
 
 from geartrain.engine.instrument import (
+    Chosen,
     EpochEnded,
     Exchanged,
     Progress,
+    Restored,
     RunEnded,
     RunStarted,
     Worked,
@@ -53,6 +55,7 @@ from geartrain.observe.figures import (
 )
 from geartrain.observe.jsonlog import read_json_log
 from geartrain.observe.page import page, section, table, wide
+from geartrain.observe.restarts import chosen_section, restarts_section
 from geartrain.observe.timeline import Timeline, batch_size_label, read_timeline
 from geartrain.observe.workers import (
     WorkSums,
@@ -62,7 +65,7 @@ from geartrain.observe.workers import (
 )
 from geartrain.schema import Mismatch, parsed, read
 
-_EVENTS: Final = (RunStarted, Progress, Exchanged, Worked, EpochEnded, RunEnded)
+_EVENTS: Final = (RunStarted, Chosen, Progress, Exchanged, Restored, Worked, EpochEnded, RunEnded)
 _KINDS: Final = {kind.__name__: kind for kind in _EVENTS}
 _MOST_BYTES: Final = 64 << 20  # of a file that is shown as it is
 _STALENESS_BARS: Final = 24
@@ -88,16 +91,19 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
     trace = run_folder / "trace.json"
     timeline = read_timeline(trace) if trace.exists() else None
     work = WorkSums(history.worked)
-    runtime = str(history.start.get("runtime", ""))
+    placed = history.chosen[-1] if history.chosen else history.start
+    runtime = str(placed.get("runtime", ""))
     sections = [
         _summary(history),
         _curves(history),
         _epoch_table(history),
         _staleness(history),
         copies_section(history.exchanged),
+        chosen_section(history.chosen),
+        restarts_section(history.restored),
         workers_section(work, runtime),
         portions_section(work),
-        traffic_section(work, int(history.start.get("workers", 0)), runtime),
+        traffic_section(work, int(placed.get("workers", 0)), runtime),
         _timeline(timeline, summed_up=bool(work.firings)),
         _graph(run_folder, history, work),
         _config(run_folder / "config.json"),
@@ -124,6 +130,8 @@ class _History:
     running: list[dict[str, Any]] = field(default_factory=list)  # Progress of training
     exchanged: list[dict[str, Any]] = field(default_factory=list)
     worked: list[dict[str, Any]] = field(default_factory=list)
+    chosen: list[dict[str, Any]] = field(default_factory=list)
+    restored: list[dict[str, Any]] = field(default_factory=list)
     end: dict[str, Any] | None = None
 
     def add(self, event: dict[str, Any]) -> None:
@@ -142,16 +150,12 @@ class _History:
                 while self.running and _place(self.running[-1]) >= _place(event):
                     self.running.pop()  # resumed: as below
                 self.running.append(event)
-            case "EpochEnded":
+            case "EpochEnded" | "Exchanged" | "Worked" as name:
                 # A resumed run goes through its last epochs again: what it tells counts.
-                self.epochs = [e for e in self.epochs if e["epoch"] < event["epoch"]]
-                self.epochs.append(event)
-            case "Exchanged":
-                self.exchanged = [e for e in self.exchanged if e["epoch"] < event["epoch"]]
-                self.exchanged.append(event)
-            case "Worked":
-                self.worked = [e for e in self.worked if e["epoch"] < event["epoch"]]
-                self.worked.append(event)
+                by = {"EpochEnded": self.epochs, "Exchanged": self.exchanged, "Worked": self.worked}
+                by[name][:] = [e for e in by[name] if e["epoch"] < event["epoch"]] + [event]
+            case "Chosen" | "Restored" as name:
+                (self.chosen if name == "Chosen" else self.restored).append(event)
             case "RunEnded":
                 self.end = event
 
@@ -202,9 +206,12 @@ def _summary(history: _History) -> str:
     instances = sum(epoch["instances"] for epoch in history.epochs)
     tiles = [("outcome", end["outcome"] if end else "not ended: killed, or still running")]
     if start:
-        tiles.append(("runtime", f"{start['runtime']}, {start['workers']} workers"))
+        placed = history.chosen[-1] if history.chosen else start
+        tiles.append(("runtime", f"{placed['runtime']}, {placed['workers']} workers"))
         tiles.append(("in flight at most", count(start["max_active"])))
         tiles.append(("epochs", f"{epochs(_trained(history))} of {start['epochs']}"))
+    if history.restored:
+        tiles.append(("deaths of workers", count(len(history.restored))))
     if spent > 0:
         virtual = " (virtual)" if start.get("runtime") == "simulated" else ""
         tiles.append(("training time", duration(spent) + virtual))

@@ -18,13 +18,15 @@ import logging
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
 
 from geartrain.engine.instrument import (
     AbstractInstrument,
+    Chosen,
     EpochEnded,
     Fired,
     Progress,
+    Restored,
     RunEnded,
     RunStarted,
     Updated,
@@ -39,6 +41,7 @@ _BATCH: Final = 4096  # events that wait at most before they are written
 _LONGEST: Final = 1 << 20  # characters of a line that is read; ours have some hundreds
 _PROCESS: Final = 1  # its id; 0 means the idle process to some viewers
 TRACE_FULL: Final = "trace full"  # the name of the last event of a trace that reached its limit
+_Recorded: TypeAlias = Fired | Updated | Progress | Chosen | Restored | EpochEnded
 
 
 @final
@@ -67,7 +70,7 @@ class PerfettoTrace(AbstractInstrument):
         self._path = Path(path)
         self._limit = limit
         self._left = 0  # events that may still be recorded; none outside of a run
-        self._pending: list[Fired | Updated | Progress | EpochEnded] = []
+        self._pending: list[_Recorded] = []
         self._named: set[int] = set()  # workers
         self._file: SideFile | None = None
 
@@ -98,6 +101,16 @@ class PerfettoTrace(AbstractInstrument):
         self._record(event)
         self._write()
 
+    def on_chosen(self, event: Chosen) -> None:
+        """Mark where the work was shared out anew, and by what."""
+        self._record(event)
+
+    def on_restored(self, event: Restored) -> None:
+        """Mark a death of a worker, on its track, and write what waits."""
+        if event.mode == "train":  # what is repeated else has no place on the clock
+            self._record(event)
+            self._write()
+
     def on_epoch_ended(self, event: EpochEnded) -> None:
         """Mark the end of the epoch and write what waits."""
         self._record(event)
@@ -115,7 +128,7 @@ class PerfettoTrace(AbstractInstrument):
             self._file.close()
         self._file, self._left = None, 0
 
-    def _record(self, event: Fired | Updated | Progress | EpochEnded) -> None:
+    def _record(self, event: _Recorded) -> None:
         if self._left:
             self._left -= 1
             self._pending.append(event)
@@ -124,7 +137,7 @@ class PerfettoTrace(AbstractInstrument):
             elif len(self._pending) >= _BATCH:
                 self._write()
 
-    def _end_at_limit(self, event: Fired | Updated | Progress | EpochEnded) -> None:
+    def _end_at_limit(self, event: _Recorded) -> None:
         self._write()
         assert self._file is not None
         time_s = event.end_s if isinstance(event, Fired) else event.time_s
@@ -189,7 +202,7 @@ def _parsed(text: str) -> dict[str, Any] | None:
     return event if isinstance(event, dict) else None
 
 
-def _lines(event: Fired | Updated | Progress | EpochEnded) -> list[str]:
+def _lines(event: _Recorded) -> list[str]:
     match event:
         case Fired():
             return [_complete(event)]
@@ -202,6 +215,15 @@ def _lines(event: Fired | Updated | Progress | EpochEnded) -> list[str]:
                 _counter("in flight", "instances", event.active, event.time_s),
                 _counter("instances/s", "instances/s", event.instances_per_second, event.time_s),
             ]
+        case Chosen():
+            args = json.dumps({"why": event.why})
+            return [_instant("chosen", 0, event.time_s, "g", args)]
+        case Restored():
+            args = json.dumps(
+                {"how": event.message, "repeated": event.repeated, "from": event.source}
+            )
+            thread = 0 if event.worker is None else _thread(event.worker)
+            return [_instant(f"death {event.deaths}", thread, event.time_s, "g", args)]
         case EpochEnded():
             return [_instant(f"epoch {event.epoch} ended", 0, event.time_s, "g", "{}")]
 

@@ -68,7 +68,8 @@ class Pipeline:
         delay: Rules for late gradients; one for all parts, or one for each.
         gears: Speeds; one for all parts, or one for each. See ``Gear``.
         slack: Minibatches in flight beyond one for each part. Parts then wait less for each other
-            where their times vary, and gradients come later, by as many updates at most.
+            where their times vary or their links are slow, and gradients come later, by as many
+            updates at most; in the last part they never do.
         credit: Where gradients come from: ``"backprop"`` or an object of ``pipeline.credit``.
         heads: Modules for the local heads, in order; or a function of the part's number and a
             sample of what leaves it. Default: pooling and a linear map, made from ``sample``.
@@ -196,9 +197,14 @@ class Pipeline:
         return given
 
     def _window(self, k: int, slack: int, geared: bool) -> int | None:
-        """Messages of a part between forward and backward, as its credit wants them."""
+        """Messages of a part between forward and backward, as its credit wants them.
+
+        The last part gets no slack: its gradients come from the loss beside it, so it waits for
+        nobody, and what went forward before them would only be older when they come.
+        """
         window = None if geared else self.credit.window(k, len(self.stages))
-        return None if window is None else window + slack
+        last = k == len(self.stages) - 1
+        return window if window is None or last else window + slack
 
     def _check_gears(self, speeds: Sequence[Gear | None]) -> None:
         """Raises:

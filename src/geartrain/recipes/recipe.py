@@ -27,6 +27,7 @@ from geartrain.parts.rules import Rules
 from geartrain.pipeline.pipeline import Pipeline
 from geartrain.sharing.mixer import Average
 from geartrain.sharing.part_copies import PartCopies
+from geartrain.sharing.shared_weights import SharedWeights
 from geartrain.sharing.sharing import AbstractSharing
 
 Number: TypeAlias = int | float
@@ -224,20 +225,26 @@ class Task:
     pipeline: Pipeline | None = None
     sharing: AbstractSharing | None = None
 
-    def settings(self, workers: int, sharing: AbstractSharing | None = None) -> dict[str, Any]:
+    def settings(
+        self, workers: int, sharing: AbstractSharing | None = None, *, chosen: bool = False
+    ) -> dict[str, Any]:
         """What ``Session`` is told besides graph, rules, runtime and what a user chooses.
 
         Args:
             workers: Of the runtime.
             sharing: Instead of the task's own.
+            chosen: How workers share weights, and where parts live, is left to be chosen by what
+                they cost; copies that were asked for stay.
         """
         schedule = Schedule(ramp=self.ramp)
         if self.pipeline is not None:
             told = self.pipeline.settings(min(workers, len(self.pipeline.parts)))["schedule"]
             schedule = replace(told, ramp=self.ramp)
-            if sharing is not None and not sharing.spreads:
+            if chosen or (sharing is not None and not sharing.spreads):
                 schedule = replace(schedule, placement={})
         wanted = sharing or self.sharing
+        if chosen and isinstance(wanted, SharedWeights):
+            wanted = None
         return {"schedule": schedule} | ({} if wanted is None else {"sharing": wanted})
 
     def load(self, split: str) -> Sequence[Instance]:

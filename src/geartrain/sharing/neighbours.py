@@ -139,6 +139,9 @@ class Neighbours(AbstractSharing):
             )
         self.made_exchange()
 
+    def workers_at_once(self, most: int) -> int | None:
+        return min(self.copies, most)
+
     def splits(self, workers: int) -> bool:
         return workers // self.copies > 1
 

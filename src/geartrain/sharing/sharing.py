@@ -69,6 +69,11 @@ class AbstractSharing(ABC):
         """Whether it goes together with minibatches: ``Schedule(drain=True)``."""
         return True
 
+    def workers_at_once(self, most: int) -> int | None:
+        """How many workers it wants of so many from its first instance on, if it cannot be made
+        anew for others later; None: it can."""
+        return None
+
     def splits(self, workers: int) -> bool:
         """Whether every copy of the graph has several of so many workers to itself, so that its
         parts may be placed on these by hand."""

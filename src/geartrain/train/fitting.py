@@ -27,6 +27,7 @@ from geartrain.bounds import EPOCHS, MOST_EPOCHS, require_at_most
 from geartrain.data.points import evaluation_points, require_evaluate_every
 from geartrain.engine.engine import Engine, original_name
 from geartrain.engine.instrument import (
+    Chosen,
     EpochEnded,
     Restored,
     RunEnded,
@@ -37,6 +38,7 @@ from geartrain.errors import DataError, NoRoomError, WorkerDiedError
 from geartrain.parts.trained import StepTaken
 from geartrain.runtime.base import AbstractFeeder
 from geartrain.runtime.interrupt import Interruptible
+from geartrain.train.auto import MOST_MEASURED, measured_instances
 from geartrain.train.checkpoint import Retention, write_checkpoint
 from geartrain.train.copies import ExchangeCounts, Feed
 from geartrain.train.deaths import COPIES, tell_restored
@@ -307,21 +309,8 @@ class Fitting:
         None: a worker has died, and the session is back at an earlier state.
         """
         s, at = self._s, self._s.position
-        measure = s.places_by_cost and not s.costs
-        meeting = s.sharing.until_meeting(at.trained)
-        until_next = [] if meeting is None else [meeting]
-        if self._every is not None:
-            until_next.append(self._every - at.taken % self._every)
-        until_next += [point - at.taken for point in self._points[:-1] if point > at.taken][:1]
-        keep, restart = self._keep, self._restart
-        pauses = keep is not None and restart is not None and keep.seconds is not None
-        if keep is not None and restart is not None and keep.every is not None:
-            until_next.append(max(1, keep.every - (at.trained - restart.trained)))
-        measured = _MEASURED
-        if s.settings.drain:  # whole minibatches, or those after it would straddle updates
-            measured = -(-_MEASURED // s.settings.max_active) * s.settings.max_active
-        looks = s.in_flight is not None and at.in_flight is None
-        limit = min([*until_next, *([measured] if measure or looks else [])], default=None)
+        measures = self._measures()
+        limit = self._limit(measures)
         with self._counted():
             engine = s.ready(self._source, fresh=True)
         engine.begin(train=True)
@@ -337,7 +326,7 @@ class Fitting:
             at.taken,
             lambda: at.sums,
             on_left=self._went_on,
-            on_finished=self._pausing(feeder) if pauses else None,
+            on_finished=self._pausing(feeder),
         )
         began, began_s = engine.controller.trained, time.perf_counter()
         try:
@@ -350,17 +339,74 @@ class Fitting:
         except WorkerDiedError as death:
             if feeder.closed:  # somebody wants to leave
                 raise
-            virtual = s.runtime.virtual
-            self._go_back(death, engine, watch.now_s if virtual else time.perf_counter() - began_s)
+            now_s = time.perf_counter() - began_s if death.at_s is None else death.at_s
+            self._go_back(death, engine, now_s)
             return None
         self._account(engine, feeder, watch, seconds, began)
         self._rest(engine)
-        if s.in_flight is not None and (looks or (at.epoch == 1 and feeder.source_ended)):
+        if s.in_flight is not None and (
+            measures == "in flight" or (at.epoch == 1 and feeder.source_ended)
+        ):
             s.look_for_active(_seen(engine, watch, began))
-        if measure:
-            s.costs = watch.work.busy()
+        if measures == "choice":
+            assert s.choice is not None
+            s.choice.saw(watch.work, seconds, engine.controller.trained - began, watch.updates)
+            s.choice.go_on(s.settings.max_active)
+        elif measures == "costs":
+            s.costs = watch.work.costs()
             log.info("measured, in seconds: %s", s.costs)
+            self._tell_chosen(s.chosen(s.why_placed()))
         return feeder.source_ended
+
+    def _measures(self) -> Literal["in flight", "choice", "costs"] | None:
+        """What the next segment is to tell; a choice that needs nothing more is made."""
+        s = self._s
+        if s.in_flight is not None and s.position.in_flight is None:
+            return "in flight"
+        if s.choice is not None and s.choice.plan is None:
+            if s.choice.measures:
+                s.runtime = s.choice.runtime
+                return "choice"
+            self._choose()
+        return "costs" if s.places_by_cost and not s.costs else None
+
+    def _limit(self, measures: Literal["in flight", "choice", "costs"] | None) -> int | None:
+        """Instances until the graph is drained; None: the end of the epoch."""
+        s, at, most = self._s, self._s.position, self._s.settings.max_active
+        meeting = s.sharing.until_meeting(at.trained)
+        until_next = [] if meeting is None else [meeting]
+        if self._every is not None:
+            until_next.append(self._every - at.taken % self._every)
+        until_next += [point - at.taken for point in self._points[:-1] if point > at.taken][:1]
+        if self._keep is not None and self._keep.every is not None and self._restart is not None:
+            until_next.append(max(1, self._keep.every - (at.trained - self._restart.trained)))
+        if measures is not None:
+            wanted = MOST_MEASURED if measures == "in flight" else measured_instances(most)
+            if measures == "choice":
+                assert s.choice is not None
+                wanted = s.choice.wanted(most)
+            if s.settings.drain:  # whole minibatches, or those after it would straddle updates
+                wanted = -(-wanted // most) * most
+            until_next.append(wanted)
+        return min(until_next, default=None)
+
+    def _choose(self) -> None:
+        """Go on by what the first instances have cost."""
+        with self._counted():
+            event = self._s.choose(self._left())
+        self._work.workers = self._s.runtime.workers
+        if self._s.deaths.most:
+            self._keep_restart(None)  # copies are not in a state of before
+        self._tell_chosen(event)
+
+    def _tell_chosen(self, event: Chosen) -> None:
+        log.info(event.why, extra={"screen": True})
+        tell(self._s.instruments, "on_chosen", event)
+
+    def _left(self) -> int | None:
+        """Instances that are still to be trained, if none is skipped; None: nobody knows."""
+        length, at = self._source.length, self._s.position
+        return None if length is None else (self._epochs - at.epoch + 1) * length - at.taken
 
     def _go_back(self, death: WorkerDiedError, engine: Engine, seconds: float) -> None:
         """Go on from the last state that is whole; the time that is lost for it stays spent.
@@ -420,11 +466,12 @@ class Fitting:
         )
         tell_restored(s.instruments, event)
 
-    def _pausing(self, feeder: AbstractFeeder) -> Callable[[float], None]:
-        """Ends a segment when it is time to keep a state."""
-        assert self._keep is not None and self._keep.seconds is not None
-        assert self._restart is not None
-        left = self._restart.train_seconds + self._keep.seconds - self._s.position.train_seconds
+    def _pausing(self, feeder: AbstractFeeder) -> Callable[[float], None] | None:
+        """Ends a segment when it is time to keep a state; None: that goes by no clock."""
+        keep, restart = self._keep, self._restart
+        if keep is None or keep.seconds is None or restart is None:
+            return None
+        left = restart.train_seconds + keep.seconds - self._s.position.train_seconds
 
         def look(now_s: float) -> None:
             if now_s >= left:
@@ -559,8 +606,6 @@ def _seen(engine: Engine, watch: Observer, began: int) -> Seen:
 
 
 _UNSAVED_S = 60.0  # between two warnings that there is no room
-
-_MEASURED = 256  # instances that are timed before parts are placed, or a number in flight is found
 
 
 def require_fit_arguments(

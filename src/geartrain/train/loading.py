@@ -30,7 +30,7 @@ from geartrain.train.checkpoint import Checkpoint, read_checkpoint
 from geartrain.train.copies import check_sharing
 from geartrain.train.memories import tensors_to_memories
 from geartrain.train.random_state import check_random_state
-from geartrain.train.results import position_from_json
+from geartrain.train.results import Position, position_from_json
 from geartrain.train.state import State
 
 log = logging.getLogger("geartrain.train")
@@ -79,8 +79,21 @@ def load_checkpoint(state: State, checkpoint: Checkpoint, path: str) -> None:
     """
     document: dict[str, Any] = dict(checkpoint.document)
     _require_same_session(state, document, path)
-    tensors, sharing = checkpoint.tensors, state.sharing
     position = position_from_json(document["position"], path)
+    choice, back = state.choice, None
+    if choice is not None and choice.plan is None and position.plan is not None:
+        back = state.put_plan(position.plan)
+    try:
+        _load(state, checkpoint, position, path)
+    except CheckpointError:
+        if back is not None:
+            back()
+        raise
+
+
+def _load(state: State, checkpoint: Checkpoint, position: Position, path: str) -> None:
+    document: dict[str, Any] = dict(checkpoint.document)
+    tensors, sharing = checkpoint.tensors, state.sharing
     numbers = dict.fromkeys(state.parts, position.trained)
     parts = check_parts(state.parts, tensors, document["parts"], path, numbers)
     kept, copies = check_sharing(sharing, tensors, document, path)

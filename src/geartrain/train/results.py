@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, Any, Literal, final
 
-from geartrain.bounds import MOST_ACTIVE
+from geartrain.bounds import MOST_ACTIVE, MOST_WORKERS
+from geartrain.engine.advice import Plan, Way
 from geartrain.engine.instrument import (
     EpochEnded,
     PartStaleness,
@@ -149,6 +150,7 @@ class Position:
     best: float | None = None
     best_of: str | None = None
     in_flight: int | None = None  # found by ``InFlight``
+    plan: Plan | None = None  # found by ``Auto``
 
 
 def staleness_of(histogram: Sequence[int]) -> PartStaleness:
@@ -193,6 +195,24 @@ class StoredEpoch:
 
 @final
 @dataclass(frozen=True, slots=True)
+class StoredPlan:
+    """A ``Plan`` as JSON has it."""
+
+    runtime: Literal["threads", "processes"]
+    workers: Annotated[int, Range(1, MOST_WORKERS)]
+    kernel_threads: Annotated[int, Range(1, MOST_WORKERS)]
+    way: Way
+    part: str
+
+
+def plan_to_json(plan: Plan | None) -> dict[str, Any] | None:
+    """For a checkpoint."""
+    names = [f.name for f in fields(StoredPlan)]
+    return None if plan is None else {name: getattr(plan, name) for name in names}
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class StoredPosition:
     """A ``Position`` as JSON has it."""
 
@@ -208,6 +228,7 @@ class StoredPosition:
     best: float | None
     best_of: str | None
     in_flight: Annotated[int, Range(1, MOST_ACTIVE)] | None
+    plan: StoredPlan | None
 
     def __post_init__(self) -> None:
         if self.entered > self.taken:
@@ -242,6 +263,8 @@ def position_from_json(at: Any, path: Path | str) -> Position:
         CheckpointError: It is something else.
     """
     try:
+        if isinstance(at, Mapping):
+            at = {"plan": None, **at}  # from before there was one
         stored = read(StoredPosition, at, "position")
     except Mismatch as error:
         raise CheckpointError(
@@ -249,4 +272,6 @@ def position_from_json(at: Any, path: Path | str) -> Position:
             "run, or weights_only=True"
         ) from error
     given = {f.name: getattr(stored, f.name) for f in fields(StoredPosition)}
-    return Position(**{**given, "history": [_epoch(each) for each in stored.history]})
+    plan = None if stored.plan is None else Plan(**asdict(stored.plan))
+    history = [_epoch(each) for each in stored.history]
+    return Position(**{**given, "history": history, "plan": plan})

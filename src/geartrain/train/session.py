@@ -12,6 +12,7 @@ empty again.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, final
@@ -37,6 +38,7 @@ from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.threads import Threads
 from geartrain.sharing.alone import Alone
 from geartrain.sharing.sharing import AbstractSharing
+from geartrain.train.auto import Auto, Choice
 from geartrain.train.checkpoint import Retention, write_checkpoint
 from geartrain.train.fitting import Fitting, require_fit_arguments
 from geartrain.train.in_flight import InFlight
@@ -62,7 +64,9 @@ class Session:
     Args:
         graph: Checked when the first instance is seen.
         rules: Defaults of the parts.
-        runtime: ``Threads(1)`` unless given.
+        runtime: ``Threads(1)`` unless given. ``"auto"`` measures what the first instances cost, and
+            chooses between one worker and several, processes and threads, parts that are spread and
+            weights that are shared, and says it; ``Auto(...)`` has other bounds.
         max_active: Most instances in flight. ``"auto"`` finds what the network wants, by rows a
             firing, within bounds of staleness and memory, and says it; ``InFlight(...)`` has other
             bounds.
@@ -94,7 +98,7 @@ class Session:
         graph: Graph,
         *,
         rules: Rules | None = None,
-        runtime: AbstractRuntime | None = None,
+        runtime: AbstractRuntime | Auto | Literal["auto"] | None = None,
         sharing: AbstractSharing | None = None,
         max_active: int | Literal["auto"] | InFlight = 64,
         schedule: Schedule | None = None,
@@ -107,7 +111,6 @@ class Session:
             raise ValueError(f"seed={seed}: give 0 to {MOST_SEED:,}, as {SEED}")
         self.graph = graph
         self.rules = rules or Rules()
-        self.runtime = runtime or Threads(1)
         schedule, compute = schedule or Schedule(), compute or Compute()
         self.reading = reading = reading or Reading()
         device = None if compute.device is None else require_device(compute.device, "Compute")
@@ -136,17 +139,30 @@ class Session:
         parts = make_parts(graph, self.rules, device)
         self._move_modules_without_weights(parts, device)
         way = Alone() if sharing is None else sharing
-        _require_sharing(way, schedule, self.runtime.workers)
+        _require_sharing(way)
+        choice = None
+        if runtime == "auto" or isinstance(runtime, Auto):
+            auto = runtime if isinstance(runtime, Auto) else Auto()
+            choice = Choice(
+                *(auto, sharing, schedule.placement),
+                *(_why_no_processes(compute), _why_alone(device)),
+            )
+            runtime = choice.runtime
+            if (workers := way.workers_at_once(choice.most)) is not None:
+                runtime, choice = choice.at_once(workers), None
+        runtime = runtime or Threads(1)
+        _require_together(way, schedule, runtime.workers)
         self.state = State(
             graph,
-            self.runtime,
+            runtime,
             settings,
             schedule.placement,
             self.instruments,
-            way.make(graph, parts, self.runtime.workers, self.runtime.lock),
+            way.make(graph, parts, runtime.workers, runtime.lock),
             seed,
             reading.on_bad,
             in_flight if isinstance(in_flight, InFlight) else None,
+            choice,
         )
         for part in self.trained_parts.values():
             part.in_flight(settings.max_active)
@@ -342,6 +358,11 @@ class Session:
                 module.to(device)
 
     @property
+    def runtime(self) -> AbstractRuntime:
+        """The runtime of now; with ``runtime="auto"`` as it was chosen."""
+        return self.state.runtime
+
+    @property
     def parts(self) -> Mapping[str, PartState]:
         """The parts that evaluate, whose weights are in the user's modules."""
         return self.state.parts
@@ -361,13 +382,16 @@ class Session:
             raise ValueError(f"until={until}: the graph's losses have {sorted(known)}")
 
 
-def _require_sharing(sharing: object, schedule: Schedule, workers: int) -> None:
-    placement = schedule.placement
+def _require_sharing(sharing: object) -> None:
     if not isinstance(sharing, AbstractSharing):
         raise TypeError(
             f"sharing={sharing!r}: give a way to share weights, such as SharedWeights(), "
             'PartCopies({"cell": 2}) or Neighbours(copies=2)'
         )
+
+
+def _require_together(sharing: AbstractSharing, schedule: Schedule, workers: int) -> None:
+    placement = schedule.placement
     if placement and not (sharing.spreads or sharing.splits(workers)):
         raise ValueError(
             f"sharing={type(sharing).__name__}(...) and placement={placement} do not go together: "
@@ -379,6 +403,22 @@ def _require_sharing(sharing: object, schedule: Schedule, workers: int) -> None:
             f"sharing={sharing} and drain=True do not go together: a minibatch is of all workers; "
             "give SharedWeights(in_flight='all')"
         )
+
+
+def _why_no_processes(compute: Compute) -> str | None:
+    """Why there can be no worker processes, whatever the graph; None: there can."""
+    if not sys.platform.startswith("linux"):
+        return f"worker processes want Linux, and this is {sys.platform}"
+    if compute.meter is not None:
+        return f"Compute(meter={type(compute.meter).__name__}(...)) counts in one process"
+    return None
+
+
+def _why_alone(device: torch.device | None) -> str | None:
+    """Why there is to be one worker; None: there may be more."""
+    if device is None or device.type == "cpu":
+        return None
+    return f"the parts are on {device}, which works beside it"
 
 
 def _by_instance(collected: Sequence[Collected], n: int) -> list[Any]:

@@ -16,16 +16,21 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from geartrain.engine.advice import Plan
+from geartrain.engine.costs import Cost
 from geartrain.engine.engine import Engine, Settings, original_name
 from geartrain.engine.instrument import (
     AbstractInstrument,
+    Chosen,
     PartStaleness,
     Restored,
 )
+from geartrain.engine.placement import loads
 from geartrain.errors import DataError, WorkerDiedError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.graph.learning import remarks
+from geartrain.graph.wiring import copy_name
 from geartrain.native import kind as kernels_kind
 from geartrain.nodes.node import Memory
 from geartrain.parts.part import PartState
@@ -33,6 +38,7 @@ from geartrain.parts.snapshot import parts_to_tensors
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Feeder, OnBadInstance
 from geartrain.runtime.interrupt import asks_data
 from geartrain.sharing.sharing import AbstractSharingState
+from geartrain.train.auto import Choice
 from geartrain.train.checkpoint import Json
 from geartrain.train.copies import sharing_to_tensors
 from geartrain.train.deaths import Deaths, tell_restored
@@ -45,6 +51,7 @@ from geartrain.train.results import (
     Evaluation,
     Position,
     epoch_to_json,
+    plan_to_json,
     staleness_of,
 )
 from geartrain.train.source import Source
@@ -62,13 +69,14 @@ class State:
         seed: Of the order of the data; written into checkpoints.
         on_bad: What is done with instances that are refused.
         in_flight: Finds ``settings.max_active``; None: it is as it is.
+        choice: Finds ``runtime`` and ``sharing``; None: they are as they are.
 
     Attributes:
         position: Where in the training data it stands.
         engine: Of the last segment of training, or of evaluations; None: not made, or it failed.
         plain: Evaluates the consensus, where that is another model than those that are trained.
         memories: Of nodes, when the engine was last at rest.
-        costs: Measured seconds by node, for placement.
+        costs: Of nodes, measured, for placement.
         met: Instances trained at the last meeting of copies of a part.
         used: Who is at it.
         deaths: Of workers, in the call of now.
@@ -86,15 +94,17 @@ class State:
         seed: int,
         on_bad: OnBadInstance,
         in_flight: InFlight | None = None,
+        choice: Choice | None = None,
     ) -> None:
         self.graph, self.runtime, self.settings = graph, runtime, settings
         self.placement, self.instruments, self.sharing = placement, instruments, sharing
         self.seed, self.on_bad, self.in_flight = seed, on_bad, in_flight
+        self.choice = choice
         self.position = Position()
         self.engine: Engine | None = None
         self.plain: Engine | None = None
         self.memories: dict[str, Memory] = {}
-        self.costs: dict[str, float] = {}
+        self.costs: dict[str, Cost] = {}
         self.met = 0
         self.used = Occupancy()
         self.deaths = Deaths(runtime.most_deaths)
@@ -137,20 +147,24 @@ class State:
                 )
             return self.plain
         if self.engine is None or fresh:
-            self._remember()
-            self.engine = Engine(
-                self.graph,
-                self.parts,
-                self.settings,
-                self.runtime.workers,
-                self.placement,
-                self.costs,
-                self.position.trained,
-                self.sharing,
-            )
-            self.engine.recall(self.memories)
-            self.engine.began_s = self.position.train_seconds
+            return self.ready_again()
         return self.engine
+
+    def _made(self) -> Engine:
+        measures = self.choice is not None and self.choice.plan is None
+        engine = Engine(
+            self.graph,
+            self.parts,
+            self.settings,
+            self.runtime.workers,
+            {} if measures else self.placement,  # it may name more workers than there are
+            self.costs,
+            self.position.trained,
+            self.sharing,
+        )
+        engine.recall(self.memories)
+        engine.began_s = self.position.train_seconds
+        return engine
 
     def check(self, source: Source) -> None:
         """Check the graph with a first instance, when it is first used."""
@@ -168,6 +182,76 @@ class State:
             said = f"max_active='auto': {number} instances in flight, for {why}"
             log.info(said, extra={"screen": True})
             self.put_active(number)
+
+    def choose(self, left: int | None) -> Chosen:
+        """Find how the work is done from now on, say so, and have it done so."""
+        assert self.choice is not None
+        self.costs = self.choice.costs()
+        plan = self.choice.decide(self.ready_again(), left)
+        self.put_plan(plan)
+        return self.chosen(f"runtime='auto': {plan.why}")
+
+    def put_plan(self, plan: Plan) -> Callable[[], None]:
+        """Go by a plan from the next pass on; nothing is in flight.
+
+        Returns:
+            What goes back to how it was.
+        """
+        choice, parts = self.choice, self.parts
+        assert choice is not None
+        self._remember()
+        before = choice.plan, self.position.plan, self.runtime, self.sharing, self.costs
+        copies = {name: part.copies for name, part in parts.items()}
+
+        def back() -> None:
+            choice.plan, self.position.plan, self.runtime, self.sharing, self.costs = before
+            for name, part in parts.items():
+                part.copies = copies[name]
+            self.engine = self.plain = None
+
+        choice.plan = self.position.plan = plan
+        runtime = self.runtime = choice.make_runtime(plan)
+        self.deaths.most = runtime.most_deaths
+        most = self.settings.max_active
+        made = choice.make_sharing(plan, self.graph, parts, runtime.lock, most)
+        self.sharing = made or self.sharing
+        if plan.way == "copies" and plan.part in self.costs:
+            cost = self.costs[plan.part]
+            share = Cost(cost.seconds / plan.workers, cost.forward, cost.backward)
+            names = [copy_name(plan.part, k) for k in range(plan.workers)]
+            self.costs = self.costs | dict.fromkeys(names, share)
+        self.engine = self.plain = None
+        return back
+
+    def chosen(self, why: str) -> Chosen:
+        """What an instrument is told of how the work is done from now on."""
+        engine = self.ready_again()
+        return Chosen(
+            self.runtime.name,
+            self.runtime.workers,
+            engine.nodes_by_worker(),
+            self.sharing.name,
+            why,
+            self.position.train_seconds,
+        )
+
+    def why_placed(self) -> str:
+        """What the workers take of the seconds that were measured, in a line."""
+        engine = self.ready_again()
+        busy = loads(engine.wiring, engine.home, self.runtime.workers, self.costs)
+        total = sum(busy) or 1.0
+        named = [", ".join(f"'{n}'" for n in w.parts) or "no part" for w in engine.workers]
+        told = [
+            f"worker {w} has {names} ({100 * s / total:.0f} %)"
+            for w, (names, s) in enumerate(zip(named, busy, strict=True))
+        ]
+        return f"placed by measured costs: {'; '.join(told)}"
+
+    def ready_again(self) -> Engine:
+        """A fresh engine of the graph that was checked; the old one is let go."""
+        self._remember()
+        self.engine = self._made()
+        return self.engine
 
     def put_active(self, number: int) -> None:
         """So many instances may be in flight from the next segment on."""
@@ -273,6 +357,7 @@ class State:
                 "best": at.best,
                 "best_of": at.best_of,
                 "in_flight": at.in_flight,
+                "plan": plan_to_json(at.plan),
             },
             "random": random_state_to_json(),
         }

@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, final
 
+from geartrain.engine.costs import NOTHING, Cost
 from geartrain.engine.instrument import Link, NodeWork, Worked
 from geartrain.engine.worker import Firing
 
 Direction: TypeAlias = Literal["forward", "backward", "exchange"]
 
 _SIZES: Final = 64  # no batch has 2^63 rows
+_FEW: Final = 4  # firings, of which none stands for the others
 
 
 @final
@@ -26,6 +28,29 @@ class Use:
     firings: int = 0
     rows: int = 0
     sizes: list[int] = field(default_factory=lambda: [0] * _SIZES)
+    slowest: tuple[float, int] = (0.0, 0)
+    """Seconds and rows of the slowest firing."""
+
+    def fired(self, seconds: float, rows: int) -> None:
+        """Count a firing."""
+        self.seconds += seconds
+        self.firings += 1
+        self.rows += rows
+        self.sizes[(rows - 1).bit_length() + 1 if rows else 0] += 1
+        if seconds > self.slowest[0]:
+            self.slowest = seconds, rows
+
+    @property
+    def usual_s(self) -> float:
+        """Seconds, as if the slowest firing had cost what others cost by their rows.
+
+        The first firing of a node makes what later ones find, and a worker may be kept from its
+        core in any: of few firings one such would decide where a part lives.
+        """
+        slow, rows = self.slowest
+        if self.firings < _FEW or self.rows <= rows:
+            return self.seconds
+        return (self.seconds - slow) * self.rows / (self.rows - rows)
 
     def add(self, other: Use) -> None:
         """Count those of another one, too."""
@@ -33,6 +58,7 @@ class Use:
         self.firings += other.firings
         self.rows += other.rows
         self.sizes = [a + b for a, b in zip(self.sizes, other.sizes, strict=True)]
+        self.slowest = max(self.slowest, other.slowest)
 
 
 @final
@@ -53,17 +79,26 @@ class PassWork:
         use = self.uses.get(key)
         if use is None:
             use = self.uses[key] = Use()
-        rows = firing.rows
-        use.seconds += seconds
-        use.firings += 1
-        use.rows += rows
-        use.sizes[(rows - 1).bit_length() + 1 if rows else 0] += 1
+        use.fired(seconds, firing.rows)
 
-    def busy(self) -> dict[str, float]:
-        """Seconds by node."""
-        found: dict[str, float] = {}
-        for (_, node, _), use in self.uses.items():
-            found[node] = found.get(node, 0.0) + use.seconds
+    def add(self, other: PassWork) -> None:
+        """Count what was done in another one, too."""
+        for key, use in other.uses.items():
+            self.uses.setdefault(key, Use()).add(use)
+        for worker, waited in other.waiting.items():
+            self.waiting[worker] = self.waiting.get(worker, 0.0) + waited
+        for link, (messages, nbytes) in other.links.items():
+            old = self.links.get(link, (0, 0))
+            self.links[link] = old[0] + messages, old[1] + nbytes
+
+    def costs(self) -> dict[str, Cost]:
+        """What each node has cost."""
+        found: dict[str, Cost] = {}
+        for (_, node, direction), use in self.uses.items():
+            forward = use.firings * (direction == "forward")
+            backward = use.firings * (direction == "backward")
+            cost = Cost(use.usual_s, forward, backward)
+            found[node] = found.get(node, NOTHING) + cost
         return found
 
 
@@ -72,24 +107,17 @@ class Work:
     """What workers did in the passes since the last evaluation.
 
     Args:
-        workers: How many.
+        workers: How many; it may change.
     """
 
     def __init__(self, workers: int) -> None:
-        self._workers = workers
+        self.workers = workers
         self._sum, self._seconds = PassWork(), 0.0
 
     def add(self, work: PassWork, seconds: float) -> None:
         """Count a pass that took so long."""
-        total = self._sum
         self._seconds += seconds
-        for key, use in work.uses.items():
-            total.uses.setdefault(key, Use()).add(use)
-        for worker, waited in work.waiting.items():
-            total.waiting[worker] = total.waiting.get(worker, 0.0) + waited
-        for link, (messages, nbytes) in work.links.items():
-            old = total.links.get(link, (0, 0))
-            total.links[link] = old[0] + messages, old[1] + nbytes
+        self._sum.add(work)
 
     def take(self, epoch: float, time_s: float) -> Worked:
         """The event, after which it counts anew.
@@ -103,7 +131,7 @@ class Work:
             NodeWork(*key, use.firings, use.rows, use.seconds, _trimmed(use.sizes))
             for key, use in sorted(total.uses.items())
         ]
-        waiting = [total.waiting.get(w, 0.0) for w in range(self._workers)]
+        waiting = [total.waiting.get(w, 0.0) for w in range(self.workers)]
         links = [Link(*link, *counts) for link, counts in sorted(total.links.items())]
         return Worked(epoch, time_s, seconds, nodes, waiting, links)
 

@@ -32,7 +32,7 @@ import zmq
 from zmq.utils import z85
 
 from geartrain.errors import TransportError
-from geartrain.transport.keys import Keys, keep_alive, require_public
+from geartrain.transport.keys import Keys, require_public
 
 log = logging.getLogger("geartrain.transport")
 
@@ -59,7 +59,7 @@ _ACCEPTED: Final = int(zmq.EVENT_ACCEPTED)
 _DISCONNECTED: Final = int(zmq.EVENT_DISCONNECTED)
 _FAILED: Final = {
     int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "no handshake in time, or an unknown key",
-    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "what is no handshake",
+    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "what is no handshake, or was changed on its way",
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "another key",
 }
 _EVENTS: Final = _LISTENING | _ACCEPTED | _DISCONNECTED | sum(_FAILED)
@@ -88,8 +88,10 @@ class Door:
         self._socket = socket
         self._known: dict[bytes, bytes] = {}
         self._live: set[int] = set()  # descriptors of connections, of whomever
+        self._came: set[bytes] = set()
         self._inside = 0  # of these, those that were admitted; may be too large for a while
         self._open = True
+        self._failed = False
         self.refused = 0
         self._asking: list[tuple[float, list[bytes]]] = []
         self._left_out = 0
@@ -131,7 +133,6 @@ class Door:
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # else nobody is asked if nobody can be
         socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         socket.setsockopt(zmq.BACKLOG, _BACKLOG)
-        keep_alive(socket)
 
     def _keep_listener(self) -> socket:
         """What was bound, by a descriptor of our own."""
@@ -155,6 +156,10 @@ class Door:
             )
         self._asking = [each for each in self._asking if not self._welcome(each[1])]
         self._adjust()
+
+    def missing(self) -> list[int]:
+        """Those who may come in and have not done so yet."""
+        return sorted(int(who) for who in set(self._known.values()) - self._came)
 
     def answer(self) -> None:
         """Admit or refuse those who ask; returns at once."""
@@ -188,6 +193,7 @@ class Door:
         if who is None:
             return False
         self._inside += 1
+        self._came.add(who)
         self._zap.send_multipart([*asked[:2], _VERSION, asked[3], b"200", b"", who, b""], _NOW)
         return True
 
@@ -202,8 +208,12 @@ class Door:
                 self._live.add(value)
             elif event == _DISCONNECTED:
                 self._live.discard(value)
+                if not self._failed and self._inside <= len(self._live):
+                    self._refuse("what is no handshake")
+                self._failed = False
                 self._inside = min(self._inside, len(self._live))
-            elif event in _FAILED:
+            else:  # what ends the connection, which is the next event, if it is in its handshake
+                self._failed = True
                 self._refuse(_FAILED[event])
 
     def _adjust(self) -> None:

@@ -16,10 +16,6 @@ import zmq
 from zmq.utils import z85
 
 _PRINTED: Final = 40  # bytes of a key in Z85
-_IDLE_S: Final = 10
-_PROBE_S: Final = 5
-_PROBES: Final = 4
-_MOST_SILENT_MS: Final = 1000 * (_IDLE_S + _PROBE_S * _PROBES)
 
 
 @final
@@ -89,12 +85,3 @@ def _is_key(key: object) -> bool:
     except (KeyError, struct.error):
         return False
     return True
-
-
-def keep_alive(socket: zmq.Socket[bytes]) -> None:
-    """Have the kernel notice a tcp connection whose other end went without a word, in 30 s."""
-    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _IDLE_S)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _PROBE_S)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, _PROBES)
-    socket.setsockopt(zmq.TCP_MAXRT, _MOST_SILENT_MS)

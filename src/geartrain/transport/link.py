@@ -36,7 +36,7 @@ from geartrain.errors import TransportError
 from geartrain.frames.message import IntArray
 from geartrain.transport.causal import CausalOrder
 from geartrain.transport.door import Door, who_sent
-from geartrain.transport.keys import Keys, keep_alive
+from geartrain.transport.keys import Keys
 from geartrain.transport.pulse import Pulse
 from geartrain.transport.record import (
     GONE,
@@ -71,6 +71,10 @@ _MOST_RETRY_MS: Final = 500
 _MOST_ANSWER_BYTES: Final = 1 << 16  # of what comes to a socket that sends: handshakes
 _CONNECT_MS: Final = 2000  # a door that was shut may be open by then
 _HANDSHAKE_MS: Final = 10_000
+_BEAT_MS: Final = 2000
+_MOST_SILENT_MS: Final = 20_000
+"""A connection by tcp that carries nothing for as long, not even what ZeroMQ's own threads say, has
+ended: it is made anew, and what it lost shows. A link that was cut for 10 s goes on."""
 
 
 @final
@@ -180,6 +184,8 @@ class Transport:
         pull.setsockopt(zmq.MAXMSGSIZE, self._bounds.most_bytes)
         if isinstance(at, Path):
             pull.setsockopt(zmq.RCVBUF, _KERNEL_BYTES)
+        elif at.startswith(_TCP):
+            _beat(pull)
         address = at if isinstance(at, str) else self._address_of(self._me)
         if isinstance(at, Path) and os.path.lexists(address.removeprefix(_IPC)):
             raise TransportError(
@@ -268,6 +274,35 @@ class Transport:
         gone = self._order.gone
         return {k: at for k, at in self._pulse.unreached().items() if k not in gone}
 
+    def gather(self, timeout_s: float) -> None:
+        """Wait until all that are connected have come in, if there are keys.
+
+        Before work that takes long: only a process that polls admits others, and once all are in
+        nobody else is let near. What comes meanwhile is for the next poll.
+
+        Raises:
+            TransportError: Some have not come in that time; says which, and how many strangers did.
+        """
+        self._require_open()
+        door = self._door
+        if door is None:
+            return
+        kept: list[tuple[int, Record]] = []
+        end = time.monotonic() + timeout_s
+        try:
+            while missing := door.missing():
+                left = end - time.monotonic()
+                if left <= 0.0:
+                    raise TransportError(
+                        f"the processes {missing} have not connected to process {self._me} at "
+                        f"{self.address} in {timeout_s:g} s, and {door.refused} connections were "
+                        "refused: do they run, do they know this address and this public key, does "
+                        "a firewall let them through?"
+                    )
+                kept += self.poll(min(left, 1.0))
+        finally:
+            self._own[:0] = kept
+
     def _connect(self, to: int, address: str, key: bytes | None = None) -> zmq.Socket[bytes]:
         if not 0 <= to < self._n or self._pushes[to] is not None:
             raise ValueError(
@@ -284,9 +319,10 @@ class Transport:
         else:
             push.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
             push.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-            keep_alive(push)
         if self._pulse is not None:
             self._pulse.watch(to, push, address)
+        elif not address.startswith(_IPC):
+            _beat(push)
         if self._keys is not None and key is not None:
             self._keys.protect(push, key)
         push.connect(address)
@@ -555,6 +591,11 @@ class Transport:
                 f"the transport of process {self._me} belongs to pid {self._pid}, and this is pid "
                 f"{os.getpid()}: make one after the fork"
             )
+
+
+def _beat(socket: zmq.Socket[bytes]) -> None:
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _BEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _MOST_SILENT_MS)
 
 
 def _require_closed_to_others(at: Path | str, keys: Keys | None, plain: bool) -> None:

@@ -1,4 +1,4 @@
-"""A loop that runs whole: the node that computes it, and the door that rows pass.
+"""A loop that runs whole: the node that computes it, behind the door that rows pass.
 
     rows ─► LoopDoor ─► an instance, when all of its rows are there ─► LoopNode ─► rows that leave
     answers to those ─► LoopDoor ─► an instance, when all of them are there ─► LoopNode ─► answers
@@ -12,8 +12,7 @@ Messages of the node are instances. They see one version of the weights in all t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -32,269 +31,25 @@ from geartrain.frames.message import (
     address,
     distinct,
     join_arrays,
-    join_gradient,
-    join_origins,
     join_states,
+    ragged_index,
 )
 from geartrain.frames.rows import RowStore
-from geartrain.native.rows import Moves
 from geartrain.native.steady import steady
-from geartrain.nodes.call import Call, read_columns, require_rows, unsettled
-from geartrain.nodes.choice import AbstractChoice
+from geartrain.nodes.call import read_columns, require_rows, unsettled
 from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.inside import Inside, look_inside
 from geartrain.nodes.kernel import AbstractKernel
+from geartrain.nodes.loop.door import Came, LoopDoor
 from geartrain.nodes.loop.picking import may_pick, picked
 from geartrain.nodes.loop.plan import Called, CallStage, LoopPlan, Planner, RowNumbers
-from geartrain.nodes.loop.values import (
-    AbstractTensors,
-    AbstractValue,
-    FiringTensors,
-    TapeTensors,
-)
+from geartrain.nodes.loop.tensors import AbstractTensors, FiringTensors, TapeTensors
+from geartrain.nodes.loop.turn import Inner, Kept, Turn, zero_answers
+from geartrain.nodes.loop.values import AbstractValue
+from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.node import AbstractNode, Emission, Place
+from geartrain.nodes.remembering import Remembering
 from geartrain.nodes.weights import AbstractWeights
-
-
-@final
-@dataclass(slots=True)
-class Inner:
-    """A module of the loop.
-
-    Args:
-        name: Of its operator.
-        place: Of it, for columns and errors.
-        call: How it is called.
-        kernel: Computes it.
-        choice: Chooses other kernels while it works; None: it keeps this one.
-        weights: Its part, or None.
-        source: The value that it reads.
-        width: Payload tensors of that, seen last.
-    """
-
-    name: str
-    place: Place
-    call: Call
-    kernel: AbstractKernel
-    choice: AbstractChoice | None
-    weights: AbstractWeights | None
-    source: AbstractValue
-    width: int = 1
-
-
-@final
-@dataclass(slots=True)
-class Turn:
-    """Some instances that go through the loop together.
-
-    Args:
-        plan: What happens to them.
-        held: Its tensors.
-        slots: int64 ``(n,)``, of the instances.
-        local: Slot to its place among these; -1 elsewhere.
-        pending: Answers that each one awaits.
-        entered: By entry, the rows that came: their slots and where to answer them.
-        addresses: Of the instances at the node, in training.
-        kept: The kernel of each call and its residuals, in training; None where nothing is kept.
-        rows: By part, the rows of its calls of each instance.
-        versions: By part, that of its weights in the forward.
-        awaited: Instances of which rows that have left are unanswered.
-        kernels: Those that were chosen in place of the first ones, by module.
-        unanswered: Instances that are unanswered themselves, in training.
-    """
-
-    plan: LoopPlan
-    held: AbstractTensors
-    slots: IntArray
-    local: IntArray
-    pending: IntArray
-    entered: list[tuple[IntArray, IntArray]]
-    addresses: IntArray | None = None
-    kept: list[tuple[AbstractKernel, Payload] | None] = field(default_factory=list)
-    rows: dict[str, IntArray] = field(default_factory=dict)
-    versions: dict[str, int] = field(default_factory=dict)
-    kernels: dict[int, AbstractKernel] = field(default_factory=dict)
-    awaited: int = 0
-    unanswered: int = 0
-
-    def nbytes(self) -> int:
-        """Bytes of its tensors; what several hold is counted once."""
-        seen = {x.untyped_storage().data_ptr(): x for call in self.kept if call for x in call[1]}
-        mine = {x.data_ptr() for x in self.held.tensors()}
-        return self.held.nbytes() + sum(x.nbytes for at, x in seen.items() if at not in mine)
-
-
-@final
-class LoopDoor(AbstractNode):
-    """Lets instances in when all of their rows are there, and out when all answers are.
-
-    Args:
-        place: Number, name, frames.
-        inputs: Input name to how many rows enter for each of the instance's there.
-        entries: By how many ways rows enter.
-        exits: What rows of each exit hold.
-    """
-
-    eager = True
-
-    def __init__(
-        self,
-        place: Place,
-        inputs: Mapping[str, int],
-        entries: int,
-        exits: Sequence[AbstractValue],
-    ) -> None:
-        super().__init__(place)
-        self._inputs, self._exits = dict(inputs), exits
-        states = len(place.schema.state)
-        self._stores = [RowStore(place.name, ("origin",), states) for _ in range(entries)]
-        self._widths = [0] * entries
-        self._missing = np.zeros(64, np.int64)  # by slot, while some of its rows are here
-        self._begun = np.zeros(64, np.bool_)
-        self._awaited = RowStore(place.name, ("turn", "exit", "at", "slot"))
-        self._turns: dict[int, Turn] = {}
-        self._next = 0
-
-    def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
-        state, origin = join_states(batches), join_origins(batches)
-        store = self._stores[port]
-        first, n = store.allocate(origin.size), origin.size
-        store["origin"][first : first + n] = origin
-        store.state[:, first : first + n] = state
-        moves, at = Moves(), first
-        self._widths[port] = len(batches[0].payload)
-        for batch in batches:
-            for j, x in enumerate(batch.payload):
-                moves.add(store.buffer(j, x, len(batch)), None, x, batch.index, at)
-            at += len(batch)
-        moves.run()
-        slots, counts = np.unique(state[INSTANCE], return_counts=True)
-        self._grow(int(slots[-1]) + 1)
-        new = slots[~self._begun[slots]]
-        if new.size:
-            self._missing[new] = self._expected(new)
-            self._begun[new] = True
-        self._missing[slots] -= counts
-        ready = slots[self._missing[slots] == 0]
-        if not ready.size:
-            return Emission()
-        self._begun[ready] = False
-        states = np.zeros((state.shape[0], ready.size), np.int64)
-        states[INSTANCE] = ready
-        return Emission([(0, Forward((), states, ready))])
-
-    def take(self, slots: IntArray) -> list[tuple[Payload, IntArray, IntArray, IntArray]]:
-        """The rows of instances that are ready, by entry; they wait here no more.
-
-        Returns:
-            Buffers, the rows of them, their columns, and where to answer each.
-        """
-        found = []
-        mine = np.zeros(self._missing.size, np.bool_)
-        mine[slots] = True
-        for store, width in zip(self._stores, self._widths, strict=True):
-            live = store.live_rows()
-            rows = live[mine[store.state[INSTANCE, live]]]
-            buffers = store.buffers()[:width] if rows.size else ()
-            found.append((buffers, rows, store.state.take(rows, 1), store["origin"][rows]))
-        return found
-
-    def release(self, rows: Sequence[IntArray]) -> None:
-        """Rows that ``take`` gave, by entry, have been copied."""
-        for store, mine in zip(self._stores, rows, strict=True):
-            if mine.size:
-                store.release(mine)
-
-    def expect(self, k: int, rows: RowNumbers) -> IntArray:
-        """Addresses for rows that leave by exit k."""
-        n = len(rows)
-        first = self._awaited.allocate(n)
-        store, end = self._awaited, first + n
-        store["turn"][first:end], store["exit"][first:end] = self._next, k
-        store["at"][first:end], store["slot"][first:end] = rows.numbers, rows.state[INSTANCE]
-        return address(self.id, first, n)
-
-    def open_turn(self, turn: Turn) -> None:
-        """The rows that are to be expected next are of this one."""
-        self._next += 1
-        self._turns[self._next] = turn
-
-    def close_turn(self) -> None:
-        """All rows of the last turn are expected, and it may be that there are none."""
-        if not self._turns[self._next].awaited:
-            del self._turns[self._next]
-
-    def backward(self, batches: Sequence[Backward]) -> Emission:
-        emission = Emission()
-        for batch in batches:
-            rows = batch.rows & ROW_MASK
-            store = self._awaited
-            key = store["turn"][rows] * len(self._exits) + store["exit"][rows]
-            for each in distinct(key).tolist():
-                mine = batch
-                if (key != each).any():
-                    mine = batch.take(np.flatnonzero(key == each))
-                number, k = divmod(each, len(self._exits))
-                self._answered(number, k, mine, emission)
-            store.release(rows)
-        return emission
-
-    def _answered(self, number: int, k: int, batch: Backward, emission: Emission) -> None:
-        turn, rows = self._turns[number], batch.rows & ROW_MASK
-        if batch.gradient is not None:
-            with torch.no_grad():
-                gradient = join_gradient([batch])
-                self._exits[k].scatter(turn.held, self._awaited["at"][rows], gradient)
-        local, counts = np.unique(turn.local[self._awaited["slot"][rows]], return_counts=True)
-        turn.pending[local] -= counts
-        done = local[turn.pending[local] == 0]
-        if not done.size:
-            return
-        turn.awaited -= done.size
-        if not turn.awaited:
-            del self._turns[number]
-        if turn.addresses is None:
-            emission.backward += zero_answers(turn, done)
-        else:
-            emission.backward.append(Backward(turn.addresses[done], ()))
-
-    def _expected(self, slots: IntArray) -> IntArray:
-        """Rows that enter of these instances."""
-        fed = self.place.arena.fed
-        total = np.zeros(slots.size, np.int64)
-        for name, times in self._inputs.items():
-            total += times * fed[name][slots]
-        return total
-
-    def _grow(self, slots: int) -> None:
-        if slots > self._missing.size:
-            more = max(slots, 2 * self._missing.size) - self._missing.size
-            self._missing = np.concatenate([self._missing, np.zeros(more, np.int64)])
-            self._begun = np.concatenate([self._begun, np.zeros(more, np.bool_)])
-
-    def entering(self, slots: IntArray) -> IntArray:
-        """How many rows each of these instances has here, when it is ready."""
-        return self._expected(slots)
-
-    def origins(self, rows: IntArray) -> IntArray:
-        found: IntArray = self._awaited["slot"][rows]  # a slot is its own address
-        return found
-
-    def check_empty(self) -> None:
-        for store in (*self._stores, self._awaited):
-            store.check_empty()
-
-    def story(self) -> list[str]:
-        slots = np.flatnonzero(self._begun & (self._missing > 0))
-        told = [
-            f"'{self.name}' waits for {int(self._missing[s])} more rows of "
-            f"{self.place.arena.describe(int(s))} to enter"
-            for s in slots[:5].tolist()
-        ]
-        n = self._awaited.waiting
-        return [*told, f"'{self.name}' waits for the gradients of {n} rows"] if n else told
-
-    def nbytes(self) -> int:
-        return sum(store.nbytes() for store in self._stores)
 
 
 @final
@@ -326,7 +81,12 @@ class LoopNode(AbstractNode):
         self._door, self.planner, self._inner = door, planner, inner
         self._entries, self._exits = entries, exits
         self._dry_runs = [unsettled(each.call) for each in inner]
-        self._may_pick = [may_pick(each.call.function, each.weights is None) for each in inner]
+        self._may_pick = [
+            each.reads is None
+            and not each.call.inside
+            and may_pick(each.call.function, each.weights is None)
+            for each in inner
+        ]
         self._weights = {w.name: w for each in inner if (w := each.weights) is not None}
         self._instances = RowStore(place.name, ("turn", "local", "slot"))
         self._turns: dict[int, Turn] = {}
@@ -376,7 +136,7 @@ class LoopNode(AbstractNode):
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         slots = join_states(batches)[INSTANCE]
         came = self._door.take(slots)
-        plan = self.planner.begin([state for _, _, state, _ in came])
+        plan = self.planner.begin([(each.state, each.lengths) for each in came])
         turn = self._turn(plan, slots, came)
         with torch.no_grad(), steady():
             if self._ahead:
@@ -409,23 +169,19 @@ class LoopNode(AbstractNode):
         self,
         plan: LoopPlan,
         slots: IntArray,
-        came: Sequence[tuple[Payload, IntArray, IntArray, IntArray]],
+        came: Sequence[Came],
     ) -> Turn:
         local = np.full(int(slots.max()) + 1, -1, np.int64)
         local[slots] = np.arange(slots.size)
-        entered = [(state[INSTANCE], origin) for _, _, state, origin in came]
+        entered = [(each.state[INSTANCE], each.origin) for each in came]
         held = (FiringTensors if self._ahead else TapeTensors)(plan.numbers)
         return Turn(plan, held, slots, local, np.zeros(slots.size, np.int64), entered)
 
-    def _enter(
-        self, turn: Turn, came: Sequence[tuple[Payload, IntArray, IntArray, IntArray]]
-    ) -> None:
-        for value, first, (buffers, rows, _, _) in zip(
-            self._entries, turn.plan.entered, came, strict=True
-        ):
-            if rows.size:
-                turn.held.put(value.number, self.name, first, buffers, rows)
-        self._door.release([rows for _, rows, _, _ in came])
+    def _enter(self, turn: Turn, came: Sequence[Came]) -> None:
+        for value, first, each in zip(self._entries, turn.plan.entered, came, strict=True):
+            if each.rows.size:
+                turn.held.put(value.number, self.name, first, each.columns, each.at)
+        self._door.release(came)
 
     def _call(self, turn: Turn, number: int, called: Called, train: bool) -> None:
         """Run one call, forward."""
@@ -439,29 +195,10 @@ class LoopNode(AbstractNode):
         self.calls += 1
         inputs: Payload = ()
         try:
-            payload = inner.source.gather(held, rows.numbers)
-            inner.width = len(payload)
-            inputs = tuple(payload[j] for j in inner.call.taken(len(payload)))
-            inputs += tuple(read_columns(inner.call, inner.place, rows.state, None, None))
-            dry_run = self._dry_runs[stage.number]
-            if dry_run is not None:
-                dry_run.look(inner.call, inner.place, inputs, rows.state, None, None)
-                self._dry_runs[stage.number] = unsettled(inner.call)
-            kernel: AbstractKernel = inner.kernel
-            kept: Payload = ()
-            pick = None
-            if self._may_pick[stage.number]:
-                pick = picked(inner.call.function, inputs)
-                self._may_pick[stage.number] = pick is not None
-            if pick is not None:
-                outputs, kernel = pick
-            else:
-                if train and inner.choice is not None:
-                    kernel = turn.kernels.get(stage.number) or inner.choice.kernel(inputs)
-                    if kernel is not inner.kernel:
-                        turn.kernels[stage.number] = kernel  # nothing changes within a firing
-                outputs, kept = kernel.forward(inputs)
-            require_rows(inner.name, outputs, len(rows))
+            inputs = self._inputs(inner, stage.number, called, held)
+            outputs, kept = self._compute(turn, stage.number, called, inputs, train)
+            single = called.lengths is None or stage.pools
+            require_rows(inner.name, outputs, len(rows) if single else inputs[0].shape[0])
         except GeartrainError as error:
             error.add_note(_story(inner, "forward", inputs, rows.state[INSTANCE], number, turn))
             raise
@@ -469,7 +206,61 @@ class LoopNode(AbstractNode):
             story = _story(inner, "forward", inputs, rows.state[INSTANCE], number, turn)
             raise WorkerError(f"{type(error).__name__} in node {story}: {error}") from error
         held.put(stage.into.number, inner.name, called.first, outputs)
-        turn.kept.append((kernel, kept) if train else None)
+        turn.kept.append(kept if train else None)
+
+    def _inputs(self, inner: Inner, number: int, called: Called, held: AbstractTensors) -> Payload:
+        """The arguments of a call."""
+        rows, lengths = called.rows, called.lengths
+        payload = inner.source.gather(held, rows.numbers)
+        inner.width = len(payload)
+        inputs = tuple(payload[j] for j in inner.call.taken(len(payload)))
+        inputs += tuple(read_columns(inner.call, inner.place, rows.state, lengths, None))
+        dry_run = self._dry_runs[number]
+        if dry_run is not None:
+            dry_run.look(inner.call, inner.place, inputs, rows.state, lengths, None)
+            self._dry_runs[number] = unsettled(inner.call)
+        return inputs
+
+    def _compute(
+        self, turn: Turn, number: int, called: Called, inputs: Payload, train: bool
+    ) -> tuple[Payload, Kept]:
+        """Run a module."""
+        inner = self._inner[number]
+        if self._may_pick[number]:
+            pick = picked(inner.call.function, inputs)
+            self._may_pick[number] = pick is not None
+            if pick is not None:
+                return pick[0], Kept(pick[1], ())
+        kernel = inner.kernel
+        if isinstance(kernel, AbstractMemoryKernel):
+            memory = inner.recalled(called.rows.state, called.lengths)
+            outputs, residuals = kernel.forward(inputs, memory)
+            return outputs, Kept(kernel, residuals, memory)
+        if train and inner.choice is not None:
+            kernel = turn.kernels.get(number) or inner.choice.kernel(inputs)
+            if kernel is not inner.kernel:
+                turn.kernels[number] = kernel  # nothing changes within a firing
+        inside = self._inside(turn, inner, called) if inner.call.inside else None
+        if not train:
+            return kernel.evaluate(inputs, inside), Kept(kernel, ())
+        if isinstance(kernel, Remembering):
+            outputs, graph = kernel.record(inputs, inside)
+            return outputs, Kept(kernel, inputs, None, inside, graph)
+        outputs, residuals = kernel.forward(inputs, inside)
+        return outputs, Kept(kernel, residuals, None, inside)
+
+    def _inside(self, turn: Turn, inner: Inner, called: Called) -> Inside:
+        """Of the bundles of a call; the same object where the same ones were looked into last."""
+        slots, lengths = called.rows.state[INSTANCE], called.lengths
+        before = turn.seen
+        if before is not None and before[0].size == slots.size:
+            same = lengths is not None and np.array_equal(before[1], lengths)
+            if same and np.array_equal(before[0], slots):
+                return before[2]
+        found = look_inside(inner.place, slots, lengths, None)
+        if lengths is not None:
+            turn.seen = slots, lengths, found
+        return found
 
     def _note(self, turn: Turn) -> None:
         """Weights learn of what will be answered."""
@@ -480,6 +271,8 @@ class LoopNode(AbstractNode):
                 weights = self._inner[called.stage.number].weights
                 if weights is not None:
                     local = turn.local[called.rows.state[INSTANCE]]
+                    if called.lengths is not None:
+                        local = local.repeat(called.lengths)
                     turn.rows[weights.name] += np.bincount(local, minlength=n)
         for name, weights in self._weights.items():
             turn.versions[name] = weights.version
@@ -505,11 +298,12 @@ class LoopNode(AbstractNode):
                 state = np.concatenate([r.state for r in came], axis=1)
                 rows = RowNumbers(join_arrays([r.numbers for r in came]), state)
             value, held = self._exits[k], turn.held
-            stored = held.whole(value.number)
+            lengths = value.lengths(turn.plan.numbers, rows.numbers)
+            stored = held.whole(value.number) if lengths is None else None
             index = None if stored is None else rows.numbers
             payload = tuple(stored) if stored is not None else value.gather(held, rows.numbers)
             origin = self._door.expect(k, rows)
-            emission.forward.append((k, Forward(payload, rows.state, origin, None, index)))
+            emission.forward.append((k, Forward(payload, rows.state, origin, lengths, index)))
         self._door.close_turn()
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
@@ -555,20 +349,16 @@ class LoopNode(AbstractNode):
         """The way back of one call."""
         called = turn.plan.calls[number]
         stage, held, rows = called.stage, turn.held, called.rows
-        touched = held.touched.get(stage.into.number)
-        if touched is None:
+        wanted = _wanted(turn, called, mine)
+        if not wanted.any():
             return
-        first, n = called.first, len(rows)
-        wanted = touched[first : first + n]
-        if mine is not None:
-            wanted = wanted & mine[turn.local[rows.state[INSTANCE]]]
         which = None if wanted.all() else np.flatnonzero(wanted)
-        if which is not None and not which.size:
-            return
-        gradient = held.gradient(stage.into.number, first, n, which)
-        read, slots = rows.numbers, rows.state[INSTANCE]
+        gradient = held.gradient(stage.into.number, called.first, len(rows), which)
+        read, state, lengths, at = rows.numbers, rows.state, called.lengths, which
         if which is not None:
-            read, slots = read[which], slots[which]
+            read, state = read[which], state[:, which]
+            if lengths is not None:
+                at, lengths = ragged_index(lengths, which), lengths[which]
         if not isinstance(stage, CallStage):
             stage.source.scatter(held, read, gradient)
             return
@@ -576,9 +366,11 @@ class LoopNode(AbstractNode):
         into = GradientSum(()) if inner.weights is None else inner.weights.gradient
         left = turn.kept[number]
         assert left is not None
-        kernel, kept = left
+        if mine is None:
+            turn.kept[number] = None  # all have come: what it holds is free when it is answered
+        slots = state[INSTANCE]
         try:
-            found = kernel.backward(gradient, kept, which, into, None)
+            found = left.backward(inner, gradient, state, lengths, at, into)
         except GeartrainError as error:
             error.add_note(_story(inner, "backward", gradient, slots, number, turn))
             raise
@@ -589,7 +381,8 @@ class LoopNode(AbstractNode):
         if any(g is not None for g in found):
             inner.source.scatter(held, read, found)
         if inner.weights is not None:
-            got[inner.weights.name].append(turn.local[slots])
+            local = turn.local[slots]
+            got[inner.weights.name].append(local if lengths is None else local.repeat(lengths))
 
     def _count(
         self,
@@ -634,9 +427,15 @@ class LoopNode(AbstractNode):
         if not some.all():
             emission.backward.append(Backward(origin[~some], None))
             rows, origin = rows[some], origin[some]
-        if rows.size:
+        if not rows.size:
+            return
+        lengths = turn.plan.numbers.lengths(number, rows)
+        if lengths is None:
             gradient = turn.held.gradient(number, first, n, None)
             emission.backward.append(Backward(origin, gradient, None, rows - first))
+        else:
+            gradient = turn.held.gradient(number, first, n, rows - first)
+            emission.backward.append(Backward(origin, gradient, lengths))
 
     def origins(self, rows: IntArray) -> IntArray:
         found: IntArray = self._instances["slot"][rows]  # a slot is its own address
@@ -653,6 +452,22 @@ class LoopNode(AbstractNode):
         return sum(turn.nbytes() for turn in self._turns.values())
 
 
+def _computed(
+    kernel: AbstractKernel, inputs: Payload, inside: Inside | None, train: bool
+) -> tuple[Payload, Payload]:
+    """Outputs, and in training what is kept."""
+    return kernel.forward(inputs, inside) if train else (kernel.evaluate(inputs, inside), ())
+
+
+def _wanted(turn: Turn, called: Called, mine: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
+    """Which rows of a call have got a gradient, of the instances that are ``mine``."""
+    touched, n = turn.held.touched.get(called.stage.into.number), len(called.rows)
+    if touched is None:
+        return np.zeros(n, np.bool_)
+    found = touched[called.first : called.first + n]
+    return found if mine is None else found & mine[turn.local[called.rows.state[INSTANCE]]]
+
+
 def _await(turn: Turn) -> None:
     """Count the rows that leave."""
     n = turn.slots.size
@@ -660,18 +475,6 @@ def _await(turn: Turn) -> None:
         for each in rows:
             turn.pending += np.bincount(turn.local[each.state[INSTANCE]], minlength=n)
     turn.awaited = int((turn.pending > 0).sum())
-
-
-def zero_answers(turn: Turn, which: IntArray) -> list[Backward]:
-    """What tells those who sent the rows of some instances that no gradient will come."""
-    mine = np.zeros(turn.slots.size, np.bool_)
-    mine[which] = True
-    found = []
-    for slots, origin in turn.entered:
-        chosen = origin[mine[turn.local[slots]]]
-        if chosen.size:
-            found.append(Backward(chosen, None))
-    return found
 
 
 def _story(

@@ -5,9 +5,9 @@
 
 Nothing here touches a payload, unless a function that decides reads it: then a call runs as soon as
 it is found, and the function gets its rows. A module is called with all rows that have come for it,
-when none before it in the same round is to be called, and the one that has most goes first: a loop
-over trees calls its cell once a height, and one of five kinds of cells calls them a third less
-often than if every height called all of them. What is between modules (routes, moves, groups,
+when none before it in the same round is to be called, and those that have most go first: a loop
+over trees calls its cell once a height, and one of five kinds of cells leaves those that have few
+rows waiting for more. What is between modules (routes, moves, groups,
 joins) are the nodes and steps of a loop by steps, given rows without payload where none reads it.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, final
+from typing import Final, TypeAlias, final
 
 import numpy as np
 
@@ -31,11 +31,16 @@ from geartrain.frames.message import (
 from geartrain.nodes.control import AbstractStep
 from geartrain.nodes.gather import Group, JoinNode
 from geartrain.nodes.loop.members import Members, Sides
-from geartrain.nodes.loop.values import AbstractValue, Grouped, Joined, Numbers, Stored
+from geartrain.nodes.loop.tensors import Numbers
+from geartrain.nodes.loop.values import AbstractValue, Grouped, Joined, Stored
 from geartrain.nodes.structure import Flatmap
 
 Passed: TypeAlias = list[tuple[tuple[int, int], IntArray]]
 """Where rows have gone round, and the slots of their instances, one entry a row."""
+SHARE: Final = 0.5
+"""Modules with at least this share of the rows of the fullest are called before what lies between
+modules is looked at again: that takes longer than a call of few rows."""
+
 Look: TypeAlias = Callable[[AbstractValue, IntArray], Payload]
 Watch: TypeAlias = Callable[[Passed], None]
 """Raises if rows of an instance have gone round too often."""
@@ -62,11 +67,13 @@ class Called:
         stage: Which.
         rows: Of the value that it reads.
         first: Of the rows that it writes.
+        lengths: int64 ``(n,)``, of the bundles that are read; None: single rows.
     """
 
     stage: CallStage | StoreStage
     rows: RowNumbers
     first: int
+    lengths: IntArray | None = None
 
 
 @final
@@ -92,10 +99,10 @@ class LoopPlan:
 
     def batch(self, rows: RowNumbers, source: AbstractValue | None) -> Forward:
         """Rows as a step gets them: with what they hold of a value, or with columns alone."""
-        payload: Payload = ()
-        if source is not None and self.look is not None:
-            payload = self.look(source, rows.numbers)
-        return Forward(payload, rows.state, rows.numbers)
+        if source is None or self.look is None:
+            return Forward((), rows.state, rows.numbers)
+        lengths = source.lengths(self.numbers, rows.numbers)
+        return Forward(self.look(source, rows.numbers), rows.state, rows.numbers, lengths)
 
 
 class AbstractStage(ABC):
@@ -242,12 +249,14 @@ class CallStage(AbstractStage):
 
     Args:
         number: Among the modules of the loop.
+        source: The value that it reads.
         into: The value that it makes rows of.
+        pools: Whether it makes one row of each bundle.
     """
 
-    def __init__(self, number: int, into: Stored) -> None:
+    def __init__(self, number: int, source: AbstractValue, into: Stored, *, pools: bool) -> None:
         super().__init__()
-        self.number, self.into = number, into
+        self.number, self.source, self.into, self.pools = number, source, into, pools
 
     def apply(
         self, port: int, rows: RowNumbers, plan: LoopPlan
@@ -263,6 +272,8 @@ class StoreStage(AbstractStage):
         source: The value that they are rows of.
         into: The value that they become rows of.
     """
+
+    pools = False
 
     def __init__(self, source: AbstractValue, into: Stored) -> None:
         super().__init__()
@@ -296,8 +307,10 @@ class ExitStage(AbstractStage):
 def _record(
     stage: CallStage | StoreStage, rows: RowNumbers, plan: LoopPlan
 ) -> Iterator[tuple[int, RowNumbers]]:
-    numbers = plan.numbers.more(stage.into.number, len(rows))
-    called = Called(stage, rows, int(numbers[0]))
+    lengths = stage.source.lengths(plan.numbers, rows.numbers)
+    into = stage.into.number
+    numbers = plan.numbers.more(into, len(rows), None if stage.pools else lengths)
+    called = Called(stage, rows, int(numbers[0]), lengths)
     plan.calls.append(called)
     if plan.run is not None:
         plan.run(len(plan.calls) - 1, called)
@@ -346,16 +359,17 @@ class Planner:
         self._passed: Passed = []
         self._unseen = 0
 
-    def begin(self, entering: Sequence[IntArray]) -> LoopPlan:
+    def begin(self, entering: Sequence[tuple[IntArray, IntArray | None]]) -> LoopPlan:
         """A plan that knows of the rows that enter alone.
 
         Args:
-            entering: By entry, the columns of the rows that come in there, maybe none.
+            entering: By entry, the columns of the rows that come in there, maybe none, and the
+                lengths of the bundles that they are.
         """
         plan = LoopPlan(Numbers(self._values), exits=[[] for _ in range(self._exits)])
-        for entry, state in zip(self._entries, entering, strict=True):
+        for entry, (state, lengths) in zip(self._entries, entering, strict=True):
             plan.entered.append(plan.numbers.counts[entry.into.number])
-            numbers = plan.numbers.more(entry.into.number, state.shape[1])
+            numbers = plan.numbers.more(entry.into.number, state.shape[1], lengths)
             if numbers.size:
                 entry.stage.waiting[entry.port].append(RowNumbers(numbers, state))
         return plan
@@ -378,8 +392,11 @@ class Planner:
             if len(ready) > 1:
                 later = {at for call in ready for at in self._later[id(call)] if at != id(call)}
                 ready = [call for call in ready if id(call) not in later] or ready
-            fullest = max(ready, key=lambda call: sum(map(len, call.waiting[0])))
-            self._run(fullest, 0, fullest.take(0), plan)
+            rows = [sum(map(len, call.waiting[0])) for call in ready]
+            few = SHARE * max(rows)
+            for call, n in zip(ready, rows, strict=True):
+                if n >= few:
+                    self._run(call, 0, call.take(0), plan)
         if self.watch is not None and self._passed:
             self.watch(self._passed)
         self._check_empty()

@@ -6,6 +6,8 @@
     SomeColumns    some columns of another value
     Detached       another value whose gradient goes no further
 
+What bundles hold lies side by side in the rows of a buffer, from where a bundle begins.
+
 Rows are numbers. Only a module that computes gathers what they hold, and what it answers is
 scattered to where it was gathered from: a row may be read any number of times.
 """
@@ -13,425 +15,16 @@ scattered to where it was gathered from: a row may be read any number of times.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import bisect_right
 from collections.abc import Sequence
-from typing import ClassVar, Final, Literal, final
+from typing import Literal, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from geartrain.errors import GraphError
-from geartrain.frames.message import Gradient, IntArray, Payload, distinct, ranges
-from geartrain.native.rows import Moves, add, take
+from geartrain.frames.message import Gradient, IntArray, Payload
+from geartrain.native.rows import take
 from geartrain.nodes.gather import How, reduced, share_of_max, shared_out
-
-
-@final
-class _Grown:
-    """Numbers that become more."""
-
-    __slots__ = ("_held", "size")
-
-    def __init__(self) -> None:
-        self._held = np.empty(64, np.int64)
-        self.size = 0
-
-    @property
-    def values(self) -> IntArray:
-        return self._held[: self.size]
-
-    def extend(self, more: IntArray) -> None:
-        end = self.size + more.size
-        if end > self._held.size:
-            held = np.empty(max(end, 2 * self._held.size), np.int64)
-            held[: self.size] = self.values
-            self._held = held
-        self._held[self.size : end] = more
-        self.size = end
-
-
-@final
-class Numbers:
-    """What a plan knows of the rows of values, by the values' numbers.
-
-    Args:
-        counts: Rows of each.
-    """
-
-    __slots__ = ("_grouped", "_joined", "counts")
-
-    def __init__(self, values: int) -> None:
-        self.counts = [0] * values
-        self._grouped: dict[int, tuple[_Grown, _Grown, _Grown]] = {}
-        self._joined: dict[int, list[_Grown]] = {}
-
-    def more(self, number: int, n: int) -> IntArray:
-        """So many rows more of a value; their numbers."""
-        first = self.counts[number]
-        self.counts[number] = first + n
-        return _count(first, n)
-
-    def group(self, number: int, members: IntArray, sizes: IntArray) -> IntArray:
-        """Grouped rows more, of these members of the value beneath; their numbers."""
-        found = self._grouped.get(number)
-        if found is None:
-            found = self._grouped[number] = _Grown(), _Grown(), _Grown()
-        starts, counts, all_members = found
-        starts.extend(np.cumsum(sizes) - sizes + all_members.size)
-        counts.extend(sizes)
-        all_members.extend(members)
-        return self.more(number, sizes.size)
-
-    def join(self, number: int, sides: list[IntArray]) -> IntArray:
-        """Joined rows more, of these rows of the values beneath; their numbers."""
-        found = self._joined.get(number)
-        if found is None:
-            found = self._joined[number] = [_Grown() for _ in sides]
-        for held, side in zip(found, sides, strict=True):
-            held.extend(side)
-        return self.more(number, sides[0].size)
-
-    def members(self, number: int, rows: IntArray) -> tuple[IntArray, IntArray]:
-        """Of grouped rows: the rows of the value beneath, row by row, and how many each has."""
-        starts, sizes, members = (held.values for held in self._grouped[number])
-        first, n = consecutive(rows), rows.size
-        if first >= 0:  # so are their members
-            mine = sizes[first : first + n]
-            last = first + n - 1
-            return members[starts[first] : starts[last] + sizes[last]], mine
-        mine = sizes[rows]
-        return members[ranges(starts[rows], mine)], mine
-
-    def sides(self, number: int, rows: IntArray) -> list[IntArray]:
-        """Of joined rows: the row of each value beneath."""
-        return [side.values[rows] for side in self._joined[number]]
-
-
-class AbstractTensors(ABC):
-    """Tensors of one firing: what stored values hold, and the gradients of that.
-
-    Args:
-        numbers: Of the plan.
-
-    Attributes:
-        touched: Which rows have got a gradient, by number of the value.
-    """
-
-    __slots__ = ("numbers", "touched")
-
-    def __init__(self, numbers: Numbers) -> None:
-        self.numbers = numbers
-        self.touched: dict[int, NDArray[np.bool_]] = {}
-
-    @abstractmethod
-    def put(
-        self,
-        number: int,
-        name: str,
-        first: int,
-        columns: Sequence[Tensor],
-        rows: IntArray | None = None,
-    ) -> None:
-        """Rows of a stored value from row ``first`` on; these of ``columns``, None: all.
-
-        Raises:
-            GraphError: They have another inner shape or dtype than those before.
-        """
-
-    @abstractmethod
-    def gather(self, number: int, rows: IntArray) -> Payload:
-        """What these rows of a stored value hold; nobody may write to it."""
-
-    @abstractmethod
-    def scatter(self, number: int, rows: IntArray, gradient: Gradient, at: IntArray | None) -> None:
-        """Add gradients to those of rows of a stored value, as ``AbstractValue.scatter`` says."""
-
-    @abstractmethod
-    def gradient(self, number: int, first: int, n: int, which: IntArray | None) -> Gradient:
-        """The gradients of n rows that were put together, or of these of them."""
-
-    @abstractmethod
-    def whole(self, number: int) -> Sequence[Tensor] | None:
-        """All rows of a stored value, where they lie side by side."""
-
-    @abstractmethod
-    def tensors(self) -> list[Tensor]:
-        """What rows hold."""
-
-    @abstractmethod
-    def gradients(self) -> list[Tensor]:
-        """As far as any came."""
-
-    def nbytes(self) -> int:
-        """Bytes of the tensors."""
-        return sum(x.nbytes for x in (*self.tensors(), *self.gradients()))
-
-    def touch(self, number: int) -> NDArray[np.bool_]:
-        """Which rows have got a gradient, to be written to."""
-        found = self.touched.get(number)
-        if found is None:
-            found = self.touched[number] = np.zeros(self.numbers.counts[number], np.bool_)
-        return found
-
-
-@final
-class FiringTensors(AbstractTensors):
-    """Those of a firing that is planned: a buffer for each value, as its rows are counted."""
-
-    __slots__ = ("_gradients", "_values")
-
-    def __init__(self, numbers: Numbers) -> None:
-        super().__init__(numbers)
-        self._values: dict[int, list[Tensor]] = {}
-        self._gradients: dict[int, list[Tensor | None]] = {}
-
-    def put(
-        self,
-        number: int,
-        name: str,
-        first: int,
-        columns: Sequence[Tensor],
-        rows: IntArray | None = None,
-    ) -> None:
-        n = self.numbers.counts[number]
-        found = self._values.get(number)
-        if found is None:
-            alone = rows is None and columns[0].shape[0] == n
-            if alone and all(x.is_contiguous() for x in columns):
-                self._values[number] = list(columns)
-                return
-            found = self._values[number] = [x.new_empty((n, *x.shape[1:])) for x in columns]
-        _require_alike(name, columns, found)
-        write(found, first, columns, rows)
-
-    def gather(self, number: int, rows: IntArray) -> Payload:
-        values = self._values[number]
-        first = consecutive(rows)
-        if first >= 0:
-            return tuple(x[first : first + rows.size] for x in values)
-        return take(values, rows)
-
-    def scatter(self, number: int, rows: IntArray, gradient: Gradient, at: IntArray | None) -> None:
-        values, touched = self._values[number], self.touch(number)
-        found = self._gradients.get(number)
-        if found is None:
-            found = self._gradients[number] = [None] * len(values)
-        some = False
-        for j, g in enumerate(gradient):
-            if g is None or not values[j].is_floating_point():
-                continue
-            some = True
-            buffer = found[j]
-            if buffer is None:
-                buffer = found[j] = torch.zeros_like(values[j])
-            add(buffer, rows, g.contiguous(), at)
-        if some:
-            touched[rows] = True
-
-    def gradient(self, number: int, first: int, n: int, which: IntArray | None) -> Gradient:
-        columns = self._gradients[number]
-        if which is None:
-            return tuple(None if g is None else g[first : first + n] for g in columns)
-        at = which + first
-        return tuple(None if g is None else take([g], at)[0] for g in columns)
-
-    def whole(self, number: int) -> Sequence[Tensor] | None:
-        return self._values.get(number)
-
-    def tensors(self) -> list[Tensor]:
-        return [x for columns in self._values.values() for x in columns]
-
-    def gradients(self) -> list[Tensor]:
-        return [x for columns in self._gradients.values() for x in columns if x is not None]
-
-
-@final
-class _Pieces:
-    """Rows of one value as they were put, piece by piece, and their gradients.
-
-    A gradient that covers a piece is kept as it came, and not written to, as others may hold it.
-    """
-
-    __slots__ = ("columns", "floating", "given", "owned", "scattered", "starts")
-
-    def __init__(self, columns: Sequence[Tensor]) -> None:
-        self.starts = [0]  # and the end
-        self.columns: list[list[Tensor]] = []
-        self.given: list[list[Tensor | None]] = []
-        self.owned: set[tuple[int, int]] = set()
-        self.scattered: list[Tensor | None] = [None] * len(columns)
-        self.floating = [x.is_floating_point() for x in columns]
-
-    def at(self, row: int) -> int:
-        """The piece that has a row."""
-        if row >= self.starts[-2]:
-            return len(self.columns) - 1
-        return bisect_right(self.starts, row) - 1
-
-    def give(self, k: int, j: int, g: Tensor) -> None:
-        """A gradient for all rows of a piece."""
-        before = self.given[k][j]
-        if before is None:
-            dtype = self.columns[k][j].dtype
-            self.given[k][j] = g if g.dtype is dtype else g.to(dtype)
-        elif (k, j) in self.owned:
-            before.add_(g)
-        else:
-            self.given[k][j] = before + g
-            self.owned.add((k, j))
-
-    def own(self, k: int, j: int) -> Tensor:
-        """The gradient of a piece, to be added to."""
-        before = self.given[k][j]
-        if before is not None and (k, j) in self.owned:
-            return before
-        like = self.columns[k][j]
-        found = torch.zeros_like(like) if before is None else torch.empty_like(like).copy_(before)
-        self.given[k][j] = found
-        self.owned.add((k, j))
-        return found
-
-
-_FEW: Final = 8
-"""Pieces that a gradient is cut for; of more, it is added to rows of one buffer."""
-
-
-@final
-class TapeTensors(AbstractTensors):
-    """Those of a firing that finds its way as it goes: rows stay where a call has made them.
-
-    Nothing is copied where a call reads just the rows that the one before it has written, and
-    gives its gradient to just those.
-    """
-
-    __slots__ = ("_pieces",)
-
-    def __init__(self, numbers: Numbers) -> None:
-        super().__init__(numbers)
-        self._pieces: dict[int, _Pieces] = {}
-
-    def put(
-        self,
-        number: int,
-        name: str,
-        first: int,
-        columns: Sequence[Tensor],
-        rows: IntArray | None = None,
-    ) -> None:
-        pieces = self._pieces.get(number)
-        if pieces is None:
-            pieces = self._pieces[number] = _Pieces(columns)
-        else:
-            _require_alike(name, columns, pieces.columns[0])
-        if rows is None:
-            mine = [x if x.is_contiguous() else x.contiguous() for x in columns]
-        else:
-            mine = list(take(columns, rows))
-        assert first == pieces.starts[-1]
-        pieces.starts.append(first + mine[0].shape[0])
-        pieces.columns.append(mine)
-        pieces.given.append([None] * len(mine))
-
-    def gather(self, number: int, rows: IntArray) -> Payload:
-        pieces, n = self._pieces[number], rows.size
-        starts, first = pieces.starts, consecutive(rows)
-        low = first if first >= 0 else int(rows.min())
-        high = first + n - 1 if first >= 0 else int(rows.max())
-        k = pieces.at(low)
-        begin, end = starts[k], starts[k + 1]
-        if high < end:
-            columns = pieces.columns[k]
-            if first < 0:
-                return take(columns, rows - begin)
-            if n == end - begin:
-                return tuple(columns)
-            return tuple(x[first - begin : first - begin + n] for x in columns)
-        if first >= 0 and starts[(last := pieces.at(high)) + 1] == first + n and first == begin:
-            some = pieces.columns[k : last + 1]
-            return tuple(torch.cat(each) for each in zip(*some, strict=True))
-        which = np.searchsorted(np.asarray(starts), rows, "right") - 1
-        out = [x.new_empty((n, *x.shape[1:])) for x in pieces.columns[0]]
-        moves = Moves()
-        for k in distinct(which).tolist():
-            here = np.flatnonzero(which == k)
-            source_rows = rows[here] - starts[k]
-            for target, source in zip(out, pieces.columns[k], strict=True):
-                moves.add(target, here, source, source_rows)
-        moves.run()
-        return tuple(out)
-
-    def scatter(self, number: int, rows: IntArray, gradient: Gradient, at: IntArray | None) -> None:
-        pieces = self._pieces[number]
-        some = [(j, g) for j, g in enumerate(gradient) if g is not None and pieces.floating[j]]
-        if not some:
-            return
-        touched = self.touch(number)
-        first, n = consecutive(rows) if at is None else -1, rows.size
-        if first >= 0:
-            touched[first : first + n] = True
-            if self._share(pieces, first, n, some):
-                return
-        else:
-            touched[rows] = True
-        starts = pieces.starts
-        k = pieces.at(int(rows.min()))
-        if int(rows.max()) < starts[k + 1]:
-            local = rows - starts[k]
-            for j, g in some:
-                add(pieces.own(k, j), local, g.contiguous(), at)
-            return
-        for j, g in some:
-            buffer = pieces.scattered[j]
-            if buffer is None:
-                like = pieces.columns[0][j]
-                buffer = pieces.scattered[j] = like.new_zeros((starts[-1], *like.shape[1:]))
-            add(buffer, rows, g.contiguous(), at)
-
-    def _share(
-        self, pieces: _Pieces, first: int, n: int, some: Sequence[tuple[int, Tensor]]
-    ) -> bool:
-        """Give consecutive rows their gradients if they are whole pieces, and few of them."""
-        starts = pieces.starts
-        k, end = pieces.at(first), first + n
-        if starts[k] != first:
-            return False
-        last = pieces.at(end - 1)
-        if starts[last + 1] != end or last - k >= _FEW:
-            return False
-        if last == k:
-            for j, g in some:
-                pieces.give(k, j, g)
-            return True
-        for each in range(k, last + 1):
-            a, b = starts[each] - first, starts[each + 1] - first
-            for j, g in some:
-                pieces.give(each, j, g[a:b])
-        return True
-
-    def gradient(self, number: int, first: int, n: int, which: IntArray | None) -> Gradient:
-        pieces = self._pieces[number]
-        k = pieces.at(first)
-        found: list[Tensor | None] = []
-        for given, scattered in zip(pieces.given[k], pieces.scattered, strict=True):
-            g = given
-            if scattered is not None:
-                more = scattered[first : first + n]
-                g = more if g is None else more + g
-            found.append(g if g is None or which is None else take([g.contiguous()], which)[0])
-        return tuple(found)
-
-    def whole(self, number: int) -> Sequence[Tensor] | None:
-        pieces = self._pieces.get(number)
-        return pieces.columns[0] if pieces is not None and len(pieces.columns) == 1 else None
-
-    def tensors(self) -> list[Tensor]:
-        return [x for p in self._pieces.values() for columns in p.columns for x in columns]
-
-    def gradients(self) -> list[Tensor]:
-        found = [x for p in self._pieces.values() for gs in p.given for x in gs if x is not None]
-        return found + [x for p in self._pieces.values() for x in p.scattered if x is not None]
+from geartrain.nodes.loop.tensors import AbstractTensors, Numbers
 
 
 class AbstractValue(ABC):
@@ -446,7 +39,12 @@ class AbstractValue(ABC):
 
     @abstractmethod
     def gather(self, held: AbstractTensors, rows: IntArray) -> Payload:
-        """What these rows hold, ``(rows.size, ...)`` each; nobody may write to it."""
+        """What these rows hold, ``(rows.size, ...)`` each, or ``(places, ...)`` of bundles; nobody
+        may write to it."""
+
+    def lengths(self, numbers: Numbers, rows: IntArray) -> IntArray | None:
+        """How many places each of these rows has, if they are bundles."""
+        return None
 
     @abstractmethod
     def scatter(
@@ -468,6 +66,9 @@ class Stored(AbstractValue):
 
     def gather(self, held: AbstractTensors, rows: IntArray) -> Payload:
         return held.gather(self.number, rows)
+
+    def lengths(self, numbers: Numbers, rows: IntArray) -> IntArray | None:
+        return numbers.lengths(self.number, rows)
 
     def scatter(
         self, held: AbstractTensors, rows: IntArray, gradient: Gradient, at: IntArray | None = None
@@ -586,53 +187,10 @@ class Detached(AbstractValue):
     def gather(self, held: AbstractTensors, rows: IntArray) -> Payload:
         return self.source.gather(held, rows)
 
+    def lengths(self, numbers: Numbers, rows: IntArray) -> IntArray | None:
+        return self.source.lengths(numbers, rows)
+
     def scatter(
         self, held: AbstractTensors, rows: IntArray, gradient: Gradient, at: IntArray | None = None
     ) -> None:
         """No gradient crosses here."""
-
-
-def write(
-    target: Sequence[Tensor], first: int, source: Sequence[Tensor], rows: IntArray | None
-) -> None:
-    """Rows of tensors into others, from row ``first`` on; None: all rows."""
-    moves = Moves()
-    for into, x in zip(target, source, strict=True):
-        moves.add(into, None, x if x.is_contiguous() else x.contiguous(), rows, first)
-    moves.run()
-
-
-class _Counted:
-    """0, 1, ...: rows that are a view of it follow upon one another, which is seen at once."""
-
-    numbers: ClassVar[IntArray] = np.arange(1 << 12)
-
-
-def _count(first: int, n: int) -> IntArray:
-    """first, first + 1, ...; nobody may write to it."""
-    numbers = _Counted.numbers  # another worker may replace them
-    if first + n > numbers.size:
-        numbers = _Counted.numbers = np.arange(2 * (first + n))
-    return numbers[first : first + n]
-
-
-def consecutive(rows: IntArray) -> int:
-    """The first of rows that follow upon one another; -1: they do not."""
-    first, n = int(rows[0]), rows.size
-    if rows.base is _Counted.numbers and rows.strides == (8,):
-        return first
-    if int(rows[-1]) - first != n - 1:
-        return -1
-    return first if n < 3 or bool((rows[1:] - rows[:-1] == 1).all()) else -1
-
-
-def _require_alike(name: str, columns: Sequence[Tensor], found: Sequence[Tensor]) -> None:
-    if [(x.shape[1:], x.dtype) for x in found] != [(x.shape[1:], x.dtype) for x in columns]:
-        raise GraphError(
-            f"'{name}': rows of {_shapes(columns)} come where rows of {_shapes(found)} came first;"
-            " all rows of a stream have one shape and dtype: cast or pad them"
-        )
-
-
-def _shapes(payload: Sequence[Tensor]) -> str:
-    return ", ".join(f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape[1:])}" for x in payload)

@@ -77,12 +77,17 @@ class Hosts(AbstractSupervised):
         self.address, self.plain = address or _HERE, plain
         self.hosts = tuple(hosts)
         self._keepers = Keepers(self.hosts, wanted)
+        self._had_workers = False
 
     def _make_pool(self) -> RemotePool:
         path = [os.path.abspath(entry) for entry in sys.path]
-        return RemotePool(
-            self._keepers, self.workers, self.address, path, "Hosts", plain=self.plain
+        pool = RemotePool(
+            *(self._keepers, self.workers, self.address, path, "Hosts"),
+            plain=self.plain,
+            again=self._had_workers,
         )
+        self._had_workers = True
+        return pool
 
     def close(self) -> None:
         """End the workers, and the programs on the hosts; a later pass starts them anew."""

@@ -1,9 +1,9 @@
 """What is started on a host: it has imported torch, runs no thread, forks workers, tells of deaths.
 
-    python -m geartrain.runtime.hosts.keeper
+    python -m geartrain.runtime.hosts
 
-    stdin   {"fork": greeting}   {"kill": pid}                  a line each; its end ends all
-    stdout  {"ready": ...} {"forked": pid} {"hello": ...} {"died": pid, "status": ...}
+    stdin   {"fork": greeting}   {"kill": pid}   {"ping": n}    a line each; its end ends all
+    stdout  {"ready": ...} {"hello": ...} {"died": pid, "status": ...} {"pong": n}
 
 What workers print goes to stderr. When stdin ends, as the parent has ended in whatever way, workers
 are killed and the keeper ends; when the keeper ends, the kernel ends the workers.
@@ -79,6 +79,9 @@ def _serve(out: int, workers: set[int]) -> None:
 
 
 def _obey(told: Any, out: int, workers: set[int], ours: Sequence[int]) -> None:
+    if "ping" in told:
+        _tell(out, pong=told["ping"])
+        return
     if "kill" in told:
         if told["kill"] in workers:
             os.kill(told["kill"], signal.SIGKILL)
@@ -132,7 +135,3 @@ def _bury(workers: set[int], out: int) -> None:
             return
         workers.discard(pid)
         _tell(out, died=pid, status=os.waitstatus_to_exitcode(status))
-
-
-if __name__ == "__main__":
-    main()

@@ -22,7 +22,8 @@ from geartrain.runtime.hosts.worker import Greeting, Hello
 from geartrain.runtime.processes.pool import how_ended
 
 _END_S: Final = 5.0
-_PROGRAM: Final = "geartrain.runtime.hosts.keeper"
+_PONG_S: Final = 5.0
+_PROGRAM: Final = "geartrain.runtime.hosts"
 
 
 @final
@@ -82,6 +83,8 @@ class Keeper:
         self.ready: dict[str, Any] | None = None
         self.hellos: dict[int, Hello] = {}
         self.died: dict[int, int] = {}
+        self.suspect = False  # a worker of it does not answer
+        self._pinged = self._ponged = 0
         self._end = weakref.finalize(self, _end, self._process, os.getpid())
 
     @property
@@ -98,6 +101,22 @@ class Keeper:
         assert self._process.stdin is not None
         with suppress(OSError):  # it is gone; whoever waits for an answer hears of that
             os.write(self._process.stdin.fileno(), json.dumps(what).encode() + b"\n")
+
+    def answers(self) -> bool:
+        """Whether it is there, if there was a doubt; waits for some seconds."""
+        if not self.suspect:
+            return self.lives
+        self._pinged += 1
+        self.tell(ping=self._pinged)
+        until = time.monotonic() + _PONG_S
+        try:
+            while self._ponged < self._pinged and time.monotonic() < until:
+                select.select([self], [], [], 0.1)
+                self.listen()
+        except GeartrainError as error:
+            log.warning("%s", error)
+        self.suspect = self._ponged < self._pinged
+        return not self.suspect
 
     def listen(self) -> None:
         """Take what it has said; waits for nothing.
@@ -133,6 +152,8 @@ class Keeper:
                     "handed over want the same; give Host(python=...)"
                 )
             self.ready = dict(told)
+        elif "pong" in told:
+            self._ponged = told["pong"]
         elif "hello" in told:
             hello = Hello(**told["hello"])
             self.hellos[hello.worker] = hello
@@ -186,6 +207,7 @@ class Keepers(AbstractLauncher):
         self._homes: list[Keeper] = []  # by worker
         self._pids: list[int] = []
         self._out: set[int] = set()  # hosts that could not be reached when last tried
+        self._late: list[int] = []  # hosts that were lost: others are taken before them
 
     def binds(self) -> Sequence[str]:
         places = self._places()
@@ -195,11 +217,12 @@ class Keepers(AbstractLauncher):
     def _places(self) -> list[int]:
         """A host for each worker, each with a keeper that is ready."""
         self._out.clear()
+        self._leave_the_lost()
         while True:
             chosen, left = [], self._workers
-            for k, host in enumerate(self._hosts):
+            for k in sorted(range(len(self._hosts)), key=self._order):
                 if k not in self._out and left:
-                    some = min(left, host.workers)
+                    some = min(left, self._hosts[k].workers)
                     chosen.append((k, some))
                     left -= some
             if left:
@@ -212,16 +235,26 @@ class Keepers(AbstractLauncher):
             if self._await([k for k, _ in chosen]):
                 return [k for k, some in chosen for _ in range(some)]
 
+    def _order(self, k: int) -> tuple[int, int]:
+        return (self._late.index(k) + 1 if k in self._late else 0), k
+
+    def _leave_the_lost(self) -> None:
+        """Give up the programs on hosts that do not answer."""
+        for k, keeper in list(self._keepers.items()):
+            if not keeper.answers():
+                if keeper.suspect:
+                    log.warning("host %s does not answer", keeper.host.address)
+                    self._late = [*(j for j in self._late if j != k), k]
+                keeper.close()
+                del self._keepers[k]
+
     def _await(self, chosen: Sequence[int]) -> bool:
         """Have keepers there; whether all are ready, or some of the hosts have been struck out."""
         fine = True
         for k in chosen:
-            keeper = self._keepers.get(k)
-            if keeper is not None and not keeper.lives:
-                keeper.close()
-                keeper = None
             try:
-                self._keepers[k] = keeper or Keeper(self._hosts[k])
+                if k not in self._keepers:
+                    self._keepers[k] = Keeper(self._hosts[k])
             except GeartrainError as error:
                 self._strike(k, error)
                 fine = False
@@ -294,6 +327,9 @@ class Keepers(AbstractLauncher):
                     how, more = how_ended(keeper.died[pid])
                     found[worker] = f"{how}{more}"
         return found
+
+    def suspect(self, worker: int) -> None:
+        self._homes[worker].suspect = True
 
     def kill(self, worker: int) -> None:
         self._homes[worker].tell(kill=self._pids[worker])

@@ -46,6 +46,9 @@ class AbstractLauncher(ABC):
     def kill(self, worker: int) -> None:
         """End a worker at once; it may be stopped, or its host be gone."""
 
+    def suspect(self, worker: int) -> None:  # noqa: B027 - may do nothing
+        """A worker does not answer: its host may be gone, and another one be better."""
+
     @abstractmethod
     def forget(self) -> None:
         """The workers are over with; whoever still lives is ended, without a wait."""

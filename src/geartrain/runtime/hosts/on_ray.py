@@ -271,6 +271,11 @@ class Ray(AbstractSupervised):
         for bundle in [*each, *(parts or {}).values()]:
             if any(not isinstance(n, int | float) or n < 0 for n in bundle.values()):
                 raise ValueError(f"Ray(resources={dict(bundle)}): give numbers, 0 or more")
+        if not all(any(bundle.values()) for bundle in each):
+            raise ValueError(
+                f"Ray(resources={resources}): give some of one resource to each worker, such as "
+                "CPU 0.1; Ray keeps no place for those that want nothing"
+            )
         if kernel_threads is None:
             kernel_threads = max(1, int(min((x.get("CPU", 1.0) for x in each), default=1.0)))
         super().__init__(workers, kernel_threads, patience_s, on_worker_death, most_deaths)

@@ -43,9 +43,11 @@ class RemotePool(AbstractPool):
         path: Where this process finds modules.
         kind: The runtime's name, for errors.
         plain: Whether tcp goes without keys.
+        again: Whether these are in place of others that were reached.
 
     Raises:
         GeartrainError: They could not be started, or cannot be reached.
+        WorkerDiedError: They take the place of others, and cannot be reached now.
     """
 
     members: Sequence[RemoteMember]
@@ -60,10 +62,11 @@ class RemotePool(AbstractPool):
         kind: str,
         *,
         plain: bool = False,
+        again: bool = False,
     ) -> None:
         self.shared = SharedTensors()
         self._launcher, self._address, self._kind = launcher, address, kind
-        self._n, self._generation = workers, 0
+        self._n, self._generation, self._again = workers, 0, again
         self._nodes: Mapping[int, str] = {}
         self._last: dict[int, tuple[Firing, float]] = {}
         self._looked_s = 0.0
@@ -117,6 +120,10 @@ class RemotePool(AbstractPool):
                     self._raise_unreached(w, member, hellos[w])
 
     def _raise_unreached(self, w: int, member: RemoteMember, hello: Hello) -> None:
+        if self._again:  # a link that is cut may be mended; a call that goes on tries again
+            self._launcher.suspect(w)
+            how = f"cannot be reached at {hello.address}"
+            raise death(f"worker {w}, made anew on {member.where}, {how}", w)
         if self._control.reached(w):
             raise GeartrainError(
                 f"worker {w} on {member.where} was reached, but does not reach this process at "
@@ -181,6 +188,7 @@ class RemotePool(AbstractPool):
         for w, how in ended.items():
             raise self._death(w, how)
         for w in lost:
+            self._launcher.suspect(w)
             how = (
                 f"does not answer (for {DEAD_S:.0f} s, or the connection has ended): it is "
                 "stopped, or its host or the link to it is gone"

@@ -16,7 +16,7 @@ import mmap
 import os
 import pickle  # noqa: TID251 - between a parent and the children that it made, and nobody else
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, final
 
 import cloudpickle
@@ -155,9 +155,14 @@ def _is_plain(x: Tensor) -> bool:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # without annotations
     """Writes references in place of tensors that are shared."""
 
-    def __init__(self, file: io.BytesIO, shared: SharedTensors, hollow: Iterable[Tensor]) -> None:
+    def __init__(
+        self,
+        file: io.BytesIO,
+        place: Callable[[Tensor], tuple[int, int] | None],
+        hollow: Iterable[Tensor] = (),
+    ) -> None:
         super().__init__(file)
-        self._shared = shared
+        self._place = place
         self._hollow = {id(x) for x in hollow}
         self._numbers: dict[int, int] = {}
         self._kept: list[Tensor] = []  # so that no number is given twice
@@ -165,7 +170,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # without annotations
     def persistent_id(self, thing: object) -> Any:
         if not isinstance(thing, Tensor) or type(thing) not in (Tensor, nn.Parameter):
             return None
-        place = (_HOLLOW, 0) if id(thing) in self._hollow else self._shared.place(thing)
+        place = (_HOLLOW, 0) if id(thing) in self._hollow else self._place(thing)
         if place is None or (thing.requires_grad and not thing.is_leaf):
             return None
         number = self._numbers.setdefault(id(thing), len(self._numbers))
@@ -218,8 +223,20 @@ def dumps(thing: object, shared: SharedTensors, hollow: Iterable[Tensor] = ()) -
         Exception: What says that something cannot be pickled, of whatever type.
     """
     file = io.BytesIO()
-    _Pickler(file, shared, hollow).dump(thing)
+    _Pickler(file, shared.place, hollow).dump(thing)
     return file.getvalue()
+
+
+def why_not_carried(thing: object) -> str | None:
+    """What speaks against handing something to a worker process; None: nothing.
+
+    Nothing is moved, and tensors that would be shared are not copied.
+    """
+    try:
+        _Pickler(io.BytesIO(), lambda x: (0, 0) if _is_plain(x) else None).dump(thing)
+    except Exception as error:  # noqa: BLE001 - of whatever type: it is told, and not gone on with
+        return f"the graph cannot be handed to worker processes: {type(error).__name__}: {error}"
+    return None
 
 
 def loads(pickled: bytes, regions: Mapping[int, SharedRegion]) -> Any:

@@ -1,0 +1,294 @@
+"""Pipelines of parts on hosts with slow links: asynchronous, drained, and torch's schedules.
+
+    sudo PYTHONPATH=src python -m benchmarks.cluster.pipelines --data DIR --parts 2 --latency-ms 10
+
+    link      for every number of parts, latency (one way) and rate, hosts of their own
+    systems   stages.py: each has the same parts on the same hosts; synchronous ones are timed for
+              some seconds, asynchronous ones train from beginning to end
+    losses    synchronous ones have those of plain training, which is run once, without hosts
+
+A line of JSON a system and round goes to results/pipelines.jsonl; ``--table`` prints what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.cluster.hosts import Host, Hosts, Link
+from benchmarks.cluster.stages import SMOOTH, Work, first_to_reach
+
+RESULTS: Final = Path(__file__).parent / "results" / "pipelines.jsonl"
+PROGRAM: Final = (sys.executable, "-m", "benchmarks.cluster.stages")
+TIMED_S: Final = 3.0
+"""Of a synchronous system, about."""
+FEWEST: Final = 10
+MOST: Final = 60
+"""Minibatches that are timed of it, at least and at most."""
+PEERS: Final = {
+    2: ("gpipe:1", "gpipe:2", "gpipe:4", "1f1b:2", "1f1b:4", "interleaved:2"),
+    4: ("gpipe:1", "gpipe:4", "1f1b:4", "1f1b:8"),
+}
+"""By parts; 1F1B wants as many microbatches as parts, interleaving twice as many parts."""
+DRAINED: Final = ("drained:1", "drained:2", "drained:4")
+RATES: Final = (0.01, 0.03, 0.1)
+"""Of plain training; the best loss of digits that it has not seen decides."""
+
+SYSCTL: Final = {
+    "net.ipv4.tcp_congestion_control": "reno",
+    "net.ipv4.tcp_slow_start_after_idle": "0",
+}
+"""Of all systems' hosts. BBR sends a burst out over most of a round trip, as it paces by what it
+has measured; and without the second a window is small again after each pause of a synchronous
+one."""
+
+Line = dict[str, Any]
+
+
+def run(request: Line, host: Host | None, threads: int = 1) -> subprocess.Popen[str]:
+    """Start a program of stages.py, on a host or here; what it is asked goes to its stdin."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    if host is not None:
+        environment["GLOO_SOCKET_IFNAME"] = "eth0"
+    process = subprocess.Popen(
+        [*(host.prefix if host else ()), *PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(request))
+    process.stdin.close()
+    return process
+
+
+def replies(processes: Sequence[subprocess.Popen[str]], what: str) -> list[Line]:
+    """What the last of the processes has replied, when all have ended.
+
+    Raises:
+        RuntimeError: One of them failed.
+    """
+    told: list[str] = []
+    for process in reversed(processes):
+        assert process.stdout is not None
+        told.append(process.stdout.read())
+        process.stdout.close()
+    codes = [process.wait() for process in processes]
+    if any(codes):
+        raise RuntimeError(f"{what}: processes ended with {codes}; see what they said")
+    return [json.loads(line) for line in told[0].splitlines()]
+
+
+def plain(work: Work, rates: Sequence[float]) -> list[Line]:
+    """Plain training at each rate, one after the other."""
+    found = []
+    for rate in rates:
+        at = replace(work, rate=rate)
+        request = {"kind": "plain", "work": asdict(at), "systems": ["plain"]}
+        [reply] = replies([run(request, None)], "plain")
+        found.append({"system": "plain", "work": asdict(at), **reply})
+    return found
+
+
+def peers(work: Work, hosts: Hosts, systems: Sequence[str]) -> Iterator[Line]:
+    """Torch's schedules, all in the same processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        request = {"kind": "peer", "work": asdict(work), "systems": [*systems]}
+        store = f"file://{Path(folder) / 'store'}"
+        ranks = [run(request | {"rank": host.number, "store": store}, host) for host in hosts]
+        for system, reply in zip(systems, replies(ranks, "torch"), strict=True):
+            yield {"system": system, **reply}
+
+
+def ours(work: Work, hosts: Hosts, trials: Sequence[tuple[str, str, Line]]) -> Iterator[Line]:
+    """Our systems, on the same workers; the program is on the first host."""
+    there = [{"address": host.address, "command": host.prefix} for host in hosts]
+    request = {"kind": "ours", "work": asdict(work), "systems": [*trials], "hosts": there}
+    request["address"] = hosts[0].address
+    found = replies([run(request, hosts[0])], "ours")
+    for (system, view, changed), reply in zip(trials, found, strict=True):
+        yield {"system": system, "view": view, **changed, **reply}
+
+
+def steps_of(work: Work, link: Link) -> int:
+    """Minibatches that take about as long as is to be timed."""
+    travels = 2 * (work.parts - 1) * link.latency_s
+    content = work.batch * work.hidden * 4 * 8 / link.bits_per_s
+    return max(FEWEST, min(MOST, round(TIMED_S / (travels + 2 * content + 0.03))))
+
+
+def in_flight_of(work: Work, link: Link) -> list[int]:
+    """Minibatches in flight: few, and about as many as fill the way there and back."""
+    travels = 2 * (work.parts - 1) * link.latency_s
+    content = work.batch * work.hidden * 4 * 8 / link.bits_per_s
+    few = {0.001: work.parts, 0.010: work.parts + 1, 0.050: work.parts + 4}
+    full = work.parts + round(travels / max(0.015, content))
+    return sorted({few.get(link.latency_s, work.parts), min(full, 16)})
+
+
+def cell(work: Work, link: Link, given: argparse.Namespace) -> Iterator[Line]:
+    """All systems on one kind of link."""
+    timed = replace(work, steps=steps_of(work, link))
+    in_flight = given.in_flight or in_flight_of(work, link)
+    trials: list[tuple[str, str, Line]] = [(system, "stashed", {}) for system in given.drained]
+    for n in in_flight:
+        for view in given.views:
+            for rate in given.async_rates:
+                trials.append((f"async:{n}", view, {"rate": rate}))
+    for kind in given.kinds:
+        with Hosts(work.parts, link, sysctl=given.sysctl) as hosts:
+            if kind == "peer":
+                lines = peers(timed, hosts, given.peers or PEERS[work.parts])
+            else:
+                lines = ours(timed, hosts, trials)
+            for line in lines:
+                yield line | {"late": hosts.late()}
+
+
+def table(lines: Sequence[Line]) -> Iterator[str]:
+    """Markdown: a row an asynchronous system of each kind of link, beside the best synchronous."""
+    best = best_plain(lines)
+    yield (
+        "| parts | one way | Mbit/s | best synchronous | rows/s | drained, ours | asynchronous "
+        "| rows/s | times | loss, beside plain | unseen | to loss "
+        f"{best['target']:.3f}: samples | seconds, times |"
+    )
+    yield "|" + "---|" * 13
+    for key in sorted({_key(line) for line in lines if "parts" in line}):
+        here = [line for line in lines if "parts" in line and _key(line) == key]
+        yield from _rows(here, key, best)
+
+
+def best_plain(lines: Sequence[Line]) -> Line:
+    """The plain training with the least loss of unseen digits, and the loss to be reached.
+
+    The target is what plain training has after three quarters of its minibatches.
+    """
+    found = min((x for x in lines if x["system"] == "plain"), key=lambda x: x["test_loss"])
+    until = 3 * len(found["losses"]) // 4
+    target = statistics.fmean(found["losses"][until - SMOOTH : until])
+    return found | {
+        "target": target,
+        "last": statistics.fmean(found["losses"][-SMOOTH:]),
+        "until": first_to_reach(found["losses"], target),
+    }
+
+
+def _key(line: Line) -> tuple[int, float, float]:
+    return line["parts"], line["latency_s"], line["bits_per_s"]
+
+
+def _rows(lines: Sequence[Line], key: tuple[int, float, float], best: Line) -> Iterator[str]:
+    batch = best["work"]["batch"]
+    by: dict[str, list[Line]] = {}
+    for line in lines:
+        name = line["system"]
+        if name.startswith("async"):
+            name += f" {line['view']} {line['rate']}"
+        by.setdefault(name, []).append(line)
+    rates = {name: [x["rows_per_second"] for x in some] for name, some in by.items()}
+    middle = {name: statistics.median(found) for name, found in rates.items()}
+    synchronous = [name for name in by if not name.startswith("async")]
+    first = max(synchronous, key=lambda name: middle[name])
+    own = max((n for n in by if n.startswith("drained")), key=lambda n: middle[n], default="")
+    for name, some in by.items():
+        if not name.startswith("async"):
+            continue
+        ratios = [a / b for a, b in zip(rates[name], rates[first], strict=False)]
+        last = statistics.fmean(statistics.fmean(x["losses"][-SMOOTH:]) for x in some)
+        reached = [first_to_reach(x["losses"], best["target"]) for x in some]
+        unseen = statistics.fmean(x["test_loss"] for x in some)
+        took = "never | "
+        if None not in reached:
+            many = statistics.median(n for n in reached if n is not None)
+            seconds = many * batch / middle[name]
+            theirs = best["until"] * batch / middle[first]
+            took = f"{many / best['until']:.2f} times | {seconds:.1f}, {theirs / seconds:.2f} times"
+        yield (
+            f"| {key[0]} | {key[1] * 1e3:g} ms | {key[2] / 1e6:g} | {first} | {middle[first]:,.0f} "
+            f"| {f'{own}: {middle[own]:,.0f}' if own else ''} | {name} | {middle[name]:,.0f} "
+            f"| {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) "
+            f"| {last:.4f}, {best['last']:.4f} | {unseen:.4f}, {best['test_loss']:.4f} | {took} |"
+        )
+
+
+def read(path: Path) -> list[Line]:
+    """The lines so far; none where there is no file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    given = _arguments(words)
+    if not given.table:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        for line in _lines(given):
+            told = {k: v for k, v in line.items() if k not in ("losses", "work")}
+            print(json.dumps(told), file=sys.stderr, flush=True)
+            with given.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+    lines = read(given.out)
+    if any(line["system"] == "plain" for line in lines):
+        print("\n".join(table(lines)))
+
+
+def _lines(given: argparse.Namespace) -> Iterator[Line]:
+    work = Work(
+        data=given.data, hidden=given.hidden, batch=given.batch, minibatches=given.minibatches
+    )
+    if "plain" in given.kinds:
+        yield from plain(work, given.rates)
+    given.kinds = [kind for kind in given.kinds if kind != "plain"]
+    for number in range(given.rounds):
+        for parts in given.parts:
+            for latency in given.latency_ms:
+                for rate in given.mbit:
+                    link = Link(latency_s=latency * 1e-3, bits_per_s=rate * 1e6)
+                    about: Mapping[str, Any] = {
+                        "round": number,
+                        "parts": parts,
+                        "latency_s": link.latency_s,
+                        "bits_per_s": link.bits_per_s,
+                    }
+                    at = replace(work, parts=parts, rate=given.rates[0])
+                    yield from (line | about for line in cell(at, link, given))
+
+
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", help="data folder; without it digits are drawn at random")
+    parser.add_argument("--parts", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--latency-ms", type=float, nargs="+", default=[1, 10, 50], help="one way")
+    parser.add_argument("--mbit", type=float, nargs="+", default=[1000, 100])
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--kinds", nargs="+", default=["plain", "peer", "ours"])
+    parser.add_argument("--peers", nargs="*", help="by the parts if not given")
+    parser.add_argument("--drained", nargs="*", default=DRAINED)
+    parser.add_argument("--in-flight", type=int, nargs="+", help="by the link if not given")
+    parser.add_argument("--views", nargs="+", default=["predicted"])
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="of plain training")
+    parser.add_argument("--async-rates", type=float, nargs="+", default=[0.01])
+    parser.add_argument(
+        "--sysctl", type=json.loads, default=SYSCTL, help="of the hosts' kernels, as JSON"
+    )
+    parser.add_argument("--hidden", type=int, default=Work.hidden)
+    parser.add_argument("--batch", type=int, default=Work.batch)
+    parser.add_argument("--minibatches", type=int, default=Work.minibatches)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true", help="print what is there, run nothing")
+    return parser.parse_args(words)
+
+
+if __name__ == "__main__":
+    main()

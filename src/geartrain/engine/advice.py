@@ -1,0 +1,319 @@
+"""Which runtime, how many workers and what way to share weights would be best, as measured.
+
+    what the first instances cost one worker ─┐
+    how parts can be placed, what is refused ─┼─► expected times of one worker ─► Plan, and why
+    the machine ──────────────────────────────┘
+
+Each way is reckoned by the worker with most to do, by the program that admits instances, and by all
+cores together, whichever is slowest; see docs/how-to/workers.md for the rules in words. Nothing is
+timed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias, final
+
+from geartrain.engine.costs import MESSAGE_S
+
+Way: TypeAlias = Literal["spread", "each", "all", "copies"]
+
+WORTH_IT: Final = 1.15
+"""Times as fast that workers have to be: gradients grow older with them."""
+MAX_STALENESS: Final = 2.0
+"""Updates that may pass while a row is on its way, where workers share the weights; half as many
+where each worker has as many instances in flight as were asked for.
+
+Whole trainings with more took longer to the same accuracy than they gained in speed.
+"""
+START_S: Final = 5.0
+"""Seconds of training that they have to save: worker processes take some until they begin."""
+LONG_S: Final = 4e-3
+"""A firing of so many seconds is mostly arithmetic, in which threads do not wait for each other."""
+
+# What is left of a worker beside another, by whole runs: cores share caches and memory, workers
+# wait now and then.
+_SPREAD: Final = 0.85
+_SHARED: Final = 0.8
+_COPIES: Final = 0.75
+_EMPTIER: Final = 0.75  # where the same instances are shared out, and firings are less full
+_BYTE_S: Final = 1e-9  # of weights and gradients that go from worker to worker, both sides
+_LETTERS: Final = 1.5  # an update: a gradient half of the time, and the weights
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What there is to compute with.
+
+    Args:
+        cores: That this program may use.
+        processes: Why there can be no worker processes; None: there can.
+    """
+
+    cores: int
+    processes: str | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What instances have cost one worker with one kernel thread.
+
+    Args:
+        instances: How many.
+        seconds: All of it.
+        firing_s: Of them in firings.
+        long_s: Seconds of a firing, on the mean over time.
+        gathered: Instances in a firing forward of the node that costs most.
+        kernels: How many times as fast it was with a kernel thread for each core.
+        shares: Parts that live together, and seconds of their firings.
+        updates: Steps of parts.
+        update_bytes: Of the weights that these have stepped, all steps together.
+        updates_each: Steps of the part that has most, by instance.
+        max_active: Most instances in flight.
+        left: Instances that are still to be trained; None: nobody knows.
+    """
+
+    instances: int
+    seconds: float
+    firing_s: float
+    long_s: float
+    kernels: float
+    gathered: float
+    shares: Mapping[tuple[str, ...], float]
+    updates: int
+    update_bytes: float
+    max_active: int
+    updates_each: float = 0.0
+    left: int | None = None
+
+    def staleness(self, in_flight: int) -> float:
+        """Updates that pass while a row is on its way, where so many instances are in flight.
+
+        They go in step, so of k updates' instances a row waits for (k - 1) / 2 on the mean.
+        """
+        return max(0.0, (self.updates_each * in_flight - 1) / 2)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """How the work could be shared out.
+
+    Args:
+        spread: Number of workers to seconds of each, batches between them among these, where parts
+            are placed; or why they cannot be.
+        shared: Why workers cannot share weights; None: they can.
+        each: Whether workers that share weights may have ``max_active`` instances each.
+        in_all: Whether they may have as many together.
+        copied: The part that a worker each may have a copy of, or why there is none.
+    """
+
+    spread: Mapping[int, Sequence[float]] | str
+    shared: str | None
+    each: bool = True
+    in_all: bool = True
+    copied: tuple[str, ...] | str = "no part has most of the work"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be done.
+
+    Args:
+        runtime: Its name.
+        workers, kernel_threads: Of it.
+        way: How workers share weights; ``each`` and ``all`` as ``SharedWeights`` has them.
+        part: The part that has copies, where ``way`` is ``copies``.
+        speedup: Expected times of one worker with one kernel thread.
+        why: A line.
+    """
+
+    runtime: Literal["threads", "processes"]
+    workers: int
+    kernel_threads: int
+    way: Way = "spread"
+    part: str = ""
+    speedup: float = field(default=1.0, compare=False)
+    why: str = field(default="", compare=False)
+
+
+def advise(
+    seen: Measured,
+    machine: Machine,
+    ways: Ways,
+    most: int | None = None,
+    max_staleness: float = MAX_STALENESS,
+) -> Plan:
+    """The best way that pays.
+
+    Args:
+        seen: What was measured.
+        machine: Its cores.
+        ways: What is possible.
+        most: Workers, at most; None: as many as there are cores.
+        max_staleness: Updates that may pass, on the mean, while a row is on its way, where weights
+            are shared; half as many where each worker has ``max_active`` instances.
+    """
+    cores = machine.cores
+    one = _one_worker(seen, cores)
+    least = min(cores, cores if most is None else most)
+    if least < 2:
+        said = "the machine has one core" if cores < 2 else "no more are wanted"
+        return _told(one, f"{_called(one)}, as {said}")
+    found = list(_candidates(seen, machine, ways, least, max_staleness))
+    # A worker more has to bring something.
+    best = max(found, key=lambda plan: plan.speedup * 0.98**plan.workers, default=None)
+    shares = _shares(seen)
+    if best is None:
+        return _told(one, f"{_called(one)}: {_why_none(seen, machine, ways)}; {shares}")
+    saved = _saved_s(seen, one, best)
+    expected = f"{_called(best)} are expected to train {best.speedup:.2f} times as fast as one"
+    if best.speedup < WORTH_IT * one.speedup:
+        that = f", which has {one.speedup:.2f} with {cores} kernel threads" * (one.speedup > 1)
+        return _told(one, f"{_called(one)}: {shares}; {expected}{that}: too little for it")
+    if saved is not None and saved < START_S:
+        return _told(
+            one,
+            f"{_called(one)}: {expected}, and would save {max(saved, 0.0):.1f} s of what is left, "
+            f"less than the {START_S:g} s that they take to begin",
+        )
+    that = f" ({one.speedup:.2f} with {cores} kernel threads)" if one.speedup > 1 else ""
+    return _told(
+        best, f"{_called(best)}: {shares}; expected {best.speedup:.2f} times one worker{that}"
+    )
+
+
+def _candidates(
+    seen: Measured, machine: Machine, ways: Ways, most: int, max_staleness: float
+) -> Iterator[Plan]:
+    cores = machine.cores
+    parent_s = max(0.0, seen.seconds - seen.firing_s)
+    processes = machine.processes is None
+    if not isinstance(ways.spread, str) and (processes or seen.long_s >= LONG_S):
+        for workers, loads in ways.spread.items():
+            if 2 <= workers <= most:
+                # So many work at a time as there are instances, whatever the placement.
+                longest = max(*loads, sum(loads) / min(seen.max_active, workers))
+                slowest = max(longest, parent_s, (sum(loads) + parent_s) / cores)
+                yield _plan(seen, machine, workers, "spread", slowest / _SPREAD)
+    letters_s = seen.updates * _LETTERS * MESSAGE_S + _LETTERS * seen.update_bytes * _BYTE_S
+    for workers in range(2, most + 1):
+        way = None if ways.shared else _in_flight(seen, ways, workers, max_staleness)
+        if way is not None and processes:
+            # Each worker is given its instances, which costs it what it costs the program.
+            work_s = seen.firing_s + letters_s * (workers - 1) + parent_s
+            slowest = max(work_s / workers, parent_s, (work_s + parent_s) / cores)
+            fuller = 1.0 if way == "each" else _EMPTIER
+            yield _plan(seen, machine, workers, way, slowest / _SHARED / fuller)
+        if way is not None and seen.long_s >= LONG_S:
+            slowest = max(seen.seconds / workers, parent_s)
+            yield _plan(seen, machine, workers, way, slowest / _SHARED, threads=True)
+        if not isinstance(ways.copied, str) and processes:
+            copied_s = seen.shares[ways.copied]
+            work_s = seen.firing_s + seen.updates * MESSAGE_S
+            slowest = max(work_s / workers, copied_s / workers, parent_s, seen.seconds / cores)
+            slowest /= _COPIES * (_EMPTIER if seen.gathered > 1 else 1.0)
+            yield _plan(seen, machine, workers, "copies", slowest, part=ways.copied[0])
+
+
+def _in_flight(
+    seen: Measured, ways: Ways, workers: int, max_staleness: float
+) -> Literal["each", "all"] | None:
+    """What ``max_active`` may count where weights are shared; None: rows would grow too old."""
+    # More in flight than was asked for has to be harmless.
+    if ways.each and seen.staleness(seen.max_active * workers) <= max_staleness / 2:
+        return "each"
+    if ways.in_all and seen.staleness(seen.max_active) <= max_staleness:
+        return "all"
+    return None
+
+
+def _plan(
+    seen: Measured,
+    machine: Machine,
+    workers: int,
+    way: Way,
+    seconds: float,
+    *,
+    part: str = "",
+    threads: bool = False,
+) -> Plan:
+    return Plan(
+        runtime="threads" if threads or machine.processes is not None else "processes",
+        workers=workers,
+        kernel_threads=max(1, machine.cores // workers),
+        way=way,
+        part=part,
+        speedup=seen.seconds / seconds if seconds > 0 else 1.0,
+    )
+
+
+def _one_worker(seen: Measured, cores: int) -> Plan:
+    """With all cores in its kernels, if that was faster."""
+    if cores > 1 and seen.kernels > 1.05:
+        return Plan(runtime="threads", workers=1, kernel_threads=cores, speedup=seen.kernels)
+    return Plan(runtime="threads", workers=1, kernel_threads=1)
+
+
+def _saved_s(seen: Measured, one: Plan, best: Plan) -> float | None:
+    """Seconds of training that the better plan saves; None: nobody knows how much is left."""
+    if seen.left is None or best.runtime != "processes":
+        return None
+    return seen.left * seen.seconds / seen.instances * (1 / one.speedup - 1 / best.speedup)
+
+
+def _why_none(seen: Measured, machine: Machine, ways: Ways) -> str:
+    said = [x for x in (machine.processes, ways.spread, ways.shared) if isinstance(x, str)]
+    if ways.shared is None and not said:
+        stale = seen.staleness(seen.max_active)
+        said = [f"with shared weights {stale:.1f} updates would pass while a row is on its way"]
+    return "; ".join(said)
+
+
+def _shares(seen: Measured) -> str:
+    """What parts take of the firings, the largest first."""
+    total = sum(seen.shares.values())
+    if not total:
+        return "no part has any work"
+    sizes = sorted(seen.shares.items(), key=lambda each: (-each[1], each[0]))
+    told = [f"'{' and '.join(names)}' {100 * s / total:.0f} %" for names, s in sizes[:_NAMED]]
+    more = f" and {len(sizes) - _NAMED} more" if len(sizes) > _NAMED else ""
+    each_ms = 1e3 * seen.seconds / seen.instances
+    return f"of {each_ms:.3g} ms an instance parts take {', '.join(told)}{more}"
+
+
+_NAMED: Final = 4
+
+
+def _called(plan: Plan) -> str:
+    if plan.workers == 1:
+        kernels = f" with {plan.kernel_threads} kernel threads" if plan.kernel_threads > 1 else ""
+        return f"one worker{kernels}"
+    number = _NUMBERS.get(plan.workers, str(plan.workers))
+    kind = "worker processes" if plan.runtime == "processes" else "workers as threads"
+    how = {
+        "spread": "",
+        "each": " that share all weights",
+        "all": " that share all weights and the instances in flight",
+        "copies": f" with copies of '{plan.part}'",
+    }[plan.way]
+    return f"{number} {kind}{how}"
+
+
+_NUMBERS: Final = {2: "two", 3: "three", 4: "four"}
+
+
+def _told(plan: Plan, why: str) -> Plan:
+    return Plan(
+        runtime=plan.runtime,
+        workers=plan.workers,
+        kernel_threads=plan.kernel_threads,
+        way=plan.way,
+        part=plan.part,
+        speedup=plan.speedup,
+        why=why,
+    )

@@ -1,0 +1,183 @@
+"""Instances that go through a loop together, and what its modules keep of them.
+
+Inner   a module of the loop
+Turn    a plan, the tensors, who is unanswered; of each call what it has kept
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import final
+
+import numpy as np
+
+from geartrain.frames.message import INSTANCE, Backward, Gradient, IntArray, Payload
+from geartrain.nodes.call import Call
+from geartrain.nodes.choice import AbstractChoice
+from geartrain.nodes.gradient import GradientSum
+from geartrain.nodes.inside import Inside, look_inside
+from geartrain.nodes.kernel import AbstractKernel, gathered
+from geartrain.nodes.loop.plan import LoopPlan
+from geartrain.nodes.loop.tensors import AbstractTensors
+from geartrain.nodes.loop.values import AbstractValue
+from geartrain.nodes.memory import AbstractMemoryKernel, Held, Recalled
+from geartrain.nodes.node import Place
+from geartrain.nodes.remembering import Remembered, Remembering
+from geartrain.nodes.weights import AbstractWeights
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What the rows of a module read besides.
+
+    Args:
+        held: The memory, which lives on this worker.
+        column: State column of the handle.
+    """
+
+    held: Held
+    column: int
+
+
+@final
+@dataclass(slots=True)
+class Inner:
+    """A module of the loop.
+
+    Args:
+        name: Of its operator.
+        place: Of it, for columns and errors.
+        call: How it is called.
+        kernel: Computes it.
+        choice: Chooses other kernels while it works; None: it keeps this one.
+        weights: Its part, or None.
+        source: The value that it reads.
+        reads: A memory that it reads too, or None.
+        width: Payload tensors of the value, seen last.
+    """
+
+    name: str
+    place: Place
+    call: Call
+    kernel: AbstractKernel | AbstractMemoryKernel
+    choice: AbstractChoice | None
+    weights: AbstractWeights | None
+    source: AbstractValue
+    reads: Reads | None = None
+    width: int = 1
+
+    def recalled(self, state: IntArray, lengths: IntArray | None) -> Recalled:
+        """What rows with these columns read of its memory."""
+        assert self.reads is not None
+        handles = state[self.reads.column]
+        if lengths is not None:
+            handles = handles.repeat(lengths)
+        return Recalled(self.reads.held, handles)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What one call has left for its way back.
+
+    Args:
+        kernel: That has computed it.
+        residuals: Its own.
+        memory: What its rows have read of a memory.
+        inside: Of the bundles that it looked into.
+        graph: Autograd's, if the kernel remembers one.
+    """
+
+    kernel: AbstractKernel | AbstractMemoryKernel
+    residuals: Payload
+    memory: Recalled | None = None
+    inside: Inside | None = None
+    graph: Remembered | None = None
+
+    def backward(
+        self,
+        inner: Inner,
+        gradient: Gradient,
+        state: IntArray,
+        lengths: IntArray | None,
+        at: IntArray | None,
+        into: GradientSum,
+    ) -> Gradient:
+        """The gradients of the call's arguments.
+
+        Args:
+            inner: The module.
+            gradient: Of the rows that have come back.
+            state, lengths: Theirs.
+            at: Which of the residuals' rows they are; None: all.
+            into: Gets the gradients of the parameters.
+        """
+        kernel, memory, inside = self.kernel, self.memory, self.inside
+        if isinstance(kernel, AbstractMemoryKernel):
+            if memory is None or at is not None:
+                memory = inner.recalled(state, lengths)
+            return kernel.backward(gradient, gathered(self.residuals, at), memory, into)
+        if inside is not None and at is not None:
+            inside = look_inside(inner.place, state[INSTANCE], lengths, None)
+        if isinstance(kernel, Remembering):
+            return kernel.answer(self.graph, gradient, self.residuals, at, into, inside)
+        return kernel.backward(gradient, self.residuals, at, into, inside)
+
+
+@final
+@dataclass(slots=True)
+class Turn:
+    """Some instances that go through the loop together.
+
+    Args:
+        plan: What happens to them.
+        held: Its tensors.
+        slots: int64 ``(n,)``, of the instances.
+        local: Slot to its place among these; -1 elsewhere.
+        pending: Answers that each one awaits.
+        entered: By entry, the rows that came: their slots and where to answer them.
+        addresses: Of the instances at the node, in training.
+        kept: Of each call, in training; None where nothing is kept.
+        rows: By part, the rows of its calls of each instance.
+        versions: By part, that of its weights in the forward.
+        awaited: Instances of which rows that have left are unanswered.
+        kernels: Those that were chosen in place of the first ones, by module.
+        unanswered: Instances that are unanswered themselves, in training.
+        seen: Instances and lengths of the bundles that were looked into last, and their inside.
+    """
+
+    plan: LoopPlan
+    held: AbstractTensors
+    slots: IntArray
+    local: IntArray
+    pending: IntArray
+    entered: list[tuple[IntArray, IntArray]]
+    addresses: IntArray | None = None
+    kept: list[Kept | None] = field(default_factory=list)
+    rows: dict[str, IntArray] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=dict)
+    kernels: dict[int, AbstractKernel] = field(default_factory=dict)
+    awaited: int = 0
+    unanswered: int = 0
+    seen: tuple[IntArray, IntArray, Inside] | None = None
+
+    def nbytes(self) -> int:
+        """Bytes of its tensors; what several hold is counted once."""
+        seen = {
+            x.untyped_storage().data_ptr(): x for call in self.kept if call for x in call.residuals
+        }
+        mine = {x.data_ptr() for x in self.held.tensors()}
+        return self.held.nbytes() + sum(x.nbytes for at, x in seen.items() if at not in mine)
+
+
+def zero_answers(turn: Turn, which: IntArray) -> list[Backward]:
+    """What tells those who sent the rows of some instances that no gradient will come."""
+    mine = np.zeros(turn.slots.size, np.bool_)
+    mine[which] = True
+    found = []
+    for slots, origin in turn.entered:
+        chosen = origin[mine[turn.local[slots]]]
+        if chosen.size:
+            found.append(Backward(chosen, None))
+    return found

@@ -1,0 +1,141 @@
+"""What is advised, from costs that are given: each rule of docs/how-to/workers.md."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from geartrain.engine.advice import Machine, Measured, Plan, Ways, advise
+
+TWO = Machine(cores=2)
+
+
+def measured(*shares: float, of: float = 10.0, **others) -> Measured:
+    """Of 100 instances in so many seconds; parts take these of the time of firings."""
+    total = sum(shares)
+    given = {
+        "instances": 100,
+        "seconds": of,
+        "firing_s": 0.95 * of,
+        "long_s": 1e-3,
+        "gathered": 1.0,
+        "kernels": 1.0,
+        "shares": {(f"part {k}",): 0.95 * of * s / total for k, s in enumerate(shares)},
+        "updates": 100,
+        "update_bytes": 1e8,
+        "max_active": 4,
+    }
+    return Measured(**(given | others))
+
+
+def spread(seen: Measured, *workers: list[list[int]]) -> Ways:
+    """Parts placed so, nothing else possible."""
+    seconds = [*seen.shares.values()]
+    loads = {len(w): [sum(seconds[k] for k in at) for at in w] for w in workers}
+    return Ways(spread=loads, shared="keep='graph' of part 0")
+
+
+def test_balanced_parts_of_a_pipeline_get_two_worker_processes():
+    seen = measured(26, 24, 25, 25)
+    plan = advise(seen, TWO, spread(seen, [[0, 1], [2, 3]]))
+    assert plan == Plan(runtime="processes", workers=2, kernel_threads=1)
+    assert plan.speedup == pytest.approx(0.85 * 2)  # both cores are busy, with all of it
+    assert plan.why == (
+        "two worker processes: of 100 ms an instance parts take 'part 0' 26 %, 'part 2' 25 %, "
+        "'part 3' 25 %, 'part 1' 24 %; expected 1.70 times one worker"
+    )
+
+
+def test_a_pipeline_with_one_instance_in_flight_stays_with_one_worker():
+    seen = measured(25, 25, 25, 25, max_active=1)
+    plan = advise(seen, TWO, spread(seen, [[0, 1], [2, 3]]))
+    assert (plan.runtime, plan.workers) == ("threads", 1)
+
+
+def test_a_bottleneck_leaves_one_worker_unless_it_may_have_copies():
+    seen = measured(90, 5, 5)
+    ways = spread(seen, [[0], [1, 2]])
+    assert advise(seen, TWO, ways).workers == 1
+    plan = advise(seen, TWO, replace(ways, copied=("part 0",)))
+    assert (plan.way, plan.part, plan.workers) == ("copies", "part 0", 2)
+    # Copies have half of the rows each: where a firing gathers instances it does not pay.
+    fewer = replace(seen, gathered=20.0)
+    assert advise(fewer, TWO, replace(ways, copied=("part 0",))).workers == 1
+
+
+def whole(**others) -> tuple[Measured, Ways]:
+    """Trees that are one firing each part, several instances together."""
+    seen = measured(90, 10, gathered=20.0, max_active=64, updates_each=0.01, **others)
+    return seen, Ways(spread={2: [8.55, 0.95]}, shared=None)
+
+
+def test_whole_instances_share_all_weights():
+    seen, ways = whole()
+    plan = advise(seen, TWO, ways)
+    assert (plan.runtime, plan.workers, plan.way) == ("processes", 2, "each")
+    assert plan.speedup > 1.3
+
+
+def test_long_firings_share_weights_as_threads_where_nothing_has_to_travel():
+    seen, ways = whole(long_s=5e-3)
+    assert advise(seen, TWO, ways).runtime == "threads"
+
+
+def test_weights_are_not_shared_where_rows_would_grow_too_old():
+    seen, ways = whole(long_s=5e-3)
+    many = replace(seen, updates_each=0.05)  # 6.4 updates in flight with 128, 3.2 with 64
+    assert many.staleness(128) == pytest.approx(2.7)
+    assert advise(many, TWO, ways).way == "all"
+    assert advise(many, TWO, ways, max_staleness=5.5).way == "each"
+    more = replace(seen, updates_each=0.1)
+    plan = advise(more, TWO, ways)
+    assert plan.workers == 1
+
+
+def test_a_tiny_network_stays_with_one_worker_as_starting_takes_longer():
+    seen, ways = whole(of=0.01, left=10_000, updates=1, update_bytes=1e3)
+    plan = advise(seen, TWO, ways)
+    assert plan.workers == 1
+    assert "would save" in plan.why and "5 s" in plan.why
+    long = replace(seen, left=10**8)
+    assert advise(long, TWO, ways).workers == 2
+
+
+def test_small_firings_that_cost_as_much_as_their_messages_stay_with_one_worker():
+    seen, ways = whole(of=0.01, left=None)
+    busy = replace(seen, firing_s=0.004, updates=100)  # the program takes the rest; 9 ms of letters
+    assert advise(busy, TWO, ways).workers == 1
+
+
+def test_one_core_has_one_worker():
+    seen, ways = whole()
+    plan = advise(seen, Machine(cores=1), ways)
+    assert plan == Plan(runtime="threads", workers=1, kernel_threads=1)
+    assert plan.why == "one worker, as the machine has one core"
+
+
+def test_kernel_threads_go_before_where_they_are_about_as_fast():
+    seen = measured(25, 25, 25, 25, kernels=1.6)
+    plan = advise(seen, TWO, spread(seen, [[0, 1], [2, 3]]))
+    assert plan == Plan(runtime="threads", workers=1, kernel_threads=2)
+    assert "which has 1.60 with 2 kernel threads" in plan.why
+
+
+def test_a_graph_that_cannot_be_pickled_gets_threads_or_one_worker():
+    machine = Machine(cores=2, processes="the graph cannot be handed to worker processes: a lock")
+    seen, ways = whole()
+    plan = advise(seen, machine, ways)
+    assert (plan.runtime, plan.workers) == ("threads", 1)
+    assert "a lock" in plan.why
+    seen, ways = whole(long_s=5e-3)
+    plan = advise(seen, machine, ways)
+    assert (plan.runtime, plan.workers, plan.way) == ("threads", 2, "each")
+
+
+def test_a_worker_more_has_to_bring_something():
+    seen = measured(1, 1, 1)
+    ways = spread(seen, [[0, 1], [2]], [[0], [1], [2]], [[0], [1], [2], []])
+    plan = advise(seen, Machine(cores=4), ways)
+    assert (plan.workers, plan.kernel_threads) == (3, 1)
+    assert advise(seen, Machine(cores=4), ways, most=2).workers == 2
