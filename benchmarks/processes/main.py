@@ -6,6 +6,11 @@
     kernels  one worker, two kernel threads         what plain PyTorch does with two cores
     threads  two workers as threads, one kernel thread each
     two      two worker processes, one kernel thread each
+    hosts    the same by tcp on loopback, encrypted, with no memory in common
+    plain    likewise, not encrypted
+    ray      as hosts, started by Ray (where it is installed)
+    four, eight   as many worker processes: more than there are cores
+    auto     what the library chooses after its first instances, in the pass that is to get warm
     apart    two programs that know nothing of one another, each as one: what two cores give
 
 Each system of each round is a fresh process that trains a short pass to get warm, and then one that
@@ -38,8 +43,16 @@ SYSTEMS: Mapping[str, Callable[[], Any]] = {
     "kernels": lambda: gt.Threads(1, kernel_threads=2),
     "threads": lambda: gt.Threads(2, kernel_threads=1),
     "two": lambda: gt.Processes(2, kernel_threads=1),
+    "hosts": lambda: gt.Hosts(2, kernel_threads=1),
+    "plain": lambda: gt.Hosts(2, kernel_threads=1, plain=True),
+    "ray": lambda: gt.Ray(2, kernel_threads=1),
     "apart": lambda: gt.Threads(1, kernel_threads=1),
+    "four": lambda: gt.Processes(4, kernel_threads=1),
+    "eight": lambda: gt.Processes(8, kernel_threads=1),
+    "auto": lambda: gt.Auto(),
 }
+USUAL = ("one", "kernels", "threads", "two", "apart")
+"""Systems that are measured if none is named."""
 
 
 _WARM = "warm"
@@ -64,6 +77,7 @@ CASES: Mapping[str, Case] = {
     "charlm": Case("charlm", 60, False),
     "cifar": Case("cifar", 60, False),
     "shapes": Case("shapes", 80, False),
+    "shapes in eight": Case("shapes", 80, False, parts=8),
     "sentiment by vertex": Case("sentiment", 2000, True, whole=0),
     "lists by step": Case("listreduce", 20_000, True, whole=0),
     "sentiment": Case("sentiment", 4000, True, whole=1),
@@ -92,20 +106,23 @@ def measure(
     )
     task = recipe.build(setting)
     runtime = SYSTEMS[system]()
-    shares = case.shares and runtime.workers > 1
+    chosen = isinstance(runtime, gt.Auto)
+    workers = 1 if chosen else runtime.workers
+    shares = case.shares and workers > 1
     session = gt.Session(
         task.graph,
         rules=task.rules,
         runtime=runtime,
         max_active=max_active or recipe.in_flight(options),
         seed=0,
-        **task.settings(runtime.workers, gt.SharedWeights(in_flight) if shares else None),
+        **task.settings(workers, gt.SharedWeights(in_flight) if shares else None, chosen=chosen),
     )
     n = max(1, int(case.instances * scale))
     train = task.load("train")[:n]
     if len(train) < n:
         n = len(train)
     session.fit(train, epochs=1)
+    runtime = session.runtime
     if system == "apart":
         print(_WARM, flush=True)
         sys.stdin.readline()
@@ -115,12 +132,13 @@ def measure(
     wall = time.perf_counter() - began
     used = [cpu_s(pid) - was for pid, was in zip(pids, before, strict=True)]
     last = fit.history[-1]
-    if isinstance(runtime, gt.Processes):
-        runtime.close()
+    if close := getattr(runtime, "close", None):
+        close()
     return {
         "instances_per_second": last.instances / last.seconds,
         "whole_fit": n / wall,
         "cpu_s": [round(x, 2) for x in used],
+        "runtime": f"{runtime.name} {runtime.workers}",
         "loss": last.loss,
         "staleness": {part: round(age.mean, 2) for part, age in last.staleness.items()},
     }
@@ -182,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("cases", nargs="*", choices=[[], *CASES], help="all, if none is named")
-    parser.add_argument("--systems", default=",".join(SYSTEMS))
+    parser.add_argument("--systems", default=",".join(USUAL))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-active", type=int, default=None)
     parser.add_argument("--scale", type=float, default=1.0, help="of the instances")
@@ -210,14 +228,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rate = [r[system]["instances_per_second"] for r in rounds]
             last = rounds[-1][system]
             line = f"  {system:8} {statistics.median(rate):9.1f}/s"
-            if "one" in systems:
-                ratios = [r[system]["instances_per_second"] for r in rounds]
-                ratios = [
-                    x / r["one"]["instances_per_second"]
-                    for x, r in zip(ratios, rounds, strict=True)
-                ]
-                line += f"  x one {spread(ratios)}"
-            print(f"{line}  CPU s {last['cpu_s']}  staleness {last['staleness']}", flush=True)
+            base = "one" if "one" in systems else systems[0]
+            ratios = [
+                x / r[base]["instances_per_second"] for x, r in zip(rate, rounds, strict=True)
+            ]
+            line += f"  x {base} {spread(ratios)}"
+            print(
+                f"{line}  {last['runtime']}  CPU s {last['cpu_s']}  staleness {last['staleness']}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

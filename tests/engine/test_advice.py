@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from geartrain.engine.advice import Machine, Measured, Plan, Ways, advise
+from geartrain.engine.advice import Machine, Plan, Sampled, Ways, advise
 
 TWO = Machine(cores=2)
 
 
-def measured(*shares: float, of: float = 10.0, **others) -> Measured:
+def measured(*shares: float, of: float = 10.0, **others) -> Sampled:
     """Of 100 instances in so many seconds; parts take these of the time of firings."""
     total = sum(shares)
     given = {
@@ -26,10 +26,10 @@ def measured(*shares: float, of: float = 10.0, **others) -> Measured:
         "update_bytes": 1e8,
         "max_active": 4,
     }
-    return Measured(**(given | others))
+    return Sampled(**(given | others))
 
 
-def spread(seen: Measured, *workers: list[list[int]]) -> Ways:
+def spread(seen: Sampled, *workers: list[list[int]]) -> Ways:
     """Parts placed so, nothing else possible."""
     seconds = [*seen.shares.values()]
     loads = {len(w): [sum(seconds[k] for k in at) for at in w] for w in workers}
@@ -64,7 +64,7 @@ def test_a_bottleneck_leaves_one_worker_unless_it_may_have_copies():
     assert advise(fewer, TWO, replace(ways, copied=("part 0",))).workers == 1
 
 
-def whole(**others) -> tuple[Measured, Ways]:
+def whole(**others) -> tuple[Sampled, Ways]:
     """Trees that are one firing each part, several instances together."""
     seen = measured(90, 10, gathered=20.0, max_active=64, updates_each=0.01, **others)
     return seen, Ways(spread={2: [8.55, 0.95]}, shared=None)

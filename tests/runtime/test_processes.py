@@ -238,7 +238,7 @@ def test_what_cannot_be_handed_over_is_refused_with_a_remedy() -> None:
 @pytest.mark.parametrize(
     ("rules", "sharing", "words"),
     [
-        (gt.Rules(max_staleness=1), gt.SharedWeights(), r"part 'first': its rules \(max_stal"),
+        (gt.Rules(max_staleness=1), gt.SharedWeights(), r"part 'first': its rule max_stal"),
     ],
 )
 def test_ways_of_sharing_that_need_one_memory_are_refused(rules, sharing, words) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import geartrain as gt
-from geartrain.engine.advice import Machine, Measured, Plan, Ways
+from geartrain.engine.advice import Machine, Plan, Sampled, Ways
 from geartrain.engine.instrument import Chosen
 from geartrain.train import auto
 
@@ -40,7 +40,7 @@ def advised(monkeypatch):
         ways: Ways
         most: int
 
-        def __call__(self, seen: Measured, machine: Machine, ways: Ways, most: int, stale: float):
+        def __call__(self, seen: Sampled, machine: Machine, ways: Ways, most: int, stale: float):
             self.seen, self.machine, self.ways, self.most = seen, machine, ways, most
             return self.plan
 

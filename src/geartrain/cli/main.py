@@ -149,7 +149,7 @@ def train(
     runtime: Annotated[
         RuntimeName | None,
         typer.Option(
-            help="Default threads; auto: measures the first instances, chooses, and says why.",
+            help="Default as suits the recipe; auto: measures the first instances, and chooses.",
             show_default=False,
         ),
     ] = None,
@@ -317,7 +317,28 @@ def simulate(
         str | None,
         typer.Option(metavar="SPEED,...", help="Speeds of the devices, repeated in turn."),
     ] = None,
-    link: LinkOption = None,
+    link: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LATENCY,BANDWIDTH",
+            help="Simulated links, such as 50us,1.25GB; with --hosts it may be repeated.",
+        ),
+    ] = None,
+    recorded: Annotated[
+        Path | None,
+        typer.Option(help="A run's folder, whose costs are taken; default: they are measured."),
+    ] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,...",
+            help="Only say what so many hosts would do, a table; --replicas is not looked at.",
+        ),
+    ] = None,
+    instances: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --hosts: for each host. Default: of some updates."),
+    ] = None,
     data: DataOption = None,
     max_active: Annotated[
         int | None, typer.Option(min=1, help="Most instances in flight in each copy.")
@@ -342,6 +363,11 @@ def simulate(
 
     What firings take is measured first, in one thread of this machine; --device multiplies its
     speed. Seconds in the JSON, which is that of 'geartrain train', are virtual.
+
+    With --hosts 4,16,64 an epoch is trained on as many hosts over each --link: the parts of one
+    model apart, copies that exchange by --mixer, and copies with all-reduce. The table, and
+    forecasts in the JSON, have instances_per_second, busy (share of the hosts' time), staleness and
+    bytes_per_instance between hosts.
     """
     from geartrain.cli import simulate as command
     from geartrain.cli.train import Watching
@@ -360,11 +386,15 @@ def simulate(
         "mixer": mixer or "gradients",
         "speeds": device,
         "device": None,
-        "link": link,
+        "link": link[0] if link else None,
         "precision": None,
     }
+    if hosts is not None:
+        asked = command.Asked(hosts, link or [], recorded, instances)
+        command.foresee(recipe, given, option or [], data, asked, as_json)
+        return
     watching = Watching(tensorboard=False, trace=False, as_json=as_json)
-    command.simulate(recipe, given, option or [], data, out, watching)
+    command.simulate(recipe, given, option or [], data, out, watching, recorded)
 
 
 @app.command()
@@ -436,7 +466,7 @@ def compare(
     from geartrain_baselines import compare as command
 
     given = {
-        "runtime": None,
+        "runtime": "threads",  # as all that it is compared with is in one process
         "workers": workers,
         "max_active": max_active,
         "update_every": update_every,

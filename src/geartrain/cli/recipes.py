@@ -31,6 +31,7 @@ def recipes(as_json: bool) -> None:
             f"{recipe.epochs} epochs, {recipe.in_flight({})} in flight, an update every "
             f"{recipe.update_size({})} {recipe.unit}",
         )
+        table.add_row("  workers", recipe.why)
         table.add_row("  bottleneck", recipe.bottleneck or "none")
         for option in recipe.options:
             table.add_row("  option", f"{told(option.name, option.default)}: {_explained(option)}")
@@ -59,6 +60,9 @@ def described(recipe: Recipe) -> dict[str, object]:
         "unit": recipe.unit,
         "epochs": recipe.epochs,
         "needs": recipe.needs,
+        "runtime": recipe.runtime,
+        "workers": recipe.workers or 2,
+        "why": recipe.why,
         "bottleneck": recipe.bottleneck,
         "options": [asdict(option) for option in recipe.options],
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -199,7 +200,7 @@ def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> RunSettings:
     if not copies_model or given["runtime"] == "simulated":
         workers = max(workers, given["replicas"] or 1)
     defaults: dict[str, Any] = {
-        "runtime": "threads",
+        "runtime": _runtime(recipe, given, workers),
         "workers": workers,
         "max_active": 1 if copies_model and recipe.whole_minibatches else recipe.in_flight(options),
         "update_every": recipe.update_size(options),
@@ -226,6 +227,14 @@ def new_settings(recipe: Recipe, given: Mapping[str, Any]) -> RunSettings:
     settings = RunSettings(recipe=recipe.name, options=options, **chosen)
     require_settings(recipe, settings)
     return settings
+
+
+def _runtime(recipe: Recipe, given: Mapping[str, Any], workers: int) -> str:
+    """The recipe's, for several workers, where nothing asked for has to be in one process."""
+    copies_model = given.get("topology") is not None or given.get("mixer") is not None
+    elsewhere = given.get("device") is not None or not sys.platform.startswith("linux")
+    many = (given.get("workers") or workers) > 1
+    return recipe.runtime if many and not (copies_model or elsewhere) else "threads"
 
 
 def resumed_settings(

@@ -58,7 +58,7 @@ class Machine:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Sampled:
     """What instances have cost one worker with one kernel thread.
 
     Args:
@@ -142,7 +142,7 @@ class Plan:
 
 
 def advise(
-    seen: Measured,
+    seen: Sampled,
     machine: Machine,
     ways: Ways,
     most: int | None = None,
@@ -188,7 +188,7 @@ def advise(
 
 
 def _candidates(
-    seen: Measured, machine: Machine, ways: Ways, most: int, max_staleness: float
+    seen: Sampled, machine: Machine, ways: Ways, most: int, max_staleness: float
 ) -> Iterator[Plan]:
     cores = machine.cores
     parent_s = max(0.0, seen.seconds - seen.firing_s)
@@ -221,7 +221,7 @@ def _candidates(
 
 
 def _in_flight(
-    seen: Measured, ways: Ways, workers: int, max_staleness: float
+    seen: Sampled, ways: Ways, workers: int, max_staleness: float
 ) -> Literal["each", "all"] | None:
     """What ``max_active`` may count where weights are shared; None: rows would grow too old."""
     # More in flight than was asked for has to be harmless.
@@ -233,7 +233,7 @@ def _in_flight(
 
 
 def _plan(
-    seen: Measured,
+    seen: Sampled,
     machine: Machine,
     workers: int,
     way: Way,
@@ -252,21 +252,21 @@ def _plan(
     )
 
 
-def _one_worker(seen: Measured, cores: int) -> Plan:
+def _one_worker(seen: Sampled, cores: int) -> Plan:
     """With all cores in its kernels, if that was faster."""
     if cores > 1 and seen.kernels > 1.05:
         return Plan(runtime="threads", workers=1, kernel_threads=cores, speedup=seen.kernels)
     return Plan(runtime="threads", workers=1, kernel_threads=1)
 
 
-def _saved_s(seen: Measured, one: Plan, best: Plan) -> float | None:
+def _saved_s(seen: Sampled, one: Plan, best: Plan) -> float | None:
     """Seconds of training that the better plan saves; None: nobody knows how much is left."""
     if seen.left is None or best.runtime != "processes":
         return None
     return seen.left * seen.seconds / seen.instances * (1 / one.speedup - 1 / best.speedup)
 
 
-def _why_none(seen: Measured, machine: Machine, ways: Ways) -> str:
+def _why_none(seen: Sampled, machine: Machine, ways: Ways) -> str:
     said = [x for x in (machine.processes, ways.spread, ways.shared) if isinstance(x, str)]
     if ways.shared is None and not said:
         stale = seen.staleness(seen.max_active)
@@ -274,7 +274,7 @@ def _why_none(seen: Measured, machine: Machine, ways: Ways) -> str:
     return "; ".join(said)
 
 
-def _shares(seen: Measured) -> str:
+def _shares(seen: Sampled) -> str:
     """What parts take of the firings, the largest first."""
     total = sum(seen.shares.values())
     if not total:

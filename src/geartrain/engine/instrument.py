@@ -191,6 +191,8 @@ class NodeWork:
     rows: Count
     seconds: NotNegative
     sizes: tuple[Count, ...]  # firings by their rows: none, 1, 2, 3 to 4, 5 to 8, and so on
+    row_squares: Count = 0  # sum over the firings of rows times rows
+    row_seconds: NotNegative = 0.0  # and of rows times seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -299,4 +299,6 @@ BABI: Final = Recipe(
     ),
     bottleneck="cell",
     workers=1,
+    why="one worker: a thousand questions take seconds, less than worker processes take to begin; "
+    "its kernels have all cores",
 )

@@ -283,7 +283,9 @@ class Recipe:
         bottleneck: The part that most of the work is in, which may have copies, met every so many
             instances as the option ``average_every`` says; None: the work is spread evenly.
         workers: Default number of workers; None: 2, where there are two cores. With one its kernels
-            have all cores, which is best where one part has nearly all the work.
+            have all cores.
+        runtime: Default of several workers.
+        why: Why so many, and there, in a line with the figure.
         make: Builds the task from a complete setting, torch's generator already seeded.
         draw: Makes the graph alone, without data, to be looked at.
     """
@@ -304,6 +306,8 @@ class Recipe:
     bottleneck: str | None = None
     whole_minibatches: bool = False
     workers: int | None = None
+    runtime: Literal["threads", "processes"] = "threads"
+    why: str = ""
 
     def build(self, setting: Setting) -> Task:
         """The task, with weights initialised from the seed.

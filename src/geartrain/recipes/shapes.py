@@ -99,6 +99,8 @@ SHAPES: Final = Recipe(
     target="accuracy>=0.8",
     max_active=in_flight,
     whole_minibatches=True,
+    runtime="processes",
+    why="two worker processes, parts in a pipeline: 1.3 to 1.4 times one worker",
     update_every=1,
     unit="instances",
     epochs=3,

@@ -107,12 +107,23 @@ def _owners(parts: Mapping[str, PartState], workers: int) -> dict[str, int]:
 
 
 def _require_free(part: PartState) -> None:
-    if not (part.may_be_seen_by_version and part.view.may_be_shared):
+    """The owner knows how old each gradient of a step is, and nobody knows what is in flight."""
+    rules, view = part.rules, part.view
+    wanted = ""
+    if rules.max_staleness is not None:
+        wanted = f"max_staleness={rules.max_staleness} wants to know of all rows in flight"
+    elif rules.window is not None:
+        wanted = f"window={rules.window} wants to know of all rows in flight"
+    elif rules.delay is not None and rules.delay.start(part.parameters) is not None:
+        wanted = f"delay={rules.delay} wants the weights that each row has seen"
+    elif view.wants_delays or not view.may_be_shared:
+        wanted = f"view={view} wants the weights that each row has seen"
+    if wanted:
         raise ValueError(
-            f"part '{part.name}': its rules (max_staleness, window, a delay rule, or view="
-            f"{part.view}) want to know of all rows in flight, and with shared weights between "
-            "processes each worker knows its own alone: leave the rule out, use "
-            "runtime=gt.Threads(...), or leave out sharing"
+            f"part '{part.name}': its rule {wanted}, and with shared weights between processes "
+            "each worker knows its own rows and the newest weights alone: leave the rule out "
+            "(those that scale a step by the age of its gradients are possible, such as "
+            "ScaledByStaleness()), use runtime=gt.Threads(...), or leave out sharing"
         )
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from geartrain.bounds import MOST_WORKERS, WORKERS, require_at_most
 from geartrain.device import cores
-from geartrain.engine.advice import MAX_STALENESS, Machine, Measured, Plan, Ways, advise
+from geartrain.engine.advice import MAX_STALENESS, Machine, Plan, Sampled, Ways, advise
 from geartrain.engine.costs import NOTHING, Cost
 from geartrain.engine.engine import Engine
 from geartrain.engine.placement import loads, shares
@@ -229,7 +229,7 @@ class Choice:
             return PartCopies({plan.part: plan.workers}, Average(every)).make(graph, parts)
         return None
 
-    def _ways(self, engine: Engine, seen: Measured, most: int, refused: str | None) -> Ways:
+    def _ways(self, engine: Engine, seen: Sampled, most: int, refused: str | None) -> Ways:
         made = engine.made_of
         given = None if self._way is None else f"sharing={type(self._way).__name__}(...) is given"
         if self._placement:
@@ -292,7 +292,7 @@ class _Probe:
         for part, n in updates.items():
             self._updates[part] = self._updates.get(part, 0) + n
 
-    def measured(self, engine: Engine, kernels: float, left: int | None) -> Measured:
+    def measured(self, engine: Engine, kernels: float, left: int | None) -> Sampled:
         """All that is to be known of it."""
         costs, parts = self.work.costs(), engine.parts
         firing_s = sum(cost.seconds for cost in costs.values())
@@ -300,7 +300,7 @@ class _Probe:
         # What is beyond the usual (a first firing, another program) is no cost of the program.
         beyond = sum(use.seconds for use in self.work.uses.values()) - firing_s
         dearest = max(costs.values(), key=lambda cost: cost.seconds, default=NOTHING)
-        return Measured(
+        return Sampled(
             instances=max(1, self.instances),
             seconds=max(self.seconds - beyond, firing_s),
             firing_s=firing_s,
@@ -327,7 +327,7 @@ def _dense_bytes(part: AbstractPart) -> float:
     return float(sum(p.numel() * p.element_size() for p in some))
 
 
-def _bottleneck(seen: Measured, most: int, parts: Mapping[str, Any]) -> tuple[str, ...] | None:
+def _bottleneck(seen: Sampled, most: int, parts: Mapping[str, Any]) -> tuple[str, ...] | None:
     """The part that takes more than a worker's share of all, if it may have copies."""
     total = sum(seen.shares.values())
     for names, seconds in seen.shares.items():

@@ -525,6 +525,11 @@ class Transport:
         """What those that are held wait for: ``2 of 5 messages from 1 to 0``, for errors."""
         return self._order.missing()
 
+    @property
+    def flying_bytes(self) -> int:
+        """Sent to others, and not yet known to have been delivered."""
+        return sum(self._flying_bytes)
+
     def monitor(self) -> Traffic:
         """The counters, as they are now."""
         return Traffic(

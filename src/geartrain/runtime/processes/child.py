@@ -30,12 +30,13 @@ from geartrain.codec import encode
 from geartrain.engine.engine import MadeOf, Passing, original_name
 from geartrain.engine.router import Delivery
 from geartrain.engine.worker import Firing
-from geartrain.errors import GeartrainError
+from geartrain.errors import GeartrainError, TransportError
 from geartrain.nodes.loss import Objective
 from geartrain.nodes.node import Memory
 from geartrain.parts.part import PartState
 from geartrain.parts.snapshot import parts_to_tensors
 from geartrain.parts.trained import StepTaken
+from geartrain.runtime.processes.flying import Unread
 from geartrain.runtime.processes.letters import Expected, letter_to_record, record_to_letter
 from geartrain.runtime.processes.members import AbstractChannel
 from geartrain.runtime.processes.memory import BETWEEN
@@ -49,13 +50,14 @@ from geartrain.runtime.processes.messages import (
     record_to_lot,
     record_to_named,
 )
+from geartrain.runtime.processes.patience import Patience
 from geartrain.sharing.letters import SHARE, Letter
 from geartrain.transport.batches import BACKWARD, FORWARD, Accepted, to_delivery_parts, to_record
 from geartrain.transport.record import GONE, Record
 
-_WORDS: Final = frozenset({Kind.REST, Kind.RESTING, Kind.STORY, Kind.END})
-_IDLE_S: Final = 0.02  # without work until it says that it has none
+_WORDS: Final = frozenset({Kind.ASK, Kind.REST, Kind.RESTING, Kind.STORY, Kind.END})
 _WAIT_S: Final = 0.5  # the longest wait for a message; then it looks again
+_GATHER_S: Final = 20.0
 _REPORT_S: Final = 0.002  # between two reports that the controller waits for
 _SLOW_S: Final = 0.05  # between others
 _LOTS: Final = 1  # so few in stock are to be heard of sooner
@@ -78,6 +80,7 @@ class Pass:
         kernel_threads: Inside of torch's kernels.
         seed: Of random numbers, for dropout and the like; each worker adds its number.
         nodes: Names in order, to see that both sides have the same graph.
+        most_flying: Bytes that may be under way between all processes.
     """
 
     made_of: MadeOf
@@ -88,6 +91,7 @@ class Pass:
     kernel_threads: int
     seed: int
     nodes: tuple[str, ...]
+    most_flying: int
 
 
 def live(worker: int, channel: AbstractChannel) -> None:
@@ -167,6 +171,8 @@ class _Work:
         self._had = np.zeros(self._parent + 1, np.int64)  # by sender
         self._over = False
         self._gone: set[int] = set()
+        self._idle = Patience()
+        self._unread = Unread(given.most_flying)
         self.transport = channel.transport(worker, self._parent + 1, given.place)
 
     def _note(self, node: int, backward: bool) -> None:
@@ -177,6 +183,7 @@ class _Work:
         """Until the pass ends or is given up."""
         self._notes[0] = BETWEEN
         try:
+            self._gather()
             while not self._over:
                 self._hear()
                 if not self._over and self._state.ready:
@@ -186,6 +193,13 @@ class _Work:
             self._send(named_to_record("failed", error_to_json(error), {}))
             while not self._over:
                 self._hear(works=False)
+
+    def _gather(self) -> None:
+        """Let all others in before anything is fired: who fires hears no one who knocks."""
+        try:
+            self.transport.gather(_GATHER_S)
+        except TransportError:
+            self._look_around()  # whoever is missing says whom it does not reach
 
     def _hear(self, *, works: bool = True) -> None:
         """Take what has come; wait if there is nothing else to do."""
@@ -198,7 +212,7 @@ class _Work:
             if self._report.matters:
                 self._send_report()
             began = time.perf_counter()
-            found = self.transport.poll(_IDLE_S)
+            found = self.transport.poll(self._idle.seconds)
             if not found:
                 self._send_report()
                 if works:
@@ -207,6 +221,7 @@ class _Work:
                 if not found:
                     self._look_around()
             self._waited_s += time.perf_counter() - began
+            self._tell_flying()
         for sender, record in found:
             self._had[sender] += 1
             self._take(record, works=works)
@@ -222,6 +237,8 @@ class _Work:
 
     def _take(self, record: Record, *, works: bool) -> None:
         kind = record.kind
+        if kind in _WORDS:
+            self._idle.asked()
         if kind == Kind.ABANDON:
             self._give_back(abandoned=True)
         elif not works:
@@ -314,6 +331,7 @@ class _Work:
 
     def _fire(self) -> None:
         start = time.perf_counter()
+        self._idle.worked()
         firing = self._state.fire()
         self._notes[0] = BETWEEN
         end = time.perf_counter()
@@ -328,10 +346,18 @@ class _Work:
         for worker, delivery in firing.elsewhere:
             self._send(to_record(delivery.node, delivery.port, delivery.batch), worker)
         self._post(firing.letters)
+        if firing.elsewhere or firing.letters:
+            self._tell_flying()
         if self._stock is not None:
             if (told := self._stock.settle(firing.outbox)) is not None:
                 self._after_exchange(self._state.finished(told))
             self._begin_some()
+
+    def _tell_flying(self) -> None:
+        """Have the parent know what others have not read, where that is much."""
+        news = self._unread.news(self.transport.flying_bytes)
+        if news is not None:
+            self._send(named_to_record("flying", news, {}))
 
     @property
     def _pace_s(self) -> float:

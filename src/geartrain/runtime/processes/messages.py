@@ -4,7 +4,7 @@
                         rows          a delivery (``transport.batches``)
                         Lot           both, of instances that live there wholly
                         Finished      which instances are over, with their slots
-                        a word        REST, END, ABANDON, STORY
+                        a word        REST, END, ABANDON, STORY, ASK
     worker ─► worker    rows, gradients; letters between copies
     worker ─► parent    Report        firings, answers, steps since the last one
                         Idle          how much it has sent to whom, and had, when it has no work
@@ -53,6 +53,7 @@ class Kind(IntEnum):
     LETTER = 73
     RESTING = 74
     LOT = 75
+    ASK = 76
 
 
 _NONE = np.zeros(0, np.int64)

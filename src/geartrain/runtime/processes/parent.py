@@ -33,6 +33,7 @@ from geartrain.parts.trained import AbstractPart
 from geartrain.runtime.base import AbstractFeeder, Watch, log
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.runtime.processes.child import Pass
+from geartrain.runtime.processes.flying import MOST_FLYING, Flying
 from geartrain.runtime.processes.members import AbstractPool, Hollow, death
 from geartrain.runtime.processes.messages import (
     Kind,
@@ -97,6 +98,7 @@ class Parent:
         self._asked = 0  # how often they were, and anew after a death
         self._failure: BaseException | None = None
         self._transport: Transport | None = None
+        self._flying = Flying(MOST_FLYING)
         self._phase: Literal["apart", "handing over", "together"] = "apart"
         self._began = time.perf_counter()
         self.seconds = 0.0
@@ -188,6 +190,8 @@ class Parent:
         if self._transport is not None:
             self._transport.close()
         self._pool.tidy(self._place)
+        for member in self._pool.members:
+            member.meanwhile = None
 
     def _hand_over(self) -> None:
         """Give the workers the graph, the parts as they are, and what they need to know."""
@@ -208,6 +212,7 @@ class Parent:
             self._kernel_threads,
             seed,
             tuple(self._nodes),
+            MOST_FLYING,
         )
         contents = self._contents(given)
         pool.begin({n.id: n.name for n in engine.wiring.nodes.values()})
@@ -270,7 +275,7 @@ class Parent:
             self._go_on_without(died)
         if self._gave_up:
             return
-        if settled and not self._ending:
+        if (settled or self._flying.limits) and not self._ending:
             self._admit()
         elif len(self._idle) == len(self._there):
             self._look_if_all_rest()
@@ -310,7 +315,7 @@ class Parent:
         return False
 
     def _take_report(self, w: int, report: Report) -> bool:
-        watch, engine, began = self._watch, self._engine, self._began
+        watch, engine, began = self._watch, self._engine, self._began - self._pool.ahead_s(w)
         if report.firings:
             self._pool.reported(w, report.firings[-1][0])
         for firing, start, end in report.firings:
@@ -347,7 +352,7 @@ class Parent:
     def _admit(self) -> None:
         """Fill up; when nothing is left, have the workers give back what they have."""
         engine = self._engine
-        while (out := self._next()) is not None:
+        while self._has_room() and (out := self._next()) is not None:
             if self._stocked:
                 self._stock_up(out)
                 continue
@@ -364,8 +369,15 @@ class Parent:
             self.seconds = time.perf_counter() - self._began
             self._ending = True
             self._resting = engine.sharing.talks
-            if not engine.sharing.releases:
+            if engine.sharing.releases:
+                self._send_all(Kind.ASK)
+            else:
                 self._send_all(Kind.REST if engine.sharing.talks else Kind.END)
+
+    def _has_room(self) -> bool:
+        """Whether what is under way allows for more."""
+        assert self._transport is not None
+        return self._flying.has_room(self._transport.flying_bytes, self._engine.controller.active)
 
     def _send_all(self, word: int, *ints: int) -> None:
         self._dismissed |= word in (Kind.END, Kind.ABANDON)
@@ -422,18 +434,15 @@ class Parent:
         match what:
             case "pulse":
                 self._pulse(document)
+            case "flying":
+                self._flying.told(w, document)
             case "story":
                 if self._stories is not None:
                     self._stories[w] = document
             case "resting" | "released":
                 self._take_release(w, what, *document)
             case "lost":
-                try:
-                    self._require_all(w, document[0], dict(document[1]))
-                except WorkerDiedError as death:
-                    if not self._goes_on:
-                        raise
-                    self._cut = death
+                self._take_lost(w, document[0], dict(document[1]))
             case "failed":
                 self._fail(document, w)
             case "done":
@@ -442,6 +451,15 @@ class Parent:
                 self._tell_sent(w, document["sent"])
             case _:
                 self._take_back(what, document, tensors)
+
+    def _take_lost(self, w: int, lost: Sequence[int], unreached: Mapping[int, str]) -> None:
+        """A worker says whom it has no connection with any more."""
+        try:
+            self._require_all(w, lost, unreached)
+        except WorkerDiedError as death:
+            if not self._goes_on:
+                raise
+            self._cut = death
 
     def _require_all(self, who: int, lost: Sequence[int], unreached: Mapping[int, str]) -> None:
         """Whether a process has connections with all others that are not over with the pass.
@@ -461,9 +479,12 @@ class Parent:
             how = f"the connection between {first} and {self._name(k)} has ended"
             raise death(f"{how}, and both live: the link between them was cut", min(who, k))
         for k, address in unreached.items():
+            how = f"{first} does not reach {self._name(k)} at {address}"
+            if self._place[1] > 1:  # it did in passes before this one
+                raise death(f"{how}: the link between them is cut", min(who, k))
             raise GeartrainError(
-                f"{first} does not reach {self._name(k)} at {address}: hosts have to let tcp "
-                "through to one another, on all ports that programs are given by the system"
+                f"{how}: hosts have to let tcp through to one another, on all ports that programs "
+                "are given by the system"
             )
 
     def _name(self, number: int) -> str:

@@ -1,0 +1,13 @@
+"""A worker that is asked how things stand says at once that it has nothing to do."""
+
+from geartrain.runtime.processes.patience import IDLE_S, Patience
+
+
+def test_nobody_waits_at_the_end_of_a_pass_and_each_does_in_the_middle():
+    patience = Patience()
+    assert patience.seconds == IDLE_S > 0
+    patience.asked()
+    assert patience.seconds == 0.0  # for all rounds of the end, not the first alone
+    assert patience.seconds == 0.0
+    patience.worked()
+    assert patience.seconds == IDLE_S
