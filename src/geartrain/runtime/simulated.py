@@ -260,10 +260,6 @@ class _Clockwork:
         return self._coming[0].at_s - self._engine.began_s <= self._heap[0][0]
 
     @property
-    def _sharing(self) -> AbstractSharingState:
-        return self._engine.sharing
-
-    @property
     def _over(self) -> bool:
         """Whether nothing is left to admit."""
         return self._feeder.exhausted and not self._engine.controller.again
