@@ -140,6 +140,7 @@ class Parent:
             self._transport.forget(w)
             self._there.remove(w)
             self._idle.pop(w, None)
+            self._flying.told(w, 0)
         self._lost += lost
         for w in dead:
             self._send_all(GONE, w)
