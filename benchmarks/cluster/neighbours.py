@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -27,7 +25,7 @@ from typing import Any, Final
 
 from benchmarks.cluster.copies import DEVICE_MS, Work
 from benchmarks.cluster.hosts import Hosts, Link
-from benchmarks.cluster.pipelines import SYSCTL, Line, read, replies
+from benchmarks.cluster.pipelines import SYSCTL, Line, read, replies, start
 
 RESULTS: Final = Path(__file__).parent / "results" / "neighbours.jsonl"
 PROGRAM: Final = (sys.executable, "-m", "benchmarks.cluster.copies")
@@ -45,7 +43,7 @@ def trial(work: Work, system: str, hosts: Hosts, device_ms: Sequence[float]) -> 
             request["store"] = f"file://{Path(folder) / 'store'}"
             for k, ms in enumerate(device_ms):
                 command = (*_environment(hosts[k], ms), *PROGRAM)
-                started.append(_start(command, request | {"rank": k}))
+                started.append(start(command, request | {"rank": k}))
             [reply] = replies(started[::-1], system)  # the first rank replies for all
         else:
             request["hosts"] = [
@@ -54,7 +52,7 @@ def trial(work: Work, system: str, hosts: Hosts, device_ms: Sequence[float]) -> 
             ]
             request["address"] = hosts[n].address
             command = (*hosts[n].prefix, *PROGRAM)
-            [reply] = replies([_start(command, request)], system)
+            [reply] = replies([start(command, request)], system)
     sent = [sum(hosts.counts(a, b).nbytes for b in range(n) if b != a) for a in range(n)]
     return {**reply, "bytes_a_step": sum(sent) / n / work.steps, "late": hosts.late()}
 
@@ -62,20 +60,6 @@ def trial(work: Work, system: str, hosts: Hosts, device_ms: Sequence[float]) -> 
 def _environment(host: Any, ms: float) -> tuple[str, ...]:
     """What starts a command on a host whose device takes so long for a step."""
     return (*host.prefix, "env", f"{DEVICE_MS}={ms:g}", "GLOO_SOCKET_IFNAME=eth0")
-
-
-def _start(command: Sequence[str], request: Line) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(request))
-    process.stdin.close()
-    return process
 
 
 def table(lines: Sequence[Line]) -> Iterator[str]:
@@ -161,7 +145,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=30_000, help="of all copies together")
     parser.add_argument("--hidden", type=int, default=Work.hidden)
     parser.add_argument("--rate", type=float, default=Work.rate)
-    parser.add_argument("--device-ms", type=float, default=20.0, help="of a step, slept")
+    parser.add_argument("--device-ms", type=float, default=30.0, help="of a step, slept")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="print what is there, run nothing")

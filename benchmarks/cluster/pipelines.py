@@ -47,24 +47,34 @@ SYSCTL: Final = {
     "net.ipv4.tcp_congestion_control": "reno",
     "net.ipv4.tcp_slow_start_after_idle": "0",
 }
-"""Of all systems' hosts. BBR sends a burst out over most of a round trip, as it paces by what it
-has measured; and without the second a window is small again after each pause of a synchronous
-one."""
+"""Of all systems' hosts. BBR paces by what it has measured, so that a burst takes most of a round
+trip to go out; and without the second a window is small again after each pause."""
+
+SHORT_FLIGHT: Final = 4
+LONG_RISE: Final = 400
+"""Minibatches over which the rate rises where more than ``SHORT_FLIGHT`` are in flight."""
+MOST_IN_FLIGHT: Final = 24
 
 Line = dict[str, Any]
+Trial = tuple[str, str, Line]
+"""A system, its view, and what else of ``Work`` is its own."""
 
 
-def run(request: Line, host: Host | None, threads: int = 1) -> subprocess.Popen[str]:
+def run(request: Line, host: Host | None) -> subprocess.Popen[str]:
     """Start a program of stages.py, on a host or here; what it is asked goes to its stdin."""
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    if host is not None:
-        environment["GLOO_SOCKET_IFNAME"] = "eth0"
+    network = () if host is None else (*host.prefix, "env", "GLOO_SOCKET_IFNAME=eth0")
+    return start((*network, *PROGRAM), request)
+
+
+def start(command: Sequence[str], request: Line) -> subprocess.Popen[str]:
+    """Start a program that finds the modules that this one finds, and give it its request."""
     process = subprocess.Popen(
-        [*(host.prefix if host else ()), *PROGRAM],
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=environment,
+        env=os.environ
+        | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert process.stdin is not None
     process.stdin.write(json.dumps(request))
@@ -72,21 +82,21 @@ def run(request: Line, host: Host | None, threads: int = 1) -> subprocess.Popen[
     return process
 
 
-def replies(processes: Sequence[subprocess.Popen[str]], what: str) -> list[Line]:
-    """What the last of the processes has replied, when all have ended.
+def replies(processes: Sequence[subprocess.Popen[str]], what: str) -> Iterator[Line]:
+    """What the last of the processes replies, as it comes; all have ended afterwards.
 
     Raises:
         RuntimeError: One of them failed.
     """
-    told: list[str] = []
-    for process in reversed(processes):
-        assert process.stdout is not None
-        told.append(process.stdout.read())
-        process.stdout.close()
+    last = processes[-1].stdout
+    assert last is not None
+    yield from map(json.loads, last)
     codes = [process.wait() for process in processes]
+    for process in processes:
+        assert process.stdout is not None
+        process.stdout.close()
     if any(codes):
         raise RuntimeError(f"{what}: processes ended with {codes}; see what they said")
-    return [json.loads(line) for line in told[0].splitlines()]
 
 
 def plain(work: Work, rates: Sequence[float]) -> list[Line]:
@@ -110,7 +120,7 @@ def peers(work: Work, hosts: Hosts, systems: Sequence[str]) -> Iterator[Line]:
             yield {"system": system, **reply}
 
 
-def ours(work: Work, hosts: Hosts, trials: Sequence[tuple[str, str, Line]]) -> Iterator[Line]:
+def ours(work: Work, hosts: Hosts, trials: Sequence[Trial]) -> Iterator[Line]:
     """Our systems, on the same workers; the program is on the first host."""
     there = [{"address": host.address, "command": host.prefix} for host in hosts]
     request = {"kind": "ours", "work": asdict(work), "systems": [*trials], "hosts": there}
@@ -127,30 +137,47 @@ def steps_of(work: Work, link: Link) -> int:
     return max(FEWEST, min(MOST, round(TIMED_S / (travels + 2 * content + 0.03))))
 
 
-def in_flight_of(work: Work, link: Link) -> list[int]:
-    """Minibatches in flight: few, and about as many as fill the way there and back."""
+def few_in_flight(work: Work, link: Link) -> int:
+    """Minibatches in flight with which the goals for throughput are in reach, and no more."""
+    if link.latency_s >= 0.050:
+        return max(7, work.parts)
+    return max(3, work.parts) if link.latency_s >= 0.010 else work.parts
+
+
+def many_in_flight(work: Work, link: Link) -> int:
+    """About as many as fill the way there and back."""
     travels = 2 * (work.parts - 1) * link.latency_s
     content = work.batch * work.hidden * 4 * 8 / link.bits_per_s
-    few = {0.001: work.parts, 0.010: work.parts + 1, 0.050: work.parts + 4}
-    full = work.parts + round(travels / max(0.015, content))
-    return sorted({few.get(link.latency_s, work.parts), min(full, 16)})
+    return min(MOST_IN_FLIGHT, work.parts + 1 + round(travels / max(0.015, content)))
+
+
+def trials_of(work: Work, link: Link, given: argparse.Namespace) -> list[Trial]:
+    """Few in flight: trained from beginning to end, at each length. Many: timed alone."""
+    found: list[Trial] = [(system, "stashed", {}) for system in given.drained]
+    few = given.in_flight or [few_in_flight(work, link)]
+    for n in few:
+        rising = LONG_RISE if n > SHORT_FLIGHT else work.rising
+        for view in given.views:
+            for rate in given.async_rates:
+                for long in given.lengths:
+                    changed = {"rate": rate, "rising": rising}
+                    changed["minibatches"] = round(long * work.minibatches)
+                    found.append((f"async:{n}", view, changed))
+    if not given.in_flight and (n := many_in_flight(work, link)) > max(few):
+        changed = {"rate": 0.001, "rising": work.rising, "minibatches": 5 * work.steps}
+        found.append((f"async:{n}", given.views[0], changed))
+    return found
 
 
 def cell(work: Work, link: Link, given: argparse.Namespace) -> Iterator[Line]:
     """All systems on one kind of link."""
     timed = replace(work, steps=steps_of(work, link))
-    in_flight = given.in_flight or in_flight_of(work, link)
-    trials: list[tuple[str, str, Line]] = [(system, "stashed", {}) for system in given.drained]
-    for n in in_flight:
-        for view in given.views:
-            for rate in given.async_rates:
-                trials.append((f"async:{n}", view, {"rate": rate}))
     for kind in given.kinds:
         with Hosts(work.parts, link, sysctl=given.sysctl) as hosts:
             if kind == "peer":
                 lines = peers(timed, hosts, given.peers or PEERS[work.parts])
             else:
-                lines = ours(timed, hosts, trials)
+                lines = ours(timed, hosts, trials_of(timed, link, given))
             for line in lines:
                 yield line | {"late": hosts.late()}
 
@@ -194,7 +221,7 @@ def _rows(lines: Sequence[Line], key: tuple[int, float, float], best: Line) -> I
     for line in lines:
         name = line["system"]
         if name.startswith("async"):
-            name += f" {line['view']} {line['rate']}"
+            name += f" {line['view']}, {line['minibatches']}"
         by.setdefault(name, []).append(line)
     rates = {name: [x["rows_per_second"] for x in some] for name, some in by.items()}
     middle = {name: statistics.median(found) for name, found in rates.items()}
@@ -206,6 +233,7 @@ def _rows(lines: Sequence[Line], key: tuple[int, float, float], best: Line) -> I
             continue
         ratios = [a / b for a, b in zip(rates[name], rates[first], strict=False)]
         last = statistics.fmean(statistics.fmean(x["losses"][-SMOOTH:]) for x in some)
+        trained = some[0]["minibatches"] >= len(best["losses"])
         reached = [first_to_reach(x["losses"], best["target"]) for x in some]
         unseen = statistics.fmean(x["test_loss"] for x in some)
         took = "never | "
@@ -218,7 +246,12 @@ def _rows(lines: Sequence[Line], key: tuple[int, float, float], best: Line) -> I
             f"| {key[0]} | {key[1] * 1e3:g} ms | {key[2] / 1e6:g} | {first} | {middle[first]:,.0f} "
             f"| {f'{own}: {middle[own]:,.0f}' if own else ''} | {name} | {middle[name]:,.0f} "
             f"| {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) "
-            f"| {last:.4f}, {best['last']:.4f} | {unseen:.4f}, {best['test_loss']:.4f} | {took} |"
+            + (
+                f"| {last:.4f}, {best['last']:.4f} | {unseen:.4f}, {best['test_loss']:.4f} "
+                f"| {took} |"
+                if trained
+                else "| | | | |"
+            )
         )
 
 
@@ -278,7 +311,10 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--in-flight", type=int, nargs="+", help="by the link if not given")
     parser.add_argument("--views", nargs="+", default=["predicted"])
     parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="of plain training")
-    parser.add_argument("--async-rates", type=float, nargs="+", default=[0.01])
+    parser.add_argument("--async-rates", type=float, nargs="+", default=[0.03])
+    parser.add_argument(
+        "--lengths", type=float, nargs="+", default=[1.0, 2.0], help="of asynchronous trainings"
+    )
     parser.add_argument(
         "--sysctl", type=json.loads, default=SYSCTL, help="of the hosts' kernels, as JSON"
     )

@@ -146,6 +146,14 @@ def ratios(program: Document, one: str, other: str) -> Spread:
     return spread
 
 
+def memory_of(program: Document, one: str, other: str) -> str:
+    """What two systems' processes grew by; nothing where that was not measured."""
+    grown = {s["name"]: s["peak_mib"] for s in program["systems"] if "peak_mib" in s}
+    if one not in grown or other not in grown:
+        return ""
+    return f"{grown[one]:.0f} to {grown[other]:.0f} MiB"
+
+
 def markdown(document: Document) -> Iterator[str]:
     """Ratios of all programs, and a table of each."""
     first = document["programs"][0]
@@ -153,6 +161,8 @@ def markdown(document: Document) -> Iterator[str]:
     plain = next(s["name"] for s in first["systems"] if s["name"].startswith("plain"))
     heads = ["program", "looks", *(f"{a} : {b}" for a, b in pairs)]
     heads += [f"{a} : {plain}" for a, _ in pairs[:1]] + ["rows a firing"]
+    memory = any("peak_mib" in s for p in document["programs"] for s in p["systems"])
+    heads += [f"memory {a} to {b}" for a, b in pairs] * memory
     yield f"| {' | '.join(heads)} |"
     yield "|---" * len(heads) + "|"
     for program in document["programs"]:
@@ -162,6 +172,7 @@ def markdown(document: Document) -> Iterator[str]:
         cells.append(
             ", ".join(f"{_rows(s['firings']):.0f}" for s in program["systems"] if "firings" in s)
         )
+        cells += [memory_of(program, a, b) for a, b in pairs] * memory
         yield f"| {' | '.join(cells)} |"
     for program in document["programs"]:
         yield from _program(program)
@@ -238,7 +249,9 @@ def lines(program: dict[str, Any]) -> Iterator[str]:
     """A program in a few lines."""
     yield f"{program['program']} ({program['told']})"
     for a, b in pairs_of(program):
-        yield f"  {a:14} : {b:10} {_told(ratios(program, a, b))}"
+        memory = memory_of(program, a, b)
+        told = f"; grows by {memory}" if memory else ""
+        yield f"  {a:14} : {b:10} {_told(ratios(program, a, b))}{told}"
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -6,6 +6,9 @@
     kernels  one worker, two kernel threads         what plain PyTorch does with two cores
     threads  two workers as threads, one kernel thread each
     two      two worker processes, one kernel thread each
+    hosts    the same by tcp on loopback, encrypted, with no memory in common
+    plain    likewise, not encrypted
+    ray      as hosts, started by Ray (where it is installed)
     four, eight   as many worker processes: more than there are cores
     auto     what the library chooses after its first instances, in the pass that is to get warm
     apart    two programs that know nothing of one another, each as one: what two cores give
@@ -40,6 +43,9 @@ SYSTEMS: Mapping[str, Callable[[], Any]] = {
     "kernels": lambda: gt.Threads(1, kernel_threads=2),
     "threads": lambda: gt.Threads(2, kernel_threads=1),
     "two": lambda: gt.Processes(2, kernel_threads=1),
+    "hosts": lambda: gt.Hosts(2, kernel_threads=1),
+    "plain": lambda: gt.Hosts(2, kernel_threads=1, plain=True),
+    "ray": lambda: gt.Ray(2, kernel_threads=1),
     "apart": lambda: gt.Threads(1, kernel_threads=1),
     "four": lambda: gt.Processes(4, kernel_threads=1),
     "eight": lambda: gt.Processes(8, kernel_threads=1),
@@ -126,8 +132,8 @@ def measure(
     wall = time.perf_counter() - began
     used = [cpu_s(pid) - was for pid, was in zip(pids, before, strict=True)]
     last = fit.history[-1]
-    if isinstance(runtime, gt.Processes):
-        runtime.close()
+    if close := getattr(runtime, "close", None):
+        close()
     return {
         "instances_per_second": last.instances / last.seconds,
         "whole_fit": n / wall,
@@ -222,13 +228,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rate = [r[system]["instances_per_second"] for r in rounds]
             last = rounds[-1][system]
             line = f"  {system:8} {statistics.median(rate):9.1f}/s"
-            if "one" in systems:
-                ratios = [r[system]["instances_per_second"] for r in rounds]
-                ratios = [
-                    x / r["one"]["instances_per_second"]
-                    for x, r in zip(ratios, rounds, strict=True)
-                ]
-                line += f"  x one {spread(ratios)}"
+            base = "one" if "one" in systems else systems[0]
+            ratios = [
+                x / r[base]["instances_per_second"] for x, r in zip(rate, rounds, strict=True)
+            ]
+            line += f"  x {base} {spread(ratios)}"
             print(
                 f"{line}  {last['runtime']}  CPU s {last['cpu_s']}  staleness {last['staleness']}",
                 flush=True,

@@ -77,3 +77,13 @@ def test_ours_is_compared_with_hand_at_as_many_updates_within_rounds() -> None:
     ratios = "1.00 (0.50 to 2.00) | 2.00 (1.50 to 3.00) | 0.90 (0.80 to 1.00) | 10.0 (10.0 to 10.0)"
     assert lines[2] == f"| exits: refinement | yes | {ratios} | 50, 50, 50 |"
     assert "| ours 64/64 | 30 | 20 to 40 | 8 | 8 | 1.000 to 0.333 | 2 | 50.0 |" in lines
+
+
+def test_memory_is_told_beside_that_of_batching_by_hand_where_it_was_measured() -> None:
+    run = {"rate": 1.0, "loss": 1.0, "asked": 1, "updates": [1, 1]}
+    grown = {"ours 64/64": 30.2, "hand 64": 20.0, "plain 64": 1.0}
+    systems = [{"name": name, "peak_mib": mib, "runs": [run]} for name, mib in grown.items()]
+    program = {"program": "exits", "told": "refinement", "looks": True, "systems": systems}
+    assert list(own.lines(program))[1].endswith("1.00 (1.00 to 1.00); grows by 30 to 20 MiB")
+    del systems[1]["peak_mib"]
+    assert list(own.lines(program))[1].endswith("1.00 (1.00 to 1.00)")

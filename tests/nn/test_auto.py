@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from geartrain.nodes.choice import Experience
 from geartrain.nodes.eras import APART, Eras
 from geartrain.nodes.payload import Recompute
 from geartrain.parts.rules import Flush
+from geartrain.train.checkpoint import read_checkpoint
 from geartrain.train.options import Compute
 
 D = 3
@@ -167,6 +169,31 @@ def test_a_later_fit_begins_where_the_earlier_one_ended(monkeypatch: pytest.Monk
     monkeypatch.setattr(Recompute, "backward", lambda *a, **k: again.append(1) or true(*a, **k))
     session.fit(_data(), epochs=1)
     assert REGISTRY.traced == before and not again
+
+
+@pytest.mark.parametrize(("ratio", "chosen"), [(0.5, "derived"), (0.97, "again")])
+def test_a_checkpoint_brings_the_choice_into_another_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ratio: float, chosen: str
+) -> None:
+    monkeypatch.setattr(auto, "compare", lambda *_: ratio)
+    session = _fit(_graph(Cell().double()))
+    session.save(tmp_path / "at")
+    there = read_checkpoint(tmp_path / "at").document["auto"]
+    done = next(o for o in session.graph.throughs() if o.name == "cell").experience.done
+    assert there == {"cell": {"firings": done.firings, "rows": done.rows, "chosen": chosen}}
+
+    REGISTRY.forget()  # as in a process that begins
+    monkeypatch.setattr(auto, "compare", lambda *_: pytest.fail("it is measured again"))
+    rules = Rules(optimizer=partial(torch.optim.SGD, lr=0.1), update_every=Flush())
+    other = Session(
+        _graph(Cell().double()), rules=rules, runtime=Simulated(1, seed=3), max_active=8
+    )
+    other.load(tmp_path / "at")
+    other.fit(_data(), epochs=3)
+    (cell, _) = other.graph.throughs()
+    said = {"derived": "derived, as chosen before", "again": "runs again, as chosen before"}
+    assert cell.experience.story == said[chosen]
+    assert cell.experience.done.firings >= done.firings
 
 
 def test_what_one_of_several_experts_has_done_counts_for_all(

@@ -66,3 +66,50 @@ def test_a_product_that_autograd_must_see_is_left_to_torch() -> None:
     y = products.affine(torch.randn(32, 64), weight, None)
     y.sum().backward()
     assert weight.grad is not None
+
+
+class Source:
+    """Finds a product and a sum for a weight and a bias."""
+
+    def __init__(self, weight: torch.nn.Parameter, bias: torch.nn.Parameter) -> None:
+        self.weight, self.bias = weight, bias
+
+    def add_all(self, found, into):
+        into.add_products(self.weight, list(found))
+        into.add_sums(self.bias, [left for left, _ in found])
+
+
+def _later(calls: int, rows: int):
+    torch.manual_seed(0)
+    weight, bias = (
+        torch.nn.Parameter(torch.zeros(*n, dtype=torch.float64)) for n in ((3, 4), (3,))
+    )
+    sums, source = GradientSum([weight, bias]), Source(weight, bias)
+    pairs = [tuple(torch.randn(rows, n, dtype=torch.float64) for n in (3, 4)) for _ in range(calls)]
+    assert all(sums.add_later(source, pair, rows) for pair in pairs)
+    return weight, bias, sums, pairs
+
+
+@pytest.mark.parametrize(("calls", "rows"), [(1, 1), (5, 7), (40, 100)])
+def test_what_is_sorted_later_is_in_the_sum_when_it_is_taken(calls, rows):
+    weight, bias, sums, pairs = _later(calls, rows)
+    torch.testing.assert_close(sums.take(weight), sum(a.t() @ b for a, b in pairs))
+    torch.testing.assert_close(sums.take(bias), sum(a.sum(0) for a, _ in pairs))
+    assert sums.take(weight) is None
+
+
+def test_what_is_sorted_later_goes_where_a_sum_is_absorbed_and_away_where_it_is_forgotten():
+    weight, bias, sums, pairs = _later(3, 2)
+    other = GradientSum([weight, bias])
+    other.absorb(sums)
+    assert sums.take(weight) is None
+    torch.testing.assert_close(other.take(weight), sum(a.t() @ b for a, b in pairs))
+    torch.testing.assert_close(other.take(bias), sum(a.sum(0) for a, _ in pairs))
+    weight, bias, sums, pairs = _later(3, 2)
+    sums.forget()
+    assert sums.take(weight) is None and sums.take(bias) is None
+
+
+def test_many_rows_are_not_kept_for_later():
+    weight, bias, sums, _ = _later(1, 1)
+    assert not sums.add_later(Source(weight, bias), (torch.zeros(128, 3), torch.zeros(128, 4)), 128)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -31,6 +32,7 @@ from tests.rigs.pairs import graph_of_pairs, pairs
 from tests.rigs.passes import hosts, processes
 
 SLOW = pytest.mark.slow
+VERSION = ".".join(map(str, sys.version_info[:2]))
 ADAM = gt.Rules(optimizer=partial(torch.optim.Adam, lr=1e-2), update_every=4)
 
 
@@ -180,6 +182,17 @@ def test_a_fit_goes_on_after_a_death_and_ends_as_if_there_had_been_none(monkeypa
 
 
 @SLOW
+def test_a_runtime_that_is_dropped_ends_its_workers_and_its_programs():
+    runtime = Hosts(1, kernel_threads=1)
+    session = one_at_a_time(runtime)
+    session.fit(pairs(4), epochs=1)
+    pids = [*runtime.pids, *map(parent_of, runtime.pids)]
+    del runtime, session
+    gc.collect()
+    wait_until(lambda: not living(pids), "all have ended")
+
+
+@SLOW
 def test_a_keeper_that_is_killed_takes_its_workers_along_and_another_one_is_started():
     runtime = Hosts(1, kernel_threads=1)
     one_at_a_time(runtime).fit(pairs(4), epochs=1)
@@ -226,9 +239,8 @@ def test_when_the_parent_is_killed_workers_and_keepers_end_within_two_seconds():
 
 
 def test_a_host_that_cannot_be_reached_is_passed_over_for_a_spare_one(caplog):
-    version = ".".join(map(str, sys.version_info[:2]))
-    said = {"ready": 1, "protocol": PROTOCOL, "python": version, "host": "h"}
-    here = Host("127.0.0.1", command=("printf", json.dumps(said) + "\\n"))
+    said = {"ready": 1, "protocol": PROTOCOL, "python": VERSION, "host": "h"}
+    here = Host("127.0.0.1", command=("sh", "-c", 'echo "$0"; cat >/dev/null', json.dumps(said)))
     gone = Host("127.0.0.2", command=("false",))
     launcher = Keepers([gone, here], 1)
     try:
@@ -236,6 +248,25 @@ def test_a_host_that_cannot_be_reached_is_passed_over_for_a_spare_one(caplog):
     finally:
         launcher.close()
     assert "host 127.0.0.2: 'false " in caplog.text and "exited with status 1" in caplog.text
+
+
+def test_a_host_that_does_not_answer_gives_way_to_a_spare_one(caplog, monkeypatch):
+    """One that was suspected, and answers, keeps its program and its place."""
+    monkeypatch.setattr(keepers, "_PONG_S", 0.5)
+    said = {"ready": 1, "protocol": PROTOCOL, "python": VERSION, "host": "h"}
+    script = 'echo "$0"; while read line; do echo "{\\"pong\\": 1}"; done'
+    answers = Host("127.0.0.1", command=("sh", "-c", script, json.dumps(said)))
+    silent = Host("127.0.0.2", command=("sh", "-c", 'echo "$0"; cat >/dev/null', json.dumps(said)))
+    launcher = Keepers([answers, silent, Host("127.0.0.3", command=answers.command)], 2)
+    try:
+        assert launcher.binds() == ["127.0.0.1", "127.0.0.2"]
+        launcher.suspect(0)
+        assert launcher.binds() == ["127.0.0.1", "127.0.0.2"] and not caplog.text
+        launcher.suspect(1)
+        assert launcher.binds() == ["127.0.0.1", "127.0.0.3"]
+        assert "host 127.0.0.2 does not answer" in caplog.text
+    finally:
+        launcher.close()
 
 
 def test_hosts_that_cannot_be_reached_are_named():

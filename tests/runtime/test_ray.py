@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import signal
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from tests.rigs.pairs import graph_of_pairs, pairs
 
 ADAM = gt.Rules(optimizer=partial(torch.optim.Adam, lr=1e-2), update_every=4)
 LOST_S = 15.0
+EXAMPLES = Path(__file__).parents[2] / "examples" / "cluster"
 
 
 def weights_of(session: gt.Session) -> list[Tensor]:
@@ -153,6 +156,21 @@ def test_resources_follow_parts_to_their_workers():
     gt.Session(graph, rules=ADAM, runtime=runtime, schedule=placed).fit(points, epochs=1)
     assert runtime._bundles == [{"CPU": 0.1}, {"CPU": pytest.approx(0.3)}]
     runtime.close()
+
+
+@on()
+def test_the_file_for_a_cloud_is_one_of_rays():
+    yaml, jsonschema = (importlib.import_module(name) for name in ("yaml", "jsonschema"))
+    autoscaler = Path(importlib.import_module("ray.autoscaler").__file__).parent
+    schema = json.loads((autoscaler / "ray-schema.json").read_text())
+    config = yaml.safe_load((EXAMPLES / "aws.yaml").read_text())
+    jsonschema.validate(config, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(config | {"no_such_key": 1}, schema)
+    assert config["head_node_type"] in config["available_node_types"]
+    assert config["max_workers"] == config["available_node_types"]["worker"]["max_workers"]
+    for starts in ("head_start_ray_commands", "worker_start_ray_commands"):
+        assert "RAY_AUTH_MODE=token" in config[starts][-1]
 
 
 def test_without_ray_it_is_said_how_to_install_it(monkeypatch):

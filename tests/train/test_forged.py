@@ -137,6 +137,22 @@ CHANGES: dict[str, tuple[Change, str]] = {
         change_entry(2**63, "parts", "one", "version"),
         "it.version is 9223372036854775808, expected a whole number from 0",
     ),
+    "choices that are a list": (
+        change_entry([], "auto"),
+        "what keep='auto' has chosen is a list",
+    ),
+    "a choice of a module that is not there": (
+        change_entry({"firings": 1, "rows": 1, "chosen": None}, "auto", "nobody"),
+        "has chosen for .'nobody'., the graph runs modules at",
+    ),
+    "a choice that there is not": (
+        change_entry({"firings": 1, "rows": 1, "chosen": "both"}, "auto", "one"),
+        "of 'one' keep='auto' has done and chosen .*'both'",
+    ),
+    "firings below zero": (
+        change_entry({"firings": -1, "rows": 1, "chosen": None}, "auto", "one"),
+        "of 'one' keep='auto' has done and chosen .*-1",
+    ),
     "a key that nobody writes": (change_entry(1, "besides"), "has besides besides"),
 }
 

@@ -25,6 +25,7 @@ from geartrain.sharing.member import Member
 from geartrain.sharing.neighbours import Neighbours, Replicas
 from geartrain.train.session import Session
 from tests.rigs.left import living
+from tests.rigs.passes import hosts
 
 SLOW = pytest.mark.slow
 EACH = 4  # rows of a minibatch, which is one instance
@@ -46,6 +47,7 @@ RUNTIMES = {
     "simulated": lambda: Simulated(3, speeds=[1, 0.4, 2]),
     "threads": lambda: Threads(2, kernel_threads=1),
     "processes": processes,
+    "hosts": partial(hosts, 2),
 }
 
 
@@ -126,10 +128,11 @@ IN_ROUNDS = {
     "name", [pytest.param(name, marks=[SLOW] * (k > 2)) for k, name in enumerate(IN_ROUNDS)]
 )
 @pytest.mark.parametrize("shards", ["static", pytest.param("pull", marks=SLOW)])
-def test_copies_that_go_in_rounds_come_to_the_same_weights_in_processes(name, shards):
+@pytest.mark.parametrize("apart", ["processes", "hosts"])
+def test_copies_that_go_in_rounds_come_to_the_same_weights_in_processes(name, shards, apart):
     """11 instances of three copies: some wait at the end, and are released."""
     found = []
-    for runtime in ("simulated", "processes"):
+    for runtime in ("simulated", apart):
         sharing = Neighbours(copies=3, exchange=IN_ROUNDS[name](), shards=shards)
         s = session(sharing, RUNTIMES[runtime](), reading=gt.Reading(shuffle=False))
         s.fit(data(12 if shards == "pull" else 11), epochs=2)
@@ -193,10 +196,16 @@ def test_rows_of_a_table_travel_as_rows():
     assert 0 < sent[0].bytes < sent[0].sent * dense
 
 
-def test_a_letter_knows_its_receivers_version_in_another_process():
+@pytest.mark.parametrize(
+    ("apart", "topology"),
+    [("processes", "ring"), ("hosts", "ring"), ("hosts", gt.Exponential())],
+    ids=["processes", "hosts", "hosts, one way"],
+)
+def test_a_letter_knows_its_receivers_version_in_another_process(apart, topology):
     """Else the age of letters would grow with the pass, and steps of StalenessAware shrink."""
     seen = Seen()
-    s = session(Neighbours(copies=2), processes(), instruments=[seen])
+    sharing = Neighbours(copies=2 if topology == "ring" else 5, topology=topology)
+    s = session(sharing, RUNTIMES[apart](), instruments=[seen])
     s.fit(data(200), epochs=1)
     last = seen.events[-1].copies
     assert sum(c.rounds for c in last) == 200

@@ -54,6 +54,7 @@ class OnWorkerDeathName(StrEnum):
 
     RAISE = "raise"
     RESTORE = "restore"
+    GO_ON = "go_on"
 
 
 class PrecisionName(StrEnum):
@@ -229,7 +230,8 @@ def train(
         OnWorkerDeathName | None,
         typer.Option(
             help="With --runtime processes, hosts or ray: restore goes on from the last "
-            "checkpoint. Default raise, which ends the run.",
+            "checkpoint, go_on has other copies of the model (--mixer) go on. Default raise, which "
+            "ends the run.",
             show_default=False,
         ),
     ] = None,
@@ -272,8 +274,8 @@ def train(
     valid, history, reached, updates and staleness of every part, peak_rss_mib, and with copies of
     the model copies: distance, bytes_per_gradient, letters, letter_staleness, instances of each.
     Seconds are of training alone, since the run began; epochs are fractions where the run is
-    evaluated within them. With --on-worker-death restore also deaths (of worker processes, since
-    it was last resumed) and repeated (instances that were trained again).
+    evaluated within them. With --on-worker-death restore or go_on also deaths (of worker
+    processes, since it was last resumed) and repeated (instances that were trained again).
     """
     from geartrain.cli import train as command
 
@@ -315,7 +317,28 @@ def simulate(
         str | None,
         typer.Option(metavar="SPEED,...", help="Speeds of the devices, repeated in turn."),
     ] = None,
-    link: LinkOption = None,
+    link: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LATENCY,BANDWIDTH",
+            help="Simulated links, such as 50us,1.25GB; with --hosts it may be repeated.",
+        ),
+    ] = None,
+    recorded: Annotated[
+        Path | None,
+        typer.Option(help="A run's folder, whose costs are taken; default: they are measured."),
+    ] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,...",
+            help="Only say what so many hosts would do, a table; --replicas is not looked at.",
+        ),
+    ] = None,
+    instances: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --hosts: for each host. Default: of some updates."),
+    ] = None,
     data: DataOption = None,
     max_active: Annotated[
         int | None, typer.Option(min=1, help="Most instances in flight in each copy.")
@@ -340,6 +363,11 @@ def simulate(
 
     What firings take is measured first, in one thread of this machine; --device multiplies its
     speed. Seconds in the JSON, which is that of 'geartrain train', are virtual.
+
+    With --hosts 4,16,64 an epoch is trained on as many hosts over each --link: the parts of one
+    model apart, copies that exchange by --mixer, and copies with all-reduce. The table, and
+    forecasts in the JSON, have instances_per_second, busy (share of the hosts' time), staleness and
+    bytes_per_instance between hosts.
     """
     from geartrain.cli import simulate as command
     from geartrain.cli.train import Watching
@@ -358,11 +386,15 @@ def simulate(
         "mixer": mixer or "gradients",
         "speeds": device,
         "device": None,
-        "link": link,
+        "link": link[0] if link else None,
         "precision": None,
     }
+    if hosts is not None:
+        asked = command.Asked(hosts, link or [], recorded, instances)
+        command.foresee(recipe, given, option or [], data, asked, as_json)
+        return
     watching = Watching(tensorboard=False, trace=False, as_json=as_json)
-    command.simulate(recipe, given, option or [], data, out, watching)
+    command.simulate(recipe, given, option or [], data, out, watching, recorded)
 
 
 @app.command()

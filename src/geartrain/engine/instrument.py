@@ -191,6 +191,8 @@ class NodeWork:
     rows: Count
     seconds: NotNegative
     sizes: tuple[Count, ...]  # firings by their rows: none, 1, 2, 3 to 4, 5 to 8, and so on
+    row_squares: Count = 0  # sum over the firings of rows times rows
+    row_seconds: NotNegative = 0.0  # and of rows times seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +231,7 @@ class RunEnded:
     time_s: float = 0.0
     deaths: int = 0  # of worker processes that the run went on after
     repeated: int = 0  # instances that were trained again for it; not among the instances
+    unsaved: int = 0  # checkpoints for which there was no room
 
 
 class AbstractMeter(ABC):

@@ -26,7 +26,7 @@ from geartrain.native import operations
 from geartrain.nn.program import Operands, Program
 from geartrain.nn.registry import REGISTRY, Known, kind_of
 from geartrain.nn.structure import Structure
-from geartrain.nodes.choice import AbstractChoice, Experience
+from geartrain.nodes.choice import UNDECIDED, AbstractChoice, Experience
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.kernel import AbstractKernel
 
@@ -83,7 +83,7 @@ class Auto(AbstractChoice):
         if self._derived is not None and self._structure is not None:
             if self._structure.now() == self._structure.settings and kind_of(inputs) == self._kind:
                 return self._derived
-            self._derived = None
+            self._derived = self._experience.chosen = None
             self._changes += 1
             if self._changes == MOST_CHANGES:
                 return self._settle("its settings change while it works")
@@ -107,11 +107,22 @@ class Auto(AbstractChoice):
             return self._settle(f"cannot be cut: {known.refused}")
         operands = Operands(self._function)
         program = Program(known.cut, operands)
-        ratio = self._ratio(known, program, operands, inputs)
-        if ratio > WORTH:
-            return self._settle(f"derived would take {ratio:.2f} of it")
+        experience = self._experience
+        if experience.chosen is None:
+            ratio = self._ratio(known, program, operands, inputs)
+            experience.chosen = "again" if ratio > WORTH else "derived"
+            self._tell(
+                f"runs again (derived would take {ratio:.2f} of it)"
+                if ratio > WORTH
+                else f"derived, {ratio:.2f} of running again"
+            )
+        elif experience.story == UNDECIDED:
+            again = experience.chosen == "again"
+            self._tell("runs again, as chosen before" if again else "derived, as chosen before")
+        if experience.chosen == "again":
+            self._settled = True
+            return self._first
         self._derived = program
-        self._tell(f"derived, {ratio:.2f} of running again")
         return program
 
     def _ratio(self, known: Known, program: Program, operands: Operands, inputs: Payload) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, final
 
@@ -83,6 +83,8 @@ class Program(AbstractKernel):
         self._inputs, self._empty = cut.inputs, cut.outputs
         self._pair = cut.parts.fused if fused else None
         self._packed = PackedWeights()
+        self._later = [t for t in cut.parts.terms if t.how in ("product", "sum")]
+        self._at_once = [t for t in cut.parts.terms if t.how not in ("product", "sum")]
 
     def forward(
         self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
@@ -129,10 +131,24 @@ class Program(AbstractKernel):
         for k, (i, of) in enumerate(parts.gradients.items()):
             if of & came:
                 answers[i] = found[k]
-        for term in parts.terms:
+        terms: Sequence[Term] = parts.terms
+        whole = len(came) == len(some) and bool(self._later)
+        if whole and all(operands[t.operand].requires_grad for t in self._later):
+            terms = self._at_once if into.add_later(self, found, n) else terms
+        for term in terms:
             if term.tangents & came and operands[term.operand].requires_grad:
                 self._add(term, operands[term.operand], found[term.first :], into)
         return tuple(answers)
+
+    def add_all(self, found: Sequence[Payload], into: GradientSum) -> None:
+        """Add the products and sums of several calls."""
+        operands = self._operands.tensors()
+        for term in self._later:
+            parameter, k = cast(nn.Parameter, operands[term.operand]), term.first
+            if term.how == "product":
+                into.add_products(parameter, [(each[k], each[k + 1]) for each in found])
+            else:
+                into.add_sums(parameter, [each[k] for each in found])
 
     def _add(self, term: Term, operand: Tensor, found: Payload, into: GradientSum) -> None:
         parameter = cast(nn.Parameter, operand)

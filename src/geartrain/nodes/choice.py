@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Literal, final
 
 from geartrain.frames.message import Payload
 from geartrain.nodes.kernel import AbstractKernel
@@ -44,10 +44,13 @@ class Experience:
         done: Their work, and that of operators of a graph whose modules are of the same class: one
             of many experts sees few rows, and what is found of another is true of it.
         story: What came of it, for the printed graph.
+        chosen: The kernel that was found better; a checkpoint brings it into another process,
+            where it is not measured again.
     """
 
     done: Done = field(default_factory=Done)
     story: str = UNDECIDED
+    chosen: Literal["derived", "again"] | None = None
 
 
 class AbstractChoice(ABC):

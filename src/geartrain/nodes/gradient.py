@@ -13,14 +13,15 @@ parameter's dtype, and only the product of one pair is rounded to bfloat16.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
-from typing import Final, TypeAlias, final
+from typing import Final, Protocol, TypeAlias, final
 
 import torch
 from torch import Tensor
 
+from geartrain.frames.message import Payload
 from geartrain.native import operations
 from geartrain.nodes.products import outer, outer_suits, whole_rows
 
@@ -37,6 +38,13 @@ _MOST_WAITING: Final = 2048
 Pairs: TypeAlias = list[tuple[Tensor, Tensor]]
 
 
+class AbstractSource(Protocol):
+    """What knows which parameters its results are for."""
+
+    def add_all(self, found: Sequence[Payload], into: GradientSum) -> None:
+        """Add the gradients of several calls, by ``add_products`` and ``add_sums``."""
+
+
 @final
 class GradientSum:
     """Sum of gradients for a fixed set of parameters, by parameter object.
@@ -50,7 +58,10 @@ class GradientSum:
     kept, not copied.
     """
 
-    __slots__ = ("_buffers", "_fresh", "_products", "_rows", "_sums", "_waiting")
+    __slots__ = (
+        *("_buffers", "_fresh", "_later", "_later_rows"),
+        *("_products", "_rows", "_sums", "_waiting"),
+    )
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self._buffers: dict[torch.nn.Parameter, Tensor | None] = {p: None for p in parameters}
@@ -59,6 +70,8 @@ class GradientSum:
         self._products: dict[torch.nn.Parameter, Pairs] = {}
         self._sums: dict[torch.nn.Parameter, list[Tensor]] = {}
         self._waiting: dict[torch.nn.Parameter, int] = dict.fromkeys(self._buffers, 0)
+        self._later: dict[AbstractSource, list[Payload]] = {}
+        self._later_rows = 0
 
     def __contains__(self, parameter: torch.nn.Parameter) -> bool:
         return parameter in self._buffers
@@ -93,6 +106,40 @@ class GradientSum:
         self._products.setdefault(parameter, []).append((left, right))
         if self._waiting[parameter] >= _MOST_WAITING:
             self._multiply_waiting(parameter)
+
+    def add_later(self, source: AbstractSource, found: Payload, n: int) -> bool:
+        """Keep what a call has found for its parameters, of n rows, to be sorted with others.
+
+        Returns:
+            Whether it is kept; many rows are not, and are to be added at once.
+        """
+        if n >= _ALONE or operations.listening:
+            return False
+        self._later.setdefault(source, []).append(found)
+        self._later_rows += n
+        if self._later_rows >= _MOST_WAITING:
+            self._sort()
+        return True
+
+    def add_products(self, parameter: torch.nn.Parameter, pairs: Pairs) -> None:
+        """``add_product`` of several that wait together."""
+        self._waiting[parameter] += sum([left.shape[0] for left, _ in pairs])
+        self._products.setdefault(parameter, []).extend(pairs)
+        if self._waiting[parameter] >= _MOST_WAITING:
+            self._multiply_waiting(parameter)
+
+    def add_sums(self, parameter: torch.nn.Parameter, rows: Sequence[Tensor]) -> None:
+        """``add_sum`` of several that wait together."""
+        self._waiting[parameter] += sum([x.shape[0] for x in rows])
+        self._sums.setdefault(parameter, []).extend(rows)
+        if self._waiting[parameter] >= _MOST_WAITING:
+            self._add_up_waiting(parameter)
+
+    def _sort(self) -> None:
+        """Add what was kept."""
+        later, self._later, self._later_rows = self._later, {}, 0
+        for source, found in later.items():
+            source.add_all(found, self)
 
     def add_sum(self, parameter: torch.nn.Parameter, rows: Tensor) -> None:
         """Add ``rows.sum(0)``; rows ``(n, d)``, the parameter ``(d,)``: a bias."""
@@ -137,6 +184,7 @@ class GradientSum:
             other: Of the same parameters, or of others that stand for them.
             names: What those of ``other`` stand for; None: themselves.
         """
+        other._sort()
         for mine, theirs in (
             (self._products, other._products),
             (self._rows, other._rows),
@@ -165,6 +213,7 @@ class GradientSum:
 
     def forget(self) -> None:
         """Drop what has been added."""
+        self._later, self._later_rows = {}, 0
         self._products.clear()
         self._rows.clear()
         self._sums.clear()
@@ -178,6 +227,8 @@ class GradientSum:
         A dense result is a reused buffer: use it before adding again. It is sparse COO
         (uncoalesced) if only ``add_rows`` or sparse gradients came.
         """
+        if self._later:
+            self._sort()
         self._multiply_waiting(parameter)
         self._add_up_waiting(parameter)
         parts = self._rows.pop(parameter, None)

@@ -35,7 +35,7 @@ _SHIFT: Final = 32
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Remembered:
+class RecordedGraph:
     """One firing.
 
     Args:
@@ -66,7 +66,7 @@ class Remembering(AbstractKernel):
         self._function = function
         self._parameters = [p for p in parameters if p.requires_grad]
         self._again = Recompute(function, parameters)
-        self._graphs: OrderedDict[int, Remembered] = OrderedDict()
+        self._graphs: OrderedDict[int, RecordedGraph] = OrderedDict()
         self._next = 0
         self._wasted = 0
         self.used = 0
@@ -93,7 +93,9 @@ class Remembering(AbstractKernel):
             self._wasted += 1
         return outputs, (*inputs, tickets)
 
-    def record(self, inputs: Payload, inside: Inside | None) -> tuple[Payload, Remembered | None]:
+    def record(
+        self, inputs: Payload, inside: Inside | None
+    ) -> tuple[Payload, RecordedGraph | None]:
         """Outputs, and the graph of them, which whoever asks keeps; ``answer`` takes it back.
 
         The graph is None if none is to be kept.
@@ -104,7 +106,7 @@ class Remembering(AbstractKernel):
 
     def answer(
         self,
-        graph: Remembered | None,
+        graph: RecordedGraph | None,
         gradients: Gradient,
         inputs: Payload,
         rows: IntArray | None,
@@ -128,15 +130,15 @@ class Remembering(AbstractKernel):
         self._wasted = max(self._wasted - 1, 0)
         return self._back(graph, gradients, into)
 
-    def _run(self, inputs: Payload, inside: Inside | None) -> tuple[Payload, Remembered]:
+    def _run(self, inputs: Payload, inside: Inside | None) -> tuple[Payload, RecordedGraph]:
         # Not ``detach``: rows of a store lie beside others that are written to meanwhile.
         leaves = tuple([x.data.requires_grad_() if x.is_floating_point() else x for x in inputs])
         with torch.enable_grad():
             outputs = as_payload(run_module(self._function, leaves, inside))
-        graph = Remembered(leaves, outputs, inputs[0].shape[0], self._seen())
+        graph = RecordedGraph(leaves, outputs, inputs[0].shape[0], self._seen())
         return own_integers(tuple([y.detach() for y in outputs])), graph
 
-    def _back(self, graph: Remembered, gradients: Gradient, into: GradientSum) -> Gradient:
+    def _back(self, graph: RecordedGraph, gradients: Gradient, into: GradientSum) -> Gradient:
         asked = [x for x in graph.leaves if x.requires_grad]
         found = differentiate(graph.outputs, gradients, [*asked, *self._parameters])
         for parameter, d in zip(self._parameters, found[len(asked) :], strict=True):
@@ -173,7 +175,7 @@ class Remembering(AbstractKernel):
         return tuple([d if d is None or came is None else d[places] for d in back])
 
     def _order(
-        self, graph: Remembered, tickets: Tensor, gradients: Gradient, inside: Inside | None
+        self, graph: RecordedGraph, tickets: Tensor, gradients: Gradient, inside: Inside | None
     ) -> tuple[Tensor, Tensor | None] | None:
         """Where rows that came back were in the firing, and an order of the gradients that is that
         of its outputs; None for that: they are in order. None: the graph cannot answer.

@@ -25,6 +25,7 @@ from geartrain.frames.message import Backward
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.sharing.letters import Letter
+from geartrain.sharing.sharing import AbstractSharingState
 
 _COPY: Final = re.compile(r"#\d+")
 
@@ -41,16 +42,16 @@ class Costs:
             of the first. ``NAME backward`` is its backward, which else costs ``backward`` forwards;
             ``PART exchange`` are the letters that a part's copies take, for rows.
         backward: A backward costs so many forwards.
-        latency_s: A batch between two workers.
+        latency_s: A batch or letter between two workers.
         bytes_per_s: Bandwidth of a link between two workers; None: infinite.
         letter_s: Every letter that a copy of the model takes, with the step or mix that it causes.
         letter_byte_s: Every byte of it.
 
-    A letter waits until those before it have left, occupies its link for bytes / bandwidth and
-    arrives a latency later. Links do not disturb one another: a worker sends to all its neighbours
-    at once. A letter between copies on one worker takes no time. The result of an all-reduce of n
-    copies takes 2 (n - 1) latencies and the time of 2 (n - 1) / n of the bytes, from the last
-    contribution on.
+    A batch or a letter waits until those before it have left, occupies its link for bytes /
+    bandwidth and arrives a latency later. Links do not disturb one another: a worker sends to all
+    its neighbours at once. A letter between copies on one worker takes no time. The result of an
+    all-reduce of n copies takes 2 (n - 1) latencies and the time of 2 (n - 1) / n of the bytes,
+    from the last contribution on.
     """
 
     firing_s: float = 100e-6
@@ -77,11 +78,6 @@ class Costs:
             self.backward if firing.both or not firing.forward else 0.0
         )
         return fixed + per_row * firing.rows * passes
-
-    def travel(self, delivery: Delivery) -> float:
-        if self.bytes_per_s is None:
-            return self.latency_s
-        return self.latency_s + batch_bytes(delivery) / self.bytes_per_s
 
 
 @final
@@ -211,11 +207,12 @@ class _Clockwork:
         self._last = 0.0  # when something was last done: a pause may end later
         self._busy = [False] * runtime.workers
         self._worked_s = [0.0] * runtime.workers
+        self._link_left: dict[tuple[int, int], float] = {}  # when its last batch has left
         self._link_free: dict[tuple[int, int], float] = {}
+        self._carried: dict[tuple[int, int], tuple[int, int]] = {}
         self._letters_free: dict[tuple[int, int], float] = {}
         self._paused_until = [0.0] * runtime.workers
         self._coming: deque[Event] = deque()
-        self._sharing = engine.sharing
 
     def run(self, interrupt: Interruptible) -> float:
         self._plan_events()
@@ -238,9 +235,19 @@ class _Clockwork:
                 least = self._sharing.least
                 few = f"fewer than least={least} copies" if least > 1 else "no copy"
                 raise StuckError(f"{few} of the model take part any more, and data are left")
+        self._tell()
+        return self._last
+
+    @property
+    def _sharing(self) -> AbstractSharingState:
+        return self._engine.sharing
+
+    def _tell(self) -> None:
+        """Who has waited, and what went over links."""
         for w, seconds in enumerate(self._worked_s):
             self._watch.waited(w, max(0.0, self._last - seconds))
-        return self._last
+        for (w, to), (messages, nbytes) in sorted(self._carried.items()):
+            self._watch.carried(w, to, messages, nbytes)
 
     def _event_is_next(self) -> bool:
         if not self._coming:
@@ -387,16 +394,30 @@ class _Clockwork:
         self._turn(w)
 
     def _send(self, w: int, to: int, delivery: Delivery) -> None:
-        """A link keeps order: a batch arrives after those that were sent before it."""
-        link = (w, to)
-        arrives = self._now + self._vary(self._runtime.costs.travel(delivery))
-        arrives = max(arrives, self._link_free.get(link, 0.0))
+        """A link keeps order: a batch leaves, and arrives, after those that were sent before it."""
+        link, costs, factor = (w, to), self._runtime.costs, self._vary(1.0)
+        nbytes = batch_bytes(delivery)
+        left = self._now
+        if costs.bytes_per_s is not None:
+            left = max(left, self._link_left.get(link, 0.0)) + factor * nbytes / costs.bytes_per_s
+            self._link_left[link] = left
+        arrives = max(left + factor * costs.latency_s, self._link_free.get(link, 0.0))
         self._link_free[link] = arrives
+        self._carry(link, nbytes)
         self._at(arrives, lambda: self._deliver(to, delivery))
+
+    def _carry(self, link: tuple[int, int], nbytes: int) -> None:
+        costs = self._runtime.costs
+        if costs.bytes_per_s is None and not costs.latency_s:  # one memory for all
+            return
+        messages, before = self._carried.get(link, (0, 0))
+        self._carried[link] = messages + 1, before + nbytes
 
     def _send_letters(self, w: int, letters: Sequence[Letter]) -> None:
         for letter in letters:
             to = self._engine.home_of_letter(letter)
+            if to != w or letter.collective:
+                self._carry((w, to), letter.nbytes)
             self._at(self._arrival(w, to, letter), lambda to=to, x=letter: self._hand(to, x))  # type: ignore[misc]
 
     def _arrival(self, w: int, to: int, letter: Letter) -> float:
@@ -405,6 +426,7 @@ class _Clockwork:
             return self._now
         costs = self._runtime.costs
         link = (to, to) if letter.collective else (w, to)
+        self._carry((w, to), letter.nbytes)
         begins = max(self._now, self._letters_free.get(link, 0.0))
         left = begins
         if costs.bytes_per_s is not None:

@@ -28,6 +28,7 @@ from geartrain.parts.snapshot import (
 )
 from geartrain.train.checkpoint import Checkpoint, read_checkpoint
 from geartrain.train.copies import check_sharing
+from geartrain.train.experience import experience_from_json, put_experience
 from geartrain.train.memories import tensors_to_memories
 from geartrain.train.random_state import check_random_state
 from geartrain.train.results import Position, position_from_json
@@ -37,6 +38,7 @@ log = logging.getLogger("geartrain.train")
 
 _REQUIRED = {"parts", "seed", "position", "random"}
 _LATER = {
+    "auto",
     "kernels",
     "memories",
     "precision",
@@ -99,6 +101,9 @@ def _load(state: State, checkpoint: Checkpoint, position: Position, path: str) -
     kept, copies = check_sharing(sharing, tensors, document, path)
     replaying = [o.name for o in state.graph.operators if isinstance(o, Replaying)]
     memories = tensors_to_memories(tensors, document.get("memories", {}), replaying, path)
+    experience = None
+    if "auto" in document:
+        experience = experience_from_json(document["auto"], state.graph, path)
     names = [*state.parts, *sharing.parts]
     require_no_others(tensors, names, memories, path)
     if not isinstance(document["random"], dict):
@@ -120,6 +125,8 @@ def _load(state: State, checkpoint: Checkpoint, position: Position, path: str) -
         state.put_active(position.in_flight)
     state.engine, state.plain, state.memories = None, None, memories
     random.set()
+    if experience is not None:
+        put_experience(state.graph, experience)
     used = document.get("kernels", kernels_kind())
     if used != kernels_kind():
         log.warning(

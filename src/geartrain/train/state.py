@@ -42,6 +42,7 @@ from geartrain.train.auto import Choice
 from geartrain.train.checkpoint import Json
 from geartrain.train.copies import sharing_to_tensors
 from geartrain.train.deaths import Deaths, tell_restored
+from geartrain.train.experience import experience_to_json
 from geartrain.train.in_flight import InFlight, Seen
 from geartrain.train.memories import memories_to_tensors
 from geartrain.train.observer import Observer, means_of
@@ -346,6 +347,7 @@ class State:
             "seed": self.seed,
             "precision": self.settings.precision,
             "kernels": kernels_kind(),
+            "auto": experience_to_json(self.graph),
             "position": {
                 "epoch": at.epoch,
                 "taken": at.taken,

@@ -28,6 +28,8 @@ class Use:
     firings: int = 0
     rows: int = 0
     sizes: list[int] = field(default_factory=lambda: [0] * _SIZES)
+    row_squares: int = 0
+    row_seconds: float = 0.0
     slowest: tuple[float, int] = (0.0, 0)
     """Seconds and rows of the slowest firing."""
 
@@ -36,6 +38,8 @@ class Use:
         self.seconds += seconds
         self.firings += 1
         self.rows += rows
+        self.row_squares += rows * rows
+        self.row_seconds += rows * seconds
         self.sizes[(rows - 1).bit_length() + 1 if rows else 0] += 1
         if seconds > self.slowest[0]:
             self.slowest = seconds, rows
@@ -58,6 +62,8 @@ class Use:
         self.firings += other.firings
         self.rows += other.rows
         self.sizes = [a + b for a, b in zip(self.sizes, other.sizes, strict=True)]
+        self.row_squares += other.row_squares
+        self.row_seconds += other.row_seconds
         self.slowest = max(self.slowest, other.slowest)
 
 
@@ -128,7 +134,15 @@ class Work:
         total, seconds = self._sum, self._seconds
         self._sum, self._seconds = PassWork(), 0.0
         nodes = [
-            NodeWork(*key, use.firings, use.rows, use.seconds, _trimmed(use.sizes))
+            NodeWork(
+                *key,
+                use.firings,
+                use.rows,
+                use.seconds,
+                _trimmed(use.sizes),
+                use.row_squares,
+                use.row_seconds,
+            )
             for key, use in sorted(total.uses.items())
         ]
         waiting = [total.waiting.get(w, 0.0) for w in range(self.workers)]

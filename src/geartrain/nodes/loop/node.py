@@ -44,7 +44,7 @@ from geartrain.nodes.loop.door import Came, LoopDoor
 from geartrain.nodes.loop.picking import may_pick, picked
 from geartrain.nodes.loop.plan import Called, CallStage, LoopPlan, Planner, RowNumbers
 from geartrain.nodes.loop.tensors import AbstractTensors, FiringTensors, TapeTensors
-from geartrain.nodes.loop.turn import Inner, Kept, Turn, zero_answers
+from geartrain.nodes.loop.turn import Inner, KeptCall, Turn, zero_answers
 from geartrain.nodes.loop.values import AbstractValue
 from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.node import AbstractNode, Emission, Place
@@ -223,31 +223,31 @@ class LoopNode(AbstractNode):
 
     def _compute(
         self, turn: Turn, number: int, called: Called, inputs: Payload, train: bool
-    ) -> tuple[Payload, Kept]:
+    ) -> tuple[Payload, KeptCall]:
         """Run a module."""
         inner = self._inner[number]
         if self._may_pick[number]:
             pick = picked(inner.call.function, inputs)
             self._may_pick[number] = pick is not None
             if pick is not None:
-                return pick[0], Kept(pick[1], ())
+                return pick[0], KeptCall(pick[1], ())
         kernel = inner.kernel
         if isinstance(kernel, AbstractMemoryKernel):
             memory = inner.recalled(called.rows.state, called.lengths)
             outputs, residuals = kernel.forward(inputs, memory)
-            return outputs, Kept(kernel, residuals, memory)
+            return outputs, KeptCall(kernel, residuals, memory)
         if train and inner.choice is not None:
             kernel = turn.kernels.get(number) or inner.choice.kernel(inputs)
             if kernel is not inner.kernel:
                 turn.kernels[number] = kernel  # nothing changes within a firing
         inside = self._inside(turn, inner, called) if inner.call.inside else None
         if not train:
-            return kernel.evaluate(inputs, inside), Kept(kernel, ())
+            return kernel.evaluate(inputs, inside), KeptCall(kernel, ())
         if isinstance(kernel, Remembering):
             outputs, graph = kernel.record(inputs, inside)
-            return outputs, Kept(kernel, inputs, None, inside, graph)
+            return outputs, KeptCall(kernel, inputs, None, inside, graph)
         outputs, residuals = kernel.forward(inputs, inside)
-        return outputs, Kept(kernel, residuals, None, inside)
+        return outputs, KeptCall(kernel, residuals, None, inside)
 
     def _inside(self, turn: Turn, inner: Inner, called: Called) -> Inside:
         """Of the bundles of a call; the same object where the same ones were looked into last."""

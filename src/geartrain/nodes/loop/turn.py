@@ -22,7 +22,7 @@ from geartrain.nodes.loop.tensors import AbstractTensors
 from geartrain.nodes.loop.values import AbstractValue
 from geartrain.nodes.memory import AbstractMemoryKernel, Held, Recalled
 from geartrain.nodes.node import Place
-from geartrain.nodes.remembering import Remembered, Remembering
+from geartrain.nodes.remembering import RecordedGraph, Remembering
 from geartrain.nodes.weights import AbstractWeights
 
 
@@ -78,7 +78,7 @@ class Inner:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptCall:
     """What one call has left for its way back.
 
     Args:
@@ -93,7 +93,7 @@ class Kept:
     residuals: Payload
     memory: Recalled | None = None
     inside: Inside | None = None
-    graph: Remembered | None = None
+    graph: RecordedGraph | None = None
 
     def backward(
         self,
@@ -154,7 +154,7 @@ class Turn:
     pending: IntArray
     entered: list[tuple[IntArray, IntArray]]
     addresses: IntArray | None = None
-    kept: list[Kept | None] = field(default_factory=list)
+    kept: list[KeptCall | None] = field(default_factory=list)
     rows: dict[str, IntArray] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
     kernels: dict[int, AbstractKernel] = field(default_factory=dict)

@@ -159,6 +159,8 @@ class RemoteChannel(AbstractChannel):
         self._public = {int(k): key.encode() for k, key in told["public"].items()}
         connect()
         self.tell(here=True)
+        self.hear()
+        self.tell(clock=time.perf_counter())
 
     def await_pass(self) -> bytes:
         return self.hear()

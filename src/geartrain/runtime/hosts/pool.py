@@ -113,11 +113,25 @@ class RemotePool(AbstractPool):
         for member in self.members:
             member.send(json.dumps({"public": known}).encode())
         until = time.monotonic() + _REACHED_S
-        for w, member in enumerate(self.members):
-            while self._board.take(w, WAIT_S) is None:
-                self._look()
-                if time.monotonic() > until:
-                    self._raise_unreached(w, member, hellos[w])
+        self._ahead_s = [0.0] * self._n
+        for w, hello in enumerate(hellos):
+            self._await(w, hello, until)
+        for w, hello in enumerate(hellos):
+            self.members[w].send(b"clock")
+            asked_s = time.perf_counter()
+            told = json.loads(self._await(w, hello, until))
+            self._ahead_s[w] = (asked_s + time.perf_counter()) / 2 - told["clock"]
+
+    def _await(self, w: int, hello: Hello, until: float) -> bytes:
+        """The next message of a worker."""
+        while (content := self._board.take(w, WAIT_S)) is None:
+            self._look()
+            if time.monotonic() > until:
+                self._raise_unreached(w, self.members[w], hello)
+        return content
+
+    def ahead_s(self, worker: int) -> float:
+        return self._ahead_s[worker]
 
     def _raise_unreached(self, w: int, member: RemoteMember, hello: Hello) -> None:
         if self._again:  # a link that is cut may be mended; a call that goes on tries again

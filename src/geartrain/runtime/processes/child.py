@@ -30,7 +30,7 @@ from geartrain.codec import encode
 from geartrain.engine.engine import MadeOf, Passing, original_name
 from geartrain.engine.router import Delivery
 from geartrain.engine.worker import Firing
-from geartrain.errors import GeartrainError
+from geartrain.errors import GeartrainError, TransportError
 from geartrain.nodes.loss import Objective
 from geartrain.nodes.node import Memory
 from geartrain.parts.part import PartState
@@ -57,6 +57,7 @@ from geartrain.transport.record import GONE, Record
 
 _WORDS: Final = frozenset({Kind.ASK, Kind.REST, Kind.RESTING, Kind.STORY, Kind.END})
 _WAIT_S: Final = 0.5  # the longest wait for a message; then it looks again
+_GATHER_S: Final = 20.0
 _REPORT_S: Final = 0.002  # between two reports that the controller waits for
 _SLOW_S: Final = 0.05  # between others
 _LOTS: Final = 1  # so few in stock are to be heard of sooner
@@ -169,9 +170,9 @@ class _Work:
         self._sent = np.zeros(self._parent + 1, np.int64)  # records, by receiver
         self._had = np.zeros(self._parent + 1, np.int64)  # by sender
         self._over = False
+        self._gone: set[int] = set()
         self._idle = Patience()
         self._unread = Unread(given.most_flying)
-        self._gone: set[int] = set()
         self.transport = channel.transport(worker, self._parent + 1, given.place)
 
     def _note(self, node: int, backward: bool) -> None:
@@ -182,6 +183,7 @@ class _Work:
         """Until the pass ends or is given up."""
         self._notes[0] = BETWEEN
         try:
+            self._gather()
             while not self._over:
                 self._hear()
                 if not self._over and self._state.ready:
@@ -191,6 +193,13 @@ class _Work:
             self._send(named_to_record("failed", error_to_json(error), {}))
             while not self._over:
                 self._hear(works=False)
+
+    def _gather(self) -> None:
+        """Let all others in before anything is fired: who fires hears no one who knocks."""
+        try:
+            self.transport.gather(_GATHER_S)
+        except TransportError:
+            self._look_around()  # whoever is missing says whom it does not reach
 
     def _hear(self, *, works: bool = True) -> None:
         """Take what has come; wait if there is nothing else to do."""

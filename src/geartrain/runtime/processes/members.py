@@ -164,6 +164,10 @@ class AbstractPool(ABC):
         """Something is to be read from it when a worker has died; None: ``look`` alone tells."""
         return None
 
+    def ahead_s(self, worker: int) -> float:
+        """How far the clock of this process (``time.perf_counter``) is ahead of a worker's."""
+        return 0.0  # one host, one clock
+
     def reported(self, worker: int, firing: Firing) -> None:  # noqa: B027 - may do nothing
         """The last firing that a worker has told of."""
 

@@ -153,6 +153,11 @@ class Parent:
         if not self._ending:
             self._admit()
 
+    @property
+    def may_begin_anew(self) -> bool:
+        """Whether it has failed before any worker did anything, and copies are to go on."""
+        return self._goes_on and self._phase == "handing over"
+
     def _tell_sent(self, sender: int, sent: Iterable[tuple[int, int]]) -> None:
         for receiver, (messages, nbytes) in enumerate(sent):
             if messages:
@@ -186,6 +191,8 @@ class Parent:
         if self._transport is not None:
             self._transport.close()
         self._pool.tidy(self._place)
+        for member in self._pool.members:
+            member.meanwhile = None
 
     def _hand_over(self) -> None:
         """Give the workers the graph, the parts as they are, and what they need to know."""
@@ -309,7 +316,7 @@ class Parent:
         return False
 
     def _take_report(self, w: int, report: Report) -> bool:
-        watch, engine, began = self._watch, self._engine, self._began
+        watch, engine, began = self._watch, self._engine, self._began - self._pool.ahead_s(w)
         if report.firings:
             self._pool.reported(w, report.firings[-1][0])
         for firing, start, end in report.firings:
@@ -436,7 +443,7 @@ class Parent:
             case "resting" | "released":
                 self._take_release(w, what, *document)
             case "lost":
-                self._take_lost(w, *document)
+                self._take_lost(w, document[0], dict(document[1]))
             case "failed":
                 self._fail(document, w)
             case "done":
@@ -446,10 +453,10 @@ class Parent:
             case _:
                 self._take_back(what, document, tensors)
 
-    def _take_lost(self, w: int, lost: Sequence[int], unreached: Any) -> None:
-        """A worker misses others."""
+    def _take_lost(self, w: int, lost: Sequence[int], unreached: Mapping[int, str]) -> None:
+        """A worker says whom it has no connection with any more."""
         try:
-            self._require_all(w, lost, dict(unreached))
+            self._require_all(w, lost, unreached)
         except WorkerDiedError as death:
             if not self._goes_on:
                 raise
@@ -473,9 +480,12 @@ class Parent:
             how = f"the connection between {first} and {self._name(k)} has ended"
             raise death(f"{how}, and both live: the link between them was cut", min(who, k))
         for k, address in unreached.items():
+            how = f"{first} does not reach {self._name(k)} at {address}"
+            if self._place[1] > 1:  # it did in passes before this one
+                raise death(f"{how}: the link between them is cut", min(who, k))
             raise GeartrainError(
-                f"{first} does not reach {self._name(k)} at {address}: hosts have to let tcp "
-                "through to one another, on all ports that programs are given by the system"
+                f"{how}: hosts have to let tcp through to one another, on all ports that programs "
+                "are given by the system"
             )
 
     def _name(self, number: int) -> str:
