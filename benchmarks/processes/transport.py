@@ -1,6 +1,6 @@
 """What a batch costs between two processes: rate one way, CPU of both ends, and there and back.
 
-    PYTHONPATH=src python -m benchmarks.processes.transport
+    PYTHONPATH=src python -m benchmarks.processes.transport [--line ipc|tcp|curve]
 
     codec     to_record, encode, decode and to_delivery_parts in one process, without sockets
     one way   a process sends batches as fast as it can, the other one takes them: batches/s, and
@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, final
 
@@ -33,6 +34,7 @@ import zmq
 from benchmarks.peers.figures import Document, Spread, machine
 from geartrain.frames.message import Forward
 from geartrain.transport.batches import Accepted, to_delivery_parts, to_record
+from geartrain.transport.keys import Keys
 from geartrain.transport.link import Transport
 from geartrain.transport.record import Bounds, Record, decode, encode
 
@@ -68,9 +70,27 @@ def codec_us(nbytes: int, repeats: int = 2000) -> float:
     return 1e6 * (time.process_time() - start) / repeats
 
 
-def serve(folder: Path) -> None:
+def end_of(line: str, number: int, folder: Path) -> Transport:
+    """One end of a line: of socket files, of tcp, or of tcp with keys."""
+    if line == "ipc":
+        return Transport(number, 2, folder)
+    keys = Keys.make() if line == "curve" else None
+    me = Transport(number, 2, "tcp://127.0.0.1:*", keys=keys, plain=keys is None)
+    public = "" if keys is None else keys.public.decode()
+    mine, other = folder / f"end{number}", folder / f"end{1 - number}"
+    mine.with_suffix(".new").write_text(json.dumps([me.address, public]))
+    mine.with_suffix(".new").rename(mine)
+    while not other.exists():
+        time.sleep(0.01)
+    address, key = json.loads(other.read_text())
+    me.connect({1 - number: address}, None if keys is None else {1 - number: key.encode()})
+    me.gather(60.0)
+    return me
+
+
+def serve(folder: Path, line: str = "ipc") -> None:
     """The other process: takes batches until it is told to end."""
-    with zmq.Context() as context, Transport(1, 2, folder) as me:
+    with zmq.Context() as context, end_of(line, 1, folder) as me:
         bare = context.socket(zmq.PULL)
         bare.set_hwm(0)
         bare.bind(f"ipc://{folder}/bare")
@@ -167,22 +187,22 @@ def answered(inbox: Inbox, nbytes: int, count: int) -> float:
     return 1e6 * seconds / count / 2
 
 
-def measure(repeats: int, count: int) -> Document:
+def measure(repeats: int, count: int, line: str = "ipc") -> Document:
     """All sizes, one after the other, so many times."""
     trials: dict[str, list[Document]] = {str(nbytes): [] for nbytes in SIZES}
     with (
         tempfile.TemporaryDirectory() as folder,
         zmq.Context() as context,
-        Transport(0, 2, Path(folder)) as me,
         context.socket(zmq.PUSH) as push,
+        ExitStack() as stack,
     ):
         push.set_hwm(0)
         push.setsockopt(zmq.LINGER, 0)
         push.connect(f"ipc://{folder}/bare")
-        other = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.processes.transport", "--serve", folder]
-        )
+        words = [sys.executable, "-m", "benchmarks.processes.transport", "--line", line]
+        other = subprocess.Popen([*words, "--serve", folder])
         try:
+            me = stack.enter_context(end_of(line, 0, Path(folder)))
             inbox = Inbox(me)
             one_way(inbox, SIZES[0], 1000)
             for _ in range(repeats):
@@ -198,7 +218,7 @@ def measure(repeats: int, count: int) -> Document:
         finally:
             other.kill()
             other.wait()
-    return {"machine": machine(), "settings": {"repeats": repeats}, "trials": trials}
+    return {"machine": machine(), "settings": {"repeats": repeats, "line": line}, "trials": trials}
 
 
 def markdown(document: Document) -> Iterator[str]:
@@ -239,13 +259,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--batches", type=int, default=40_000, help="of a trial, small ones")
     parser.add_argument("--json", type=Path, help="write what was measured")
+    parser.add_argument("--line", choices=("ipc", "tcp", "curve"), default="ipc")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.serve is not None:
-        serve(given.serve)
+        serve(given.serve, given.line)
         return
-    document = measure(given.repeats, given.batches)
+    document = measure(given.repeats, given.batches, given.line)
     if given.json is not None:
         given.json.write_text(json.dumps(document, indent=1) + "\n")
     print("\n".join(markdown(document)))

@@ -26,6 +26,7 @@ from geartrain.errors import EndlessLoopError as EndlessLoopError
 from geartrain.errors import GeartrainError as GeartrainError
 from geartrain.errors import GraphError as GraphError
 from geartrain.errors import NonFiniteError as NonFiniteError
+from geartrain.errors import NoRoomError as NoRoomError
 from geartrain.errors import StuckError as StuckError
 from geartrain.errors import TransportError as TransportError
 from geartrain.errors import WorkerDiedError as WorkerDiedError
@@ -118,6 +119,7 @@ from geartrain.sharing.topology import Torus as Torus
 from geartrain.train.auto import Auto as Auto
 from geartrain.train.in_flight import InFlight as InFlight
 from geartrain.train.options import Compute as Compute
+from geartrain.train.options import Keep as Keep
 from geartrain.train.options import Reading as Reading
 from geartrain.train.results import Evaluation as Evaluation
 from geartrain.train.results import Fit as Fit

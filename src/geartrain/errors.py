@@ -13,6 +13,7 @@
     ├── BusyError          a session or a run's folder is used by somebody else
     ├── TransportError     a message between processes is lost, damaged, or cannot be sent
     ├── CheckpointError    a checkpoint cannot be written, read or does not fit
+    │   └── NoRoomError        there is no room for it; a fit goes on without it
     └── WouldBlock         a ``..._nowait`` call found nothing
 
 What is wrong with a graph, with data, with a file or with a run is one of these. Misuse of an
@@ -95,6 +96,11 @@ class TransportError(GeartrainError):
 
 class CheckpointError(GeartrainError):
     """A checkpoint cannot be written, cannot be read, or does not fit the model."""
+
+
+class NoRoomError(CheckpointError):
+    """A checkpoint cannot be written, as the disk or the quota is full, or files may not be so
+    large; the one before it is whole."""
 
 
 class WouldBlock(GeartrainError):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,19 +72,20 @@ def session(
     at: dict[int, tuple[int, ...]],
     how: int = signal.SIGKILL,
     copies: int = 3,
-    more: dict[str, Any] | None = None,
+    between: nn.Module | None = None,
     **sharing: Any,
 ) -> tuple[gt.Session, Fate]:
     torch.manual_seed(0)
     graph = gt.Graph()
     x = graph.input("x", shape=(2,), dtype=torch.float64)
-    x = x.through(nn.Linear(2, 3).double(), name="a").through(nn.Tanh(), name="tanh")
+    x = x.through(nn.Linear(2, 3).double(), name="a").through(between or nn.Tanh(), name="between")
     x.through(nn.Linear(3, 1).double(), name="b").loss(lambda y: y.square().sum(1), name="loss")
     rules = gt.Rules(optimizer=partial(torch.optim.Adam, lr=0.01), update_every=4)
     fate = Fate(runtime, at, how)
-    given = {"max_active": 4, "instruments": [fate], **(more or {})}
     neighbours = gt.Neighbours(copies=copies, **{"exchange": "weights", **sharing})
-    return gt.Session(graph, rules=rules, runtime=runtime, sharing=neighbours, **given), fate
+    return gt.Session(
+        graph, rules=rules, runtime=runtime, sharing=neighbours, max_active=4, instruments=[fate]
+    ), fate
 
 
 def check(s: gt.Session, fate: Fate, fit: gt.Fit, deaths: int, instances: int) -> None:
@@ -141,6 +144,37 @@ def test_where_too_few_are_left_the_call_goes_back_to_its_last_state():
     assert fate.restored[0].source == "memory"
     assert (fit.deaths, fit.instances) == (1, 300)
     assert fit.repeated == fate.restored[0].repeated > 0
+
+
+class Deadly(nn.Module):
+    """Its process dies as it is made again in a worker, so many times."""
+
+    def __init__(self, folder: Path, times: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3).double()
+        self.folder, self.parent = str(folder), os.getpid()
+        for k in range(times):
+            (folder / str(k)).touch()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.linear(x))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if os.getpid() == self.parent:
+            return
+        for each in sorted(Path(self.folder).iterdir()):
+            with contextlib.suppress(FileNotFoundError):
+                each.unlink()  # by one of them alone
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+@BOUND
+def test_deaths_before_a_pass_has_begun_lose_nothing(tmp_path):
+    s, fate = session(lasting(), {}, between=Deadly(tmp_path, 1))
+    fit = s.fit(data(60), epochs=1)
+    assert (fit.deaths, fit.repeated, fit.instances) == (1, 0, 60)
+    assert {e.source for e in fate.restored} == {"copies"}
 
 
 @BOUND

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -178,6 +179,17 @@ def test_a_fit_goes_on_after_a_death_and_ends_as_if_there_had_been_none(monkeypa
     fit = disturbed.fit(pairs(30), epochs=2)
     assert fit.deaths == 1 and fit.repeated > 0
     assert same(undisturbed, disturbed)
+
+
+@SLOW
+def test_a_runtime_that_is_dropped_ends_its_workers_and_its_programs():
+    runtime = Hosts(1, kernel_threads=1)
+    session = one_at_a_time(runtime)
+    session.fit(pairs(4), epochs=1)
+    pids = [*runtime.pids, *map(parent_of, runtime.pids)]
+    del runtime, session
+    gc.collect()
+    wait_until(lambda: not living(pids), "all have ended")
 
 
 @SLOW

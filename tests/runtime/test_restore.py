@@ -325,7 +325,7 @@ def test_log_and_progress_line_tell_of_it(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"on_worker_death": "ignore"}, r"on_worker_death='ignore'.*'raise' or 'restore'"),
+        ({"on_worker_death": "ignore"}, r"on_worker_death='ignore'.*'raise', 'restore' or 'go_on'"),
         ({"on_worker_death": "restore", "most_deaths": 0}, r"most_deaths=0.*1 or more"),
     ],
 )

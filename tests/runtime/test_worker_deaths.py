@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import geartrain as gt
 from geartrain.engine.engine import Engine, Settings, make_parts
-from geartrain.errors import WorkerDiedError, WorkerError
+from geartrain.errors import GeartrainError, WorkerDiedError, WorkerError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.parts.rules import Rules
@@ -309,6 +309,36 @@ def test_a_closed_runtime_has_no_processes_and_goes_on_when_asked():
     processes().close()
     assert living(pids) == [] and processes().pids == ()
     run(chain())
+
+
+def test_a_runtime_that_is_dropped_ends_its_workers():
+    runtime = Processes(1, kernel_threads=1)
+    parts = make_parts(graph := chain(), Rules())
+    engine = Engine(graph, parts, Settings(max_active=8, ramp=AT_ONCE))
+    engine.begin(train=True)
+    runtime.run(engine, Feeder(iter(rows(3))), Quiet())
+    pids = runtime.pids
+    assert living(pids) == list(pids)
+    del runtime, engine, parts, graph
+    gc.collect()
+    wait_until(lambda: not living(pids), "its workers have ended")
+
+
+def test_a_fork_that_fails_leaves_no_channel_of_the_forks_before_it(monkeypatch):
+    server = ForkServer.of_this_process()
+    made, fork = [], ForkServer.fork
+
+    def second_fails(self, worker):
+        if worker == 1:
+            raise GeartrainError("no worker process more can be made")
+        made.append(fork(self, worker))
+        return made[-1]
+
+    monkeypatch.setattr(ForkServer, "fork", second_fails)
+    with pytest.raises(GeartrainError, match="no worker process more"):
+        pool.Pool(2)
+    assert made[0][1].socket.fileno() == -1
+    wait_until(lambda: made[0][0] not in children(server.pid), "the first one has ended")
 
 
 @pytest.mark.slow

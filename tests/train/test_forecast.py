@@ -34,11 +34,11 @@ def test_a_synchronous_pipeline_takes_what_a_schedule_on_paper_takes(microbatche
 def test_more_latency_never_helps_those_who_wait_and_less_bandwidth_neither() -> None:
     for microbatches in (1, 4):
         took = [
-            pipeline(4, **STAGE, links=x, in_flight=microbatches, synchronous=True, minibatches=8)
-            for x in (FREE, *LINKS)
+            pipeline(4, **STAGE, links=x, in_flight=microbatches, synchronous=True, minibatches=4)
+            for x in (FREE, *LINKS[1:])
         ]
         seconds = [x.seconds for x in took]
-        assert seconds == sorted(seconds) and seconds[0] < seconds[1] < seconds[-1]
+        assert seconds == sorted(set(seconds))
 
 
 def test_an_asynchronous_pipeline_with_enough_in_flight_is_as_fast_as_its_slowest_part() -> None:

@@ -59,7 +59,7 @@ def logged(graph: gt.Graph, workers: int, costs: Costs, n: int, epochs: int = 2)
 
 
 def test_what_a_firing_and_a_row_take_is_found_again() -> None:
-    costs = Costs(firing_s=0.004, row_s=0.0015, nodes={"b": (0.01, 0.0002)}, backward=2.0)
+    costs = Costs(firing_s=0.004, row_s=0.0015, nodes={"b": (0.01, 0.0002)}, latency_s=1e-3)
     found = recorded(logged(chain(), 3, costs, 60))
     assert found.nodes["a"] == pytest.approx((0.004, 0.0015), rel=1e-6)
     assert found.nodes["a backward"] == pytest.approx((0.004, 0.003), rel=1e-6)

@@ -198,8 +198,8 @@ def test_a_run_that_is_killed_in_an_epoch_ends_with_the_weights_of_one_that_is_n
     assert one.document == other.document
 
 
-def test_a_full_disk_ends_the_run_and_leaves_the_previous_checkpoint_and_the_weights(
-    make_line, make_rows, tmp_path, monkeypatch, recorder
+def test_a_full_disk_does_not_end_the_run_and_leaves_the_previous_checkpoint(
+    make_line, make_rows, tmp_path, monkeypatch, recorder, caplog
 ):
     line, rows = make_line(), make_rows(60)
     session = gt.Session(line.graph, runtime=gt.Threads(2), instruments=[recorder])
@@ -212,16 +212,21 @@ def test_a_full_disk_ends_the_run_and_leaves_the_previous_checkpoint_and_the_wei
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(tensor_file, "write", full)
-    with pytest.raises(gt.CheckpointError, match=r"latest.safetensors.*previous.*intact.*No space"):
-        session.fit(rows, epochs=2, folder=tmp_path)
+    fit = session.fit(rows, epochs=3, folder=tmp_path)
+    assert fit.instances == 120 and fit.unsaved == 2
+    (said,) = [r.getMessage() for r in caplog.records if "goes on without" in r.getMessage()]
+    assert "latest.safetensors" in said and "previous" in said and "No space" in said
+    with pytest.raises(gt.NoRoomError, match="No space"):
+        session.save(tmp_path / "latest.safetensors")
     assert (tmp_path / "latest.safetensors").read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["latest.safetensors"]
     ended = recorder.events[-1]
-    assert ended.outcome == "failed" and "No space left" in ended.message
+    assert ended.outcome == "done" and ended.unsaved == 2
     assert len(session.predict(rows)) == 60
     monkeypatch.setattr(tensor_file, "write", write)
-    fit = session.fit(rows, epochs=3, folder=tmp_path)
-    assert [e.epoch for e in fit.history] == [1, 2, 3] and fit.instances == 60
+    fit = session.fit(rows, epochs=4, folder=tmp_path)
+    assert [e.epoch for e in fit.history] == [1, 2, 3, 4]
+    assert fit.instances == 60 and fit.unsaved == 0
     fresh = gt.Session(make_line(seed=5).graph, runtime=gt.Threads(2))
     fresh.load(tmp_path / "latest.safetensors")
     for ours, theirs in zip(session.predict(rows), fresh.predict(rows), strict=True):

@@ -166,3 +166,18 @@ def test_counts_by_sender_are_those_of_deliveries() -> None:
 def test_a_process_that_is_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match=r"CausalOrder\(n=2, me=2\): me is one of 0\.\.1"):
         CausalOrder(2, 2)
+
+
+def test_what_was_lost_with_one_that_is_gone_is_waited_for_no_more():
+    """0 tells 1, and 2; what it told 2 is lost with it, and 1's word waits for it."""
+    zero, one, two = (CausalOrder(3, k) for k in range(3))
+    zero.stamp(2)  # lost
+    told = zero.stamp(1)
+    assert one.receive(0, told, "from 0") == [(0, "from 0")]
+    assert two.receive(1, one.stamp(2), "from 1") == []
+    assert two.held == 1
+    assert two.forget(0) == [(1, "from 1")]
+    assert two.held == 0 and two.missing() == []
+    one.forget(0)
+    assert not one.sent[0].any() and not two.sent[0].any()  # nor does anybody say it again
+    assert two.receive(1, one.stamp(2), "more") == [(1, "more")]

@@ -18,7 +18,7 @@ import zmq
 
 from geartrain.errors import TransportError
 from geartrain.transport.link import Transport
-from geartrain.transport.record import Record
+from geartrain.transport.record import GONE, Record
 from tests.rigs.programs import Nursery, Program
 
 LONG_S = 20.0
@@ -413,3 +413,27 @@ def test_a_close_that_lingers_for_one_does_not_wait_for_another_that_is_gone(
     ((sender, record),) = take(b, 1)
     assert (sender, record.kind) == (0, 17)
     b.close()
+
+
+def test_those_who_hear_that_one_is_gone_wait_for_nothing_of_it(tmp_path):
+    """0 had sent something to 2 that is lost; 1 knows of it, and 2 would wait for it."""
+    until = time.monotonic() + 30
+    zero, one, two = (Transport(k, 3, tmp_path) for k in range(3))
+    with one, two:
+        with zero:
+            zero._order.stamp(2)  # counted, and never on its way
+            zero.send(1, Record(8))
+            got: list[tuple[int, Record]] = []
+            while not got and time.monotonic() < until:
+                got = one.poll(0.1)
+        one.send(2, Record(9))
+        one.forget(0)
+        one.send(2, Record(GONE, (0,)))
+        one.send(0, Record(9))  # to nobody
+        found: list[tuple[int, Record]] = []
+        while len(found) < 2 and time.monotonic() < until:
+            found += two.poll(0.1)
+        assert [(sender, record.kind) for sender, record in found] == [(1, 9), (1, GONE)]
+        assert two.held == 0 and one.in_flight_bytes(0) == 0
+        with pytest.raises(TransportError, match="process 2 was told that process 2 is gone"):
+            two.forget(2)

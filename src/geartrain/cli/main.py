@@ -54,6 +54,7 @@ class OnWorkerDeathName(StrEnum):
 
     RAISE = "raise"
     RESTORE = "restore"
+    GO_ON = "go_on"
 
 
 class PrecisionName(StrEnum):
@@ -229,7 +230,8 @@ def train(
         OnWorkerDeathName | None,
         typer.Option(
             help="With --runtime processes, hosts or ray: restore goes on from the last "
-            "checkpoint. Default raise, which ends the run.",
+            "checkpoint, go_on has other copies of the model (--mixer) go on. Default raise, which "
+            "ends the run.",
             show_default=False,
         ),
     ] = None,
@@ -272,8 +274,8 @@ def train(
     valid, history, reached, updates and staleness of every part, peak_rss_mib, and with copies of
     the model copies: distance, bytes_per_gradient, letters, letter_staleness, instances of each.
     Seconds are of training alone, since the run began; epochs are fractions where the run is
-    evaluated within them. With --on-worker-death restore also deaths (of worker processes, since
-    it was last resumed) and repeated (instances that were trained again).
+    evaluated within them. With --on-worker-death restore or go_on also deaths (of worker
+    processes, since it was last resumed) and repeated (instances that were trained again).
     """
     from geartrain.cli import train as command
 

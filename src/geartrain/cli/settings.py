@@ -80,9 +80,10 @@ class RunSettings:
         topology, mixer: Who talks to whom, and how; None and None: no copies of the model.
         speeds, link: Speeds, latency and bandwidth as text, for ``simulated``.
         costs: Seconds a firing and a row by node, measured, for ``simulated``.
-        on_worker_death: For ``processes``, ``hosts`` and ``ray``: ``raise`` or ``restore``, or
-            None, as ``raise``. It changes nothing of the training; a run may be resumed with
-            another, and so it is with where workers are: with these runtimes, and what follows.
+        on_worker_death: For ``processes``, ``hosts`` and ``ray``: ``raise``, ``restore`` or
+            ``go_on``, or None, as ``raise``. It changes nothing of the training; a run may be
+            resumed with another, and so it is with where workers are: with these runtimes, and what
+            follows.
         hosts: Addresses and commands as text, for ``hosts``; None: this host.
         address: Of this host, for ``hosts``; of a cluster, for ``ray``.
         resources: Of each worker as text, for ``ray``.

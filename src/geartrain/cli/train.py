@@ -215,7 +215,7 @@ def _run(prepared: _Prepared, folder: RunFolder) -> dict[str, Any]:
     if settings.runtime == "auto":  # what has become of it
         runtime = prepared.session.runtime
         result |= {"runtime": runtime.name, "workers": runtime.workers}
-    if settings.on_worker_death == "restore":
+    if settings.on_worker_death in ("restore", "go_on"):
         result |= deaths
     result["max_active"] = prepared.session.settings.max_active
     if (copies := prepared.seen.summary()) is not None:

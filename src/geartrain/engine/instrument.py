@@ -231,6 +231,7 @@ class RunEnded:
     time_s: float = 0.0
     deaths: int = 0  # of worker processes that the run went on after
     repeated: int = 0  # instances that were trained again for it; not among the instances
+    unsaved: int = 0  # checkpoints for which there was no room
 
 
 class AbstractMeter(ABC):

@@ -128,7 +128,8 @@ class ProgressLine(AbstractInstrument):
     def on_restored(self, event: Restored) -> None:
         """Count it, for the line and the summary; the log tells the story."""
         self._ledger.deaths = event.deaths
-        self._ledger.repeated += event.repeated
+        again = event.unfinished if event.source == "copies" else 0
+        self._ledger.repeated += event.repeated + again
         self._ledger.lost_s += event.seconds
         self._pass = None
 

@@ -60,11 +60,11 @@ class Watch(Protocol):
     def waited(self, worker: int, seconds: float) -> None:
         """A worker has had nothing to do for so long in this pass; told at its end."""
 
-    def left(self, worker: int, how: str, unfinished: int, now_s: float) -> None:
+    def left(self, worker: int | None, how: str, unfinished: int, now_s: float) -> None:
         """A worker has died, and the others go on without its copies of the model.
 
         Args:
-            worker: Its number.
+            worker: Its number; None: it is not known, or all.
             how: Who has died, and of what.
             unfinished: Instances that were in flight there, and are fed again to others.
             now_s: In the pass.

@@ -25,6 +25,7 @@ from geartrain.frames.message import Backward
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.sharing.letters import Letter
+from geartrain.sharing.sharing import AbstractSharingState
 
 _COPY: Final = re.compile(r"#\d+")
 
@@ -212,7 +213,6 @@ class _Clockwork:
         self._letters_free: dict[tuple[int, int], float] = {}
         self._paused_until = [0.0] * runtime.workers
         self._coming: deque[Event] = deque()
-        self._sharing = engine.sharing
 
     def run(self, interrupt: Interruptible) -> float:
         self._plan_events()
@@ -237,6 +237,10 @@ class _Clockwork:
                 raise StuckError(f"{few} of the model take part any more, and data are left")
         self._tell()
         return self._last
+
+    @property
+    def _sharing(self) -> AbstractSharingState:
+        return self._engine.sharing
 
     def _tell(self) -> None:
         """Who has waited, and what went over links."""
@@ -412,6 +416,8 @@ class _Clockwork:
     def _send_letters(self, w: int, letters: Sequence[Letter]) -> None:
         for letter in letters:
             to = self._engine.home_of_letter(letter)
+            if to != w or letter.collective:
+                self._carry((w, to), letter.nbytes)
             self._at(self._arrival(w, to, letter), lambda to=to, x=letter: self._hand(to, x))  # type: ignore[misc]
 
     def _arrival(self, w: int, to: int, letter: Letter) -> float:

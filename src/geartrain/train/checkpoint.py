@@ -24,7 +24,7 @@ from typing import Final, final
 from torch import Tensor
 
 from geartrain.codec import Json
-from geartrain.errors import CheckpointError
+from geartrain.errors import CheckpointError, NoRoomError
 from geartrain.files import open_regular
 from geartrain.schema import parsed
 from geartrain.train import tensor_file
@@ -259,14 +259,14 @@ def _explained(path: Path, needed: int) -> Iterator[None]:
         yield
     except OSError as error:
         kept = "the previous checkpoint is intact" if path.is_file() else "no file was left there"
+        said = f"{path}: cannot be written ({kept}):"
         if error.errno in _NO_ROOM:
-            reason = (
-                f"{error.strerror}: {needed} bytes are needed and {_free_bytes(path.parent)} free; "
-                f"make room, raise the quota or file-size limit, or choose another folder"
-            )
-        else:
-            reason = _reason(error)
-        raise CheckpointError(f"{path}: cannot be written ({kept}): {reason}") from error
+            raise NoRoomError(
+                f"{said} {error.strerror}: {needed} bytes are needed and "
+                f"{_free_bytes(path.parent)} free; make room, raise the quota or file-size limit, "
+                "or choose another folder"
+            ) from error
+        raise CheckpointError(f"{said} {_reason(error)}") from error
 
 
 def _reason(error: OSError) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, final
@@ -34,16 +34,17 @@ from geartrain.engine.instrument import (
     RunStarted,
     Updated,
 )
-from geartrain.errors import DataError, WorkerDiedError
+from geartrain.errors import DataError, NoRoomError, WorkerDiedError
 from geartrain.parts.trained import StepTaken
 from geartrain.runtime.base import AbstractFeeder
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.train.auto import MOST_MEASURED, measured_instances
-from geartrain.train.checkpoint import Retention
+from geartrain.train.checkpoint import Retention, write_checkpoint
 from geartrain.train.copies import ExchangeCounts, Feed
 from geartrain.train.deaths import COPIES, tell_restored
 from geartrain.train.in_flight import Seen
 from geartrain.train.observer import Observer, add_sums, means_of, tell
+from geartrain.train.options import Keep
 from geartrain.train.restart import Restart
 from geartrain.train.results import Fit, Reached, Target
 from geartrain.train.source import Data, Source
@@ -67,7 +68,10 @@ class Fitting:
         retention: Retention | None,
         every: int | None,
         evaluate_every: float | None,
+        keep: Keep | None = None,
     ) -> None:
+        self._keep = keep
+        self._unsaved, self._unsaved_told = 0, (0, -math.inf)  # how many were, and when
         self._s, self._source, self._valid = state, source, valid
         self._epochs, self._until, self._retention, self._every = epochs, until, retention, every
         self._points = _points(source, evaluate_every, state)
@@ -81,8 +85,19 @@ class Fitting:
         self._work = Work(state.runtime.workers)
 
     def run(self) -> Fit:
-        with self._interrupt:
-            return self._run()
+        try:
+            with self._interrupt:
+                return self._run()
+        finally:
+            if (kept := self._kept) is not None:
+                kept.unlink(missing_ok=True)
+
+    @property
+    def _kept(self) -> Path | None:
+        """The file of the state that is kept; None: it is in memory."""
+        if self._keep is None or self._keep.folder is None:
+            return None
+        return Path(self._keep.folder) / "kept.safetensors"
 
     def _run(self) -> Fit:
         outcome: Literal["done", "target reached", "interrupted", "failed"] = "failed"
@@ -106,13 +121,13 @@ class Fitting:
             at, deaths = self._s.position, self._s.deaths
             ended = RunEnded(
                 *(outcome, self._instances, self._seconds, message, at.train_seconds),
-                *(len(deaths), deaths.repeated),
+                *(len(deaths), deaths.repeated, self._unsaved),
             )
             self._say_farewell(ended, failure)
         last = at.history[-1].staleness if at.history else {}
         return Fit(
             *(tuple(at.history), self._reached, self._instances, self._seconds, self._skipped),
-            *(last, len(deaths), deaths.repeated),
+            *(last, len(deaths), deaths.repeated, self._unsaved),
         )
 
     def _epochs_until_the_end(self) -> None:
@@ -169,6 +184,31 @@ class Fitting:
             if self._saves_between(before, at.taken) and not self._is_due():
                 self._agree()
                 self._save(is_best=False)
+            elif self._keeps_now() and not self._is_due():
+                self._keep_now()
+
+    def _keeps_now(self) -> bool:
+        """Whether it is time to keep a state to go back to."""
+        keep, restart, at = self._keep, self._restart, self._s.position
+        if keep is None or restart is None:
+            return False
+        if keep.every is not None and at.trained - restart.trained >= keep.every:
+            return True
+        return keep.seconds is not None and at.train_seconds - restart.train_seconds >= keep.seconds
+
+    def _keep_now(self) -> None:
+        """Keep a state to go back to; where there is no room for it, the one before stays."""
+        path = self._kept
+        if path is None:
+            self._keep_restart(None)
+            return
+        try:
+            tensors, document = self._s.snapshot()
+            write_checkpoint(path, tensors, document)
+        except NoRoomError as error:
+            self._go_on_unsaved(error)
+        else:
+            self._keep_restart(path)
 
     def _is_due(self) -> bool:
         """Whether there was a point within the epoch to validate at, and nobody has yet."""
@@ -271,6 +311,8 @@ class Fitting:
         s, at = self._s, self._s.position
         measures = self._measures()
         limit = self._limit(measures)
+        keep, restart = self._keep, self._restart
+        pauses = keep is not None and restart is not None and keep.seconds is not None
         with self._counted():
             engine = s.ready(self._source, fresh=True)
         engine.begin(train=True)
@@ -286,6 +328,7 @@ class Fitting:
             at.taken,
             lambda: at.sums,
             on_left=self._went_on,
+            on_finished=self._pausing(feeder) if pauses else None,
         )
         began, began_s = engine.controller.trained, time.perf_counter()
         try:
@@ -337,6 +380,9 @@ class Fitting:
         if self._every is not None:
             until_next.append(self._every - at.taken % self._every)
         until_next += [point - at.taken for point in self._points[:-1] if point > at.taken][:1]
+        keep, restart = self._keep, self._restart
+        if keep is not None and restart is not None and keep.every is not None:
+            until_next.append(max(1, keep.every - (at.trained - restart.trained)))
         if measures is not None:
             wanted = MOST_MEASURED if measures == "in flight" else measured_instances(most)
             if measures == "choice":
@@ -405,7 +451,7 @@ class Fitting:
         )
         tell_restored(s.instruments, event)
 
-    def _went_on(self, worker: int, how: str, unfinished: int, time_s: float) -> None:
+    def _went_on(self, worker: int | None, how: str, unfinished: int, time_s: float) -> None:
         """A worker has died, and other copies of the model go on.
 
         Raises:
@@ -422,6 +468,18 @@ class Fitting:
             time_s=time_s,
         )
         tell_restored(s.instruments, event)
+
+    def _pausing(self, feeder: AbstractFeeder) -> Callable[[float], None]:
+        """Ends a segment when it is time to keep a state."""
+        assert self._keep is not None and self._keep.seconds is not None
+        assert self._restart is not None
+        left = self._restart.train_seconds + self._keep.seconds - self._s.position.train_seconds
+
+        def look(now_s: float) -> None:
+            if now_s >= left:
+                feeder.pause()
+
+        return look
 
     def _keep_restart(self, path: Path | None) -> None:
         """Have this state be gone back to; it is in a file, or there is no such file."""
@@ -495,11 +553,27 @@ class Fitting:
         return False
 
     def _save(self, *, is_best: bool) -> None:
+        saved = None
         if self._retention is not None:
             tensors, document = self._s.snapshot()
             number = self._s.position.trained
-            self._retention.save(number, tensors, document, is_best=is_best)
-        self._keep_restart(None if self._retention is None else self._retention.latest)
+            try:
+                self._retention.save(number, tensors, document, is_best=is_best)
+                saved = self._retention.latest
+            except NoRoomError as error:
+                self._go_on_unsaved(error)
+        self._keep_restart(saved)
+
+    def _go_on_unsaved(self, error: NoRoomError) -> None:
+        """A full disk ends no run: say so, at most once in a while, and go on."""
+        self._unsaved += 1
+        told, when = self._unsaved_told
+        now = time.monotonic()
+        if now - when >= _UNSAVED_S:
+            more = self._unsaved - told - 1
+            others = f" ({more} more since this was last said)" if more else ""
+            log.warning("training goes on without this checkpoint%s: %s", others, error)
+            self._unsaved_told = self._unsaved, now
 
     def _started(self) -> RunStarted:
         s = self._s
@@ -531,6 +605,9 @@ def _seen(engine: Engine, watch: Observer, began: int) -> Seen:
         max(watch.updates.values(), default=0) * controller.copies / trained,
         held / (active * controller.copies),
     )
+
+
+_UNSAVED_S = 60.0  # between two warnings that there is no room
 
 
 def require_fit_arguments(

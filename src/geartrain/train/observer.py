@@ -36,6 +36,7 @@ class Observer:
         clock: Real seconds, for the pause between progress events.
         on_left: Called with a worker that has died while others go on, how, the instances that are
             fed again, and the time.
+        on_finished: Called with the seconds of the pass when instances have finished.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class Observer:
         done: int = 0,
         sums: Callable[[], Mapping[str, tuple[float, float]]] = dict,
         clock: Callable[[], float] = time.monotonic,
-        on_left: Callable[[int, str, int, float], None] | None = None,
+        on_left: Callable[[int | None, str, int, float], None] | None = None,
+        on_finished: Callable[[float], None] | None = None,
     ) -> None:
+        self._on_finished = on_finished
         self._on_left = on_left or (lambda *_: None)
         self._instruments = instruments
         self._firing = [i for i in instruments if i.wants_firings]
@@ -91,6 +94,8 @@ class Observer:
         tell(self._instruments, "on_updated", event)
 
     def finished(self, engine: Engine, now_s: float) -> None:
+        if self._on_finished is not None:
+            self._on_finished(now_s)
         if not self._instruments:
             return
         now = self._clock()
@@ -98,7 +103,7 @@ class Observer:
             self._told = now
             self.progress(engine, now_s)
 
-    def left(self, worker: int, how: str, unfinished: int, now_s: float) -> None:
+    def left(self, worker: int | None, how: str, unfinished: int, now_s: float) -> None:
         self.now_s = max(self.now_s, now_s)
         self._on_left(worker, how, unfinished, self._began + now_s)
 

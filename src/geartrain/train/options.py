@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 import torch
@@ -32,6 +33,41 @@ class Compute:
     precision: Precision = "full"
     device: str | torch.device | None = None
     meter: AbstractMeter | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """How often a state is kept that training goes back to when a worker dies, and where.
+
+    The graph is drained for it, as for a checkpoint, and weights, buffers and optimisers are
+    copied; what was trained since is what a death costs. Checkpoints of the run are such states as
+    well.
+
+    Args:
+        every: After so many instances.
+        seconds: After so many seconds of training.
+        folder: Where it is written, as ``kept.safetensors``, which is removed at the end; None: in
+            the memory of the process that called ``fit``, which no worker's death takes along.
+
+    Raises:
+        ValueError: Neither is given, or one is not positive.
+    """
+
+    every: int | None = None
+    seconds: float | None = None
+    folder: Path | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.every is None and self.seconds is None:
+            raise ValueError("Keep(): give every=, in instances, or seconds=, or both")
+        if (self.every is not None and self.every < 1) or not (
+            self.seconds is None or self.seconds > 0
+        ):
+            raise ValueError(
+                f"Keep(every={self.every}, seconds={self.seconds}): give 1 or more instances, and "
+                "more than 0 seconds"
+            )
 
 
 @final

@@ -24,11 +24,12 @@ class Restart:
         path: A checkpoint that has it; None: it is copied into memory.
 
     Attributes:
-        trained: Instances trained when it was made.
+        trained, train_seconds: Instances trained, and seconds of it, when it was made.
     """
 
     def __init__(self, state: State, path: Path | None) -> None:
         self.trained = state.position.trained
+        self.train_seconds = state.position.train_seconds
         self._path = path
         if path is None:
             tensors, document = state.snapshot()

@@ -114,6 +114,7 @@ class Fit:
         deaths: Of worker processes that this call went on after (``on_worker_death="restore"``).
         repeated: Instances that were trained again for it. They count once in ``instances``; the
             seconds of both times are in ``train_seconds``.
+        unsaved: Checkpoints that were not written, as there was no room for them.
     """
 
     history: Sequence[EpochEnded]
@@ -124,6 +125,7 @@ class Fit:
     staleness: Mapping[str, PartStaleness] = field(default_factory=dict)
     deaths: int = 0
     repeated: int = 0
+    unsaved: int = 0
 
     @property
     def valid(self) -> Mapping[str, float]:

@@ -44,7 +44,7 @@ from geartrain.train.fitting import Fitting, require_fit_arguments
 from geartrain.train.in_flight import InFlight
 from geartrain.train.loading import load_session
 from geartrain.train.observer import Observer
-from geartrain.train.options import Compute, Reading
+from geartrain.train.options import Compute, Keep, Reading
 from geartrain.train.results import Evaluation, Fit, Target
 from geartrain.train.source import Data, Source
 from geartrain.train.state import State
@@ -187,6 +187,7 @@ class Session:
         checkpoint_every: int | None = None,
         keep_last: int = 0,
         evaluate_every: float | None = None,
+        keep: Keep | None = None,
     ) -> Fit:
         """Train.
 
@@ -205,6 +206,8 @@ class Session:
                 of an epoch alone, which is always one. Within an epoch nothing is in flight then:
                 the graph is drained, which counts as training time, and copies of a part meet.
                 Gradients that wait for their update go on waiting.
+            keep: How often a state is kept to go back to after the death of a worker, besides
+                checkpoints; for runtimes that go on after one.
 
         Raises:
             WorkerError, DataError, NonFiniteError, StuckError, EndlessLoopError: As they say; the
@@ -213,7 +216,8 @@ class Session:
                 epoch. To go back to the weights of that time as well, ``load`` the checkpoint;
                 ``gt.Processes(on_worker_death="restore")`` does so by itself where a worker has
                 died.
-            CheckpointError: The same, with a checkpoint that cannot be written.
+            CheckpointError: The same, with a checkpoint that cannot be written; but where there is
+                no room for it (``NoRoomError``) the run goes on, says so, and counts it.
             KeyboardInterrupt: Ctrl-C, after what was in flight has finished and the checkpoint is
                 written; ``fit`` continues with the next instance. Data that do not answer are not
                 waited for. A second Ctrl-C abandons what is in flight, as a failure does. SIGTERM
@@ -227,6 +231,11 @@ class Session:
         )
         require_loss(self.graph)
         self._require_metric(until)
+        if keep is not None and not self.runtime.most_deaths:
+            raise ValueError(
+                f"fit(keep={keep}): this runtime goes on after no death, so nothing is gone back "
+                "to; give gt.Processes(..., on_worker_death='restore'), or leave keep out"
+            )
         log.info("%s", kernels_status())
         source = self._source(train, shuffle=self.reading.shuffle)
         validation = None if valid is None else self._source(valid, shuffle=False)
@@ -237,6 +246,8 @@ class Session:
             if folder is not None:
                 Path(folder).mkdir(parents=True, exist_ok=True)
                 retention = Retention(Path(folder), keep_last)
+            if keep is not None and keep.folder is not None:
+                Path(keep.folder).mkdir(parents=True, exist_ok=True)
             return Fitting(
                 self.state,
                 source,
@@ -246,6 +257,7 @@ class Session:
                 retention,
                 checkpoint_every,
                 evaluate_every,
+                keep,
             ).run()
 
     def evaluate(self, data: Data) -> Evaluation:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from geartrain.engine.advice import Plan
 from geartrain.engine.costs import Cost
-from geartrain.engine.engine import Engine, Settings, original_name
+from geartrain.engine.engine import Engine, Settings, original_name, part_names
 from geartrain.engine.instrument import (
     AbstractInstrument,
     Chosen,
@@ -124,9 +124,11 @@ class State:
 
     @property
     def places_by_cost(self) -> bool:
-        """Whether it matters where nodes live, and time can tell."""
-        runtime = self.runtime
-        return runtime.workers > 1 and not runtime.virtual and not self.sharing.apart
+        """Whether it matters where nodes live, time can tell, and nobody has said it."""
+        runtime, names = self.runtime, part_names(self.graph)
+        if runtime.workers == 1 or runtime.virtual or self.sharing.apart:
+            return False
+        return bool(self.trained_parts.keys() - {names.get(n, n) for n in self.placement})
 
     def ready(self, source: Source, *, fresh: bool = False) -> Engine:
         """The engine, made when it is first wanted; the graph is checked with a first instance.

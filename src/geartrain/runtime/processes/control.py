@@ -85,9 +85,7 @@ class Control:
 
     def end(self) -> None:
         """Close the channel: the other end hears of it, whoever was forked meanwhile."""
-        with suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)
-        self.socket.close()
+        end(self.socket)
 
     def _patiently(self, call: Callable[..., T], *given: object) -> T:
         """Call again for as long as nothing moves."""
@@ -114,3 +112,10 @@ class Control:
                     got.frombytes(data[: len(data) // got.itemsize * got.itemsize])
                     fds += got
         return found
+
+
+def end(channel: socket.socket) -> None:
+    """Close a channel that forks may have, too: shut it down before."""
+    with suppress(OSError):
+        channel.shutdown(socket.SHUT_RDWR)
+    channel.close()

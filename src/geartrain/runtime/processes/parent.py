@@ -140,6 +140,7 @@ class Parent:
             self._transport.forget(w)
             self._there.remove(w)
             self._idle.pop(w, None)
+            self._flying.told(w, 0)
         self._lost += lost
         for w in dead:
             self._send_all(GONE, w)
@@ -151,6 +152,11 @@ class Parent:
         self._watch.left(worker, death.how, unfinished, time.perf_counter() - self._began)
         if not self._ending:
             self._admit()
+
+    @property
+    def may_begin_anew(self) -> bool:
+        """Whether it has failed before any worker did anything, and copies are to go on."""
+        return self._goes_on and self._phase == "handing over"
 
     def _tell_sent(self, sender: int, sent: Iterable[tuple[int, int]]) -> None:
         for receiver, (messages, nbytes) in enumerate(sent):
@@ -185,6 +191,8 @@ class Parent:
         if self._transport is not None:
             self._transport.close()
         self._pool.tidy(self._place)
+        for member in self._pool.members:
+            member.meanwhile = None
 
     def _hand_over(self) -> None:
         """Give the workers the graph, the parts as they are, and what they need to know."""
@@ -435,12 +443,7 @@ class Parent:
             case "resting" | "released":
                 self._take_release(w, what, *document)
             case "lost":
-                try:
-                    self._require_all(w, document[0], dict(document[1]))
-                except WorkerDiedError as death:
-                    if not self._goes_on:
-                        raise
-                    self._cut = death
+                self._take_lost(w, document[0], dict(document[1]))
             case "failed":
                 self._fail(document, w)
             case "done":
@@ -449,6 +452,15 @@ class Parent:
                 self._tell_sent(w, document["sent"])
             case _:
                 self._take_back(what, document, tensors)
+
+    def _take_lost(self, w: int, lost: Sequence[int], unreached: Mapping[int, str]) -> None:
+        """A worker says whom it has no connection with any more."""
+        try:
+            self._require_all(w, lost, unreached)
+        except WorkerDiedError as death:
+            if not self._goes_on:
+                raise
+            self._cut = death
 
     def _require_all(self, who: int, lost: Sequence[int], unreached: Mapping[int, str]) -> None:
         """Whether a process has connections with all others that are not over with the pass.

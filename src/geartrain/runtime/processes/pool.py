@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 import weakref
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor
 
-from geartrain.runtime.processes.control import Control
+from geartrain.runtime.processes.control import Control, end
 from geartrain.runtime.processes.members import AbstractMember, AbstractPool, death
 from geartrain.runtime.processes.memory import (
     BEGINNING,
@@ -93,11 +94,24 @@ class Pool(AbstractPool):
         self.shared = SharedTensors()
         self._notes = self.shared.add(NOTE_BYTES * workers).bytes.view(torch.int64)
         self.nodes: Mapping[int, str] = {}
-        self.members = [WorkerProcess(*self.server.fork(w), self.shared) for w in range(workers)]
+        # Bare sockets: members know their pass, and by it the pool, which would never be dropped.
+        self._channels: list[socket.socket] = []
+        self._end = weakref.finalize(self, _end, self._channels, os.getpid())
+        self.members = []
+        try:
+            for w in range(workers):
+                self.members.append(self._fork(w))
+        except BaseException:
+            self._end()
+            raise
         self._stopped: dict[int, int] = {}  # looks in a row, by process
         self._looked_s = 0.0
         self.gone: set[int] = set()
-        self._end = weakref.finalize(self, _end, self.members, os.getpid())
+
+    def _fork(self, w: int) -> WorkerProcess:
+        pid, control = self.server.fork(w)
+        self._channels.append(control.socket)
+        return WorkerProcess(pid, control, self.shared)
 
     @property
     def alive(self) -> bool:
@@ -204,7 +218,7 @@ class Pool(AbstractPool):
     def renew(self) -> bool:
         for w in sorted(self.gone):
             self.members[w].control.end()
-            self.members[w] = WorkerProcess(*self.server.fork(w), self.shared)
+            self.members[w] = self._fork(w)
             self._stopped.clear()
         self.gone.clear()
         return True
@@ -232,11 +246,11 @@ class Pool(AbstractPool):
         return False
 
 
-def _end(members: Sequence[WorkerProcess], owner: int) -> None:
+def _end(channels: Sequence[socket.socket], owner: int) -> None:
     """Idle workers end as their channel is closed; others are killed, and have died before."""
     if os.getpid() == owner:  # and not a process that has been forked from it
-        for member in members:
-            member.control.end()
+        for channel in channels:
+            end(channel)
 
 
 def how_ended(status: int) -> tuple[str, str]:

@@ -115,7 +115,11 @@ class ForkServer:
         """
         here, there = socket.socketpair()
         with self._inside, there:
-            self._wait()
+            try:
+                self._wait()
+            except BaseException:
+                here.close()
+                raise
             try:
                 self.control.send(b"%d" % worker, [there.fileno()])
                 while "forked" not in (told := self.control.hear()):

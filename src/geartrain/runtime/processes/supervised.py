@@ -13,6 +13,7 @@ from abc import abstractmethod
 from typing import Any, Literal, TypeAlias
 
 from geartrain.engine.engine import Engine
+from geartrain.errors import WorkerDiedError
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch, threads_each
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.runtime.processes.members import AbstractPool
@@ -85,21 +86,24 @@ class AbstractSupervised(AbstractRuntime):
             )
         self._prepare(engine)
         with Interruptible(feeder) as interrupt:
-            pool = self._alive()
-            self._come(engine, watch)
-            run = Parent(
-                *(pool, engine, feeder, watch, interrupt, self.kernel_threads),
-                goes_on=self.on_worker_death == "go_on",
-            )
-            try:
-                run.go()
-            except BaseException as error:
-                if not run.give_up(2.0 if interrupt.abandoned else self.patience_s, error):
-                    self._drop(busy=True)
-                raise
-            finally:
-                run.close()
-        return run.seconds
+            while True:
+                pool = self._alive()
+                self._come(engine, watch)
+                run = Parent(
+                    *(pool, engine, feeder, watch, interrupt, self.kernel_threads),
+                    goes_on=self.on_worker_death == "go_on",
+                )
+                try:
+                    run.go()
+                    return run.seconds
+                except BaseException as error:
+                    if not run.give_up(2.0 if interrupt.abandoned else self.patience_s, error):
+                        self._drop(busy=True)
+                    if not (isinstance(error, WorkerDiedError) and run.may_begin_anew):
+                        raise
+                    watch.left(error.worker, error.how, 0, 0.0)  # it raises if too many have died
+                finally:
+                    run.close()
 
     def _alive(self) -> AbstractPool:
         """A pool in which nobody is missing."""
