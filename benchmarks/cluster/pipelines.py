@@ -104,7 +104,8 @@ def plain(work: Work, rates: Sequence[float]) -> list[Line]:
     found = []
     for rate in rates:
         at = replace(work, rate=rate)
-        request = {"kind": "plain", "work": asdict(at), "systems": ["plain"]}
+        asked = asdict(replace(at, device_ms=0.0))  # nobody takes the time of it
+        request = {"kind": "plain", "work": asked, "systems": ["plain"]}
         [reply] = replies([run(request, None)], "plain")
         found.append({"system": "plain", "work": asdict(at), **reply})
     return found
@@ -134,7 +135,8 @@ def steps_of(work: Work, link: Link) -> int:
     """Minibatches that take about as long as is to be timed."""
     travels = 2 * (work.parts - 1) * link.latency_s
     content = work.batch * work.hidden * 4 * 8 / link.bits_per_s
-    return max(FEWEST, min(MOST, round(TIMED_S / (travels + 2 * content + 0.03))))
+    computes = 0.03 + work.device_ms * 1e-3
+    return max(FEWEST, min(MOST, round(TIMED_S / (travels + 2 * content + computes))))
 
 
 def few_in_flight(work: Work, link: Link) -> int:
@@ -148,7 +150,8 @@ def many_in_flight(work: Work, link: Link) -> int:
     """About as many as fill the way there and back."""
     travels = 2 * (work.parts - 1) * link.latency_s
     content = work.batch * work.hidden * 4 * 8 / link.bits_per_s
-    return min(MOST_IN_FLIGHT, work.parts + 1 + round(travels / max(0.015, content)))
+    slowest = max(0.015, content, work.device_ms * 1e-3 / work.parts)
+    return min(MOST_IN_FLIGHT, work.parts + 1 + round(travels / slowest))
 
 
 def trials_of(work: Work, link: Link, given: argparse.Namespace) -> list[Trial]:
@@ -278,7 +281,11 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def _lines(given: argparse.Namespace) -> Iterator[Line]:
     work = Work(
-        data=given.data, hidden=given.hidden, batch=given.batch, minibatches=given.minibatches
+        data=given.data,
+        hidden=given.hidden,
+        batch=given.batch,
+        minibatches=given.minibatches,
+        device_ms=given.device_ms,
     )
     if "plain" in given.kinds:
         yield from plain(work, given.rates)
@@ -319,6 +326,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
         "--sysctl", type=json.loads, default=SYSCTL, help="of the hosts' kernels, as JSON"
     )
     parser.add_argument("--hidden", type=int, default=Work.hidden)
+    parser.add_argument("--device-ms", type=float, default=0.0, help="slept, for a minibatch")
     parser.add_argument("--batch", type=int, default=Work.batch)
     parser.add_argument("--minibatches", type=int, default=Work.minibatches)
     parser.add_argument("--out", type=Path, default=RESULTS)

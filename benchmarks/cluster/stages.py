@@ -60,6 +60,8 @@ class Work:
             nothing after ``minibatches``.
         rising: Minibatches.
         minibatches: Of a training from beginning to end.
+        device_ms: Milliseconds that devices sleep for a minibatch, all parts together, a third
+            forward. It stands for what they compute, where there are fewer cores than parts.
         warm_up, steps: Minibatches of other runs that are not timed, and that are.
     """
 
@@ -72,6 +74,7 @@ class Work:
     momentum: float = 0.9
     rising: int = 100
     minibatches: int = 1200
+    device_ms: float = 0.0
     warm_up: int = 8
     steps: int = 40
 
@@ -85,13 +88,41 @@ class Work:
         return [2 * (k * self.layers // parts) for k in range(parts)] + [2 * self.layers + 1]
 
 
+class _Sleep(torch.autograd.Function):
+    """Sleeps for a time a row, twice as long on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, row_s: float) -> Tensor:
+        ctx.row_s = row_s
+        time.sleep(row_s * len(x))
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *dy: Tensor) -> tuple[Tensor, None]:
+        time.sleep(2 * ctx.row_s * len(dy[0]))
+        return dy[0], None
+
+
+class Timed(nn.Module):
+    """ReLU on a device that takes so many seconds a row in training, both ways together."""
+
+    def __init__(self, row_s: float) -> None:
+        super().__init__()
+        self._row_s = row_s
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(x)
+        return _Sleep.apply(x, self._row_s / 3) if self.training else x
+
+
 def network(work: Work) -> nn.Sequential:
     """Linear maps and ReLU, and a linear map to the classes; the same in every process."""
     torch.manual_seed(SEED)
     blocks: list[nn.Module] = []
     wide = 784
     for _ in range(work.layers):
-        blocks += [nn.Linear(wide, work.hidden), nn.ReLU()]
+        slept = work.device_ms * 1e-3 / work.layers / work.batch
+        blocks += [nn.Linear(wide, work.hidden), Timed(slept) if slept else nn.ReLU()]
         wide = work.hidden
     return nn.Sequential(*blocks, nn.Linear(wide, CLASSES))
 

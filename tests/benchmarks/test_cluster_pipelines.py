@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict, replace
 
 import pytest
+import torch
 
 import geartrain as gt
 from benchmarks.cluster import hosts as bench
 from benchmarks.cluster.hosts import Hosts, Link
 from benchmarks.cluster.pipelines import few_in_flight, many_in_flight, peers, steps_of, table
-from benchmarks.cluster.stages import Work, answers, first_to_reach, ours, plain
+from benchmarks.cluster.stages import Timed, Work, answers, first_to_reach, ours, plain
 
 SMALL = Work(hidden=8, layers=4, batch=4, rate=0.01, rising=3, minibatches=12, warm_up=2, steps=10)
 MISSING = bench.unavailable()
@@ -41,6 +43,18 @@ def test_without_late_gradients_our_losses_are_those_of_plain_training() -> None
         drained = ours(SMALL, system, runtime, "stashed")
         assert drained["loss"] == pytest.approx(sum(wanted["losses"][2:]) / 10, rel=1e-5)
         assert set(drained["staleness"].values()) == {0.0}
+
+
+def test_a_device_that_takes_its_time_changes_no_number() -> None:
+    wanted, found = plain(SMALL), plain(replace(SMALL, device_ms=1.0))
+    assert found["losses"] == wanted["losses"]
+    assert found["test_loss"] == wanted["test_loss"]
+    stage = Timed(1e-3)
+    x = torch.randn(4, 2, requires_grad=True)
+    began = time.perf_counter()
+    stage(x).sum().backward()
+    assert time.perf_counter() - began >= 4e-3
+    assert (x.grad == (x > 0)).all()
 
 
 def test_gradients_are_late_in_the_first_part_alone() -> None:
