@@ -52,7 +52,7 @@ from geartrain.nodes.loop.values import (
     AbstractValue,
     Detached,
     Grouped,
-    Joined,
+    SideBySide,
     SomeColumns,
     Stored,
 )
@@ -267,7 +267,7 @@ class _Builder:
         if isinstance(operator, Grouping):
             found = Grouped(number, sources[0], operator.how)
         elif isinstance(operator, Joining):
-            found = Joined(number, sources, operator.how)
+            found = SideBySide(number, sources, operator.how)
         elif isinstance(operator, Splitting):
             found = SomeColumns(number, sources[0], operator.sizes, port)
         else:
@@ -292,7 +292,7 @@ class _Builder:
             other = copy.copy(operator)
             other.how = "tuple"
             made = other.make(place, None)
-            assert isinstance(made, JoinNode) and isinstance(joined, Joined)
+            assert isinstance(made, JoinNode) and isinstance(joined, SideBySide)
             return JoinStage(made, joined, len(operator.sources))
         made = operator.make(place, None)
         if isinstance(operator, Grouping):

@@ -56,7 +56,7 @@ class Recorded:
 
 @final
 @dataclass(slots=True)
-class _Line:
+class _EventLine:
     """Sums over firings, each of so many rows and seconds, and of the time beside them."""
 
     firings: int = 0
@@ -120,7 +120,7 @@ def recorded(events: Sequence[Mapping[str, Any]]) -> Recorded:
             "no epoch of training has ended in this log, so nothing is known of its costs; record "
             "a run of two epochs or more"
         )
-    lines: dict[str, _Line] = {}
+    lines: dict[str, _EventLine] = {}
     for work, _ in pairs:
         _count(work, lines)
     return Recorded(
@@ -133,7 +133,7 @@ def recorded(events: Sequence[Mapping[str, Any]]) -> Recorded:
     )
 
 
-def _count(work: Mapping[str, Any], lines: dict[str, _Line]) -> None:
+def _count(work: Mapping[str, Any], lines: dict[str, _EventLine]) -> None:
     """Add the firings of a pass, and to those of each worker its time beside them."""
     for worker, waited in enumerate(work["waiting"]):
         own = [node for node in work["nodes"] if node["worker"] == worker]
@@ -141,7 +141,7 @@ def _count(work: Mapping[str, Any], lines: dict[str, _Line]) -> None:
         fired_s = sum(node["seconds"] for node in own)
         beside_s = max(0.0, work["seconds"] - waited - fired_s)
         for node in own:
-            line = lines.setdefault(_name(node), _Line())
+            line = lines.setdefault(_name(node), _EventLine())
             line.add(node)
             line.beside_s += beside_s * node["firings"] / firings
 

@@ -32,7 +32,7 @@ from geartrain.nodes.control import AbstractStep
 from geartrain.nodes.gather import Group, JoinNode
 from geartrain.nodes.loop.members import Members, Sides
 from geartrain.nodes.loop.tensors import Numbers
-from geartrain.nodes.loop.values import AbstractValue, Grouped, Joined, Stored
+from geartrain.nodes.loop.values import AbstractValue, Grouped, SideBySide, Stored
 from geartrain.nodes.structure import Flatmap
 
 Passed: TypeAlias = list[tuple[tuple[int, int], IntArray]]
@@ -226,7 +226,7 @@ class GroupStage(AbstractStage):
 class JoinStage(AbstractStage):
     """Rows of several ports become rows of a joined value."""
 
-    def __init__(self, node: JoinNode, value: Joined, ports: int) -> None:
+    def __init__(self, node: JoinNode, value: SideBySide, ports: int) -> None:
         super().__init__(ports)
         self._node, self._value = node, value
         self._sides = Sides(node, ports)

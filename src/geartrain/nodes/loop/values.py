@@ -2,7 +2,7 @@
 
     Stored         rows of a buffer: what entered, what modules made
     Grouped        some rows of another value, made one: stacked, summed, ...
-    Joined         rows of several values side by side
+    SideBySide     rows of several values side by side
     SomeColumns    some columns of another value
     Detached       another value whose gradient goes no further
 
@@ -119,7 +119,7 @@ class Grouped(AbstractValue):
 
 
 @final
-class Joined(AbstractValue):
+class SideBySide(AbstractValue):
     """Rows of several values side by side."""
 
     def __init__(
