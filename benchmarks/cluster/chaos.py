@@ -257,7 +257,13 @@ def resident_mib() -> float:
 
 
 def chaos(
-    way: Way, workers: int, seconds: float, faults: int, seed: int = 0, legs: int = 1
+    way: Way,
+    workers: int,
+    seconds: float,
+    faults: int,
+    seed: int = 0,
+    legs: int = 1,
+    instances: int = 400,
 ) -> dict[str, Any]:
     """Undisturbed and disturbed runs in turn.
 
@@ -267,12 +273,13 @@ def chaos(
         faults: Of all of them together.
         seed: Of weights, order and faults.
         legs: Into so many runs each is cut.
+        instances: Of an epoch.
 
     Returns:
         What came of it, as JSON.
     """
     draw = random.Random(seed)
-    bench = Bench(way, workers, seed, 400)
+    bench = Bench(way, workers, seed, instances)
     bench.epoch()  # workers, kernels and optimisers are there
     calm: list[Run] = []
     rough: list[Run] = []

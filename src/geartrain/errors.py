@@ -75,10 +75,17 @@ class WorkerDiedError(WorkerError):
         message: Who, how, and what to do.
         worker: Its number; None: it is not known, or all.
         how: Who and how alone; None: the message.
+        at_s: When, in seconds of the pass; None: just now.
     """
 
-    def __init__(self, message: str, worker: int | None = None, how: str | None = None):
-        self.worker, self.how = worker, message if how is None else how
+    def __init__(
+        self,
+        message: str,
+        worker: int | None = None,
+        how: str | None = None,
+        at_s: float | None = None,
+    ):
+        self.worker, self.how, self.at_s = worker, message if how is None else how, at_s
         super().__init__(message)
 
 

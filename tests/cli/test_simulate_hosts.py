@@ -16,16 +16,14 @@ def test_hosts_over_links_are_a_table_and_json(geartrain, tmp_path):
     )  # fmt: skip
     assert found.status == 0, found.err
     found = geartrain(
-        "simulate", "listreduce", *FEW, "--recorded", run, "--hosts", "1,3", "--mixer", "weights",
+        "simulate", "listreduce", *FEW, "--recorded", run, "--hosts", "3", "--mixer", "weights",
         "--link", "1ms,1GB", "--link", "50ms,1MB", "--json",
     )  # fmt: skip
     assert found.status == 0, found.err
     told = {(x["link"], x["as"], x["hosts"]): x for x in found.json["forecasts"]}
     ways = ("parts", "copies, weights", "copies, all-reduce")
     links = ("1ms,1GB", "50ms,1MB")
-    assert set(told) == {(link, way, n) for link in links for way in ways for n in (1, 3)}
-    alone = [told[link, way, 1]["instances_per_second"] for link in links for way in ways]
-    assert max(alone) == pytest.approx(min(alone)), "one host has no links"
+    assert set(told) == {(link, way, n) for link in links for way in ways for n in (3,)}
     near, far = (told[link, "copies, all-reduce", 3] for link in links)
     assert near["instances_per_second"] > far["instances_per_second"] > 0
     assert near["bytes_per_instance"] == far["bytes_per_instance"] > 0

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from geartrain.engine.advice import Machine, Plan, Sampled, Ways, advise
+from geartrain.engine.advice import Advice, Machine, Sampled, Ways, advise
 
 TWO = Machine(cores=2)
 
@@ -39,7 +39,7 @@ def spread(seen: Sampled, *workers: list[list[int]]) -> Ways:
 def test_balanced_parts_of_a_pipeline_get_two_worker_processes():
     seen = measured(26, 24, 25, 25)
     plan = advise(seen, TWO, spread(seen, [[0, 1], [2, 3]]))
-    assert plan == Plan(runtime="processes", workers=2, kernel_threads=1)
+    assert plan == Advice(runtime="processes", workers=2, kernel_threads=1)
     assert plan.speedup == pytest.approx(0.85 * 2)  # both cores are busy, with all of it
     assert plan.why == (
         "two worker processes: of 100 ms an instance parts take 'part 0' 26 %, 'part 2' 25 %, "
@@ -111,14 +111,14 @@ def test_small_firings_that_cost_as_much_as_their_messages_stay_with_one_worker(
 def test_one_core_has_one_worker():
     seen, ways = whole()
     plan = advise(seen, Machine(cores=1), ways)
-    assert plan == Plan(runtime="threads", workers=1, kernel_threads=1)
+    assert plan == Advice(runtime="threads", workers=1, kernel_threads=1)
     assert plan.why == "one worker, as the machine has one core"
 
 
 def test_kernel_threads_go_before_where_they_are_about_as_fast():
     seen = measured(25, 25, 25, 25, kernels=1.6)
     plan = advise(seen, TWO, spread(seen, [[0, 1], [2, 3]]))
-    assert plan == Plan(runtime="threads", workers=1, kernel_threads=2)
+    assert plan == Advice(runtime="threads", workers=1, kernel_threads=2)
     assert "which has 1.60 with 2 kernel threads" in plan.why
 
 

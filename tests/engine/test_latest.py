@@ -86,7 +86,7 @@ def test_turns_of_bundles_that_leave_a_loop_apart_go_back_as_they_came() -> None
         x = torch.rand(2 + k % 3, 3, dtype=torch.float64)
         items.append((x, 1 + k % 4, k % 3))
     graph = gt.Graph(value=("steps", "label"))
-    rounds = graph.loop(name="rounds")
+    rounds = graph.loop(name="rounds", run="steps")
     rounds.join(graph.input("x", bundle=True, step=0))
     done, more = rounds.through(turn, name="turn", inside=True).where(
         lambda m: m.step + 1 >= m.steps

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from geartrain.engine.costs import MESSAGE_S, Cost
+from geartrain.engine.costs import MESSAGE_S, NodeCost
 from geartrain.engine.engine import Engine, Settings, make_parts
 from geartrain.engine.placement import loads
 from geartrain.graph.graph import Graph
@@ -37,7 +37,7 @@ def test_copies_of_a_part_live_on_different_workers_whatever_else_these_have_to_
     x.through(torch.nn.Linear(500, 2), name="small").loss(squares)
     parts = make_parts(made, Rules())
     state = PartCopies({"small": 3}).make(made, parts)
-    costs = {"large": Cost(9.0), "small": Cost(1.0)}
+    costs = {"large": NodeCost(9.0), "small": NodeCost(1.0)}
     home = Engine(made, state.parts, Settings(), 3, costs=costs, sharing=state).nodes_by_worker()
     assert home["large"] == 0
     assert {home["small"], home["small#1"], home["small#2"]} == {0, 1, 2}
@@ -59,7 +59,7 @@ def test_measured_costs_decide_before_numbers_of_parameters():
         squares
     )
     parts = make_parts(made, Rules())
-    costs = {"wide": Cost(0.1), "slow": Cost(5.0), "quick": Cost(0.2)}
+    costs = {"wide": NodeCost(0.1), "slow": NodeCost(5.0), "quick": NodeCost(0.2)}
     home = Engine(made, parts, Settings(), 2, costs=costs).nodes_by_worker()
     assert home["slow"] != home["wide"] == home["quick"]
     assert Engine(made, parts, Settings(), 2).nodes_by_worker()["wide"] == 0
@@ -86,17 +86,19 @@ def row_of_parts(n: int) -> Graph:
     return made
 
 
-def homes(made: Graph, workers: int, costs: dict[str, Cost], placed: dict[str, int] | None = None):
+def homes(
+    made: Graph, workers: int, costs: dict[str, NodeCost], placed: dict[str, int] | None = None
+):
     home = Engine(made, make_parts(made, Rules()), Settings(), workers, placed, costs)
     return home.nodes_by_worker()
 
 
 def test_level_parts_are_shared_out_evenly_and_in_their_order():
-    costs = {f"part {k}": Cost(1.0 + 0.01 * (k % 3), 100, 100) for k in range(4)}
+    costs = {f"part {k}": NodeCost(1.0 + 0.01 * (k % 3), 100, 100) for k in range(4)}
     home = homes(row_of_parts(4), 2, costs)
     workers = [home[f"part {k}"] for k in range(4)]
     assert workers in ([0, 0, 1, 1], [1, 1, 0, 0])  # one wire is cut, not three
-    far = {name: Cost(cost.seconds, 10**5, 10**5) for name, cost in costs.items()}
+    far = {name: NodeCost(cost.seconds, 10**5, 10**5) for name, cost in costs.items()}
     home = homes(row_of_parts(4), 2, far)
     assert len({home[name] for name in costs}) == 1  # 12 s of batches would save 2
 
@@ -104,7 +106,7 @@ def test_level_parts_are_shared_out_evenly_and_in_their_order():
 def test_no_worker_has_much_more_where_the_longest_first_rule_leaves_one_behind():
     # Longest first gives 3 + 3 + 2 and 2 + 2; both may have 6.
     costs = dict(
-        zip([f"part {k}" for k in range(5)], map(Cost, [3.0, 3.0, 2.0, 2.0, 2.0]), strict=True)
+        zip([f"part {k}" for k in range(5)], map(NodeCost, [3.0, 3.0, 2.0, 2.0, 2.0]), strict=True)
     )
     home = homes(row_of_parts(5), 2, costs)
     busy = [sum(costs[n].seconds for n in costs if home[n] == w) for w in range(2)]
@@ -113,13 +115,18 @@ def test_no_worker_has_much_more_where_the_longest_first_rule_leaves_one_behind(
 
 def test_nodes_without_weights_count_where_they_live():
     made = row_of_parts(3)
-    costs = {"part 0": Cost(2.0), "part 1": Cost(1.0), "part 2": Cost(1.0), "map": Cost(2.0)}
+    costs = {
+        "part 0": NodeCost(2.0),
+        "part 1": NodeCost(1.0),
+        "part 2": NodeCost(1.0),
+        "map": NodeCost(2.0),
+    }
     home = homes(made, 2, costs)
     assert home["map"] == home["part 2"] != home["part 0"] == home["part 1"]
 
 
 def test_what_is_placed_by_hand_stays_whatever_it_costs():
-    costs = {f"part {k}": Cost(1.0) for k in range(4)}
+    costs = {f"part {k}": NodeCost(1.0) for k in range(4)}
     home = homes(row_of_parts(4), 2, costs, {"part 0": 1, "part 1": 1, "map": 0})
     assert [home[f"part {k}"] for k in range(4)] == [1, 1, 0, 0]
     assert home["map"] == 0
@@ -127,7 +134,7 @@ def test_what_is_placed_by_hand_stays_whatever_it_costs():
 
 def test_loads_are_seconds_of_nodes_and_of_the_batches_between_workers():
     made = row_of_parts(2)
-    costs = {"part 0": Cost(2.0, 10, 10), "part 1": Cost(1.0, 20, 30)}
+    costs = {"part 0": NodeCost(2.0, 10, 10), "part 1": NodeCost(1.0, 20, 30)}
     engine = Engine(made, make_parts(made, Rules()), Settings(), 2, None, costs)
     carried = (10 + 30) * MESSAGE_S  # part 0 sends on its way forward, part 1 on its way back
     found = loads(engine.wiring, engine.home, 2, costs)

@@ -14,7 +14,7 @@ from tests.rigs.passes import (
     autograd,
 )
 
-pytestmark = RAY
+pytestmark = [*RAY]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -29,7 +29,7 @@ from geartrain.transport.pulse import DEAD_S
 from geartrain.transport.record import Record
 from tests.rigs.left import living, wait_until
 from tests.rigs.pairs import graph_of_pairs, pairs
-from tests.rigs.passes import hosts, processes
+from tests.rigs.passes import Quiet, hosts, one_pass, processes
 
 SLOW = pytest.mark.slow
 VERSION = ".".join(map(str, sys.version_info[:2]))
@@ -100,6 +100,29 @@ def test_a_worker_gets_the_weights_of_its_own_parts_alone():
     first, later = sizes[:2], sizes[2:]
     assert all(whole < size < 1.5 * whole for _, size in first)
     assert all(3 * whole < size < 3.5 * whole for _, size in later)  # with Adam's of one part
+
+
+class Carried(Quiet):
+    """Counts bytes to the parent."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def carried(self, sender, receiver, messages, nbytes):
+        self.nbytes += nbytes if receiver == 2 else 0
+
+
+def test_weights_that_have_not_changed_neither_travel_back_nor_are_written():
+    graph = gt.Graph()
+    map_ = nn.Linear(100, 100)
+    graph.input("x").through(map_, name="a").loss(lambda y: y.square().sum(1))
+    data = [gt.Instance({"x": torch.randn(1, 100)}) for _ in range(3)]
+    runtime = hosts(2)
+    for train, writes in ((False, False), (True, False)):
+        seen, version = Carried(), map_.weight._version
+        one_pass(graph, data, train=train, watch=seen, runtime=runtime)
+        assert (map_.weight._version > version) == writes
+        assert (seen.nbytes > 4 * map_.weight.numel()) == train
 
 
 class Killer(AbstractInstrument):

@@ -76,7 +76,7 @@ def weights(s: gt.Session) -> list[torch.Tensor]:
 
 
 @BOUND
-@pytest.mark.parametrize("where", ["memory", "folder"])
+@pytest.mark.parametrize("where", ["memory", pytest.param("folder", marks=SLOW)])
 def test_a_death_costs_what_was_trained_since_a_state_was_kept(where, tmp_path):
     folder = tmp_path / "kept" if where == "folder" else None
     killer = Killer(at=50)  # some 70 instances into the epoch
@@ -152,6 +152,7 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_no_run(tmp_path, 
 
 
 @BOUND
+@SLOW
 def test_where_a_state_cannot_be_kept_the_one_before_is_gone_back_to(tmp_path):
     class Stop(AbstractInstrument):
         def __init__(self) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -42,12 +43,15 @@ def same(a: gt.Session, b: gt.Session) -> bool:
     return all(x.equal(y) for x, y in zip(weights_of(a), weights_of(b), strict=True))
 
 
-def on(*marks: object) -> object:
-    return lambda test: [test := mark(test) for mark in (*RAY, *marks)][-1]
+def on_a_ray(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that wants one."""
+    for mark in RAY:
+        test = mark(test)
+    return test
 
 
 @pytest.mark.parametrize("way", ["there", "back"])
-@on()
+@on_a_ray
 def test_a_run_begun_on_ray_resumes_elsewhere_and_the_reverse(tmp_path, way):
     whole = one_at_a_time(gt.Threads(1))
     whole.fit(pairs(30), epochs=2)
@@ -75,7 +79,7 @@ class Killer(AbstractInstrument):
             self.sent_s = time.monotonic()
 
 
-@on()
+@on_a_ray
 def test_an_actor_that_is_killed_is_told_and_the_next_pass_makes_another():
     session = one_at_a_time(on_ray(2))
     session.fit(pairs(4), epochs=1)
@@ -91,7 +95,7 @@ def test_an_actor_that_is_killed_is_told_and_the_next_pass_makes_another():
     one_at_a_time(on_ray(2)).fit(pairs(4), epochs=1)
 
 
-@on()
+@on_a_ray
 def test_an_actor_that_is_stopped_does_not_answer_and_its_process_is_ended():
     """Ray tells one that is stopped to end, and takes it for dead; the process would stay."""
     session = one_at_a_time(on_ray(2))
@@ -105,7 +109,7 @@ def test_an_actor_that_is_stopped_does_not_answer_and_its_process_is_ended():
     wait_until(lambda: not living(pids), "all actors have ended")
 
 
-@on()
+@on_a_ray
 def test_a_fit_goes_on_after_a_death_and_ends_as_if_there_had_been_none(monkeypatch):
     monkeypatch.setattr(on_ray(2), "most_deaths", 4)
     undisturbed, disturbed = one_at_a_time(gt.Threads(1)), one_at_a_time(on_ray(2))
@@ -116,7 +120,7 @@ def test_a_fit_goes_on_after_a_death_and_ends_as_if_there_had_been_none(monkeypa
     assert same(undisturbed, disturbed)
 
 
-@on()
+@on_a_ray
 def test_actors_have_names_for_the_dashboard_and_go_with_the_pool():
     one_at_a_time(on_ray(2)).fit(pairs(4), epochs=1)
     on_ray(2)._drop(busy=False)
@@ -135,7 +139,7 @@ def named() -> list[str]:
     return sorted(each["name"] for each in found)
 
 
-@on()
+@on_a_ray
 def test_what_cannot_be_placed_is_told_with_what_there_is():
     one_at_a_time(on_ray(2)).fit(pairs(4), epochs=1)
     greedy = Ray(2, resources={"CPU": 1, "diamond": 1}, wait_s=1.0)
@@ -145,7 +149,7 @@ def test_what_cannot_be_placed_is_told_with_what_there_is():
     assert "PENDING" not in {group["state"] for group in table}
 
 
-@on()
+@on_a_ray
 def test_resources_follow_parts_to_their_workers():
     runtime = Ray(2, resources={"CPU": 0.1}, parts={"a": {"CPU": 0.2}}, wait_s=30.0)
     graph = gt.Graph()
@@ -158,7 +162,7 @@ def test_resources_follow_parts_to_their_workers():
     runtime.close()
 
 
-@on()
+@on_a_ray
 def test_the_file_for_a_cloud_is_one_of_rays():
     yaml, jsonschema = (importlib.import_module(name) for name in ("yaml", "jsonschema"))
     autoscaler = Path(importlib.import_module("ray.autoscaler").__file__).parent

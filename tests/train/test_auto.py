@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 import geartrain as gt
-from geartrain.engine.advice import Machine, Plan, Sampled, Ways
+from geartrain.engine.advice import Advice, Machine, Sampled, Ways
 from geartrain.engine.instrument import Chosen
 from geartrain.train import auto
 
-ONE = Plan(runtime="threads", workers=1, kernel_threads=1, why="one worker")
-SHARED = Plan(runtime="processes", workers=2, kernel_threads=1, way="each", why="shared")
-SPREAD = Plan(runtime="processes", workers=2, kernel_threads=1, why="spread")
-COPIED = Plan(
+ONE = Advice(runtime="threads", workers=1, kernel_threads=1, why="one worker")
+SHARED = Advice(runtime="processes", workers=2, kernel_threads=1, way="each", why="shared")
+SPREAD = Advice(runtime="processes", workers=2, kernel_threads=1, why="spread")
+COPIED = Advice(
     runtime="threads", workers=2, kernel_threads=1, way="copies", part="first", why="copied"
 )
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import geartrain as gt
-from geartrain.engine.costs import Cost
+from geartrain.engine.costs import NodeCost
 from geartrain.engine.instrument import Fired, Progress, Updated
 from geartrain.engine.worker import Firing
 from geartrain.parts.part import PartState
@@ -81,7 +81,7 @@ def test_firings_and_steps_carry_the_time_of_the_run(recorder):
         Fired(0, "a", "p", "backward", 5, 11.0, 11.5),
         Updated(1, "p", 3, 12, 12.0),
     ]
-    assert watch.work.costs() == {"a": Cost(0.75, 1, 1)}
+    assert watch.work.costs() == {"a": NodeCost(0.75, 1, 1)}
     assert watch.updates == {"p": 1} and watch.now_s == 1.5
 
 
@@ -108,4 +108,4 @@ def test_one_firing_that_took_long_is_not_what_a_node_costs():
     for seconds in (9.0, 0.5, 0.5, 0.5, 0.5):
         work.fired(0, Firing("a", "p", True, 10), seconds)
     work.fired(0, Firing("few", "p", True, 10), 9.0)
-    assert work.costs() == {"a": Cost(2.5, 5, 0), "few": Cost(9.0, 1, 0)}
+    assert work.costs() == {"a": NodeCost(2.5, 5, 0), "few": NodeCost(9.0, 1, 0)}

@@ -194,7 +194,7 @@ def _foreseen(
     def make(runtime: Simulated, instruments: Sequence[AbstractInstrument]) -> Session:
         return make_session(settings, task, instruments, runtime)
 
-    return forecast(make, some, settings.workers, costs)
+    return forecast(make, some, settings.workers, costs, epochs=2)  # after the ramp
 
 
 def _show(found: Sequence[Mapping[str, Any]], *, to_stderr: bool) -> None:

@@ -1,7 +1,7 @@
 """Which runtime, how many workers and what way to share weights would be best, as measured.
 
     what the first instances cost one worker ─┐
-    how parts can be placed, what is refused ─┼─► expected times of one worker ─► Plan, and why
+    how parts can be placed, what is refused ─┼─► expected times of one worker ─► Advice, and why
     the machine ──────────────────────────────┘
 
 Each way is reckoned by the worker with most to do, by the program that admits instances, and by all
@@ -120,7 +120,7 @@ class Ways:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Advice:
     """What is to be done.
 
     Args:
@@ -147,7 +147,7 @@ def advise(
     ways: Ways,
     most: int | None = None,
     max_staleness: float = MAX_STALENESS,
-) -> Plan:
+) -> Advice:
     """The best way that pays.
 
     Args:
@@ -189,7 +189,7 @@ def advise(
 
 def _candidates(
     seen: Sampled, machine: Machine, ways: Ways, most: int, max_staleness: float
-) -> Iterator[Plan]:
+) -> Iterator[Advice]:
     cores = machine.cores
     parent_s = max(0.0, seen.seconds - seen.firing_s)
     processes = machine.processes is None
@@ -241,8 +241,8 @@ def _plan(
     *,
     part: str = "",
     threads: bool = False,
-) -> Plan:
-    return Plan(
+) -> Advice:
+    return Advice(
         runtime="threads" if threads or machine.processes is not None else "processes",
         workers=workers,
         kernel_threads=max(1, machine.cores // workers),
@@ -252,14 +252,14 @@ def _plan(
     )
 
 
-def _one_worker(seen: Sampled, cores: int) -> Plan:
+def _one_worker(seen: Sampled, cores: int) -> Advice:
     """With all cores in its kernels, if that was faster."""
     if cores > 1 and seen.kernels > 1.05:
-        return Plan(runtime="threads", workers=1, kernel_threads=cores, speedup=seen.kernels)
-    return Plan(runtime="threads", workers=1, kernel_threads=1)
+        return Advice(runtime="threads", workers=1, kernel_threads=cores, speedup=seen.kernels)
+    return Advice(runtime="threads", workers=1, kernel_threads=1)
 
 
-def _saved_s(seen: Sampled, one: Plan, best: Plan) -> float | None:
+def _saved_s(seen: Sampled, one: Advice, best: Advice) -> float | None:
     """Seconds of training that the better plan saves; None: nobody knows how much is left."""
     if seen.left is None or best.runtime != "processes":
         return None
@@ -289,7 +289,7 @@ def _shares(seen: Sampled) -> str:
 _NAMED: Final = 4
 
 
-def _called(plan: Plan) -> str:
+def _called(plan: Advice) -> str:
     if plan.workers == 1:
         kernels = f" with {plan.kernel_threads} kernel threads" if plan.kernel_threads > 1 else ""
         return f"one worker{kernels}"
@@ -307,8 +307,8 @@ def _called(plan: Plan) -> str:
 _NUMBERS: Final = {2: "two", 3: "three", 4: "four"}
 
 
-def _told(plan: Plan, why: str) -> Plan:
-    return Plan(
+def _told(plan: Advice, why: str) -> Advice:
+    return Advice(
         runtime=plan.runtime,
         workers=plan.workers,
         kernel_threads=plan.kernel_threads,

@@ -21,7 +21,7 @@ from torch import nn
 from geartrain.bounds import ACTIVE, MOST_ACTIVE, MOST_ROWS, ROWS, require_at_most
 from geartrain.device import require_device
 from geartrain.engine.controller import AbstractRamp, ControllerState, Ramp
-from geartrain.engine.costs import Cost
+from geartrain.engine.costs import NodeCost
 from geartrain.engine.instrument import AbstractMeter
 from geartrain.engine.mailbox import AbstractPolicy, Sweeps
 from geartrain.engine.order import standings
@@ -109,7 +109,7 @@ class MadeOf:
     settings: Settings
     workers: int
     placement: Mapping[str, int]
-    costs: Mapping[str, Cost]
+    costs: Mapping[str, NodeCost]
     sharing: AbstractSharingState
 
     def engine(self, trained: int) -> Engine:
@@ -158,7 +158,7 @@ class Engine:
         settings: Settings,
         workers: int = 1,
         placement: Mapping[str, int] | None = None,
-        costs: Mapping[str, Cost] | None = None,
+        costs: Mapping[str, NodeCost] | None = None,
         trained: int = 0,
         sharing: AbstractSharingState | None = None,
     ) -> None:
@@ -249,7 +249,7 @@ class Engine:
         return [Owner(in_place_of(function, module, w.module), w) for w in weights]
 
     def _homes(
-        self, workers: int, placement: Mapping[str, int], costs: Mapping[str, Cost]
+        self, workers: int, placement: Mapping[str, int], costs: Mapping[str, NodeCost]
     ) -> dict[int, int]:
         """Node number to worker."""
         if not self.sharing.apart:

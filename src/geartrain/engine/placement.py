@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NoReturn, TypeAlias, final
 
-from geartrain.engine.costs import MESSAGE_S, NOTHING, Cost
+from geartrain.engine.costs import MESSAGE_S, NOTHING, NodeCost
 from geartrain.graph.wiring import Wiring
 from geartrain.nodes.node import AbstractNode
 from geartrain.parts.part import PartState
@@ -29,7 +29,7 @@ def place(
     parts: Mapping[str, PartState],
     workers: int,
     by_hand: Mapping[str, int],
-    costs: Mapping[str, Cost],
+    costs: Mapping[str, NodeCost],
     among: Collection[int] | None = None,
 ) -> dict[int, int]:
     """Node number to worker.
@@ -71,7 +71,7 @@ def place(
 
 
 def loads(
-    wiring: Wiring, home: Mapping[int, int], workers: int, costs: Mapping[str, Cost]
+    wiring: Wiring, home: Mapping[int, int], workers: int, costs: Mapping[str, NodeCost]
 ) -> list[float]:
     """Seconds of each worker where nodes live so, batches from worker to worker among them."""
     found = [0.0] * workers
@@ -85,7 +85,7 @@ def loads(
 
 
 def shares(
-    wiring: Wiring, by_hand: Mapping[str, int], costs: Mapping[str, Cost]
+    wiring: Wiring, by_hand: Mapping[str, int], costs: Mapping[str, NodeCost]
 ) -> dict[Block, float]:
     """Parts that live together, and seconds of their nodes and of those beside them."""
     groups, whole = _groups(wiring.nodes)
@@ -199,7 +199,7 @@ def _weights_by_cost(
     groups: Mapping[str, Sequence[AbstractNode]],
     blocks: Sequence[Block],
     by_hand: Mapping[str, int],
-    costs: Mapping[str, Cost],
+    costs: Mapping[str, NodeCost],
 ) -> dict[Block, float]:
     """Seconds of each block, with those of the nodes that will live beside it."""
     beside = _beside(wiring, nodes, groups, blocks, by_hand)
@@ -216,7 +216,7 @@ def _crossings(
     groups: Mapping[str, Sequence[AbstractNode]],
     blocks: Sequence[Block],
     by_hand: Mapping[str, int],
-    costs: Mapping[str, Cost],
+    costs: Mapping[str, NodeCost],
 ) -> dict[tuple[Block, Block], float]:
     """Seconds of the batches that go from block to block."""
     beside = _beside(wiring, nodes, groups, blocks, by_hand)
@@ -229,7 +229,7 @@ def _crossings(
     return found
 
 
-def _wires(wiring: Wiring, costs: Mapping[str, Cost]) -> Iterator[tuple[int, int, float]]:
+def _wires(wiring: Wiring, costs: Mapping[str, NodeCost]) -> Iterator[tuple[int, int, float]]:
     """Nodes that send to one another, and what their batches cost where they live apart."""
     for (source, _), (reader, _) in wiring.readers.items():
         writers, readers = wiring.copies[source], wiring.copies[reader]

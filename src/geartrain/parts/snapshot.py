@@ -314,18 +314,20 @@ def take_over(
     """Have the part go on from where it has got in another process.
 
     Nothing is checked, as the process is one of ours. Of the optimiser's state what both processes
-    have in one memory stays where it is.
+    have in one memory stays where it is, and weights that are the same are not written to: a graph
+    of autograd's that has seen them stays good.
 
     Args:
         part: As it was when the other process began; its weights may be those of now already.
         tensors, document: What ``parts_to_tensors`` gave there, of this part.
-        shared: Names of tensors that are in memory that both have, and are missing in ``tensors``.
+        shared: Names of tensors that are as they are here, as they lie in memory that both have or
+            have not been stepped; they are missing in ``tensors``.
     """
     before, _ = parts_to_tensors({part.name: part})
     found = inside({**{name: before[name] for name in shared}, **tensors}, f"{part.name}/")
     sent = {name.partition("/")[2]: x for name, x in tensors.items()}
     part.abandon()
-    part.module.load_state_dict(inside(sent, "weights/"), strict=False)
+    _renew_weights(part, inside(sent, "weights/"))
     entry = read(PartEntry, document, "it")
     if part.optimizer is not None and entry.optimizer is not None:
         _continue_optimizer(part.optimizer, inside(found, "optimizer/"), entry.optimizer)
@@ -336,6 +338,18 @@ def take_over(
     view = None if entry.view is None else part.check_view(held, entry.view)
     gradients = inside(found, "gradient/")
     _put_counts(part, FoundPart({}, entry, None, scheduler, gradients, held, view))
+
+
+def _renew_weights(part: PartState, weights: Mapping[str, Tensor]) -> None:
+    now = part.module.state_dict()
+    changed = {key: x for key, x in weights.items() if not _same_bits(now[key], x)}
+    if changed:
+        part.module.load_state_dict(changed, strict=False)
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    """As the sign of a zero counts as well."""
+    return a.reshape(-1).view(torch.uint8).equal(b.reshape(-1).view(torch.uint8))
 
 
 def _continue_optimizer(

@@ -27,6 +27,9 @@ from geartrain.runtime.interrupt import Interruptible
 from geartrain.sharing.letters import Letter
 from geartrain.sharing.sharing import AbstractSharingState
 
+_ROUNDING: Final = 1e-12
+"""Of seconds, which are added up pass by pass."""
+
 _COPY: Final = re.compile(r"#\d+")
 
 
@@ -265,15 +268,13 @@ class _Clockwork:
         """What has happened in earlier segments is so; the rest will come."""
         if not (self._engine.sharing.talks and self._engine.controller.training):
             return
-        began = self._engine.began_s
+        began = self._engine.began_s * (1 + _ROUNDING)
         here: dict[int, bool] = {}
         for event in self._runtime.events:
             if not isinstance(event, Pause) and event.at_s <= began:
-                here[event.worker] = isinstance(event, Join)
-            elif isinstance(event, Join):
-                here.setdefault(event.worker, False)
+                here[self._first_of(event.worker)] = isinstance(event, Join)
             elif not isinstance(event, Pause):
-                here.setdefault(event.worker, True)
+                here.setdefault(self._first_of(event.worker), not isinstance(event, Join))
         for worker, is_here in here.items():
             self._set_present(worker, is_here)
         for event in self._runtime.events:
@@ -282,6 +283,11 @@ class _Clockwork:
                 self._pause(event.worker, over - began)
             elif event.at_s > began:
                 self._coming.append(event)
+
+    def _first_of(self, w: int) -> int:
+        """The first of the workers that a copy has to itself, which come and go together."""
+        copies = self._engine.copies_on(w)
+        return self._engine.homes_of(copies[0])[0] if copies else w
 
     def _set_present(self, w: int, present: bool) -> bool:
         """Whether copies take part or do not that did not or did."""
@@ -321,7 +327,8 @@ class _Clockwork:
         how = f"worker {w} has died"
         if sum(sharing.present()) < sharing.least:
             raise WorkerDiedError(
-                f"{how}, and fewer than least={sharing.least} copies of the model are left", w, how
+                f"{how}, and fewer than least={sharing.least} copies of the model are left",
+                *(w, how, self._now),
             )
         self._watch.left(w, how, unfinished, self._now)
         return True

@@ -1,6 +1,6 @@
 """``runtime="auto"``: one worker trains the first instances, and what they cost decides.
 
-    warm-up ─► one kernel thread ─► one for each core ─► one again ─► Plan ─► runtime and sharing
+    warm-up ─► one kernel thread ─► one for each core ─► one again ─► Advice ─► runtime and sharing
 
 What is measured is training: nothing is lost by it. How it is decided stands in ``engine.advice``.
 """
@@ -18,8 +18,8 @@ from torch import nn
 
 from geartrain.bounds import MOST_WORKERS, WORKERS, require_at_most
 from geartrain.device import cores
-from geartrain.engine.advice import MAX_STALENESS, Machine, Plan, Sampled, Ways, advise
-from geartrain.engine.costs import NOTHING, Cost
+from geartrain.engine.advice import MAX_STALENESS, Advice, Machine, Sampled, Ways, advise
+from geartrain.engine.costs import NOTHING, NodeCost
 from geartrain.engine.engine import Engine
 from geartrain.engine.placement import loads, shares
 from geartrain.graph.graph import Graph
@@ -111,7 +111,7 @@ class Choice:
         alone: str | None = None,
     ) -> None:
         self._placement = placement
-        self.plan: Plan | None = None
+        self.plan: Advice | None = None
         self._stale = math.inf if isinstance(way, SharedWeights) else auto.max_staleness
         self._way, self._refused, self._alone = way, refused, alone
         self._cores = auto.cores or cores()
@@ -157,11 +157,11 @@ class Choice:
             self._seen += [self._now] * counts
             self._now = _Probe()
 
-    def costs(self) -> dict[str, Cost]:
+    def costs(self) -> dict[str, NodeCost]:
         """Of nodes, by what one worker with one kernel thread has done."""
         return self._seen[-1].work.costs() if self._seen else {}
 
-    def decide(self, engine: Engine, left: int | None) -> Plan:
+    def decide(self, engine: Engine, left: int | None) -> Advice:
         """Choose.
 
         Args:
@@ -174,7 +174,7 @@ class Choice:
             plan = advise(nothing, machine, Ways(spread="", shared=None), self.most)
             if self._alone:
                 why = f"one worker, as {self._alone}"
-                plan = Plan(runtime="threads", workers=1, kernel_threads=self._cores, why=why)
+                plan = Advice(runtime="threads", workers=1, kernel_threads=self._cores, why=why)
             self.plan = plan
             return plan
         first, many, last = (probe.seconds / probe.instances for probe in self._seen)
@@ -188,7 +188,7 @@ class Choice:
             runtime: Literal["threads", "processes"] = "threads" if refused else "processes"
             why = f"{named + 1} workers, as the placement names them; else {plan.why}"
             kernel_threads = max(1, self._cores // (named + 1))
-            self.plan = Plan(
+            self.plan = Advice(
                 runtime=runtime, workers=named + 1, kernel_threads=kernel_threads, why=why
             )
         return self.plan
@@ -200,7 +200,7 @@ class Choice:
             return Processes(workers, kernel_threads=kernel_threads)
         return Threads(workers, kernel_threads=kernel_threads)
 
-    def make_runtime(self, plan: Plan) -> AbstractRuntime:
+    def make_runtime(self, plan: Advice) -> AbstractRuntime:
         """The runtime of a plan."""
         if plan.runtime == "processes":
             return Processes(plan.workers, kernel_threads=plan.kernel_threads)
@@ -208,7 +208,7 @@ class Choice:
 
     def make_sharing(
         self,
-        plan: Plan,
+        plan: Advice,
         graph: Graph,
         parts: Mapping[str, PartState],
         lock: MakeLock | None,

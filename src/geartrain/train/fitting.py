@@ -311,8 +311,6 @@ class Fitting:
         s, at = self._s, self._s.position
         measures = self._measures()
         limit = self._limit(measures)
-        keep, restart = self._keep, self._restart
-        pauses = keep is not None and restart is not None and keep.seconds is not None
         with self._counted():
             engine = s.ready(self._source, fresh=True)
         engine.begin(train=True)
@@ -328,7 +326,7 @@ class Fitting:
             at.taken,
             lambda: at.sums,
             on_left=self._went_on,
-            on_finished=self._pausing(feeder) if pauses else None,
+            on_finished=self._pausing(feeder),
         )
         began, began_s = engine.controller.trained, time.perf_counter()
         try:
@@ -341,8 +339,8 @@ class Fitting:
         except WorkerDiedError as death:
             if feeder.closed:  # somebody wants to leave
                 raise
-            virtual = s.runtime.virtual
-            self._go_back(death, engine, watch.now_s if virtual else time.perf_counter() - began_s)
+            now_s = time.perf_counter() - began_s if death.at_s is None else death.at_s
+            self._go_back(death, engine, now_s)
             return None
         self._account(engine, feeder, watch, seconds, began)
         self._rest(engine)
@@ -380,9 +378,8 @@ class Fitting:
         if self._every is not None:
             until_next.append(self._every - at.taken % self._every)
         until_next += [point - at.taken for point in self._points[:-1] if point > at.taken][:1]
-        keep, restart = self._keep, self._restart
-        if keep is not None and restart is not None and keep.every is not None:
-            until_next.append(max(1, keep.every - (at.trained - restart.trained)))
+        if self._keep is not None and self._keep.every is not None and self._restart is not None:
+            until_next.append(max(1, self._keep.every - (at.trained - self._restart.trained)))
         if measures is not None:
             wanted = MOST_MEASURED if measures == "in flight" else measured_instances(most)
             if measures == "choice":
@@ -469,11 +466,12 @@ class Fitting:
         )
         tell_restored(s.instruments, event)
 
-    def _pausing(self, feeder: AbstractFeeder) -> Callable[[float], None]:
-        """Ends a segment when it is time to keep a state."""
-        assert self._keep is not None and self._keep.seconds is not None
-        assert self._restart is not None
-        left = self._restart.train_seconds + self._keep.seconds - self._s.position.train_seconds
+    def _pausing(self, feeder: AbstractFeeder) -> Callable[[float], None] | None:
+        """Ends a segment when it is time to keep a state; None: that goes by no clock."""
+        keep, restart = self._keep, self._restart
+        if keep is None or keep.seconds is None or restart is None:
+            return None
+        left = restart.train_seconds + keep.seconds - self._s.position.train_seconds
 
         def look(now_s: float) -> None:
             if now_s >= left:

@@ -86,8 +86,10 @@ class _Seen(AbstractInstrument):
         self.ended = event
 
 
-def forecast(make: MakeSession, data: Sequence[Any], hosts: int, costs: Costs) -> Forecast:
-    """Train one epoch on so many imagined hosts.
+def forecast(
+    make: MakeSession, data: Sequence[Any], hosts: int, costs: Costs, *, epochs: int = 1
+) -> Forecast:
+    """Train on so many imagined hosts.
 
     Args:
         make: Called with the runtime and with instruments, makes a session that has both.
@@ -95,12 +97,13 @@ def forecast(make: MakeSession, data: Sequence[Any], hosts: int, costs: Costs) -
             wait, weigh little.
         hosts: How many workers, each on a host of its own.
         costs: Of firings, such as ``Recorded.costs``, and of links.
+        epochs: The last one counts. Take two where instances in flight ramp up in the first.
     """
     seen = _Seen()
     if costs.bytes_per_s is None:  # a link all the same, whose bytes are counted
         costs = replace(costs, bytes_per_s=math.inf)
     session = make(Simulated(hosts, costs=costs), [seen])
-    session.fit(data, epochs=1)
+    session.fit(data, epochs=epochs)
     worked, ended = seen.worked, seen.ended
     assert worked is not None and ended is not None
     histograms = [each.histogram for each in ended.staleness.values()]

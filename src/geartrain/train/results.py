@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, final
 
 from geartrain.bounds import MOST_ACTIVE, MOST_WORKERS
-from geartrain.engine.advice import Plan, Way
+from geartrain.engine.advice import Advice, Way
 from geartrain.engine.instrument import (
     EpochEnded,
     PartStaleness,
@@ -150,7 +150,7 @@ class Position:
     best: float | None = None
     best_of: str | None = None
     in_flight: int | None = None  # found by ``InFlight``
-    plan: Plan | None = None  # found by ``Auto``
+    plan: Advice | None = None  # found by ``Auto``
 
 
 def staleness_of(histogram: Sequence[int]) -> PartStaleness:
@@ -196,7 +196,7 @@ class StoredEpoch:
 @final
 @dataclass(frozen=True, slots=True)
 class StoredPlan:
-    """A ``Plan`` as JSON has it."""
+    """A ``Advice`` as JSON has it."""
 
     runtime: Literal["threads", "processes"]
     workers: Annotated[int, Range(1, MOST_WORKERS)]
@@ -205,7 +205,7 @@ class StoredPlan:
     part: str
 
 
-def plan_to_json(plan: Plan | None) -> dict[str, Any] | None:
+def plan_to_json(plan: Advice | None) -> dict[str, Any] | None:
     """For a checkpoint."""
     names = [f.name for f in fields(StoredPlan)]
     return None if plan is None else {name: getattr(plan, name) for name in names}
@@ -272,6 +272,6 @@ def position_from_json(at: Any, path: Path | str) -> Position:
             "run, or weights_only=True"
         ) from error
     given = {f.name: getattr(stored, f.name) for f in fields(StoredPosition)}
-    plan = None if stored.plan is None else Plan(**asdict(stored.plan))
+    plan = None if stored.plan is None else Advice(**asdict(stored.plan))
     history = [_epoch(each) for each in stored.history]
     return Position(**{**given, "history": history, "plan": plan})

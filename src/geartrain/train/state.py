@@ -16,8 +16,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from geartrain.engine.advice import Plan
-from geartrain.engine.costs import Cost
+from geartrain.engine.advice import Advice
+from geartrain.engine.costs import NodeCost
 from geartrain.engine.engine import Engine, Settings, original_name, part_names
 from geartrain.engine.instrument import (
     AbstractInstrument,
@@ -105,7 +105,7 @@ class State:
         self.engine: Engine | None = None
         self.plain: Engine | None = None
         self.memories: dict[str, Memory] = {}
-        self.costs: dict[str, Cost] = {}
+        self.costs: dict[str, NodeCost] = {}
         self.met = 0
         self.used = Occupancy()
         self.deaths = Deaths(runtime.most_deaths)
@@ -194,7 +194,7 @@ class State:
         self.put_plan(plan)
         return self.chosen(f"runtime='auto': {plan.why}")
 
-    def put_plan(self, plan: Plan) -> Callable[[], None]:
+    def put_plan(self, plan: Advice) -> Callable[[], None]:
         """Go by a plan from the next pass on; nothing is in flight.
 
         Returns:
@@ -220,7 +220,7 @@ class State:
         self.sharing = made or self.sharing
         if plan.way == "copies" and plan.part in self.costs:
             cost = self.costs[plan.part]
-            share = Cost(cost.seconds / plan.workers, cost.forward, cost.backward)
+            share = NodeCost(cost.seconds / plan.workers, cost.forward, cost.backward)
             names = [copy_name(plan.part, k) for k in range(plan.workers)]
             self.costs = self.costs | dict.fromkeys(names, share)
         self.engine = self.plain = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, final
 
-from geartrain.engine.costs import NOTHING, Cost
+from geartrain.engine.costs import NOTHING, NodeCost
 from geartrain.engine.instrument import Link, NodeWork, Worked
 from geartrain.engine.worker import Firing
 
@@ -97,13 +97,13 @@ class PassWork:
             old = self.links.get(link, (0, 0))
             self.links[link] = old[0] + messages, old[1] + nbytes
 
-    def costs(self) -> dict[str, Cost]:
+    def costs(self) -> dict[str, NodeCost]:
         """What each node has cost."""
-        found: dict[str, Cost] = {}
+        found: dict[str, NodeCost] = {}
         for (_, node, direction), use in self.uses.items():
             forward = use.firings * (direction == "forward")
             backward = use.firings * (direction == "backward")
-            cost = Cost(use.usual_s, forward, backward)
+            cost = NodeCost(use.usual_s, forward, backward)
             found[node] = found.get(node, NOTHING) + cost
         return found
 

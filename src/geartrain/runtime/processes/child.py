@@ -441,10 +441,17 @@ class _Work:
         return {"waited": self._waited_s, "sent": sent}
 
     def _send_parts(self, parts: Mapping[str, PartState]) -> None:
-        """What is in shared memory is there already, and goes by its name alone."""
+        """What is in shared memory, or cannot have changed, goes by its name alone."""
+        trains = self._engine.passing.train
         for name, part in parts.items():
             tensors, document = parts_to_tensors({name: part})
-            sent = {k: x for k, x in tensors.items() if not self._is_shared(x)}
+            weights = {f"{name}/weights/{key}" for key, _ in part.module.named_parameters()}
+            sent = {
+                k: x
+                for k, x in tensors.items()
+                if not self._is_shared(x)
+                and (trains or not (k in weights or k.startswith(f"{name}/optimizer/")))
+            }
             said = {
                 "part": name,
                 "document": document[name],

@@ -74,18 +74,19 @@ class PushSum(AbstractExchange):
 
     def prepare(self, members: Sequence[Member]) -> None:
         super().prepare(members)
-        self.regrouped()
+        self._share_by(self.matrix)
         self._before = [[] for _ in members]
         for me in members:
             me.numbers |= {"omega": 1.0, "pushes": 0}
 
     def regrouped(self) -> None:
-        graph = [m.neighbours for m in self.members]
         present = [m.index for m in self.members if m.present]
-        if self.matrix is not None:
-            self._shares = censored(self.matrix, present)
-        else:
-            self._shares = None if self.rotate else shares(graph)
+        self._share_by(None if self.matrix is None else censored(self.matrix, present))
+
+    def _share_by(self, matrix: Matrix | None) -> None:
+        """What goes to whom, among the neighbours of now."""
+        graph = [m.neighbours for m in self.members]
+        self._shares = matrix if matrix is not None or self.rotate else shares(graph)
         if self._shares is not None:
             check_column_stochastic(self._shares, graph)
 
