@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from geartrain import Graph, Instance, Part, Rules, Session, Simulated, Threads
 from geartrain.errors import GraphError
 from geartrain.nn import auto
-from geartrain.nn.auto import Auto, compare
+from geartrain.nn.auto import MeasuredChoice, compare
 from geartrain.nn.derived import running_again
 from geartrain.nn.program import Program
 from geartrain.nn.registry import REGISTRY
@@ -252,11 +252,11 @@ def test_modules_of_a_class_that_differ_in_a_number_are_traced_each_and_measured
     for gain in (1.25, 2.25, 3.25):
         module = Cell().double()
         module.gain = gain
-        choice = Auto("cell", module, running_again(module), Experience(shared.done))
+        choice = MeasuredChoice("cell", module, running_again(module), Experience(shared.done))
         kernel = [choice.kernel((torch.rand(8, D, dtype=torch.float64),)) for _ in range(3)][-1]
         assert isinstance(kernel, Program)
     assert REGISTRY.traced == before + 3 and len(measured) == 1
-    other = Auto("wide", wide, running_again(wide), Experience(shared.done))
+    other = MeasuredChoice("wide", wide, running_again(wide), Experience(shared.done))
     other.kernel((torch.rand(8, D),))
     assert len(measured) == 2  # of other weights
 
@@ -324,8 +324,8 @@ def test_rows_of_another_kind_run_again() -> None:
     assert choice.kernel((x.double(),)) is choice._first
 
 
-def _choice(module: nn.Module) -> Auto:
-    return Auto("cell", module, running_again(module), Experience())
+def _choice(module: nn.Module) -> MeasuredChoice:
+    return MeasuredChoice("cell", module, running_again(module), Experience())
 
 
 def _sums(module: nn.Module) -> Any:

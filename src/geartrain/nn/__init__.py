@@ -4,7 +4,7 @@ The modules of ``whole`` and ``pipeline`` that users write are exported here as 
 """
 
 from geartrain.nn.attention import AdditiveAttention, DotAttention
-from geartrain.nn.auto import Auto
+from geartrain.nn.auto import MeasuredChoice
 from geartrain.nn.cells import TokenRNN, TreeLSTMBranch, TreeLSTMLeaf
 from geartrain.nn.derived import DerivedKernel
 from geartrain.nn.dropout import RowDropout
@@ -24,7 +24,7 @@ from geartrain.whole.tree.module import WholeTree
 register_torch_kernels()
 register_torch_checks()
 register_derivation(DerivedKernel)
-register_choice(Auto)
+register_choice(MeasuredChoice)
 
 __all__ = [
     "AdditiveAttention",

@@ -55,7 +55,7 @@ _MOST_ROWS: Final = 128
 
 
 @final
-class Auto(AbstractChoice):
+class MeasuredChoice(AbstractChoice):
     """Chooses for one node.
 
     Args:

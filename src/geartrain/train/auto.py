@@ -87,7 +87,7 @@ def measured_instances(max_active: int) -> int:
 
 
 @final
-class Choice:
+class RuntimeChoice:
     """What a session measures before it chooses.
 
     Args:

@@ -38,7 +38,7 @@ from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.threads import Threads
 from geartrain.sharing.alone import Alone
 from geartrain.sharing.sharing import AbstractSharing
-from geartrain.train.auto import Auto, Choice
+from geartrain.train.auto import Auto, RuntimeChoice
 from geartrain.train.checkpoint import Retention, write_checkpoint
 from geartrain.train.fitting import Fitting, require_fit_arguments
 from geartrain.train.in_flight import InFlight
@@ -143,7 +143,7 @@ class Session:
         choice = None
         if runtime == "auto" or isinstance(runtime, Auto):
             auto = runtime if isinstance(runtime, Auto) else Auto()
-            choice = Choice(
+            choice = RuntimeChoice(
                 *(auto, sharing, schedule.placement),
                 *(_why_no_processes(compute), _why_alone(device)),
             )

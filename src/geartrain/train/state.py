@@ -38,7 +38,7 @@ from geartrain.parts.snapshot import parts_to_tensors
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Feeder, OnBadInstance
 from geartrain.runtime.interrupt import asks_data
 from geartrain.sharing.sharing import AbstractSharingState
-from geartrain.train.auto import Choice
+from geartrain.train.auto import RuntimeChoice
 from geartrain.train.checkpoint import Json
 from geartrain.train.copies import sharing_to_tensors
 from geartrain.train.deaths import Deaths, tell_restored
@@ -95,7 +95,7 @@ class State:
         seed: int,
         on_bad: OnBadInstance,
         in_flight: InFlight | None = None,
-        choice: Choice | None = None,
+        choice: RuntimeChoice | None = None,
     ) -> None:
         self.graph, self.runtime, self.settings = graph, runtime, settings
         self.placement, self.instruments, self.sharing = placement, instruments, sharing
