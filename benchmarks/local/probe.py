@@ -53,17 +53,19 @@ class Bill:
     operations: Firings
     forward_bytes: int = 0
     backward_bytes: int = 0
+    latency_s: float = 0.0
+    bytes_per_s: float | None = None
 
     def firing(self, firing: Firing) -> float:
         return self.operations.get((firing.node, firing.forward), 0.0) / OPERATIONS_PER_S
 
-    def travel(self, delivery: Delivery) -> float:
+    def nbytes(self, delivery: Delivery) -> int:
         n = batch_bytes(delivery)
         if isinstance(delivery.batch, Backward):
             self.backward_bytes += n
         else:
             self.forward_bytes += n
-        return 0.0
+        return n
 
     @property
     def costs(self) -> Costs:

@@ -251,7 +251,7 @@ def test_what_the_run_raises_is_one_line_and_its_traceback_is_in_the_log(
     assert "Traceback" in (tmp_path / "run" / "run.log").read_text()
 
 
-def test_a_checkpoint_that_does_not_fit_on_the_disk_is_told_and_the_run_fails(
+def test_a_checkpoint_that_does_not_fit_on_the_disk_ends_no_run_and_is_told_at_its_end(
     geartrain, tmp_path: Path
 ) -> None:
     resource = pytest.importorskip("resource", reason="needs limits on the size of files")
@@ -263,6 +263,8 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk_is_told_and_the_run_fails(
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert failed.status == 1
     assert "safetensors: cannot be written (no file was left there)" in failed.err
+    assert "has no checkpoint of its end" in failed.err
+    assert (tmp_path / "run" / "result.json").exists(), "it has been trained"
     assert "make room" in failed.err
     assert "Traceback" not in failed.err
     assert not list((tmp_path / "run").glob("*.safetensors"))

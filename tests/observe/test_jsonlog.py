@@ -34,6 +34,7 @@ def test_a_run_reads_back_as_it_was_told(tmp_path, told, clock):
         "time_s": 3.0,
         "deaths": 0,
         "repeated": 0,
+        "unsaved": 0,
     }
 
 

@@ -82,6 +82,10 @@ class Costs:
         )
         return fixed + per_row * firing.rows * passes
 
+    def nbytes(self, delivery: Delivery) -> int:
+        """For which a batch occupies its link."""
+        return batch_bytes(delivery)
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -403,7 +407,7 @@ class _Clockwork:
     def _send(self, w: int, to: int, delivery: Delivery) -> None:
         """A link keeps order: a batch leaves, and arrives, after those that were sent before it."""
         link, costs, factor = (w, to), self._runtime.costs, self._vary(1.0)
-        nbytes = batch_bytes(delivery)
+        nbytes = costs.nbytes(delivery)
         left = self._now
         if costs.bytes_per_s is not None:
             left = max(left, self._link_left.get(link, 0.0)) + factor * nbytes / costs.bytes_per_s
@@ -433,7 +437,6 @@ class _Clockwork:
             return self._now
         costs = self._runtime.costs
         link = (to, to) if letter.collective else (w, to)
-        self._carry((w, to), letter.nbytes)
         begins = max(self._now, self._letters_free.get(link, 0.0))
         left = begins
         if costs.bytes_per_s is not None:

@@ -72,6 +72,7 @@ class Fitting:
     ) -> None:
         self._keep = keep
         self._unsaved, self._unsaved_told = 0, (0, -math.inf)  # how many were, and when
+        self._is_saved = True
         self._s, self._source, self._valid = state, source, valid
         self._epochs, self._until, self._retention, self._every = epochs, until, retention, every
         self._points = _points(source, evaluate_every, state)
@@ -127,7 +128,7 @@ class Fitting:
         last = at.history[-1].staleness if at.history else {}
         return Fit(
             *(tuple(at.history), self._reached, self._instances, self._seconds, self._skipped),
-            *(last, len(deaths), deaths.repeated, self._unsaved),
+            *(last, len(deaths), deaths.repeated, self._unsaved, self._is_saved),
         )
 
     def _epochs_until_the_end(self) -> None:
@@ -560,6 +561,7 @@ class Fitting:
                 saved = self._retention.latest
             except NoRoomError as error:
                 self._go_on_unsaved(error)
+            self._is_saved = saved is not None
         self._keep_restart(saved)
 
     def _go_on_unsaved(self, error: NoRoomError) -> None:

@@ -115,6 +115,7 @@ class Fit:
         repeated: Instances that were trained again for it. They count once in ``instances``; the
             seconds of both times are in ``train_seconds``.
         unsaved: Checkpoints that were not written, as there was no room for them.
+        is_saved: Whether the last one was, or none was asked for.
     """
 
     history: Sequence[EpochEnded]
@@ -126,6 +127,7 @@ class Fit:
     deaths: int = 0
     repeated: int = 0
     unsaved: int = 0
+    is_saved: bool = True
 
     @property
     def valid(self) -> Mapping[str, float]:
