@@ -18,5 +18,5 @@ RAY = (
 
 @cache
 def on_ray(workers: int) -> Ray:
-    """One for all tests of a process."""
-    return Ray(workers, kernel_threads=1)
+    """One for all tests of a process; it leaves room for those of single tests."""
+    return Ray(workers, kernel_threads=1, resources={"CPU": 0.1})

@@ -25,6 +25,7 @@ from geartrain.runtime.hosts.control import Pieces, to_records
 from geartrain.runtime.hosts.hosts import Hosts
 from geartrain.runtime.hosts.keeper import PROTOCOL
 from geartrain.runtime.hosts.keepers import Host, Keepers
+from geartrain.runtime.hosts.worker import Greeting
 from geartrain.transport.pulse import DEAD_S
 from geartrain.transport.record import Record
 from tests.rigs.left import living, wait_until
@@ -302,7 +303,10 @@ def test_hosts_that_cannot_be_reached_are_named():
     ("said", "why"),
     [
         (b'{"ready": 1, "protocol": 99, "python": "3.11", "host": "h"}\n', "another version"),
-        (b'{"ready": 1, "protocol": 1, "python": "2.7", "host": "h"}\n', "has Python 2.7"),
+        (
+            b'{"ready": 1, "protocol": %d, "python": "2.7", "host": "h"}\n' % PROTOCOL,
+            "has Python 2.7",
+        ),
         (b"Welcome to Linux\n", "says b'Welcome to Linux' on stdout"),
     ],
 )
@@ -356,3 +360,19 @@ def test_messages_come_together_from_pieces(monkeypatch):
         came.put(pieces[2])
     with pytest.raises(TransportError, match="a record of kind 66"):
         came.put(Record(66))
+
+
+def test_a_death_that_is_told_late_is_not_taken_for_another_workers():
+    launcher = Keepers([Host("127.0.0.1")], 1)
+    launcher.binds()
+    greeting = Greeting(0, 1, "127.0.0.1", "tcp://127.0.0.1:1", None, tuple(sys.path))
+    try:
+        (first,) = launcher.start([greeting])
+        launcher.forget()
+        wait_until(lambda: not living([first.pid]), "the first has ended")  # as is to be told
+        launcher.binds()
+        (second,) = launcher.start([greeting])
+        assert second.pid != first.pid
+        assert launcher.deaths() == {}
+    finally:
+        launcher.close()

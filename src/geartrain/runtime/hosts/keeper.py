@@ -3,7 +3,8 @@
     python -m geartrain.runtime.hosts
 
     stdin   {"fork": greeting}   {"kill": pid}   {"ping": n}    a line each; its end ends all
-    stdout  {"ready": ...} {"hello": ...} {"died": pid, "status": ...} {"pong": n}
+    stdout  {"ready": ...} {"forked": pid, "worker": w} {"hello": ...} {"died": pid, "status": ...}
+            {"pong": n}
 
 What workers print goes to stderr. When stdin ends, as the parent has ended in whatever way, workers
 are killed and the keeper ends; when the keeper ends, the kernel ends the workers.
@@ -26,7 +27,7 @@ from typing import Any, Final, NoReturn
 
 from geartrain.runtime.hosts.worker import Greeting, RemoteWorker
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 _PR_SET_PDEATHSIG: Final = 1
 _MOST: Final = 1 << 16
 
@@ -96,6 +97,7 @@ def _obey(told: Any, out: int, workers: set[int], ours: Sequence[int]) -> None:
     if pid == 0:
         _be_a_worker(greeting, out, keeper, ours)
     workers.add(pid)
+    _tell(out, forked=pid, worker=greeting.worker)
 
 
 def _be_a_worker(greeting: Greeting, out: int, keeper: int, ours: Sequence[int]) -> NoReturn:

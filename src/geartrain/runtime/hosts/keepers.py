@@ -81,7 +81,8 @@ class Keeper:
             raise self._failed(f"cannot be run: {error}") from error
         self._left = b""
         self.ready: dict[str, Any] | None = None
-        self.hellos: dict[int, Hello] = {}
+        self.forked: dict[int, int] = {}  # workers' processes, of the last that were asked for
+        self.hellos: dict[int, Hello] = {}  # by process
         self.died: dict[int, int] = {}
         self.suspect = False  # a worker of it does not answer
         self._pinged = self._ponged = 0
@@ -156,7 +157,10 @@ class Keeper:
             self._ponged = told["pong"]
         elif "hello" in told:
             hello = Hello(**told["hello"])
-            self.hellos[hello.worker] = hello
+            self.hellos[hello.pid] = hello
+        elif "forked" in told:
+            self.forked[told["worker"]] = told["forked"]
+            self.died.pop(told["forked"], None)  # of one that had the number before
         elif "refused" in told:
             raise self._failed(f"has no room for a process more: {told['refused']}")
         else:
@@ -283,28 +287,42 @@ class Keepers(AbstractLauncher):
 
     def start(self, greetings: Sequence[Greeting]) -> Sequence[Hello]:
         for keeper in {id(x): x for x in self._homes}.values():
+            keeper.forked.clear()
             keeper.hellos.clear()
         for keeper, greeting in zip(self._homes, greetings, strict=True):
             keeper.tell(fork=greeting.to_json())
         until = time.monotonic() + START_S
-        found = []
-        for worker, keeper in enumerate(self._homes):
-            while worker not in keeper.hellos:
-                if time.monotonic() > until:
-                    raise GeartrainError(
-                        f"worker {worker} has not come up on host {keeper.host.address} in "
-                        f"{START_S:.0f} s"
-                    )
-                select.select([keeper], [], [], 0.5)
-                keeper.listen()
-                if worker not in keeper.hellos and keeper.died.keys() - {*self._pids}:
-                    raise GeartrainError(
-                        f"worker {worker} could not begin on host {keeper.host.address}; see what "
-                        "it printed"
-                    )
-            found.append(keeper.hellos[worker])
+        try:
+            found = [self._started(w, keeper, until) for w, keeper in enumerate(self._homes)]
+        except BaseException:
+            for worker, keeper in enumerate(self._homes):
+                if worker in keeper.forked:
+                    keeper.tell(kill=keeper.forked[worker])
+            raise
         self._pids = [hello.pid for hello in found]
         return found
+
+    def _started(self, worker: int, keeper: Keeper, until: float) -> Hello:
+        """What a worker says first; deaths of others, which may be told late, are not its own.
+
+        Raises:
+            GeartrainError: It has ended before, or says nothing for too long.
+        """
+        at = keeper.host.address
+        while True:
+            pid = keeper.forked.get(worker, -1)
+            if pid in keeper.hellos:
+                return keeper.hellos[pid]
+            if pid in keeper.died:
+                raise GeartrainError(
+                    f"worker {worker} could not begin on host {at}; see what it printed"
+                )
+            if time.monotonic() > until:
+                raise GeartrainError(
+                    f"worker {worker} has not come up on host {at} in {START_S:.0f} s"
+                )
+            select.select([keeper], [], [], 0.5)
+            keeper.listen()
 
     def deaths(self, wait_s: float = 0.0) -> Mapping[int, str]:
         until = time.monotonic() + wait_s
