@@ -11,9 +11,7 @@ cores do not wait for one another.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -209,15 +207,9 @@ def answers(request: Mapping[str, Any]) -> Iterator[Reply]:
             yield ours(work, copies, runtime)
 
 
-def main() -> None:
-    """Answer the request on stdin."""
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print goes to stderr
-    for reply in answers(json.loads(sys.stdin.read())):
-        print(json.dumps(reply), file=replies, flush=True)
-
-
 if __name__ == "__main__":
     from benchmarks.cluster import copies
 
-    copies.main()  # of the module that workers import; what is of this one goes by value
+    stages.reply(
+        copies.answers
+    )  # of the module that workers import; what is of this one goes by value

@@ -365,15 +365,17 @@ def first_to_reach(losses: Sequence[float], target: float, smooth: int = SMOOTH)
     return None
 
 
-def main() -> None:
-    """Answer the request on stdin."""
+def reply(answers: Callable[[Mapping[str, Any]], Iterator[object]]) -> None:
+    """Answer the request on stdin, a line each as they come."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print goes to stderr
-    for reply in answers(json.loads(sys.stdin.read())):
-        print(json.dumps(reply), file=replies, flush=True)
+    for each in answers(json.loads(sys.stdin.read())):
+        print(json.dumps(each), file=replies, flush=True)
 
 
 if __name__ == "__main__":
     from benchmarks.cluster import stages
 
-    stages.main()  # of the module that workers import; what is of this one goes by value
+    stages.reply(
+        stages.answers
+    )  # of the module that workers import; what is of this one goes by value

@@ -264,7 +264,8 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk_ends_no_run_and_is_told_at_i
     assert failed.status == 1
     assert "safetensors: cannot be written (no file was left there)" in failed.err
     assert "has no checkpoint of its end" in failed.err
-    assert (tmp_path / "run" / "result.json").exists(), "it has been trained"
+    assert "there is no checkpoint yet" in failed.err
+    assert not (tmp_path / "run" / "result.json").exists(), "it is not finished"
     assert "make room" in failed.err
     assert "Traceback" not in failed.err
     assert not list((tmp_path / "run").glob("*.safetensors"))

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 import geartrain as gt
-from geartrain.engine.instrument import AbstractInstrument
 from geartrain.errors import GeartrainError, TransportError, WorkerDiedError
 from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.hosts import control, keepers
@@ -28,6 +27,7 @@ from geartrain.runtime.hosts.keepers import Host, Keepers
 from geartrain.runtime.hosts.worker import Greeting
 from geartrain.transport.pulse import DEAD_S
 from geartrain.transport.record import Record
+from tests.rigs.killing import Killer
 from tests.rigs.left import living, wait_until
 from tests.rigs.pairs import graph_of_pairs, pairs
 from tests.rigs.passes import Quiet, hosts, one_pass, processes
@@ -124,21 +124,6 @@ def test_weights_that_have_not_changed_neither_travel_back_nor_are_written():
         one_pass(graph, data, train=train, watch=seen, runtime=runtime)
         assert (map_.weight._version > version) == writes
         assert (seen.nbytes > 4 * map_.weight.numel()) == train
-
-
-class Killer(AbstractInstrument):
-    """Sends a signal to a worker at these steps of a part."""
-
-    def __init__(self, runtime: Hosts, at: set[int], number: int = signal.SIGKILL) -> None:
-        self.runtime, self.at, self.number, self.steps = runtime, at, number, 0
-        self.sent_s = 0.0
-
-    def on_updated(self, event):
-        self.steps += 1
-        if self.steps in self.at:
-            pids = self.runtime.pids
-            os.kill(pids[self.steps % len(pids)], self.number)
-            self.sent_s = time.monotonic()
 
 
 def test_a_worker_that_is_killed_is_told_with_its_signal_and_the_next_pass_works():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -16,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 import geartrain as gt
-from geartrain.engine.instrument import AbstractInstrument
 from geartrain.errors import GeartrainError, WorkerDiedError
 from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.hosts import on_ray as ours
 from geartrain.runtime.hosts.on_ray import Ray
+from tests.rigs.killing import Killer
 from tests.rigs.left import living, wait_until
 from tests.rigs.on_ray import RAY, on_ray
 from tests.rigs.pairs import graph_of_pairs, pairs
@@ -62,21 +61,6 @@ def test_a_run_begun_on_ray_resumes_elsewhere_and_the_reverse(tmp_path, way):
     resumed.load(sorted((tmp_path / "b").glob("*-*.safetensors"))[1])
     resumed.fit(pairs(30), epochs=2)
     assert same(whole, resumed)
-
-
-class Killer(AbstractInstrument):
-    """Sends a signal to a worker at these steps of a part."""
-
-    def __init__(self, runtime: Ray, at: set[int], number: int = signal.SIGKILL) -> None:
-        self.runtime, self.at, self.number, self.steps = runtime, at, number, 0
-        self.sent_s = 0.0
-
-    def on_updated(self, event):
-        self.steps += 1
-        if self.steps in self.at:
-            pids = self.runtime.pids
-            os.kill(pids[self.steps % len(pids)], self.number)
-            self.sent_s = time.monotonic()
 
 
 @on_a_ray

@@ -98,13 +98,6 @@ def train(
         with logging_to(folder.log), running(folder.log):
             result = _run(prepared, folder)
             folder.finish(result)
-    if not result.get("saved", True):
-        raise fail(
-            f"the run is over, and {folder.path} has no checkpoint of its end, as there was no "
-            f"room for it (see {folder.log}): make room, and train again or from an earlier one "
-            "with --resume",
-            FAILED,
-        )
     _end(settings, result, folder, watching)
 
 
@@ -200,7 +193,7 @@ def _instruments(folder: RunFolder, watching: Watching) -> list[AbstractInstrume
 
 def _run(prepared: _Prepared, folder: RunFolder) -> dict[str, Any]:
     settings, history = prepared.settings, prepared.history
-    deaths, is_saved = {"deaths": 0, "repeated": 0}, True
+    deaths = {"deaths": 0, "repeated": 0}
     target = settings.target()
     is_there = target is not None and history and target.reached(history[-1].valid)
     if not is_there:
@@ -218,10 +211,13 @@ def _run(prepared: _Prepared, folder: RunFolder) -> dict[str, Any]:
             said = _how_to_resume(settings, folder, str(interrupt))
             raise stopped(interrupt, said) from interrupt
         history, deaths = fit.history, {"deaths": fit.deaths, "repeated": fit.repeated}
-        is_saved = fit.is_saved
+        if not fit.is_saved:
+            why = (
+                f"all is trained, and {folder.path} has no checkpoint of its end, as there was no "
+                f"room for it (see {folder.log}): make room"
+            )
+            raise fail(_how_to_resume(settings, folder, why), FAILED)
     result = result_of(settings, history)
-    if not is_saved:
-        result["saved"] = False
     if settings.runtime == "auto":  # what has become of it
         runtime = prepared.session.runtime
         result |= {"runtime": runtime.name, "workers": runtime.workers}

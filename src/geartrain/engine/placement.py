@@ -52,12 +52,13 @@ def place(
     wished = {name: _wished(whole[name], group, by_hand) for name, group in groups.items()}
     fixed = {b: w for b in blocks if (w := _wish(b, wished)) is not None}
     if costs:
-        weight = _weights_by_cost(wiring, nodes, groups, blocks, by_hand, costs)
+        beside = _beside(wiring, nodes, groups, blocks, by_hand)
+        weight = _weights_by_cost(wiring, blocks, beside, costs)
     else:
         weight = {b: _parameters(b, whole, parts) for b in blocks}
     chosen = _longest_first(blocks, weight, fixed, workers)
     if costs and workers > 1:
-        crossing = _crossings(wiring, nodes, groups, blocks, by_hand, costs)
+        crossing = _crossings(wiring, beside, costs)
         bill = _Bill(weight, crossing, workers)
         together = {block: fixed.get(block, 0) for block in blocks}
         starts = [chosen, _in_a_row(blocks, weight, fixed, workers), together]
@@ -89,7 +90,9 @@ def shares(
 ) -> dict[Block, float]:
     """Parts that live together, and seconds of their nodes and of those beside them."""
     groups, whole = _groups(wiring.nodes)
-    weight = _weights_by_cost(wiring, wiring.nodes, groups, _blocks(wiring, groups), by_hand, costs)
+    blocks = _blocks(wiring, groups)
+    beside = _beside(wiring, wiring.nodes, groups, blocks, by_hand)
+    weight = _weights_by_cost(wiring, blocks, beside, costs)
     return {tuple(n for head in b for n in whole[head]): s for b, s in weight.items()}
 
 
@@ -195,14 +198,11 @@ def _changed(
 
 def _weights_by_cost(
     wiring: Wiring,
-    nodes: Mapping[int, AbstractNode],
-    groups: Mapping[str, Sequence[AbstractNode]],
     blocks: Sequence[Block],
-    by_hand: Mapping[str, int],
+    beside: Mapping[int, Block | None],
     costs: Mapping[str, NodeCost],
 ) -> dict[Block, float]:
     """Seconds of each block, with those of the nodes that will live beside it."""
-    beside = _beside(wiring, nodes, groups, blocks, by_hand)
     weight = dict.fromkeys(blocks, 0.0)
     for number, block in beside.items():
         if block is not None:
@@ -212,14 +212,10 @@ def _weights_by_cost(
 
 def _crossings(
     wiring: Wiring,
-    nodes: Mapping[int, AbstractNode],
-    groups: Mapping[str, Sequence[AbstractNode]],
-    blocks: Sequence[Block],
-    by_hand: Mapping[str, int],
+    beside: Mapping[int, Block | None],
     costs: Mapping[str, NodeCost],
 ) -> dict[tuple[Block, Block], float]:
     """Seconds of the batches that go from block to block."""
-    beside = _beside(wiring, nodes, groups, blocks, by_hand)
     found: dict[tuple[Block, Block], float] = {}
     for a, b, seconds in _wires(wiring, costs):
         ends = beside.get(a), beside.get(b)

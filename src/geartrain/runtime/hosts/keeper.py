@@ -12,7 +12,6 @@ are killed and the keeper ends; when the keeper ends, the kernel ends the worker
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import json
@@ -21,14 +20,14 @@ import selectors
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Sequence
-from typing import Any, Final, NoReturn
+from functools import partial
+from typing import Any, Final
 
 from geartrain.runtime.hosts.worker import Greeting, RemoteWorker
+from geartrain.runtime.processes.forking import be_a_worker, ended
 
 PROTOCOL: Final = 2
-_PR_SET_PDEATHSIG: Final = 1
 _MOST: Final = 1 << 16
 
 
@@ -69,7 +68,8 @@ def _serve(out: int, workers: set[int]) -> None:
             for key, _ in selector.select():
                 if key.fd == heard:
                     os.read(heard, 4096)
-                    _bury(workers, out)
+                    for pid, status in ended(workers):
+                        _tell(out, died=pid, status=status)
                     continue
                 some = os.read(0, _MOST)
                 if not some:
@@ -95,45 +95,18 @@ def _obey(told: Any, out: int, workers: set[int], ours: Sequence[int]) -> None:
         _tell(out, refused=str(error), worker=greeting.worker)
         return
     if pid == 0:
-        _be_a_worker(greeting, out, keeper, ours)
+        be_a_worker(keeper, partial(_live, greeting, out, ours))
     workers.add(pid)
     _tell(out, forked=pid, worker=greeting.worker)
 
 
-def _be_a_worker(greeting: Greeting, out: int, keeper: int, ours: Sequence[int]) -> NoReturn:
-    status = 1
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == keeper:  # else it has died before we asked
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, signal.SIG_DFL)
-            for each in ours:
-                os.close(each)
-            nothing = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(nothing, 0)
-            os.close(nothing)
-            worker = RemoteWorker(greeting)
-            _tell(out, hello=worker.hello.to_json())
-            os.close(out)
-            worker.live()
-            status = 0
-    except BaseException:  # noqa: BLE001 - nothing of the keeper's may run on here
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def _bury(workers: set[int], out: int) -> None:
-    """Tell of workers that have ended."""
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        workers.discard(pid)
-        _tell(out, died=pid, status=os.waitstatus_to_exitcode(status))
+def _live(greeting: Greeting, out: int, ours: Sequence[int]) -> None:
+    for each in ours:
+        os.close(each)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    worker = RemoteWorker(greeting)
+    _tell(out, hello=worker.hello.to_json())
+    os.close(out)
+    worker.live()

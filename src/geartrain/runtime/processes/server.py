@@ -10,7 +10,6 @@ process with threads (OpenMP's at least), which may not be done.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import gc
 import importlib
@@ -25,17 +24,17 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, NoReturn, final
+from typing import Any, ClassVar, Final, final
 
 from geartrain.errors import GeartrainError, WorkerDiedError
 from geartrain.runtime.processes.control import Control
+from geartrain.runtime.processes.forking import be_a_worker, ended
 
-_PR_SET_PDEATHSIG: Final = 1
 _MAIN: Final = f"""
 import os, shutil, signal, socket, sys
 fd, folder, parent = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
@@ -266,7 +265,8 @@ def _serve(control: Control, parent: int, workers: set[int]) -> None:
                     return
                 if key.fd == heard:
                     os.read(heard, 4096)
-                    _bury(workers, control)
+                    for pid, status in ended(workers):
+                        control.tell(died=pid, status=status)
                     continue
                 content, fds = control.receive()
                 _fork(int(content), fds[0], workers, control, [heard, rings, *life])
@@ -284,42 +284,15 @@ def _fork(worker: int, fd: int, workers: set[int], control: Control, ours: Seque
             signal.set_wakeup_fd(-1)
             for each in ours:
                 os.close(each)
-            _be_a_worker(worker, fd, server)
+            be_a_worker(server, partial(_live, worker, fd))
         workers.add(pid)
         control.tell(forked=pid)
     os.close(fd)
 
 
-def _be_a_worker(worker: int, fd: int, server: int) -> NoReturn:
-    status = 1
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == server:  # else it has died before we asked
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for number in (signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, signal.SIG_DFL)
-            from geartrain.runtime.processes.child import live
-            from geartrain.runtime.processes.forked import ForkedChannel
+def _live(worker: int, fd: int) -> None:
+    from geartrain.runtime.processes.child import live
+    from geartrain.runtime.processes.forked import ForkedChannel
 
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and decides
-            live(worker, ForkedChannel(Control(socket.socket(fileno=fd))))
-            status = 0
-    except BaseException:  # noqa: BLE001 - nothing of the server's may run on here
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def _bury(workers: set[int], control: Control) -> None:
-    """Tell of workers that have ended."""
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        workers.discard(pid)
-        control.tell(died=pid, status=os.waitstatus_to_exitcode(status))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and decides
+    live(worker, ForkedChannel(Control(socket.socket(fileno=fd))))
