@@ -35,9 +35,10 @@ from geartrain.graph.operators import (
 from geartrain.graph.overlap import Overlapped, OverlapRule
 from geartrain.graph.synthetic import Synthesizing
 from geartrain.graph.through import AbstractUse, Through
-from geartrain.nodes.gather import Column, How
+from geartrain.nodes.group import Column
 from geartrain.nodes.loss import Metric, Target
 from geartrain.nodes.method import bound, path_inside, weights_of
+from geartrain.nodes.reductions import How
 from geartrain.nodes.replay import REPLAY, Draw, Replays
 
 
