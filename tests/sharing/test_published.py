@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from geartrain.engine.engine import Engine, Settings, make_parts
+from geartrain.graph.graph import Graph
 from geartrain.parts.late.delay import AnnealedRate, DelayCompensated, GapAware, ScaledByStaleness
 from geartrain.parts.late.views import Corrected, Predicted
 from geartrain.parts.part import PartState
@@ -168,3 +170,20 @@ def test_a_window_is_shared_out_among_the_workers():
     assert room == [2, 1]
     shares[1].received(1, np.zeros(1, np.int64))
     assert shares[1].open and not shares[0].open
+
+
+def test_the_program_hears_that_a_step_is_held_and_that_it_is_no_more():
+    graph = Graph()
+    module = nn.Linear(2, 1, bias=False).double()
+    graph.input("x").through(module, name="p").loss(lambda y: y.square().sum(1))
+    parts = make_parts(graph, Rules(optimizer=SGD, update_every=1, max_staleness=1))
+    state = PublishedState(parts, 2)
+    state.live_on(0, 2, in_common=True)
+    engine = Engine(graph, parts, Settings(), 2, sharing=state)
+    engine.begin(train=True)
+    (worker, held) = engine.workers[0], []
+    for letter in (of(0), of(0), of(0, FLOOR), of(1, FLOOR)):
+        worker.receive(letter)
+        firing = worker.fire()
+        held.append((firing.held, [step.version for step in firing.steps]))
+    assert held == [({}, [1]), ({"p": True}, []), ({}, []), ({"p": False}, [2])]
