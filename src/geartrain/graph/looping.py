@@ -30,7 +30,8 @@ from geartrain.graph.operators import (
 )
 from geartrain.graph.through import Through
 from geartrain.nodes.control import AbstractStep
-from geartrain.nodes.gather import Group, JoinNode
+from geartrain.nodes.group import Group
+from geartrain.nodes.join import JoinNode
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loop.door import LoopDoor
 from geartrain.nodes.loop.node import LoopNode

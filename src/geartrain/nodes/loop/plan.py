@@ -29,7 +29,8 @@ from geartrain.frames.message import (
     ranges,
 )
 from geartrain.nodes.control import AbstractStep
-from geartrain.nodes.gather import Group, JoinNode
+from geartrain.nodes.group import Group
+from geartrain.nodes.join import JoinNode
 from geartrain.nodes.loop.members import Members, Sides
 from geartrain.nodes.loop.tensors import Numbers
 from geartrain.nodes.loop.values import AbstractValue, Grouped, SideBySide, Stored

@@ -23,8 +23,8 @@ import torch
 
 from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.native.rows import take
-from geartrain.nodes.gather import How, reduced, share_of_max, shared_out
 from geartrain.nodes.loop.tensors import AbstractTensors, Numbers
+from geartrain.nodes.reductions import How, reduced, share_of_max, shared_out
 
 
 class AbstractValue(ABC):
