@@ -59,8 +59,7 @@ _WORDS: Final = frozenset({Kind.ASK, Kind.REST, Kind.RESTING, Kind.STORY, Kind.E
 _WAIT_S: Final = 0.5  # the longest wait for a message; then it looks again
 _GATHER_S: Final = 20.0
 _REPORT_S: Final = 0.002  # between two reports that the controller waits for
-_SLOW_S: Final = 0.05  # between others
-_LOTS: Final = 1  # so few in stock are to be heard of sooner
+_SLOW_S: Final = 0.1  # between others: progress is told as often
 _POLL_S: Final = 0.002  # between two looks for messages, where there is a stock
 _MOST_FIRINGS: Final = 256  # of one report
 _PULSE_S: Final = 0.1  # between two words on sums and staleness, for a progress line
@@ -348,9 +347,11 @@ class _Work:
         self._post(firing.letters)
         if firing.elsewhere or firing.letters:
             self._tell_flying()
-        if self._stock is not None:
-            if (told := self._stock.settle(firing.outbox)) is not None:
+        if (stock := self._stock) is not None:
+            if (told := stock.settle(firing.outbox)) is not None:
                 self._after_exchange(self._state.finished(told))
+                if stock.has_room:
+                    self._send_report()
             self._begin_some()
 
     def _tell_flying(self) -> None:
@@ -361,10 +362,8 @@ class _Work:
 
     @property
     def _pace_s(self) -> float:
-        """Between two reports."""
-        if not self._report.matters or (self._stock is not None and self._stock.waiting > _LOTS):
-            return _SLOW_S
-        return _REPORT_S
+        """Between two reports; where there is a stock, nobody waits for one but for its sake."""
+        return _SLOW_S if self._stock is not None or not self._report.matters else _REPORT_S
 
     def _add(self, firing: Firing, start: float, end: float) -> None:
         report, out = self._report, firing.outbox
@@ -377,6 +376,8 @@ class _Work:
         if self._report:
             self._send(self._report.to_record(self._names))
             self._report = Report()
+            if self._stock is not None:
+                self._stock.told()
             now = self._reported_s = time.perf_counter()
             if now - self._pulsed_s > _PULSE_S:
                 self._pulsed_s = now
