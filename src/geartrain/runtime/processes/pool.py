@@ -213,7 +213,11 @@ class Pool(AbstractPool):
 
     def bury(self, worker: int) -> None:
         self.gone.add(worker)
-        self._kill_one(self.members[worker])
+        member = self.members[worker]
+        self._kill_one(member)
+        until = time.monotonic() + _END_S  # it writes to weights that somebody may now load
+        while not _has_ended(member.pid) and time.monotonic() < until:
+            time.sleep(0.001)
 
     def renew(self) -> bool:
         for w in sorted(self.gone):
