@@ -14,6 +14,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final, final
 
 import numpy as np
@@ -169,11 +170,14 @@ class RemoteChannel(AbstractChannel):
         return loads(content, self.regions)
 
     def transport(self, me: int, n: int, place: tuple[str | None, int]) -> Transport:
+        folder, generation = place
+        if folder is not None:
+            return Transport(me, n, Path(folder), generation)
         transport = Transport(
             me,
             n,
             f"tcp://{self._bind}:*",
-            place[1],
+            generation,
             keys=self._keys,
             plain=self._keys is None,
             pulse=Pulse(asks=False),
@@ -186,6 +190,8 @@ class RemoteChannel(AbstractChannel):
 
     def join(self, transport: Transport, told: bytes) -> None:
         addresses = {int(k): x for k, x in json.loads(told)["addresses"].items()}
+        if not addresses:
+            return  # all are found by the names of their socket files
         transport.connect(addresses, self._public if self._keys is not None else None)
 
     def note(self, worker: int) -> memoryview:

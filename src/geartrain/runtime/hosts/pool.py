@@ -11,6 +11,7 @@ import os
 import time
 import weakref
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, final
 
 from torch import Tensor
@@ -19,6 +20,7 @@ from geartrain.engine.worker import Firing
 from geartrain.errors import GeartrainError, WorkerDiedError
 from geartrain.runtime.hosts.control import WAIT_S, RemoteMember, Switchboard
 from geartrain.runtime.hosts.launcher import AbstractLauncher
+from geartrain.runtime.hosts.near import Meeting
 from geartrain.runtime.hosts.worker import Greeting, Hello
 from geartrain.runtime.processes.members import AbstractPool, death
 from geartrain.runtime.processes.memory import SharedTensors, dumps
@@ -44,6 +46,7 @@ class RemotePool(AbstractPool):
         kind: The runtime's name, for errors.
         plain: Whether tcp goes without keys.
         again: Whether these are in place of others that were reached.
+        meets: Whether socket files serve a pass if all workers are on this host.
 
     Raises:
         GeartrainError: They could not be started, or cannot be reached.
@@ -63,6 +66,7 @@ class RemotePool(AbstractPool):
         *,
         plain: bool = False,
         again: bool = False,
+        meets: bool = True,
     ) -> None:
         self.shared = SharedTensors()
         self._launcher, self._address, self._kind = launcher, address, kind
@@ -75,10 +79,15 @@ class RemotePool(AbstractPool):
         binds = launcher.binds()
         self._control = self._transport(0, Pulse(asks=True))
         self._board = Switchboard(self._control, workers)
-        self._end = weakref.finalize(self, _end, self._control, launcher, os.getpid())
+        self._meeting = Meeting() if meets and not plain else None
+        self._folder: Path | None = None  # of socket files, if all are near
+        self._end = weakref.finalize(
+            self, _end, self._control, launcher, self._meeting, os.getpid()
+        )
         try:
+            at, near = self._control.address, self._meeting and self._meeting.near
             greetings = [
-                Greeting(w, workers, bind, self._control.address, self._public, tuple(path))
+                Greeting(w, workers, bind, at, self._public, tuple(path), near)
                 for w, bind in enumerate(binds)
             ]
             self._meet(launcher.start(greetings))
@@ -103,6 +112,8 @@ class RemotePool(AbstractPool):
 
     def _meet(self, hellos: Sequence[Hello]) -> None:
         """Connect with all workers, and have them connect."""
+        if self._meeting is not None and all(h.near for h in hellos):
+            self._folder = self._meeting.folder
         self._publics = {h.worker: h.public.encode() for h in hellos if h.public is not None}
         ours = {} if self._keys is None else {self._n: self._keys.public}
         self._control.connect(
@@ -162,17 +173,26 @@ class RemotePool(AbstractPool):
 
     def place(self) -> tuple[str | None, int]:
         self._generation += 1
-        return None, self._generation
+        return None if self._folder is None else str(self._folder), self._generation
 
     def transport(self, place: tuple[str | None, int]) -> Transport:
+        if self._folder is not None:
+            return Transport(self._n, self._n + 1, self._folder, place[1])
         transport = self._transport(place[1], Pulse(asks=False))
         transport.admit(self._publics)
         return transport
 
     def join(self, transport: Transport, told: Sequence[Mapping[str, Any]]) -> bytes:
+        if self._folder is not None:
+            return json.dumps({"addresses": {}}).encode()
         theirs = {w: answer["address"] for w, answer in enumerate(told)}
         transport.connect(theirs, self._publics if self._publics else None)
         return json.dumps({"addresses": {**theirs, self._n: transport.address}}).encode()
+
+    def tidy(self, place: tuple[str | None, int]) -> None:
+        if self._folder is not None:  # a worker may be killed before it has come to that
+            for w in range(self._n):
+                (self._folder / f"{w}.{place[1]}").unlink(missing_ok=True)
 
     def dumps(self, thing: object, hollow: Collection[Tensor] = ()) -> bytes:
         return dumps(thing, self.shared, hollow)
@@ -248,8 +268,12 @@ class RemotePool(AbstractPool):
         self._end()
 
 
-def _end(control: Transport, launcher: AbstractLauncher, owner: int) -> None:
+def _end(
+    control: Transport, launcher: AbstractLauncher, meeting: Meeting | None, owner: int
+) -> None:
     """Idle workers end as nobody asks any more; others are killed."""
     if os.getpid() == owner:
         control.close()
         launcher.forget()
+        if meeting is not None:
+            meeting.close()

@@ -32,8 +32,10 @@ from geartrain.runtime.processes.memory import (
 from geartrain.runtime.processes.server import ForkServer
 from geartrain.transport.link import Transport
 
-_LOOK_S: Final = 0.5  # between two looks at whether workers are stopped
-_STOPPED_LOOKS: Final = 8  # a worker may be so long, as when somebody looks at it
+_LOOK_S: Final = 0.25  # between two looks at whether workers are stopped
+_STOPPED_LOOKS: Final = 12
+"""A worker may be so long, as when somebody looks at it: about what its death costs, made anew and
+gone back to a state kept before, so that waiting costs at most as much again."""
 _END_S: Final = 2.0  # for a process to end
 
 
