@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from functools import cache, partial
 from pathlib import Path
 
@@ -108,9 +110,6 @@ session.fit((p for _ in range(100_000) for p in pairs(4)), epochs=2)
 
 @pytest.mark.slow
 def test_when_the_parent_is_killed_its_folder_is_removed():
-    import subprocess
-    import sys
-
     with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         folder = Path(parent.stdout.readline().decode().strip())

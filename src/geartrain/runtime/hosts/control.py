@@ -28,6 +28,8 @@ from geartrain.transport.pulse import Pulse
 from geartrain.transport.record import Record
 
 WAIT_S: Final = 0.2
+CLOCK: Final = b"clock"
+"""A parent asks a worker what time it is, some times; then it says something else."""
 _PIECE: Final = 1 << 26  # bytes of a message; a model may be larger than one may be
 _KIND: Final = 80
 SILENT_S: Final = 30.0
@@ -160,8 +162,8 @@ class RemoteChannel(AbstractChannel):
         self._public = {int(k): key.encode() for k, key in told["public"].items()}
         connect()
         self.tell(here=True)
-        self.hear()
-        self.tell(clock=time.perf_counter())
+        while self.hear() == CLOCK:
+            self.tell(clock=time.perf_counter())
 
     def await_pass(self) -> bytes:
         return self.hear()

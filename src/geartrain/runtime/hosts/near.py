@@ -21,7 +21,7 @@ from typing import Any, Final, final
 from geartrain.runtime.processes.server import hold, new_folder
 
 _KERNEL: Final = Path("/proc/sys/kernel/random/boot_id")
-_NETWORK: Final = Path("/proc/self/ns/net")
+_NETWORK: Final = Path("/proc/thread-self/ns/net")
 _MOST_PATH: Final = 80  # bytes; that of a socket file may have 107
 
 
