@@ -1,8 +1,8 @@
 """The channel between a parent and its workers on other hosts, on a transport of its own.
 
     launcher ── parent's address and public key ──► worker ── its own, by the launcher ──► parent
-    parent ══ welcome: the public keys of all ══► worker ══ here ══► parent
-           ══ what a pass is, cloudpickle ══►     ready, addresses, go
+    parent ══ welcome ══► worker ══ here ══► parent
+           ══ the public keys of all; what a pass is, cloudpickle ══►     ready, addresses, go
 
 Pickles go over it, so nobody may have an end of it but these: each side knows the public key of the
 other by the way that the worker was started, and speaks to the owner of that key alone.
@@ -76,7 +76,7 @@ class Pieces:
 
 @final
 class Switchboard:
-    """The parent's end: one transport for all of its workers."""
+    """The parent's end: one transport for all workers that were started together."""
 
     def __init__(self, transport: Transport, workers: int) -> None:
         self.transport = transport
@@ -106,21 +106,25 @@ class RemoteMember(AbstractMember):
         pid: Of its process, on its host.
         where: Its host, for people.
         board: The parent's end.
+        public: Keys of all, by number, which may change between passes.
     """
 
-    def __init__(self, worker: int, pid: int, where: str, board: Switchboard) -> None:
-        self.pid, self.where = pid, where
-        self._worker, self._board = worker, board
+    def __init__(
+        self, worker: int, pid: int, where: str, board: Switchboard, public: Mapping[int, str]
+    ) -> None:
+        self.pid, self.where, self.board = pid, where, board
+        self._worker, self._public = worker, public
 
     def hand_over(self, content: bytes) -> None:
+        self.send(json.dumps({"public": self._public}).encode())
         self.send(content)
 
     def send(self, content: bytes) -> None:
-        self._board.send(self._worker, content)
+        self.board.send(self._worker, content)
 
     def hear(self) -> dict[str, Any]:
-        while (content := self._board.take(self._worker, WAIT_S)) is None:
-            if self._worker in self._board.transport.lost():
+        while (content := self.board.take(self._worker, WAIT_S)) is None:
+            if self._worker in self.board.transport.lost():
                 raise EOFError("the worker is gone")
             if self.meanwhile is not None:
                 self.meanwhile()
@@ -155,17 +159,17 @@ class RemoteChannel(AbstractChannel):
             connect: Connects with the parent; before it knew the key it would have refused.
         """
         until = time.monotonic() + SILENT_S
-        while (content := self._take(WAIT_S)) is None:
+        while self._take(WAIT_S) is None:
             if time.monotonic() > until:
                 raise EOFError("the parent has not called")
-        told = json.loads(content)
-        self._public = {int(k): key.encode() for k, key in told["public"].items()}
         connect()
         self.tell(here=True)
         while self.hear() == CLOCK:
             self.tell(clock=time.perf_counter())
 
     def await_pass(self) -> bytes:
+        told = json.loads(self.hear())
+        self._public = {int(k): key.encode() for k, key in told["public"].items()}
         return self.hear()
 
     def loads(self, content: bytes) -> Any:
