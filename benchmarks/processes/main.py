@@ -6,7 +6,8 @@
     kernels  one worker, two kernel threads         what plain PyTorch does with two cores
     threads  two workers as threads, one kernel thread each
     two      two worker processes, one kernel thread each
-    hosts    the same by tcp on loopback, encrypted, with no memory in common
+    hosts    the same with no memory in common: control by tcp on loopback, rows by socket files
+    tcp      the same, rows too by tcp, encrypted
     plain    likewise, not encrypted
     ray      as hosts, started by Ray (where it is installed)
     four, eight   as many worker processes: more than there are cores
@@ -44,6 +45,7 @@ SYSTEMS: Mapping[str, Callable[[], Any]] = {
     "threads": lambda: gt.Threads(2, kernel_threads=1),
     "two": lambda: gt.Processes(2, kernel_threads=1),
     "hosts": lambda: gt.Hosts(2, kernel_threads=1),
+    "tcp": lambda: gt.Hosts(2, kernel_threads=1, socket_files=False),
     "plain": lambda: gt.Hosts(2, kernel_threads=1, plain=True),
     "ray": lambda: gt.Ray(2, kernel_threads=1),
     "apart": lambda: gt.Threads(1, kernel_threads=1),

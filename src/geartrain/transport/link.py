@@ -480,6 +480,8 @@ class Transport:
         if (push := self._pushes[who]) is not None:
             push.close(linger=0)
             self._pushes[who] = None
+        if self._door is not None:
+            self._door.dismiss(who)
         self._flying[who].clear()
         self._flying_bytes[who] = 0
         return found

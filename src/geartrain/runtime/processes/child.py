@@ -17,7 +17,6 @@ import os
 import random
 import signal
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
@@ -36,6 +35,7 @@ from geartrain.nodes.node import Memory
 from geartrain.parts.part import PartState
 from geartrain.parts.snapshot import parts_to_tensors
 from geartrain.parts.trained import StepTaken
+from geartrain.runtime.processes.failures import error_to_json
 from geartrain.runtime.processes.flying import Unread
 from geartrain.runtime.processes.letters import Expected, letter_to_record, record_to_letter
 from geartrain.runtime.processes.members import AbstractChannel
@@ -238,6 +238,8 @@ class _Work:
             self._idle.asked()
         if kind == Kind.ABANDON:
             self._give_back(abandoned=True)
+        elif kind == Kind.DROP:
+            self._leave()
         elif not works:
             return
         elif kind not in _WORDS:
@@ -419,10 +421,13 @@ class _Work:
             self._send_memories()
             for tensors, said in engine.sharing.give_back(abandoned=abandoned):
                 self._send(named_to_record("member", said, tensors))
-            self._send(named_to_record("done", self._counts(), {}))
         except BaseException as error:  # noqa: BLE001 - told to the parent, which raises it
             self._send(named_to_record("failed", error_to_json(error), {}))
-            self._send(named_to_record("done", self._counts(), {}))
+        self._leave()
+
+    def _leave(self) -> None:
+        """The pass is over here; what has not been given back is of no use to anybody."""
+        self._send(named_to_record("done", self._counts(), {}))
         self._over = True
         self.transport.close(_LINGER_S, to=self._parent)
 
@@ -476,17 +481,3 @@ class _Work:
 
 
 _LINGER_S: Final = 30.0  # for what it gives back to be read
-
-
-def error_to_json(error: BaseException) -> dict[str, Any]:
-    """What an error says, for another process: class, message, notes, cause, traceback as text."""
-    cause = error.__cause__
-    told: dict[str, Any] = {
-        "class": type(error).__name__,
-        "ours": isinstance(error, GeartrainError),
-        "message": str(error),
-        "notes": list(getattr(error, "__notes__", ())),
-        "traceback": "".join(traceback.format_exception(error)),
-        "cause": None if cause is None else [type(cause).__name__, str(cause)],
-    }
-    return told
