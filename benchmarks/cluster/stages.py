@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.nn import functional as F
 
 import geartrain as gt
+from benchmarks.cluster.methods import METHODS
 from benchmarks.pipeline.systems import OF_SEVERAL, SCHEDULES
 from geartrain.data.mnist import CLASSES, load_mnist
 from geartrain.runtime.base import AbstractRuntime
@@ -206,7 +207,7 @@ def ours(work: Work, system: str, runtime: AbstractRuntime, view: str) -> Reply:
         work: What is trained: ``minibatches`` if nothing is flushed, else as many as are timed.
         system: ``async:N`` or ``drained:M``.
         runtime: As many workers as parts.
-        view: Which weights a part's forward sees, of ``VIEWS``; where nothing is flushed.
+        view: What is done about late gradients, of ``METHODS``; where nothing is flushed.
     """
     name, _, number = system.partition(":")
     flushes, most = name == "drained", int(number)
@@ -231,17 +232,11 @@ def ours(work: Work, system: str, runtime: AbstractRuntime, view: str) -> Reply:
         "rows_per_second": (b - a) * rows / seconds,
         "loss": sum(loss for _, loss, _ in seen[a + 1 :]) / (b - a),
         "staleness": {part: told.mean for part, told in fit.staleness.items()},
+        "seconds": fit.train_seconds,
     }
     if not flushes:
         reply |= {"losses": [loss for _, loss, _ in seen], **judged(work, model)}
     return reply
-
-
-VIEWS: Final[Mapping[str, Callable[[], Mapping[str, Any]]]] = {
-    "stashed": dict,
-    "predicted": lambda: {"view": gt.Predicted()},
-    "scaled": lambda: {"view": gt.Predicted(), "delay": gt.ScaledByStaleness()},
-}
 
 
 def _session(
@@ -254,16 +249,17 @@ def _session(
     flushes: bool,
     view: str,
 ) -> gt.Session:
+    method = METHODS["stashed" if flushes else view]
     pipe = gt.Pipeline(
         model,
         cuts=work.ends(work.parts)[1:-1],
         criterion=criterion,
         slack=max(0, most - work.parts),
-        **({} if flushes else VIEWS[view]()),
+        **({} if flushes else method.parts(work.minibatches)),
     )
     every = most if flushes else 1
     rules = pipe.rules(
-        sgd(work),
+        method.optimizer(work.rate, work.momentum),
         update_every=gt.Messages(every),
         schedule=lambda trained: work.factor(trained // every),
     )
@@ -272,6 +268,9 @@ def _session(
         placed["schedule"] = gt.Schedule(
             drain=True, placement=pipe.placement(work.parts), policy=placed["schedule"].policy
         )
+    elif method.alone:
+        alone = gt.Synchronous(round(method.alone * work.minibatches))
+        placed["schedule"] = replace(placed["schedule"], ramp=alone)
     return gt.Session(
         pipe.graph,
         rules=rules,
