@@ -4,7 +4,8 @@
 
     parts       those of pipelines.py, on imagined hosts: a firing takes what it takes on the bench,
                 links their latency, so gradients are as late as there
-    methods     methods.py, each at every rate and momentum; equal numbers of minibatches
+    methods     methods.py, each at every rate and momentum; ``plain``: nothing late. All have equal
+                numbers of minibatches
     judged      mean of the last losses; unseen digits; minibatches and virtual seconds until the
                 loss that plain training has after three quarters of its minibatches
 
@@ -19,7 +20,7 @@ import math
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -28,10 +29,9 @@ import torch
 import geartrain as gt
 from benchmarks.cluster.methods import METHODS
 from benchmarks.cluster.pipelines import LONG_RISE, Line, best_plain, read
-from benchmarks.cluster.stages import SMOOTH, Work, first_to_reach, ours
+from benchmarks.cluster.stages import SMOOTH, Work, first_to_reach, ours, plain
 
 RESULTS: Final = Path(__file__).parent / "results" / "late.jsonl"
-PLAIN: Final = RESULTS.with_name("pipelines.jsonl")
 STAGE_S: Final = (0.016, 0.034)
 """Forward and backward of all parts together, for a minibatch: on the bench 50 ms."""
 
@@ -52,14 +52,7 @@ def trained(work: Work, in_flight: int, method: str, latency_s: float) -> Line:
     found = ours(work, f"async:{in_flight}", runtime, method)
     found.pop("rows_per_second")  # of this machine, not of the hosts
     found["losses"] = [round(loss, 5) for loss in found["losses"]]
-    return {
-        "system": f"async:{in_flight}",
-        "method": method,
-        "latency_s": latency_s,
-        **asdict(work),
-        "data": work.data is not None,
-        **found,
-    }
+    return {"system": f"async:{in_flight}", "latency_s": latency_s, **found}
 
 
 def waiting_s(line: Line) -> float:
@@ -76,27 +69,34 @@ def seconds_to(line: Line, minibatches: int) -> float:
     return min(minibatches, alone) * waiting_s(line) + max(0, minibatches - alone) * each
 
 
-def table(lines: Sequence[Line], plain: Line) -> Iterator[str]:
+Key = tuple[int, int, float, int, int]
+
+
+def table(lines: Sequence[Line]) -> Iterator[str]:
     """Markdown: of each method the rate and momentum that have the lowest loss at the end."""
     yield (
-        "| parts | one way | in flight | minibatches | method | rate, momentum | staleness | loss "
-        f"| unseen | to loss {plain['target']:.3f}: samples | waiting takes as long, times |"
+        "| wide | parts | one way | in flight | minibatches | method | rate, momentum | staleness "
+        "| loss | unseen | to plain's loss at 3/4: samples | waiting takes as long, times |"
     )
-    yield "|" + "---|" * 11
-    keys = {(x["parts"], x["latency_s"], x["system"], x["minibatches"]) for x in lines}
-    for key in sorted(keys):
-        here = [x for x in lines if _key(x) == key]
+    yield "|" + "---|" * 12
+    late = [x for x in lines if x["system"] != "plain"]
+    for key in sorted({_key(x) for x in late}):
+        plain = best_plain([x for x in lines if x["hidden"] == key[0]])
+        yield (
+            f"| {key[0]} | | | | {plain['minibatches']} | plain | {plain['rate']:g}, "
+            f"{plain['momentum']:g} | | {plain['last']:.4f} | {plain['test_loss']:.4f} | | |"
+        )
+        here = [x for x in late if _key(x) == key]
         rows = [_row(here, key, name, plain) for name in dict.fromkeys(x["method"] for x in here)]
         yield from (row for _, row in sorted(rows))
 
 
-def _key(line: Line) -> tuple[int, float, str, int]:
-    return line["parts"], line["latency_s"], line["system"], line["minibatches"]
+def _key(line: Line) -> Key:
+    in_flight = int(line["system"].partition(":")[2])
+    return line["hidden"], line["parts"], line["latency_s"], in_flight, line["minibatches"]
 
 
-def _row(
-    lines: Sequence[Line], key: tuple[int, float, str, int], method: str, plain: Line
-) -> tuple[float, str]:
+def _row(lines: Sequence[Line], key: Key, method: str, plain: Line) -> tuple[float, str]:
     mine = [x for x in lines if x["method"] == method]
     best = min(mine, key=last)
     reached = first_to_reach(best["losses"], plain["target"])
@@ -105,7 +105,7 @@ def _row(
         theirs = plain["until"] * waiting_s(best)
         took = f"{reached / plain['until']:.2f} times | {theirs / seconds_to(best, reached):.2f}"
     return last(best), (
-        f"| {key[0]} | {key[1] * 1e3:g} ms | {key[2].partition(':')[2]} | {key[3]} | {method} "
+        f"| {key[0]} | {key[1]} | {key[2] * 1e3:g} ms | {key[3]} | {key[4]} | {method} "
         f"| {best['rate']:g}, {best['momentum']:g} of {len(mine)} "
         f"| {max(best['staleness'].values()):.1f} | {last(best):.4f} | {best['test_loss']:.4f} "
         f"| {took} |"
@@ -128,7 +128,7 @@ def main(words: Sequence[str] | None = None) -> None:
             print(json.dumps(told), file=sys.stderr, flush=True)
             with given.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
-    print("\n".join(table(read(given.out), best_plain(read(PLAIN)))))
+    print("\n".join(table(read(given.out))))
 
 
 def _lines(given: argparse.Namespace) -> Iterator[Line]:
@@ -138,15 +138,19 @@ def _lines(given: argparse.Namespace) -> Iterator[Line]:
                 rising = given.rising or (LONG_RISE if given.in_flight > 4 else Work.rising)
                 work = Work(
                     data=given.data,
+                    hidden=given.hidden,
                     parts=given.parts,
                     rate=rate,
                     momentum=momentum,
-                    rising=rising,
+                    rising=Work.rising if method == "plain" else rising,
                     minibatches=given.minibatches,
                 )
-                work = replace(work, hidden=given.hidden)
+                about = {"method": method, **asdict(work), "data": work.data is not None}
                 try:
-                    yield trained(work, given.in_flight, method, given.latency_ms * 1e-3)
+                    if method == "plain":
+                        yield {"system": "plain", **about, **plain(work)}
+                        continue
+                    yield about | trained(work, given.in_flight, method, given.latency_ms * 1e-3)
                 except gt.NonFiniteError as error:
                     print(f"{method}, {rate}, {momentum}: {error}", file=sys.stderr)
 
@@ -157,7 +161,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--parts", type=int, default=2)
     parser.add_argument("--latency-ms", type=float, default=50.0, help="one way")
     parser.add_argument("--in-flight", type=int, default=7)
-    parser.add_argument("--methods", nargs="+", default=[*METHODS])
+    parser.add_argument("--methods", nargs="+", default=["plain", *METHODS])
     parser.add_argument("--rates", type=float, nargs="+", default=[0.01, 0.03, 0.1])
     parser.add_argument("--momenta", type=float, nargs="+", default=[0.9])
     parser.add_argument("--rising", type=int, help="minibatches over which the rate rises")

@@ -37,6 +37,7 @@ import geartrain as gt
 from benchmarks.cluster.methods import METHODS
 from benchmarks.pipeline.systems import OF_SEVERAL, SCHEDULES
 from geartrain.data.mnist import CLASSES, load_mnist
+from geartrain.engine.instrument import AbstractInstrument
 from geartrain.runtime.base import AbstractRuntime
 from geartrain_baselines.mnist import columns
 
@@ -200,7 +201,13 @@ class Recorded:
         return [(float(a), float(b), int(c)) for a, b, c in (line.split() for line in lines)]
 
 
-def ours(work: Work, system: str, runtime: AbstractRuntime, view: str) -> Reply:
+def ours(
+    work: Work,
+    system: str,
+    runtime: AbstractRuntime,
+    view: str,
+    instruments: Sequence[AbstractInstrument] = (),
+) -> Reply:
     """Parts on the workers of a runtime.
 
     Args:
@@ -208,13 +215,16 @@ def ours(work: Work, system: str, runtime: AbstractRuntime, view: str) -> Reply:
         system: ``async:N`` or ``drained:M``.
         runtime: As many workers as parts.
         view: What is done about late gradients, of ``METHODS``; where nothing is flushed.
+        instruments: Of the session.
     """
     name, _, number = system.partition(":")
     flushes, most = name == "drained", int(number)
     model = network(work)
     with TemporaryDirectory() as folder:
         recorded = Recorded(Path(folder) / "losses")
-        session = _session(work, model, recorded, runtime, most, flushes=flushes, view=view)
+        session = _session(
+            *(work, model, recorded, runtime, most, instruments), flushes=flushes, view=view
+        )
         rows = work.batch // most if flushes else work.batch
         count = work.warm_up + work.steps if flushes else work.minibatches
         given = [
@@ -245,6 +255,7 @@ def _session(
     criterion: Recorded,
     runtime: AbstractRuntime,
     most: int,
+    instruments: Sequence[AbstractInstrument],
     *,
     flushes: bool,
     view: str,
@@ -276,6 +287,7 @@ def _session(
         rules=rules,
         runtime=runtime,
         reading=gt.Reading(shuffle=False),
+        instruments=instruments,
         **placed | {"max_active": most},
     )
 

@@ -62,7 +62,8 @@ class Links:
             self._left[link] = left = max(now, self._left.get(link, 0.0)) + wire
             arrives = left + latency
         self._came[link] = arrives = max(arrives, self._came.get(link, 0.0))
-        self.carry(link, nbytes)
+        if a != b:
+            self.carry(link, nbytes)
         return arrives
 
     def letter(self, sender: int, receiver: int, letter: Letter, now: float) -> float:
@@ -85,9 +86,7 @@ class Links:
         self._letters_came[link] = arrives = max(arrives, self._letters_came.get(link, 0.0))
         return arrives
 
-    def _shared(
-        self, sender: int, receiver: int, wire: float, latency: float, now: float
-    ) -> float:
+    def _shared(self, sender: int, receiver: int, wire: float, latency: float, now: float) -> float:
         """By the one way out of a host and the one way into another."""
         self._out[sender] = left = max(now, self._out.get(sender, 0.0)) + wire
         into = max(left + latency, self._into.get(receiver, 0.0) + wire)

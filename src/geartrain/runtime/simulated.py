@@ -55,9 +55,9 @@ class Costs:
             and all that is sent to it, share; else each two have a link of their own.
 
     A batch or a letter waits until those before it have left, occupies its link for bytes /
-    bandwidth and arrives a latency later. A letter between copies on one worker takes no time. The result of an
-    all-reduce of n copies takes 2 (n - 1) latencies and the time of 2 (n - 1) / n of the bytes,
-    from the last contribution on.
+    bandwidth and arrives a latency later. A letter between copies on one worker takes no time. The
+    result of an all-reduce of n copies takes 2 (n - 1) latencies and the time of 2 (n - 1) / n of
+    the bytes, from the last contribution on.
     """
 
     firing_s: float = 100e-6
@@ -438,8 +438,14 @@ class _Clockwork:
     def _report(self, w: int, out: Outbox) -> None:
         """Have the controller know what a firing has answered."""
         if self._apart and (out.answered or out.spawned or out.rounds):
-            self._at(self._links.batch(w, self._parent, 0, self._now), lambda: self._settle(out))
+            arrives = self._links.batch(w, self._parent, 0, self._now)
+            self._at(arrives, lambda: self._heard_of(w, out))
         elif not self._apart:
+            self._settle(out)
+
+    def _heard_of(self, w: int, out: Outbox) -> None:
+        if w not in self._engine.gone:  # else these instances are fed again
+            self._last = self._now  # it is over when the program knows
             self._settle(out)
 
     def _settle(self, out: Outbox) -> None:
