@@ -103,11 +103,13 @@ class Parent:
         self._flying = Flying(MOST_FLYING)
         self._phase: Literal["apart", "handing over", "together"] = "apart"
         self._began = time.perf_counter()
+        self._apart_s = 0.0  # until all had what they were handed
         self.seconds = 0.0
 
     def go(self) -> None:
         """Until the pass is over; signals are heard meanwhile."""
         self._hand_over()
+        self._apart_s = time.perf_counter() - self._began
         self._engine.wiring.arena.news = []
         self._admit()
         while not self._done.issuperset(self._there):
@@ -489,7 +491,7 @@ class Parent:
                 self._fail(document, w)
             case "done":
                 self._done.add(w)
-                self._watch.waited(w, document["waited"])
+                self._watch.waited(w, self._apart_s + document["waited"])
                 self._tell_sent(w, document["sent"])
             case _:
                 self._take_back(what, document, tensors)
