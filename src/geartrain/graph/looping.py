@@ -325,7 +325,9 @@ class _Builder:
         into = self._value(("out", operator.id, 0))
         assert isinstance(into, Stored)
         self._inner.append(Inner(place.name, place, call, kernel, choice, weights, source, reads))
-        return CallStage(len(self._inner) - 1, source, into, pools=call.pool)
+        alone = operator.memory is not None or call.inside or call.pool or call.read
+        kin = None if alone else (source.number, into.number, call.take)
+        return CallStage(len(self._inner) - 1, source, into, pools=call.pool, kin=kin)
 
 
 def door_name(name: str) -> str:

@@ -99,6 +99,17 @@ class MeasuredChoice(AbstractChoice):
         watched = operations.listening or _get_current_dispatch_mode() is not None
         return self._decide(inputs) if ripe and typical and not watched else self._first
 
+    @property
+    def decided(self) -> bool:
+        return self._settled or self._derived is not None
+
+    def chosen(self, inputs: Payload) -> AbstractKernel | None:
+        if self._settled:
+            return self._first
+        if self._derived is None or self._structure is None or kind_of(inputs) != self._kind:
+            return None
+        return self._derived if self._structure.now() == self._structure.settings else None
+
     def _decide(self, inputs: Payload) -> AbstractKernel:
         self._structure = Structure(self._function)
         self._kind = kind_of(inputs)

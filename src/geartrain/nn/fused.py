@@ -94,6 +94,17 @@ class Routine:
             (k, slot, width, torch.int64 if whole else dtype) for k, slot, width, whole in given
         ]
         self._made, self._results = made, results
+        self._form = slots, dtype, tuple(self._given), tuple(made), tuple(results)
+
+    def alike(self, other: Routine) -> bool:
+        """Whether both are given, and make, the same."""
+        return self is other or self._form == other._form
+
+    def in_rows(self, operands: int) -> bool:
+        """Whether all results have a row for each row, so that those of others may lie beside."""
+        return all(one.rows for one in self._made) and all(
+            k < 0 or k >= operands for k in self._results
+        )
 
     def addresses(self, operands: Sequence[Tensor]) -> Addresses:
         """Those of operands, by slot, and the tensors that are there.
@@ -113,6 +124,17 @@ class Routine:
             found[slot] = held[-1].data_ptr()
         return found, held
 
+    @staticmethod
+    def require(x: Tensor, n: int, width: int, dtype: torch.dtype) -> None:
+        """Raises:
+        ProtocolError: It has not n rows of that width, or another dtype.
+        """
+        if x.dtype is not dtype or x.numel() != n * width:
+            raise ProtocolError(
+                f"{x.dtype} {tuple(x.shape)} came where {dtype} with {n} rows of {width} was "
+                "expected"
+            )
+
     def __call__(
         self, n: int, arguments: Sequence[Tensor], weights: PackedWeights
     ) -> tuple[Tensor, ...]:
@@ -126,11 +148,7 @@ class Routine:
         copies = []
         for k, slot, width, dtype in self._given:
             x = arguments[k]
-            if x.dtype is not dtype or x.numel() != n * width:
-                raise ProtocolError(
-                    f"{x.dtype} {tuple(x.shape)} came where {dtype} with {n} rows of {width} was "
-                    "expected"
-                )
+            self.require(x, n, width, dtype)
             if not x.is_contiguous():
                 x = x.contiguous()
                 copies.append(x)
@@ -145,6 +163,49 @@ class Routine:
             made.append(x)
         self._steps.run(n, addresses)
         return tuple([arguments[k] if k >= 0 else made[~k] for k in self._results])
+
+
+def run_together(
+    routines: Sequence[Routine],
+    sizes: Sequence[int],
+    operands: Sequence[Sequence[Tensor]],
+    rows: Sequence[Tensor],
+    weights: Sequence[PackedWeights],
+) -> tuple[Tensor, ...]:
+    """Results of routines that are alike, side by side.
+
+    Args:
+        routines: What they do.
+        sizes: Rows of each.
+        operands: Of each.
+        rows: The other arguments, of all rows.
+        weights: Of each.
+
+    Raises:
+        ProtocolError: As of a call.
+    """
+    first, n, before = routines[0], sum(sizes), len(operands[0])
+    places, copies = [], []
+    for k, slot, width, dtype in first._given:
+        x = rows[k - before]
+        first.require(x, n, width, dtype)
+        if not x.is_contiguous():
+            x = x.contiguous()
+            copies.append(x)
+        places.append((slot, x.data_ptr(), width * x.itemsize))
+    made = []
+    for one in first._made:
+        x = torch.empty((n, *one.tail), dtype=first._dtype)
+        places.append((one.slot, x.data_ptr(), x.stride(0) * x.itemsize))
+        made.append(x)
+    start = 0
+    for routine, size, own, packs in zip(routines, sizes, operands, weights, strict=True):
+        addresses = packs.of(routine, own)[0].copy()
+        for slot, at, width in places:
+            addresses[slot] = at + start * width
+        routine._steps.run(size, addresses)
+        start += size
+    return tuple([rows[k - before] if k >= 0 else made[~k] for k in first._results])
 
 
 @final

@@ -8,14 +8,15 @@ from typing import Any, cast, final
 
 from torch import Tensor, nn
 
+from geartrain.errors import ProtocolError
 from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.frames.tables import sparse_tables
 from geartrain.native.fused import available
-from geartrain.nn.fused import PackedWeights
+from geartrain.nn.fused import PackedWeights, Pair, run_together
 from geartrain.nn.split import Term, TraceSplit
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
-from geartrain.nodes.kernel import AbstractKernel, gathered
+from geartrain.nodes.kernel import AbstractKernel, AbstractKernels, gathered
 
 
 @final
@@ -108,37 +109,87 @@ class Program(AbstractKernel):
         wanted: bool = True,
     ) -> Gradient:
         parts = self._parts
-        some = [gradients[j] for j in parts.tangents]
-        came = frozenset(k for k, d in enumerate(some) if d is not None)
-        answers: list[Tensor | None] = [None] * self._inputs
+        came, dys = self._tangents(gradients)
         if not came:
-            return tuple(answers)
-        n = next(d.shape[0] for d in some if d is not None)
-        dys = [d for d in some if d is not None]
-        if len(came) < len(some):
-            empty = (self._empty[j] for j in parts.tangents)
-            dys = [
-                e.new_zeros((n, *e.shape[1:])) if d is None else d
-                for d, e in zip(some, empty, strict=True)
-            ]
-        operands = self._operands.tensors()
+            return (None,) * self._inputs
+        n, operands = dys[0].shape[0], self._operands.tensors()
         pair = self._pair
         if pair is not None and available(pair.dtype):
             given = [*operands, *gathered(kept, rows), *dys]
             found = pair.backward(n, given, self._packed)
         else:
             found = parts.backward(n, *operands, *gathered(kept, rows), *dys)
-        for k, (i, of) in enumerate(parts.gradients.items()):
+        self._learn(found, came, n, operands, into)
+        return self._answers(found, came)
+
+    def _tangents(self, gradients: Gradient) -> tuple[frozenset[int], list[Tensor]]:
+        """Which of them came, and all with zeros in place of the others, if any came."""
+        parts = self._parts
+        some = [gradients[j] for j in parts.tangents]
+        dys = [d for d in some if d is not None]
+        if len(dys) == len(some) or not dys:
+            return frozenset(range(len(dys))), dys
+        came, n = frozenset(k for k, d in enumerate(some) if d is not None), dys[0].shape[0]
+        empty = (self._empty[j] for j in parts.tangents)
+        return came, [
+            e.new_zeros((n, *e.shape[1:])) if d is None else d
+            for d, e in zip(some, empty, strict=True)
+        ]
+
+    def _answers(self, found: Payload, came: frozenset[int]) -> Gradient:
+        """The gradients of the inputs among the results of the backward."""
+        answers: list[Tensor | None] = [None] * self._inputs
+        for k, (i, of) in enumerate(self._parts.gradients.items()):
             if of & came:
                 answers[i] = found[k]
-        terms: Sequence[Term] = parts.terms
-        whole = len(came) == len(some) and bool(self._later)
+        return tuple(answers)
+
+    def _learn(
+        self,
+        found: Payload,
+        came: frozenset[int],
+        n: int,
+        operands: Sequence[Tensor],
+        into: GradientSum,
+    ) -> None:
+        """Add what the backward of n rows has found for the weights."""
+        terms: Sequence[Term] = self._parts.terms
+        whole = len(came) == len(self._parts.tangents) and bool(self._later)
         if whole and all(operands[t.operand].requires_grad for t in self._later):
             terms = self._at_once if into.add_later(self, found, n) else terms
         for term in terms:
             if term.tangents & came and operands[term.operand].requires_grad:
                 self._add(term, operands[term.operand], found[term.first :], into)
-        return tuple(answers)
+
+    @property
+    def pair(self) -> Pair:
+        """Its two programs in C.
+
+        Raises:
+            ProtocolError: It has none.
+        """
+        if self._pair is None:
+            raise ProtocolError("a program without C has no pair of routines")
+        return self._pair
+
+    def beside(self, others: Sequence[AbstractKernel]) -> AbstractKernels | None:
+        programs = [p for p in (self, *others) if isinstance(p, Program) and self._alike(p)]
+        return Programs(programs) if len(programs) == 1 + len(others) else None
+
+    def _alike(self, other: Program) -> bool:
+        """Whether rows of both can be computed side by side."""
+        mine, its, pair, n = self._parts, other._parts, self._pair, len(self._operands.names)
+        if pair is None or other._pair is None or not available(pair.dtype):
+            return False
+        return (
+            (mine.outputs, mine.tangents, self._inputs, n)
+            == (its.outputs, its.tangents, other._inputs, len(other._operands.names))
+            and mine.gradients == its.gradients
+            and pair.forward.alike(other._pair.forward)
+            and pair.backward.alike(other._pair.backward)
+            and pair.forward.in_rows(n)
+            and pair.backward.in_rows(n)
+        )
 
     def add_all(self, found: Sequence[Payload], into: GradientSum) -> None:
         """Add the products and sums of several calls."""
@@ -167,3 +218,52 @@ class Program(AbstractKernel):
                 into.add_rows(parameter, ids.long(), rows)
             else:
                 into.add_at(parameter, ids, rows)
+
+
+@final
+class Programs(AbstractKernels):
+    """Programs that are alike: arguments, and memory, of all rows at once, and C for each.
+
+    Args:
+        programs: At least one.
+    """
+
+    def __init__(self, programs: Sequence[Program]) -> None:
+        self._programs = programs
+
+    def forward(self, inputs: Payload, sizes: Sequence[int]) -> tuple[Payload, Payload]:
+        outputs = self._programs[0]._parts.outputs
+        found = run_together(
+            [p.pair.forward for p in self._programs],
+            sizes,
+            [p._operands.tensors() for p in self._programs],
+            inputs,
+            [p._packed for p in self._programs],
+        )
+        return found[:outputs], found[outputs:]
+
+    def backward(
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        sizes: Sequence[int],
+        into: Sequence[GradientSum],
+    ) -> Gradient:
+        first = self._programs[0]
+        came, dys = first._tangents(gradients)
+        if not came:
+            return (None,) * first._inputs
+        operands = [p._operands.tensors() for p in self._programs]
+        found = run_together(
+            [p.pair.backward for p in self._programs],
+            sizes,
+            operands,
+            [*kept, *dys],
+            [p._packed for p in self._programs],
+        )
+        pieces = list(zip(*[x.split(sizes) for x in found], strict=True))  # type: ignore[no-untyped-call]
+        for p, n, own, mine, theirs in zip(
+            self._programs, sizes, operands, pieces, into, strict=True
+        ):
+            p._learn(mine, came, n, own, theirs)
+        return first._answers(found, came)

@@ -56,9 +56,18 @@ class Experience:
 class AbstractChoice(ABC):
     """Chooses the kernel of one node in training."""
 
+    @property
+    def decided(self) -> bool:
+        """Whether ``chosen`` may know one."""
+        return False
+
     @abstractmethod
     def kernel(self, inputs: Payload) -> AbstractKernel:
         """That for these rows; the same object as before, or another from now on."""
+
+    def chosen(self, inputs: Payload) -> AbstractKernel | None:
+        """That for rows of this kind if it has been found out; nothing is counted."""
+        return None
 
 
 Choose = Callable[[str, Callable[..., Any], AbstractKernel, Experience], AbstractChoice]

@@ -120,6 +120,10 @@ class AbstractKernel(ABC):
             One gradient per input; None for an integer input and for one that got nothing.
         """
 
+    def beside(self, others: Sequence[AbstractKernel]) -> AbstractKernels | None:
+        """What computes rows of this kernel and of others in one call; None: each has its own."""
+        return None
+
     def for_bf16(self) -> AbstractKernel | None:
         """The kernel of this module for rows in bfloat16 and weights in float32.
 
@@ -135,6 +139,39 @@ class AbstractKernel(ABC):
         It stands between casts where rows travel in bfloat16. Itself will do.
         """
         return self
+
+
+class AbstractKernels(ABC):
+    """Several kernels whose rows lie side by side: those of the first, then those of the next.
+
+    What Python does around a kernel (arguments checked, memory found) is done once for all.
+    """
+
+    @abstractmethod
+    def forward(self, inputs: Payload, sizes: Sequence[int]) -> tuple[Payload, Payload]:
+        """Outputs and residuals, as ``AbstractKernel.forward`` of each one's rows gives them.
+
+        Args:
+            inputs: Of all rows.
+            sizes: Rows of each kernel.
+        """
+
+    @abstractmethod
+    def backward(
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        sizes: Sequence[int],
+        into: Sequence[GradientSum],
+    ) -> Gradient:
+        """The gradients of the inputs.
+
+        Args:
+            gradients: One per output, of all rows; None is zero.
+            kept: Residuals of all rows.
+            sizes: Rows of each kernel.
+            into: Gets the gradients of the parameters, by kernel.
+        """
 
 
 def gathered(kept: Payload, rows: IntArray | None) -> Payload:

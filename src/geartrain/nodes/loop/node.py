@@ -13,6 +13,7 @@ Messages of the node are instances. They see one version of the weights in all t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import final
 
 import numpy as np
@@ -42,9 +43,16 @@ from geartrain.nodes.inside import Inside, look_inside
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loop.door import Came, LoopDoor
 from geartrain.nodes.loop.picking import may_pick, picked
-from geartrain.nodes.loop.plan import Called, CallStage, LoopPlan, Planner, RowNumbers
+from geartrain.nodes.loop.plan import (
+    Called,
+    CallStage,
+    LoopPlan,
+    Planner,
+    RowNumbers,
+    Together,
+)
 from geartrain.nodes.loop.tensors import AbstractTensors, FiringTensors, TapeTensors
-from geartrain.nodes.loop.turn import Inner, KeptCall, Turn, zero_answers
+from geartrain.nodes.loop.turn import Inner, KeptCall, KeptTogether, Turn, zero_answers
 from geartrain.nodes.loop.values import AbstractValue
 from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.node import AbstractNode, Emission, Place
@@ -93,6 +101,9 @@ class LoopNode(AbstractNode):
         self._next = 0
         self.calls = 0
         """Of modules, so far."""
+        self.together = 0
+        """How often several of them were taken together."""
+        self._apart: set[tuple[int, ...]] = set()  # modules that cannot
 
     @property
     def part_names(self) -> tuple[str, ...]:
@@ -191,6 +202,12 @@ class LoopNode(AbstractNode):
             held.put(stage.into.number, self.name, called.first, found)
             turn.kept.append(None)
             return
+        if number < len(turn.kept):
+            return  # taken together with one before
+        together = called.together if train else None
+        if together is not None and number == together.number:
+            if self._call_together(turn, together):
+                return
         inner = self._inner[stage.number]
         self.calls += 1
         inputs: Payload = ()
@@ -207,6 +224,50 @@ class LoopNode(AbstractNode):
             raise WorkerError(f"{type(error).__name__} in node {story}: {error}") from error
         held.put(stage.into.number, inner.name, called.first, outputs)
         turn.kept.append(kept if train else None)
+
+    def _call_together(self, turn: Turn, together: Together) -> bool:
+        """Run several calls, forward; False, and nothing has happened: each is to run by itself."""
+        held, rows, stage = turn.held, together.rows, together.calls[0].stage
+        numbers = together.numbers
+        if numbers in self._apart or not all(map(self._decided, numbers)):
+            return False
+        inner = [self._inner[k] for k in numbers]
+        payload = inner[0].source.gather(held, rows.numbers)
+        inputs = tuple(payload[j] for j in inner[0].call.taken(len(payload)))
+        each = [self._chosen(turn, k, inputs) for k in numbers]
+        found = [kernel for kernel in each if kernel is not None]
+        kernels = found[0].beside(found[1:]) if len(found) == len(each) else None
+        if kernels is None:
+            self._apart.add(numbers)
+            return False
+        try:
+            outputs, residuals = kernels.forward(inputs, together.sizes)
+        except Exception as error:
+            _blame(error, inner, "forward", inputs, together, turn)
+            raise
+        for one in inner:
+            one.width = len(payload)
+        held.put(stage.into.number, inner[0].name, together.first, outputs)
+        turn.kept += [KeptTogether(together, kernels, found, residuals)] * len(found)
+        self.calls += len(found)
+        self.together += 1
+        return True
+
+    def _decided(self, number: int) -> bool:
+        """Whether it is known how a module computes, and nothing is left to be tried."""
+        inner = self._inner[number]
+        settled = self._dry_runs[number] is None and not self._may_pick[number]
+        return settled and (inner.choice is None or inner.choice.decided)
+
+    def _chosen(self, turn: Turn, number: int, inputs: Payload) -> AbstractKernel | None:
+        """The kernel of a module for rows of this kind, if it is known."""
+        inner = self._inner[number]
+        if inner.choice is None:
+            return None if isinstance(inner.kernel, AbstractMemoryKernel) else inner.kernel
+        kernel = turn.kernels.get(number) or inner.choice.chosen(inputs)
+        if kernel is not None and kernel is not inner.kernel:
+            turn.kernels[number] = kernel
+        return kernel
 
     def _inputs(self, inner: Inner, number: int, called: Called, held: AbstractTensors) -> Payload:
         """The arguments of a call."""
@@ -323,8 +384,14 @@ class LoopNode(AbstractNode):
             mine[which] = True
         got: dict[str, list[IntArray]] = {name: [] for name in self._weights}
         with torch.no_grad(), steady():
-            for number in range(len(turn.plan.calls) - 1, -1, -1):
-                self._back(turn, number, mine, got)
+            number = len(turn.plan.calls)
+            while number:
+                number -= 1
+                left = turn.kept[number]
+                if isinstance(left, KeptTogether) and self._back_together(turn, left, mine, got):
+                    number = left.together.number
+                else:
+                    self._back(turn, number, mine, got)
         for name, weights in self._weights.items():
             self._count(turn, which, name, weights, got[name])
         for k, (slots, origin) in enumerate(turn.entered):
@@ -364,8 +431,7 @@ class LoopNode(AbstractNode):
             return
         inner = self._inner[stage.number]
         into = GradientSum(()) if inner.weights is None else inner.weights.gradient
-        left = turn.kept[number]
-        assert left is not None
+        left = turn.left(number)
         if mine is None:
             turn.kept[number] = None  # all have come: what it holds is free when it is answered
         slots = state[INSTANCE]
@@ -383,6 +449,39 @@ class LoopNode(AbstractNode):
         if inner.weights is not None:
             local = turn.local[slots]
             got[inner.weights.name].append(local if lengths is None else local.repeat(lengths))
+
+    def _back_together(
+        self,
+        turn: Turn,
+        left: KeptTogether,
+        mine: NDArray[np.bool_] | None,
+        got: dict[str, list[IntArray]],
+    ) -> bool:
+        """The way back of calls that were taken together; False: some of their rows stay."""
+        held, together = turn.held, left.together
+        rows, first, into = together.rows, together.first, together.calls[0].stage.into.number
+        touched = held.touched.get(into)
+        if mine is not None or touched is None or not touched[first : first + len(rows)].all():
+            return False
+        gradient = held.gradient(into, first, len(rows), None)
+        inner = [
+            self._inner[c.stage.number] for c in together.calls if isinstance(c.stage, CallStage)
+        ]
+        sums = [GradientSum(()) if i.weights is None else i.weights.gradient for i in inner]
+        try:
+            found = left.backward(gradient, sums)
+        except Exception as error:
+            _blame(error, inner, "backward", gradient, together, turn)
+            raise
+        for number in range(together.number, together.number + len(inner)):
+            turn.kept[number] = None
+        found = inner[0].call.answer(found, inner[0].width)
+        if any(g is not None for g in found):
+            inner[0].source.scatter(held, rows.numbers, found)
+        for one, called in zip(inner, together.calls, strict=True):
+            if one.weights is not None:
+                got[one.weights.name].append(turn.local[called.rows.state[INSTANCE]])
+        return True
 
     def _count(
         self,
@@ -496,3 +595,25 @@ def _story(
         f"{slots.size} rows, payload {', '.join(shapes) or 'none'}, "
         f"{inner.place.arena.describe_several(slots)}"
     )
+
+
+def _blame(
+    error: Exception,
+    inner: Sequence[Inner],
+    way: str,
+    tensors: Sequence[Tensor | None],
+    together: Together,
+    turn: Turn,
+) -> None:
+    """Say in an error of calls that were taken together whose rows they were.
+
+    Raises:
+        WorkerError: In place of one that is not ours.
+    """
+    names = "', '".join(one.name for one in inner)
+    slots = together.rows.state[INSTANCE]
+    one = replace(inner[0], name=names, weights=None)
+    story = _story(one, way, tensors, slots, together.number, turn)
+    if not isinstance(error, GeartrainError):
+        raise WorkerError(f"{type(error).__name__} in nodes {story}: {error}") from error
+    error.add_note(story)

@@ -14,8 +14,9 @@ joins) are the nodes and steps of a loop by steps, given rows without payload wh
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Final, TypeAlias, final
 
 import numpy as np
@@ -69,12 +70,42 @@ class Called:
         rows: Of the value that it reads.
         first: Of the rows that it writes.
         lengths: int64 ``(n,)``, of the bundles that are read; None: single rows.
+        together: The calls that it may be taken together with, or None.
     """
 
     stage: CallStage | StoreStage
     rows: RowNumbers
     first: int
     lengths: IntArray | None = None
+    together: Together | None = None
+
+
+@final
+@dataclass(slots=True, eq=False)
+class Together:
+    """Calls of several modules, one after the other, that read rows of one value and write another.
+
+    Args:
+        number: Of the first of them.
+        calls: They.
+        rows: Of all of them, those of the first call first.
+        first: Of the rows that they write.
+    """
+
+    number: int
+    calls: list[Called]
+    rows: RowNumbers
+    first: int
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of their modules."""
+        return tuple([c.stage.number for c in self.calls if isinstance(c.stage, CallStage)])
+
+    @property
+    def sizes(self) -> list[int]:
+        """Rows of each call."""
+        return [len(called.rows) for called in self.calls]
 
 
 @final
@@ -253,11 +284,21 @@ class CallStage(AbstractStage):
         source: The value that it reads.
         into: The value that it makes rows of.
         pools: Whether it makes one row of each bundle.
+        kin: Calls that are equal in this may be taken together; None: it is called alone.
     """
 
-    def __init__(self, number: int, source: AbstractValue, into: Stored, *, pools: bool) -> None:
+    def __init__(
+        self,
+        number: int,
+        source: AbstractValue,
+        into: Stored,
+        *,
+        pools: bool,
+        kin: Hashable | None = None,
+    ) -> None:
         super().__init__()
         self.number, self.source, self.into, self.pools = number, source, into, pools
+        self.kin = kin
 
     def apply(
         self, port: int, rows: RowNumbers, plan: LoopPlan
@@ -393,11 +434,14 @@ class Planner:
             if len(ready) > 1:
                 later = {at for call in ready for at in self._later[id(call)] if at != id(call)}
                 ready = [call for call in ready if id(call) not in later] or ready
-            rows = [sum(map(len, call.waiting[0])) for call in ready]
+            several = _by_kin(ready)
+            rows = [sum(len(r) for call in calls for r in call.waiting[0]) for calls in several]
             few = SHARE * max(rows)
-            for call, n in zip(ready, rows, strict=True):
-                if n >= few:
-                    self._run(call, 0, call.take(0), plan)
+            for calls, n in zip(several, rows, strict=True):
+                if n >= few and len(calls) == 1:
+                    self._run(calls[0], 0, calls[0].take(0), plan)
+                elif n >= few:
+                    self._run_together(calls, plan)
         if self.watch is not None and self._passed:
             self.watch(self._passed)
         self._check_empty()
@@ -415,11 +459,41 @@ class Planner:
 
     def _run(self, stage: AbstractStage, port: int, rows: RowNumbers, plan: LoopPlan) -> None:
         for way, sent in stage.apply(port, rows, plan):
-            if way in stage.back:
-                self._count(stage.back[way], sent)
-            target = stage.targets.get(way)
-            if target is not None:
-                target[0].waiting[target[1]].append(sent)
+            self._send(stage, way, sent)
+
+    def _send(self, stage: AbstractStage, way: int, rows: RowNumbers) -> None:
+        """Rows leave a stage."""
+        if way in stage.back:
+            self._count(stage.back[way], rows)
+        target = stage.targets.get(way)
+        if target is not None:
+            target[0].waiting[target[1]].append(rows)
+
+    def _run_together(self, calls: Sequence[CallStage], plan: LoopPlan) -> None:
+        """Call several modules with what waits for them."""
+        came = [call.take(0) for call in calls]
+        numbers = np.concatenate([r.numbers for r in came])
+        if calls[0].source.lengths(plan.numbers, numbers) is not None:
+            for call, rows in zip(calls, came, strict=True):
+                self._run(call, 0, rows, plan)
+            return
+        state = np.concatenate([r.state for r in came], axis=1)
+        made = plan.numbers.more(calls[0].into.number, numbers.size)
+        together = Together(len(plan.calls), [], RowNumbers(numbers, state), int(made[0]))
+        ends = list(accumulate(map(len, came)))
+        for call, rows, end in zip(calls, came, ends, strict=True):
+            first = together.first + end - len(rows)
+            together.calls.append(Called(call, rows, first, None, together))
+        plan.calls += together.calls
+        if plan.run is not None:
+            for number, called in enumerate(together.calls, together.number):
+                plan.run(number, called)
+        target, port = calls[0].targets[0]
+        if all(call.targets[0] == (target, port) and not call.back for call in calls):
+            target.waiting[port].append(RowNumbers(made, state))
+            return
+        for call, rows, end in zip(calls, came, ends, strict=True):
+            self._send(call, 0, RowNumbers(made[end - len(rows) : end], rows.state))
 
     def _count(self, port: tuple[int, int], rows: RowNumbers) -> None:
         """Rows go round."""
@@ -436,6 +510,16 @@ class Planner:
                 "a loop that runs whole has come to its end, and rows wait in it for others that "
                 "do not come:\n  " + "\n  ".join(story)
             )
+
+
+def _by_kin(calls: Sequence[CallStage]) -> list[list[CallStage]]:
+    """Those that may be taken together, in the order of the first of them."""
+    if len(calls) == 1:
+        return [[calls[0]]]
+    found: dict[Hashable, list[CallStage]] = {}
+    for call in calls:
+        found.setdefault(id(call) if call.kin is None else call.kin, []).append(call)
+    return list(found.values())
 
 
 def _reached_from(start: AbstractStage) -> Collection[int]:

@@ -423,9 +423,7 @@ class TapeTensors(AbstractTensors):
         starts = pieces.starts
         k = pieces.at(int(rows.min()))
         if int(rows.max()) < starts[k + 1]:
-            local = rows - starts[k]
-            for j, g in some:
-                add(pieces.own(k, j), local, g.contiguous(), at)
+            self._add(pieces, k, rows - starts[k], some, at)
             return
         for j, g in some:
             buffer = pieces.scattered[j]
@@ -433,6 +431,25 @@ class TapeTensors(AbstractTensors):
                 like = pieces.columns[0][j]
                 buffer = pieces.scattered[j] = like.new_zeros((starts[-1], *like.shape[1:]))
             add(buffer, rows, g.contiguous(), at)
+
+    def _add(
+        self,
+        pieces: _Pieces,
+        k: int,
+        rows: IntArray,
+        some: Sequence[tuple[int, Tensor]],
+        at: IntArray | None,
+    ) -> None:
+        """Give rows of one piece their gradients."""
+        whole = at is None and rows.size == pieces.columns[k][0].shape[0]
+        order = _inverse(rows) if whole else None
+        if order is None:
+            for j, g in some:
+                add(pieces.own(k, j), rows, g.contiguous(), at)
+            return
+        given = take([g.contiguous() for _, g in some], order)
+        for (j, _), g in zip(some, given, strict=True):
+            pieces.give(k, j, g)
 
     def _share(
         self, pieces: _Pieces, first: int, n: int, some: Sequence[tuple[int, Tensor]]
@@ -467,8 +484,10 @@ class TapeTensors(AbstractTensors):
         if which is not None:
             which = numbers.at(number, which + first) - begin
         found: list[Tensor | None] = []
+        start, stop = pieces.starts[k], pieces.starts[k + 1]
+        part = None if end - begin == stop - start else slice(begin - start, end - start)
         for given, scattered in zip(pieces.given[k], pieces.scattered, strict=True):
-            g = given
+            g = given if given is None or part is None else given[part]
             if scattered is not None:
                 more = scattered[begin:end]
                 g = more if g is None else more + g
@@ -519,6 +538,13 @@ def consecutive(rows: IntArray) -> int:
     if int(rows[-1]) - first != n - 1:
         return -1
     return first if n < 3 or bool((rows[1:] - rows[:-1] == 1).all()) else -1
+
+
+def _inverse(rows: IntArray) -> IntArray | None:
+    """Where each of 0, 1, ... is among these; None: not all of them are."""
+    found = np.full(rows.size, -1)
+    found[rows] = _count(0, rows.size)
+    return None if (found < 0).any() else found
 
 
 def _require_alike(name: str, columns: Sequence[Tensor], found: Sequence[Tensor]) -> None:

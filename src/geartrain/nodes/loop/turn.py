@@ -6,6 +6,7 @@ Turn    a plan, the tensors, who is unanswered; of each call what it has kept
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -16,8 +17,8 @@ from geartrain.nodes.call import Call
 from geartrain.nodes.choice import AbstractChoice
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside, look_inside
-from geartrain.nodes.kernel import AbstractKernel, gathered
-from geartrain.nodes.loop.plan import LoopPlan
+from geartrain.nodes.kernel import AbstractKernel, AbstractKernels, gathered
+from geartrain.nodes.loop.plan import LoopPlan, Together
 from geartrain.nodes.loop.tensors import AbstractTensors
 from geartrain.nodes.loop.values import AbstractValue
 from geartrain.nodes.memory import AbstractMemoryKernel, Held, Recalled
@@ -126,6 +127,41 @@ class KeptCall:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class KeptTogether:
+    """What calls that were taken together have left for their way back.
+
+    Args:
+        together: The calls.
+        kernels: That have computed them.
+        each: The same, by call.
+        residuals: Of all rows.
+    """
+
+    together: Together
+    kernels: AbstractKernels
+    each: Sequence[AbstractKernel]
+    residuals: Payload
+
+    def of(self, number: int) -> KeptCall:
+        """What one of them has left: number in the plan."""
+        k = number - self.together.number
+        sizes = self.together.sizes
+        begin = sum(sizes[:k])
+        kept = tuple(x[begin : begin + sizes[k]] for x in self.residuals)
+        return KeptCall(self.each[k], kept)
+
+    def backward(self, gradient: Gradient, into: Sequence[GradientSum]) -> Gradient:
+        """The gradients of the arguments of all rows.
+
+        Args:
+            gradient: Of all rows.
+            into: Gets the gradients of the parameters, by call.
+        """
+        return self.kernels.backward(gradient, self.residuals, self.together.sizes, into)
+
+
+@final
 @dataclass(slots=True)
 class Turn:
     """Some instances that go through the loop together.
@@ -154,13 +190,19 @@ class Turn:
     pending: IntArray
     entered: list[tuple[IntArray, IntArray]]
     addresses: IntArray | None = None
-    kept: list[KeptCall | None] = field(default_factory=list)
+    kept: list[KeptCall | KeptTogether | None] = field(default_factory=list)
     rows: dict[str, IntArray] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
     kernels: dict[int, AbstractKernel] = field(default_factory=dict)
     awaited: int = 0
     unanswered: int = 0
     seen: tuple[IntArray, IntArray, Inside] | None = None
+
+    def left(self, number: int) -> KeptCall:
+        """What one call has left for its way back."""
+        found = self.kept[number]
+        assert found is not None
+        return found.of(number) if isinstance(found, KeptTogether) else found
 
     def nbytes(self) -> int:
         """Bytes of its tensors; what several hold is counted once."""
