@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
@@ -14,6 +11,7 @@ from torch import Tensor, nn
 
 import geartrain as gt
 from geartrain.nodes.loop.node import LoopNode
+from tests.rigs.beside_plain import Model
 from tests.rigs.passes import (
     ORDERS,
     Order,
@@ -27,19 +25,6 @@ from tests.rigs.passes import (
 
 H = 3
 F64 = torch.float64
-
-
-@dataclass
-class Model:
-    """A graph, its modules, and the loss of one instance without it."""
-
-    graph: gt.Graph
-    modules: Mapping[str, nn.Module]
-    plain: Callable[[gt.Instance], Tensor]
-    data: Sequence[gt.Instance]
-
-    def total(self) -> Tensor:
-        return sum((self.plain(each) for each in self.data), torch.zeros((), dtype=F64))
 
 
 class Pass(nn.Module):
