@@ -185,9 +185,12 @@ class Bench:
         workers: Processes.
         seed: Of weights and order.
         instances: Of an epoch.
+        keep_s: Seconds between two states that a pipeline goes back to.
     """
 
-    def __init__(self, way: Way, workers: int, seed: int, instances: int) -> None:
+    def __init__(
+        self, way: Way, workers: int, seed: int, instances: int, keep_s: float = KEEP_S
+    ) -> None:
         torch.manual_seed(seed)
         self.way, self.data = way, minibatches(instances)
         self.runtime = gt.Processes(
@@ -213,7 +216,7 @@ class Bench:
             seed=seed,
             instruments=[self.seen],
         )
-        self._keep = gt.Keep(seconds=KEEP_S) if way == "pipeline" else None
+        self._keep = gt.Keep(seconds=keep_s) if way == "pipeline" else None
         self._epochs = 0
 
     def epoch(self, n: int | None = None) -> gt.Fit:
@@ -241,8 +244,17 @@ class Bench:
         pids = self.runtime.pids
         self.runtime.close()
         server = ForkServer.of_this_process()
-        left = [f"process {pid}" for pid in pids if Path(f"/proc/{pid}").exists()]
+        left = [f"process {pid}" for pid in pids if lives(pid)]
         return left + [f"file {path.name}" for path in server.folder.iterdir()]
+
+
+def lives(pid: int) -> bool:
+    """Whether it is a process that has not ended, be it that nobody has asked how."""
+    try:
+        told = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return told.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
 def open_files() -> int:
@@ -264,6 +276,7 @@ def chaos(
     seed: int = 0,
     legs: int = 1,
     instances: int = 400,
+    keep_s: float = KEEP_S,
 ) -> dict[str, Any]:
     """Undisturbed and disturbed runs in turn.
 
@@ -273,13 +286,13 @@ def chaos(
         faults: Of all of them together.
         seed: Of weights, order and faults.
         legs: Into so many runs each is cut.
-        instances: Of an epoch.
+        instances, keep_s: As for ``Bench``.
 
     Returns:
         What came of it, as JSON.
     """
     draw = random.Random(seed)
-    bench = Bench(way, workers, seed, instances)
+    bench = Bench(way, workers, seed, instances, keep_s)
     bench.epoch()  # workers, kernels and optimisers are there
     calm: list[Run] = []
     rough: list[Run] = []
@@ -297,6 +310,7 @@ def chaos(
         "way": way,
         "workers": workers,
         "seconds": seconds,
+        "keep_s": keep_s,
         "kept": statistics.mean(kept),
         "kept_each": kept,
         "goal": GOALS[way],
@@ -327,10 +341,12 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=60)
     parser.add_argument("--legs", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=float, default=KEEP_S, help="seconds; of a pipeline")
     parser.add_argument("--json", type=Path, default=None, help="where the result is written")
     given = parser.parse_args()
     found = chaos(
-        given.way, given.workers, 60 * given.minutes, given.faults, given.seed, given.legs
+        *(given.way, given.workers, 60 * given.minutes, given.faults, given.seed, given.legs),
+        keep_s=given.keep,
     )
     found["machine"] = machine()
     text = json.dumps(found, indent=1)
