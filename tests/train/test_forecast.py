@@ -109,9 +109,7 @@ def test_recorded_costs_make_the_throughput_that_was_recorded() -> None:
     assert again.throughput == pytest.approx(found.throughput, rel=0.02)
 
 
-def test_the_program_that_admits_is_a_message_away_and_a_latency_unless_on_the_host() -> (
-    None
-):
+def test_the_program_that_admits_is_a_message_away_and_a_latency_unless_on_the_host() -> None:
     graph, data = chain(), some(12)
     costs = Costs(firing_s=0.003, row_s=0.0, latency_s=0.02, message_s=0.001)
 
