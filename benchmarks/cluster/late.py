@@ -81,7 +81,9 @@ def table(lines: Sequence[Line]) -> Iterator[str]:
     yield "|" + "---|" * 12
     late = [x for x in lines if x["system"] != "plain"]
     for key in sorted({_key(x) for x in late}):
-        plain = best_plain([x for x in lines if x["hidden"] == key[0]])
+        plain = best_plain(
+            [x for x in lines if x["hidden"] == key[0] and math.isfinite(x["test_loss"])]
+        )
         yield (
             f"| {key[0]} | | | | {plain['minibatches']} | plain | {plain['rate']:g}, "
             f"{plain['momentum']:g} | | {plain['last']:.4f} | {plain['test_loss']:.4f} | | |"

@@ -13,12 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, final
+from typing import Protocol, final
 
 from geartrain.sharing.letters import Letter
 
-if TYPE_CHECKING:
-    from geartrain.runtime.simulated import Costs
+
+class Quality(Protocol):
+    """What links are like; ``Costs`` says what each number means."""
+
+    @property
+    def latency_s(self) -> float: ...
+    @property
+    def bytes_per_s(self) -> float | None: ...
+    @property
+    def message_s(self) -> float: ...
+    @property
+    def shared(self) -> bool: ...
 
 
 @final
@@ -34,7 +44,7 @@ class Links:
 
     def __init__(
         self,
-        costs: Costs,
+        costs: Quality,
         vary: Callable[[float], float],
         elsewhere: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
