@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,6 +32,7 @@ import geartrain as gt
 from benchmarks.cluster import stages
 from geartrain.cli.copies import CopiesSeen
 from geartrain.data.mnist import CLASSES
+from geartrain.engine.instrument import AbstractInstrument
 
 SEED: Final = 0
 DEVICE_MS: Final = "DEVICE_MS"
@@ -122,7 +123,9 @@ def accuracy(work: Work, model: nn.Sequential) -> float:
         return float((model[1:](x).argmax(1) == y).float().mean())
 
 
-def ours(work: Work, copies: int, runtime: Any) -> Reply:
+def ours(
+    work: Work, copies: int, runtime: Any, instruments: Sequence[AbstractInstrument] = ()
+) -> Reply:
     """Copies with neighbours, each on a worker; their mean is judged."""
     model = network(work)
     with TemporaryDirectory() as folder:
@@ -142,7 +145,7 @@ def ours(work: Work, copies: int, runtime: Any) -> Reply:
                 shards="pull" if work.exchange == "weights" else "static",
             ),
             max_active=2,
-            instruments=[exchanged],
+            instruments=[exchanged, *instruments],
         )
         rows = order(work, work.steps * copies)
         session.fit([gt.minibatch(each, each) for each in rows], epochs=1)

@@ -223,6 +223,10 @@ class Hosts(Sequence[Host]):
         number = (seed << 16) + a * MOST_HOSTS + b
         self._ask(f"path {a} {b} {round(latency_s * 1e9)} {loss!r} {number}")
 
+    def become(self, link: Link, *, seed: int = 0) -> None:
+        """All are connected by other links from now on."""
+        self._tell_links(link, seed)
+
     def change(self, a: int, b: int, link: Link, *, seed: int = 0) -> None:
         """Latency and loss between two hosts, both ways, from now on; rates belong to hosts."""
         for one, other in ((a, b), (b, a)):

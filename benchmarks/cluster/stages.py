@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -34,8 +34,10 @@ from torch.distributed.pipelining import PipelineStage
 from torch.nn import functional as F
 
 import geartrain as gt
+from benchmarks.cluster.methods import METHODS
 from benchmarks.pipeline.systems import OF_SEVERAL, SCHEDULES
 from geartrain.data.mnist import CLASSES, load_mnist
+from geartrain.engine.instrument import AbstractInstrument
 from geartrain.runtime.base import AbstractRuntime
 from geartrain_baselines.mnist import columns
 
@@ -199,21 +201,30 @@ class Recorded:
         return [(float(a), float(b), int(c)) for a, b, c in (line.split() for line in lines)]
 
 
-def ours(work: Work, system: str, runtime: AbstractRuntime, view: str) -> Reply:
+def ours(
+    work: Work,
+    system: str,
+    runtime: AbstractRuntime,
+    view: str,
+    instruments: Sequence[AbstractInstrument] = (),
+) -> Reply:
     """Parts on the workers of a runtime.
 
     Args:
         work: What is trained: ``minibatches`` if nothing is flushed, else as many as are timed.
         system: ``async:N`` or ``drained:M``.
         runtime: As many workers as parts.
-        view: Which weights a part's forward sees, of ``VIEWS``; where nothing is flushed.
+        view: What is done about late gradients, of ``METHODS``; where nothing is flushed.
+        instruments: Of the session.
     """
     name, _, number = system.partition(":")
     flushes, most = name == "drained", int(number)
     model = network(work)
     with TemporaryDirectory() as folder:
         recorded = Recorded(Path(folder) / "losses")
-        session = _session(work, model, recorded, runtime, most, flushes=flushes, view=view)
+        session = _session(
+            *(work, model, recorded, runtime, most, instruments), flushes=flushes, view=view
+        )
         rows = work.batch // most if flushes else work.batch
         count = work.warm_up + work.steps if flushes else work.minibatches
         given = [
@@ -231,17 +242,11 @@ def ours(work: Work, system: str, runtime: AbstractRuntime, view: str) -> Reply:
         "rows_per_second": (b - a) * rows / seconds,
         "loss": sum(loss for _, loss, _ in seen[a + 1 :]) / (b - a),
         "staleness": {part: told.mean for part, told in fit.staleness.items()},
+        "seconds": fit.train_seconds,
     }
     if not flushes:
         reply |= {"losses": [loss for _, loss, _ in seen], **judged(work, model)}
     return reply
-
-
-VIEWS: Final[Mapping[str, Callable[[], Mapping[str, Any]]]] = {
-    "stashed": dict,
-    "predicted": lambda: {"view": gt.Predicted()},
-    "scaled": lambda: {"view": gt.Predicted(), "delay": gt.ScaledByStaleness()},
-}
 
 
 def _session(
@@ -250,20 +255,22 @@ def _session(
     criterion: Recorded,
     runtime: AbstractRuntime,
     most: int,
+    instruments: Sequence[AbstractInstrument],
     *,
     flushes: bool,
     view: str,
 ) -> gt.Session:
+    method = METHODS["stashed" if flushes else view]
     pipe = gt.Pipeline(
         model,
         cuts=work.ends(work.parts)[1:-1],
         criterion=criterion,
         slack=max(0, most - work.parts),
-        **({} if flushes else VIEWS[view]()),
+        **({} if flushes else method.parts(work.minibatches)),
     )
     every = most if flushes else 1
     rules = pipe.rules(
-        sgd(work),
+        method.optimizer(work.rate, work.momentum),
         update_every=gt.Messages(every),
         schedule=lambda trained: work.factor(trained // every),
     )
@@ -272,11 +279,15 @@ def _session(
         placed["schedule"] = gt.Schedule(
             drain=True, placement=pipe.placement(work.parts), policy=placed["schedule"].policy
         )
+    elif method.alone:
+        alone = gt.Synchronous(round(method.alone * work.minibatches))
+        placed["schedule"] = replace(placed["schedule"], ramp=alone)
     return gt.Session(
         pipe.graph,
         rules=rules,
         runtime=runtime,
         reading=gt.Reading(shuffle=False),
+        instruments=instruments,
         **placed | {"max_active": most},
     )
 

@@ -6,7 +6,8 @@
     kernels  one worker, two kernel threads         what plain PyTorch does with two cores
     threads  two workers as threads, one kernel thread each
     two      two worker processes, one kernel thread each
-    hosts    the same by tcp on loopback, encrypted, with no memory in common
+    hosts    the same with no memory in common: control by tcp on loopback, rows by socket files
+    tcp      the same, rows too by tcp, encrypted
     plain    likewise, not encrypted
     ray      as hosts, started by Ray (where it is installed)
     four, eight   as many worker processes: more than there are cores
@@ -44,6 +45,7 @@ SYSTEMS: Mapping[str, Callable[[], Any]] = {
     "threads": lambda: gt.Threads(2, kernel_threads=1),
     "two": lambda: gt.Processes(2, kernel_threads=1),
     "hosts": lambda: gt.Hosts(2, kernel_threads=1),
+    "tcp": lambda: gt.Hosts(2, kernel_threads=1, socket_files=False),
     "plain": lambda: gt.Hosts(2, kernel_threads=1, plain=True),
     "ray": lambda: gt.Ray(2, kernel_threads=1),
     "apart": lambda: gt.Threads(1, kernel_threads=1),
@@ -85,21 +87,24 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def measure(
+def session_of(
     name: str,
     system: str,
     max_active: int | None,
     scale: float,
     in_flight: Literal["all", "each"] = "each",
-) -> dict[str, Any]:
-    """One system on one case, in this process."""
+    *,
+    passes: int = 2,
+    instruments: Sequence[gt.AbstractInstrument] = (),
+) -> tuple[gt.Session, Sequence[gt.Instance]]:
+    """One system on one case, and what a pass of it trains."""
     case = CASES[name]
     recipe = find_recipe(case.recipe)
     options = recipe.complete(dict(case.options))
     torch.manual_seed(0)
     setting = Setting(
         seed=0,
-        epochs=2,
+        epochs=passes,
         update_every=recipe.update_size(options),
         options=options,
         data=Path(os.environ["GEARTRAIN_DATA"]) if os.environ.get("GEARTRAIN_DATA") else None,
@@ -115,12 +120,22 @@ def measure(
         runtime=runtime,
         max_active=max_active or recipe.in_flight(options),
         seed=0,
+        instruments=instruments,
         **task.settings(workers, gt.SharedWeights(in_flight) if shares else None, chosen=chosen),
     )
-    n = max(1, int(case.instances * scale))
-    train = task.load("train")[:n]
-    if len(train) < n:
-        n = len(train)
+    return session, task.load("train")[: max(1, int(case.instances * scale))]
+
+
+def measure(
+    name: str,
+    system: str,
+    max_active: int | None,
+    scale: float,
+    in_flight: Literal["all", "each"] = "each",
+) -> dict[str, Any]:
+    """One system on one case, in this process."""
+    session, train = session_of(name, system, max_active, scale, in_flight)
+    n = len(train)
     session.fit(train, epochs=1)
     runtime = session.runtime
     if system == "apart":

@@ -87,8 +87,8 @@ def test_the_tables_set_figures_against_the_goals() -> None:
              "seconds": [1.0, 3.0, 2.0], "firings": 50_000, "rows_fired": 800_000},
         ],
         "copies": [
-            {"task": "t", "instances": 2, "rows_fired": 10, "rows_moved": {"nodes/gather": 25},
-             "bytes_moved": {"nodes/gather": 4096, "nodes/payload": 4096}},
+            {"task": "t", "instances": 2, "rows_fired": 10, "rows_moved": {"nodes/group": 25},
+             "bytes_moved": {"nodes/group": 4096, "nodes/payload": 4096}},
         ],
         "admission": [{"task": "t", "us": [7.0, 9.0, 8.0]}],
     }  # fmt: skip
@@ -100,5 +100,5 @@ def test_the_tables_set_figures_against_the_goals() -> None:
         "| 2 workers, shared weights | 256 | no | 500,000 | 400,000 to 600,000 | 50% | 16 | 80 |"
         in lines
     )
-    assert "| t | 2.50 | 4.0 | nodes/gather 50%, nodes/payload 50% |" in lines
+    assert "| t | 2.50 | 4.0 | nodes/group 50%, nodes/payload 50% |" in lines
     assert lines[-1] == "| t | 8.0 | 7.0 to 9.0 |"

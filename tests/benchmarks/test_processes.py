@@ -19,6 +19,7 @@ from benchmarks.processes.transport import (
     one_way,
     serve,
 )
+from benchmarks.processes.turns import Turn, at_most, table
 from geartrain.transport.link import Transport
 from geartrain.transport.record import Record
 
@@ -68,3 +69,27 @@ def test_the_table_says_whether_goals_are_met(rate: float, told: str) -> None:
     assert lines[3].startswith(f"| 8 KiB | {rate:,.0f} | ")
     assert "| 20.0 | 30.0 | 50.0 | 50.0 to 50.0 | 15.0 | 18.0 | 60 |" in lines[3]
     assert lines[-1].endswith(told)
+
+
+def turn(*cpu_s: float, seconds: float = 4.0) -> Turn:
+    return Turn([*cpu_s], [0.0] * len(cpu_s), seconds, waited_s=[1.0] * (len(cpu_s) - 1))
+
+
+def test_the_busiest_process_or_all_cores_together_bound_what_workers_gain() -> None:
+    one = turn(6.0)
+    assert at_most(one, turn(0.5, 2.0, 1.5), cores=2) == pytest.approx(3.0)  # all: 4 s on two
+    assert at_most(one, turn(0.5, 3.0, 1.5), cores=2) == pytest.approx(2.0)  # the busiest: 3 s
+    assert at_most(one, turn(0.5, 2.0, 1.5), cores=1) == pytest.approx(1.5)
+
+
+def test_the_table_of_turns_has_medians_bounds_and_waiting() -> None:
+    found = {
+        "one": [turn(6.0, seconds=6.0), turn(8.0, seconds=8.0), turn(7.0, seconds=7.0)],
+        "two": [turn(0.5, 2.0, 1.5), turn(0.5, 2.0, 1.5), turn(0.5, 3.0, 1.5)],
+    }
+    name, one, _, two, more = table("lists", found, 2)
+    assert name == "lists" and "CPU s 7.00 " in one and "at most" not in one
+    assert "CPU s 0.50, 2.00, 1.50 " in two
+    assert "at most x 3.00 (2.33 to 4.00)" in two
+    assert "by the clock x 1.75 (1.50 to 2.00)" in two
+    assert "waiting 25 %" in more

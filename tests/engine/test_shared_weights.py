@@ -172,6 +172,21 @@ def test_shared_weights_beside_modules_that_keep_graphs_are_refused() -> None:
         gt.Session(graph, runtime=gt.Threads(2), sharing=gt.SharedWeights())
 
 
+@pytest.mark.parametrize("rule", [gt.DelayCompensated(), gt.GapAware()], ids=str)
+def test_compensation_goes_with_shared_weights_on_no_runtime(rule) -> None:
+    """It wants graphs that are kept, and shared weights none; so processes lack nothing."""
+    without = r"DelayCompensated|GapAware"
+    for runtime in (gt.Threads(2), gt.Simulated(2), gt.Processes(2)):
+        for keep, words in (("inputs", without), ("graph", r"keep='graph' of \['map'\] do not go")):
+            graph = gt.Graph()
+            part = gt.Part(nn.Linear(2, 2), delay=rule, keep=keep)
+            rows = graph.input("x", bundle=True).through(part, name="map")
+            rows.loss(lambda y: y.square().sum(1))
+            with pytest.raises((ValueError, gt.GraphError), match=words):
+                made = gt.Session(graph, runtime=runtime, sharing=gt.SharedWeights())
+                made.fit([gt.Instance({"x": torch.ones(1, 2)})], epochs=1)
+
+
 def test_what_in_flight_counts_is_said_or_refused() -> None:
     with pytest.raises(ValueError, match=r"in_flight='some'\): give 'all'"):
         gt.SharedWeights(in_flight="some")  # type: ignore[arg-type]

@@ -113,3 +113,18 @@ def test_slots_beyond_those_that_were_there_make_room() -> None:
     here = stock()
     here.put(lot([200]))
     assert begun(here) == [[200]] and here.active == 1
+
+
+def test_the_controller_is_told_when_it_may_send_another_lot_and_not_sooner() -> None:
+    here = stock(limit=4)  # a lot is half of them
+    here.put(lot([0, 1, 2, 3]))
+    here.begin()
+    assert not here.has_room
+    here.settle(answered(0))
+    assert not here.has_room
+    here.settle(answered(2))
+    assert here.has_room
+    here.told()
+    assert not here.has_room
+    here.settle(answered(1))
+    assert not here.has_room

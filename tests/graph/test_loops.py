@@ -155,7 +155,7 @@ def test_rows_enter_by_several_inputs_and_routes_and_each_is_waited_for():
 def test_where_it_is_not_known_how_many_rows_enter_a_loop_runs_by_steps():
     graph = Graph(value=("turns",))
     state = graph.loop(name="state", run="auto")
-    state.join(graph.input("x", turn=0).ungroup(index="turn", name="some"))
+    state.join(graph.input("x", turn=0).replay(name="some"))
     step = state.through(nn.Linear(2, 2), name="cell").move(turn=lambda m: m.turn + 1)
     both = step.group(by="turn", size=2, how="sum")
     more, done = both.where(lambda m: m.turn < m.turns)
@@ -184,6 +184,77 @@ def test_where_nothing_brings_rows_together_an_instance_goes_in_with_those_that_
     steps, whole = (accumulate(build(run), data, Order(max_rows=2)) for run in ("steps", "whole"))
     assert len(loops_of(whole)) == 1
     assert_same_gradients(whole.gradients, steps.gradients)
+
+
+class Pair(nn.Module):
+    """Two rows of one, side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(2, 2).double(), nn.Linear(2, 2).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([torch.tanh(self.one(x)), torch.sin(self.other(x))], 1)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_row_that_becomes_several_goes_round_a_loop_that_runs_whole(apart):
+    """All parts go round together; or one goes round, and the other leaves."""
+
+    def build(run: str) -> Graph:
+        torch.manual_seed(5)
+        graph = Graph(value=("turns",))
+        state = graph.loop(name="state", run=run)  # type: ignore[arg-type]
+        state.join(graph.input("x", turn=0, part=0))
+        parts = state.through(Pair(), name="pair").ungroup(index="part", name="parts")
+        if apart:
+            other, parts = parts.where(lambda m: m.part == 1)
+            other.through(nn.Linear(2, 2).double(), name="other").loss(squared, name="of others")
+            parts = parts.through(nn.Linear(2, 2).double(), name="cell")
+        more, done = parts.move(turn=lambda m: m.turn + 1).where(
+            lambda m: (m.turn < m.turns) & (m.payload[0][:, 0] > -0.8).numpy()
+        )
+        state.join(more)
+        done.loss(squared)
+        return graph
+
+    data = instances(1, 3, 2, 4, rows=2)
+    assert "runs whole" in str(build("auto"))
+    steps, whole = (accumulate(build(run), data, Order(max_rows=2)) for run in ("steps", "whole"))
+    assert len(loops_of(whole)) == 1
+    assert_same_gradients(whole.gradients, steps.gradients)
+    assert whole.sums["loss"] == pytest.approx(steps.sums["loss"])
+
+
+def test_rows_that_become_several_before_a_loop_that_groups_them_run_with_it():
+    def build(run: str) -> Graph:
+        torch.manual_seed(5)
+        graph = Graph(value=("turns",))
+        state = graph.loop(name="state", run=run)  # type: ignore[arg-type]
+        state.join(graph.input("x", turn=0).through(Pair(), name="pair").ungroup(index="part"))
+        step = state.through(nn.Linear(2, 2).double(), name="cell").move(turn=lambda m: m.turn + 1)
+        both = step.group(by=("vertex", "turn"), size=2, order="part", how="sum")
+        more, done = both.where(lambda m: m.turn < m.turns)
+        state.join(more.through(Pair(), name="again").ungroup(index="part"))
+        done.loss(squared)
+        return graph
+
+    data = instances(1, 3, 2, rows=2)
+    assert "runs whole" in str(build("auto"))
+    steps, whole = (accumulate(build(run), data, Order(max_rows=2)) for run in ("steps", "whole"))
+    assert len(loops_of(whole)) == 1
+    assert_same_gradients(whole.gradients, steps.gradients)
+
+
+def test_bundles_that_become_rows_in_a_loop_make_it_run_by_steps():
+    graph = Graph(value=("turns",))
+    state = graph.loop(name="state", run="auto")
+    state.join(graph.input("x", turn=0, bundle=True))
+    more, done = state.through(nn.Linear(2, 2), name="cell").where(lambda m: m.turn < m.turns)
+    rows = more.ungroup(index="part", name="parts").move(turn=lambda m: m.turn + 1)
+    state.join(rows.group(by="turn", size=2, how="bundle", name="bundle"))
+    done.loss(squared)
+    assert "runs by steps, as 'parts' makes rows of bundles" in str(graph)
 
 
 def test_a_route_that_says_how_many_rows_enter_runs_with_the_loop():

@@ -151,7 +151,37 @@ def test_the_printed_graph_says_who_reads_and_that_they_are_together():
     graph, held, rows = begun()
     rows.attend(held, Read(), name="read").loss(loss)
     assert "hold read by read, on one worker" in str(graph)
+    told = "attends to states [auto: autograd's graph of a call where a loop runs whole"
+    assert told in str(graph)
+    graph, held, rows = begun()
+    rows.attend(held, Read(), name="read", keep="inputs").loss(loss)
     assert "attends to states [inputs]" in str(graph)
+
+
+@pytest.mark.parametrize(("keep", "often"), [("auto", 1), ("inputs", 2)])
+def test_in_a_loop_that_runs_whole_a_reader_runs_once_unless_it_is_to_run_again(keep, often):
+    class Counts(Read):
+        seen = 0
+
+        def forward(self, h: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+            Counts.seen += len(h) == 12  # those of a trial are fewer
+            return super().forward(h, memory, mask)
+
+    graph, held, rows = begun()
+    steps = graph.loop(name="steps")
+    steps.join(rows.move(step=0))
+    read = steps.attend(held, Counts(), name="read", keep=keep)
+    done, more = read.move(step=lambda m: m.step + 1).where(lambda m: m.step == 3)
+    steps.join(more)
+    done.loss(loss)
+    gt.Session(
+        graph,
+        rules=gt.Rules(update_every=gt.Flush()),
+        runtime=gt.Simulated(1),
+        max_active=12,
+        schedule=gt.Schedule(ramp=gt.Ramp(over=0)),
+    ).fit(data(12), epochs=1)
+    assert Counts.seen == often * 3  # turns
 
 
 def test_a_memory_and_its_readers_live_on_one_worker():

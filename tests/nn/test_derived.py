@@ -61,6 +61,18 @@ class Tied(nn.Module):
         return self.b(F.silu(self.a(x)))
 
 
+class Placed(nn.Module):
+    """A row is put into a stack, at a depth of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(D, D)
+
+    def forward(self, stack: Tensor, x: Tensor, depth: Tensor) -> Tensor:
+        here = F.one_hot(depth, num_classes=4)[:, :, None]
+        return stack + here * (self.map(x)[:, None] - stack)
+
+
 def _encoder() -> nn.Module:
     return nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0.0)
 
@@ -91,6 +103,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensors]]] = {
         partial(Cell, sparse=True),
         lambda: (_floats(D), _floats(D), torch.randint(V, (ROWS,))),
     ),
+    "one-hot": (Placed, lambda: (_floats(4, D), _floats(D), torch.randint(4, (ROWS,)))),
     "in place": (InPlace, lambda: (_floats(D),)),
     "tied": (Tied, lambda: (_floats(D),)),
     "weight norm": (_weight_norm, lambda: (_floats(D),)),
@@ -329,6 +342,11 @@ class Branching(nn.Module):
         return x.sin() if float(x.sum()) > 0 else x.cos()
 
 
+class Largest(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * F.one_hot(x.argmax(1)).sum(1, keepdim=True)
+
+
 class Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -356,6 +374,7 @@ class Running(nn.Module):
         (Gram(), "not one row for each"),
         (Turned(), "other gradients than together"),
         (Branching(), "its way depends on values"),
+        (Largest(), "say how many"),
         (Counting(), "changes attributes"),
         (Running(), "mutate|writes into"),
     ],
@@ -373,6 +392,16 @@ def test_what_cannot_be_cut_runs_again_and_the_log_says_why(
     assert re.search(why, kernel.refused or "")
     x.requires_grad_()
     assert_close(dx, torch.autograd.grad(module(x).sum(), x)[0])
+
+
+def test_a_class_out_of_range_is_refused_by_a_derived_kernel_too() -> None:
+    kernel = DerivedKernel("placed", Placed())
+    stack, x = torch.rand(ROWS, 4, D), torch.rand(ROWS, D)
+    kernel.forward((stack, x, torch.zeros(ROWS, dtype=torch.int64)))
+    assert kernel.refused is None
+    for depth in (4, -1):
+        with pytest.raises(IndexError):
+            kernel.forward((stack, x, torch.full((ROWS,), depth)))
 
 
 def test_dropout_that_cannot_be_cut_is_refused() -> None:

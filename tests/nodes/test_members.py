@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from geartrain.errors import GraphError
 from geartrain.frames.frame import Arena, Schema
 from geartrain.frames.message import INSTANCE, VERTEX, IntArray
-from geartrain.nodes.gather import Group, JoinNode
+from geartrain.nodes.group import Group
+from geartrain.nodes.join import JoinNode
 from geartrain.nodes.loop.members import Members, Sides
 from geartrain.nodes.node import Place
 

@@ -70,7 +70,7 @@ def processes(workers: int) -> Processes:
 @cache
 def hosts(workers: int) -> Hosts:
     """Likewise, with workers that have nothing in common with this process, reached by tcp."""
-    return Hosts(workers, kernel_threads=1)
+    return Hosts(workers, kernel_threads=1, socket_files=False)
 
 
 @dataclass(frozen=True)

@@ -361,3 +361,26 @@ def test_a_death_that_is_told_late_is_not_taken_for_another_workers():
         assert launcher.deaths() == {}
     finally:
         launcher.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=SLOW)])
+def test_only_the_worker_that_died_is_started_anew_and_the_others_learn_its_key(number):
+    """With keys by tcp: those that stayed have to let the new one in, and it them."""
+    runtime = Hosts(2, None, 1, socket_files=False, on_worker_death="restore", most_deaths=4)
+    try:
+        undisturbed, disturbed = one_at_a_time(gt.Threads(1)), one_at_a_time(runtime)
+        for session in (undisturbed, disturbed):
+            session.fit(pairs(4), epochs=1)
+        for at, stays, goes in ((3, 0, 1), (6, 1, 0)):
+            pids = runtime.pids
+            disturbed.instruments[:] = [Killer(runtime, {at}, number)]
+            epochs = 2 + stays
+            assert disturbed.fit(pairs(30), epochs=epochs).deaths == 1
+            undisturbed.fit(pairs(30), epochs=epochs)
+            assert runtime.pids[stays] == pids[stays] and runtime.pids[goes] != pids[goes]
+            assert living(pids) == [pids[stays]]
+        assert same(undisturbed, disturbed)
+        pool = runtime._pool
+        assert len(pool._controls) == 2, "connections that nobody has any more are closed"
+    finally:
+        runtime.close()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
 from geartrain.engine.worker import Firing
-from geartrain.runtime.simulated import Costs, Join, Leave, Pause, Simulated, _Clockwork
+from geartrain.runtime.links import Links
+from geartrain.runtime.simulated import Costs, Join, Leave, Pause, Simulated
 from geartrain.sharing.letters import Letter
 
 
@@ -17,30 +20,46 @@ def letter(sender: int, receiver: int, nbytes: int, hops: int = 1, collective: b
     )  # fmt: skip
 
 
-def clock(**costs: float) -> _Clockwork:
-    return _Clockwork(Simulated(3, costs=Costs(**costs)), None, None, None)  # type: ignore[arg-type]
+def links(**costs: float) -> Links:
+    return Links(Costs(**costs), lambda seconds: seconds)
 
 
 def test_letters_of_a_link_leave_one_after_the_other_and_latencies_overlap():
-    here = clock(latency_s=1.0, bytes_per_s=10.0)
-    assert here._arrival(0, 1, letter(0, 1, 20)) == pytest.approx(3.0)
-    assert here._arrival(0, 1, letter(0, 1, 10)) == pytest.approx(4.0)
-    assert here._arrival(0, 2, letter(0, 2, 10)) == pytest.approx(2.0)  # a link of its own
+    here = links(latency_s=1.0, bytes_per_s=10.0)
+    assert here.letter(0, 1, letter(0, 1, 20), 0.0) == pytest.approx(3.0)
+    assert here.letter(0, 1, letter(0, 1, 10), 0.0) == pytest.approx(4.0)
+    assert here.letter(0, 2, letter(0, 2, 10), 0.0) == pytest.approx(2.0)  # a link of its own
+
+
+def test_what_a_host_sends_and_gets_shares_its_ways_out_and_in():
+    here = links(latency_s=1.0, bytes_per_s=10.0, shared=True)
+    assert here.letter(0, 1, letter(0, 1, 20), 0.0) == pytest.approx(3.0)
+    assert here.batch(0, 2, 10, 0.0) == pytest.approx(4.0)  # behind the letter, on the way out
+    assert here.batch(3, 2, 10, 1.5) == pytest.approx(5.0)  # on the way in, behind that
+    assert here.letter(3, 4, letter(3, 4, 10), 2.5) == pytest.approx(4.5)  # disturbed by nobody
+    assert here.carried == {(0, 2): (1, 10), (3, 2): (1, 10)}
+
+
+def test_programs_on_one_host_are_a_message_apart():
+    costs = Costs(latency_s=1.0, bytes_per_s=10.0, message_s=0.25, shared=True)
+    here = Links(costs, lambda seconds: seconds, {3: 0})
+    assert here.batch(3, 0, 100, 0.0) == 0.25
+    assert here.batch(3, 1, 100, 0.0) == 11.25
 
 
 def test_letters_between_copies_on_one_worker_take_no_time():
-    assert clock(latency_s=1.0)._arrival(1, 1, letter(1, 4, 10)) == 0.0
+    assert links(latency_s=1.0).letter(1, 1, letter(1, 4, 10), 0.0) == 0.0
 
 
 def test_an_all_reduce_takes_its_hops_and_its_bytes():
-    here = clock(latency_s=1.0, bytes_per_s=10.0)
-    assert here._arrival(0, 0, letter(0, 0, 15, 4, True)) == pytest.approx(5.5)
+    here = links(latency_s=1.0, bytes_per_s=10.0)
+    assert here.letter(0, 0, letter(0, 0, 15, 4, True), 0.0) == pytest.approx(5.5)
 
 
 def test_jitter_overtakes_nobody():
-    runtime = Simulated(2, costs=Costs(latency_s=1.0), jitter=0.9)
-    here = _Clockwork(runtime, None, None, None)  # type: ignore[arg-type]
-    arrivals = [here._arrival(0, 1, letter(0, 1, 0)) for _ in range(50)]
+    draw = random.Random(0)
+    here = Links(Costs(latency_s=1.0), lambda seconds: seconds * draw.uniform(0.1, 1.9))
+    arrivals = [here.letter(0, 1, letter(0, 1, 0), 0.0) for _ in range(50)]
     assert arrivals == sorted(arrivals) and arrivals[0] < arrivals[-1]
 
 

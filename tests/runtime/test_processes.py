@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -135,6 +136,48 @@ def test_rows_of_tables_reach_the_workers_that_share_them() -> None:
     assert 0 < found[1].staleness["table"].mean < 8
 
 
+@pytest.mark.parametrize("in_flight", ["all", "each"])
+def test_a_bound_on_staleness_holds_for_workers_that_share_weights(in_flight) -> None:
+    """On threads: ``tests/engine/test_shared_weights.py``."""
+    oldest, means = [], []
+    for bound in (None, 2, 1):
+        rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.01), update_every=2)
+        session = gt.Session(
+            graph_of_pairs(),
+            rules=replace(rules, max_staleness=bound),
+            runtime=processes(2),
+            sharing=gt.SharedWeights(in_flight=in_flight),
+            max_active=16,
+            schedule=gt.Schedule(ramp=gt.Ramp(over=0)),
+        )
+        fit = session.fit(pairs(120), epochs=1)
+        assert fit.instances == 120
+        oldest.append(max(s.max for s in fit.history[0].staleness.values()))
+        means.append(sum(sum(s.histogram) for s in fit.history[0].staleness.values()))
+        assert all(n > 0 for n in fit.history[0].updates.values())
+    assert oldest[0] > 2 >= oldest[1] and oldest[2] <= 1
+    assert len(set(means)) == 1  # every gradient is in a step, however long it waited
+
+
+@pytest.mark.parametrize("rules", [{"max_staleness": 1}, {"window": 2}], ids=str)
+def test_an_epoch_in_one_update_is_that_of_one_worker_with_a_bound(rules) -> None:
+    """No gradient is lost or counted twice where steps, or rows, wait."""
+    found = []
+    for runtime, sharing in ((gt.Threads(1), None), (processes(2), gt.SharedWeights())):
+        torch.manual_seed(0)
+        graph = gt.Graph()
+        rows = graph.input("x", bundle=True).through(nn.Linear(2, 3).double(), alone=True)
+        rows.through(nn.Linear(3, 1).double(), alone=True).loss(square, alone=True)
+        sgd = partial(torch.optim.SGD, lr=0.1)
+        given = gt.Rules(optimizer=sgd, update_every=gt.Flush(), **rules)
+        session = gt.Session(graph, rules=given, runtime=runtime, sharing=sharing, max_active=6)
+        data = [gt.Instance({"x": torch.randn(1 + i % 3, 2).double()}) for i in range(40)]
+        session.fit(data, epochs=2)
+        found.append(weights_of(session))
+    for a, b in zip(*found, strict=True):
+        assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
 def scaled() -> gt.Graph:
     """Rows at vertices that are kept go on; those of others are answered as they come in."""
     torch.manual_seed(0)
@@ -238,7 +281,7 @@ def test_what_cannot_be_handed_over_is_refused_with_a_remedy() -> None:
 @pytest.mark.parametrize(
     ("rules", "sharing", "words"),
     [
-        (gt.Rules(max_staleness=1), gt.SharedWeights(), r"part 'first': its rule max_stal"),
+        (gt.Rules(max_staleness=0), gt.SharedWeights(), r"part 'first': max_staleness=0 wants"),
     ],
 )
 def test_ways_of_sharing_that_need_one_memory_are_refused(rules, sharing, words) -> None:

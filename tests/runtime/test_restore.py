@@ -393,3 +393,17 @@ def test_runs_go_on_through_three_kills_at_random_moments(tmp_path):
 @pytest.mark.timeout(3600)
 def test_runs_go_on_through_a_hundred_kills_at_random_moments(tmp_path):
     assert soak(tmp_path, 100, servers=5) >= 50
+
+
+def test_only_the_worker_that_died_is_made_anew():
+    """The others drop what they held; what comes of it is what comes without a death."""
+    disturbed, killer = session(restoring()), Killer({9})
+    disturbed.fit(data(4), epochs=1)
+    first, second = restoring().pids
+    disturbed.instruments.append(killer)
+    assert disturbed.fit(data(), epochs=2).deaths == 1
+    assert restoring().pids[0] == first and restoring().pids[1] != second
+    undisturbed = session(raising())
+    undisturbed.fit(data(4), epochs=1)
+    undisturbed.fit(data(), epochs=2)
+    assert same(undisturbed, disturbed)

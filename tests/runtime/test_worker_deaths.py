@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from functools import cache, partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from geartrain.engine.engine import Engine, Settings, make_parts
 from geartrain.errors import GeartrainError, WorkerDiedError, WorkerError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
+from geartrain.native import library
 from geartrain.parts.rules import Rules
 from geartrain.runtime.base import Feeder
 from geartrain.runtime.processes import pool
@@ -190,7 +192,7 @@ def test_errors_come_with_cause_notes_and_the_traceback_of_the_worker():
 def test_a_worker_that_is_stopped_is_told_and_ended():
     module = Struck(struck.stop)
     error = told(chain(module))
-    assert "has been stopped, as by SIGSTOP, for 4 s, while firing 'map 1' " in str(error)
+    assert "has been stopped, as by SIGSTOP, for 3 s, while firing 'map 1' " in str(error)
     assert time.monotonic() - float(module.struck_s) < 60
 
 
@@ -364,3 +366,12 @@ def test_a_fork_server_that_is_killed_is_told_and_another_one_made():
     assert not server.folder.exists()
     run(chain())
     assert ForkServer.of_this_process().pid != server.pid
+
+
+def test_who_forks_workers_has_loaded_the_kernels_and_runs_one_thread():
+    run(chain())
+    pid = ForkServer.of_this_process().pid
+    found = library.current()
+    maps = (Path("/proc") / str(pid) / "maps").read_text()
+    assert all(str(path) in maps for path in (() if found is None else found.paths))
+    assert len(os.listdir(f"/proc/{pid}/task")) == 1

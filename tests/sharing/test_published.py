@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from geartrain.engine.engine import Engine, Settings, make_parts
+from geartrain.graph.graph import Graph
 from geartrain.parts.late.delay import AnnealedRate, DelayCompensated, GapAware, ScaledByStaleness
 from geartrain.parts.late.views import Corrected, Predicted
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
 from geartrain.sharing.letters import Letter
-from geartrain.sharing.published import GRADIENT, PublishedState
+from geartrain.sharing.published import FLOOR, GRADIENT, WEIGHTS, PublishedShare, PublishedState
 
 SGD = partial(torch.optim.SGD, lr=1.0)
 
@@ -54,8 +57,8 @@ def test_a_rate_that_is_annealed_goes_by_the_updates_of_the_owner():
 @pytest.mark.parametrize(
     ("rules", "said"),
     [
-        ({"max_staleness": 2}, "max_staleness=2 wants to know of all rows in flight"),
-        ({"window": 3}, "window=3 wants to know of all rows in flight"),
+        ({"max_staleness": 0}, "max_staleness=0 wants that nobody computes while a step is taken"),
+        ({"window": 1}, "window=1 is shared out among 2 processes .* give 2 or more"),
         ({"delay": DelayCompensated(1.0)}, "DelayCompensated.* wants the weights that each row"),
         ({"delay": GapAware()}, "GapAware.* wants the weights that each row has seen"),
         ({"view": Corrected()}, "Corrected.* wants the weights that each row has seen"),
@@ -65,3 +68,122 @@ def test_a_rate_that_is_annealed_goes_by_the_updates_of_the_owner():
 def test_rules_that_want_more_than_the_owner_knows_are_refused_by_name(rules, said):
     with pytest.raises(ValueError, match=said):
         made(**rules)
+
+
+def owner_of(state: PublishedState) -> PublishedShare:
+    state.live_on(0, 2, in_common=True)
+    return state.weights("p", ())[0]
+
+
+def of(version: int, kind: str = GRADIENT) -> Letter:
+    """What the other worker sends: a gradient that saw a version, or its floor."""
+    if kind == FLOOR:
+        return Letter("p", 1, 0, FLOOR, (), version=version)
+    saw, rows = torch.tensor([version]), torch.tensor([1])
+    gradient = torch.ones(1, 2, dtype=torch.float64)
+    return Letter("p", 1, 0, GRADIENT, (gradient, saw, rows), round=1, progress=0)
+
+
+def test_a_step_waits_for_the_oldest_rows_that_another_worker_may_still_have():
+    part, state = made(max_staleness=2)
+    owner = owner_of(state)
+    found = []
+    for letter in (of(0), of(0), of(0), of(0), of(1, FLOOR), of(2), of(2, FLOOR), of(3, FLOOR)):
+        owner.receive(letter)
+        owner.take()
+        found.append(part.version)
+    # Rows of version 0 may come until the floor has risen: 2 is the last version they may meet.
+    assert found == [1, 2, 2, 2, 3, 3, 4, 4]
+    assert part.histogram() == (1, 2, 2)
+    assert len(owner.take_steps()) == 4 and not part.counting.rows
+
+
+def test_a_step_waits_for_rows_of_the_owner_s_own_worker_as_well():
+    part, state = made(max_staleness=1)
+    owner = owner_of(state)
+    with owner:
+        owner.sent(1)
+    for _ in range(3):
+        owner.receive(of(part.version, FLOOR))
+        owner.receive(of(part.version))
+        owner.take()
+    assert part.version == 1  # a row of version 0 is in flight
+    with owner:
+        owner.gradient.add(owner.parameters[0], torch.ones(1, 2, dtype=torch.float64))
+        owner.received(1, np.zeros(1, np.int64))
+    assert part.version == 2 and owner.note_holding() is None
+    assert len(owner.take_steps()) == 2
+
+
+def test_a_worker_tells_of_its_floor_after_the_gradients_that_it_has_left_behind():
+    _, state = made(max_staleness=1)
+    state.live_on(1, 2, in_common=True)
+    share = state.weights("p", ())[1]
+    ones = torch.ones(1, 2, dtype=torch.float64)
+    with share:
+        share.sent(1)
+    share.receive(Letter("p", 0, 1, WEIGHTS, (ones,), version=1))
+    share.take()
+    assert not share.take_letters()  # a row that saw version 0 is in flight
+    with share:
+        share.sent(1)
+        share.gradient.add(share.parameters[0], ones)
+        share.received(1, np.zeros(1, np.int64))
+    told = share.take_letters()
+    assert [(x.kind, x.version) for x in told] == [(GRADIENT, 0), (FLOOR, 1)]
+    share.receive(Letter("p", 0, 1, WEIGHTS, (ones,), version=2))
+    share.take()
+    with share:
+        share.dropped(np.ones(1, np.int64))
+    assert [(x.kind, x.version) for x in share.take_letters()] == [(GRADIENT, 0), (FLOOR, 2)]
+
+
+def test_gradients_older_than_the_weights_are_handed_in_before_an_update_is_whole():
+    module = nn.Linear(2, 1, bias=False).double()
+    rules = Rules(optimizer=SGD, update_every=4, average="none", max_staleness=1)
+    state = PublishedState({"p": PartState("p", module, rules)}, 2)
+    state.live_on(1, 2, in_common=True)
+    share = state.weights("p", ())[1]
+    ones = torch.ones(1, 2, dtype=torch.float64)
+    with share:
+        share.sent(2)
+        share.gradient.add(share.parameters[0], ones)
+        share.received(2, np.zeros(2, np.int64))
+    assert not share.take_letters()  # half of an update, as young as can be
+    share.receive(Letter("p", 0, 1, WEIGHTS, (ones,), version=1))
+    share.take()
+    assert [(x.kind, x.version) for x in share.take_letters()] == [(GRADIENT, 0), (FLOOR, 1)]
+
+
+def test_a_window_is_shared_out_among_the_workers():
+    _, state = made(window=3)
+    shares = []
+    for worker in (0, 1):
+        state.live_on(worker, 2, in_common=True)
+        shares.append(state.weights("p", ())[worker])
+    room = []
+    for share in shares:
+        room.append(0)
+        while share.open:
+            share.sent(1)
+            room[-1] += 1
+    assert room == [2, 1]
+    shares[1].received(1, np.zeros(1, np.int64))
+    assert shares[1].open and not shares[0].open
+
+
+def test_the_program_hears_that_a_step_is_held_and_that_it_is_no_more():
+    graph = Graph()
+    module = nn.Linear(2, 1, bias=False).double()
+    graph.input("x").through(module, name="p").loss(lambda y: y.square().sum(1))
+    parts = make_parts(graph, Rules(optimizer=SGD, update_every=1, max_staleness=1))
+    state = PublishedState(parts, 2)
+    state.live_on(0, 2, in_common=True)
+    engine = Engine(graph, parts, Settings(), 2, sharing=state)
+    engine.begin(train=True)
+    (worker, held) = engine.workers[0], []
+    for letter in (of(0), of(0), of(0, FLOOR), of(1, FLOOR)):
+        worker.receive(letter)
+        firing = worker.fire()
+        held.append((firing.held, [step.version for step in firing.steps]))
+    assert held == [({}, [1]), ({"p": True}, []), ({}, []), ({"p": False}, [2])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import geartrain as gt
 from geartrain.observe.recorded import recorded
@@ -106,3 +107,46 @@ def test_recorded_costs_make_the_throughput_that_was_recorded() -> None:
     found = recorded(events)
     again = recorded(logged(chain(), 2, found.costs(), 60))
     assert again.throughput == pytest.approx(found.throughput, rel=0.02)
+
+
+def test_the_program_that_admits_is_a_message_away_and_a_latency_unless_on_the_host() -> None:
+    graph, data = chain(), some(12)
+    costs = Costs(firing_s=0.003, row_s=0.0, latency_s=0.02, message_s=0.001)
+
+    def make(runtime: Simulated, instruments: list) -> gt.Session:
+        return gt.Session(
+            graph, rules=gt.Rules(update_every=4), runtime=runtime, max_active=1,
+            instruments=instruments,
+        )  # fmt: skip
+
+    near, beside, away = (forecast(make, data, 1, costs, parent=x).seconds for x in (None, 0, 1))
+    assert beside - near == pytest.approx(12 * 2 * 0.001)  # told to begin, and that it is through
+    assert away - near == pytest.approx(12 * 2 * (0.001 + 0.02))
+
+
+def test_weights_are_those_of_training_without_the_way_to_the_program() -> None:
+    data = some(12)
+
+    def weights(parent: int | None) -> list[float]:
+        graph = chain()
+        runtime = Simulated(3, costs=Costs(latency_s=0.02), parent=parent)
+        rules = gt.Rules(update_every=gt.Instances(1))
+        gt.Session(graph, rules=rules, runtime=runtime, max_active=1).fit(data, epochs=1)
+        tensors = [p.detach().flatten() for m in graph.modules() for p in m.parameters()]
+        return torch.cat(tensors).tolist()
+
+    assert weights(None) == weights(0) == weights(3)
+
+
+def test_hosts_that_share_a_way_in_are_slower_than_links_of_their_own() -> None:
+    each = {"step_s": 0.001, "nbytes": 400_000, "steps": 6, "exchange": "gradients"}
+    own = Costs(latency_s=0.001, bytes_per_s=12.5e6)
+    shared = Costs(latency_s=0.001, bytes_per_s=12.5e6, shared=True)
+    apart, together = (copies(4, **each, links=x) for x in (own, shared))
+    assert together.seconds > 1.5 * apart.seconds  # a copy sends to both of its neighbours
+    assert together.bytes == apart.bytes
+
+
+def test_a_place_that_no_program_can_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="parent=3"):
+        Simulated(2, parent=3)

@@ -318,3 +318,17 @@ def test_who_gathers_waits_for_all_and_keeps_what_came_meanwhile(stack: ExitStac
     assert [record.ints for _, record in a.poll(LONG_S)] == [(1,)]
     with Transport(0, 2, ANY, plain=True) as plain:
         plain.gather(LONG_S)
+
+
+def test_whoever_is_gone_is_not_waited_for_and_his_key_opens_no_door_any_more():
+    with ExitStack() as stack:
+        group = Group(stack, 3)
+        one, other, gone = group.members
+        one.admit(group.public)
+        other.connect({0: one.address}, {0: group.public[0]})
+        one.forget(2)
+        other.send(0, Record(16))
+        one.gather(LONG_S)
+        assert [(k, record.kind) for k, record in one.poll(LONG_S)] == [(1, 16)]
+        assert one._door is not None and not one._door._open
+        gone.close()

@@ -137,7 +137,13 @@ def foresee(
         ]
     found: list[dict[str, Any]] = []
     for text, (latency_s, bytes_per_s), way, settings in plans:
-        costs = Costs(nodes=nodes, backward=0.0, latency_s=latency_s, bytes_per_s=bytes_per_s)
+        costs = Costs(
+            nodes=nodes,
+            backward=0.0,
+            latency_s=latency_s,
+            bytes_per_s=bytes_per_s,
+            shared=True,  # a host has one way out and one way in
+        )
         with preparing():
             each = _foreseen(recipe, settings, data, asked.instances, costs)
         told = {"link": text, "latency_s": latency_s, "bytes_per_s": bytes_per_s, "as": way}
@@ -194,7 +200,8 @@ def _foreseen(
     def make(runtime: Simulated, instruments: Sequence[AbstractInstrument]) -> Session:
         return make_session(settings, task, instruments, runtime)
 
-    return forecast(make, some, settings.workers, costs, epochs=2)  # after the ramp
+    # Two epochs: after the ramp. The program is on the first host.
+    return forecast(make, some, settings.workers, costs, epochs=2, parent=0)
 
 
 def _show(found: Sequence[Mapping[str, Any]], *, to_stderr: bool) -> None:

@@ -479,11 +479,10 @@ class Engine:
         lines: list[str] = []
         for node in self.nodes_of(worker):
             lines += node.story()
-        for name in self.workers[worker].parts:
-            part = self.parts.get(name)
-            if part is not None and not part.open:
+        for name, part in self.workers[worker].parts.items():
+            if not part.open:
                 lines.append(
-                    f"part '{part.name}' has window={part.rules.window}: {part.outstanding} "
+                    f"part '{name}' has window={part.rules.window}: {part.outstanding} "
                     "messages are between their forward and their backward, so others wait; where "
                     "rows come back to a part before they are answered, as in a loop, leave window "
                     "out, or give it room for all of their turns"

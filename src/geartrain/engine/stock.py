@@ -22,6 +22,7 @@ from geartrain.engine.router import Delivery, Outbox
 from geartrain.engine.worker import Finished
 from geartrain.frames.frame import Arena
 from geartrain.frames.message import INSTANCE, Forward, IntArray, join_arrays
+from geartrain.sharing.assignment import lot_of
 
 
 @final
@@ -94,6 +95,7 @@ class Stock:
     def __init__(self, arena: Arena, copy: int, trained: int, limit: Callable[[int], int]) -> None:
         self._arena, self._copy, self._limit = arena, copy, limit
         self._elsewhere, self._finished = trained, 0
+        self._untold = 0  # finished, and the controller has not been told
         self._lots: list[Lot] = []
         self._open = np.zeros(64, np.int64)  # answers that are waited for, by slot
         self.active = 0
@@ -107,6 +109,18 @@ class Stock:
     def trained(self) -> int:
         """Instances finished in training, as far as is known here."""
         return self._elsewhere + self._finished
+
+    @property
+    def has_room(self) -> bool:
+        """Whether so many have finished since the controller was told that it may send a lot.
+
+        What it is told sooner has it do nothing.
+        """
+        return self._untold > 0 and self._untold >= lot_of(self._limit(self.trained))
+
+    def told(self) -> None:
+        """The controller is being told of all that have finished."""
+        self._untold = 0
 
     def put(self, lot: Lot) -> None:
         """A lot has come."""
@@ -156,4 +170,5 @@ class Stock:
         self._arena.forget(slots)
         self.active -= slots.size
         self._finished += slots.size
+        self._untold += slots.size
         return Finished(turns, self.trained, self._copy)

@@ -270,7 +270,7 @@ class WorkerState:
         """
         if not self._eager:
             if (taken := self.communicator.take()) is not None:
-                return self._collect(taken.part, _taking(taken))
+                return self._exchange(taken)
             queue = self._choose()
             node = self._nodes[queue.node]
             adds = self._adds_gradients(node, queue.port)
@@ -302,6 +302,13 @@ class WorkerState:
             eager, self._eager = self._eager, []
             for delivery in eager:
                 self._run(self._nodes[delivery.node], delivery.port, [delivery.batch], firing)
+        return firing
+
+    def _exchange(self, taken: Taken) -> Firing:
+        """A copy of a part has had letters."""
+        firing = self._collect(taken.part, _taking(taken))
+        if taken.part in self.parts:
+            self._note_holding(self.parts[taken.part], firing)
         return firing
 
     def _run(
@@ -349,6 +356,9 @@ class WorkerState:
             firing.steps.append(step)
         if self.communicator.talks:
             self._collect(part.name, firing)
+        self._note_holding(part, firing)
+
+    def _note_holding(self, part: AbstractPart, firing: Firing) -> None:
         holds = part.note_holding()
         if holds is not None:
             firing.held[part.name] = holds

@@ -27,10 +27,12 @@ from geartrain.graph.operators import (
     Routing,
     Splitting,
     Stopping,
+    Ungrouping,
 )
 from geartrain.graph.through import Through
 from geartrain.nodes.control import AbstractStep
-from geartrain.nodes.gather import Group, JoinNode
+from geartrain.nodes.group import Group
+from geartrain.nodes.join import JoinNode
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loop.door import LoopDoor
 from geartrain.nodes.loop.node import LoopNode
@@ -46,19 +48,21 @@ from geartrain.nodes.loop.plan import (
     Planner,
     StepStage,
     StoreStage,
+    UngroupStage,
 )
 from geartrain.nodes.loop.turn import Inner, Reads
 from geartrain.nodes.loop.values import (
     AbstractValue,
     Detached,
     Grouped,
+    Parted,
     SideBySide,
     SomeColumns,
     Stored,
 )
 from geartrain.nodes.memory import AbstractMemoryKernel, Held
 from geartrain.nodes.node import Place
-from geartrain.nodes.structure import Flatmap
+from geartrain.nodes.structure import Flatmap, Ungroup
 from geartrain.nodes.weights import AbstractWeights
 
 
@@ -257,7 +261,7 @@ class _Builder:
         for operator in self._members.values():
             for port in range(operator.ways):
                 if self._root(("out", operator.id, port)) == root and isinstance(
-                    operator, Grouping | Joining | Splitting | Detaching
+                    operator, Grouping | Joining | Splitting | Detaching | Ungrouping
                 ):
                     found = self._virtual(operator, port)
                     self._made[root] = found
@@ -277,6 +281,8 @@ class _Builder:
             found = SideBySide(number, sources, operator.how)
         elif isinstance(operator, Splitting):
             found = SomeColumns(number, sources[0], operator.sizes, port)
+        elif isinstance(operator, Ungrouping):
+            found = Parted(number, sources[0])
         else:
             found = Detached(number, sources[0])
         self._own[key] = found
@@ -306,6 +312,10 @@ class _Builder:
             grouped = self._virtual(operator, 0)
             assert isinstance(made, Group) and isinstance(grouped, Grouped)
             return GroupStage(made, grouped)
+        if isinstance(operator, Ungrouping):
+            parted = self._virtual(operator, 0)
+            assert isinstance(made, Ungroup) and isinstance(parted, Parted)
+            return UngroupStage(made, parted)
         if isinstance(made, Flatmap):
             return FlatmapStage(made, self._read(operator))
         assert isinstance(made, AbstractStep)

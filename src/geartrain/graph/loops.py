@@ -61,7 +61,8 @@ class Region:
         inputs: Input name to the rows that enter for each row that an instance brings there.
         counted: Whether an instance waits until all of its rows have come; else it goes on with
             those that have, as nothing in the loop brings rows together.
-        deciding: Numbers of those in it that read the payload to decide where rows go, in order.
+        deciding: Numbers of those in it that read the payload to decide where rows go, or how many
+            they are, in order.
         reason: Why it cannot run whole; None: it can.
     """
 
@@ -225,7 +226,8 @@ class _Known:
                 break
             operator = self._operators[unknown]
             why = self._why_not(operator)
-            if gathering is None and (why is not None or self._bundles_enter(unknown)):
+            stays = why is not None or isinstance(operator, Ungrouping)
+            if gathering is None and (stays or self._bundles_enter(unknown)):
                 region.counted = False
                 break
             if why is not None:
@@ -236,7 +238,8 @@ class _Known:
         region.deciding = [
             number
             for number in sorted(region.operators)
-            if any(map(reads_payload, _deciding(self._operators[number])))
+            if isinstance(self._operators[number], Ungrouping)
+            or any(map(reads_payload, _deciding(self._operators[number])))
         ]
         return region
 
@@ -286,8 +289,8 @@ class _Known:
             return _why_not_through(operator)
         if isinstance(operator, Grouping) and operator.how == "bundle":
             return "makes bundles"
-        if isinstance(operator, Ungrouping):
-            return "makes as many rows as a payload has parts"
+        if isinstance(operator, Ungrouping) and self._bundles_enter(operator.id):
+            return "makes rows of bundles"
         if isinstance(operator, Replaying):
             return "sends rows again"
         if isinstance(operator, Holding):

@@ -46,7 +46,8 @@ from geartrain.graph.operator import (
 from geartrain.graph.sample_rows import SampleRows
 from geartrain.nodes.call import Call
 from geartrain.nodes.control import Detach, Move, Route, Stop
-from geartrain.nodes.gather import Column, Group, How, JoinNode
+from geartrain.nodes.group import Column, Group
+from geartrain.nodes.join import JoinNode
 from geartrain.nodes.loss import (
     LossNode,
     Metric,
@@ -57,6 +58,7 @@ from geartrain.nodes.loss import (
     per_row,
 )
 from geartrain.nodes.node import Place
+from geartrain.nodes.reductions import How
 from geartrain.nodes.replay import REPLAY, ReplayNode, Replays
 from geartrain.nodes.structure import Broadcast, Flatmap, SplitNode, Ungroup
 from geartrain.nodes.weights import AbstractWeights

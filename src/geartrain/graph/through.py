@@ -54,7 +54,7 @@ from geartrain.nodes.method import called_by, weights_of
 from geartrain.nodes.node import AbstractNode, Place
 from geartrain.nodes.payload import Recompute, RowNode
 from geartrain.nodes.readout import ReadoutNode
-from geartrain.nodes.remembering import Remembering
+from geartrain.nodes.remembering import Remembering, RememberingRead
 from geartrain.nodes.stage import GraphNode
 from geartrain.nodes.stand_in import shell_of, tensors_of
 from geartrain.nodes.weights import AbstractWeights
@@ -249,7 +249,8 @@ class Through(AbstractOperator):
         if precision == "bf16":
             call = replace(call, function=Cast(self.function))
         own = self._memory_kernel() if precision == "full" else None
-        return call, own or ReadAgain(call.function, self.parameters, len(call.read))
+        any_module = RememberingRead if self.keep == "auto" else ReadAgain
+        return call, own or any_module(call.function, self.parameters, len(call.read))
 
     def computed(
         self, weights: AbstractWeights | None, precision: Precision, *, ends: bool = False
@@ -312,7 +313,10 @@ class Through(AbstractOperator):
     def keeps(self) -> str:
         """``keep``, and whether it means a kernel that is derived."""
         if self.memory is not None:
-            return "activations" if self._memory_kernel() is not None else "inputs"
+            if self._memory_kernel() is not None:
+                return "activations"
+            whole = "auto: autograd's graph of a call where a loop runs whole, or runs again"
+            return whole if self.keep == "auto" else self.keep
         if self.use is not None or self.keep in ("inputs", "graph") or self._kernel() is not None:
             return self.keep
         if self.keep == "activations":

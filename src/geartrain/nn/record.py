@@ -15,6 +15,7 @@ from typing import Any, Final, final
 
 import torch
 from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from geartrain.errors import GraphError
@@ -50,10 +51,36 @@ def record(function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor
     recorder = _Recorder()
     for k, x in enumerate(arguments):
         recorder.note(x, recorder.graph.placeholder(f"given_{k}"))
-    with torch.enable_grad(), recorder:
+    with torch.enable_grad(), _WithoutLooking(), recorder:
         results = function(*arguments)
     recorder.graph.output([recorder.node_of(x) for x in results])
     return Trace(recorder.graph, recorder.shapes, recorder.constants, recorder.alien)
+
+
+class _WithoutLooking(TorchFunctionMode):
+    """Has functions that look at values, merely to refuse some, computed by others that need not.
+
+    ``one_hot`` of a number of classes becomes rows of a unit matrix; a class out of range is
+    refused by the look-up.
+    """
+
+    def __torch_function__(
+        self,
+        function: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if function is torch.nn.functional.one_hot:
+            return _one_hot(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    if num_classes < 0:
+        raise GraphError("one_hot without num_classes looks for the largest class; say how many")
+    unit = torch.eye(num_classes, dtype=torch.int64, device=tensor.device)
+    return torch.nn.functional.embedding(tensor, unit)
 
 
 @final

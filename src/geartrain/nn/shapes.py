@@ -20,7 +20,7 @@ from geartrain.graph.loops import Run
 from geartrain.graph.operator import Keep, PartLike
 from geartrain.graph.operators import Routing
 from geartrain.graph.through import Through
-from geartrain.nodes.gather import How
+from geartrain.nodes.reductions import How
 
 
 @final

@@ -29,8 +29,9 @@ from torch import Tensor, fx
 from geartrain.errors import GraphError
 from geartrain.nn.emit import emit
 from geartrain.nn.fused import Pair
+from geartrain.nn.places import Like
 from geartrain.nn.record import Trace, draws, record
-from geartrain.nn.steps import Like, fuse
+from geartrain.nn.steps import fuse
 from geartrain.nodes.call import differentiate
 from geartrain.nodes.products import affine, times
 

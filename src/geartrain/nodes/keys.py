@@ -10,12 +10,15 @@ loops over rows.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from geartrain.frames.message import IntArray
+from geartrain.frames.frame import View
+from geartrain.frames.message import INSTANCE, VERTEX, Forward, IntArray
+from geartrain.nodes.node import Place
 
 NewSlots = Callable[[IntArray], int]
 """Gets the rows (positions in the batch) of new keys; returns the first of as many new slots."""
@@ -154,3 +157,38 @@ class HashTable(AbstractTable):
 
 
 _EMPTY, _REMOVED = -1, -2
+
+
+def key_columns(columns: Sequence[int], edge: int | None) -> list[int]:
+    """State columns of a key, which tell instances apart.
+
+    Args:
+        columns: Those that were named.
+        edge: The column of edges, if there is one; an edge or a vertex is of one instance.
+    """
+    inside = {VERTEX, INSTANCE} | ({edge} if edge is not None else set())
+    return list(columns) if inside & set(columns) else [INSTANCE, *columns]
+
+
+def table_for(columns: Sequence[int], edge: int | None) -> AbstractTable:
+    """Addressed directly where the key is one index of the arena, else hashed."""
+    if len(columns) == 1 and columns[0] in (INSTANCE, VERTEX, edge):
+        return DirectTable()
+    return HashTable(len(columns))
+
+
+def describe_key(place: Place, state: IntArray, columns: Sequence[int]) -> str:
+    """A key in the user's numbers: ``instance 7 (train.txt:12), vertex=3, step=1``."""
+    view = View(Forward((), state, np.zeros(1, np.int64)), place.arena, place.schema)
+    names = {i: name for name, i in place.schema.state.items()}
+    parts = [place.arena.describe(int(state[INSTANCE, 0]))]
+    parts += [f"{names[i]}={int(getattr(view, names[i])[0])}" for i in columns if i != INSTANCE]
+    return ", ".join(parts)
+
+
+def repeated(values: IntArray) -> NDArray[np.bool_]:
+    """Mask of the entries that occurred before."""
+    _, first = np.unique(values, return_index=True)
+    mask = np.ones(values.size, np.bool_)
+    mask[first] = False
+    return mask

@@ -386,24 +386,41 @@ class ReadAgain(AbstractMemoryKernel):
         *,
         wanted: bool = True,
     ) -> Gradient:
+        leaves, outputs = self.run(kept, memory)
+        return self.back(leaves, len(kept), outputs, gradients, memory, into)
+
+    def run(self, inputs: Payload, memory: Recalled) -> tuple[Payload, Payload]:
+        """Inputs and memory as leaves, and outputs with their graph."""
         tensors, mask = memory.padded()
-        floats = [x for x in kept if x.is_floating_point()]
-        inputs = [x.detach().requires_grad_() if x.is_floating_point() else x for x in kept]
-        asked_of_memory = memory.wanted
-        for x in tensors:
-            x.requires_grad_(asked_of_memory and x.is_floating_point())
+        # Not ``detach``: rows of a store lie beside others that are written to meanwhile.
+        own = [x.data.requires_grad_() if x.is_floating_point() else x for x in inputs]
+        if memory.wanted:
+            for x in tensors:
+                x.requires_grad_(x.is_floating_point())
         with torch.enable_grad():
-            outputs = as_payload(self._run(inputs, tensors, mask))
-        asked = [x for x in (*inputs, *tensors) if x.requires_grad]
+            outputs = as_payload(self._run(own, tensors, mask))
+        return (*own, *tensors), outputs
+
+    def back(
+        self,
+        leaves: Payload,
+        inputs: int,
+        outputs: Payload,
+        gradients: Gradient,
+        memory: Recalled,
+        into: GradientSum,
+    ) -> Gradient:
+        """The way back of what ``run`` gave, of so many inputs."""
+        asked = [x for x in leaves if x.requires_grad]
         found = differentiate(outputs, gradients, [*asked, *self._parameters])
         for parameter, d in zip(self._parameters, found[len(asked) :], strict=True):
             if d is not None:
                 into.add(parameter, d)
-        if asked_of_memory:
-            of_memory = iter(found[len(floats) : len(asked)])
-            memory.add_padded(tuple(next(of_memory) if x.requires_grad else None for x in tensors))
-        answers = iter(found[: len(floats)])
-        return tuple(next(answers) if x.requires_grad else None for x in inputs)
+        rest = iter(found[: len(asked)])
+        answers = tuple([next(rest) if x.requires_grad else None for x in leaves])
+        if any(x.requires_grad for x in leaves[inputs:]):
+            memory.add_padded(answers[inputs:])
+        return answers[:inputs]
 
     def _run(self, inputs: Sequence[Tensor], tensors: Payload, mask: Tensor) -> object:
         at = len(inputs) - self._columns

@@ -1,4 +1,5 @@
-"""A kernel for modules that look inside bundles: autograd's graph of a firing, while it is of use.
+"""Kernels for modules that look inside bundles, and for those that read memories: autograd's graph
+of a firing, while it is of use.
 
     forward   x ─► y = f(x; θ), and its graph      kept: x, and which firing and row it was
     backward  all rows of one firing, the same θ ─► its graph
@@ -23,6 +24,7 @@ from geartrain.nodes.call import as_payload, differentiate, own_integers, run_mo
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractKernel, gathered
+from geartrain.nodes.memory import AbstractMemoryKernel, ReadAgain, Recalled
 from geartrain.nodes.payload import Recompute
 
 MOST_GRAPHS: Final = 64
@@ -49,6 +51,11 @@ class RecordedGraph:
     outputs: Payload
     rows: int
     seen: tuple[tuple[int, int], ...]
+
+
+def _versions(parameters: Sequence[nn.Parameter]) -> tuple[tuple[int, int], ...]:
+    """Tells weights of now from those of another moment."""
+    return tuple([(p._version, p.data_ptr()) for p in parameters])
 
 
 @final
@@ -193,5 +200,71 @@ class Remembering(AbstractKernel):
         return places, places[first].argsort()
 
     def _seen(self) -> tuple[tuple[int, int], ...]:
-        """Tells weights of now from those of another moment."""
-        return tuple([(p._version, p.data_ptr()) for p in self._parameters])
+        return _versions(self._parameters)
+
+
+@final
+class RememberingRead(AbstractMemoryKernel):
+    """For a module that reads a memory: the graph of a call, where whoever calls keeps it.
+
+    A loop that runs whole takes its calls back as they were made, so nothing runs twice. Elsewhere
+    it is ``ReadAgain``.
+
+    Args:
+        function: Is called with payload, memory, mask and columns, in this order.
+        parameters: Of the module.
+        columns: How many of the inputs are columns, which come last.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], parameters: Sequence[nn.Parameter], columns: int
+    ) -> None:
+        self._parameters = [p for p in parameters if p.requires_grad]
+        self._again = ReadAgain(function, parameters, columns)
+        self.used = 0
+        """Calls that were answered by their graphs."""
+
+    def forward(self, inputs: Payload, memory: Recalled) -> tuple[Payload, Payload]:
+        return self._again.forward(inputs, memory)
+
+    def backward(
+        self,
+        gradients: Gradient,
+        kept: Payload,
+        memory: Recalled,
+        into: GradientSum,
+        *,
+        wanted: bool = True,
+    ) -> Gradient:
+        return self._again.backward(gradients, kept, memory, into, wanted=wanted)
+
+    def record(self, inputs: Payload, memory: Recalled) -> tuple[Payload, RecordedGraph]:
+        """Outputs, and the graph of them, which ``answer`` takes back."""
+        leaves, outputs = self._again.run(inputs, memory)
+        n = inputs[0].shape[0]
+        graph = RecordedGraph(leaves, outputs, n, _versions(self._parameters))
+        return own_integers(tuple([y.detach() for y in outputs])), graph
+
+    def answer(
+        self,
+        graph: RecordedGraph,
+        gradients: Gradient,
+        inputs: Payload,
+        rows: IntArray | None,
+        memory: Recalled,
+        into: GradientSum,
+    ) -> Gradient:
+        """``backward`` of what ``record`` has given.
+
+        Args:
+            graph: As it gave it, and once only.
+            gradients: Of the rows that have come back.
+            inputs: Those of ``record``.
+            rows: int64, which of them have come back; None: all, in order.
+            memory: What these rows read.
+            into: Gets the gradients of the parameters.
+        """
+        if rows is not None or graph.seen != _versions(self._parameters):
+            return self._again.backward(gradients, gathered(inputs, rows), memory, into)
+        self.used += 1
+        return self._again.back(graph.leaves, len(inputs), graph.outputs, gradients, memory, into)

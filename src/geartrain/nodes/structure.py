@@ -368,14 +368,19 @@ class Ungroup(AbstractNode):
                 return emission
             origin, state, lengths = origin[some], state.take(some, 1), lengths[some]
         addresses = self._cells.expect(origin, lengths)
+        state = self.parts(state, lengths)
+        emission.forward.append((0, Forward(payload, state, addresses)))
+        return emission
+
+    def parts(self, state: IntArray, lengths: IntArray) -> IntArray:
+        """The columns of the parts of rows with these columns, that have so many each."""
         state = np.repeat(state, lengths, axis=1)
         part = ranges(np.zeros_like(lengths), lengths)
         if self._column is not None:
             state[self._column] = part
         if self._vertices:
             state[VERTEX] = self.place.arena.base[state[INSTANCE]] + part
-        emission.forward.append((0, Forward(payload, state, addresses)))
-        return emission
+        return state
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
         emission = Emission()

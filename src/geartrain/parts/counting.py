@@ -6,6 +6,7 @@ sent ─► in flight ─► received, answered, dropped ─► rows, messages, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from geartrain.frames.message import IntArray
 from geartrain.parts.rules import Averaging
-from geartrain.parts.staleness import Ages, bincount
+from geartrain.parts.staleness import Ages, Flights, bincount
 from geartrain.parts.triggers import Trigger
 
 
@@ -34,6 +35,8 @@ class Counting:
         outstanding: Messages that have left and will be answered.
         staleness: Gradient rows by age, since they were last taken.
         step_ages: Those of the update in the making, where somebody wants to know.
+        oldest_elsewhere: The oldest version that rows saw, or may yet see, of which this part hears
+            when they come back and not before; None: it hears of all.
     """
 
     def __init__(self, trigger: Trigger, max_staleness: int | None, ages_of_steps: bool) -> None:
@@ -43,7 +46,8 @@ class Counting:
         self.once = False
         self.outstanding = 0
         self.staleness, self.step_ages = Ages(), Ages()
-        self._in_flight: dict[int, int] = {}  # messages by version, where there is a bound
+        self._in_flight = Flights()  # where there is a bound
+        self.oldest_elsewhere: Callable[[], int] | None = None
         self._told_holding = False
 
     @property
@@ -80,7 +84,7 @@ class Counting:
         """Messages have left that saw this version, and will be answered."""
         self.outstanding += messages
         if self._bound is not None:
-            self._in_flight[version] = self._in_flight.get(version, 0) + messages
+            self._in_flight.leave(version, messages)
 
     def received(
         self, version: int, rows: int, versions: IntArray, lengths: IntArray | None = None
@@ -108,13 +112,7 @@ class Counting:
         """Messages that left at these versions are in flight no more."""
         self.outstanding -= versions.size
         if self._bound is not None:
-            values, counts = np.unique(versions, return_counts=True)
-            for version, count in zip(values.tolist(), counts.tolist(), strict=True):
-                left = self._in_flight[version] - count
-                if left:
-                    self._in_flight[version] = left
-                else:
-                    del self._in_flight[version]
+            self._in_flight.come_back(versions)
 
     def finished(self, instances: int) -> None:
         """Instances have finished anywhere in the graph."""
@@ -173,8 +171,13 @@ class Counting:
             self.step_ages.add(counts)
 
     def _young_enough(self, version: int) -> bool:
-        bound, ages = self._bound, self._in_flight
-        return bound is None or not ages or version + 1 - min(ages) <= bound
+        if self._bound is None:
+            return True
+        oldest = self._in_flight.oldest
+        if self.oldest_elsewhere is not None:
+            elsewhere = self.oldest_elsewhere()
+            oldest = elsewhere if oldest is None else min(oldest, elsewhere)
+        return oldest is None or version + 1 - oldest <= self._bound
 
 
 @final

@@ -45,6 +45,37 @@ class Ages:
         self._counts = np.concatenate([given, np.zeros(8, np.int64)])
 
 
+@final
+class Flights:
+    """Messages on their way, by the version that they saw."""
+
+    def __init__(self) -> None:
+        self._messages: dict[int, int] = {}
+
+    @property
+    def oldest(self) -> int | None:
+        """The lowest version; None: nothing is on its way."""
+        return min(self._messages, default=None)
+
+    def leave(self, version: int, messages: int) -> None:
+        """So many have left that saw this version."""
+        self._messages[version] = self._messages.get(version, 0) + messages
+
+    def come_back(self, versions: IntArray) -> None:
+        """These are on their way no more."""
+        values, counts = np.unique(versions, return_counts=True)
+        for version, count in zip(values.tolist(), counts.tolist(), strict=True):
+            left = self._messages[version] - count
+            if left:
+                self._messages[version] = left
+            else:
+                del self._messages[version]
+
+    def clear(self) -> None:
+        """Nothing is on its way."""
+        self._messages.clear()
+
+
 def bincount(ages: IntArray, lengths: IntArray | None) -> IntArray:
     """Rows by staleness, of messages with these ages and lengths."""
     if lengths is None:

@@ -54,6 +54,11 @@ class AbstractPart(AbstractWeights):
     def lacking(self) -> int | None:
         """What one firing may add, in the unit of the trigger, 1 or more; None: any number."""
 
+    @property
+    @abstractmethod
+    def outstanding(self) -> int:
+        """Messages between their forward and their backward, as far as a window counts them."""
+
     @abstractmethod
     def begun(self, n: int) -> int:
         """Of an update of so many instances, those that have finished before this pass."""

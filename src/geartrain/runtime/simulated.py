@@ -19,11 +19,12 @@ from typing import Final, TypeAlias, final
 from geartrain.bounds import MOST_WORKERS, WORKERS, require_at_most
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Delivery, Outbox
-from geartrain.engine.worker import Firing
+from geartrain.engine.worker import Finished, Firing
 from geartrain.errors import StuckError, WorkerDiedError
 from geartrain.frames.message import Backward
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch
 from geartrain.runtime.interrupt import Interruptible
+from geartrain.runtime.links import Links
 from geartrain.sharing.letters import Letter
 from geartrain.sharing.sharing import AbstractSharingState
 
@@ -49,12 +50,14 @@ class Costs:
         bytes_per_s: Bandwidth of a link between two workers; None: infinite.
         letter_s: Every letter that a copy of the model takes, with the step or mix that it causes.
         letter_byte_s: Every byte of it.
+        message_s: What a batch or a letter takes besides, between any two programs.
+        shared: Whether a worker is a host with one way out and one way in, which all that it sends,
+            and all that is sent to it, share; else each two have a link of their own.
 
     A batch or a letter waits until those before it have left, occupies its link for bytes /
-    bandwidth and arrives a latency later. Links do not disturb one another: a worker sends to all
-    its neighbours at once. A letter between copies on one worker takes no time. The result of an
-    all-reduce of n copies takes 2 (n - 1) latencies and the time of 2 (n - 1) / n of the bytes,
-    from the last contribution on.
+    bandwidth and arrives a latency later. A letter between copies on one worker takes no time. The
+    result of an all-reduce of n copies takes 2 (n - 1) latencies and the time of 2 (n - 1) / n of
+    the bytes, from the last contribution on.
     """
 
     firing_s: float = 100e-6
@@ -65,6 +68,8 @@ class Costs:
     bytes_per_s: float | None = None
     letter_s: float = 0.0
     letter_byte_s: float = 0.0
+    message_s: float = 0.0
+    shared: bool = False
 
     def firing(self, firing: Firing) -> float:
         name = _COPY.sub("", firing.node)
@@ -161,6 +166,9 @@ class Simulated(AbstractRuntime):
         jitter: Costs and latencies are multiplied by a factor drawn from 1 ± jitter.
         events: Workers that pause, leave, die and join, where they have copies of the model. When
             one goes or comes, what is in flight finishes, and all are linked anew.
+        parent: Where the program is that counts answers and admits instances: the number of the
+            worker whose host it shares, or that of workers, for a host of its own. What it is told
+            and what it sends goes by links. None: it is everywhere, and nothing passes.
     """
 
     name = "simulated"
@@ -174,6 +182,7 @@ class Simulated(AbstractRuntime):
         speeds: Sequence[float] | None = None,
         jitter: float = 0.0,
         events: Sequence[Event] = (),
+        parent: int | None = None,
     ) -> None:
         if workers < 1:
             raise ValueError(f"Simulated(workers={workers}): give 1 or more")
@@ -188,7 +197,12 @@ class Simulated(AbstractRuntime):
                     f"Simulated(events=[{event}]): give a worker from 0 to {workers - 1} and at "
                     "least 0 seconds"
                 )
-        self.workers, self.seed, self.jitter = workers, seed, jitter
+        if parent is not None and not 0 <= parent <= workers:
+            raise ValueError(
+                f"Simulated(parent={parent}): give a worker, {workers} for a host of its own, or "
+                "None"
+            )
+        self.workers, self.seed, self.jitter, self.parent = workers, seed, jitter, parent
         self.events = tuple(sorted(events, key=lambda e: e.at_s))
         self.most_deaths = sum(isinstance(event, Die) for event in events)
         self.costs = costs or Costs()
@@ -214,10 +228,9 @@ class _Clockwork:
         self._last = 0.0  # when something was last done: a pause may end later
         self._busy = [False] * runtime.workers
         self._worked_s = [0.0] * runtime.workers
-        self._link_left: dict[tuple[int, int], float] = {}  # when its last batch has left
-        self._link_free: dict[tuple[int, int], float] = {}
-        self._carried: dict[tuple[int, int], tuple[int, int]] = {}
-        self._letters_free: dict[tuple[int, int], float] = {}
+        self._apart, self._parent = runtime.parent is not None, runtime.workers
+        there = {} if runtime.parent is None else {self._parent: runtime.parent}
+        self._links = Links(runtime.costs, self._vary, there)
         self._paused_until = [0.0] * runtime.workers
         self._coming: deque[Event] = deque()
 
@@ -253,7 +266,7 @@ class _Clockwork:
         """Who has waited, and what went over links."""
         for w, seconds in enumerate(self._worked_s):
             self._watch.waited(w, max(0.0, self._last - seconds))
-        for (w, to), (messages, nbytes) in sorted(self._carried.items()):
+        for (w, to), (messages, nbytes) in sorted(self._links.carried.items()):
             self._watch.carried(w, to, messages, nbytes)
 
     def _event_is_next(self) -> bool:
@@ -397,7 +410,7 @@ class _Clockwork:
             self._watch.stepped(w, step, self._now)
         for part, holds in firing.held.items():
             self._engine.controller.hold(part, holds)
-        self._settle(firing.outbox)
+        self._report(w, firing.outbox)
         for to, delivery in firing.elsewhere:
             self._send(w, to, delivery)
         self._send_letters(w, firing.letters)
@@ -406,51 +419,34 @@ class _Clockwork:
 
     def _send(self, w: int, to: int, delivery: Delivery) -> None:
         """A link keeps order: a batch leaves, and arrives, after those that were sent before it."""
-        link, costs, factor = (w, to), self._runtime.costs, self._vary(1.0)
-        nbytes = costs.nbytes(delivery)
-        left = self._now
-        if costs.bytes_per_s is not None:
-            left = max(left, self._link_left.get(link, 0.0)) + factor * nbytes / costs.bytes_per_s
-            self._link_left[link] = left
-        arrives = max(left + factor * costs.latency_s, self._link_free.get(link, 0.0))
-        self._link_free[link] = arrives
-        self._carry(link, nbytes)
+        arrives = self._links.batch(w, to, self._runtime.costs.nbytes(delivery), self._now)
         self._at(arrives, lambda: self._deliver(to, delivery))
-
-    def _carry(self, link: tuple[int, int], nbytes: int) -> None:
-        costs = self._runtime.costs
-        if costs.bytes_per_s is None and not costs.latency_s:  # one memory for all
-            return
-        messages, before = self._carried.get(link, (0, 0))
-        self._carried[link] = messages + 1, before + nbytes
 
     def _send_letters(self, w: int, letters: Sequence[Letter]) -> None:
         for letter in letters:
             to = self._engine.home_of_letter(letter)
             if to != w or letter.collective:
-                self._carry((w, to), letter.nbytes)
-            self._at(self._arrival(w, to, letter), lambda to=to, x=letter: self._hand(to, x))  # type: ignore[misc]
-
-    def _arrival(self, w: int, to: int, letter: Letter) -> float:
-        """When a letter is there: those of a link leave one after the other."""
-        if w == to and not letter.collective:
-            return self._now
-        costs = self._runtime.costs
-        link = (to, to) if letter.collective else (w, to)
-        begins = max(self._now, self._letters_free.get(link, 0.0))
-        left = begins
-        if costs.bytes_per_s is not None:
-            left += self._vary(letter.nbytes / costs.bytes_per_s)
-        arrives = left + self._vary(letter.hops * costs.latency_s)
-        self._letters_free[link] = left
-        last = self._link_free.get((-1 - link[0], link[1]), 0.0)  # jitter overtakes nobody
-        self._link_free[-1 - link[0], link[1]] = arrives = max(arrives, last)
-        return arrives
+                self._links.carry((w, to), letter.nbytes)
+            arrives = self._links.letter(w, to, letter, self._now)
+            self._at(arrives, lambda to=to, x=letter: self._hand(to, x))  # type: ignore[misc]
 
     def _hand(self, w: int, letter: Letter) -> None:
         self._last = self._now
         self._engine.workers[w].receive(letter)
         self._turn(w)
+
+    def _report(self, w: int, out: Outbox) -> None:
+        """Have the controller know what a firing has answered."""
+        if self._apart and (out.answered or out.spawned or out.rounds):
+            arrives = self._links.batch(w, self._parent, 0, self._now)
+            self._at(arrives, lambda: self._heard_of(w, out))
+        elif not self._apart:
+            self._settle(out)
+
+    def _heard_of(self, w: int, out: Outbox) -> None:
+        if w not in self._engine.gone:  # else these instances are fed again
+            self._last = self._now  # it is over when the program knows
+            self._settle(out)
 
     def _settle(self, out: Outbox) -> None:
         self._count(out)
@@ -459,18 +455,32 @@ class _Clockwork:
     def _count(self, out: Outbox) -> None:
         """Let the controller count a worker's answers, and tell of instances that have finished."""
         engine = self._engine
-        if engine.controller.settle(out):
-            news = engine.tell_finished()
+        if not engine.controller.settle(out):
+            return
+        news = engine.tell_finished()
+        if self._apart:
             for w, told in news:
-                worker = engine.workers[w]
-                for step in worker.finished(told):
-                    self._watch.stepped(w, step, self._now)
-                for step in worker.take_steps():
-                    self._watch.stepped(w, step, self._now)
-                self._send_letters(w, worker.take_letters())
+                arrives = self._links.batch(self._parent, w, 0, self._now)
+                self._at(arrives, lambda w=w, told=told: self._told(w, told))  # type: ignore[misc]
             self._watch.finished(engine, self._now)
-            for w, _ in news:
-                self._turn(w)  # what has waited for these may go on
+            return
+        for w, told in news:
+            self._hear(w, told)
+        self._watch.finished(engine, self._now)
+        for w, _ in news:
+            self._turn(w)  # what has waited for these may go on
+
+    def _told(self, w: int, told: Finished) -> None:
+        if w not in self._engine.gone:
+            self._hear(w, told)
+            self._turn(w)
+
+    def _hear(self, w: int, told: Finished) -> None:
+        """A worker hears of instances that have finished."""
+        worker = self._engine.workers[w]
+        for step in (*worker.finished(told), *worker.take_steps()):
+            self._watch.stepped(w, step, self._now)
+        self._send_letters(w, worker.take_letters())
 
     def _next(self) -> Outbox | None:
         """What is to be fed: first what was lost with a worker."""
@@ -482,6 +492,9 @@ class _Clockwork:
     def _admit(self) -> None:
         while (out := self._next()) is not None:
             for delivery in out.deliveries:
-                w = self._engine.home[delivery.node]
-                self._at(self._now, lambda w=w, d=delivery: self._deliver(w, d))  # type: ignore[misc]
+                w, arrives = self._engine.home[delivery.node], self._now
+                if self._apart:
+                    nbytes = self._runtime.costs.nbytes(delivery)
+                    arrives = self._links.batch(self._parent, w, nbytes, self._now)
+                self._at(arrives, lambda w=w, d=delivery: self._deliver(w, d))  # type: ignore[misc]
             self._count(out)

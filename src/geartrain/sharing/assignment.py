@@ -180,8 +180,7 @@ class Stocked(_TurnsByCopy):
 
     def room(self, limit: int) -> int:
         room = limit + math.ceil(limit * self.ahead) - int(self.active.min())
-        # A lot has a cost of its own, whatever is in it.
-        some = max(1, limit // _LOTS)
+        some = lot_of(limit)
         return some if room >= some else 0
 
     def admit(self, arena: Arena, slots: IntArray, copy: int) -> None:
@@ -197,6 +196,15 @@ class Stocked(_TurnsByCopy):
         owners = arena.copy[slots]
         self.active -= np.bincount(owners, minlength=self.active.size)
         return owners
+
+
+def lot_of(limit: int) -> int:
+    """Instances that are given to a copy together; a lot has a cost of its own, whatever is in it.
+
+    Args:
+        limit: Instances in flight, at most.
+    """
+    return max(1, limit // _LOTS)
 
 
 _LOTS: Final = 2  # of instances in flight

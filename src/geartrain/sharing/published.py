@@ -9,7 +9,8 @@ Every worker runs the whole graph for its own instances, with weights that are t
 version that has reached it; nobody waits. A worker gathers until what it has alone makes an update,
 as the part's rules say, and hands that in: so updates are as many as was asked for, and a gradient
 travels once an update, not once a firing. Staleness is exact: gradients carry the versions that
-they saw. Of a table whose gradient is rows, rows travel.
+they saw. Of a table whose gradient is rows, rows travel. A bound on staleness holds steps, by what
+workers tell of their oldest rows (``floor``); a window is shared out among them.
 
 Source: the parameter server of Dean et al. 2012, "Large scale distributed deep networks", here one
 server a part, among the workers.
@@ -35,11 +36,13 @@ from geartrain.parts.rules import Rules
 from geartrain.parts.trained import AbstractPart, StepTaken
 from geartrain.sharing.assignment import AbstractAssignment, Balanced, Stocked
 from geartrain.sharing.communicator import AbstractCommunicator, Taken
+from geartrain.sharing.floor import Floor
 from geartrain.sharing.letters import Letter, Tensors, tensor_bytes
 from geartrain.sharing.sharing import AbstractSharingState
 
 GRADIENT: Final = "gradient"
 WEIGHTS: Final = "weights"
+FLOOR: Final = "floor"
 
 
 @final
@@ -52,7 +55,7 @@ class PublishedState(AbstractSharingState):
         each: Whether limits on instances in flight hold for each worker.
 
     Raises:
-        ValueError: The rules of a part want to know of all that is in flight.
+        ValueError: The rules of a part want what its owner cannot know.
     """
 
     name = "shared weights"
@@ -64,7 +67,7 @@ class PublishedState(AbstractSharingState):
         super().__init__()
         self.parts, self.copies, self._each = parts, workers, each
         for part in parts.values():
-            _require_free(part)
+            _require_known(part, workers)
         self._owners = _owners(parts, workers)
         self._worker: int | None = None
         self._shares: dict[str, list[PublishedShare]] = {}
@@ -80,6 +83,7 @@ class PublishedState(AbstractSharingState):
         ]
         if self._worker == owner:
             part.ownership = Publishing(shares[owner])
+            shares[owner].bound_steps()
         self._shares[name] = shares
         return shares
 
@@ -106,24 +110,32 @@ def _owners(parts: Mapping[str, PartState], workers: int) -> dict[str, int]:
     return owners
 
 
-def _require_free(part: PartState) -> None:
-    """The owner knows how old each gradient of a step is, and nobody knows what is in flight."""
-    rules, view = part.rules, part.view
+def _require_known(part: PartState, workers: int) -> None:
+    """The owner of a part knows how old each gradient of a step is; workers, their own rows."""
+    rules, view, name = part.rules, part.view, f"part '{part.name}'"
+    if rules.max_staleness == 0:
+        raise ValueError(
+            f"{name}: max_staleness=0 wants that nobody computes while a step is taken, and with "
+            "shared weights between processes nobody waits for anybody: give 1 or more, "
+            "drain=True, or use runtime=gt.Threads(...)"
+        )
+    if rules.window is not None and rules.window < workers:
+        raise ValueError(
+            f"{name}: window={rules.window} is shared out among {workers} processes that share the "
+            f"weights, and each wants at least one message of it: give {workers} or more, or use "
+            "runtime=gt.Threads(...)"
+        )
     wanted = ""
-    if rules.max_staleness is not None:
-        wanted = f"max_staleness={rules.max_staleness} wants to know of all rows in flight"
-    elif rules.window is not None:
-        wanted = f"window={rules.window} wants to know of all rows in flight"
-    elif rules.delay is not None and rules.delay.start(part.parameters) is not None:
-        wanted = f"delay={rules.delay} wants the weights that each row has seen"
+    if rules.delay is not None and rules.delay.start(part.parameters) is not None:
+        wanted = f"delay={rules.delay}"
     elif view.wants_delays or not view.may_be_shared:
-        wanted = f"view={view} wants the weights that each row has seen"
+        wanted = f"view={view}"
     if wanted:
         raise ValueError(
-            f"part '{part.name}': its rule {wanted}, and with shared weights between processes "
-            "each worker knows its own rows and the newest weights alone: leave the rule out "
-            "(those that scale a step by the age of its gradients are possible, such as "
-            "ScaledByStaleness()), use runtime=gt.Threads(...), or leave out sharing"
+            f"{name}: its rule {wanted} wants the weights that each row has seen, and of shared "
+            "weights the newest are known alone: leave the rule out (those that scale a step by "
+            "the age of its gradients are possible, such as ScaledByStaleness()), or leave out "
+            "sharing, so that parts live on a worker each"
         )
 
 
@@ -171,6 +183,19 @@ class PublishedShare(AbstractPart):
         self._steps: list[StepTaken] = []
         self.outbox: list[Letter] = []
         self._mail: list[Letter] = []
+        window, bounded = part.rules.window, part.rules.max_staleness is not None
+        self._window = None if window is None else window // copies + (copy < window % copies)
+        self._floor = Floor(self.version) if bounded else None
+        self._floors = dict.fromkeys(self._others, self.version)  # as told, where this one owns it
+
+    def bound_steps(self) -> None:
+        """Steps of the part go by what workers tell, if staleness is bounded."""
+        if self._floor is not None:
+            self._part.counting.oldest_elsewhere = self._oldest
+
+    def _oldest(self) -> int:
+        assert self._floor is not None
+        return min(self._floor.at(self.version), *self._floors.values())
 
     # What it is.
 
@@ -201,6 +226,14 @@ class PublishedShare(AbstractPart):
     def once(self) -> bool:  # type: ignore[override]
         return self._local.once
 
+    @property
+    def open(self) -> bool:
+        return self._window is None or self.outstanding < self._window
+
+    @property
+    def outstanding(self) -> int:
+        return self._local.outstanding
+
     def aliases(self) -> Mapping[nn.Parameter, Tensor]:
         if not self.owns:
             raise AssertionError(f"part '{self.name}' has a node that keeps graphs")
@@ -228,21 +261,23 @@ class PublishedShare(AbstractPart):
 
     def sent(self, rows: int, version: int | None = None) -> None:
         self._local.sent(rows, self.version)
+        if self._floor is not None:
+            self._floor.leave(self.version, rows)
 
     def received(self, rows: int, versions: IntArray, lengths: IntArray | None = None) -> None:
         self._local.received(self.version, rows, versions, lengths)
         each = np.ones(versions.size, np.int64) if lengths is None else lengths
-        self._note(versions, each)
+        self._note(versions, each, left=True)
 
     def answered(self, rows: int, messages: int) -> None:
         self._local.answered(0, rows, messages)
         lengths = np.zeros(messages, np.int64)
         lengths[:1] = rows
-        self._note(np.full(messages, self.version, np.int64), lengths)
+        self._note(np.full(messages, self.version, np.int64), lengths, left=False)
 
     def dropped(self, versions: IntArray) -> None:
         self._local.dropped(versions)
-        self._note(versions, np.zeros(versions.size, np.int64))
+        self._note(versions, np.zeros(versions.size, np.int64), left=True)
 
     def step_if_due(self, progress: int) -> StepTaken | None:
         """The step that has been taken since the last call."""
@@ -255,10 +290,11 @@ class PublishedShare(AbstractPart):
     def rest(self) -> StepTaken | None:
         """Nothing is in flight: hand in what is left of an update."""
         self._hand_in()
+        self._go_by_floors()
         return self.step_if_due(self.progress)
 
     def note_holding(self) -> bool | None:
-        return None
+        return self._part.note_holding() if self.owns else None
 
     # What its worker carries.
 
@@ -275,11 +311,15 @@ class PublishedShare(AbstractPart):
         for letter in letters:
             if letter.kind == WEIGHTS:
                 self._renew(letter)
+            elif letter.kind == FLOOR:
+                self._floors[letter.sender] = letter.version
             else:
                 *tensors, versions, lengths = letter.tensors
                 assert versions is not None and lengths is not None
                 self.heard(letter.progress or 0)
                 self._settle(tensors, versions.numpy(), lengths.numpy(), letter.round)
+        if self._floor is not None:
+            self._hand_in_if_whole()
         return letters
 
     def take_steps(self) -> list[StepTaken]:
@@ -301,13 +341,34 @@ class PublishedShare(AbstractPart):
 
     # Updates.
 
-    def _note(self, versions: IntArray, lengths: IntArray) -> None:
+    def _note(self, versions: IntArray, lengths: IntArray, *, left: bool) -> None:
         self._versions.append(versions)
         self._lengths.append(lengths)
+        if self._floor is not None:
+            self._floor.gather(versions, left=left)
 
     def _hand_in_if_whole(self) -> None:
-        if self._local.due(self.version):
+        # Where staleness is bounded, what is older than the weights of now would hold up a step.
+        held_up = self._floor is not None and self._floor.holds_up(self.version)
+        if held_up or self._local.due(self.version):
             self._hand_in()
+        self._go_by_floors()
+
+    def _go_by_floors(self) -> None:
+        """Tell the owner how old rows of this worker are; or take the step that waited for it."""
+        if self._floor is None:
+            return
+        if self.owns:
+            self._step()
+        elif (floor := self._floor.news(self.version)) is not None:
+            self._post(FLOOR, self._owner, (), version=floor)
+
+    def _step(self) -> None:
+        """The owner takes a step if it is due."""
+        taken = self._part.step_if_due(self.progress)
+        self.version = self._part.version
+        if taken is not None:
+            self._steps.append(taken)
 
     def _hand_in(self) -> None:
         """What has been gathered goes to the owner."""
@@ -319,6 +380,8 @@ class PublishedShare(AbstractPart):
         versions = np.concatenate(self._versions or [none])
         lengths = np.concatenate(self._lengths or [none])
         self._versions, self._lengths = [], []
+        if self._floor is not None:
+            self._floor.hand_in()
         local.take(self.rules.average, flush=not self.trigger.due(local))
         if self.owns:
             self._part.gradient.absorb(self.gradient)
@@ -348,13 +411,11 @@ class PublishedShare(AbstractPart):
         for parameter, gradient in zip(self._theirs, tensors, strict=bool(tensors)):
             if gradient is not None:
                 part.gradient.add(parameter, gradient)
-        part.sent(versions.size)
+        for version, messages in zip(*np.unique(versions, return_counts=True), strict=True):
+            part.sent(int(messages), int(version))
         part.received(int(lengths.sum()), versions, lengths)
         part.finished(instances)
-        taken = part.step_if_due(self.progress)
-        self.version = part.version
-        if taken is not None:
-            self._steps.append(taken)
+        self._step()
 
     @torch.no_grad()
     def _renew(self, letter: Letter) -> None:

@@ -128,6 +128,10 @@ class AbstractShare(AbstractPart):
         return self._part.open
 
     @property
+    def outstanding(self) -> int:
+        return self._part.outstanding
+
+    @property
     def device(self) -> torch.device:
         return self._part.device
 

@@ -238,6 +238,8 @@ class RuntimeChoice:
         shared = None if shares_by_hand or given is None else given
         if shared is None:
             lock = threading.Lock if refused is not None else None
+            if refused is None:
+                shared = _bounds(made.parts)
             try:
                 SharedWeights().make(made.graph, made.parts, 2, lock)
             except ValueError as error:
@@ -272,6 +274,15 @@ class RuntimeChoice:
                 return "a loop runs whole in one worker, and would go by its steps in several"
             found[workers] = loads(other.wiring, other.home, workers, costs)
         return found or f"the placement names more workers than {most}"
+
+
+def _bounds(parts: Mapping[str, PartState]) -> str | None:
+    """Rules with which processes may share weights, at a cost that no advice knows."""
+    for part in parts.values():
+        for name in ("max_staleness", "window"):
+            if (bound := getattr(part.rules, name)) is not None:
+                return f"part '{part.name}' has {name}={bound}, which workers would wait for"
+    return None
 
 
 @final

@@ -87,7 +87,13 @@ class _Seen(AbstractInstrument):
 
 
 def forecast(
-    make: MakeSession, data: Sequence[Any], hosts: int, costs: Costs, *, epochs: int = 1
+    make: MakeSession,
+    data: Sequence[Any],
+    hosts: int,
+    costs: Costs,
+    *,
+    epochs: int = 1,
+    parent: int | None = None,
 ) -> Forecast:
     """Train on so many imagined hosts.
 
@@ -98,11 +104,12 @@ def forecast(
         hosts: How many workers, each on a host of its own.
         costs: Of firings, such as ``Recorded.costs``, and of links.
         epochs: The last one counts. Take two where instances in flight ramp up in the first.
+        parent: Where the program is that admits instances, as in ``Simulated``.
     """
     seen = _Seen()
     if costs.bytes_per_s is None:  # a link all the same, whose bytes are counted
         costs = replace(costs, bytes_per_s=math.inf)
-    session = make(Simulated(hosts, costs=costs), [seen])
+    session = make(Simulated(hosts, costs=costs, parent=parent), [seen])
     session.fit(data, epochs=epochs)
     worked, ended = seen.worked, seen.ended
     assert worked is not None and ended is not None
@@ -169,7 +176,7 @@ def pipeline(
         parts: How many.
         forward_s, backward_s: Of a part, for a minibatch (of a synchronous schedule: a microbatch).
         nbytes: Of it between two parts, each way.
-        links: Latency and bandwidth; the rest is not looked at.
+        links: Latency, bandwidth, ``message_s`` and ``shared``; the rest is not looked at.
         in_flight: Minibatches at a time; of a synchronous schedule the microbatches of a step,
             after which all wait until it is through.
         synchronous: Whether they wait.
@@ -225,7 +232,7 @@ def copies(
         count: How many.
         step_s: Of a step, from minibatch to new weights, without the exchange.
         nbytes: Of the model's weights.
-        links: Latency and bandwidth; of the rest ``letter_s`` and ``letter_byte_s`` are looked at.
+        links: As for ``pipeline``; of the rest ``letter_s`` and ``letter_byte_s`` are looked at.
         exchange, topology: As in ``Neighbours``.
         speeds: Of the hosts; None: all 1.
         steps: Of each copy, to go by.
@@ -256,4 +263,5 @@ def _idle(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def _links(links: Costs) -> dict[str, Any]:
-    return {"latency_s": links.latency_s, "bytes_per_s": links.bytes_per_s}
+    names = ("latency_s", "bytes_per_s", "message_s", "shared")
+    return {name: getattr(links, name) for name in names}

@@ -157,6 +157,13 @@ class Door:
         self._asking = [each for each in self._asking if not self._welcome(each[1])]
         self._adjust()
 
+    def dismiss(self, who: int) -> None:
+        """Somebody is gone: he is not waited for, and let in no more."""
+        told = str(who).encode()
+        self._known = {key: each for key, each in self._known.items() if each != told}
+        self._came.discard(told)
+        self._adjust()
+
     def missing(self) -> list[int]:
         """Those who may come in and have not done so yet."""
         return sorted(int(who) for who in set(self._known.values()) - self._came)

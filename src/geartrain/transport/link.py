@@ -395,7 +395,7 @@ class Transport:
         found, self._own = self._own, []
         self.ready = ()
         came = self._take(found) or bool(found)
-        if self._watched or not came or self._door is not None:
+        if self._watched or self._door is not None or (timeout_s and not came):
             self._wait(0.0 if came else timeout_s, found)
         return found
 
@@ -480,6 +480,8 @@ class Transport:
         if (push := self._pushes[who]) is not None:
             push.close(linger=0)
             self._pushes[who] = None
+        if self._door is not None:
+            self._door.dismiss(who)
         self._flying[who].clear()
         self._flying_bytes[who] = 0
         return found

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geartrain.frames.message import IntArray
-from geartrain.nodes.gather import Group, JoinNode
+from geartrain.nodes.group import Group
+from geartrain.nodes.join import JoinNode
 
 _NUMBER, _SIZE, _POSITION, _STATE = range(4)
 _SHOWN: Final = 5

@@ -56,7 +56,7 @@ from geartrain.nodes.loop.turn import Inner, KeptCall, KeptTogether, Turn, zero_
 from geartrain.nodes.loop.values import AbstractValue
 from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.node import AbstractNode, Emission, Place
-from geartrain.nodes.remembering import Remembering
+from geartrain.nodes.remembering import Remembering, RememberingRead
 from geartrain.nodes.weights import AbstractWeights
 
 
@@ -304,6 +304,9 @@ class LoopNode(AbstractNode):
         kernel = inner.kernel
         if isinstance(kernel, AbstractMemoryKernel):
             memory = inner.recalled(called.rows.state, called.lengths)
+            if train and isinstance(kernel, RememberingRead):
+                outputs, recorded = kernel.record(inputs, memory)
+                return outputs, KeptCall(kernel, inputs, memory, None, recorded)
             outputs, residuals = kernel.forward(inputs, memory)
             return outputs, KeptCall(kernel, residuals, memory)
         if train and inner.choice is not None:

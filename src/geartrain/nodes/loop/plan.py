@@ -30,11 +30,12 @@ from geartrain.frames.message import (
     ranges,
 )
 from geartrain.nodes.control import AbstractStep
-from geartrain.nodes.gather import Group, JoinNode
+from geartrain.nodes.group import Group
+from geartrain.nodes.join import JoinNode
 from geartrain.nodes.loop.members import Members, Sides
 from geartrain.nodes.loop.tensors import Numbers
-from geartrain.nodes.loop.values import AbstractValue, Grouped, SideBySide, Stored
-from geartrain.nodes.structure import Flatmap
+from geartrain.nodes.loop.values import AbstractValue, Grouped, Parted, SideBySide, Stored
+from geartrain.nodes.structure import Flatmap, Ungroup
 
 Passed: TypeAlias = list[tuple[tuple[int, int], IntArray]]
 """Where rows have gone round, and the slots of their instances, one entry a row."""
@@ -230,6 +231,31 @@ class FlatmapStage(AbstractStage):
             state = rows.state.take(which, 1)
             state[self._node.column] = ranges(starts, counts)
             yield 0, RowNumbers(rows.numbers[which], state)
+
+
+@final
+class UngroupStage(AbstractStage):
+    """A row of k parts becomes k rows; k is that of the rows that have been made.
+
+    Args:
+        node: Says what columns they have.
+        value: The parts.
+    """
+
+    def __init__(self, node: Ungroup, value: Parted) -> None:
+        super().__init__()
+        self._node, self._value = node, value
+
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
+        assert plan.look is not None
+        k = plan.look(self._value.source, rows.numbers[:1])[0].shape[1]
+        self._value.parts = k
+        numbers = (rows.numbers[:, None] * k + np.arange(k)).ravel()
+        if numbers.size:
+            state = self._node.parts(rows.state, np.full(len(rows), k, np.int64))
+            yield 0, RowNumbers(numbers, state)
 
 
 @final

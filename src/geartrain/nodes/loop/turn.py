@@ -23,7 +23,7 @@ from geartrain.nodes.loop.tensors import AbstractTensors
 from geartrain.nodes.loop.values import AbstractValue
 from geartrain.nodes.memory import AbstractMemoryKernel, Held, Recalled
 from geartrain.nodes.node import Place
-from geartrain.nodes.remembering import RecordedGraph, Remembering
+from geartrain.nodes.remembering import RecordedGraph, Remembering, RememberingRead
 from geartrain.nodes.weights import AbstractWeights
 
 
@@ -118,6 +118,8 @@ class KeptCall:
         if isinstance(kernel, AbstractMemoryKernel):
             if memory is None or at is not None:
                 memory = inner.recalled(state, lengths)
+            if isinstance(kernel, RememberingRead) and self.graph is not None:
+                return kernel.answer(self.graph, gradient, self.residuals, at, memory, into)
             return kernel.backward(gradient, gathered(self.residuals, at), memory, into)
         if inside is not None and at is not None:
             inside = look_inside(inner.place, state[INSTANCE], lengths, None)

@@ -2,6 +2,7 @@
 
     Stored         rows of a buffer: what entered, what modules made
     Grouped        some rows of another value, made one: stacked, summed, ...
+    Parted         a row of another value, of k parts, made k rows
     SideBySide     rows of several values side by side
     SomeColumns    some columns of another value
     Detached       another value whose gradient goes no further
@@ -21,10 +22,10 @@ from typing import Literal, final
 import numpy as np
 import torch
 
-from geartrain.frames.message import Gradient, IntArray, Payload
-from geartrain.native.rows import take
-from geartrain.nodes.gather import How, reduced, share_of_max, shared_out
+from geartrain.frames.message import Gradient, IntArray, Payload, distinct
+from geartrain.native.rows import add, take
 from geartrain.nodes.loop.tensors import AbstractTensors, Numbers
+from geartrain.nodes.reductions import How, reduced, share_of_max, shared_out
 
 
 class AbstractValue(ABC):
@@ -116,6 +117,57 @@ class Grouped(AbstractValue):
 
     def _members(self, held: AbstractTensors, rows: IntArray) -> tuple[IntArray, IntArray]:
         return held.numbers.members(self.number, rows)
+
+
+@final
+class Parted(AbstractValue):
+    """Rows ``(n, k, ...)`` of a value, their parts rows: part p of row r has number r k + p.
+
+    Attributes:
+        parts: k, once a row has been seen.
+    """
+
+    def __init__(self, number: int, source: AbstractValue) -> None:
+        super().__init__(number)
+        self.source, self.parts = source, 0
+
+    def gather(self, held: AbstractTensors, rows: IntArray) -> Payload:
+        k, whose = self.parts, rows // self.parts
+        if self._are_whole(rows, whose):
+            columns = self.source.gather(held, whose[::k])
+            return tuple(x.flatten(0, 1) for x in columns)
+        flat = [x.flatten(0, 1).contiguous() for x in self.source.gather(held, whose)]
+        return take(flat, np.arange(rows.size) * k + rows % k)
+
+    def scatter(
+        self, held: AbstractTensors, rows: IntArray, gradient: Gradient, at: IntArray | None = None
+    ) -> None:
+        if at is not None:
+            gradient = tuple(None if g is None else take([g.contiguous()], at)[0] for g in gradient)
+        k, whose = self.parts, rows // self.parts
+        if self._are_whole(rows, whose):
+            n = rows.size // k
+            whole = tuple(None if g is None else g.reshape(n, k, *g.shape[1:]) for g in gradient)
+            self.source.scatter(held, whose[::k], whole)
+            return
+        owners = distinct(whose)
+        places = owners.searchsorted(whose) * k + rows % k
+        found: list[torch.Tensor | None] = []
+        for g in gradient:
+            if g is None:
+                found.append(None)
+                continue
+            total = g.new_zeros((owners.size * k, *g.shape[1:]))
+            add(total, places, g.contiguous(), None)
+            found.append(total.view(owners.size, k, *g.shape[1:]))
+        self.source.scatter(held, owners, tuple(found))
+
+    def _are_whole(self, rows: IntArray, whose: IntArray) -> bool:
+        """Whether these are all parts of some rows, in order."""
+        k = self.parts
+        if rows.size % k:
+            return False
+        return bool((rows.reshape(-1, k) == whose[::k, None] * k + np.arange(k)).all())
 
 
 @final

@@ -1,8 +1,8 @@
 """The channel between a parent and its workers on other hosts, on a transport of its own.
 
     launcher ── parent's address and public key ──► worker ── its own, by the launcher ──► parent
-    parent ══ welcome: the public keys of all ══► worker ══ here ══► parent
-           ══ what a pass is, cloudpickle ══►     ready, addresses, go
+    parent ══ welcome ══► worker ══ here ══► parent
+           ══ the public keys of all; what a pass is, cloudpickle ══►     ready, addresses, go
 
 Pickles go over it, so nobody may have an end of it but these: each side knows the public key of the
 other by the way that the worker was started, and speaks to the owner of that key alone.
@@ -14,6 +14,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final, final
 
 import numpy as np
@@ -27,6 +28,8 @@ from geartrain.transport.pulse import Pulse
 from geartrain.transport.record import Record
 
 WAIT_S: Final = 0.2
+CLOCK: Final = b"clock"
+"""A parent asks a worker what time it is, some times; then it says something else."""
 _PIECE: Final = 1 << 26  # bytes of a message; a model may be larger than one may be
 _KIND: Final = 80
 SILENT_S: Final = 30.0
@@ -73,7 +76,7 @@ class Pieces:
 
 @final
 class Switchboard:
-    """The parent's end: one transport for all of its workers."""
+    """The parent's end: one transport for all workers that were started together."""
 
     def __init__(self, transport: Transport, workers: int) -> None:
         self.transport = transport
@@ -103,21 +106,25 @@ class RemoteMember(AbstractMember):
         pid: Of its process, on its host.
         where: Its host, for people.
         board: The parent's end.
+        public: Keys of all, by number, which may change between passes.
     """
 
-    def __init__(self, worker: int, pid: int, where: str, board: Switchboard) -> None:
-        self.pid, self.where = pid, where
-        self._worker, self._board = worker, board
+    def __init__(
+        self, worker: int, pid: int, where: str, board: Switchboard, public: Mapping[int, str]
+    ) -> None:
+        self.pid, self.where, self.board = pid, where, board
+        self._worker, self._public = worker, public
 
     def hand_over(self, content: bytes) -> None:
+        self.send(json.dumps({"public": self._public}).encode())
         self.send(content)
 
     def send(self, content: bytes) -> None:
-        self._board.send(self._worker, content)
+        self.board.send(self._worker, content)
 
     def hear(self) -> dict[str, Any]:
-        while (content := self._board.take(self._worker, WAIT_S)) is None:
-            if self._worker in self._board.transport.lost():
+        while (content := self.board.take(self._worker, WAIT_S)) is None:
+            if self._worker in self.board.transport.lost():
                 raise EOFError("the worker is gone")
             if self.meanwhile is not None:
                 self.meanwhile()
@@ -152,28 +159,31 @@ class RemoteChannel(AbstractChannel):
             connect: Connects with the parent; before it knew the key it would have refused.
         """
         until = time.monotonic() + SILENT_S
-        while (content := self._take(WAIT_S)) is None:
+        while self._take(WAIT_S) is None:
             if time.monotonic() > until:
                 raise EOFError("the parent has not called")
-        told = json.loads(content)
-        self._public = {int(k): key.encode() for k, key in told["public"].items()}
         connect()
         self.tell(here=True)
-        self.hear()
-        self.tell(clock=time.perf_counter())
+        while self.hear() == CLOCK:
+            self.tell(clock=time.perf_counter())
 
     def await_pass(self) -> bytes:
+        told = json.loads(self.hear())
+        self._public = {int(k): key.encode() for k, key in told["public"].items()}
         return self.hear()
 
     def loads(self, content: bytes) -> Any:
         return loads(content, self.regions)
 
     def transport(self, me: int, n: int, place: tuple[str | None, int]) -> Transport:
+        folder, generation = place
+        if folder is not None:
+            return Transport(me, n, Path(folder), generation)
         transport = Transport(
             me,
             n,
             f"tcp://{self._bind}:*",
-            place[1],
+            generation,
             keys=self._keys,
             plain=self._keys is None,
             pulse=Pulse(asks=False),
@@ -186,6 +196,8 @@ class RemoteChannel(AbstractChannel):
 
     def join(self, transport: Transport, told: bytes) -> None:
         addresses = {int(k): x for k, x in json.loads(told)["addresses"].items()}
+        if not addresses:
+            return  # all are found by the names of their socket files
         transport.connect(addresses, self._public if self._keys is not None else None)
 
     def note(self, worker: int) -> memoryview:

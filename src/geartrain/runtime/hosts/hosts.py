@@ -24,8 +24,8 @@ class Hosts(AbstractSupervised):
     parts come back at its end: until then the modules here are as they were. Everything in the
     graph must be what cloudpickle can carry, and what it names be importable on the hosts.
 
-    All connections are encrypted, and each process talks to the owners of known keys alone; public
-    keys go by the pipes of the commands.
+    All connections between hosts are encrypted, and each process talks to the owners of known keys
+    alone; public keys go by the pipes of the commands.
 
     Args:
         hosts: Where workers may be, in the order in which they are taken; those beyond ``workers``
@@ -35,6 +35,9 @@ class Hosts(AbstractSupervised):
             process, shared out among the workers.
         patience_s: As for ``Processes``.
         address: Of this host, as workers reach it; None: loopback, for workers on this host.
+        socket_files: Where all workers are on this host, rows and gradients go by socket files in
+            a folder of this user's alone, and are not encrypted, as nobody else gets there; False:
+            by tcp, as between hosts.
         plain: Tcp without keys: whoever reaches the ports reads the data, and runs programs of his
             own in your workers. For measurements alone.
         on_worker_death, most_deaths: As for ``Processes``: also of a worker that does not answer
@@ -55,6 +58,7 @@ class Hosts(AbstractSupervised):
         patience_s: float = 60.0,
         *,
         address: str | None = None,
+        socket_files: bool = True,
         plain: bool = False,
         on_worker_death: OnWorkerDeath = "raise",
         most_deaths: int = 10,
@@ -74,7 +78,7 @@ class Hosts(AbstractSupervised):
                 f"Hosts(address=None): workers on {hosts[0].address} have to reach this process: "
                 "give address=, that of this host as they see it"
             )
-        self.address, self.plain = address or _HERE, plain
+        self.address, self.plain, self.socket_files = address or _HERE, plain, socket_files
         self.hosts = tuple(hosts)
         self._keepers = Keepers(self.hosts, wanted)
         self._had_workers = False
@@ -85,6 +89,7 @@ class Hosts(AbstractSupervised):
             *(self._keepers, self.workers, self.address, path, "Hosts"),
             plain=self.plain,
             again=self._had_workers,
+            meets=self.socket_files,
         )
         self._had_workers = True
         return pool

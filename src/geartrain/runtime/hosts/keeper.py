@@ -12,8 +12,6 @@ are killed and the keeper ends; when the keeper ends, the kernel ends the worker
 
 from __future__ import annotations
 
-import gc
-import importlib
 import json
 import os
 import selectors
@@ -24,10 +22,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
+from geartrain.runtime.hosts.near import Near
 from geartrain.runtime.hosts.worker import Greeting, RemoteWorker
-from geartrain.runtime.processes.forking import be_a_worker, ended
+from geartrain.runtime.processes.forking import be_a_worker, ended, get_ready
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 _MOST: Final = 1 << 16
 
 
@@ -36,28 +35,29 @@ def main() -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # what is printed here, by modules in workers too, is for people
     workers: set[int] = set()
+    meetings: set[Near] = set()
     try:
-        _serve(out, workers)
+        _serve(out, workers, meetings)
     except BrokenPipeError:
         pass  # the parent is gone
     finally:
         for pid in workers:
             os.kill(pid, signal.SIGKILL)
+        for near in meetings:
+            near.remove()
 
 
 def _tell(out: int, **what: Any) -> None:
     os.write(out, json.dumps(what).encode() + b"\n")  # short enough to go in one piece
 
 
-def _serve(out: int, workers: set[int]) -> None:
+def _serve(out: int, workers: set[int], meetings: set[Near]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the parent decides
     heard, rings = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(rings)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    importlib.import_module("torch._dynamo")  # torch does so in the first optimiser of a process
-    gc.collect()
-    gc.freeze()
+    get_ready()
     version = ".".join(map(str, sys.version_info[:2]))
     _tell(out, ready=os.getpid(), protocol=PROTOCOL, python=version, host=socket.gethostname())
     left = b""
@@ -76,10 +76,10 @@ def _serve(out: int, workers: set[int]) -> None:
                     return
                 *lines, left = (left + some).split(b"\n")
                 for line in lines:
-                    _obey(json.loads(line), out, workers, [heard, rings])
+                    _obey(json.loads(line), out, workers, meetings, [heard, rings])
 
 
-def _obey(told: Any, out: int, workers: set[int], ours: Sequence[int]) -> None:
+def _obey(told: Any, out: int, workers: set[int], meetings: set[Near], ours: Sequence[int]) -> None:
     if "ping" in told:
         _tell(out, pong=told["ping"])
         return
@@ -88,6 +88,9 @@ def _obey(told: Any, out: int, workers: set[int], ours: Sequence[int]) -> None:
             os.kill(told["kill"], signal.SIGKILL)
         return
     greeting = Greeting.of_json(told["fork"])
+    if greeting.near is not None:
+        meetings.clear()  # the parent has removed those of before
+        meetings.add(greeting.near)
     keeper = os.getpid()
     try:
         pid = os.fork()

@@ -302,6 +302,21 @@ class Keepers(AbstractLauncher):
         self._pids = [hello.pid for hello in found]
         return found
 
+    def start_again(self, greetings: Sequence[Greeting]) -> Sequence[Hello] | None:
+        homes = [self._homes[greeting.worker] for greeting in greetings]
+        if not all(keeper.answers() for keeper in homes):
+            return None
+        for keeper, greeting in zip(homes, greetings, strict=True):
+            keeper.forked.pop(greeting.worker, None)
+            keeper.tell(fork=greeting.to_json())
+        until = time.monotonic() + START_S
+        found = []
+        for keeper, greeting in zip(homes, greetings, strict=True):
+            hello = self._started(greeting.worker, keeper, until)
+            self._pids[greeting.worker] = hello.pid
+            found.append(hello)
+        return found
+
     def _started(self, worker: int, keeper: Keeper, until: float) -> Hello:
         """What a worker says first; deaths of others, which may be told late, are not its own.
 
@@ -312,7 +327,7 @@ class Keepers(AbstractLauncher):
         while True:
             pid = keeper.forked.get(worker, -1)
             if pid in keeper.hellos:
-                return keeper.hellos[pid]
+                return keeper.hellos.pop(pid)
             if pid in keeper.died:
                 raise GeartrainError(
                     f"worker {worker} could not begin on host {at}; see what it printed"

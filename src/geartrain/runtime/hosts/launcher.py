@@ -34,6 +34,14 @@ class AbstractLauncher(ABC):
             GeartrainError: One could not be started.
         """
 
+    def start_again(self, greetings: Sequence[Greeting]) -> Sequence[Hello] | None:
+        """Start some workers anew where they were; the others go on.
+
+        Returns:
+            What each says of itself; None: that cannot be, and all are to be started again.
+        """
+        return None
+
     @abstractmethod
     def deaths(self, wait_s: float = 0.0) -> Mapping[int, str]:
         """Workers that have ended, and how: ``was killed by SIGKILL (9)``.

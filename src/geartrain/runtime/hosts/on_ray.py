@@ -233,7 +233,7 @@ class Ray(AbstractSupervised):
             ``STRICT_SPREAD``: so, or not at all.
         wait_s: How long to wait for resources.
         kernel_threads: Threads inside torch kernels, per worker; None: as many as it has CPUs.
-        patience_s, plain, on_worker_death, most_deaths: As for ``Hosts``.
+        patience_s, socket_files, plain, on_worker_death, most_deaths: As for ``Hosts``.
         token: Whether a cluster at an address must ask for a token (``RAY_AUTH_MODE=token``):
             who reaches one that does not runs programs of his own there.
 
@@ -254,6 +254,7 @@ class Ray(AbstractSupervised):
         wait_s: float = 60.0,
         kernel_threads: int | None = None,
         patience_s: float = 60.0,
+        socket_files: bool = True,
         plain: bool = False,
         token: bool = True,
         on_worker_death: OnWorkerDeath = "raise",
@@ -280,6 +281,7 @@ class Ray(AbstractSupervised):
             kernel_threads = max(1, int(min((x.get("CPU", 1.0) for x in each), default=1.0)))
         super().__init__(workers, kernel_threads, patience_s, on_worker_death, most_deaths)
         self.address, self.plain, self.token = address, plain, token
+        self.socket_files = socket_files
         self.strategy, self.wait_s = strategy, wait_s
         self.resources, self.parts = [dict(x) for x in each], dict(parts or {})
         self._started = False  # whether the Ray on this host is ours
@@ -306,7 +308,11 @@ class Ray(AbstractSupervised):
         launcher = RayLauncher(self._bundles, self.strategy, self.wait_s)
         path = [os.path.abspath(entry) for entry in sys.path]
         here = ray.util.get_node_ip_address()
-        return RemotePool(launcher, self.workers, here, path, "Ray", plain=self.plain)
+        return RemotePool(
+            *(launcher, self.workers, here, path, "Ray"),
+            plain=self.plain,
+            meets=self.socket_files,
+        )
 
     def _connect(self, ray: Any) -> None:
         """Have this program be connected with a cluster.

@@ -7,18 +7,22 @@ pulse       who does not answer: stopped, or the host or the link is gone
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, final
 
 from torch import Tensor
 
 from geartrain.engine.worker import Firing
 from geartrain.errors import GeartrainError, WorkerDiedError
-from geartrain.runtime.hosts.control import WAIT_S, RemoteMember, Switchboard
+from geartrain.runtime.base import log
+from geartrain.runtime.hosts.control import CLOCK, WAIT_S, RemoteMember, Switchboard
 from geartrain.runtime.hosts.launcher import AbstractLauncher
+from geartrain.runtime.hosts.near import Meeting
 from geartrain.runtime.hosts.worker import Greeting, Hello
 from geartrain.runtime.processes.members import AbstractPool, death
 from geartrain.runtime.processes.memory import SharedTensors, dumps
@@ -30,6 +34,8 @@ _LOOK_S: Final = 0.5
 _REACHED_S: Final = 20.0
 _TOLD_S: Final = 1.0  # from a connection that ended until whoever started the worker knows how
 _END_S: Final = 5.0
+_CLOCKS: Final = 8  # questions for a worker's clock
+_NEAR_ENOUGH_S: Final = 0.001
 
 
 @final
@@ -44,13 +50,14 @@ class RemotePool(AbstractPool):
         kind: The runtime's name, for errors.
         plain: Whether tcp goes without keys.
         again: Whether these are in place of others that were reached.
+        meets: Whether socket files serve a pass if all workers are on this host.
 
     Raises:
         GeartrainError: They could not be started, or cannot be reached.
         WorkerDiedError: They take the place of others, and cannot be reached now.
     """
 
-    members: Sequence[RemoteMember]
+    members: list[RemoteMember]
     shares = False
 
     def __init__(
@@ -63,6 +70,7 @@ class RemotePool(AbstractPool):
         *,
         plain: bool = False,
         again: bool = False,
+        meets: bool = True,
     ) -> None:
         self.shared = SharedTensors()
         self._launcher, self._address, self._kind = launcher, address, kind
@@ -72,23 +80,25 @@ class RemotePool(AbstractPool):
         self._looked_s = 0.0
         self.gone: set[int] = set()
         self._keys = None if plain else Keys.make()
-        binds = launcher.binds()
-        self._control = self._transport(0, Pulse(asks=True))
-        self._board = Switchboard(self._control, workers)
-        self._end = weakref.finalize(self, _end, self._control, launcher, os.getpid())
+        self._path = tuple(path)
+        self._binds = launcher.binds()
+        self._publics: dict[int, bytes] = {}
+        self._told: dict[int, str] = {}  # the same and our own, as workers are told
+        if self._keys is not None:
+            self._told[workers] = self._keys.public.decode()
+        self._ahead_s = [0.0] * workers
+        self._near: set[int] = set()
+        self._controls: list[Transport] = []  # one for all workers that were started together
+        self._meeting = Meeting() if meets and not plain else None
+        self._end = weakref.finalize(
+            self, _end, self._controls, launcher, self._meeting, os.getpid()
+        )
+        self.members = []
         try:
-            greetings = [
-                Greeting(w, workers, bind, self._control.address, self._public, tuple(path))
-                for w, bind in enumerate(binds)
-            ]
-            self._meet(launcher.start(greetings))
+            self._bring(range(workers), launcher.start)
         except BaseException:
             self._end()
             raise
-
-    @property
-    def _public(self) -> str | None:
-        return None if self._keys is None else self._keys.public.decode()
 
     def _transport(self, generation: int, pulse: Pulse) -> Transport:
         return Transport(
@@ -101,30 +111,71 @@ class RemotePool(AbstractPool):
             pulse=pulse,
         )
 
-    def _meet(self, hellos: Sequence[Hello]) -> None:
-        """Connect with all workers, and have them connect."""
-        self._publics = {h.worker: h.public.encode() for h in hellos if h.public is not None}
-        ours = {} if self._keys is None else {self._n: self._keys.public}
-        self._control.connect(
-            {h.worker: h.address for h in hellos}, self._publics if self._publics else None
+    def _bring(
+        self, workers: Sequence[int], start: Callable[[Sequence[Greeting]], Sequence[Hello] | None]
+    ) -> bool:
+        """Start workers, connect with them, and have them connect.
+
+        Returns:
+            Whether they could be started.
+        """
+        control = self._transport(0, Pulse(asks=True))
+        self._controls.append(control)
+        near = None if self._meeting is None else self._meeting.near
+        public = None if self._keys is None else self._keys.public.decode()
+        hellos = start(
+            [
+                Greeting(w, self._n, self._binds[w], control.address, public, self._path, near)
+                for w in workers
+            ]
         )
-        self.members = [RemoteMember(h.worker, h.pid, h.where, self._board) for h in hellos]
-        known = {k: key.decode() for k, key in (self._publics | ours).items()}
-        for member in self.members:
-            member.send(json.dumps({"public": known}).encode())
+        if hellos is None:
+            return False
+        publics = {h.worker: h.public.encode() for h in hellos if h.public is not None}
+        control.connect({h.worker: h.address for h in hellos}, publics or None)
+        board = Switchboard(control, self._n)
+        for hello in hellos:
+            w = hello.worker
+            self.members[w : w + 1] = [RemoteMember(w, hello.pid, hello.where, board, self._told)]
+            self.members[w].send(b"welcome")
+        self._publics |= publics
+        self._told |= {w: key.decode() for w, key in publics.items()}
+        self._near = self._near - {*workers} | {h.worker for h in hellos if h.near}
+        self.gone -= {*workers}
         until = time.monotonic() + _REACHED_S
-        self._ahead_s = [0.0] * self._n
-        for w, hello in enumerate(hellos):
-            self._await(w, hello, until)
-        for w, hello in enumerate(hellos):
-            self.members[w].send(b"clock")
+        for hello in hellos:
+            self._await(hello.worker, hello, until)
+        for hello in hellos:
+            self._ahead_s[hello.worker] = self._measured(hello.worker, hello, until)
+        return True
+
+    @property
+    def _folder(self) -> Path | None:
+        """Of socket files, if all are near."""
+        all_near = self._meeting is not None and len(self._near) == self._n
+        return self._meeting.folder if all_near and self._meeting is not None else None
+
+    def _measured(self, w: int, hello: Hello, until: float) -> float:
+        """How far this clock is ahead of a worker's, by the quickest of some answers.
+
+        It is wrong by half of what the way there and back took at most (Cristian 1989).
+        """
+        best_s, ahead_s, member = math.inf, 0.0, self.members[w]
+        for _ in range(_CLOCKS):
             asked_s = time.perf_counter()
-            told = json.loads(self._await(w, hello, until))
-            self._ahead_s[w] = (asked_s + time.perf_counter()) / 2 - told["clock"]
+            member.send(CLOCK)
+            told = json.loads(self._await(w, hello, until))["clock"]
+            heard_s = time.perf_counter()
+            if heard_s - asked_s < best_s:
+                best_s, ahead_s = heard_s - asked_s, (asked_s + heard_s) / 2 - told
+            if best_s < _NEAR_ENOUGH_S:
+                break
+        member.send(b"")
+        return ahead_s
 
     def _await(self, w: int, hello: Hello, until: float) -> bytes:
         """The next message of a worker."""
-        while (content := self._board.take(w, WAIT_S)) is None:
+        while (content := self.members[w].board.take(w, WAIT_S)) is None:
             self._look()
             if time.monotonic() > until:
                 self._raise_unreached(w, self.members[w], hello)
@@ -138,10 +189,11 @@ class RemotePool(AbstractPool):
             self._launcher.suspect(w)
             how = f"cannot be reached at {hello.address}"
             raise death(f"worker {w}, made anew on {member.where}, {how}", w)
-        if self._control.reached(w):
+        control = member.board.transport
+        if control.reached(w):
             raise GeartrainError(
                 f"worker {w} on {member.where} was reached, but does not reach this process at "
-                f"{self._control.address}: give gt.{self._kind}(..., address=...), an address of "
+                f"{control.address}: give gt.{self._kind}(..., address=...), an address of "
                 "this host that the others can reach, and let tcp through to it"
             )
         raise GeartrainError(
@@ -154,25 +206,42 @@ class RemotePool(AbstractPool):
     def alive(self) -> bool:
         if not self._end.alive:
             return False
-        lost = {*self._control.lost()} - self.gone
-        return not (self._ended() or lost)
+        return not (self._ended() or self._lost())
+
+    def _lost(self) -> tuple[int, ...]:
+        """Workers that do not answer any more."""
+        lost = {id(control): control.lost() for control in self._controls}
+        return tuple(
+            w
+            for w, member in enumerate(self.members)
+            if w not in self.gone and w in lost[id(member.board.transport)]
+        )
 
     def begin(self, nodes: Mapping[int, str]) -> None:
         self._nodes, self._last = nodes, {}
 
     def place(self) -> tuple[str | None, int]:
         self._generation += 1
-        return None, self._generation
+        return None if self._folder is None else str(self._folder), self._generation
 
     def transport(self, place: tuple[str | None, int]) -> Transport:
+        if self._folder is not None:
+            return Transport(self._n, self._n + 1, self._folder, place[1])
         transport = self._transport(place[1], Pulse(asks=False))
         transport.admit(self._publics)
         return transport
 
     def join(self, transport: Transport, told: Sequence[Mapping[str, Any]]) -> bytes:
+        if self._folder is not None:
+            return json.dumps({"addresses": {}}).encode()
         theirs = {w: answer["address"] for w, answer in enumerate(told)}
         transport.connect(theirs, self._publics if self._publics else None)
         return json.dumps({"addresses": {**theirs, self._n: transport.address}}).encode()
+
+    def tidy(self, place: tuple[str | None, int]) -> None:
+        if self._folder is not None:  # a worker may be killed before it has come to that
+            for w in range(self._n):
+                (self._folder / f"{w}.{place[1]}").unlink(missing_ok=True)
 
     def dumps(self, thing: object, hollow: Collection[Tensor] = ()) -> bytes:
         return dumps(thing, self.shared, hollow)
@@ -196,7 +265,7 @@ class RemotePool(AbstractPool):
     def _look(self) -> None:
         self._looked_s = time.monotonic()
         ended = self._ended()
-        lost = () if ended else tuple(w for w in self._control.lost() if w not in self.gone)
+        lost = () if ended else self._lost()
         if lost:
             ended = self._ended(_TOLD_S)
         for w, how in ended.items():
@@ -217,8 +286,25 @@ class RemotePool(AbstractPool):
         self.gone.add(worker)
         self._launcher.kill(worker)
 
+    def renew(self) -> bool:
+        if not self.alive:
+            return False
+        for control in self._controls:
+            for w in self.gone:
+                control.forget(w)
+        try:
+            fine = self._bring(sorted(self.gone), self._launcher.start_again)
+        except GeartrainError as error:  # all are started again, perhaps elsewhere
+            log.warning("%s", error)
+            return False
+        used = {id(member.board.transport) for member in self.members}
+        for control in [each for each in self._controls if id(each) not in used]:
+            control.close()
+            self._controls.remove(control)
+        return fine
+
     def _death(self, w: int, how: str) -> WorkerDiedError:
-        if not getattr(self, "members", ()):
+        if not self.members:
             return death(f"worker {w} {how}, as it began", w)
         member = self.members[w]
         return death(
@@ -236,20 +322,32 @@ class RemotePool(AbstractPool):
 
     def close(self, *, busy: bool = False) -> None:
         alive = self._end.alive
-        pids = len(getattr(self, "members", ()))
+        pids = len(self.members)
         if alive and busy:
             for w in range(pids):
                 self._launcher.kill(w)
         if alive:
-            self._control.close()
+            _close(self._controls)
             until = time.monotonic() + _END_S
             while len(self._launcher.deaths(WAIT_S)) < pids and time.monotonic() < until:
                 time.sleep(0.01)
         self._end()
 
 
-def _end(control: Transport, launcher: AbstractLauncher, owner: int) -> None:
+def _close(controls: Sequence[Transport]) -> None:
+    for control in controls:
+        control.close()
+
+
+def _end(
+    controls: Sequence[Transport],
+    launcher: AbstractLauncher,
+    meeting: Meeting | None,
+    owner: int,
+) -> None:
     """Idle workers end as nobody asks any more; others are killed."""
     if os.getpid() == owner:
-        control.close()
+        _close(controls)
         launcher.forget()
+        if meeting is not None:
+            meeting.close()

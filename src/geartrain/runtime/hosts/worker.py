@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, final
 
 from geartrain.runtime.hosts.control import SILENT_S, RemoteChannel
+from geartrain.runtime.hosts.near import Near
 from geartrain.runtime.processes.child import live
 from geartrain.transport.keys import Keys
 from geartrain.transport.link import Transport
@@ -29,6 +30,7 @@ class Greeting:
         parent: Address of the parent.
         public: The parent's key; None: tcp is plain.
         path: Where the parent finds modules; what is there on this host is looked at, too.
+        near: Where workers on the parent's host meet; None: nowhere.
     """
 
     worker: int
@@ -37,13 +39,15 @@ class Greeting:
     parent: str
     public: str | None
     path: tuple[str, ...] = ()
+    near: Near | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def of_json(cls, told: Mapping[str, Any]) -> Greeting:
-        return cls(**{**told, "path": tuple(told["path"])})
+        near = None if told["near"] is None else Near(**told["near"])
+        return cls(**{**told, "path": tuple(told["path"]), "near": near})
 
 
 @final
@@ -57,6 +61,7 @@ class Hello:
         public: Its key; None: tcp is plain.
         pid: Of its process.
         where: Its host, for people.
+        near: Whether it is on the parent's host, and meets there who is as well.
     """
 
     worker: int
@@ -64,6 +69,7 @@ class Hello:
     public: str | None
     pid: int
     where: str
+    near: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -98,7 +104,9 @@ class RemoteWorker:
         self._control.admit(self._theirs)
         self._channel = RemoteChannel(self._control, parent, greeting.bind, keys)
         public = None if keys is None else keys.public.decode()
-        self.hello = Hello(me, self._control.address, public, os.getpid(), socket.gethostname())
+        near = greeting.near is not None and greeting.near.is_here
+        at, where = self._control.address, socket.gethostname()
+        self.hello = Hello(me, at, public, os.getpid(), where, near)
 
     def live(self) -> None:
         """Work until the parent is gone."""
@@ -108,6 +116,8 @@ class RemoteWorker:
             except EOFError:
                 return
             live(self._greeting.worker, self._channel)
+        if self._greeting.near is not None:
+            self._greeting.near.remove()
 
     def _connect(self) -> None:
         at = {self._greeting.workers: self._greeting.parent}

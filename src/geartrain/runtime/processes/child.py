@@ -17,7 +17,6 @@ import os
 import random
 import signal
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
@@ -36,6 +35,7 @@ from geartrain.nodes.node import Memory
 from geartrain.parts.part import PartState
 from geartrain.parts.snapshot import parts_to_tensors
 from geartrain.parts.trained import StepTaken
+from geartrain.runtime.processes.failures import error_to_json
 from geartrain.runtime.processes.flying import Unread
 from geartrain.runtime.processes.letters import Expected, letter_to_record, record_to_letter
 from geartrain.runtime.processes.members import AbstractChannel
@@ -50,6 +50,7 @@ from geartrain.runtime.processes.messages import (
     record_to_lot,
     record_to_named,
 )
+from geartrain.runtime.processes.pace import Pace
 from geartrain.runtime.processes.patience import Patience
 from geartrain.sharing.letters import SHARE, Letter
 from geartrain.transport.batches import BACKWARD, FORWARD, Accepted, to_delivery_parts, to_record
@@ -58,11 +59,7 @@ from geartrain.transport.record import GONE, Record
 _WORDS: Final = frozenset({Kind.ASK, Kind.REST, Kind.RESTING, Kind.STORY, Kind.END})
 _WAIT_S: Final = 0.5  # the longest wait for a message; then it looks again
 _GATHER_S: Final = 20.0
-_REPORT_S: Final = 0.002  # between two reports that the controller waits for
-_SLOW_S: Final = 0.05  # between others
-_LOTS: Final = 1  # so few in stock are to be heard of sooner
 _POLL_S: Final = 0.002  # between two looks for messages, where there is a stock
-_MOST_FIRINGS: Final = 256  # of one report
 _PULSE_S: Final = 0.1  # between two words on sums and staleness, for a progress line
 
 
@@ -163,8 +160,8 @@ class _Work:
             engine.copies_on(worker),
         )
         self._stock = engine.stock(worker)
-        self._report = Report()
-        self._reported_s = self._pulsed_s = self._polled_s = self._waited_s = 0.0
+        self._report, self._pace = Report(), Pace(self._stock)
+        self._pulsed_s = self._polled_s = self._waited_s = 0.0
         # Who has a stock waits for no rows of others; a poll costs a tenth of a small firing.
         self._patience_s = _POLL_S if self._stock is not None else 0.0
         self._sent = np.zeros(self._parent + 1, np.int64)  # records, by receiver
@@ -241,6 +238,8 @@ class _Work:
             self._idle.asked()
         if kind == Kind.ABANDON:
             self._give_back(abandoned=True)
+        elif kind == Kind.DROP:
+            self._leave()
         elif not works:
             return
         elif kind not in _WORDS:
@@ -336,21 +335,22 @@ class _Work:
         self._notes[0] = BETWEEN
         end = time.perf_counter()
         self._add(firing, start, end)
-        report = self._report
+        report, stock = self._report, self._stock
+        told = None if stock is None else stock.settle(firing.outbox)
         # What it says to the controller goes before what others can go on with; else it waits for
         # company, as a message costs as much as a small firing.
         if firing.elsewhere and report.matters:
             self._send_report()
-        elif end - self._reported_s > self._pace_s or len(report.firings) >= _MOST_FIRINGS:
+        elif self._pace.due(end, matters=report.matters, firings=len(report.firings)):
             self._send_report()
         for worker, delivery in firing.elsewhere:
             self._send(to_record(delivery.node, delivery.port, delivery.batch), worker)
         self._post(firing.letters)
         if firing.elsewhere or firing.letters:
             self._tell_flying()
-        if self._stock is not None:
-            if (told := self._stock.settle(firing.outbox)) is not None:
-                self._after_exchange(self._state.finished(told))
+        if told is not None:
+            self._after_exchange(self._state.finished(told))
+        if stock is not None:
             self._begin_some()
 
     def _tell_flying(self) -> None:
@@ -358,13 +358,6 @@ class _Work:
         news = self._unread.news(self.transport.flying_bytes)
         if news is not None:
             self._send(named_to_record("flying", news, {}))
-
-    @property
-    def _pace_s(self) -> float:
-        """Between two reports."""
-        if not self._report.matters or (self._stock is not None and self._stock.waiting > _LOTS):
-            return _SLOW_S
-        return _REPORT_S
 
     def _add(self, firing: Firing, start: float, end: float) -> None:
         report, out = self._report, firing.outbox
@@ -377,7 +370,8 @@ class _Work:
         if self._report:
             self._send(self._report.to_record(self._names))
             self._report = Report()
-            now = self._reported_s = time.perf_counter()
+            now = time.perf_counter()
+            self._pace.told(now)
             if now - self._pulsed_s > _PULSE_S:
                 self._pulsed_s = now
                 self._send(named_to_record("pulse", self._pulse(), {}))
@@ -427,10 +421,13 @@ class _Work:
             self._send_memories()
             for tensors, said in engine.sharing.give_back(abandoned=abandoned):
                 self._send(named_to_record("member", said, tensors))
-            self._send(named_to_record("done", self._counts(), {}))
         except BaseException as error:  # noqa: BLE001 - told to the parent, which raises it
             self._send(named_to_record("failed", error_to_json(error), {}))
-            self._send(named_to_record("done", self._counts(), {}))
+        self._leave()
+
+    def _leave(self) -> None:
+        """The pass is over here; what has not been given back is of no use to anybody."""
+        self._send(named_to_record("done", self._counts(), {}))
         self._over = True
         self.transport.close(_LINGER_S, to=self._parent)
 
@@ -484,17 +481,3 @@ class _Work:
 
 
 _LINGER_S: Final = 30.0  # for what it gives back to be read
-
-
-def error_to_json(error: BaseException) -> dict[str, Any]:
-    """What an error says, for another process: class, message, notes, cause, traceback as text."""
-    cause = error.__cause__
-    told: dict[str, Any] = {
-        "class": type(error).__name__,
-        "ours": isinstance(error, GeartrainError),
-        "message": str(error),
-        "notes": list(getattr(error, "__notes__", ())),
-        "traceback": "".join(traceback.format_exception(error)),
-        "cause": None if cause is None else [type(cause).__name__, str(cause)],
-    }
-    return told

@@ -4,7 +4,7 @@
                         rows          a delivery (``transport.batches``)
                         Lot           both, of instances that live there wholly
                         Finished      which instances are over, with their slots
-                        a word        REST, END, ABANDON, STORY, ASK
+                        a word        REST, END, ABANDON, DROP, STORY, ASK
     worker ─► worker    rows, gradients; letters between copies
     worker ─► parent    Report        firings, answers, steps since the last one
                         Idle          how much it has sent to whom, and had, when it has no work
@@ -54,6 +54,7 @@ class Kind(IntEnum):
     RESTING = 74
     LOT = 75
     ASK = 76
+    DROP = 77
 
 
 _NONE = np.zeros(0, np.int64)

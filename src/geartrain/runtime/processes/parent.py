@@ -9,7 +9,6 @@ How the workers were made, and where they are, is the pool's affair (``members``
 
 from __future__ import annotations
 
-import builtins
 import itertools
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,12 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from geartrain import errors
 from geartrain.codec import decode
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Outbox
 from geartrain.engine.stock import Lot
-from geartrain.errors import GeartrainError, StuckError, WorkerDiedError, WorkerError
+from geartrain.errors import GeartrainError, StuckError, WorkerDiedError
 from geartrain.frames.frame import Admitted
 from geartrain.frames.message import join_arrays
 from geartrain.nodes.loss import Objective
@@ -33,6 +31,7 @@ from geartrain.parts.trained import AbstractPart
 from geartrain.runtime.base import AbstractFeeder, Watch, log
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.runtime.processes.child import Pass
+from geartrain.runtime.processes.failures import error_of_json
 from geartrain.runtime.processes.flying import MOST_FLYING, Flying
 from geartrain.runtime.processes.members import AbstractPool, Hollow, death
 from geartrain.runtime.processes.messages import (
@@ -50,6 +49,9 @@ from geartrain.transport.link import Transport
 from geartrain.transport.record import GONE, Record
 
 _TOLD_S: Final = 2.0  # until a death is told
+DROPPED_S: Final = 1.0
+"""So long a worker may take to end its firing and drop what it holds after another one's death; one
+that is made anew costs about as much."""
 _WAIT_S: Final = 0.2  # the longest wait, so that signals and stopped workers are seen
 
 
@@ -101,11 +103,13 @@ class Parent:
         self._flying = Flying(MOST_FLYING)
         self._phase: Literal["apart", "handing over", "together"] = "apart"
         self._began = time.perf_counter()
+        self._apart_s = 0.0  # until all had what they were handed
         self.seconds = 0.0
 
     def go(self) -> None:
         """Until the pass is over; signals are heard meanwhile."""
         self._hand_over()
+        self._apart_s = time.perf_counter() - self._began
         self._engine.wiring.arena.news = []
         self._admit()
         while not self._done.issuperset(self._there):
@@ -133,17 +137,8 @@ class Parent:
         left = sum(engine.sharing.present()) - len({*self._lost, *lost})
         if left < max(1, engine.sharing.least):
             raise death
-        assert self._transport is not None
-        dead = {worker, *(w for k in lost for w in engine.homes_of(k))} & {*self._there}
-        for w in dead:
-            self._pool.bury(w)
-            self._transport.forget(w)
-            self._there.remove(w)
-            self._idle.pop(w, None)
-            self._flying.told(w, 0)
+        self._part_from({worker, *(w for k in lost for w in engine.homes_of(k))} & {*self._there})
         self._lost += lost
-        for w in dead:
-            self._send_all(GONE, w)
         unfinished = engine.lose(worker) if lost else 0
         # What was said at rest before was without this; it is asked anew, under another number.
         self._told, self._released, self._stuck = {}, {}, False
@@ -152,6 +147,18 @@ class Parent:
         self._watch.left(worker, death.how, unfinished, time.perf_counter() - self._began)
         if not self._ending:
             self._admit()
+
+    def _part_from(self, dead: Collection[int]) -> None:
+        """Workers are gone: they are ended if they live, and nobody waits for what they sent."""
+        assert self._transport is not None
+        for w in dead:
+            self._pool.bury(w)
+            self._transport.forget(w)
+            self._there.remove(w)
+            self._idle.pop(w, None)
+            self._flying.told(w, 0)
+        for w in dead:
+            self._send_all(GONE, w)
 
     @property
     def may_begin_anew(self) -> bool:
@@ -163,16 +170,23 @@ class Parent:
             if messages:
                 self._watch.carried(sender, receiver, messages, nbytes)
 
-    def give_up(self, patience_s: float, error: BaseException) -> bool:
+    def give_up(self, patience_s: float, error: BaseException, *, keeps: bool = False) -> bool:
         """After a failure: let the firings of this moment end and take the parts back.
+
+        Args:
+            patience_s: As long as that may take.
+            error: The failure.
+            keeps: If it is a death, parts are of no use, and the workers that live are.
 
         Returns:
             Whether all workers have answered; else they are to be killed.
         """
         if self._phase == "apart":
             return True
-        if isinstance(error, WorkerDiedError) or self._phase == "handing over":
+        if self._phase == "handing over":
             return False
+        if isinstance(error, WorkerDiedError):
+            return keeps and self._clear(error)
         self._gave_up = True
         until = time.monotonic() + patience_s
         try:
@@ -185,6 +199,35 @@ class Parent:
             told = ", ".join(map(str, left))
             log.warning("workers %s are still in a firing; the worker processes are ended", told)
         return not left
+
+    def _clear(self, death: WorkerDiedError) -> bool:
+        """After a death: have those that live drop what they hold; they serve the next pass.
+
+        Returns:
+            Whether they have; else they are to be killed.
+        """
+        self._gave_up = True
+        until = time.monotonic() + DROPPED_S
+        dead: WorkerDiedError | None = death
+        try:
+            while dead is not None or not self._done.issuperset(self._there):
+                if dead is not None:
+                    if dead.worker is None or dead.worker not in self._there:
+                        return False
+                    self._part_from([dead.worker])
+                    self._send_all(Kind.DROP)
+                    dead = None
+                elif time.monotonic() > until:
+                    return False
+                else:
+                    try:
+                        self._hear()
+                    except WorkerDiedError as another:
+                        dead = another
+        except (GeartrainError, KeyboardInterrupt) as another:
+            death.add_note(f"also: {type(another).__name__}: {another}")
+            return False
+        return True
 
     def close(self) -> None:
         self._engine.wiring.arena.news = None
@@ -381,7 +424,7 @@ class Parent:
         return self._flying.has_room(self._transport.flying_bytes, self._engine.controller.active)
 
     def _send_all(self, word: int, *ints: int) -> None:
-        self._dismissed |= word in (Kind.END, Kind.ABANDON)
+        self._dismissed |= word in (Kind.END, Kind.ABANDON, Kind.DROP)
         for w in self._there:
             self._send(w, Record(word, ints))
 
@@ -448,7 +491,7 @@ class Parent:
                 self._fail(document, w)
             case "done":
                 self._done.add(w)
-                self._watch.waited(w, document["waited"])
+                self._watch.waited(w, self._apart_s + document["waited"])
                 self._tell_sent(w, document["sent"])
             case _:
                 self._take_back(what, document, tensors)
@@ -552,33 +595,6 @@ class Parent:
             "to be what cloudpickle can carry, and what it names has to be importable there"
         )
         raise error
-
-
-def error_of_json(told: Mapping[str, Any], worker: int) -> BaseException:
-    """An error of another process: of the same class, if it is one of ours or Python's own."""
-    name, message = told["class"], told["message"]
-    kind = getattr(errors, name, None) if told["ours"] else getattr(builtins, name, None)
-    error: BaseException
-    if isinstance(kind, type) and issubclass(kind, Exception):
-        error = _made(kind, message)
-    else:
-        error = WorkerError(f"{name} in worker {worker}: {message}")
-    if told["cause"] is not None:
-        cause = getattr(builtins, told["cause"][0], None)
-        if isinstance(cause, type) and issubclass(cause, Exception):
-            error.__cause__ = _made(cause, told["cause"][1])
-    for note in told["notes"]:
-        error.add_note(note)
-    error.add_note(f"in worker process {worker}:\n{told['traceback']}")
-    return error
-
-
-def _made(kind: type[Exception], message: str) -> Exception:
-    """An exception of Python's own, some of which want more than a message."""
-    try:
-        return kind(message)
-    except TypeError:
-        return WorkerError(f"{kind.__name__}: {message}")
 
 
 def tensors_of(engine: Engine) -> list[Tensor]:

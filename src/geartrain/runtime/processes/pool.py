@@ -32,8 +32,10 @@ from geartrain.runtime.processes.memory import (
 from geartrain.runtime.processes.server import ForkServer
 from geartrain.transport.link import Transport
 
-_LOOK_S: Final = 0.5  # between two looks at whether workers are stopped
-_STOPPED_LOOKS: Final = 8  # a worker may be so long, as when somebody looks at it
+_LOOK_S: Final = 0.25  # between two looks at whether workers are stopped
+_STOPPED_LOOKS: Final = 12
+"""A worker may be so long, as when somebody looks at it: about what its death costs, made anew and
+gone back to a state kept before, so that waiting costs at most as much again."""
 _END_S: Final = 2.0  # for a process to end
 
 
@@ -213,7 +215,11 @@ class Pool(AbstractPool):
 
     def bury(self, worker: int) -> None:
         self.gone.add(worker)
-        self._kill_one(self.members[worker])
+        member = self.members[worker]
+        self._kill_one(member)
+        until = time.monotonic() + _END_S  # it writes to weights that somebody may now load
+        while not _has_ended(member.pid) and time.monotonic() < until:
+            time.sleep(0.001)
 
     def renew(self) -> bool:
         for w in sorted(self.gone):

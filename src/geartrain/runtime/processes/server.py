@@ -11,8 +11,6 @@ process with threads (OpenMP's at least), which may not be done.
 from __future__ import annotations
 
 import fcntl
-import gc
-import importlib
 import os
 import select
 import selectors
@@ -33,7 +31,7 @@ from typing import Any, ClassVar, Final, final
 
 from geartrain.errors import GeartrainError, WorkerDiedError
 from geartrain.runtime.processes.control import Control
-from geartrain.runtime.processes.forking import be_a_worker, ended
+from geartrain.runtime.processes.forking import be_a_worker, ended, get_ready
 
 _MAIN: Final = f"""
 import os, shutil, signal, socket, sys
@@ -81,8 +79,7 @@ class ForkServer:
         self._owner = os.getpid()
         self.deaths: dict[int, int] = {}
         self._generation = 0
-        sweep()
-        self.folder = folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self.folder = folder = new_folder()
         held = hold(folder)
         here, there = socket.socketpair()
         with there:
@@ -187,6 +184,12 @@ def start(fd: int, folder: str) -> subprocess.Popen[bytes]:
     )
 
 
+def new_folder() -> Path:
+    """A folder for sockets, open to this user alone; those that nobody uses are removed."""
+    sweep()
+    return Path(tempfile.mkdtemp(prefix=_PREFIX))
+
+
 def hold(folder: Path | str) -> int:
     """Say that a folder is in use, for as long as this file is open here or in a fork."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -243,10 +246,7 @@ def _serve(control: Control, parent: int, workers: set[int]) -> None:
     heard, rings = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(rings)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    importlib.import_module("torch._dynamo")  # torch does so in the first optimiser of a process
-    # What is imported is not written to any more: pages of it stay shared with the workers.
-    gc.collect()
-    gc.freeze()
+    get_ready()
     signal.setitimer(signal.ITIMER_REAL, 0.0)
     # Whoever the parent has forked may have its end of the channel, and outlive it.
     try:

@@ -1,7 +1,8 @@
 """Runtimes whose workers are processes: they are made for the first pass, serve all, and are ended.
 
     AbstractSupervised ── makes ──► pool of workers ── a pass ──► Parent
-                       ◄── WorkerDiedError: the pool is dropped; the next pass makes a new one
+                       ◄── WorkerDiedError: those that live drop what they hold, and the next pass
+                           makes the dead ones anew; or the pool is dropped as a whole
 
 What becomes of a call in which a worker dies is decided above (``train.deaths``), in one way for
 all of these runtimes.
@@ -70,7 +71,10 @@ class AbstractSupervised(AbstractRuntime):
     @property
     def pids(self) -> tuple[int, ...]:
         """Of the worker processes, where they are; empty while there are none."""
-        return () if self._pool is None else tuple(m.pid for m in self._pool.members)
+        pool = self._pool
+        if pool is None:
+            return ()
+        return tuple(m.pid for w, m in enumerate(pool.members) if w not in pool.gone)
 
     def run(self, engine: Engine, feeder: AbstractFeeder, watch: Watch) -> float:
         kind = type(self).__name__
@@ -97,7 +101,9 @@ class AbstractSupervised(AbstractRuntime):
                     run.go()
                     return run.seconds
                 except BaseException as error:
-                    if not run.give_up(2.0 if interrupt.abandoned else self.patience_s, error):
+                    patience_s = 2.0 if interrupt.abandoned else self.patience_s
+                    keeps = self.on_worker_death != "raise"
+                    if not run.give_up(patience_s, error, keeps=keeps):
                         self._drop(busy=True)
                     if not (isinstance(error, WorkerDiedError) and run.may_begin_anew):
                         raise

@@ -1,67 +1,48 @@
-"""Nodes that wait until rows belong together: a group waits for its members, a join for its ports.
+"""Nodes that wait for the members of a group.
 
-    Group   members (key, position) ─► stack (n, size, ...), sum, mean, max, or a bundle
-    Join    port 0, port 1, ... of one key ─► columns side by side, or a longer tuple
+    members (key, position) ─► stack (n, size, ...), sum, mean, max, or a bundle
 
 A group of fixed size writes members straight to where the next module reads them. What comes out
 does not depend on the order of arrival: positions come from ``order``, else members are sorted by
 their state.
 
-Source: Group and Concat of Gaunt et al. 2017, arXiv:1705.09786.
+Source: Group of Gaunt et al. 2017, arXiv:1705.09786.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NoReturn, TypeAlias, final
+from typing import Any, Final, NoReturn, TypeAlias, final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from geartrain.device import moved, upload
 from geartrain.errors import GraphError
 from geartrain.frames.frame import View
 from geartrain.frames.message import (
     INSTANCE,
     ROW_MASK,
-    VERTEX,
     Backward,
     Forward,
-    Gradient,
     IntArray,
-    Payload,
     distinct,
     join_arrays,
     join_gradient,
     join_origins,
-    join_payload,
     join_states,
-    marks,
     ranges,
-    together,
 )
-from geartrain.frames.precision import widened
 from geartrain.frames.rows import RowStore
-from geartrain.native.rows import Moves, add, take
+from geartrain.native.rows import Moves, take
 from geartrain.nodes.collector import allocate_ragged, release_ragged
 from geartrain.nodes.control import Move
-from geartrain.nodes.keys import AbstractTable, DirectTable, HashTable
+from geartrain.nodes.keys import describe_key, key_columns, repeated, table_for
 from geartrain.nodes.node import AbstractNode, Emission, Place
+from geartrain.nodes.reductions import How, reduced, share_of_max, shared_out
 
-How: TypeAlias = Literal["stack", "sum", "mean", "max", "bundle"]
 Column: TypeAlias = str | Callable[[View], Any]
-
-
-def table_for(columns: Sequence[int], edge: int | None) -> AbstractTable:
-    """Addressed directly where the key is one index of the arena, else hashed."""
-    if len(columns) == 1 and columns[0] in (INSTANCE, VERTEX, edge):
-        return DirectTable()
-    return HashTable(len(columns))
-
-
 _MOST_MEMBERS: Final = 1 << 24
 
 
@@ -109,8 +90,7 @@ class Group(AbstractNode):
         super().__init__(place)
         self._handles = list(handles)
         edge = place.schema.state.get("edge")
-        inside = {VERTEX, INSTANCE} | ({edge} if edge is not None else set())
-        self._by = list(by) if inside & set(by) else [INSTANCE, *by]
+        self._by = key_columns(by, edge)
         self._table = table_for(self._by, edge)
         self._move = move
         self._size, self._order, self._how = size, order, how
@@ -272,7 +252,7 @@ class Group(AbstractNode):
             filled[cells] = 1
             if not twice.any() and distinct(cells).size == cells.size:
                 return cells
-            wrong = twice if twice.any() else _repeated(cells)
+            wrong = twice if twice.any() else repeated(cells)
         i = int(np.flatnonzero(wrong)[0])
         group = int(groups[i])
         raise self.misplaced(self._groups.state[:, group], int(position[i]), int(sizes[i]))
@@ -410,235 +390,6 @@ class Group(AbstractNode):
         return self.key(self._groups.state[:, group])
 
 
-@final
-class JoinNode(AbstractNode):
-    """Wait for one row from every port with an equal key; put them side by side.
-
-    Args:
-        place: Number, name, frames.
-        ports: How many.
-        on: State columns of the key.
-        how: ``features`` concatenates the last dimension, ``tuple`` makes one longer payload.
-        handles: By port, state columns of handles of memories that are taken over from it; those
-            of port 0 are in any case.
-    """
-
-    eager = True
-
-    def __init__(
-        self,
-        place: Place,
-        ports: int,
-        on: Sequence[int],
-        how: Literal["features", "tuple"],
-        handles: Sequence[Sequence[int]] = (),
-    ) -> None:
-        super().__init__(place)
-        self._handles = [list(columns) for columns in handles] or [[] for _ in range(ports)]
-        self._taken_over = [column for columns in self._handles for column in columns]
-        edge = place.schema.state.get("edge")
-        inside = {VERTEX, INSTANCE} | ({edge} if edge is not None else set())
-        self._on = list(on) if inside & set(on) else [INSTANCE, *on]
-        self._table = table_for(self._on, edge)
-        self._ports, self._how = ports, how
-        origins = tuple(f"origin {p}" for p in range(ports))
-        self._rows = RowStore(place.name, ("arrived", *origins), len(place.schema.state))
-        self._widths: list[list[int]] = [[] for _ in range(ports)]
-        self._bundles: dict[int, list[Payload | None]] = {}
-        self._bundled = False
-
-    def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
-        state = join_states(batches)
-        rows = self._table.slots(state[self._on], lambda new: self._open(new, state))
-        if distinct(rows).size < rows.size:
-            self._refuse(port, int(rows[_repeated(rows)][0]))
-        bit = 1 << port
-        arrived = self._rows["arrived"]
-        if (arrived[rows] & bit).any():
-            self._refuse(port, int(rows[(arrived[rows] & bit) > 0][0]))
-        arrived[rows] |= bit
-        self._rows[f"origin {port}"][rows] = join_origins(batches)
-        if port == 0:
-            kept = [(column, self._rows.state[column][rows]) for column in self._taken_over]
-            self._rows.state[:, rows] = state
-            for column, handles in kept:  # from ports that came before
-                self._rows.state[column, rows] = handles
-        for column in self._handles[port]:
-            self._rows.state[column, rows] = state[column]
-        self._write(port, batches, rows)
-        done = rows[arrived[rows] == (1 << self._ports) - 1]
-        if not done.size:
-            return Emission()
-        states = self._rows.state.take(done, 1)
-        self._table.remove(states[self._on])
-        return Emission([(0, self._result(done, states))])
-
-    def _open(self, new: IntArray, state: IntArray) -> int:
-        start = self._rows.allocate(new.size)
-        end = start + new.size
-        self._rows["arrived"][start:end] = 0
-        self._rows.state[:, start:end] = state.take(new, 1)
-        return start
-
-    def _write(self, port: int, batches: Sequence[Forward], rows: IntArray) -> None:
-        self._bundled = self._bundled or batches[0].lengths is not None
-        at = 0
-        for batch in batches:
-            here = rows[at : at + len(batch)]
-            at += len(batch)
-            payload = batch.payload
-            self._widths[port] = [int(c.shape[-1]) if c.ndim > 1 else 1 for c in payload]
-            if batch.lengths is not None:
-                self._write_bundles(port, join_payload([batch]), batch.lengths, here)
-                continue
-            moves = Moves()
-            for j, x in enumerate(payload):
-                buffer = self._rows.buffer(_BUFFER * port + j, x, len(batch))
-                moves.add(buffer, here, x, batch.index)
-            moves.run()
-
-    def _write_bundles(
-        self, port: int, columns: Payload, lengths: IntArray, rows: IntArray
-    ) -> None:
-        pieces = [c.split_with_sizes(lengths.tolist()) for c in columns]
-        for i, row in enumerate(rows.tolist()):
-            ports = self._bundles.setdefault(row, [None] * self._ports)
-            ports[port] = tuple(p[i] for p in pieces)
-
-    def _result(self, done: IntArray, states: IntArray) -> Forward:
-        origin = done + (self.id << 40)
-        if self._bundled:
-            ports = [marks(self._rows[f"origin {p}"][done]) for p in range(self._ports)]
-            return self._bundle_result(done, states, origin | np.bitwise_and.reduce(ports))
-        if self._how == "tuple":
-            payload = tuple(
-                self._buffer(p, j) for p in range(self._ports) for j in range(len(self._widths[p]))
-            )
-            return Forward(payload, states, origin, None, done)
-        side_by_side = take([self._buffer(p, 0) for p in range(self._ports)], done)
-        return Forward((self._cat(side_by_side, -1),), states, origin)
-
-    def _bundle_result(self, done: IntArray, states: IntArray, origin: IntArray) -> Forward:
-        messages = []
-        for row in done.tolist():
-            ports = [p for p in self._bundles.pop(row) if p is not None]
-            sizes = {x.shape[0] for p in ports for x in p}
-            if len(sizes) > 1:
-                raise GraphError(
-                    f"'{self.name}': bundles of {sorted(sizes)} rows meet under {self._key(row)}; "
-                    "bundles that are joined have equally many rows"
-                )
-            if self._how == "tuple":
-                messages.append(tuple(x for p in ports for x in p))
-            else:
-                messages.append((self._cat([p[0] for p in ports], -1),))
-        lengths = np.array([m[0].shape[0] for m in messages], np.int64)
-        payload = tuple(self._cat(column, 0) for column in zip(*messages, strict=True))
-        return Forward(payload, states, origin, lengths)
-
-    def _cat(self, columns: Sequence[Tensor], dim: int) -> Tensor:
-        if len(columns) == 1:
-            return columns[0]
-        if self.place.spread:
-            columns = together(columns)
-        return torch.cat(tuple(columns), dim)
-
-    def backward(self, batches: Sequence[Backward]) -> Emission:
-        emission = Emission()
-        for batch in batches:
-            rows = batch.rows & ROW_MASK
-            gradient = None if batch.gradient is None else join_gradient([batch])
-            at = 0
-            for p in range(self._ports):
-                piece: tuple[Tensor | None, ...] | None = None
-                n = len(self._widths[p])
-                if gradient is not None and self._how == "tuple":
-                    piece = gradient[at : at + n]
-                    at += n
-                elif gradient is not None and gradient[0] is not None:
-                    piece = (gradient[0][..., at : at + self._widths[p][0]],)
-                    at += self._widths[p][0]
-                if piece is not None and all(g is None for g in piece):
-                    piece = None
-                origin = self._rows[f"origin {p}"][rows]
-                lengths = None if piece is None else batch.lengths
-                emission.backward.append(Backward(origin, piece, lengths))
-            self._rows.release(rows)
-        return emission
-
-    @property
-    def on(self) -> list[int]:
-        """State columns that rows of all ports agree in."""
-        return self._on
-
-    @property
-    def handles(self) -> list[list[int]]:
-        """By port, state columns of handles of memories that are taken over from it."""
-        return self._handles
-
-    def twice(self, port: int, state: IntArray) -> GraphError:
-        """The error for a second row of a port with the key of this state."""
-        return GraphError(
-            f"'{self.name}': two rows of port {port} have the key {self.key(state)}; a join wants "
-            "one row a port and key: name more columns in 'on', or group the rows first"
-        )
-
-    def waits(self, state: IntArray, absent: list[int]) -> str:
-        """A line about a row that is not complete."""
-        return f"'{self.name}' waits for port {absent} of {self.key(state)}"
-
-    def key(self, state: IntArray) -> str:
-        """The key of the row with this state, in the user's numbers."""
-        return describe_key(self.place, state[:, None], self._on)
-
-    def origins(self, rows: IntArray) -> IntArray:
-        found: IntArray = self._rows.state[INSTANCE, rows]  # a slot is its own address
-        return found
-
-    def check_empty(self) -> None:
-        self._rows.check_empty()
-
-    def story(self) -> list[str]:
-        told = []
-        rows = self._rows.live_rows()
-        missing = self._rows["arrived"][rows] != (1 << self._ports) - 1
-        for row in rows[missing][:5].tolist():
-            arrived = int(self._rows["arrived"][row])
-            absent = [p for p in range(self._ports) if not arrived >> p & 1]
-            told.append(self.waits(self._rows.state[:, row], absent))
-        if missing.sum() > 5:
-            told.append(f"'{self.name}' waits for ports of {int(missing.sum()) - 5} more rows")
-        if (~missing).any():
-            told.append(f"'{self.name}' waits for the gradients of {int((~missing).sum())} rows")
-        return told
-
-    def nbytes(self) -> int:
-        return self._rows.nbytes()
-
-    def _buffer(self, port: int, j: int) -> Tensor:
-        buffer = self._rows.existing(_BUFFER * port + j)
-        assert buffer is not None
-        return buffer
-
-    def _key(self, row: int) -> str:
-        return self.key(self._rows.state[:, row])
-
-    def _refuse(self, port: int, row: int) -> None:
-        raise self.twice(port, self._rows.state[:, row])
-
-
-def describe_key(place: Place, state: IntArray, columns: Sequence[int]) -> str:
-    """A key in the user's numbers: ``instance 7 (train.txt:12), vertex=3, step=1``."""
-    view = View(Forward((), state, np.zeros(1, np.int64)), place.arena, place.schema)
-    names = {i: name for name, i in place.schema.state.items()}
-    parts = [place.arena.describe(int(state[INSTANCE, 0]))]
-    parts += [f"{names[i]}={int(getattr(view, names[i])[0])}" for i in columns if i != INSTANCE]
-    return ", ".join(parts)
-
-
-_BUFFER = 16  # most tensors of one port's payload
-
-
 def _column_of(what: Column, view: View) -> IntArray:
     """A column named or computed: ours, so that what is checked is what is used."""
     return np.array(getattr(view, what) if isinstance(what, str) else what(view), np.int64)
@@ -654,53 +405,3 @@ def _rank(groups: IntArray) -> IntArray:
     rank = np.empty_like(groups)
     rank[order] = count - np.maximum.accumulate(first)
     return rank
-
-
-def _repeated(values: IntArray) -> NDArray[np.bool_]:
-    """Mask of the entries that occurred before."""
-    _, first = np.unique(values, return_index=True)
-    mask = np.ones(values.size, np.bool_)
-    mask[first] = False
-    return mask
-
-
-def _column(sizes: IntArray, like: Tensor) -> Tensor:
-    return upload(sizes, like.device).to(like.dtype).view(-1, *[1] * (like.ndim - 1))
-
-
-def reduced(how: How, x: Tensor, sizes: IntArray) -> Tensor:
-    """Members ``(sum of sizes, ...)`` made one a group: their sum, mean or max."""
-    if (sizes == sizes[0]).all():
-        x = x.reshape(sizes.size, int(sizes[0]), *x.shape[1:])
-        if how == "max":
-            return x.amax(1)
-        return x.sum(1) if how == "sum" else x.mean(1)
-    owner = np.repeat(np.arange(sizes.size), sizes)
-    if how == "max":
-        return _segment_max(x, upload(owner, x.device), sizes.size)
-    wide = widened(x)
-    total = add(wide.new_zeros((sizes.size, *x.shape[1:])), owner, wide, None)
-    if how == "mean":
-        total /= _column(sizes, total)
-    return total.to(x.dtype)
-
-
-def shared_out(how: How, gradient: Gradient, sizes: IntArray) -> Gradient:
-    """What each member of a sum or mean gets of its group's gradient."""
-    if how == "sum":
-        return gradient
-    return tuple(None if g is None else g / _column(sizes, g) for g in gradient)
-
-
-def _segment_max(x: Tensor, segment: Tensor, n: int) -> Tensor:
-    index = segment.view(-1, *[1] * (x.ndim - 1)).expand_as(x)
-    empty = x.new_full((n, *x.shape[1:]), -torch.inf)
-    return empty.scatter_reduce_(0, index, x, "amax")
-
-
-def share_of_max(x: Tensor, owner: IntArray, n: int, gradient: Tensor) -> Tensor:
-    """The gradient to the members that hold the maximum; equal ones share it."""
-    segment, gradient = upload(owner, x.device), moved(gradient, x.device)
-    holds = (x == _segment_max(x, segment, n).index_select(0, segment)).to(gradient.dtype)
-    shares = holds.new_zeros((n, *x.shape[1:])).index_add_(0, segment, holds)
-    return gradient.index_select(0, segment) * holds / shares.index_select(0, segment)

@@ -1,0 +1,279 @@
+"""What the simulator foresees for slow links, beside what the bench measures on them.
+
+    sudo PYTHONPATH=src OMP_NUM_THREADS=1 python -m benchmarks.cluster.forecasts --data DIR
+
+    record     once for each number of parts or copies, workers on one host without links: seconds
+               of firings, and of a message
+    forecast   the same session on imagined hosts, with those costs and a link's latency and rate
+    measure    the same session on hosts with such links (hosts.py)
+
+Devices sleep, so that what is compared is waiting and links, and as many parts and copies as one
+likes run on few cores. A line of JSON a case goes to results/forecasts.jsonl; ``--table`` prints
+what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, final
+
+import torch
+
+import geartrain as gt
+from benchmarks.cluster import copies, stages
+from benchmarks.cluster.hosts import Hosts, Link
+from benchmarks.cluster.pipelines import SYSCTL, Line, few_in_flight, read
+from geartrain.engine.instrument import AbstractInstrument, Fired
+from geartrain.observe.jsonlog import JsonLog, read_json_log
+from geartrain.observe.recorded import recorded
+from geartrain.runtime.base import AbstractRuntime
+
+RESULTS: Final = Path(__file__).parent / "results" / "forecasts.jsonl"
+PAYLOAD: Final = 1448 / 1500
+"""Of what a link carries; the rest is headers of IP and TCP."""
+DRAINED: Final = ("drained:1", "drained:4")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a recording says.
+
+    Args:
+        nodes: Seconds a firing and a row, by node.
+        message_s: Of a message between two programs, besides links.
+        throughput: Rows a second of what was recorded.
+    """
+
+    nodes: Mapping[str, tuple[float, float]]
+    message_s: float
+    throughput: float
+
+    def on(self, link: Link) -> gt.Costs:
+        """With the latency and the rate of a link."""
+        return gt.Costs(
+            nodes=self.nodes,
+            backward=0.0,
+            latency_s=link.latency_s,
+            bytes_per_s=PAYLOAD * link.bits_per_s / 8,
+            message_s=self.message_s,
+            shared=True,
+        )
+
+
+@final
+class Losses(AbstractInstrument):
+    """When losses were computed, by the runtime's clock."""
+
+    wants_firings = True
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_fired(self, event: Fired) -> None:
+        if event.node.partition("#")[0] == "loss" and event.direction == "forward":
+            self.times.append(event.end_s)
+
+
+def record_parts(work: stages.Work) -> dict[str, Costs]:
+    """Costs of as many parts as there are: of whole minibatches, and of pieces, by system."""
+    with closing(gt.Hosts(work.parts, kernel_threads=1)) as runtime:
+        found = {s: _recorded_parts(work, s, runtime) for s in ("async:1", *DRAINED[1:])}
+    # Alone, a minibatch is at a worker or on its way: to each next part and back, and to and from
+    # the program that admits.
+    events, reply = found["async:1"]
+    worked = [event for event in events if event["event"] == "Worked"]
+    busy_s = sum(x["seconds"] * work.parts - sum(x["waiting"]) for x in worked)
+    way_s = work.batch / reply["rows_per_second"] - busy_s / work.minibatches
+    message_s = max(0.0, way_s) / (2 * work.parts)
+    return {
+        system: Costs(recorded(events).nodes, message_s, reply["rows_per_second"])
+        for system, (events, reply) in found.items()
+    }
+
+
+def _recorded_parts(
+    work: stages.Work, system: str, runtime: AbstractRuntime
+) -> tuple[Sequence[Mapping[str, Any]], Line]:
+    return _logged(lambda log: stages.ours(work, system, runtime, "stashed", [log]))
+
+
+def record_copies(work: copies.Work) -> Costs:
+    """Costs of two copies, whatever their number will be."""
+    with closing(gt.Hosts(2, kernel_threads=1)) as runtime:
+        events, reply = _logged(lambda log: copies.ours(work, 2, runtime, [log]))
+    return Costs(recorded(events).nodes, 0.0, reply["rows_per_second"])
+
+
+def _logged(run: Any) -> tuple[Sequence[Mapping[str, Any]], Line]:
+    """The events of a run, and its reply."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "metrics.jsonl"
+        reply = run(JsonLog(path))
+        return read_json_log(path), reply
+
+
+def foreseen_parts(work: stages.Work, system: str, link: Link, costs: Costs) -> float:
+    """Rows a second of parts on imagined hosts; the program is on the first of them."""
+    losses = Losses()
+    runtime = gt.Simulated(work.parts, costs=costs.on(link), parent=0)
+    stages.ours(work, system, runtime, "stashed", [losses])
+    name, _, number = system.partition(":")
+    rows = work.batch // int(number) if name == "drained" else work.batch
+    a = work.warm_up * work.batch // rows - 1
+    times = losses.times
+    return (len(times) - 1 - a) * rows / (times[-1] - times[a])
+
+
+def foreseen_copies(work: copies.Work, n: int, link: Link, costs: Costs) -> float:
+    """Rows a second of copies on imagined hosts; the program has one more."""
+    losses = Losses()
+    copies.ours(work, n, gt.Simulated(n, costs=costs.on(link), parent=n), [losses])
+    times = sorted(losses.times)
+    began = len(times) // 10
+    return (len(times) - 1 - began) * work.batch / (times[-1] - times[began])
+
+
+def pipelines(work: stages.Work, links: Sequence[Link]) -> Iterator[Line]:
+    """Parts over each kind of link; the program is on the first host."""
+    with Hosts(work.parts, sysctl=SYSCTL) as hosts, hosts[0].inside():
+        recordings = record_parts(work)
+        there = [gt.Host(host.address, command=host.prefix) for host in hosts]
+        address = hosts[0].address
+        with closing(gt.Hosts(there, address=address, kernel_threads=1)) as runtime:
+            for link in links:
+                hosts.become(link)
+                systems = (f"async:{work.parts}", f"async:{few_in_flight(work, link)}", *DRAINED)
+                for system in dict.fromkeys(systems):
+                    costs = recordings.get(system, recordings["async:1"])
+                    reply = stages.ours(work, system, runtime, "stashed")
+                    yield {
+                        "case": f"{work.parts} parts, {system}",
+                        "measured": reply["rows_per_second"],
+                        "foreseen": foreseen_parts(work, system, link, costs),
+                        "late": hosts.late(),
+                        "device_ms": work.device_ms,
+                        **_about(link, costs),
+                    }
+
+
+def neighbouring(
+    work: copies.Work, n: int, links: Sequence[Link], device_ms: float
+) -> Iterator[Line]:
+    """Copies over each kind of link; the program has a host of its own."""
+    slept = f"{copies.DEVICE_MS}={device_ms:g}"
+    os.environ[copies.DEVICE_MS] = f"{device_ms:g}"  # of this process, and of who is recorded
+    with Hosts(n + 1, sysctl=SYSCTL) as hosts, hosts[n].inside():
+        costs = record_copies(work)
+        there = [gt.Host(h.address, command=(*h.prefix, "env", slept)) for h in hosts[:n]]
+        address = hosts[n].address
+        with closing(gt.Hosts(there, address=address, kernel_threads=1)) as runtime:
+            for link in links:
+                hosts.become(link)
+                reply = copies.ours(work, n, runtime)
+                yield {
+                    "case": f"{n} copies, {work.exchange}",
+                    "measured": reply["rows_per_second"],
+                    "foreseen": foreseen_copies(work, n, link, costs),
+                    "exchanges": reply["meetings_per_gradient"],
+                    "late": hosts.late(),
+                    "device_ms": device_ms,
+                    **_about(link, costs),
+                }
+
+
+def table(lines: Sequence[Line]) -> Iterator[str]:
+    """Markdown: a row a case."""
+    yield "| case | one way | Mbit/s | measured, rows/s | foreseen | foreseen to measured |"
+    yield "|" + "---|" * 6
+    by: dict[tuple[str, float, float], list[Line]] = {}
+    for x in lines:
+        by.setdefault((x["case"], x["latency_s"], x["bits_per_s"]), []).append(x)
+    within = 0
+    for (case, latency_s, bits), some in by.items():
+        real = statistics.median(x["measured"] for x in some)
+        told = statistics.median(x["foreseen"] for x in some)
+        within += abs(told / real - 1) <= 0.15
+        yield (
+            f"| {case} | {latency_s * 1e3:g} ms | {bits / 1e6:g} | {real:,.0f} | {told:,.0f} "
+            f"| {told / real:.2f} |"
+        )
+    yield f"\n{within} of {len(by)} within 15 %."
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    given = _arguments(words)
+    torch.set_num_threads(1)
+    if not given.table:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        for line in _lines(given):
+            print(json.dumps(line), file=sys.stderr, flush=True)
+            with given.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+    print("\n".join(table(read(given.out))))
+
+
+def _about(link: Link, costs: Costs) -> Line:
+    return {
+        "latency_s": link.latency_s,
+        "bits_per_s": link.bits_per_s,
+        "message_s": costs.message_s,
+        "recorded": costs.throughput,
+    }
+
+
+def _lines(given: argparse.Namespace) -> Iterator[Line]:
+    part = stages.Work(
+        data=given.data,
+        hidden=128,
+        device_ms=given.part_ms,
+        rate=0.001,
+        minibatches=given.minibatches,
+        steps=given.minibatches // 3,
+    )
+    copy = copies.Work(data=given.data, exchange=given.exchange, steps=given.steps)
+    links = [
+        Link(latency_s=ms * 1e-3, bits_per_s=mbit * 1e6)
+        for mbit in given.mbit
+        for ms in given.latency_ms
+    ]
+    for number in range(given.rounds):
+        for parts in given.parts:
+            for line in pipelines(replace(part, parts=parts), links):
+                yield line | {"round": number}
+        for n in given.copies:
+            for line in neighbouring(copy, n, links, given.copy_ms):
+                yield line | {"round": number}
+
+
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", help="data folder; without it digits are drawn at random")
+    parser.add_argument("--parts", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--copies", type=int, nargs="*", default=[2, 4, 8])
+    parser.add_argument("--latency-ms", type=float, nargs="+", default=[1, 10, 50], help="one way")
+    parser.add_argument("--mbit", type=float, nargs="+", default=[1000, 100])
+    parser.add_argument("--exchange", default="weights")
+    parser.add_argument("--part-ms", type=float, default=24.0, help="slept, for a minibatch")
+    parser.add_argument("--copy-ms", type=float, default=30.0, help="slept, for a copy's step")
+    parser.add_argument("--minibatches", type=int, default=90, help="of parts")
+    parser.add_argument("--steps", type=int, default=60, help="of each copy")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true", help="print what is there, run nothing")
+    return parser.parse_args(words)
+
+
+if __name__ == "__main__":
+    from benchmarks.cluster import forecasts
+
+    forecasts.main()  # of the module that workers import

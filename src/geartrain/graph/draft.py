@@ -1,0 +1,74 @@
+"""What has been written of a graph so far: its operators, and the names that are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import final
+
+from geartrain.errors import GraphError
+from geartrain.graph.operator import AbstractOperator, PartLike
+from geartrain.graph.through import Through
+
+
+@final
+class Draft:
+    """Operators in the order in which they were written, names and columns each once.
+
+    Args:
+        vertex, edge, value: Columns of instances; without edges None.
+    """
+
+    def __init__(
+        self, vertex: tuple[str, ...], edge: tuple[str, ...] | None, value: tuple[str, ...]
+    ) -> None:
+        self.vertex, self.edge, self.value = vertex, edge, value
+        self.columns = ["instance", "vertex"]
+        self.operators: list[AbstractOperator] = []
+        self._names: set[str] = set()
+
+    def add(self, operator: AbstractOperator) -> None:
+        """One more operator."""
+        self.operators.append(operator)
+
+    def throughs(self) -> Iterator[Through]:
+        """The operators that run modules and functions."""
+        return (o for o in self.operators if isinstance(o, Through))
+
+    def first_of(self, part: PartLike | None) -> bool:
+        """Whether no node of this part was written yet."""
+        return part is None or all(t.part is not part for t in self.throughs())
+
+    def name(self, given: str | None, default: str) -> str:
+        """A name that nobody has: the one that was given, or the default with a number.
+
+        Raises:
+            GraphError: The given one is taken.
+        """
+        if given is not None:
+            if given in self._names:
+                raise GraphError(
+                    f"the name '{given}' is taken; inputs, nodes and outputs of a graph have names "
+                    "of their own: choose another for one of them"
+                )
+            self._names.add(given)
+            return given
+        name, k = default, 2
+        while name in self._names:
+            name, k = f"{default}_{k}", k + 1
+        self._names.add(name)
+        return name
+
+    def declare(self, column: str) -> None:
+        """A state column, unless there is one of its name.
+
+        Raises:
+            GraphError: The name is that of a column of instances.
+        """
+        if column in ("instance",):
+            raise GraphError("the column 'instance' cannot be changed: rows stay in their instance")
+        if column in self.vertex or column in (self.edge or ()) or column in self.value:
+            raise GraphError(
+                f"'{column}' is a column of instances; a state column needs a name of its own"
+            )
+        if column not in self.columns:
+            self.columns.append(column)

@@ -1,0 +1,575 @@
+"""What may be done with rows on their way: the verbs of a stream, each with what it refuses.
+
+A stream is an output port of an operator. A verb writes the operator behind it, and gives the
+stream behind that.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from torch import nn
+
+from geartrain.errors import GraphError
+from geartrain.frames.frame import View
+from geartrain.graph.draft import Draft
+from geartrain.graph.gear import Gear, Geared
+from geartrain.graph.memory import Holding
+from geartrain.graph.operator import AbstractOperator, Keep, PartLike
+from geartrain.graph.operators import (
+    Detaching,
+    Flatmapping,
+    Grouping,
+    Losing,
+    Merging,
+    Moving,
+    Outputting,
+    Replaying,
+    Routing,
+    Splitting,
+    Stopping,
+    Ungrouping,
+)
+from geartrain.graph.overlap import Overlapped, OverlapRule
+from geartrain.graph.synthetic import Synthesizing
+from geartrain.graph.through import AbstractUse, Through
+from geartrain.nodes.group import Column
+from geartrain.nodes.loss import Metric, Target
+from geartrain.nodes.method import bound, path_inside, weights_of
+from geartrain.nodes.reductions import How
+from geartrain.nodes.replay import REPLAY, Draw, Replays
+
+
+class AbstractStream(ABC):
+    """Rows on their way from one operator to the next; every verb gives the stream behind it."""
+
+    __slots__ = ("_draft", "operator", "port")
+
+    def __init__(self, draft: Draft, operator: AbstractOperator, port: int) -> None:
+        self._draft, self.operator, self.port = draft, operator, port
+
+    @abstractmethod
+    def _at(self, operator: AbstractOperator, port: int = 0) -> Self:
+        """Another stream of the same graph."""
+
+    def through(
+        self,
+        module: Callable[..., Any] | PartLike,
+        *,
+        name: str | None = None,
+        part: PartLike | None = None,
+        keep: Keep | None = None,
+        read: str | Sequence[str] = (),
+        inside: bool = False,
+        pool: bool = False,
+        take: int | Sequence[int] | None = None,
+        alone: bool = False,
+        gear: Gear | None = None,
+    ) -> Self:
+        """Run a module, or any function of rows (PPT, NPT).
+
+        Args:
+            module: Maps tensors ``(n, ...)`` to one or several ``(n, ...)``, each row on its own. A
+                ``Part`` stands for its module. Also a method of a module, or a ``partial`` of
+                either: then the module's weights learn. A function has no weights of its own.
+            name: In errors, traces and drawings; default: the module's class.
+            part: The part that owns the weights, if the module is a piece of it. The same module
+                used twice, itself or by its methods, is the same part.
+            keep: What the way back needs: ``inputs`` (the module runs again, exact at the weights
+                of now), ``activations`` (a row kernel), ``graph`` (autograd's graph of one
+                message), ``auto`` (a kernel where there is one, else inputs).
+            read: Frame or state columns handed to the module after the payload, as tensors
+                ``(n,)``.
+            inside: For bundles: the module gets an ``Inside`` (lengths, edges) as its last
+                argument.
+            pool: For bundles: the module makes one row of each bundle.
+            take: Which payload tensors the module gets, by number; the others end here with a zero
+                gradient. None: all of them.
+            alone: Run one message at a time: for bundles that are minibatches already, which would
+                otherwise share a batch, and an update, with whatever waits beside them.
+            gear: The speed at which it learns, with ``keep="graph"``; default: its part's. Replays
+                of a part's gear begin at the first node that is written for it.
+        """
+        function, part = _function_and_part("through", module, part)
+        gear = gear if gear is not None else part.gear if part is not None else None
+        stream = self
+        if gear is not None and gear.replays and self._draft.first_of(part):
+            stream = self._replay(gear.replay_rule(), None)
+        use = Geared(gear) if gear is not None else None
+        return stream._run(
+            "through",
+            function,
+            part,
+            name,
+            keep,
+            take,
+            read=read,
+            inside=inside,
+            pool=pool,
+            alone=alone,
+            use=use,
+        )
+
+    def hold(self, *, name: str | None = None) -> Self:
+        """Hold each bundle, so that rows behind may read it by reference (``attend``).
+
+        The bundle itself goes on: what is made of it, pooled to a row or ungrouped, knows where it
+        is held, and so does all that follows, round loops and through routes. It is held once,
+        until all behind it has been answered; the gradients of all that has read it are added up
+        where it is, and leave once.
+
+        Args:
+            name: In errors, traces and drawings.
+        """
+        operator = Holding(self._draft.name(name, "memory"), self._source)
+        self._draft.columns.append(operator.column)
+        return self._add(operator)
+
+    def attend(
+        self,
+        to: AbstractStream,
+        module: Callable[..., Any] | PartLike,
+        *,
+        name: str | None = None,
+        part: PartLike | None = None,
+        keep: Keep | None = None,
+        read: str | Sequence[str] = (),
+        take: int | Sequence[int] | None = None,
+    ) -> Self:
+        """Run a module on rows, each with the bundle that is held for it.
+
+        Args:
+            to: What ``hold`` gave; the rows have come from there, by whatever way.
+            module: Gets the payload ``(n, ...)``; the tensors of the memory ``(n, longest, ...)``,
+                zeros behind the end of each; a mask ``(n, longest)``, True up to the end, all False
+                for an empty bundle; and the columns of ``read``. Gives one or several ``(n,
+                ...)``, each row on its own, whatever the longest is. ``nn.DotAttention`` and
+                ``nn.AdditiveAttention`` are such modules, and have kernels.
+            name, part, read, take: As for ``through``. Of bundles each row reads.
+            keep: ``auto`` (a memory kernel where the module has one, else inputs) or ``inputs``
+                (the module runs again).
+
+        Source: Bahdanau et al. 2015, arXiv:1409.0473.
+        """
+        self._require_one_graph((to,))
+        if not isinstance(to.operator, Holding):
+            raise GraphError(
+                f"attend() reads what hold() gave, but '{to.operator.name}' is a "
+                f"{to.operator.kind}; hold its bundles first: held = stream.hold()"
+            )
+        function, part = _function_and_part("attend", module, part)
+        _refuse_gear("attend", part)
+        chosen = keep or (part.keep if part is not None else "auto")
+        if chosen not in ("auto", "inputs"):
+            raise GraphError(
+                f"attend(keep={chosen!r}): rows that read a memory come back apart; give 'auto' or "
+                "'inputs'"
+            )
+        return self._run(
+            "attend", function, part, name, chosen, take, read=read, alone=False, memory=to.operator
+        )
+
+    def overlap(
+        self,
+        module: Callable[..., Any] | PartLike,
+        *,
+        rule: OverlapRule = "sum",
+        name: str | None = None,
+        part: PartLike | None = None,
+        take: int | Sequence[int] | None = None,
+    ) -> tuple[Self, Self]:
+        """Run a module that learns from its own head and from the loss of the part above.
+
+        For minibatches as bundles; autograd's graph is kept. The first and the last part of a stack
+        are ordinary: ``through``.
+
+        Args:
+            module: As for ``through``.
+            rule: Whose gradient the weights get: the ``sum``, or that of the ``later`` loss, from
+                above (the own one where none comes).
+            name, part, take: As for ``through``.
+
+        Returns:
+            The stream for the part above, whose gradient trains this part and goes no further, and
+            the stream for the own head, whose gradient goes on to the part below.
+
+        Source: Laskin et al. 2020, arXiv:2012.03837.
+        """
+        if rule not in ("sum", "later"):
+            raise ValueError(f"overlap(rule={rule!r}): give 'sum' or 'later'")
+        function, part = _function_and_part("overlap", module, part)
+        _refuse_gear("overlap", part)
+        up = self._run("overlap", function, part, name, "graph", take, use=Overlapped(rule))
+        return up, self._at(up.operator, 1)
+
+    def synthesize(
+        self,
+        module: Callable[..., Any] | PartLike,
+        *,
+        name: str | None = None,
+        part: PartLike | None = None,
+        take: int | Sequence[int] | None = None,
+    ) -> Self:
+        """Answer with a guessed gradient at once, and pass the rows on.
+
+        The true gradient, when it comes, trains the module on the squared distance and goes no
+        further. Begin with a last layer of zeros: the first guesses then move nothing.
+
+        Args:
+            module: Gets the payload, gives the gradient of its first tensor (or a tuple: of the
+                first few), in its shape.
+            name, part: As for ``through``.
+            take: Which payload tensors the module gets: ``(0, 1)`` with targets, ``0`` without.
+
+        Source: Jaderberg et al. 2016, arXiv:1608.05343.
+        """
+        function, part = _function_and_part("synthesize", module, part)
+        _refuse_gear("synthesize", part)
+        return self._run("synthesize", function, part, name, "graph", take, use=Synthesizing())
+
+    def replay(
+        self,
+        *,
+        times: int = 1,
+        buffer: int = 1,
+        draw: Draw = "newest",
+        max_age: int | None = None,
+        fresh: bool = True,
+        seed: int = 0,
+        name: str | None = None,
+    ) -> Self:
+        """Store rows, and send stored ones again when their gradient has been handed down.
+
+        Everything behind learns from the replays, nothing before. Another ``replay`` further on
+        passes them. They are told apart by the state column ``replay``, 0 for fresh rows: so
+        ``where(lambda m: m.replay == 0)`` ends replays early. Targets must ride along in the
+        payload.
+
+        Args:
+            times: Replays after each fresh message.
+            buffer: Messages that are stored.
+            draw: ``newest``; ``least_used`` (the freshest of them, and being sent fresh is a use:
+                with one minibatch in flight that is the newest, too); ``uniform``.
+            max_age: Drop those that came more than so many minibatches ago.
+            fresh: Whether fresh rows are sent themselves. False: they are answered zero at once,
+                and ``times`` drawn ones are sent, the first of which counts as fresh further on
+                (decoupled greedy learning).
+            seed: Of ``uniform``.
+
+        Source: buffers as in Belilovsky et al. 2020, arXiv:1901.08164.
+        """
+        return self._replay(Replays(times, buffer, draw, max_age, fresh, seed), name)
+
+    def _replay(self, rule: Replays, name: str | None) -> Self:
+        self._draft.declare(REPLAY)
+        return self._add(Replaying(self._draft.name(name, "replay"), self._source, rule))
+
+    def _run(
+        self,
+        verb: str,
+        function: Callable[..., Any],
+        part: PartLike | None,
+        name: str | None,
+        keep: Keep | None,
+        take: int | Sequence[int] | None,
+        *,
+        read: str | Sequence[str] = (),
+        inside: bool = False,
+        pool: bool = False,
+        alone: bool = True,
+        use: AbstractUse | None = None,
+        memory: Holding | None = None,
+    ) -> Self:
+        taken = (take,) if isinstance(take, int) else None if take is None else tuple(take)
+        if taken is not None and (not taken or min(taken) < 0 or len(set(taken)) < len(taken)):
+            raise ValueError(f"{verb}() got take={take}; numbers of payload tensors, each once")
+        default = part.name if part is not None and part.name else _called(function)
+        chosen = keep or (part.keep if part is not None else "auto")
+        if use is not None and chosen == "auto":
+            chosen = "graph"
+        columns = (read,) if isinstance(read, str) else tuple(read)
+        operator = Through(
+            self._draft.name(name, default),
+            self._source,
+            function,
+            part,
+            chosen,
+            columns,
+            inside,
+            pool,
+            taken,
+            alone,
+            use,
+            memory,
+        )
+        if isinstance(function, nn.Module):
+            alike = (o for o in self._draft.throughs() if type(o.function) is type(function))
+            if (other := next(alike, None)) is not None:
+                operator.experience.done = other.experience.done
+        return self._add(operator)
+
+    def where(
+        self, predicate: Callable[[View], Any], *, name: str | None = None
+    ) -> tuple[Self, Self]:
+        """Split rows in two (Cond): those for which the predicate holds, and the others.
+
+        Args:
+            predicate: Gets a ``View`` of n rows, returns n booleans (numpy or torch).
+        """
+        operator = Routing(self._draft.name(name, "where"), self._source, predicate, 2, True)
+        yes = self._add(operator)
+        return yes, self._at(operator, 1)
+
+    def route(
+        self, choose: Callable[[View], Any], ways: int, *, name: str | None = None
+    ) -> tuple[Self, ...]:
+        """Split rows over several streams (Cond).
+
+        Args:
+            choose: Gets a ``View`` of n rows (state, frame, ``payload``), returns n integers in
+                ``[0, ways)``.
+            ways: How many streams.
+        """
+        if ways < 1:
+            raise ValueError(f"route() got ways={ways}; at least one")
+        operator = Routing(self._draft.name(name, "route"), self._source, choose, ways, False)
+        self._add(operator)
+        return tuple(self._at(operator, k) for k in range(ways))
+
+    def move(self, *, name: str | None = None, **fields: Callable[[View], Any] | int) -> Self:
+        """Give state columns new values (Isu): ``move(vertex=lambda m: m.parent, step=0)``.
+
+        No inverse is needed. ``vertex`` and ``edge`` are numbered inside the instance.
+        """
+        if not fields:
+            raise ValueError("move() got no column; name one: move(vertex=lambda m: m.parent)")
+        for column in fields:
+            self._draft.declare(column)
+        return self._add(Moving(self._draft.name(name, "move"), self._source, fields))
+
+    def group(
+        self,
+        by: str | Sequence[str] | Mapping[str, Callable[[View], Any] | int],
+        size: int | Column,
+        *,
+        order: Column | None = None,
+        how: How = "stack",
+        name: str | None = None,
+    ) -> Self:
+        """Collect the members of a key into one row (Group).
+
+        Args:
+            by: State columns of the key, or column to the function that sets it first:
+                ``by={"vertex": lambda m: m.parent}`` gathers children at their parent. A group
+                never spans instances.
+            size: How many members a group has: a number, a column, or a function of the ``View``.
+            order: Position 0..size-1 of a member: a column or a function; None sorts by state. Like
+                ``size`` it sees the member as it came, before ``by`` sets anything.
+            how: ``stack`` makes ``(n, size, ...)``; ``sum``, ``mean``, ``max`` reduce; ``bundle``
+                makes one message of all members, which may be of any number.
+        """
+        columns: Mapping[str, Callable[[View], Any] | int | None]
+        if isinstance(by, Mapping):
+            columns = dict(by)
+            for column in columns:
+                self._draft.declare(column)
+        else:
+            columns = dict.fromkeys((by,) if isinstance(by, str) else by)
+        if isinstance(size, int) and size < 1:
+            raise ValueError(f"group() got size={size}; at least one member")
+        if how not in ("stack", "sum", "mean", "max", "bundle"):
+            raise ValueError(f"group() got how={how!r}; one of stack, sum, mean, max, bundle")
+        operator = Grouping(
+            self._draft.name(name, "group"), self._source, columns, size, order, how
+        )
+        return self._add(operator)
+
+    def ungroup(self, *, index: str | None = None, name: str | None = None) -> Self:
+        """Turn each row of k parts ``(n, k, ...)``, or each bundle, into k rows (Ungroup).
+
+        Args:
+            index: State column that numbers the parts from 0; ``vertex`` puts part i at vertex i.
+        """
+        if index is not None:
+            self._draft.declare(index)
+        return self._add(Ungrouping(self._draft.name(name, "ungroup"), self._source, index))
+
+    def flatmap(
+        self,
+        over: str = "edge",
+        *,
+        count: Callable[[View], Any] | None = None,
+        name: str | None = None,
+    ) -> Self:
+        """Send each row once for each edge that leaves its vertex (Flatmap); none is allowed.
+
+        Args:
+            over: ``edge``: the state column ``edge`` then names the edge. With ``count``: the
+                column that numbers the copies from 0.
+            count: Gets a ``View``, returns each row's number of copies.
+        """
+        if over == "edge" and count is None and self._draft.edge is None:
+            raise GraphError(
+                "flatmap over edges, but instances have none: declare Graph(edge=()) or with "
+                "columns"
+            )
+        if over != "edge" and count is None:
+            raise ValueError(
+                f"flatmap(over={over!r}) wants count=..., the number of copies of a row"
+            )
+        self._draft.declare(over)
+        return self._add(Flatmapping(self._draft.name(name, "flatmap"), self._source, over, count))
+
+    def split(self, *sizes: int, name: str | None = None) -> tuple[Self, ...]:
+        """Cut the last dimension into pieces (Split)."""
+        if not sizes or min(sizes) < 1:
+            raise ValueError(f"split() got sizes {sizes}; one or more, each at least 1")
+        operator = Splitting(self._draft.name(name, "split"), self._source, sizes)
+        self._add(operator)
+        return tuple(self._at(operator, k) for k in range(len(sizes)))
+
+    def loss(
+        self,
+        criterion: Callable[..., Any],
+        target: Target = None,
+        *,
+        metrics: Mapping[str, Callable[..., Any] | Metric] | None = None,
+        weight: Target = None,
+        name: str | None = None,
+        label: str | None = "loss",
+        alone: bool = False,
+    ) -> None:
+        """End the stream in a loss, whose gradient starts the way back at once.
+
+        Args:
+            criterion: ``(prediction, target) -> (n,)``, one loss a row. torch's functions with a
+                ``reduction`` are asked for none. A method ``with_gradient`` of it, ``(prediction,
+                target) -> (losses, their gradient at the prediction)``, spares autograd.
+            target: A frame or state column, a function of the ``View``, or None: the criterion gets
+                the prediction alone.
+            metrics: Name to ``Metric`` or ``(prediction, target) -> (n,)``.
+            weight: Scales the rows' losses: a column or a function.
+            label: What its mean is called in reports; losses of one label are averaged together.
+                None: it trains, and is not reported.
+            alone: Judge one message at a time: for bundles that are minibatches.
+        """
+        named = {
+            key: m if isinstance(m, Metric) else Metric(m) for key, m in (metrics or {}).items()
+        }
+        operator = Losing(
+            self._draft.name(name, "loss"),
+            self._source,
+            criterion,
+            target,
+            named,
+            weight,
+            label,
+            alone,
+        )
+        self._add(operator)
+
+    def head(
+        self,
+        module: Callable[..., Any] | PartLike,
+        criterion: Callable[..., Any],
+        target: Target = None,
+        *,
+        name: str | None = None,
+        metrics: Mapping[str, Callable[..., Any] | Metric] | None = None,
+        part: PartLike | None = None,
+        keep: Keep | None = None,
+    ) -> Self:
+        """Put a local loss beside the stream; its gradient joins the stream's.
+
+        Args:
+            module, name, part, keep: As for ``through``.
+            criterion, target, metrics: As for ``loss``.
+
+        Returns:
+            This stream. Detach it behind the head and only the local loss trains what is before.
+        """
+        head = self.through(module, name=name, part=part, keep=keep)
+        head.loss(criterion, target, metrics=metrics)
+        return self
+
+    def output(
+        self, name: str | None = None, *, take: int | None = None, alone: bool = False
+    ) -> None:
+        """End the stream in rows that ``Session.predict`` returns.
+
+        Args:
+            name: The key of its rows where there are several outputs.
+            take: The payload tensor that is collected; None: all of them.
+            alone: Collect one message at a time: for bundles that are minibatches.
+        """
+        operator = Outputting(self._draft.name(name, "output"), self._source, take, alone)
+        self._add(operator)
+
+    def stop(self, *, name: str | None = None) -> None:
+        """Swallow the rows; their gradient is zero."""
+        self._add(Stopping(self._draft.name(name, "stop"), [[self._source]]))
+
+    def detach(self, *, name: str | None = None) -> Self:
+        """Pass the rows on and answer zero at once: no gradient crosses here."""
+        return self._add(Detaching(self._draft.name(name, "detach"), [[self._source]]))
+
+    def join(self, *streams: AbstractStream) -> Self:
+        """Let more streams lead into a loop (only for what ``Graph.loop`` returned)."""
+        if not isinstance(self.operator, Merging):
+            raise GraphError(
+                f"'{self.operator.name}' is a {self.operator.kind}; join() is for graph.loop(), "
+                "and graph.merge(a, b) makes one stream of two"
+            )
+        self._require_one_graph(streams)
+        self.operator.sources[0].extend(s._source for s in streams)
+        return self
+
+    def __repr__(self) -> str:
+        return f"<stream of '{self.operator.name}' port {self.port}>"
+
+    @property
+    def _source(self) -> tuple[AbstractOperator, int]:
+        return self.operator, self.port
+
+    def _add(self, operator: AbstractOperator) -> Self:
+        """The first port of what is written behind this stream."""
+        self._draft.add(operator)
+        return self._at(operator)
+
+    def _require_one_graph(self, streams: Sequence[AbstractStream]) -> None:
+        for stream in streams:
+            if stream._draft is not self._draft:
+                raise GraphError(f"{stream} belongs to another graph")
+
+
+def _function_and_part(
+    verb: str, module: Callable[..., Any] | PartLike, part: PartLike | None
+) -> tuple[Callable[..., Any], PartLike | None]:
+    """What a verb runs, and whose weights they are; a ``Part`` stands for its module."""
+    if not callable(module) and isinstance(inner := getattr(module, "module", None), nn.Module):
+        return inner, module
+    if not callable(module) or isinstance(module, type):
+        came = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
+        raise TypeError(f"{verb}() takes a module, a function or a Part, not {came}")
+    function = bound(module)
+    weights = weights_of(function)
+    if part is not None and weights is not None and next(weights.parameters(), None) is not None:
+        if path_inside(part.module, weights) is None:
+            raise GraphError(
+                f"{verb}(): {type(weights).__name__} is not inside the module of its part, "
+                f"{type(part.module).__name__}; a Part's module holds the modules of all nodes "
+                "that name it"
+            )
+    return function, part
+
+
+def _refuse_gear(verb: str, part: PartLike | None) -> None:
+    if part is not None and part.gear is not None:
+        raise ValueError(f"{verb}() got a part with {part.gear}; only through() has gears")
+
+
+def _called(function: object) -> str:
+    name: str = getattr(function, "__name__", type(function).__name__)
+    return "function" if name == "<lambda>" else name.lower()

@@ -1,0 +1,245 @@
+"""Where the numbers of a trace lie, and the steps that read and write them.
+
+A value is a place: so many entries of each row of some tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+from torch import fx
+
+from geartrain.native.fused import At, Op, Step
+from geartrain.nn.fused import MadeTensor
+
+
+class Refused(Exception):
+    """There are no steps for it."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Like:
+    """What is known of a tensor in a trace.
+
+    Args:
+        tail: Its shape, without the rows if it has any.
+        rows: Whether it has one row for each row, first axis.
+        dtype: Of it.
+    """
+
+    tail: tuple[int, ...]
+    rows: bool
+    dtype: torch.dtype
+
+    @property
+    def width(self) -> int:
+        return math.prod(self.tail)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Entries of each row of a slot."""
+
+    at: At
+    like: Like
+
+    def part(self, first: int, tail: tuple[int, ...]) -> Value:
+        at = replace(self.at, at=self.at.at + first)
+        return Value(at, replace(self.like, tail=tail))
+
+
+@final
+class Places:
+    """Where the numbers of one graph lie, and the steps that have been written.
+
+    Args:
+        graph: Of the number of rows, operands, and whatever comes after these.
+        operands: How many.
+        dtype: Of all numbers.
+
+    Attributes:
+        argument: Which argument a placeholder is.
+        homes: Nodes with a place of their own: results, and what is kept.
+        made: Tensors that a call makes.
+        given, weights: What steps read of arguments, and of operands in products.
+        weighed: Entries of the latter.
+        values: Where numbers of nodes lie; of a node with several results, a list.
+        steps, room: What has been written, and how wide each slot between steps is.
+    """
+
+    def __init__(self, graph: fx.Graph, operands: int, dtype: torch.dtype) -> None:
+        self.operands, self.dtype = operands, dtype
+        self._placeholders = placeholders(graph)[1:]
+        self._order: list[fx.Node | None] = list(self._placeholders[operands:])
+        self._columns: Mapping[fx.Node, int] = {}
+        self._width = 0
+        self.values: dict[fx.Node, Any] = {}
+        self.room: list[int] = []
+        self.steps: list[Step] = []
+        self.given: list[tuple[int, int, int, bool]] = []
+        self.weights: dict[tuple[int, bool], int] = {}
+        self.weighed = 0
+        self.made: list[MadeTensor] = []
+        self.homes: dict[fx.Node, Value] = {}
+        self.argument: dict[fx.Node, int] = {}
+        self._slots: dict[int, int] = {}
+        self._free: dict[int, list[int]] = {}
+        self._owned: dict[fx.Node, int] = {}
+
+    def given_as(
+        self, order: Sequence[fx.Node | None], columns: Mapping[fx.Node, int], width: int
+    ) -> None:
+        """Which placeholders arguments are, and where in the one that is None the others lie."""
+        self._order, self._columns, self._width = list(order), columns, width
+
+    def take_arguments(self) -> None:
+        """Placeholders, as they are given, have numbers."""
+        self.argument = {x: k for k, x in enumerate(self._placeholders[: self.operands])}
+        for k, x in enumerate(self._order):
+            if x is not None:
+                self.argument[x] = self.operands + k
+
+    def slot(self, room: int) -> int:
+        self.room.append(room)
+        return len(self.room) - 1
+
+    def home(self, x: fx.Node, like: Like) -> None:
+        """A tensor of its own."""
+        slot = self.slot(0)
+        self.made.append(MadeTensor(slot, like.tail, like.rows))
+        self.homes[x] = Value(At(slot, 0, like.width if like.rows else 0), like)
+
+    def of_argument(self, k: int, width: int, *, whole: bool = False) -> int:
+        slot = self._slots.get(k)
+        if slot is None:
+            slot = self._slots[k] = self.slot(0)
+            self.given.append((k, slot, width, whole))
+        return slot
+
+    def value(self, x: Any) -> Value:
+        """Where the numbers of a node lie."""
+        if not isinstance(x, fx.Node):
+            raise Refused
+        found = self.values.get(x)
+        if found is not None:
+            if not isinstance(found, Value):
+                raise Refused
+            return found
+        like = like_of(x)
+        if x in self._columns:
+            k = self.operands + self._order.index(None)
+            at = At(self.of_argument(k, self._width), self._columns[x], self._width)
+            found = Value(at, like)
+        elif x in self.argument:
+            k = self.argument[x]
+            if like.dtype is not self.dtype:
+                raise Refused
+            width = like.width if like.rows else 0
+            found = Value(At(self.of_argument(k, width), 0, width), like)
+        else:
+            raise Refused
+        self.values[x] = found
+        return found
+
+    def weight(self, x: Any, *, turned: bool) -> tuple[At, int, int]:
+        """What a product reads of an operand, its depth and its width."""
+        if not isinstance(x, fx.Node) or x not in self._placeholders[: self.operands]:
+            raise Refused
+        like, k = like_of(x), self.argument[x]
+        if len(like.tail) != 2 or like.dtype is not self.dtype:
+            raise Refused
+        slot = self.weights.get((k, turned))
+        if slot is None:
+            slot = self.weights[k, turned] = self.slot(0)
+            self.weighed += like.width
+        out, into = like.tail
+        return At(slot), (out if turned else into), (into if turned else out)
+
+    def out(self, x: fx.Node, like: Like | None = None) -> Value:
+        """Where a node's numbers are to be written."""
+        home = self.homes.get(x)
+        if home is None:
+            like = like or like_of(x)
+            if not like.rows or not like.width:
+                raise Refused
+            free = self._free.get(like.width)
+            slot = free.pop() if free else self.slot(like.width)
+            self._owned[x] = slot
+            home = Value(At(slot, 0, like.width), like)
+        return home
+
+    def release(self, x: fx.Node) -> None:
+        """Nobody reads this node any more."""
+        slot = self._owned.pop(x, None)
+        if slot is not None:
+            self._free.setdefault(self.room[slot], []).append(slot)
+
+    # Steps.
+
+    def step(
+        self, x: fx.Node, op: Op, sources: Sequence[Any], number: float = 0.0, *, all_: bool = False
+    ) -> None:
+        """An element-wise step."""
+        like = like_of(x)
+        read = [self._broadcast(self.value(y), like) for y in sources]
+        if sum(at.one for at in read) > (0 if all_ or len(read) == 1 else 1):
+            raise Refused
+        out = self.out(x)
+        self.values[x] = out
+        self.add(op, out, *read, number=number)
+
+    def _broadcast(self, value: Value, like: Like) -> At:
+        """Where it is read for a result like this."""
+        tail = value.like.tail
+        if not like.rows:
+            raise Refused
+        if not value.like.rows and len(tail) == len(like.tail) + 1 and tail[0] == 1:
+            tail = tail[1:]
+        if tail == like.tail:
+            return value.at
+        ranks = len(tail) == len(like.tail) or not value.like.rows
+        if ranks and math.prod(tail) == 1:
+            return replace(value.at, one=like.width > 1)
+        raise Refused
+
+    def add(
+        self,
+        op: Op,
+        out: Value,
+        *read: At,
+        number: float = 0.0,
+        width: int = 0,
+        many: int = 0,
+        inner: int = 0,
+    ) -> None:
+        step = Step(op, width or out.like.width, (out.at, *read), many, inner, number)
+        self.steps.append(step)
+
+    def copy(self, value: Any, home: Value) -> None:
+        if not isinstance(value, Value) or not (value.like.rows or not home.like.rows):
+            raise Refused
+        self.add(Op.COPY, home, value.at)
+
+    def spare(self, like: Like) -> Value:
+        return Value(At(self.slot(like.width), 0, like.width), like)
+
+    def items(self, x: fx.Node) -> dict[int, fx.Node]:
+        """The readers of a tuple's items."""
+        return {k: y for y in x.users if isinstance(k := y.args[1], int)}
+
+
+def like_of(x: fx.Node) -> Like:
+    found = x.meta.get("like")
+    if not isinstance(found, Like):
+        raise Refused
+    return found
+
+
+def placeholders(graph: fx.Graph) -> list[fx.Node]:
+    return [x for x in graph.nodes if x.op == "placeholder"]

@@ -1,0 +1,367 @@
+"""The operators that have a step in C, or none to do: views, parts and items are only places."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from geartrain.native.fused import At, Op
+from geartrain.nn.places import Like, Places, Refused, Value, like_of
+from geartrain.nodes.products import affine, times
+
+aten = torch.ops.aten
+
+
+def convert(places: Places, x: fx.Node) -> None:
+    """Write what a node does.
+
+    Raises:
+        Refused: There is no step for it.
+    """
+    target: Any = x.target
+    if target in VIEWS:
+        places.values[x] = VIEWS[target](places, x)
+        return
+    if target in _WAYS:
+        _WAYS[target](places, x)
+        return
+    if target not in _NUMBERS and target not in _ONE and target not in _TWO:
+        raise Refused
+    args: Any = x.args
+    if x.kwargs and dict(x.kwargs) != {"approximate": "none"}:
+        raise Refused
+    if target in _ONE and len(args) == 1:
+        places.step(x, _ONE[target], [args[0]])
+    elif target in _NUMBERS and isinstance(args[1], (int, float)) and len(args) == 2:
+        op, number = _NUMBERS[target](float(args[1]))
+        places.step(x, op, [args[0]], number)
+    elif target in _TWO and len(args) == 2:
+        places.step(x, _TWO[target], args)
+    else:
+        raise Refused
+
+
+def _product(places: Places, x: fx.Node, *, turned: bool) -> None:
+    args: Any = x.args
+    rows = places.value(args[0])
+    weight, depth, width = places.weight(args[1], turned=turned)
+    bias = At()
+    if not turned and args[2] is not None:
+        bias = places.value(args[2]).at
+        if like_of(args[2]).rows or like_of(args[2]).tail != (width,):
+            raise Refused
+    if rows.like.tail != (depth,) or not rows.like.rows:
+        raise Refused
+    out = places.values[x] = places.out(x)
+    places.add(Op.PRODUCT, out, rows.at, weight, bias, many=depth)
+
+
+def _embed(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    table, which = places.value(args[0]), like_of(args[1])
+    if table.like.rows or len(table.like.tail) != 2 or args[1] not in places.argument:
+        raise Refused
+    if which != Like((), True, torch.int64):
+        raise Refused
+    k = places.argument[args[1]]
+    at = At(places.of_argument(k, 1, whole=True), 0, 1)
+    out = places.values[x] = places.out(x)
+    places.add(Op.EMBED, out, at, table.at, many=table.like.tail[0])
+
+
+def _cat(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    like = like_of(x)
+    dim = args[1] if len(args) > 1 else 0
+    if dim % (len(like.tail) + 1) != 1:
+        raise Refused
+    out, at = places.out(x), 0
+    for y in args[0]:
+        piece = places.value(y)
+        if not piece.like.rows or piece.like.tail[1:] != like.tail[1:]:
+            raise Refused
+        places.copy(piece, out.part(at, piece.like.tail))
+        at += piece.like.width
+    places.values[x] = out
+
+
+def _sum(places: Places, x: fx.Node, *, mean: bool) -> None:
+    args: Any = x.args
+    if x.kwargs:
+        raise Refused
+    source = places.value(args[0])
+    tail = source.like.tail
+    dims = sorted(d % (len(tail) + 1) for d in (args[1] or range(len(tail) + 1)))
+    if not source.like.rows:
+        raise Refused
+    if dims == [0] and not mean and x in places.homes:
+        places.values[x] = places.homes[x]
+        places.add(Op.SUM_OF_ROWS, places.homes[x], source.at)
+        return
+    if dims[0] == 0 or dims != list(range(dims[0], dims[-1] + 1)):
+        raise Refused
+    many, inner = math.prod(tail[dims[0] - 1 : dims[-1]]), math.prod(tail[dims[-1] :])
+    out = places.values[x] = places.out(x)
+    number = 1 / many if mean else 1.0
+    places.add(Op.REDUCE, out, source.at, number=number, many=many, inner=inner)
+
+
+def _softmax(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    source = places.value(args[0])
+    if args[1] % 2 != 1 or len(source.like.tail) != 1 or args[2]:
+        raise Refused
+    out = places.values[x] = places.out(x)
+    places.add(Op.SOFTMAX, out, source.at)
+
+
+def _softmax_back(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    came, made = places.value(args[0]), places.value(args[1])
+    if args[2] % 2 != 1 or len(came.like.tail) != 1 or not came.like.rows:
+        raise Refused
+    out = places.values[x] = places.out(x)
+    places.add(Op.SOFTMAX_BACK, out, came.at, made.at)
+
+
+def _norm(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    source = places.value(args[0])
+    if len(args[1]) != 1 or source.like.tail != (args[1][0],) or not source.like.rows:
+        raise Refused
+    weight, bias = places.value(args[2]), places.value(args[3])
+    small = replace(source.like, tail=(1,))
+    items = places.items(x)
+    found = [
+        places.out(items.get(k, x), like) if k in items else places.spare(like)
+        for k, like in enumerate((source.like, small, small))
+    ]
+    places.values[x] = found
+    where = [source.at, weight.at, bias.at, found[1].at, found[2].at]
+    places.add(Op.NORM, found[0], *where, number=args[4])
+
+
+def _norm_back(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    came, source = places.value(args[0]), places.value(args[1])
+    if len(args[2]) != 1 or came.like.tail != (args[2][0],) or source.like.tail != came.like.tail:
+        raise Refused
+    mean, less, weight = places.value(args[3]), places.value(args[4]), places.value(args[5])
+    items = places.items(x)
+    found: list[Value | None] = [None] * 3
+    if 0 in items:
+        out = found[0] = places.out(items[0])
+        places.add(Op.NORM_BACK, out, came.at, source.at, weight.at, mean.at, less.at)
+    for k in (1, 2):
+        if k in items:
+            home = found[k] = places.homes.get(items[k])
+            if home is None:
+                raise Refused
+            if k == 1:
+                places.add(Op.NORM_WEIGHT, home, came.at, source.at, At(), mean.at, less.at)
+            else:
+                places.add(Op.SUM_OF_ROWS, home, came.at)
+    places.values[x] = found
+
+
+def _threshold(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    places.step(x, Op.THRESHOLD_BACK, args[:2], float(args[2]))
+
+
+def _where(places: Places, x: fx.Node) -> None:
+    places.step(x, Op.WHERE, x.args, all_=True)
+
+
+def _fill(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    if not isinstance(args[2], (int, float)):
+        raise Refused
+    places.step(x, Op.FILL, args[:2], float(args[2]))
+
+
+def _zeros(places: Places, x: fx.Node) -> None:
+    out = places.values[x] = places.out(x)
+    places.add(Op.ZERO, out)
+
+
+def _slice_back(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    _, _, dim, start, end, step = args
+    like, piece = like_of(x), places.value(args[0])
+    size = like.tail[0] if like.tail else 0
+    if dim != 1 or step != 1 or not 0 <= start <= min(end, size) or not like.rows:
+        raise Refused
+    out = places.values[x] = places.out(x)
+    places.add(Op.ZERO, out)
+    places.copy(piece, out.part(start * math.prod(like.tail[1:]), piece.like.tail))
+
+
+def _select_back(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    _, _, dim, index = args
+    like, piece = like_of(x), places.value(args[0])
+    if dim != 1 or index < 0 or not like.rows:
+        raise Refused
+    out = places.values[x] = places.out(x)
+    places.add(Op.ZERO, out)
+    places.copy(piece, out.part(index * math.prod(like.tail[1:]), piece.like.tail))
+
+
+def _power(places: Places, x: fx.Node) -> None:
+    if len(x.args) != 2 or x.args[1] != 2:
+        raise Refused
+    places.step(x, Op.SQUARE, x.args[:1])
+
+
+def _expand(places: Places, x: fx.Node) -> None:
+    like, source = like_of(x), places.value(x.args[0])
+    tail = source.like.tail
+    if tail == like.tail and source.like.rows == like.rows:
+        places.values[x] = Value(source.at, like)
+        return
+    if not source.like.rows or not like.rows or len(tail) != len(like.tail):
+        raise Refused
+    wide = [k for k, (a, b) in enumerate(zip(tail, like.tail, strict=True)) if a != b]
+    if wide != list(range(wide[0], wide[-1] + 1)):
+        raise Refused
+    many = math.prod(like.tail[wide[0] : wide[-1] + 1])
+    inner = math.prod(like.tail[wide[-1] + 1 :])
+    out = places.values[x] = places.out(x)
+    places.add(Op.EXPAND, out, source.at, width=source.like.width, many=many, inner=inner)
+
+
+def _same(places: Places, x: fx.Node) -> Value:
+    like, source = like_of(x), places.value(x.args[0])
+    if like.rows != source.like.rows or like.width != source.like.width:
+        raise Refused
+    return Value(source.at, like)
+
+
+def _slice(places: Places, x: fx.Node) -> Value:
+    args: Any = x.args
+    source, dim = places.value(args[0]), args[1] if len(args) > 1 else 0
+    like = like_of(x)
+    if not source.like.rows or not like.rows or len(args) > 4:
+        raise Refused
+    if dim == 0 and like.tail == source.like.tail:
+        return source
+    start = args[2] if len(args) > 2 and args[2] is not None else 0
+    if dim != 1 or not isinstance(start, int) or start < 0:
+        raise Refused
+    return source.part(start * math.prod(like.tail[1:]), like.tail)
+
+
+def _select(places: Places, x: fx.Node) -> Value:
+    args: Any = x.args
+    source, like = places.value(args[0]), like_of(x)
+    if args[1] != 1 or args[2] < 0 or not source.like.rows or not like.rows:
+        raise Refused
+    return source.part(args[2] * like.width, like.tail)
+
+
+def _split(places: Places, x: fx.Node) -> list[Value]:
+    args: Any = x.args
+    source, dim = places.value(args[0]), args[2] if len(args) > 2 else 0
+    tail = source.like.tail
+    if not tail or dim % (len(tail) + 1) != 1 or not source.like.rows:
+        raise Refused
+    each = math.prod(tail[1:])
+    sizes = args[1]
+    if isinstance(sizes, int):
+        sizes = [min(sizes, tail[0] - at) for at in range(0, tail[0], sizes)]
+    found, first = [], 0
+    for size in sizes:
+        found.append(source.part(first * each, (size, *tail[1:])))
+        first += size
+    return found
+
+
+def _item(places: Places, x: fx.Node) -> Value:
+    args: Any = x.args
+    found = places.values.get(args[0])
+    value = found[args[1]] if isinstance(found, list) else None
+    if not isinstance(value, Value):
+        raise Refused
+    return value
+
+
+_Way = Callable[[Places, fx.Node], Any]
+VIEWS: Final[Mapping[Any, _Way]] = {
+    **dict.fromkeys(
+        (
+            aten.view.default,
+            aten._unsafe_view.default,
+            aten.reshape.default,
+            aten.unsqueeze.default,
+            aten.squeeze.dim,
+            aten.squeeze.dims,
+            aten.clone.default,
+        ),
+        _same,
+    ),
+    aten.slice.Tensor: _slice,
+    aten.select.int: _select,
+    aten.split.Tensor: _split,
+    aten.split_with_sizes.default: _split,
+    operator.getitem: _item,
+}
+SHARING: Final = {*VIEWS, aten.expand.default}
+"""What may lie in another's place."""
+_WAYS: Final[Mapping[Any, _Way]] = {
+    affine: lambda places, x: _product(places, x, turned=False),
+    times: lambda places, x: _product(places, x, turned=True),
+    aten.embedding.default: _embed,
+    aten.cat.default: _cat,
+    aten.sum.dim_IntList: lambda places, x: _sum(places, x, mean=False),
+    aten.mean.dim: lambda places, x: _sum(places, x, mean=True),
+    aten._softmax.default: _softmax,
+    aten._softmax_backward_data.default: _softmax_back,
+    aten.native_layer_norm.default: _norm,
+    aten.native_layer_norm_backward.default: _norm_back,
+    aten.threshold_backward.default: _threshold,
+    aten.where.self: _where,
+    aten.masked_fill.Scalar: _fill,
+    aten.zeros_like.default: _zeros,
+    aten.slice_backward.default: _slice_back,
+    aten.select_backward.default: _select_back,
+    aten.pow.Tensor_Scalar: _power,
+    aten.expand.default: _expand,
+}
+_ONE: Final[Mapping[Any, Op]] = {
+    aten.neg.default: Op.NEG,
+    aten.exp.default: Op.EXP,
+    aten.sigmoid.default: Op.SIGMOID,
+    aten.tanh.default: Op.TANH,
+    aten.relu.default: Op.RELU,
+    aten.gelu.default: Op.GELU,
+    aten.silu.default: Op.SILU,
+}
+_NUMBERS: Final[Mapping[Any, Callable[[float], tuple[Op, float]]]] = {
+    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), lambda v: (Op.ADD_NUMBER, v)),
+    **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), lambda v: (Op.ADD_NUMBER, -v)),
+    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), lambda v: (Op.TIMES_NUMBER, v)),
+    **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), lambda v: (Op.TIMES_NUMBER, 1 / v)),
+    aten.rsub.Scalar: lambda v: (Op.NUMBER_LESS, v),
+}
+_TWO: Final[Mapping[Any, Op]] = {
+    aten.add.Tensor: Op.ADD,
+    aten.sub.Tensor: Op.SUB,
+    aten.mul.Tensor: Op.MUL,
+    aten.div.Tensor: Op.DIV,
+    aten.tanh_backward.default: Op.TANH_BACK,
+    aten.sigmoid_backward.default: Op.SIGMOID_BACK,
+    aten.gelu_backward.default: Op.GELU_BACK,
+    aten.silu_backward.default: Op.SILU_BACK,
+    aten.minimum.default: Op.MINIMUM,
+    aten.maximum.default: Op.MAXIMUM,
+    aten.eq.Tensor: Op.EQUAL,
+    aten.lt.Tensor: Op.LESS,
+    aten.gt.Tensor: Op.GREATER,
+}

@@ -1,0 +1,101 @@
+"""Imagined links between workers: when what is sent arrives.
+
+    apart      each pair of workers has a link of its own; they do not disturb one another
+    shared     each worker is a host with one way out and one way in, which all that it sends and
+               all that is sent to it share
+
+Either way what leaves first arrives first, and what is large is on its link for its bytes / the
+bandwidth. With shared ways a batch is on both at once where nothing waits, as packets are, so alone
+it takes that time once, and a latency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, final
+
+from geartrain.sharing.letters import Letter
+
+if TYPE_CHECKING:
+    from geartrain.runtime.simulated import Costs
+
+
+@final
+class Links:
+    """What is on the way.
+
+    Args:
+        costs: Latency, bandwidth, time of a message.
+        vary: Multiplies by a factor drawn around 1.
+        elsewhere: Senders and receivers that live on the host of another, such as the program that
+            controls the workers; its number to that one's.
+    """
+
+    def __init__(
+        self,
+        costs: Costs,
+        vary: Callable[[float], float],
+        elsewhere: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        self._costs, self._vary, self._elsewhere = costs, vary, elsewhere
+        self._left: dict[tuple[int, int], float] = {}  # when its last batch has left
+        self._came: dict[tuple[int, int], float] = {}  # when it arrives
+        self._letters: dict[tuple[int, int], float] = {}
+        self._letters_came: dict[tuple[int, int], float] = {}
+        self._out: dict[int, float] = {}  # when the way out of a host is free, and the way into it
+        self._into: dict[int, float] = {}
+        self.carried: dict[tuple[int, int], tuple[int, int]] = {}
+        """Messages and bytes by sender and receiver."""
+
+    def batch(self, sender: int, receiver: int, nbytes: int, now: float) -> float:
+        """When a batch arrives that is sent now."""
+        link, costs, factor = (sender, receiver), self._costs, self._vary(1.0)
+        wire = 0.0 if costs.bytes_per_s is None else factor * nbytes / costs.bytes_per_s
+        latency = factor * (costs.latency_s + costs.message_s)
+        a, b = (self._elsewhere.get(k, k) for k in link)
+        if a == b:
+            arrives = now + factor * costs.message_s
+        elif costs.shared:
+            arrives = self._shared(a, b, wire, latency, now)
+        else:
+            self._left[link] = left = max(now, self._left.get(link, 0.0)) + wire
+            arrives = left + latency
+        self._came[link] = arrives = max(arrives, self._came.get(link, 0.0))
+        if a != b:
+            self.carry(link, nbytes)
+        return arrives
+
+    def letter(self, sender: int, receiver: int, letter: Letter, now: float) -> float:
+        """When a letter is there: those of a link leave one after the other."""
+        costs = self._costs
+        if sender == receiver and not letter.collective:
+            return now
+        link = (receiver, receiver) if letter.collective else (sender, receiver)
+        wire = 0.0
+        if costs.bytes_per_s is not None:
+            wire = self._vary(letter.nbytes / costs.bytes_per_s)
+        latency = self._vary(letter.hops * (costs.latency_s + costs.message_s))
+        if costs.shared and not letter.collective:
+            arrives = self._shared(sender, receiver, wire, latency, now)
+        else:
+            left = max(now, self._letters.get(link, 0.0)) + wire
+            self._letters[link] = left
+            arrives = left + latency
+        # Jitter overtakes nobody.
+        self._letters_came[link] = arrives = max(arrives, self._letters_came.get(link, 0.0))
+        return arrives
+
+    def _shared(self, sender: int, receiver: int, wire: float, latency: float, now: float) -> float:
+        """By the one way out of a host and the one way into another."""
+        self._out[sender] = left = max(now, self._out.get(sender, 0.0)) + wire
+        into = max(left + latency, self._into.get(receiver, 0.0) + wire)
+        self._into[receiver] = into
+        return into
+
+    def carry(self, link: tuple[int, int], nbytes: int) -> None:
+        """Count what went by a link."""
+        if self._costs.bytes_per_s is None and not self._costs.latency_s:  # one memory for all
+            return
+        messages, before = self.carried.get(link, (0, 0))
+        self.carried[link] = messages + 1, before + nbytes

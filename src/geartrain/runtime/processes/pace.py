@@ -1,0 +1,51 @@
+"""When a worker tells the parent what it has done since it last did.
+
+the parent waits for it    at once, or nearly: answers make room for more instances
+there is a stock           when so many have finished that the parent may send another lot
+nobody waits               as often as progress is told, or when it gets long
+
+A report has a cost of its own on both sides, about that of a small firing.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from geartrain.engine.stock import Stock
+
+SOON_S: Final = 0.002
+SLOW_S: Final = 0.1
+MOST_FIRINGS: Final = 256
+
+
+@final
+class Pace:
+    """Of one worker in one pass; seconds are of whatever clock its caller has.
+
+    Args:
+        stock: What the worker has in stock, if it is given instances ahead of time.
+    """
+
+    def __init__(self, stock: Stock | None) -> None:
+        self._stock = stock
+        self._told_s = 0.0
+
+    def due(self, now_s: float, *, matters: bool, firings: int) -> bool:
+        """Whether the parent is to be told now.
+
+        Args:
+            now_s: The time.
+            matters: Whether it counts by what is told.
+            firings: That are told of.
+        """
+        if firings >= MOST_FIRINGS or now_s - self._told_s > SLOW_S:
+            return True
+        if self._stock is not None:
+            return self._stock.has_room
+        return matters and now_s - self._told_s > SOON_S
+
+    def told(self, now_s: float) -> None:
+        """It is being told."""
+        self._told_s = now_s
+        if self._stock is not None:
+            self._stock.told()
