@@ -195,7 +195,14 @@ class _Builder:
         for name in inputs or ():
             place.arena.count_fed(name)
         node = LoopNode(
-            place, door, planner, self._inner, entering, leaving, ahead=not region.deciding
+            place,
+            door,
+            planner,
+            self._inner,
+            entering,
+            leaving,
+            ahead=not region.deciding,
+            gathers=any(isinstance(o, Grouping | Joining) for o in self._members.values()),
         )
         door.beside = node.id
         return door, node

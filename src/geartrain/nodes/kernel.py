@@ -120,6 +120,10 @@ class AbstractKernel(ABC):
             One gradient per input; None for an integer input and for one that got nothing.
         """
 
+    def for_rows(self, inputs: Payload) -> AbstractKernel | None:
+        """What computes rows of this kind as the module is now; None: it is not known yet."""
+        return self
+
     def beside(self, others: Sequence[AbstractKernel]) -> AbstractKernels | None:
         """What computes rows of this kernel and of others in one call; None: each has its own."""
         return None

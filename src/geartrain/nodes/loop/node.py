@@ -71,6 +71,8 @@ class LoopNode(AbstractNode):
         inner: The modules.
         exits: What rows of each exit hold.
         ahead: Whether columns alone decide, so that all is planned before anything is computed.
+        gathers: Whether groups or joins in it bring rows of many calls together, so that these are
+            best in one buffer.
     """
 
     def __init__(
@@ -83,9 +85,11 @@ class LoopNode(AbstractNode):
         exits: Sequence[AbstractValue],
         *,
         ahead: bool = True,
+        gathers: bool = True,
     ) -> None:
         super().__init__(place)
         self._ahead = ahead
+        self._tensors = FiringTensors if ahead and gathers else TapeTensors
         self._door, self.planner, self._inner = door, planner, inner
         self._entries, self._exits = entries, exits
         self._dry_runs = [unsettled(each.call) for each in inner]
@@ -185,8 +189,9 @@ class LoopNode(AbstractNode):
         local = np.full(int(slots.max()) + 1, -1, np.int64)
         local[slots] = np.arange(slots.size)
         entered = [(each.state[INSTANCE], each.origin) for each in came]
-        held = (FiringTensors if self._ahead else TapeTensors)(plan.numbers)
-        return Turn(plan, held, slots, local, np.zeros(slots.size, np.int64), entered)
+        return Turn(
+            plan, self._tensors(plan.numbers), slots, local, np.zeros(slots.size, np.int64), entered
+        )
 
     def _enter(self, turn: Turn, came: Sequence[Came]) -> None:
         for value, first, each in zip(self._entries, turn.plan.entered, came, strict=True):
@@ -236,7 +241,9 @@ class LoopNode(AbstractNode):
         inputs = tuple(payload[j] for j in inner[0].call.taken(len(payload)))
         each = [self._chosen(turn, k, inputs) for k in numbers]
         found = [kernel for kernel in each if kernel is not None]
-        kernels = found[0].beside(found[1:]) if len(found) == len(each) else None
+        if len(found) < len(each):
+            return False
+        kernels = found[0].beside(found[1:])
         if kernels is None:
             self._apart.add(numbers)
             return False
@@ -262,8 +269,10 @@ class LoopNode(AbstractNode):
     def _chosen(self, turn: Turn, number: int, inputs: Payload) -> AbstractKernel | None:
         """The kernel of a module for rows of this kind, if it is known."""
         inner = self._inner[number]
+        if isinstance(inner.kernel, AbstractMemoryKernel):
+            return None
         if inner.choice is None:
-            return None if isinstance(inner.kernel, AbstractMemoryKernel) else inner.kernel
+            return inner.kernel.for_rows(inputs)
         kernel = turn.kernels.get(number) or inner.choice.chosen(inputs)
         if kernel is not None and kernel is not inner.kernel:
             turn.kernels[number] = kernel
@@ -393,8 +402,12 @@ class LoopNode(AbstractNode):
                 left = turn.kept[number]
                 if isinstance(left, KeptTogether) and self._back_together(turn, left, mine, got):
                     number = left.together.number
-                else:
-                    self._back(turn, number, mine, got)
+                    continue
+                self._back(turn, number, mine, got)
+                if mine is None:
+                    called = turn.plan.calls[number]
+                    into = called.stage.into.number
+                    turn.held.answered(into, called.first, len(called.rows))
         for name, weights in self._weights.items():
             self._count(turn, which, name, weights, got[name])
         for k, (slots, origin) in enumerate(turn.entered):
@@ -478,6 +491,7 @@ class LoopNode(AbstractNode):
             raise
         for number in range(together.number, together.number + len(inner)):
             turn.kept[number] = None
+        held.answered(into, first, len(rows))
         found = inner[0].call.answer(found, inner[0].width)
         if any(g is not None for g in found):
             inner[0].source.scatter(held, rows.numbers, found)

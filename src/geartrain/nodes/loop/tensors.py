@@ -190,6 +190,10 @@ class AbstractTensors(ABC):
         """The gradients of n rows that were put together, or of these of them."""
 
     @abstractmethod
+    def answered(self, number: int, first: int, n: int) -> None:
+        """Nobody asks any more for what n rows that were put together hold, nor their gradients."""
+
+    @abstractmethod
     def whole(self, number: int) -> Sequence[Tensor] | None:
         """All rows of a stored value, where they lie side by side."""
 
@@ -279,6 +283,9 @@ class FiringTensors(AbstractTensors):
         at = numbers.at(number, which + first)
         return tuple(None if g is None else take([g], at)[0] for g in columns)
 
+    def answered(self, number: int, first: int, n: int) -> None:
+        """They lie in the buffer of all."""
+
     def whole(self, number: int) -> Sequence[Tensor] | None:
         return self._values.get(number)
 
@@ -323,6 +330,11 @@ class _Pieces:
         else:
             self.given[k][j] = before + g
             self.owned.add((k, j))
+
+    def drop(self, k: int) -> None:
+        """Nobody asks any more for rows of a piece; what it looked like is known."""
+        self.columns[k] = [x.new_empty((0, *x.shape[1:])) for x in self.columns[k]]
+        self.given[k] = [None] * len(self.columns[k])
 
     def own(self, k: int, j: int) -> Tensor:
         """The gradient of a piece, to be added to."""
@@ -493,6 +505,13 @@ class TapeTensors(AbstractTensors):
                 g = more if g is None else more + g
             found.append(g if g is None or which is None else take([g.contiguous()], which)[0])
         return tuple(found)
+
+    def answered(self, number: int, first: int, n: int) -> None:
+        pieces, numbers = self._pieces[number], self.numbers
+        begin, end = numbers.begin(number, first), numbers.begin(number, first + n)
+        k = pieces.at(begin)
+        if begin < end and (begin, end) == (pieces.starts[k], pieces.starts[k + 1]):
+            pieces.drop(k)
 
     def whole(self, number: int) -> Sequence[Tensor] | None:
         pieces = self._pieces.get(number)
