@@ -55,6 +55,8 @@ class Bill:
     backward_bytes: int = 0
     latency_s: float = 0.0
     bytes_per_s: float | None = None
+    message_s: float = 0.0
+    shared: bool = False
 
     def firing(self, firing: Firing) -> float:
         return self.operations.get((firing.node, firing.forward), 0.0) / OPERATIONS_PER_S

@@ -239,7 +239,7 @@ def test_in_every_order_the_gradients_are_those_of_autograd(name, order):
 def test_a_loop_that_reads_memories_runs_whole_unless_it_is_to_run_by_steps(name):
     for run, whole in ((None, True), ("steps", False)):
         graph = MODELS[name](run=run).graph
-        assert ("runs whole" in str(graph)) == whole
+        assert ("loop 'loop' runs whole" in str(graph)) == whole
 
 
 def check(name, n, order, run):

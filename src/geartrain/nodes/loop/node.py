@@ -46,13 +46,13 @@ from geartrain.nodes.loop.picking import may_pick, picked
 from geartrain.nodes.loop.plan import (
     Called,
     CallStage,
+    JointCall,
     LoopPlan,
     Planner,
     RowNumbers,
-    Together,
 )
 from geartrain.nodes.loop.tensors import AbstractTensors, FiringTensors, TapeTensors
-from geartrain.nodes.loop.turn import Inner, KeptCall, KeptTogether, Turn, zero_answers
+from geartrain.nodes.loop.turn import Inner, KeptCall, KeptJointCall, Turn, zero_answers
 from geartrain.nodes.loop.values import AbstractValue
 from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.node import AbstractNode, Emission, Place
@@ -230,7 +230,7 @@ class LoopNode(AbstractNode):
         held.put(stage.into.number, inner.name, called.first, outputs)
         turn.kept.append(kept if train else None)
 
-    def _call_together(self, turn: Turn, together: Together) -> bool:
+    def _call_together(self, turn: Turn, together: JointCall) -> bool:
         """Run several calls, forward; False, and nothing has happened: each is to run by itself."""
         held, rows, stage = turn.held, together.rows, together.calls[0].stage
         numbers = together.numbers
@@ -255,7 +255,7 @@ class LoopNode(AbstractNode):
         for one in inner:
             one.width = len(payload)
         held.put(stage.into.number, inner[0].name, together.first, outputs)
-        turn.kept += [KeptTogether(together, kernels, found, residuals)] * len(found)
+        turn.kept += [KeptJointCall(together, kernels, found, residuals)] * len(found)
         self.calls += len(found)
         self.together += 1
         return True
@@ -400,7 +400,7 @@ class LoopNode(AbstractNode):
             while number:
                 number -= 1
                 left = turn.kept[number]
-                if isinstance(left, KeptTogether) and self._back_together(turn, left, mine, got):
+                if isinstance(left, KeptJointCall) and self._back_together(turn, left, mine, got):
                     number = left.together.number
                     continue
                 self._back(turn, number, mine, got)
@@ -469,7 +469,7 @@ class LoopNode(AbstractNode):
     def _back_together(
         self,
         turn: Turn,
-        left: KeptTogether,
+        left: KeptJointCall,
         mine: NDArray[np.bool_] | None,
         got: dict[str, list[IntArray]],
     ) -> bool:
@@ -619,7 +619,7 @@ def _blame(
     inner: Sequence[Inner],
     way: str,
     tensors: Sequence[Tensor | None],
-    together: Together,
+    together: JointCall,
     turn: Turn,
 ) -> None:
     """Say in an error of calls that were taken together whose rows they were.

@@ -77,12 +77,12 @@ class Called:
     rows: RowNumbers
     first: int
     lengths: IntArray | None = None
-    together: Together | None = None
+    together: JointCall | None = None
 
 
 @final
 @dataclass(slots=True, eq=False)
-class Together:
+class JointCall:
     """Calls of several modules, one after the other, that read rows of one value and write another.
 
     Args:
@@ -504,7 +504,7 @@ class Planner:
             return
         state = np.concatenate([r.state for r in came], axis=1)
         made = plan.numbers.more(calls[0].into.number, numbers.size)
-        together = Together(len(plan.calls), [], RowNumbers(numbers, state), int(made[0]))
+        together = JointCall(len(plan.calls), [], RowNumbers(numbers, state), int(made[0]))
         ends = list(accumulate(map(len, came)))
         for call, rows, end in zip(calls, came, ends, strict=True):
             first = together.first + end - len(rows)

@@ -18,7 +18,7 @@ from geartrain.nodes.choice import AbstractChoice
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside, look_inside
 from geartrain.nodes.kernel import AbstractKernel, AbstractKernels, gathered
-from geartrain.nodes.loop.plan import LoopPlan, Together
+from geartrain.nodes.loop.plan import JointCall, LoopPlan
 from geartrain.nodes.loop.tensors import AbstractTensors
 from geartrain.nodes.loop.values import AbstractValue
 from geartrain.nodes.memory import AbstractMemoryKernel, Held, Recalled
@@ -130,7 +130,7 @@ class KeptCall:
 
 @final
 @dataclass(frozen=True, slots=True)
-class KeptTogether:
+class KeptJointCall:
     """What calls that were taken together have left for their way back.
 
     Args:
@@ -140,7 +140,7 @@ class KeptTogether:
         residuals: Of all rows.
     """
 
-    together: Together
+    together: JointCall
     kernels: AbstractKernels
     each: Sequence[AbstractKernel]
     residuals: Payload
@@ -192,7 +192,7 @@ class Turn:
     pending: IntArray
     entered: list[tuple[IntArray, IntArray]]
     addresses: IntArray | None = None
-    kept: list[KeptCall | KeptTogether | None] = field(default_factory=list)
+    kept: list[KeptCall | KeptJointCall | None] = field(default_factory=list)
     rows: dict[str, IntArray] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
     kernels: dict[int, AbstractKernel] = field(default_factory=dict)
@@ -204,7 +204,7 @@ class Turn:
         """What one call has left for its way back."""
         found = self.kept[number]
         assert found is not None
-        return found.of(number) if isinstance(found, KeptTogether) else found
+        return found.of(number) if isinstance(found, KeptJointCall) else found
 
     def nbytes(self) -> int:
         """Bytes of its tensors; what several hold is counted once."""
