@@ -171,6 +171,7 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.mark.slow
 def test_a_trial_is_a_process_whose_json_is_kept(
     nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,7 @@ def test_runs_that_are_there_are_not_written_over(geartrain, tmp_path: Path) -> 
     assert {path: path.stat().st_mtime_ns for path in both.rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_without_a_name_runs_have_a_folder_of_their_own(geartrain, tmp_path: Path) -> None:
     told = [geartrain("demo", *TINY, "--epochs", 1, "--json").json for _ in range(2)]
     folders = {Path(report).parents[1] for each in told for report in each["reports"]}

@@ -67,6 +67,7 @@ def test_a_run_on_worker_processes_has_a_track_for_each_of_them(geartrain, tmp_p
     assert len(fired) == 2, "a track for each worker"
 
 
+@pytest.mark.slow
 def test_a_run_whose_worker_is_killed_goes_on_and_counts_what_it_repeats(
     geartrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -473,7 +474,7 @@ def test_two_comparisons_do_not_share_a_folder(geartrain, tmp_path: Path) -> Non
     assert (out / "runs.jsonl").read_text() == "of the other one\n"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_kill_9_in_the_middle_of_an_epoch_and_resume_end_at_the_same_weights(
     geartrain, nursery: Nursery, tmp_path: Path, workers: int
 ) -> None:

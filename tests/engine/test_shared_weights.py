@@ -34,7 +34,9 @@ RUNTIMES = {
 }
 
 
-@pytest.fixture(params=RUNTIMES)
+@pytest.fixture(
+    params=[pytest.param(n, marks=pytest.mark.slow if n == "processes 3" else ()) for n in RUNTIMES]
+)
 def runtime(request: pytest.FixtureRequest) -> AbstractRuntime:
     return RUNTIMES[request.param]()
 

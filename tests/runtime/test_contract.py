@@ -47,10 +47,11 @@ RUNTIMES = {
     "hosts 2": partial(hosts, 2),
     "ray 2": partial(on_ray, 2),
 }
+MARKS = {"ray 2": RAY, "processes 3": pytest.mark.slow}
 APART = ("processes", "hosts", "ray")  # workers have engines of their own
 
 
-@pytest.fixture(params=[pytest.param(n, marks=RAY if "ray" in n else ()) for n in RUNTIMES])
+@pytest.fixture(params=[pytest.param(n, marks=MARKS.get(n, ())) for n in RUNTIMES])
 def runtime(request) -> AbstractRuntime:
     return RUNTIMES[request.param]()
 

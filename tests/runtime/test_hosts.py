@@ -62,7 +62,7 @@ def test_a_run_goes_as_it_does_on_one_thread_to_the_last_bit():
     assert losses == pytest.approx(others, rel=1e-12) and valid == pytest.approx(validated)
 
 
-@pytest.mark.parametrize("way", ["there", "back"])
+@pytest.mark.parametrize("way", ["there", pytest.param("back", marks=SLOW)])
 def test_a_run_begun_on_processes_resumes_on_hosts_and_the_reverse(tmp_path, way):
     whole = one_at_a_time(gt.Threads(1))
     whole.fit(pairs(30), epochs=2)
@@ -142,6 +142,7 @@ def test_a_worker_that_is_killed_is_told_with_its_signal_and_the_next_pass_works
     assert set(runtime.pids).isdisjoint(pids)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_does_not_answer_and_is_ended():
     runtime = hosts(2)
     session = one_at_a_time(runtime)
@@ -347,6 +348,7 @@ def test_messages_come_together_from_pieces(monkeypatch):
         came.put(Record(66))
 
 
+@pytest.mark.slow
 def test_a_death_that_is_told_late_is_not_taken_for_another_workers():
     launcher = Keepers([Host("127.0.0.1")], 1)
     launcher.binds()
@@ -363,7 +365,8 @@ def test_a_death_that_is_told_late_is_not_taken_for_another_workers():
         launcher.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_only_the_worker_that_died_is_started_anew_and_the_others_learn_its_key(number):
     """With keys by tcp: those that stayed have to let the new one in, and it them."""
     runtime = Hosts(2, None, 1, socket_files=False, on_worker_death="restore", most_deaths=4)

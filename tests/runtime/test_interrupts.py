@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from geartrain.train.checkpoint import read_checkpoint
+from tests.rigs.products import halved
 from tests.rigs.programs import Nursery, Program
 
 RUNTIMES = ("simulated", "threads 2")
@@ -99,8 +100,7 @@ BLOCKED_DATA = """
 """
 
 
-@pytest.mark.parametrize("runtime", [*RUNTIMES, "threads 1"])
-@pytest.mark.parametrize("after", [0, 6])
+@halved(runtime=[*RUNTIMES, "threads 1"], after=[0, 6])
 def test_one_ctrl_c_ends_a_run_whose_data_do_not_come(program, runtime, after, tmp_path):
     """In the first admission, and with instances in flight: these finish, and fit goes on there."""
     run = program(BLOCKED_DATA, runtime, after)
@@ -160,8 +160,7 @@ def test_data_that_wake_up_after_they_were_left_behind_change_nothing(program, r
     assert run.lines[-1] == "then 40"
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("shards", ["static", "pull"])
+@halved(runtime=RUNTIMES, shards=["static", "pull"])
 def test_copies_of_the_model_do_not_wait_for_data_either(program, runtime, shards):
     run = program(
         """
@@ -209,8 +208,7 @@ def test_two_ctrl_c_end_a_run_whose_data_do_not_come_at_once(program, runtime):
     assert run.lines[-1].startswith("then ")
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("what", ["module", "predicate", "instrument"])
+@halved(runtime=RUNTIMES, what=["module", "predicate", "instrument"])
 def test_two_ctrl_c_end_a_run_in_which_the_user_s_code_blocks(program, runtime, what):
     run = program(
         """
@@ -290,8 +288,7 @@ def test_a_step_is_taken_whole_though_the_user_is_impatient(program):
     assert run.lines.count("stepped") == 1
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@halved(runtime=RUNTIMES, number=[signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_all_is_well_ends_with_a_checkpoint(program, runtime, number, tmp_path):
     run = program(
         """
@@ -374,8 +371,7 @@ def test_a_program_s_own_handler_of_sigterm_stays_in_charge(program):
     assert run.end() == (0, "") and "mine" in run.lines
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@halved(runtime=RUNTIMES, number=[signal.SIGINT, signal.SIGTERM])
 def test_processes_that_the_data_fork_die_of_their_signals(program, runtime, number):
     """They have our handler too, and nobody in them would hear what it notes down."""
     run = program(
@@ -465,8 +461,7 @@ def test_between_passes_a_signal_waits_until_what_was_begun_is_done(program, pla
     assert run.lines[-2:] == [f"at {at}", "then 10 10 10"]
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("where", ["iter", "valid", "first"])
+@halved(runtime=RUNTIMES, where=["iter", "valid", "first"])
 def test_ctrl_c_is_heard_where_data_block_before_they_give_anything(program, runtime, where):
     run = program(
         """

@@ -122,7 +122,7 @@ class Pulled:
     ("folder", "every", "at"),
     [
         (False, None, {20}),
-        (True, 10, {20}),
+        pytest.param(True, 10, {20}, marks=SLOW),
         pytest.param(True, None, {3}, marks=SLOW),
         pytest.param(False, None, {17, 33}, marks=SLOW),
     ],
@@ -385,6 +385,7 @@ def soak(tmp_path: Path, kills: int, servers: int) -> int:
     return deaths
 
 
+@pytest.mark.slow
 def test_runs_go_on_through_three_kills_at_random_moments(tmp_path):
     assert soak(tmp_path, 3, servers=0) <= 3
 

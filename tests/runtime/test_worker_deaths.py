@@ -109,7 +109,7 @@ def told(graph: Graph, watch: Quiet | None = None) -> WorkerDiedError:
             r"was killed by SIGTERM \(15\) while firing 'map 1' ",
             marks=SLOW,
         ),
-        (struck.leave, r"has exited with status 3 while firing 'map 1' "),
+        pytest.param(struck.leave, r"has exited with status 3 while firing 'map 1' ", marks=SLOW),
     ],
     ids=["kill", "segfault", "terminate", "exit"],
 )
@@ -355,6 +355,7 @@ def test_a_fork_server_that_is_stopped_is_told_and_another_one_made(monkeypatch)
     assert not server.folder.exists()
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_is_killed_is_told_and_another_one_made():
     run(chain())
     server = ForkServer.of_this_process()
