@@ -43,7 +43,10 @@ def test_copies_wait_for_nobody_and_a_line_says_how_far_a_forecast_is_off() -> N
     assert row.endswith("| 100 | 114 | 1.14 |") and within.strip() == "1 of 1 within 15 %."
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(m, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, m in enumerate(METHODS)],
+)
 def test_every_method_trains_and_its_gradients_are_as_late_as_the_others(method: str) -> None:
     line = late.trained(WORK, 4, method, 0.05)
     alone = METHODS[method].alone

@@ -111,9 +111,9 @@ def check(s: gt.Session, fate: Fate, fit: gt.Fit, deaths: int, instances: int) -
     ],
 )
 def test_others_go_on_and_a_newcomer_takes_the_place_of_one_that_was_killed(exchange):
-    s, fate = session(lasting(), {40: (1,), 120: (0,), 180: (2,)}, exchange=exchange)
-    fit = s.fit(data(180), epochs=2)
-    check(s, fate, fit, 3, 360)
+    s, fate = session(lasting(), {40: (1,), 120: (0,), 200: (2,)}, exchange=exchange)
+    fit = s.fit(data(180), epochs=3)  # 270 updates
+    check(s, fate, fit, 3, 540)
     assert {e.source for e in fate.restored} == {"copies"}
     assert [list(e.copies) for e in fate.joined] == [[1], [0], [2]]
     assert all(c.present and c.instances for c in fate.exchanged[-1].copies)

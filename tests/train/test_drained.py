@@ -18,6 +18,7 @@ from geartrain.engine.instrument import AbstractInstrument, Updated
 from geartrain.frames.instance import Instance
 from geartrain.runtime import base
 from geartrain.runtime.base import AbstractRuntime
+from tests.rigs.products import halved
 from tests.rigs.sessions import session_of
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.5)
@@ -165,8 +166,7 @@ def test_minibatches_that_are_admitted_one_at_a_time_go_in_together():
     assert_same((lower, upper), plain(rows, 4))
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("bad", [(), (3,), (0, 1, 2, 10)])
+@halved(form=FORMS, bad={"none": (), "one": (3,), "several": (0, 1, 2, 10)})
 def test_stretches_and_refused_instances_cut_no_minibatch(form, bad, tmp_path):
     rows, (lower, upper) = rows_of([2] * 33), modules()
     good = [x for i, x in enumerate(rows) if i not in bad]

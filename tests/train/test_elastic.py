@@ -20,6 +20,7 @@ from geartrain.sharing.exchanges.nearest import NearestNeighbours
 from geartrain.sharing.mixing import check_doubly_stochastic
 from geartrain.sharing.neighbours import Neighbours, Replicas
 from geartrain.sharing.topology import check_connected
+from tests.rigs.products import halved
 
 SLOW = pytest.mark.slow
 ADAM = partial(torch.optim.Adam, lr=0.01)
@@ -133,8 +134,10 @@ def test_what_was_in_flight_in_a_copy_that_dies_is_trained_by_others(shards):
     assert replicas_of(s).present() == [True, False, True]
 
 
-@pytest.mark.parametrize("kind", [Leave, Die])
-@pytest.mark.parametrize("topology", ["ring", "torus", "full", [(0, 1), (1, 2), (2, 3)]])
+@halved(
+    kind={"leave": Leave, "die": Die},
+    topology={"ring": "ring", "torus": "torus", "full": "full", "line": [(0, 1), (1, 2), (2, 3)]},
+)
 def test_those_who_are_left_are_linked_anew_and_mix_by_a_doubly_stochastic_matrix(kind, topology):
     gone = (1, 2) if topology != "torus" else (1, 2, 4)
     n = 6 if topology == "torus" else 4

@@ -198,7 +198,11 @@ def test_rows_of_a_table_travel_as_rows():
 
 @pytest.mark.parametrize(
     ("apart", "topology"),
-    [("processes", "ring"), ("hosts", "ring"), ("hosts", gt.Exponential())],
+    [
+        ("processes", "ring"),
+        pytest.param("hosts", "ring", marks=SLOW),
+        ("hosts", gt.Exponential()),
+    ],
     ids=["processes", "hosts", "hosts, one way"],
 )
 def test_a_letter_knows_its_receivers_version_in_another_process(apart, topology):

@@ -18,6 +18,7 @@ from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractKernel, bundle_kernel_of
 from geartrain.whole.graph.cell import GatedGraphCell, GatedSum
 from geartrain.whole.graph.choice import VertexChoice
+from tests.rigs.products import halved
 
 H, TYPES = 5, 3
 
@@ -318,10 +319,12 @@ def typed_ring(kinds: Sequence[object], key: object = None) -> gt.Instance:
     return gt.Instance({"h": torch.randn(v.size, H)}, edge=edge, value={"aim": 0.5}, key=key)
 
 
-@pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("length", [None, "length"])
-@pytest.mark.parametrize("keep", ["auto", "inputs", "graph"])
-@pytest.mark.parametrize("wrong", [-1, TYPES])
+@halved(
+    native=[True, False],
+    length=[None, "length"],
+    keep=["auto", "inputs", "graph"],
+    wrong=[-1, TYPES],
+)
 def test_an_edge_of_a_type_that_there_is_not_is_refused_with_its_instance(
     wrong: int, keep: str, length: str | None, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
