@@ -356,7 +356,6 @@ def memory_kernel_of(module: nn.Module) -> AbstractMemoryKernel | None:
     return kernel
 
 
-@final
 class ReadAgain(AbstractMemoryKernel):
     """A kernel for any module: keeps the inputs, and runs the module again for the gradient.
 

@@ -24,7 +24,7 @@ from geartrain.nodes.call import as_payload, differentiate, own_integers, run_mo
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractKernel, gathered
-from geartrain.nodes.memory import AbstractMemoryKernel, ReadAgain, Recalled
+from geartrain.nodes.memory import ReadAgain, Recalled
 from geartrain.nodes.payload import Recompute
 
 MOST_GRAPHS: Final = 64
@@ -204,43 +204,19 @@ class Remembering(AbstractKernel):
 
 
 @final
-class RememberingRead(AbstractMemoryKernel):
+class RememberingRead(ReadAgain):
     """For a module that reads a memory: the graph of a call, where whoever calls keeps it.
 
     A loop that runs whole takes its calls back as they were made, so nothing runs twice. Elsewhere
-    it is ``ReadAgain``.
-
-    Args:
-        function: Is called with payload, memory, mask and columns, in this order.
-        parameters: Of the module.
-        columns: How many of the inputs are columns, which come last.
+    it is what it extends, with the same arguments.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], parameters: Sequence[nn.Parameter], columns: int
-    ) -> None:
-        self._parameters = [p for p in parameters if p.requires_grad]
-        self._again = ReadAgain(function, parameters, columns)
-        self.used = 0
-        """Calls that were answered by their graphs."""
-
-    def forward(self, inputs: Payload, memory: Recalled) -> tuple[Payload, Payload]:
-        return self._again.forward(inputs, memory)
-
-    def backward(
-        self,
-        gradients: Gradient,
-        kept: Payload,
-        memory: Recalled,
-        into: GradientSum,
-        *,
-        wanted: bool = True,
-    ) -> Gradient:
-        return self._again.backward(gradients, kept, memory, into, wanted=wanted)
+    used = 0
+    """Calls that were answered by their graphs."""
 
     def record(self, inputs: Payload, memory: Recalled) -> tuple[Payload, RecordedGraph]:
         """Outputs, and the graph of them, which ``answer`` takes back."""
-        leaves, outputs = self._again.run(inputs, memory)
+        leaves, outputs = self.run(inputs, memory)
         n = inputs[0].shape[0]
         graph = RecordedGraph(leaves, outputs, n, _versions(self._parameters))
         return own_integers(tuple([y.detach() for y in outputs])), graph
@@ -265,6 +241,6 @@ class RememberingRead(AbstractMemoryKernel):
             into: Gets the gradients of the parameters.
         """
         if rows is not None or graph.seen != _versions(self._parameters):
-            return self._again.backward(gradients, gathered(inputs, rows), memory, into)
+            return self.backward(gradients, gathered(inputs, rows), memory, into)
         self.used += 1
-        return self._again.back(graph.leaves, len(inputs), graph.outputs, gradients, memory, into)
+        return self.back(graph.leaves, len(inputs), graph.outputs, gradients, memory, into)
