@@ -115,7 +115,8 @@ def test_others_go_on_and_a_newcomer_takes_the_place_of_one_that_was_killed(exch
     fit = s.fit(data(180), epochs=3)  # 270 updates
     check(s, fate, fit, 3, 540)
     assert {e.source for e in fate.restored} == {"copies"}
-    assert [list(e.copies) for e in fate.joined] == [[1], [0], [2]]
+    # Deaths may follow one another before a newcomer has begun: they join in any order.
+    assert sorted(list(e.copies) for e in fate.joined) == [[0], [1], [2]]
     assert all(c.present and c.instances for c in fate.exchanged[-1].copies)
     assert len(living(lasting().pids)) == 3
 
@@ -183,7 +184,7 @@ def test_of_copies_that_are_pipelines_a_whole_one_is_replaced():
     s, fate = session(lasting(4), {80: (3,), 200: (0,)}, copies=2)
     fit = s.fit(data(300), epochs=2)
     check(s, fate, fit, 2, 600)
-    assert [list(e.copies) for e in fate.joined] == [[1], [0]]
+    assert sorted(list(e.copies) for e in fate.joined) == [[0], [1]]
 
 
 @BOUND
