@@ -34,7 +34,8 @@ from torch import Tensor, nn
 import geartrain as gt
 from benchmarks.firings import Operations, Training, around_firings, name_of
 from benchmarks.peers.figures import Document, Spread, machine
-from geartrain.engine.engine import Engine, Settings
+from geartrain.engine.engine import Engine
+from geartrain.engine.settings import Settings
 from geartrain.engine.worker import Firing
 from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.native.rows import Moves

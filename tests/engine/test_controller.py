@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from geartrain.engine.controller import Ramp
-from geartrain.engine.engine import Engine, Settings, make_parts
+from geartrain.engine.engine import Engine
+from geartrain.engine.parts import make_parts
 from geartrain.engine.router import Outbox
+from geartrain.engine.settings import Settings
 from geartrain.errors import ProtocolError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph

@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from geartrain.engine.engine import Engine, Settings, make_parts
+from geartrain.engine.engine import Engine
 from geartrain.engine.mailbox import AbstractPolicy, FullestFirst, Sweeps
 from geartrain.engine.order import Standing, standings
+from geartrain.engine.parts import make_parts
+from geartrain.engine.settings import Settings
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.nn import Tree, TreeLSTMBranch, TreeLSTMLeaf

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from geartrain.engine.costs import MESSAGE_S, NodeCost
-from geartrain.engine.engine import Engine, Settings, make_parts
+from geartrain.engine.engine import Engine
+from geartrain.engine.parts import make_parts
 from geartrain.engine.placement import loads
+from geartrain.engine.settings import Settings
 from geartrain.graph.graph import Graph
 from geartrain.parts.rules import Part, Rules
 from geartrain.sharing.part_copies import PartCopies
@@ -137,5 +139,5 @@ def test_loads_are_seconds_of_nodes_and_of_the_batches_between_workers():
     costs = {"part 0": NodeCost(2.0, 10, 10), "part 1": NodeCost(1.0, 20, 30)}
     engine = Engine(made, make_parts(made, Rules()), Settings(), 2, None, costs)
     carried = (10 + 30) * MESSAGE_S  # part 0 sends on its way forward, part 1 on its way back
-    found = loads(engine.wiring, engine.home, 2, costs)
+    found = loads(engine.wiring, engine.homes.of_node, 2, costs)
     assert sorted(found) == pytest.approx([1.0 + carried / 2, 2.0 + carried / 2])

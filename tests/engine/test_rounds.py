@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from geartrain.engine.controller import Ramp
-from geartrain.engine.engine import Engine, Settings, make_parts
+from geartrain.engine.engine import Engine
+from geartrain.engine.parts import make_parts
 from geartrain.engine.rounds import Rounds
+from geartrain.engine.settings import Settings
 from geartrain.errors import DataError, EndlessLoopError, GraphError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import geartrain as gt
-from geartrain.engine.engine import Engine, make_parts
+from geartrain.engine.engine import Engine
+from geartrain.engine.parts import make_parts
 from geartrain.engine.worker import Firing
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules

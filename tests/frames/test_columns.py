@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import geartrain as gt
-from geartrain.engine.engine import Engine, Settings
+from geartrain.engine.engine import Engine
+from geartrain.engine.settings import Settings
 from geartrain.errors import DataError
 from geartrain.frames.packed import Packed
 from geartrain.frames.packer import Packer

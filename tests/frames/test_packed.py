@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geartrain.engine.engine import Engine, Settings
+from geartrain.engine.engine import Engine
+from geartrain.engine.settings import Settings
 from geartrain.errors import DataError
 from geartrain.frames.frame import Arena
 from geartrain.frames.instance import Instance

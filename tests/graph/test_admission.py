@@ -378,7 +378,8 @@ def test_a_check_that_refuses_many_and_none_of_them_is_told():
     graph = gt.Graph()
     graph.input("x").through(Fickle(), name="fickle").loss(squares)
     packer = gt.Session(graph, runtime=gt.Simulated()).state.ready
-    from geartrain.engine.engine import Engine, Settings
+    from geartrain.engine.engine import Engine
+    from geartrain.engine.settings import Settings
 
     engine = Engine(graph, {}, Settings())
     assert packer is not None

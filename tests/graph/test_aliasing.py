@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from geartrain.engine.engine import Engine, Settings
+from geartrain.engine.engine import Engine
+from geartrain.engine.settings import Settings
 from geartrain.errors import WorkerError
 from geartrain.frames.columns import Columns
 from geartrain.frames.instance import Instance

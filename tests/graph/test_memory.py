@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import geartrain as gt
-from geartrain.engine.engine import Engine, Settings, make_parts
+from geartrain.engine.engine import Engine
+from geartrain.engine.parts import make_parts
+from geartrain.engine.settings import Settings
 from geartrain.errors import GraphError, ProtocolError
 from geartrain.frames.frame import Arena, Schema
 from geartrain.frames.message import Backward, Forward

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import geartrain as gt
-from geartrain.engine.engine import Engine, Settings, make_parts
+from geartrain.engine.engine import Engine
+from geartrain.engine.parts import make_parts
+from geartrain.engine.settings import Settings
 from geartrain.nn import BundleSequential, TokenRNN, WholeList
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.kernel import bundle_kernel_of

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from geartrain.engine.engine import Engine, Settings
+from geartrain.engine.engine import Engine
+from geartrain.engine.settings import Settings
 from geartrain.errors import DataError, GraphError, NonFiniteError, WorkerError
 from geartrain.frames.instance import Instance
 from geartrain.frames.message import Backward, Forward

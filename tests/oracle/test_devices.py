@@ -14,7 +14,9 @@ import torch
 from torch.testing import assert_close
 
 from geartrain import device as transfer
-from geartrain.engine.engine import Engine, Settings, make_parts
+from geartrain.engine.engine import Engine
+from geartrain.engine.parts import make_parts
+from geartrain.engine.settings import Settings
 from geartrain.engine.worker import Firing, WorkerState
 from geartrain.errors import NonFiniteError
 from geartrain.frames.instance import Instance

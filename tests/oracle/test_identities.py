@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import geartrain.nn  # noqa: F401 - registers the kernels
-from geartrain.engine.engine import Engine, Settings, make_parts
+from geartrain.engine.engine import Engine
+from geartrain.engine.parts import make_parts
+from geartrain.engine.settings import Settings
 from geartrain.frames.columns import Columns
 from geartrain.frames.instance import Instance
 from geartrain.frames.message import Backward, Forward, address

@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 import torch
 
-from geartrain.engine.engine import Engine, make_parts
+from geartrain.engine.engine import Engine
+from geartrain.engine.parts import make_parts
 from geartrain.parts.rules import Flush, Rules
 from tests.rigs.models import MODELS
 from tests.rigs.passes import Order, accumulate, autograd

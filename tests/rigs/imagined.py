@@ -22,7 +22,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from geartrain import device as transfer
-from geartrain.engine.engine import Engine, Settings, make_parts
+from geartrain.engine.engine import Engine
+from geartrain.engine.parts import make_parts
+from geartrain.engine.settings import Settings
 from geartrain.frames import packer
 from geartrain.frames.instance import Instance
 from geartrain.frames.precision import Precision

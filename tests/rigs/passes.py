@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from geartrain.engine.controller import Ramp
-from geartrain.engine.engine import Engine, Settings, make_parts
+from geartrain.engine.engine import Engine
 from geartrain.engine.mailbox import (
     AbstractPolicy,
     BackwardFirst,
@@ -25,6 +25,8 @@ from geartrain.engine.mailbox import (
     RandomOrder,
     Sweeps,
 )
+from geartrain.engine.parts import make_parts
+from geartrain.engine.settings import Settings
 from geartrain.engine.worker import Firing
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import geartrain as gt
-from geartrain.engine.engine import Engine, Settings
+from geartrain.engine.engine import Engine
+from geartrain.engine.settings import Settings
 from geartrain.frames.message import Backward, Forward, address
 from geartrain.parts.part import PartState
 from tests.rigs.sessions import session_of

@@ -16,8 +16,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from geartrain.engine.engine import Engine, Settings, make_parts
+from geartrain.engine.engine import Engine
 from geartrain.engine.mailbox import RandomOrder
+from geartrain.engine.parts import make_parts
+from geartrain.engine.settings import Settings
 from geartrain.errors import (
     DataError,
     GraphError,
@@ -177,7 +179,7 @@ def test_at_its_end_a_pass_tells_who_waited_and_what_went_between_processes(runt
         return
     assert {(n, w) for w in range(n)} | {(w, n) for w in range(n)} <= set(told.sent)
     assert all(0 < messages < nbytes for messages, nbytes in told.sent.values())
-    homes = {engine.home[i] for i in engine.wiring.nodes}
+    homes = {engine.homes.of_node[i] for i in engine.wiring.nodes}
     between = [pair for pair in told.sent if n not in pair]
     assert bool(between) == (len(homes) > 1)
     for pair in between:  # rows of 160 messages go over, or their gradients

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from geartrain.engine.controller import Ramp
-from geartrain.engine.engine import Engine, Settings
+from geartrain.engine.engine import Engine
+from geartrain.engine.settings import Settings
 from geartrain.errors import DataError
 from geartrain.frames.instance import InOrder, Instance
 from geartrain.graph.graph import Graph

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from geartrain.engine.engine import Engine, Settings, make_parts
+from geartrain.engine.engine import Engine
+from geartrain.engine.parts import make_parts
+from geartrain.engine.settings import Settings
 from geartrain.graph.graph import Graph
 from geartrain.parts.late.delay import AnnealedRate, DelayCompensated, GapAware, ScaledByStaleness
 from geartrain.parts.late.views import Corrected, Predicted

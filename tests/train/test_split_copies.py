@@ -103,7 +103,7 @@ def test_each_part_has_its_worker_and_writes_to_those_that_have_it_too():
     s.fit(data(30), epochs=1)
     engine = s.state.engine
     assert engine is not None
-    homes = {n.name: engine.home[i] for i, n in engine.wiring.nodes.items()}
+    homes = {n.name: engine.homes.of_node[i] for i, n in engine.wiring.nodes.items()}
     for k in range(3):
         suffix = f"#{k}" if k else ""
         assert [homes[f"{p}{suffix}"] - 2 * k for p in PARTS] == [0, 1, 1]
@@ -114,7 +114,7 @@ def test_each_part_has_its_worker_and_writes_to_those_that_have_it_too():
     for part in PARTS:
         for k in range(3):
             letter = Letter(part, 0, k, "offer", ())
-            assert f"{part}#{k}" in engine.workers[engine.home_of_letter(letter)].parts
+            assert f"{part}#{k}" in engine.workers[engine.homes.of_letter(letter)].parts
 
 
 @pytest.mark.parametrize("runtime", ["simulated", "threads", pytest.param("processes", marks=SLOW)])

@@ -9,8 +9,8 @@ Everything here is called by a runtime, which alone waits, times and carries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import final
 
@@ -18,21 +18,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from geartrain.bounds import ACTIVE, MOST_ACTIVE, MOST_ROWS, ROWS, require_at_most
-from geartrain.device import require_device
-from geartrain.engine.controller import AbstractRamp, ControllerState, Ramp
+from geartrain.engine.controller import ControllerState
 from geartrain.engine.costs import NodeCost
-from geartrain.engine.instrument import AbstractMeter
-from geartrain.engine.mailbox import AbstractPolicy, Sweeps
+from geartrain.engine.homes import Homes, span_of
 from geartrain.engine.order import standings
-from geartrain.engine.placement import place
-from geartrain.engine.portion import AbstractPortion, UpdatesWorth
+from geartrain.engine.parts import original_name, part_names
 from geartrain.engine.rounds import Rounds
 from geartrain.engine.router import Router
+from geartrain.engine.settings import Settings
 from geartrain.engine.stock import Stock
 from geartrain.engine.worker import Finished, WorkerState
 from geartrain.errors import LeakError
-from geartrain.frames.precision import Precision
 from geartrain.graph.drawing import Outline, OutlineNode, outline_edges
 from geartrain.graph.graph import Graph
 from geartrain.graph.looping import Looping
@@ -48,55 +44,11 @@ from geartrain.nodes.method import in_place_of
 from geartrain.nodes.node import AbstractNode, Memory
 from geartrain.nodes.products import forget_copies
 from geartrain.nodes.readout import ReadoutNode
-from geartrain.parts.norms import share_norms
 from geartrain.parts.part import PartState
-from geartrain.parts.rules import Part, Rules
 from geartrain.parts.trained import AbstractPart, StepTaken
 from geartrain.sharing.alone import AloneState
 from geartrain.sharing.assignment import Stocked
-from geartrain.sharing.letters import Letter
 from geartrain.sharing.sharing import AbstractSharingState
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What the engine may be told.
-
-    Args:
-        max_active: Most instances in flight.
-        ramp: How training gets there.
-        max_rows: Most rows in one firing.
-        policy: Makes the policy of each worker, from its index.
-        portion: How much one firing takes.
-        drain: Admit only when nothing is in flight: synchronous minibatches.
-        precision: Of rows and products.
-        meter: Measures what nodes compute in training, or None.
-        device: Where the rows of instances are fed; None: where they are, or on the host if all
-            modules are there.
-        max_rounds: How often rows of one instance may go round loops, as ``Rounds`` counts.
-    """
-
-    max_active: int = 64
-    ramp: AbstractRamp = field(default_factory=Ramp)
-    max_rows: int = 4096
-    policy: Callable[[int], AbstractPolicy] = lambda worker: Sweeps()
-    portion: AbstractPortion = field(default_factory=UpdatesWorth)
-    drain: bool = False
-    precision: Precision = "full"
-    meter: AbstractMeter | None = None
-    device: torch.device | None = None
-    max_rounds: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_active < 1 or self.max_rows < 1:
-            raise ValueError(
-                f"Settings(max_active={self.max_active}, max_rows={self.max_rows}): give 1 or more"
-            )
-        require_at_most(f"max_active={self.max_active}", self.max_active, MOST_ACTIVE, ACTIVE)
-        require_at_most(f"max_rows={self.max_rows}", self.max_rows, MOST_ROWS, ROWS)
-        if self.max_rounds is not None and self.max_rounds < 1:
-            raise ValueError(f"max_rounds={self.max_rounds}: give 1 or more, or None")
 
 
 @final
@@ -192,12 +144,11 @@ class Engine:
             if isinstance(node, LoopNode):
                 node.planner.watch, node.planner.window = rounds.refuse, rounds.window
         self.router = Router(self.wiring, rounds, apart=self.sharing.copies > 1)
-        self.home = self._homes(workers, placement or {}, costs or {})
+        self.homes = Homes(self.wiring, self.sharing, workers, names, placement or {}, costs or {})
         self.gone: set[int] = set()
         """Workers that have died in this pass, or worked with them at one copy."""
-        self._letters_home = self._letter_homes(names)
         self._standings = standings(self.wiring)
-        self.workers = [self._worker(w, workers, names) for w in range(workers)]
+        self.workers = [self._worker(w) for w in range(workers)]
         self.controller = ControllerState(
             self.wiring,
             self.router,
@@ -232,7 +183,7 @@ class Engine:
                 return f"its parts count rows{how}"
             if any(part.rules.window is not None for part in mine):
                 return f"a part of it has a window{how}"
-        if self._span(workers) > 1 and len(parts) > 1:
+        if span_of(self.sharing, workers) > 1 and len(parts) > 1:
             homes = {placement.get(name) for name in parts}
             if region.run != "whole" or len(homes - {None}) > 1:
                 return "its parts may live on several workers"
@@ -247,40 +198,6 @@ class Engine:
         module, function = parts[part].module, through.function
         weights = self._weights[part]
         return [Owner(in_place_of(function, module, w.module), w) for w in weights]
-
-    def _homes(
-        self, workers: int, placement: Mapping[str, int], costs: Mapping[str, NodeCost]
-    ) -> dict[int, int]:
-        """Node number to worker."""
-        if not self.sharing.apart:
-            return place(self.wiring, self.parts, workers, placement, costs)
-        copies, span = self.wiring.copies.values(), self._span(workers)
-        if span == 1:
-            return {n: k % workers for numbers in copies for k, n in enumerate(numbers)}
-        first = {numbers[0] for numbers in copies if numbers}
-        nodes = {self.wiring.nodes[n].name for n in first}
-        # A part's name is that of all its copies.
-        by_hand = {
-            name if name in nodes or f"{name}#0" not in self.parts else f"{name}#0": worker
-            for name, worker in placement.items()
-        }
-        home = place(self.wiring, self.parts, span, by_hand, costs, among=first)
-        return {n: home[numbers[0]] + k * span for numbers in copies for k, n in enumerate(numbers)}
-
-    def _letter_homes(self, names: Mapping[str, str]) -> dict[tuple[str, int], int]:
-        """Where the copies of parts live, by part and copy."""
-        operators = self.wiring.operators
-        return {
-            (names[name], k): self.home[number]
-            for operator, numbers in self.wiring.copies.items()
-            for k, number in enumerate(numbers)
-            for name in _names_of(operators[operator])
-            if name in names
-        }
-
-    def _span(self, workers: int) -> int:
-        """How many workers a copy of the graph lives on; where there are none, all."""
-        return max(1, workers // self.sharing.copies) if self.sharing.apart else workers
 
     def _let_messages_count(self, graph: Graph, names: Mapping[str, str]) -> None:
         """Tell parts that every instance comes by in one message."""
@@ -302,30 +219,8 @@ class Engine:
         return [
             (w, Finished(turns[copies == k], trained, k))
             for k in np.unique(copies).tolist()
-            for w in self.homes_of(k)
+            for w in self.homes.of_copy(k)
         ]
-
-    def homes_of(self, copy: int) -> Sequence[int]:
-        """The workers of a copy of the graph that has workers of its own."""
-        many = len(self.workers)
-        span = self._span(many)
-        return [copy % many] if span == 1 else range(copy * span, (copy + 1) * span)
-
-    def copies_on(self, worker: int) -> Sequence[int]:
-        """The copies of the graph that live on a worker, wholly or in part."""
-        copies, many = self.sharing.copies, len(self.workers)
-        span = self._span(many)
-        if span == 1:
-            return range(worker, copies, many)
-        return [worker // span] if worker < copies * span else []
-
-    def home_of(self, copy: int) -> int:
-        """The worker of a copy of the graph that is on one worker."""
-        return self.homes_of(copy)[0]
-
-    def home_of_letter(self, letter: Letter) -> int:
-        """The worker of the copy of a part that a letter is for."""
-        return self._letters_home[letter.part, letter.receiver]
 
     def stock_up(self) -> bool:
         """Give workers instances ahead of time, where these live on one wholly; whether so."""
@@ -350,7 +245,7 @@ class Engine:
 
     def set_present(self, worker: int, present: bool) -> None:
         """The copies of a worker take part, or do so no more."""
-        for k in self.copies_on(worker):
+        for k in self.homes.copies_on(worker):
             self.controller.assignment.open[k] = present
             self.sharing.set_present(k, present)
 
@@ -361,25 +256,18 @@ class Engine:
             How many instances were in flight there; they are to be admitted again.
         """
         unfinished = 0
-        for k in self.copies_on(worker):
+        for k in self.homes.copies_on(worker):
             unfinished += self.controller.lose(k)
-            self.gone |= {*self.homes_of(k)}
+            self.gone |= {*self.homes.of_copy(k)}
         return unfinished
 
     def release(self) -> bool:
         """Nothing moves: let those that wait for letters in training go on without; if any did."""
         return self.controller.training and self.sharing.release()
 
-    def _worker(self, w: int, workers: int, names: Mapping[str, str]) -> WorkerState:
+    def _worker(self, w: int) -> WorkerState:
         """A worker with the nodes that live there, and of the parts those that they use."""
-        operators, copies = self.wiring.operators, self.wiring.copies
-        used = {
-            (names.get(name), k)
-            for operator, numbers in copies.items()
-            for k, number in enumerate(numbers)
-            if self.home[number] == w
-            for name in _names_of(operators[operator])
-        }
+        used = self.homes.parts_on(w)
         parts = {
             each.name: (k, each)
             for name, weights in self._weights.items()
@@ -391,7 +279,7 @@ class Engine:
             self.nodes_of(w),
             {name: part for name, (_, part) in parts.items()},
             {name: k for name, (k, _) in parts.items()},
-            self.home,
+            self.homes.of_node,
             self.router,
             self.settings.policy(w),
             self.settings.portion,
@@ -455,7 +343,7 @@ class Engine:
         self.controller.check_empty()
         self.sharing.check_settled()
         for number, node in self.wiring.nodes.items():
-            if self.home[number] not in self.gone:
+            if self.homes.of_node[number] not in self.gone:
                 node.check_empty()
         for part in self.parts.values():
             part.check_finite()
@@ -491,7 +379,7 @@ class Engine:
 
     def nodes_of(self, worker: int) -> list[AbstractNode]:
         """The nodes that live on a worker."""
-        return [n for i, n in self.wiring.nodes.items() if self.home[i] == worker]
+        return [n for i, n in self.wiring.nodes.items() if self.homes.of_node[i] == worker]
 
     def sums(self) -> dict[str, tuple[float, float]]:
         """Loss and metrics since the last call: name to (sum, rows), added over the losses."""
@@ -531,7 +419,7 @@ class Engine:
                 node.recall(memories[node.name])
 
     def nodes_by_worker(self) -> dict[str, int]:
-        return {n.name: self.home[i] for i, n in self.wiring.nodes.items()}
+        return {n.name: self.homes.of_node[i] for i, n in self.wiring.nodes.items()}
 
     def outline(self) -> Outline:
         """The graph as it is drawn: each operator with the nodes that do its work."""
@@ -555,28 +443,6 @@ class Engine:
         return [wiring.nodes[number].name for number in numbers]
 
 
-def _names_of(operator: AbstractOperator) -> list[str]:
-    """The operators whose work the node of one does."""
-    if isinstance(operator, Looping):
-        return [through.name for through in operator.throughs]
-    return [operator.name]
-
-
-def part_names(graph: Graph) -> dict[str, str]:
-    """Node name to part name, for nodes with parameters."""
-    names: dict[int, str] = {}
-    found: dict[str, str] = {}
-    for through in graph.throughs():
-        if not through.parameters:
-            continue
-        owner = through.owner
-        if id(owner) not in names:
-            wished = through.part.name if through.part is not None else None
-            names[id(owner)] = wished or through.name
-        found[through.name] = names[id(owner)]
-    return found
-
-
 def _weights(
     graph: Graph, names: Mapping[str, str], sharing: AbstractSharingState
 ) -> dict[str, Sequence[AbstractPart]]:
@@ -598,49 +464,3 @@ def _is_spread(graph: Graph, parts: Mapping[str, PartState], device: torch.devic
 
 
 _HOST = torch.device("cpu")
-
-
-def make_parts(
-    graph: Graph, defaults: Rules, device: torch.device | None = None
-) -> dict[str, PartState]:
-    """The parts of a graph at work, by name.
-
-    Args:
-        graph: Holds the modules, which are moved to their devices.
-        defaults: Of the parts' rules.
-        device: Of parts that name none; None leaves them where they are.
-
-    Raises:
-        ValueError: Two parts have the same name, a device does not exist, or a part's weights lie
-            on several.
-    """
-    names = part_names(graph)
-    parts: dict[str, PartState] = {}
-    owners: dict[str, int] = {}
-    for through in graph.throughs():
-        if through.name not in names:
-            continue
-        name = names[through.name]
-        owner = through.owner
-        if owners.setdefault(name, id(owner)) != id(owner):
-            raise ValueError(
-                f"two parts are called '{name}'; name one of them: Part(..., name=...)"
-            )
-        if name in parts:
-            continue
-        if not isinstance(through.part, Part):
-            assert through.module is not None
-            parts[name] = PartState(name, through.module, defaults, device=device)
-            continue
-        part, rules = through.part, through.part.rules(defaults)
-        where = device
-        if part.device is not None:
-            where = require_device(part.device, f"part '{name}'")
-        parts[name] = PartState(name, part.module, rules, where)
-    share_norms(parts)
-    return parts
-
-
-def original_name(name: str) -> str:
-    """The part that a copy is of."""
-    return name.partition("#")[0]

@@ -303,8 +303,8 @@ class _Clockwork:
 
     def _first_of(self, w: int) -> int:
         """The first of the workers that a copy has to itself, which come and go together."""
-        copies = self._engine.copies_on(w)
-        return self._engine.homes_of(copies[0])[0] if copies else w
+        copies = self._engine.homes.copies_on(w)
+        return self._engine.homes.of_copy(copies[0])[0] if copies else w
 
     def _set_present(self, w: int, present: bool) -> bool:
         """Whether copies take part or do not that did not or did."""
@@ -312,7 +312,7 @@ class _Clockwork:
         self._engine.set_present(w, present)
         changed = self._sharing.present() != before
         if changed and present:
-            self._watch.joined(w, self._engine.copies_on(w), self._now)
+            self._watch.joined(w, self._engine.homes.copies_on(w), self._now)
         return changed
 
     def _happen(self, event: Event) -> None:
@@ -335,7 +335,7 @@ class _Clockwork:
     def _die(self, w: int) -> bool:
         """What a worker had is gone; whether it had copies that took part."""
         engine, sharing = self._engine, self._sharing
-        copies = [k for k in engine.copies_on(w) if sharing.present()[k]]
+        copies = [k for k in engine.homes.copies_on(w) if sharing.present()[k]]
         if not copies:
             return False
         unfinished = engine.lose(w)
@@ -424,7 +424,7 @@ class _Clockwork:
 
     def _send_letters(self, w: int, letters: Sequence[Letter]) -> None:
         for letter in letters:
-            to = self._engine.home_of_letter(letter)
+            to = self._engine.homes.of_letter(letter)
             if to != w or letter.collective:
                 self._links.carry((w, to), letter.nbytes)
             arrives = self._links.letter(w, to, letter, self._now)
@@ -492,7 +492,7 @@ class _Clockwork:
     def _admit(self) -> None:
         while (out := self._next()) is not None:
             for delivery in out.deliveries:
-                w, arrives = self._engine.home[delivery.node], self._now
+                w, arrives = self._engine.homes.of_node[delivery.node], self._now
                 if self._apart:
                     nbytes = self._runtime.costs.nbytes(delivery)
                     arrives = self._links.batch(self._parent, w, nbytes, self._now)

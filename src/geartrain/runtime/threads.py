@@ -262,7 +262,7 @@ class _Run:
 
     def _post_letters(self, letters: Sequence[Letter]) -> None:
         for letter in letters:
-            self._post(self._engine.home_of_letter(letter), letter)
+            self._post(self._engine.homes.of_letter(letter), letter)
 
     def _rest(self) -> None:
         """All workers are idle and nothing is under way; called under the lock.
@@ -277,7 +277,7 @@ class _Run:
             for step in worker.take_steps():
                 self._watch.stepped(w, step, self._now())
             for letter in worker.take_letters():
-                to = engine.home_of_letter(letter)
+                to = engine.homes.of_letter(letter)
                 self._inboxes[to].append(letter)
         for bell in self._bells:
             bell.notify()
@@ -345,7 +345,7 @@ class _Run:
             while (out := self._feeder.admit(self._engine)) is not None:
                 self._count(out)
                 for delivery in out.deliveries:
-                    self._post(self._engine.home[delivery.node], delivery)
+                    self._post(self._engine.homes.of_node[delivery.node], delivery)
             if self._engine.sharing.talks:
                 return  # letters may be under way: see _rest
             if self._feeder.exhausted and not self._engine.controller.active:

@@ -272,7 +272,7 @@ class RuntimeChoice:
             )
             if {node.name for node in other.wiring.nodes.values()} != names:
                 return "a loop runs whole in one worker, and would go by its steps in several"
-            found[workers] = loads(other.wiring, other.home, workers, costs)
+            found[workers] = loads(other.wiring, other.homes.of_node, workers, costs)
         return found or f"the placement names more workers than {most}"
 
 

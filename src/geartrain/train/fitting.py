@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, final
@@ -25,7 +25,7 @@ import torch
 
 from geartrain.bounds import EPOCHS, MOST_EPOCHS, require_at_most
 from geartrain.data.points import evaluation_points, require_evaluate_every
-from geartrain.engine.engine import Engine, original_name
+from geartrain.engine.engine import Engine
 from geartrain.engine.instrument import (
     Chosen,
     EpochEnded,
@@ -34,19 +34,21 @@ from geartrain.engine.instrument import (
     RunStarted,
     Updated,
 )
-from geartrain.errors import DataError, NoRoomError, WorkerDiedError
+from geartrain.engine.parts import original_name
+from geartrain.errors import DataError, WorkerDiedError
 from geartrain.parts.trained import StepTaken
 from geartrain.runtime.base import AbstractFeeder
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.train.auto import MOST_MEASURED, measured_instances
-from geartrain.train.checkpoint import Retention, write_checkpoint
+from geartrain.train.checkpoint import Retention
 from geartrain.train.copies import ExchangeCounts, Feed
 from geartrain.train.deaths import COPIES, tell_restored
 from geartrain.train.in_flight import Seen
 from geartrain.train.observer import Observer, add_sums, means_of, tell
 from geartrain.train.options import Keep
-from geartrain.train.restart import Restart
+from geartrain.train.restart import Taken
 from geartrain.train.results import Fit, Reached, Target
+from geartrain.train.saving import Saving
 from geartrain.train.source import Data, Source
 from geartrain.train.state import State
 from geartrain.train.work import Work
@@ -70,19 +72,15 @@ class Fitting:
         evaluate_every: float | None,
         keep: Keep | None = None,
     ) -> None:
-        self._keep = keep
-        self._unsaved, self._unsaved_told = 0, (0, -math.inf)  # how many were, and when
-        self._is_saved = True
         self._s, self._source, self._valid = state, source, valid
-        self._epochs, self._until, self._retention, self._every = epochs, until, retention, every
+        self._epochs, self._until = epochs, until
+        self._counts = Taken()
+        self._saving = Saving(state, self._counts, retention, every, keep)
         self._points = _points(source, evaluate_every, state)
-        self._instances = self._skipped = 0
         self._seconds = 0.0
         self._reached: Reached | None = None
         self._interrupt = Interruptible()
         self._exchanged = ExchangeCounts(state.sharing)
-        self._restart: Restart | None = None
-        self._counted_at_restart = (0, 0)  # instances, skipped
         self._work = Work(state.runtime.workers)
 
     def run(self) -> Fit:
@@ -90,15 +88,7 @@ class Fitting:
             with self._interrupt:
                 return self._run()
         finally:
-            if (kept := self._kept) is not None:
-                kept.unlink(missing_ok=True)
-
-    @property
-    def _kept(self) -> Path | None:
-        """The file of the state that is kept; None: it is in memory."""
-        if self._keep is None or self._keep.folder is None:
-            return None
-        return Path(self._keep.folder) / "kept.safetensors"
+            self._saving.close()
 
     def _run(self) -> Fit:
         outcome: Literal["done", "target reached", "interrupted", "failed"] = "failed"
@@ -106,14 +96,14 @@ class Fitting:
         failure: BaseException | None = None
         try:
             tell(self._s.instruments, "on_run_started", self._started())
-            self._keep_restart(None)
+            self._saving.set_restart(None)
             self._epochs_until_the_end()
             outcome = "target reached" if self._reached else "done"
         except KeyboardInterrupt as error:
             outcome, message, failure = "interrupted", str(error), error
             if self._s.engine is not None:
                 self._s.sharing.agree()  # without a search for the best: somebody waits
-                self._save(is_best=False)
+                self._saving.save(is_best=False)
             raise
         except BaseException as error:
             message, failure = f"{type(error).__name__}: {error}", error
@@ -121,14 +111,15 @@ class Fitting:
         finally:
             at, deaths = self._s.position, self._s.deaths
             ended = RunEnded(
-                *(outcome, self._instances, self._seconds, message, at.train_seconds),
-                *(len(deaths), deaths.repeated, self._unsaved),
+                *(outcome, self._counts.trained, self._seconds, message, at.train_seconds),
+                *(len(deaths), deaths.repeated, self._saving.unsaved),
             )
             self._say_farewell(ended, failure)
         last = at.history[-1].staleness if at.history else {}
+        counts = self._counts
         return Fit(
-            *(tuple(at.history), self._reached, self._instances, self._seconds, self._skipped),
-            *(last, len(deaths), deaths.repeated, self._unsaved, self._is_saved),
+            *(tuple(at.history), self._reached, counts.trained, self._seconds, counts.skipped),
+            *(last, len(deaths), deaths.repeated, self._saving.unsaved, self._saving.is_saved),
         )
 
     def _epochs_until_the_end(self) -> None:
@@ -182,43 +173,16 @@ class Fitting:
                 self._flush()
                 self._enter(epoch_ended=True)
                 return
-            if self._saves_between(before, at.taken) and not self._is_due():
+            if self._saving.is_due(before, at.taken) and not self._is_due():
                 self._agree()
-                self._save(is_best=False)
-            elif self._keeps_now() and not self._is_due():
-                self._keep_now()
-
-    def _keeps_now(self) -> bool:
-        """Whether it is time to keep a state to go back to."""
-        keep, restart, at = self._keep, self._restart, self._s.position
-        if keep is None or restart is None:
-            return False
-        if keep.every is not None and at.trained - restart.trained >= keep.every:
-            return True
-        return keep.seconds is not None and at.train_seconds - restart.train_seconds >= keep.seconds
-
-    def _keep_now(self) -> None:
-        """Keep a state to go back to; where there is no room for it, the one before stays."""
-        path = self._kept
-        if path is None:
-            self._keep_restart(None)
-            return
-        try:
-            tensors, document = self._s.snapshot()
-            write_checkpoint(path, tensors, document)
-        except NoRoomError as error:
-            self._go_on_unsaved(error)
-        else:
-            self._keep_restart(path)
+                self._saving.save(is_best=False)
+            elif self._saving.is_kept_now() and not self._is_due():
+                self._saving.keep()
 
     def _is_due(self) -> bool:
         """Whether there was a point within the epoch to validate at, and nobody has yet."""
         at = self._s.position
         return any(at.entered < point <= at.taken for point in self._points[:-1])
-
-    def _saves_between(self, before: int, after: int) -> bool:
-        """Whether a checkpoint within the epoch is due; minibatches that are whole go past it."""
-        return self._every is not None and after // self._every > before // self._every
 
     def _enter(self, *, epoch_ended: bool) -> None:
         """Validate, and add to the history what was trained since its last entry."""
@@ -241,7 +205,7 @@ class Fitting:
         if self._until is not None and self._until.reached(event.valid):
             value = event.valid[self._until.metric]
             self._reached = Reached(self._until.metric, value, at.train_seconds, event.epoch)
-        self._save(is_best=best)
+        self._saving.save(is_best=best)
         tell(s.instruments, "on_epoch_ended", event)
 
     def _agree(self) -> None:
@@ -327,7 +291,7 @@ class Fitting:
             at.taken,
             lambda: at.sums,
             on_left=self._went_on,
-            on_finished=self._pausing(feeder),
+            on_finished=self._saving.pausing(feeder),
         )
         began, began_s = engine.controller.trained, time.perf_counter()
         try:
@@ -376,11 +340,8 @@ class Fitting:
         s, at, most = self._s, self._s.position, self._s.settings.max_active
         meeting = s.sharing.until_meeting(at.trained)
         until_next = [] if meeting is None else [meeting]
-        if self._every is not None:
-            until_next.append(self._every - at.taken % self._every)
+        until_next += self._saving.limits()
         until_next += [point - at.taken for point in self._points[:-1] if point > at.taken][:1]
-        if self._keep is not None and self._keep.every is not None and self._restart is not None:
-            until_next.append(max(1, self._keep.every - (at.trained - self._restart.trained)))
         if measures is not None:
             wanted = MOST_MEASURED if measures == "in flight" else measured_instances(most)
             if measures == "choice":
@@ -396,8 +357,7 @@ class Fitting:
         with self._counted():
             event = self._s.choose(self._left())
         self._work.workers = self._s.runtime.workers
-        if self._s.deaths.most:
-            self._keep_restart(None)  # copies are not in a state of before
+        self._saving.set_restart(None)  # copies are not in a state of before
         self._tell_chosen(event)
 
     def _tell_chosen(self, event: Chosen) -> None:
@@ -420,7 +380,7 @@ class Fitting:
         Raises:
             WorkerDiedError: It is not to be gone on after.
         """
-        s, restart = self._s, self._restart
+        s, restart = self._s, self._saving.restart
         s.deaths.count(death)
         assert restart is not None
         self._spend(seconds)
@@ -430,7 +390,7 @@ class Fitting:
         at = s.position
         lost = spent - at.train_seconds
         at.train_seconds, at.epoch_seconds = spent, at.epoch_seconds + lost
-        self._instances, self._skipped = self._counted_at_restart
+        self._counts.trained, self._counts.skipped = restart.counts.trained, restart.counts.skipped
         s.deaths.repeated += repeated
         s.deaths.seconds += lost
         event = Restored(
@@ -467,25 +427,6 @@ class Fitting:
         )
         tell_restored(s.instruments, event)
 
-    def _pausing(self, feeder: AbstractFeeder) -> Callable[[float], None] | None:
-        """Ends a segment when it is time to keep a state; None: that goes by no clock."""
-        keep, restart = self._keep, self._restart
-        if keep is None or keep.seconds is None or restart is None:
-            return None
-        left = restart.train_seconds + keep.seconds - self._s.position.train_seconds
-
-        def look(now_s: float) -> None:
-            if now_s >= left:
-                feeder.pause()
-
-        return look
-
-    def _keep_restart(self, path: Path | None) -> None:
-        """Have this state be gone back to; it is in a file, or there is no such file."""
-        if self._s.deaths.most:
-            self._restart = Restart(self._s, path)
-            self._counted_at_restart = self._instances, self._skipped
-
     def _rest(self, engine: Engine) -> None:
         """The steps that fall due as workers hand in what they have gathered."""
         with self._counted():
@@ -504,8 +445,8 @@ class Fitting:
         at.sums = add_sums(at.sums, engine.sums())
         for part, n in watch.updates.items():
             at.updates[part] = at.updates.get(part, 0) + n
-        self._instances += engine.controller.trained - began
-        self._skipped += feeder.skipped
+        self._counts.trained += engine.controller.trained - began
+        self._counts.skipped += feeder.skipped
 
     def _ended(self, *, epoch_ended: bool) -> EpochEnded:
         s, at = self._s, self._s.position
@@ -551,30 +492,6 @@ class Fitting:
             return True
         return False
 
-    def _save(self, *, is_best: bool) -> None:
-        saved = None
-        if self._retention is not None:
-            tensors, document = self._s.snapshot()
-            number = self._s.position.trained
-            try:
-                self._retention.save(number, tensors, document, is_best=is_best)
-                saved = self._retention.latest
-            except NoRoomError as error:
-                self._go_on_unsaved(error)
-            self._is_saved = saved is not None
-        self._keep_restart(saved)
-
-    def _go_on_unsaved(self, error: NoRoomError) -> None:
-        """A full disk ends no run: say so, at most once in a while, and go on."""
-        self._unsaved += 1
-        told, when = self._unsaved_told
-        now = time.monotonic()
-        if now - when >= _UNSAVED_S:
-            more = self._unsaved - told - 1
-            others = f" ({more} more since this was last said)" if more else ""
-            log.warning("training goes on without this checkpoint%s: %s", others, error)
-            self._unsaved_told = self._unsaved, now
-
     def _started(self) -> RunStarted:
         s = self._s
         engine = s.ready(self._source)
@@ -605,9 +522,6 @@ def _seen(engine: Engine, watch: Observer, began: int) -> Seen:
         max(watch.updates.values(), default=0) * controller.copies / trained,
         held / (active * controller.copies),
     )
-
-
-_UNSAVED_S = 60.0  # between two warnings that there is no room
 
 
 def require_fit_arguments(

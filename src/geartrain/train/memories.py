@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from geartrain.engine.engine import original_name
+from geartrain.engine.parts import original_name
 from geartrain.errors import CheckpointError
 from geartrain.nodes.node import Memory
 from geartrain.nodes.replay import require_memory

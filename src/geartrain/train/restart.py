@@ -7,6 +7,7 @@ beginning. With a folder it is the file, once there is one; else it is in memory
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
@@ -16,20 +17,33 @@ from geartrain.train.state import State
 
 
 @final
+@dataclass(slots=True)
+class Taken:
+    """Instances of a call of ``fit``: trained, and left out as bad."""
+
+    trained: int = 0
+    skipped: int = 0
+
+
+@final
 class Restart:
     """A state of a session at rest, to go back to.
 
     Args:
         state: Of now.
+        counts: Of the call, as they are now.
         path: A checkpoint that has it; None: it is copied into memory.
 
     Attributes:
-        trained, train_seconds: Instances trained, and seconds of it, when it was made.
+        trained, train_seconds: Instances trained, by all calls, and seconds of it, when it was
+            made.
+        counts: Of the call, as they were then.
     """
 
-    def __init__(self, state: State, path: Path | None) -> None:
+    def __init__(self, state: State, counts: Taken, path: Path | None) -> None:
         self.trained = state.position.trained
         self.train_seconds = state.position.train_seconds
+        self.counts = replace(counts)
         self._path = path
         if path is None:
             tensors, document = state.snapshot()

@@ -22,9 +22,10 @@ import torch
 
 from geartrain.bounds import MOST_SEED, SEED
 from geartrain.device import require_device
-from geartrain.engine.engine import Settings, make_parts
 from geartrain.engine.instrument import AbstractInstrument
+from geartrain.engine.parts import make_parts
 from geartrain.engine.schedule import Schedule
+from geartrain.engine.settings import Settings
 from geartrain.frames.precision import require_float32, require_precision
 from geartrain.graph.graph import Graph
 from geartrain.graph.learning import require_loss

@@ -18,14 +18,16 @@ from torch import Tensor
 
 from geartrain.engine.advice import Advice
 from geartrain.engine.costs import NodeCost
-from geartrain.engine.engine import Engine, Settings, original_name, part_names
+from geartrain.engine.engine import Engine
 from geartrain.engine.instrument import (
     AbstractInstrument,
     Chosen,
     PartStaleness,
     Restored,
 )
+from geartrain.engine.parts import original_name, part_names
 from geartrain.engine.placement import loads
+from geartrain.engine.settings import Settings
 from geartrain.errors import DataError, WorkerDiedError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
@@ -241,7 +243,7 @@ class State:
     def why_placed(self) -> str:
         """What the workers take of the seconds that were measured, in a line."""
         engine = self.ready_again()
-        busy = loads(engine.wiring, engine.home, self.runtime.workers, self.costs)
+        busy = loads(engine.wiring, engine.homes.of_node, self.runtime.workers, self.costs)
         total = sum(busy) or 1.0
         named = [", ".join(f"'{n}'" for n in w.parts) or "no part" for w in engine.workers]
         told = [

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from geartrain.codec import encode
-from geartrain.engine.engine import MadeOf, Passing, original_name
+from geartrain.engine.engine import MadeOf, Passing
+from geartrain.engine.parts import original_name
 from geartrain.engine.router import Delivery
 from geartrain.engine.worker import Firing
 from geartrain.errors import GeartrainError, TransportError
@@ -157,7 +158,7 @@ class _Work:
                 if name in self._state.parts
             },
             engine.sharing.copies,
-            engine.copies_on(worker),
+            engine.homes.copies_on(worker),
         )
         self._stock = engine.stock(worker)
         self._report, self._pace = Report(), Pace(self._stock)
@@ -298,7 +299,7 @@ class _Work:
     def _go_on_without(self, worker: int) -> None:
         """Another worker is gone, and the copies of the model that lived there."""
         self._gone.add(worker)
-        for k in self._engine.copies_on(worker):
+        for k in self._engine.homes.copies_on(worker):
             self._engine.sharing.set_present(k, False)
         self._after_exchange([])
 
@@ -319,7 +320,7 @@ class _Work:
 
     def _post(self, letters: Sequence[Letter]) -> None:
         for letter in letters:
-            to = self._engine.home_of_letter(letter)
+            to = self._engine.homes.of_letter(letter)
             if to == self._me:
                 self._state.receive(letter)
             elif to in self._gone:

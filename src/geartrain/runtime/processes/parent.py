@@ -133,11 +133,13 @@ class Parent:
         engine, worker = self._engine, death.worker
         if not self._goes_on or worker is None or self._gave_up or worker not in self._there:
             raise death
-        lost = [k for k in engine.copies_on(worker) if worker not in self._done]
+        lost = [k for k in engine.homes.copies_on(worker) if worker not in self._done]
         left = sum(engine.sharing.present()) - len({*self._lost, *lost})
         if left < max(1, engine.sharing.least):
             raise death
-        self._part_from({worker, *(w for k in lost for w in engine.homes_of(k))} & {*self._there})
+        self._part_from(
+            {worker, *(w for k in lost for w in engine.homes.of_copy(k))} & {*self._there}
+        )
         self._lost += lost
         unfinished = engine.lose(worker) if lost else 0
         # What was said at rest before was without this; it is asked anew, under another number.
@@ -406,7 +408,7 @@ class Parent:
                     self._send(w, record)
             for delivery in out.deliveries:
                 record = to_record(delivery.node, delivery.port, delivery.batch)
-                self._send(engine.home[delivery.node], record)
+                self._send(engine.homes.of_node[delivery.node], record)
             out.deliveries.clear()
             self._count(out)
         if self._feeder.exhausted and engine.controller.over:
@@ -437,10 +439,10 @@ class Parent:
         for told in engine.wiring.arena.take_news():
             news.setdefault(told.copy, []).append(told)
         for copy, some in news.items():
-            w = engine.home_of(copy)
+            w = engine.homes.of_copy(copy)[0]
             for told in some[:-1]:  # as when instances came one by one
                 self._send(w, admitted_to_record(told))
-            rows = [d for d in deliveries if engine.home[d.node] == w]
+            rows = [d for d in deliveries if engine.homes.of_node[d.node] == w]
             slots = join_arrays([told.slots for told in some])
             elsewhere = controller.trained - int(self._finished[copy])
             lot = Lot(slots, controller.waits_for(slots), elsewhere, rows)

@@ -128,7 +128,7 @@ class AbstractSupervised(AbstractRuntime):
         if not (sharing.talks and engine.controller.training):
             return
         for w in range(self.workers):
-            absent = [k for k in engine.copies_on(w) if not sharing.present()[k]]
+            absent = [k for k in engine.homes.copies_on(w) if not sharing.present()[k]]
             if absent:
                 engine.set_present(w, True)
                 watch.joined(w, absent, 0.0)
