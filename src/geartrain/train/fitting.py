@@ -46,7 +46,7 @@ from geartrain.train.deaths import COPIES, tell_restored
 from geartrain.train.in_flight import Seen
 from geartrain.train.observer import Observer, add_sums, means_of, tell
 from geartrain.train.options import Keep
-from geartrain.train.restart import Taken
+from geartrain.train.restart import CallCounts
 from geartrain.train.results import Fit, Reached, Target
 from geartrain.train.saving import Saving
 from geartrain.train.source import Data, Source
@@ -74,7 +74,7 @@ class Fitting:
     ) -> None:
         self._s, self._source, self._valid = state, source, valid
         self._epochs, self._until = epochs, until
-        self._counts = Taken()
+        self._counts = CallCounts()
         self._saving = Saving(state, self._counts, retention, every, keep)
         self._points = _points(source, evaluate_every, state)
         self._seconds = 0.0

@@ -18,7 +18,7 @@ from geartrain.train.state import State
 
 @final
 @dataclass(slots=True)
-class Taken:
+class CallCounts:
     """Instances of a call of ``fit``: trained, and left out as bad."""
 
     trained: int = 0
@@ -40,7 +40,7 @@ class Restart:
         counts: Of the call, as they were then.
     """
 
-    def __init__(self, state: State, counts: Taken, path: Path | None) -> None:
+    def __init__(self, state: State, counts: CallCounts, path: Path | None) -> None:
         self.trained = state.position.trained
         self.train_seconds = state.position.train_seconds
         self.counts = replace(counts)

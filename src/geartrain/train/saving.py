@@ -16,7 +16,7 @@ from geartrain.errors import NoRoomError
 from geartrain.runtime.base import AbstractFeeder
 from geartrain.train.checkpoint import Retention, write_checkpoint
 from geartrain.train.options import Keep
-from geartrain.train.restart import Restart, Taken
+from geartrain.train.restart import CallCounts, Restart
 from geartrain.train.state import State
 
 log = logging.getLogger("geartrain.train")
@@ -44,7 +44,7 @@ class Saving:
     def __init__(
         self,
         state: State,
-        counts: Taken,
+        counts: CallCounts,
         retention: Retention | None,
         every: int | None,
         keep: Keep | None,
