@@ -27,10 +27,10 @@ from geartrain.frames.frame import Admitted
 from geartrain.frames.message import join_arrays
 from geartrain.nodes.loss import Objective
 from geartrain.parts.snapshot import take_over
-from geartrain.parts.trained import AbstractPart
 from geartrain.runtime.base import AbstractFeeder, Watch, log
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.runtime.processes.child import Pass
+from geartrain.runtime.processes.contents import pickled, tensors_written
 from geartrain.runtime.processes.failures import error_of_json
 from geartrain.runtime.processes.flying import MOST_FLYING, Flying
 from geartrain.runtime.processes.members import AbstractPool, Hollow, death
@@ -242,7 +242,7 @@ class Parent:
     def _hand_over(self) -> None:
         """Give the workers the graph, the parts as they are, and what they need to know."""
         engine, pool = self._engine, self._pool
-        tensors = tensors_of(engine)
+        tensors = tensors_written(engine)
         if pool.shares:
             pool.shared.move(tensors)
         self._transport = pool.transport(self._place)
@@ -597,72 +597,3 @@ class Parent:
             "to be what cloudpickle can carry, and what it names has to be importable there"
         )
         raise error
-
-
-def tensors_of(engine: Engine) -> list[Tensor]:
-    """What workers write to and the user's modules hold: weights, buffers, optimisers' state."""
-    modules = [*engine.made_of.graph.modules(), *(p.module for p in engine.parts.values())]
-    found: list[Tensor] = []
-    for module in modules:
-        found += [*module.parameters(), *module.buffers()]
-    for part in engine.parts.values():
-        states = () if part.optimizer is None else part.optimizer.state.values()
-        for state in states:
-            found += [x for x in state.values() if isinstance(x, Tensor)]
-    found += engine.sharing.in_common()
-    unique = {id(x): x for x in found}
-    for x in unique.values():
-        if not x.is_cpu:
-            raise ValueError(
-                f"runtime=Processes(...): a weight of shape {tuple(x.shape)} lies on {x.device}; "
-                "worker processes share memory of the host: use runtime=gt.Threads(...) for devices"
-            )
-    return list(unique.values())
-
-
-def pickled(
-    given: Pass,
-    pool: AbstractPool,
-    parts: Mapping[str, AbstractPart],
-    hollow: Collection[Tensor] = (),
-) -> bytes:
-    """A pass as a worker gets it.
-
-    Raises:
-        ValueError: Something in it cannot be pickled; names it, if that can be told.
-    """
-    try:
-        return pool.dumps(given, hollow)
-    except Exception as error:
-        raise ValueError(
-            f"the graph cannot be handed to worker processes: {type(error).__name__}: {error}"
-            f"{_culprit(given, pool, parts)}. What a module, function or rule of it holds has to "
-            "be what cloudpickle can carry: make locks, open files, generators and the like where "
-            "they are used, or use runtime=gt.Threads(...)"
-        ) from error
-
-
-def _culprit(given: Pass, pool: AbstractPool, parts: Mapping[str, AbstractPart]) -> str:
-    """Where it is that cannot be pickled, if that can be told."""
-    for name, part in parts.items():
-        for path, module in part.module.named_modules():
-            for attribute, value in vars(module).items():
-                if attribute != "_modules" and not _can_be_pickled(value, pool):
-                    at = f", its module '{path}'" if path else ""
-                    return (
-                        f"; it is in part '{name}'{at}: {type(module).__name__}.{attribute}, a "
-                        f"{type(value).__name__}"
-                    )
-    for operator in given.made_of.graph.operators:
-        for attribute, value in vars(operator).items():
-            if callable(value) and not _can_be_pickled(value, pool):
-                return f"; it is in '{operator.name}': its {attribute}"
-    return ""
-
-
-def _can_be_pickled(thing: object, pool: AbstractPool) -> bool:
-    try:
-        pool.dumps(thing)
-    except Exception:  # noqa: BLE001 - of whatever type; it is looked for after it was raised
-        return False
-    return True
