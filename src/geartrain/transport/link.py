@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 import os
 import select
-import stat
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -49,12 +48,14 @@ from geartrain.transport.record import (
     decode,
     encode,
 )
+from geartrain.transport.sockets import (
+    IPC,
+    prepare_pull,
+    prepare_push,
+    require_closed_to_others,
+    socket_file,
+)
 
-_KERNEL_BYTES: Final = 1 << 20
-"""Room in the kernel for a socket file, which grants less; by itself it has room for one batch of
-128 KiB, and both sides wait for one another: 3,000 a second, not 10,000. Tcp measures its own."""
-_IPC: Final = "ipc://"
-_TCP: Final = "tcp://"
 _NOW: Final = int(zmq.NOBLOCK)  # enumerations cost more than what is done with them
 _MORE: Final = int(zmq.SNDMORE)
 _send: Final = zmq.backend.Socket.send  # of the socket itself: what zmq.Socket adds is not needed
@@ -65,16 +66,6 @@ _HEARD_MESSAGES: Final = 64
 _HEARD_BYTES: Final = 1 << 20
 """After so many messages or bytes from a process that was not written to since, it is told."""
 _MOST_A_POLL: Final = 256
-_MOST_NAME: Final = 107  # bytes of a socket file's path, of Linux
-_RETRY_MS: Final = 10  # until the other side has bound
-_MOST_RETRY_MS: Final = 500
-_MOST_ANSWER_BYTES: Final = 1 << 16  # of what comes to a socket that sends: handshakes
-_CONNECT_MS: Final = 2000  # a door that was shut may be open by then
-_HANDSHAKE_MS: Final = 10_000
-_BEAT_MS: Final = 2000
-_MOST_SILENT_MS: Final = 20_000
-"""A connection by tcp that carries nothing for as long, not even what ZeroMQ's own threads say, has
-ended: it is made anew, and what it lost shows. A link that was cut for 10 s goes on."""
 
 
 @final
@@ -139,7 +130,7 @@ class Transport:
     ) -> None:
         if generation < 0:
             raise ValueError(f"Transport(generation={generation}): give 0 or more")
-        _require_closed_to_others(at, keys, plain)
+        require_closed_to_others(at, keys, plain)
         self._order: CausalOrder[Record] = CausalOrder(n, me)
         self._me, self._n, self._generation = me, n, generation
         self._bounds = Bounds(n, most_bytes)
@@ -179,15 +170,9 @@ class Transport:
 
     def _bind(self, at: Path | str) -> str:
         pull = self._pull
-        pull.set_hwm(0)
-        pull.setsockopt(zmq.LINGER, 0)
-        pull.setsockopt(zmq.MAXMSGSIZE, self._bounds.most_bytes)
-        if isinstance(at, Path):
-            pull.setsockopt(zmq.RCVBUF, _KERNEL_BYTES)
-        elif at.startswith(_TCP):
-            _beat(pull)
-        address = at if isinstance(at, str) else self._address_of(self._me)
-        if isinstance(at, Path) and os.path.lexists(address.removeprefix(_IPC)):
+        address = at if isinstance(at, str) else socket_file(at, self._me, self._generation)
+        prepare_pull(pull, address, self._bounds.most_bytes)
+        if isinstance(at, Path) and os.path.lexists(address.removeprefix(IPC)):
             raise TransportError(
                 f"{address} is there already: process {self._me} of generation "
                 f"{self._generation} runs, or was killed; take a new folder or generation"
@@ -203,16 +188,6 @@ class Transport:
                 "is there and may be written to, or a free address"
             ) from error
         return pull.getsockopt_string(zmq.LAST_ENDPOINT)
-
-    def _address_of(self, k: int) -> str:
-        path = f"{self._folder}/{k}.{self._generation}"
-        if len(os.fsencode(path)) > _MOST_NAME:
-            raise ValueError(
-                f"Transport: the socket file {path} has a path of {len(os.fsencode(path))} bytes, "
-                f"and {_MOST_NAME} are the most; give a folder nearer to the root, such as one "
-                "of tempfile.mkdtemp()"
-            )
-        return f"{_IPC}{path}"
 
     def connect(
         self, addresses: Mapping[int, str], public_keys: Mapping[int, bytes] | None = None
@@ -309,20 +284,9 @@ class Transport:
                 f"Transport: process {to} is connected already, or is not one of 0..{self._n - 1}"
             )
         push: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
-        push.set_hwm(0)
-        push.setsockopt(zmq.LINGER, 0)
-        push.setsockopt(zmq.RECONNECT_IVL, _RETRY_MS)
-        push.setsockopt(zmq.RECONNECT_IVL_MAX, _MOST_RETRY_MS)
-        push.setsockopt(zmq.MAXMSGSIZE, _MOST_ANSWER_BYTES)
-        if address.startswith(_IPC):
-            push.setsockopt(zmq.SNDBUF, _KERNEL_BYTES)
-        else:
-            push.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
-            push.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        prepare_push(push, address, beats=self._pulse is None)
         if self._pulse is not None:
             self._pulse.watch(to, push, address)
-        elif not address.startswith(_IPC):
-            _beat(push)
         if self._keys is not None and key is not None:
             self._keys.protect(push, key)
         push.connect(address)
@@ -567,8 +531,8 @@ class Transport:
         self._closed = True
         if self._pid != os.getpid():
             return  # the sockets of a fork are its parent's
-        if self.address.startswith(_IPC):  # ZeroMQ leaves the file
-            Path(self.address.removeprefix(_IPC)).unlink(missing_ok=True)
+        if self.address.startswith(IPC):  # ZeroMQ leaves the file
+            Path(self.address.removeprefix(IPC)).unlink(missing_ok=True)
         for k, push in enumerate(self._pushes):
             if push is not None:
                 push.close(linger=round(linger_s * 1e3) if to in (None, k) else 0)
@@ -588,7 +552,7 @@ class Transport:
     def _connect_later(self, to: int) -> zmq.Socket[bytes]:
         if self._folder is None:
             raise TransportError(f"process {to} is not connected: call connect with its address")
-        return self._connect(to, self._address_of(to))
+        return self._connect(to, socket_file(self._folder, to, self._generation))
 
     def _require_open(self) -> None:
         if self._closed:
@@ -598,35 +562,3 @@ class Transport:
                 f"the transport of process {self._me} belongs to pid {self._pid}, and this is pid "
                 f"{os.getpid()}: make one after the fork"
             )
-
-
-def _beat(socket: zmq.Socket[bytes]) -> None:
-    socket.setsockopt(zmq.HEARTBEAT_IVL, _BEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _MOST_SILENT_MS)
-
-
-def _require_closed_to_others(at: Path | str, keys: Keys | None, plain: bool) -> None:
-    """Refuse to listen where anybody could write, unless that is asked for."""
-    if isinstance(at, str) and at.startswith(_TCP):
-        if (keys is None) != plain:
-            raise ValueError(
-                f"Transport({at!r}): tcp wants keys: give keys=Keys.make(), and connect the public "
-                "keys of the others; or plain=True, and then whoever reaches the port can read the "
-                "data and change or end the run"
-            )
-        return
-    if keys is not None or plain:
-        raise ValueError(f"Transport({str(at)!r}): keys and plain are for tcp, not for a folder")
-    folder = at if isinstance(at, Path) else Path(at.removeprefix(_IPC)).parent
-    if isinstance(at, str) and not at.startswith(_IPC):
-        raise ValueError(f"Transport({at!r}): give a folder, or an address of tcp:// or ipc://")
-    try:
-        found = folder.stat()
-    except OSError:
-        return  # binding says what is wrong with it
-    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise TransportError(
-            f"{folder} is of user {found.st_uid} and mode {stat.S_IMODE(found.st_mode):04o}, and "
-            f"others could write to its sockets; it has to be of user {os.getuid()} and mode 0700: "
-            f"chmod 700 {folder}, or take one of tempfile.mkdtemp()"
-        )
