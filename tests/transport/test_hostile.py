@@ -23,7 +23,7 @@ from benchmarks.cluster.hostile import (
     words,
 )
 from geartrain.errors import TransportError
-from geartrain.transport import door, link
+from geartrain.transport import door, sockets
 from geartrain.transport.record import Record
 from tests.transport.test_strangers import Group
 
@@ -172,8 +172,8 @@ def test_a_handshake_that_takes_too_long_is_ended(besieged: Besieged) -> None:
 def test_what_somebody_changes_on_the_way_is_not_heard_and_its_loss_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(link, "_BEAT_MS", 50)
-    monkeypatch.setattr(link, "_MOST_SILENT_MS", 200)
+    monkeypatch.setattr(sockets, "_BEAT_MS", 50)
+    monkeypatch.setattr(sockets, "_MOST_SILENT_MS", 200)
     with ExitStack() as stack:
         group = Group(stack, 2)
         a, b = group.members
