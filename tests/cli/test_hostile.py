@@ -78,7 +78,7 @@ def sized(command: str) -> list[str]:
     if command == "train":
         words += ["--runtime", "simulated"]
     if command == "simulate":
-        words += ["--replicas", "1"]
+        words += ["--replicas", "1", "--instances", "4"]
     if command == "compare":
         words += ["--against", "nothing like that"]
     if command in ("evaluate", "report"):

@@ -32,7 +32,7 @@ def test_hosts_over_links_are_a_table_and_json(geartrain, tmp_path):
 
 
 def test_a_run_without_costs_and_numbers_that_are_none_are_refused(geartrain, tmp_path):
-    for text in ("", "4,x", "0", "4,99999"):
+    for text in ("1_000", "٣", "", "4,x", "0", "4,99999"):
         with pytest.raises(ValueError, match="write N"):
             parse_hosts(text)
     (tmp_path / "metrics.jsonl").write_text("")

@@ -8,6 +8,7 @@ the log of a run                      ─┴► seconds by node ─► train, si
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -160,10 +161,9 @@ def parse_hosts(text: str) -> list[int]:
     Raises:
         ValueError: It is not of this form.
     """
-    try:
-        found = [int(each) for each in text.split(",")]
-    except ValueError:
-        found = []
+    words = text.split(",")
+    plain = all(re.fullmatch("[0-9]{1,9}", word) for word in words)  # int takes 1_000 and more
+    found = [int(word) for word in words] if plain else []
     if not found or min(found) < 1 or max(found) > MOST_WORKERS:
         raise ValueError(
             f"--hosts {text:.80}: write N[,N...], each from 1 to {MOST_WORKERS}, such as 4,16,64"
