@@ -22,8 +22,10 @@ from typing import Any, Final
 
 import torch
 
+import geartrain as gt
 from benchmarks.own.check import require_equal_gradients
 from benchmarks.own.programs import PROGRAMS
+from benchmarks.own.programs.program import Item
 from benchmarks.own.systems import System, Trained
 from benchmarks.peers.figures import Document, Spread, machine
 
@@ -52,7 +54,6 @@ def measure(name: str, given: argparse.Namespace) -> Document:
     systems = systems_of(given.in_flight, given.update)
     trained = [_trained(name, system, given) for system in systems]
     items = program.generate(given.instances, seed=1)
-    few = items[: given.plain]
     document: Document = {
         "program": name,
         "told": program.told,
@@ -60,16 +61,7 @@ def measure(name: str, given: argparse.Namespace) -> Document:
         "gradients_within": worst,
         "systems": [{"name": s.name, "runs": []} for s in systems],
     }
-    given_to = []
-    for one in trained:
-        share = few if one.system.way == "plain" else items
-        one.rows_with_loss = program.losses(share)
-        given_to.append(one.prepare(share))
-        warm = one.prepare(items[: max(one.system.update, 1)])
-        if one.system.way != "plain":
-            rows, one.rows_with_loss = one.rows_with_loss, program.losses(items[: len(warm)])
-            one(warm)
-            one.rows_with_loss = rows
+    given_to = _warmed(trained, items, given)
     for number in range(1, given.rounds + 1):
         places = range(len(trained))
         for place in places if number % 2 else reversed(places):
@@ -92,6 +84,26 @@ def measure(name: str, given: argparse.Namespace) -> Document:
         for place in range(len(trained)):
             document["systems"][place]["peak_mib"] = peak_of(name, place, given)
     return document
+
+
+def _warmed(
+    trained: Sequence[Trained], items: Sequence[Item], given: argparse.Namespace
+) -> list[Sequence[Item] | list[gt.Instance]]:
+    """What each system is given in a round, after the passes that do not count."""
+    given_to: list[Sequence[Item] | list[gt.Instance]] = []
+    for one in trained:
+        share = items[: given.plain] if one.system.way == "plain" else items
+        one.rows_with_loss = one.program.losses(share)
+        given_to.append(one.prepare(share))
+        warm = one.prepare(items[: max(one.system.update, 1)])
+        if one.system.way != "plain":
+            rows, one.rows_with_loss = one.rows_with_loss, one.program.losses(items[: len(warm)])
+            one(warm)
+            one.rows_with_loss = rows
+    for _ in range(given.warm):
+        for one, share in zip(trained, given_to, strict=True):
+            one(share)
+    return given_to
 
 
 def _trained(name: str, system: System, given: argparse.Namespace) -> Trained:
@@ -228,6 +240,9 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--update", type=int, default=64, help="instances of an update")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--instances", type=int, default=1024, help="of a round")
+    parser.add_argument(
+        "--warm", type=int, default=0, help="passes of each system before the rounds that count"
+    )
     parser.add_argument("--plain", type=int, default=64, help="instances of a round one at a time")
     parser.add_argument("--width", type=int, help="of the rows; default: the program's")
     parser.add_argument("--keep", choices=["inputs", "activations", "auto"], help="of all nodes")
@@ -264,9 +279,8 @@ def main(words: Sequence[str] | None = None) -> None:
     if given.read is not None:
         document = json.loads(given.read.read_text())
     else:
-        settings = {
-            k: getattr(given, k) for k in ("instances", "plain", "update", "rounds", "cpu", "rows")
-        }
+        told = "instances", "plain", "update", "rounds", "warm", "cpu", "rows"
+        settings = {k: getattr(given, k) for k in told}
         document = {"benchmark": "own", "machine": machine(), "settings": settings, "programs": []}
         for name in given.only:
             document["programs"].append(measure(name, given))

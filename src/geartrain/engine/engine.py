@@ -179,6 +179,7 @@ class Engine:
             return "its parts count messages"
         if not region.said:  # updates would end, and windows open, with whole instances
             how = f"; graph.loop(name='{region.name}', run='auto') has it run whole"
+            how *= region.loops
             if any(part.trigger.unit == "rows" for part in mine):
                 return f"its parts count rows{how}"
             if any(part.rules.window is not None for part in mine):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from geartrain.frames.frame import Schema
+from geartrain.graph.loops import Run
 from geartrain.graph.operator import AbstractOperator
 from geartrain.graph.through import Through
 
@@ -16,11 +17,13 @@ class AbstractGraph(Protocol):
     Attributes:
         vertex, edge, value: Names of columns; without edges None.
         operators: In the order in which they were made.
+        run: How loops and sections run of which nothing is said.
     """
 
     vertex: tuple[str, ...]
     edge: tuple[str, ...] | None
     value: tuple[str, ...]
+    run: Run
 
     @property
     def operators(self) -> Sequence[AbstractOperator]: ...

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from geartrain.graph.blueprint import AbstractGraph
 from geartrain.graph.fusion import fused
-from geartrain.graph.loops import find_loops, readers_of
+from geartrain.graph.loops import find_regions, readers_of
 from geartrain.graph.operator import AbstractOperator
 from geartrain.graph.through import Through
 
@@ -74,24 +74,27 @@ def text(graph: AbstractGraph) -> str:
         f"  {n:>{widths[0]}}  {name:<{widths[1]}}  {does:<{widths[2]}}  {to}".rstrip()
         for n, name, does, to in rows
     ]
-    return "\n".join([head, *lines, *_loops(operators)])
+    return "\n".join([head, *lines, *_regions(graph, operators, endings)])
 
 
-def _loops(operators: list[AbstractOperator]) -> list[str]:
-    """One line a loop: how it runs, and why so."""
+def _regions(
+    graph: AbstractGraph, operators: list[AbstractOperator], endings: Collection[int]
+) -> list[str]:
+    """One line a loop or section: how it runs, and why so."""
     unread = [o for o in operators if any(not sources for sources in o.sources)]
     if unread:
         return []
     names = {o.id: o.name for o in operators}
     lines = []
-    for loop in find_loops(operators, readers_of(operators)):
-        inside = ", ".join(names[number] for number in sorted(loop.operators))
-        how = "runs whole" if loop.whole else f"runs by steps, as {loop.reason}"
-        if loop.whole and not loop.said:
+    for region in find_regions(operators, readers_of(operators), graph.run, endings):
+        inside = ", ".join(names[number] for number in sorted(region.operators))
+        how = "runs whole" if region.whole else f"runs by steps, as {region.reason}"
+        if region.whole and not region.said:
             how += ", unless its parts count rows or have windows"
-        if loop.whole and loop.deciding:
-            how += f", payload decides ({', '.join(names[k] for k in loop.deciding)})"
-        lines.append(f"  loop '{loop.name}' {how}: {inside}")
+        if region.whole and region.deciding:
+            how += f", payload decides ({', '.join(names[k] for k in region.deciding)})"
+        kind = "loop" if region.loops else "section"
+        lines.append(f"  {kind} '{region.name.removesuffix(' section')}' {how}: {inside}")
     return lines
 
 

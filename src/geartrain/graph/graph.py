@@ -63,6 +63,9 @@ class Graph:
         vertex: Columns with one entry a vertex, which every instance brings.
         edge: Columns with one entry an edge, besides ``source`` and ``target``; None: no edges.
         value: Columns with one entry an instance.
+        run: How loops run of which nothing is said, and what has no loop: ``auto``, each loop as
+            ``loop`` says, and operators between which rows part or meet as one that takes whole
+            instances; ``steps``, each operator for itself. ``print(graph)`` says which.
     """
 
     def __init__(
@@ -71,7 +74,11 @@ class Graph:
         vertex: Sequence[str] = (),
         edge: Sequence[str] | None = None,
         value: Sequence[str] = (),
+        run: Literal["auto", "steps"] = "auto",
     ) -> None:
+        if run not in ("auto", "steps"):
+            raise ValueError(f"Graph(run={run!r}): give 'auto' or 'steps'")
+        self.run: Run = run
         self.vertex, self.value = _names(vertex, "vertex"), _names(value, "value")
         self.edge = None if edge is None else _names(edge, "edge")
         taken = [*self.vertex, *(self.edge or ()), *self.value]
@@ -121,9 +128,9 @@ class Graph:
                 one fires for itself, with whatever rows have come. ``whole``: one firing takes
                 instances through all turns; refused where that cannot be. ``auto``: whole where it
                 can be. ``print(graph)`` says which, and why. Loops that share operators are one.
-                Default: what the others of these say, else ``auto``, but by steps where a part in
-                the loop counts rows or has a window: updates of rows would end with whole
-                instances.
+                Default: what the others of these say, else what the graph does, but by steps where
+                a part in the loop counts rows or has a window: updates of rows would end with
+                whole instances.
         """
         if run not in (None, "auto", "steps", "whole"):
             raise ValueError(f"loop(run={run!r}): give 'auto', 'steps' or 'whole'")

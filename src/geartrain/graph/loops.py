@@ -1,7 +1,9 @@
-"""Loops of a graph: what is in them, and whether they may run over whole instances.
+"""Regions of a graph: loops and sections, and whether they may run over whole instances.
 
     operators ─► strongly connected ones, and of those before them as many as say how many rows
-    enter ─► a ``Region`` with the reason why it cannot, or none
+    enter ─► a loop: a ``Region`` with the reason why it cannot run whole, or none
+    the others ─► those that lead into one another, as far as they can run whole ─► a section, if
+    rows part or meet in it
 
 A loop may run whole where every module in it takes rows that may come back apart, and the number of
 rows that an instance sends in is known when it enters. Where control flow looks at columns alone it
@@ -27,6 +29,7 @@ from geartrain.graph.operators import (
     Flatmapping,
     Grouping,
     Joining,
+    Losing,
     Merging,
     Moving,
     Replaying,
@@ -49,10 +52,11 @@ _Count: TypeAlias = dict[tuple[str, Any], int]
 @final
 @dataclass(slots=True)
 class Region:
-    """A loop.
+    """A loop, or a section: operators without a loop that rows pass in one direction.
 
     Args:
-        name: Of the first of its ``graph.loop``.
+        name: Of the first of its ``graph.loop``; of a section, that of its first operator with
+            ``section`` behind it.
         run: As it was asked for, or the default.
         said: Whether it was asked for.
         operators: Numbers of those in it, without merges.
@@ -64,6 +68,7 @@ class Region:
         deciding: Numbers of those in it that read the payload to decide where rows go, or how many
             they are, in order.
         reason: Why it cannot run whole; None: it can.
+        loops: Whether rows go round in it; else it is a section.
     """
 
     name: str
@@ -76,6 +81,7 @@ class Region:
     reason: str | None = None
     said: bool = False
     counted: bool = True
+    loops: bool = True
 
     @property
     def whole(self) -> bool:
@@ -104,14 +110,21 @@ def readers_of(operators: Sequence[AbstractOperator]) -> dict[Port, Port]:
     return readers
 
 
-def find_loops(operators: Sequence[AbstractOperator], readers: Mapping[Port, Port]) -> list[Region]:
-    """The loops of a graph.
+def find_regions(
+    operators: Sequence[AbstractOperator],
+    readers: Mapping[Port, Port],
+    run: Run = DEFAULT,
+    endings: Collection[int] = (),
+) -> list[Region]:
+    """The loops and sections of a graph.
 
     Args:
         operators: With broadcasts and numbers.
         readers: Output port to the input port that it leads to, merges resolved.
+        run: How those run of which nothing is said.
+        endings: Numbers of those that are computed with a loss: they are in no section.
     """
-    known = _Known(operators, readers)
+    known = _Known(operators, readers, run)
     found: list[Region] = []
     for loop in known.loops():
         found.append(known.region(loop))
@@ -125,6 +138,8 @@ def find_loops(operators: Sequence[AbstractOperator], readers: Mapping[Port, Por
             shared = min(region.operators & other.operators)
             region.reason = f"the loop '{other.name}' has '{known.named(shared)}' too"
         kept.append(region)
+    if run != "steps":
+        kept += known.sections([r.operators for r in kept], endings)
     return sorted(kept, key=lambda r: min(r.operators))
 
 
@@ -168,7 +183,10 @@ class _Asked:
 class _Known:
     """A graph's operators, and who is before and behind whom."""
 
-    def __init__(self, operators: Sequence[AbstractOperator], readers: Mapping[Port, Port]) -> None:
+    def __init__(
+        self, operators: Sequence[AbstractOperator], readers: Mapping[Port, Port], run: Run
+    ) -> None:
+        self._run = run
         self._operators = {o.id: o for o in operators}
         self._readers = readers
         self._ahead: dict[int, set[int]] = {}
@@ -206,9 +224,9 @@ class _Known:
         ]
         asked = {o.run for o in merges if o.run is not None}
         first = next((o for o in merges if o.loops), merges[0])
-        run: Run = next((r for r in _STRONGEST if r in asked), DEFAULT)
+        run: Run = next((r for r in _STRONGEST if r in asked), self._run)
         region = Region(first.name, run, loop, said=bool(asked))
-        if "steps" in asked:
+        if run == "steps":
             region.reason = "it is to run by steps"
         while region.reason is None:
             region.reason = self._obstacle(region.operators)
@@ -235,13 +253,101 @@ class _Known:
                 break
             region.operators = self._with(unknown, region.operators)
         self._find_ports(region)
+        self._find_deciding(region)
+        return region
+
+    def sections(self, loops: Sequence[frozenset[int]], endings: Collection[int]) -> list[Region]:
+        """What may run whole outside the loops.
+
+        No row that has left a section comes back to it, so that it can wait for all rows of an
+        instance: each operator has a depth, the most others that do not run whole on a way to it,
+        and those of a section have one depth.
+
+        Args:
+            loops: Operators of each; loops that share some are taken as one.
+            endings: Others that are in no section.
+        """
+        looped = {number for loop in loops for number in loop}
+        able = {
+            number
+            for number in self._operators
+            if number not in looped and number not in endings and self._may_be_inside(number)
+        }
+        edges = [(a, b) for a, ahead in self._ahead.items() for b in ahead]
+        depth = self._depths(edges, able, loops)
+        near: dict[int, set[int]] = {number: set() for number in able}
+        for a, b in edges:
+            if a in able and b in able and depth[a] == depth[b]:
+                near[a].add(b)
+                near[b].add(a)
+        found: list[Region] = []
+        seen: set[int] = set()
+        for number in sorted(able):
+            if number not in seen:
+                members = _reached([number], near)
+                seen |= members
+                if self._parts_rows(members):
+                    found.append(self._section(members))
+        return found
+
+    def _depths(
+        self,
+        edges: Sequence[tuple[int, int]],
+        able: Collection[int],
+        loops: Sequence[frozenset[int]],
+    ) -> dict[int, int]:
+        """The most operators that are not able on a way to each; a loop counts as one."""
+        whose = {number: number for number in self._operators}
+        for loop in loops:
+            roots = {whose[number] for number in loop}
+            whose |= {k: min(roots) for k, root in whose.items() if root in roots}
+        between = [(whose[a], whose[b], a in able and b in able) for a, b in edges]
+        between = [(a, b, both) for a, b, both in between if a != b]
+        depth = dict.fromkeys(self._operators, 0)
+        settled = False
+        while not settled:
+            settled = True
+            for a, b, both in between:
+                if depth[b] < depth[a] + (not both):
+                    depth[b], settled = depth[a] + (not both), False
+        return {number: depth[root] for number, root in whose.items()}
+
+    def _may_be_inside(self, number: int) -> bool:
+        operator = self._operators[number]
+        ends = isinstance(operator, Input | Losing | Merging) or operator.ways == 0
+        return not ends and self._why_not(operator) is None
+
+    def _parts_rows(self, members: Collection[int]) -> bool:
+        """Whether rows part or meet among these, and several modules compute them."""
+        inside = [self._operators[number] for number in members]
+        modules = sum(isinstance(o, Through) for o in inside)
+        parting = Routing | Grouping | Joining | Flatmapping
+        return modules > 1 and any(isinstance(o, parting) for o in inside)
+
+    def _section(self, members: frozenset[int]) -> Region:
+        name = f"{self._operators[min(members)].name} section"
+        region = Region(name, self._run, members, loops=False)
+        self._find_ports(region)
+        gathering = self._gathering(region)
+        bundled = any(self._bundled(*port, frozenset()) for port in self._sources(region))
+        if bundled and gathering is not None:
+            region.reason = f"bundles enter it, and '{gathering}' brings rows together"
+        unknown = None if bundled else self._count_inputs(region)
+        region.counted = not bundled and unknown is None
+        if unknown is not None and gathering is not None:
+            named = self.named(unknown)
+            region.reason = f"how many rows enter it is known to '{named}' alone"
+        self._find_deciding(region)
+        return region
+
+    def _find_deciding(self, region: Region) -> None:
+        """Note who in a region reads payloads to decide."""
         region.deciding = [
             number
             for number in sorted(region.operators)
             if isinstance(self._operators[number], Ungrouping)
             or any(map(reads_payload, _deciding(self._operators[number])))
         ]
-        return region
 
     def _with(self, number: int, region: frozenset[int]) -> frozenset[int]:
         """A region with one more operator, its loop, and what is between."""

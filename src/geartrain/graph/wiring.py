@@ -15,7 +15,7 @@ from geartrain.graph.admission import Admission
 from geartrain.graph.blueprint import AbstractGraph
 from geartrain.graph.fusion import fused
 from geartrain.graph.looping import Looping, door_name, make_loop, memories_of
-from geartrain.graph.loops import Refusal, Region, find_loops, readers_of
+from geartrain.graph.loops import Refusal, Region, find_regions, readers_of
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input, Port
 from geartrain.graph.operators import Copying
@@ -113,11 +113,12 @@ def wire(
     readers = readers_of(operators)
     owned = {o.id: list(owners(o)) for o in operators if isinstance(o, Through)}
     how_many = _count_copies(operators, owned, readers, copies_of_all)
-    loops = _whole_loops(operators, readers, owned, how_many, spread, by_steps)
+    endings = fused(operators, apart)
+    regions = find_regions(operators, readers, graph.run, endings)
+    loops = _whole_loops(regions, operators, owned, how_many, spread, by_steps)
     copies: dict[int, tuple[int, ...]] = {}
     operator_of: dict[int, int] = {}
     next_number = len(operators) + 2 * len(loops) + 1
-    endings = fused(operators, apart)
     held: dict[tuple[int, int], Held] = {}
     together: dict[tuple[int, int], list[int]] = {}
     inside = {loss.id for loss in endings.values()}
@@ -221,20 +222,20 @@ def wire(
 
 
 def _whole_loops(
+    regions: Sequence[Region],
     operators: Sequence[AbstractOperator],
-    readers: Mapping[Port, Port],
     owned: Mapping[int, Sequence[Owner]],
     how_many: Mapping[int, int],
     spread: bool,
     by_steps: Refusal | None,
 ) -> list[Region]:
-    """The loops that run whole.
+    """The loops and sections that run whole.
 
     Raises:
         GraphError: One that is to cannot.
     """
     found = []
-    for region in find_loops(operators, readers):
+    for region in regions:
         copies = {len(owned[number]) for number in region.operators if number in owned}
         copies |= {how_many[m.id] for m in memories_of(operators, region)}
         if region.whole and len(copies) > 1:
