@@ -111,6 +111,39 @@ class Queue:
         self.rows -= max_rows
         return taken
 
+    def take_earliest(
+        self, max_rows: int, turns: Callable[[Batch], IntArray]
+    ) -> list[Forward | Backward]:
+        """Up to so many rows, of the instances that were admitted first; the rest stays.
+
+        What is taken in portions then falls into those of updates, and comes back as it went.
+
+        Args:
+            max_rows: Rows, at most.
+            turns: When the instance of each row of a batch was admitted.
+        """
+        if self.alone or self.rows <= max_rows:
+            return self.take(max_rows)
+        batches = list(self._batches)
+        found = [turns(batch) for batch in batches]
+        every = np.concatenate(found)
+        if (every[1:] >= every[:-1]).all():
+            return self.take(max_rows)
+        first = np.zeros(every.size, np.bool_)
+        first[every.argsort(kind="stable")[:max_rows]] = True
+        taken: list[Forward | Backward] = []
+        self._batches.clear()
+        begin = 0
+        for batch in batches:
+            mine = first[begin : begin + len(batch)]
+            begin += len(batch)
+            for rows, into in ((mine, taken), (~mine, self._batches)):
+                which = np.flatnonzero(rows)
+                if which.size:
+                    into.append(batch if which.size == mine.size else batch.take(which))
+        self.rows -= max_rows
+        return taken
+
     def take_latest(
         self, max_rows: int, left_by: Callable[[Backward], IntArray | None]
     ) -> list[Forward | Backward]:

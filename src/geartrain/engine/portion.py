@@ -72,7 +72,11 @@ class UpdatesWorth(AbstractPortion):
     def computing(
         self, queue: Queue, node: AbstractNode, parts: Collection[AbstractPart], weights: int
     ) -> int | None:
-        """As many as a whole update takes, or as are worth a firing."""
+        """As many as a whole update takes, or as are worth a firing.
+
+        Where autograd's graph of a firing is kept it is of use if all come back together, which
+        those of one update do.
+        """
         rows, messages = self.worth, 1
         for part in parts:
             trigger = part.trigger
@@ -82,6 +86,8 @@ class UpdatesWorth(AbstractPortion):
                 rows = max(rows, trigger.n)
             else:
                 messages = max(messages, trigger.n)
+        if messages > 1 and node.keeps_graphs:
+            return messages
         most = max(messages, queue.messages_with(rows, node.lengths))
         if messages > 1 and weights <= self.light:
             more = queue.messages_with(self.worth_light, node.lengths)

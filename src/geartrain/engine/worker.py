@@ -284,8 +284,7 @@ class WorkerState:
             # instances, and be a firing of their own. What completes an update goes at once.
             if 2 * node.grain < limit < queue.rows and limit != most:
                 limit -= limit % node.grain
-            back = queue.port == BACKWARD
-            batches = queue.take_latest(limit, node.left_by) if back else queue.take(limit)
+            batches = _taken(queue, node, limit)
             if not queue.rows:
                 del self._ready[queue]
             forward, rows = queue.port >= 0, sum(map(len, batches))
@@ -436,6 +435,16 @@ class WorkerState:
         if emission.spared is not None:
             meter.spared(node.name, emission.spared)
         return emission
+
+
+def _taken(queue: Queue, node: AbstractNode, limit: int) -> list[Forward | Backward]:
+    """What a firing takes: answers to the latest firing first, portions as they were admitted."""
+    if queue.port == BACKWARD:
+        return queue.take_latest(limit, node.left_by)
+    if queue.portion is None:
+        return queue.take(limit)
+    turn = node.place.arena.turn
+    return queue.take_earliest(limit, lambda batch: turn[node.slots(batch)])
 
 
 def _cells(batches: Sequence[Forward | Backward]) -> int:

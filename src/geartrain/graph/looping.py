@@ -163,7 +163,8 @@ class _Builder:
             self._stages[operator.id] = self._stage(operator)
         exits = [ExitStage(k) for k in range(len(region.exits))]
         between: list[AbstractStage] = []
-        back = back_ports({p: r for p, r in self._readers.items() if r[0] in self._members})
+        inner = {p: r for p, r in self._readers.items() if r[0] in self._members}
+        back = back_ports(inner, [number for number, _ in region.entries])
         for operator in self._members.values():
             stage = self._stages[operator.id]
             for port in range(operator.ways):

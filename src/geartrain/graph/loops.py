@@ -65,10 +65,9 @@ class Region:
         inputs: Input name to the rows that enter for each row that an instance brings there.
         counted: Whether an instance waits until all of its rows have come; else it goes on with
             those that have, as nothing in the loop brings rows together.
-        deciding: Numbers of those in it that read the payload to decide where rows go, or how many
-            they are, in order.
         reason: Why it cannot run whole; None: it can.
         loops: Whether rows go round in it; else it is a section.
+        look: Finds those that decide.
     """
 
     name: str
@@ -77,11 +76,20 @@ class Region:
     entries: list[Port] = field(default_factory=list)
     exits: list[Port] = field(default_factory=list)
     inputs: dict[str, int] = field(default_factory=dict)
-    deciding: list[int] = field(default_factory=list)
     reason: str | None = None
     said: bool = False
     counted: bool = True
     loops: bool = True
+    look: Callable[[Region], list[int]] = field(default=lambda region: [], repr=False)
+    _deciding: list[int] | None = None
+
+    @property
+    def deciding(self) -> list[int]:
+        """Numbers of those in it that read the payload to decide where rows go, or how many they
+        are, in order: their functions may be called for it, so it is asked of what runs whole."""
+        if self._deciding is None:
+            self._deciding = self.look(self)
+        return self._deciding
 
     @property
     def whole(self) -> bool:
@@ -225,7 +233,7 @@ class _Known:
         asked = {o.run for o in merges if o.run is not None}
         first = next((o for o in merges if o.loops), merges[0])
         run: Run = next((r for r in _STRONGEST if r in asked), self._run)
-        region = Region(first.name, run, loop, said=bool(asked))
+        region = Region(first.name, run, loop, said=bool(asked), look=self.deciding)
         if run == "steps":
             region.reason = "it is to run by steps"
         while region.reason is None:
@@ -253,7 +261,6 @@ class _Known:
                 break
             region.operators = self._with(unknown, region.operators)
         self._find_ports(region)
-        self._find_deciding(region)
         return region
 
     def sections(self, loops: Sequence[frozenset[int]], endings: Collection[int]) -> list[Region]:
@@ -326,7 +333,7 @@ class _Known:
 
     def _section(self, members: frozenset[int]) -> Region:
         name = f"{self._operators[min(members)].name} section"
-        region = Region(name, self._run, members, loops=False)
+        region = Region(name, self._run, members, loops=False, look=self.deciding)
         self._find_ports(region)
         gathering = self._gathering(region)
         bundled = any(self._bundled(*port, frozenset()) for port in self._sources(region))
@@ -337,12 +344,11 @@ class _Known:
         if unknown is not None and gathering is not None:
             named = self.named(unknown)
             region.reason = f"how many rows enter it is known to '{named}' alone"
-        self._find_deciding(region)
         return region
 
-    def _find_deciding(self, region: Region) -> None:
-        """Note who in a region reads payloads to decide."""
-        region.deciding = [
+    def deciding(self, region: Region) -> list[int]:
+        """Who in a region reads payloads to decide."""
+        return [
             number
             for number in sorted(region.operators)
             if isinstance(self._operators[number], Ungrouping)
@@ -478,11 +484,13 @@ class _Known:
         return total
 
 
-def back_ports(readers: Mapping[Port, Port]) -> set[Port]:
+def back_ports(readers: Mapping[Port, Port], first: Sequence[int] = ()) -> set[Port]:
     """Output ports without which the graph would have no cycle: those that lead back.
 
     Args:
         readers: Output port to the input port that it leads to.
+        first: Where rows come in, if all are on cycles. What is found depends on it: seen from
+            there, ways that part and meet again are beside one another.
     """
     ahead: dict[int, list[Port]] = {}
     for port in readers:
@@ -490,12 +498,12 @@ def back_ports(readers: Mapping[Port, Port]) -> set[Port]:
     found: set[Port] = set()
     done: set[int] = set()
     entered = {reader for reader, _ in readers.values()}
-    starts = [number for number in ahead if number not in entered] + list(ahead)
+    starts = [*(number for number in ahead if number not in entered), *first, *ahead]
     for start in starts:
         if start in done:
             continue
         path = {start}
-        stack = [(start, iter(ahead[start]))]
+        stack = [(start, iter(ahead.get(start, ())))]
         while stack:
             number, ports = stack[-1]
             for port in ports:

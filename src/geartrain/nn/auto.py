@@ -94,8 +94,9 @@ class MeasuredChoice(AbstractChoice):
         firings, rows = self._done.firings, self._done.rows
         ripe = firings >= FIRINGS and rows >= ROWS
         ripe = ripe or (firings >= LARGE_FIRINGS and rows >= LARGE_ROWS)
-        # A few rows that are left over are no measure, nor is what is being watched.
-        typical = 2 * n * self._done.firings >= self._done.rows
+        # A few rows that are left over are no measure, nor is what is being watched. Where another
+        # module of the class was measured with as many or more, nothing is.
+        typical = 2 * n * self._done.firings >= self._done.rows or self._known_of_more(n)
         watched = operations.listening or _get_current_dispatch_mode() is not None
         return self._decide(inputs) if ripe and typical and not watched else self._first
 
@@ -137,20 +138,26 @@ class MeasuredChoice(AbstractChoice):
         return program
 
     def _ratio(self, known: Known, program: Program, operands: Operands, inputs: Payload) -> float:
-        size = min(inputs[0].shape[0], _MOST_ROWS).bit_length() // 2
+        size = _size(inputs[0].shape[0])
         if size not in known.ratios:
             near = [known.ratios[k] for k in (size - 1, size + 1) if k in known.ratios]
             if near and max(near) <= CLEAR:
                 return max(near)
             # Modules of one class that differ in a number alone are traced each, and measured once.
-            others, alike = self._done.ratios, (self._kind, *(x.shape for x in operands.tensors()))
-            near = [others[alike, k] for k in (size, size - 1, size + 1) if (alike, k) in others]
+            others = self._done.ratios
+            alike: Hashable = (self._kind, *(x.shape for x in operands.tensors()))
+            near = [ratio for (who, k), ratio in others.items() if who == alike and k >= size - 1]
             if near and max(near) <= CLEAR:
                 return max(near)
             parameters = [x for x in operands.tensors() if isinstance(x, torch.nn.Parameter)]
             ratio = compare(program, self._first, inputs, parameters)
             known.ratios[size] = others[alike, size] = ratio
         return known.ratios[size]
+
+    def _known_of_more(self, n: int) -> bool:
+        """Whether it is clear that a module of this class gains by a derived kernel."""
+        found = [ratio for (_, k), ratio in self._done.ratios.items() if k >= _size(n)]
+        return bool(found) and max(found) <= CLEAR
 
     def _settle(self, why: str) -> AbstractKernel:
         self._settled = True
@@ -161,6 +168,11 @@ class MeasuredChoice(AbstractChoice):
         if self._experience.story != story:
             self._experience.story = story
             log.info("'%s', keep='auto': %s", self._name, story)
+
+
+def _size(n: int) -> int:
+    """Firings of about as many rows have one."""
+    return min(n, _MOST_ROWS).bit_length() // 2
 
 
 def compare(

@@ -27,12 +27,12 @@ class Done:
         firings: How many.
         rows: In them.
         ratios: What another kernel was measured to take of the time of the first, by what tells
-            modules of a class, and firings, from one another.
+            modules of a class from one another, and the size of the firing.
     """
 
     firings: int = 0
     rows: int = 0
-    ratios: dict[Hashable, float] = field(default_factory=dict)
+    ratios: dict[tuple[Hashable, int], float] = field(default_factory=dict)
 
 
 @final

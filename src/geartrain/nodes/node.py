@@ -134,6 +134,11 @@ class AbstractNode(ABC):
     """The loss that is computed in this node: in training a forward firing then adds gradients."""
 
     @property
+    def keeps_graphs(self) -> bool:
+        """Whether its firings run again unless their messages come back together."""
+        return False
+
+    @property
     def bundled(self) -> bool:
         """Whether the messages that it waits for are bundles, seen so far."""
         return False

@@ -61,8 +61,12 @@ class Came:
     lengths: IntArray | None
 
 
-def _ready(slots: IntArray, columns: int) -> Emission:
-    """The messages that tell a loop of instances whose rows wait at its door."""
+def _ready(slots: IntArray, columns: int, turn: IntArray) -> Emission:
+    """The messages that tell a loop of instances whose rows wait at its door.
+
+    Those that were admitted first come first: instances of one update then go in together.
+    """
+    slots = slots[turn[slots].argsort()]
     states = np.zeros((columns, slots.size), np.int64)
     states[INSTANCE] = slots
     return Emission([(0, Forward((), states, slots))])
@@ -122,7 +126,7 @@ class LoopDoor(AbstractNode):
         if not ready.size:
             return Emission()
         self._begun[ready] = False
-        return _ready(ready, state.shape[0])
+        return _ready(ready, state.shape[0], self.place.arena.turn)
 
     def _keep(self, port: int, first: int, batches: Sequence[Forward]) -> None:
         """Keep the payload of rows that have come."""
@@ -151,7 +155,7 @@ class LoopDoor(AbstractNode):
         self._missing[slots] -= counts  # below zero: so many are here
         new = slots[~told]
         self._begun[new] = True
-        return _ready(new, columns) if new.size else Emission()
+        return _ready(new, columns, self.place.arena.turn) if new.size else Emission()
 
     def take(self, slots: IntArray) -> list[Came]:
         """The rows of instances that are ready, by entry; they are to be released."""

@@ -117,6 +117,10 @@ class LoopNode(AbstractNode):
     def bundled(self) -> bool:
         return True
 
+    @property
+    def keeps_graphs(self) -> bool:
+        return any(isinstance(each.kernel, Remembering | RememberingRead) for each in self._inner)
+
     def lengths(self, batch: Forward | Backward) -> IntArray | None:
         if isinstance(batch, Forward):
             return self._door.entering(batch.state[INSTANCE])

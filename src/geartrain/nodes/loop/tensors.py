@@ -303,7 +303,7 @@ class _Pieces:
     A gradient that covers a piece is kept as it came, and not written to, as others may hold it.
     """
 
-    __slots__ = ("columns", "floating", "given", "owned", "scattered", "starts")
+    __slots__ = ("_dropped", "columns", "floating", "given", "owned", "scattered", "starts")
 
     def __init__(self, columns: Sequence[Tensor]) -> None:
         self.starts = [0]  # and the end
@@ -312,6 +312,7 @@ class _Pieces:
         self.owned: set[tuple[int, int]] = set()
         self.scattered: list[Tensor | None] = [None] * len(columns)
         self.floating = [x.is_floating_point() for x in columns]
+        self._dropped = [x.new_empty((0, *x.shape[1:])) for x in columns]
 
     def at(self, row: int) -> int:
         """The piece that has a row."""
@@ -333,8 +334,8 @@ class _Pieces:
 
     def drop(self, k: int) -> None:
         """Nobody asks any more for rows of a piece; what it looked like is known."""
-        self.columns[k] = [x.new_empty((0, *x.shape[1:])) for x in self.columns[k]]
-        self.given[k] = [None] * len(self.columns[k])
+        self.columns[k] = self._dropped
+        self.given[k] = [None] * len(self._dropped)
 
     def own(self, k: int, j: int) -> Tensor:
         """The gradient of a piece, to be added to."""
