@@ -64,6 +64,8 @@ def measure(name: str, given: argparse.Namespace) -> Document:
     given_to = _warmed(trained, items, given)
     for number in range(1, given.rounds + 1):
         places = range(len(trained))
+        if given.alike:
+            _level(trained)
         for place in places if number % 2 else reversed(places):
             one = trained[place]
             ran = one(given_to[place])
@@ -104,6 +106,13 @@ def _warmed(
         for one, share in zip(trained, given_to, strict=True):
             one(share)
     return given_to
+
+
+def _level(trained: Sequence[Trained]) -> None:
+    """All systems have the weights of the last one that batches by hand."""
+    weights = [one for one in trained if one.system.way == "hand"][-1].program.state_dict()
+    for one in trained:
+        one.program.load_state_dict(weights)
 
 
 def _trained(name: str, system: System, given: argparse.Namespace) -> Trained:
@@ -243,6 +252,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--warm", type=int, default=0, help="passes of each system before the rounds that count"
     )
+    parser.add_argument("--alike", action="store_true", help="equal weights before each round")
     parser.add_argument("--plain", type=int, default=64, help="instances of a round one at a time")
     parser.add_argument("--width", type=int, help="of the rows; default: the program's")
     parser.add_argument("--keep", choices=["inputs", "activations", "auto"], help="of all nodes")
@@ -279,7 +289,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if given.read is not None:
         document = json.loads(given.read.read_text())
     else:
-        told = "instances", "plain", "update", "rounds", "warm", "cpu", "rows"
+        told = "instances", "plain", "update", "rounds", "warm", "alike", "cpu", "rows"
         settings = {k: getattr(given, k) for k in told}
         document = {"benchmark": "own", "machine": machine(), "settings": settings, "programs": []}
         for name in given.only:

@@ -167,3 +167,19 @@ def test_so_many_payload_rows_are_in_so_many_messages(sizes, rows):
     found = queue.messages_with(rows, lambda batch: batch.lengths)
     assert sum(flat[: found - 1]) < rows
     assert found == len(flat) + 1 or sum(flat[:found]) >= rows
+
+
+def test_of_what_waits_the_instances_that_were_admitted_first_are_taken():
+    queue, turns = Queue(1, 0, alone=False), np.array([5, 0, 3, 1, 4, 2, 6])
+    for first, n in ((0, 3), (3, 1), (4, 3)):
+        queue.put(batch(first, n), first)
+
+    def admitted(some):
+        return turns[some.origin]
+
+    for most, want in ((2, [1, 3]), (3, [2, 4, 5]), (4, [0, 6])):
+        taken = queue.take_earliest(most, admitted)
+        assert [o for b in taken for o in b.origin.tolist()] == want
+        rows = join_payload(taken)[0][:, 0].tolist()
+        assert rows == want
+    assert not queue.rows

@@ -16,6 +16,9 @@ from geartrain.engine.settings import Settings
 from geartrain.engine.worker import Firing
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
+from geartrain.nodes.inside import Inside
+from geartrain.nodes.loop.node import LoopNode
+from geartrain.nodes.remembering import Remembering
 from geartrain.parts.rules import Flush, Instances, Messages, Rows, Rules, Trigger
 from geartrain.runtime.simulated import Simulated
 from geartrain.sharing.shared_weights import SharedWeights
@@ -40,6 +43,17 @@ def graph(hidden: int = 80) -> Graph:
 def instances(n: int) -> list[Instance]:
     generator = torch.Generator().manual_seed(0)
     return [Instance({"x": torch.randn(ROWS, 2, generator=generator)}) for _ in range(n)]
+
+
+class Turned(nn.Module):
+    """Looks inside bundles, so autograd's graph of a firing is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Sequential(nn.Linear(2, 1100), nn.Linear(1100, 2))  # more than a light part
+
+    def forward(self, h: Tensor, inside: Inside) -> Tensor:
+        return torch.tanh(self.map(h)) / inside.lengths[inside.segment, None]
 
 
 class Firings(Quiet):
@@ -135,3 +149,25 @@ def test_every_policy_brings_all_of_them_through(trigger, policy, workers):
     assert rows == 150
     for part in engine.parts.values():
         assert np.sum(part.histogram()) == 150 * ROWS
+
+
+def test_a_loop_that_keeps_graphs_takes_what_one_update_wants_and_nothing_runs_twice():
+    """In flight are four updates; those of one go in together, and come back together."""
+    made = Graph()
+    state = made.loop(name="state")
+    state.join(made.input("x", bundle=True, turn=0))
+    more, done = (
+        state.through(Turned(), name="turned", inside=True)
+        .move(turn=lambda m: m.turn + 1)
+        .where(lambda m: m.turn < 1 + m.instance % 3)
+    )
+    state.join(more)
+    done.loss(squares)
+    rules = Rules(optimizer=partial(torch.optim.SGD, lr=1e-4), update_every=Instances(16))
+    engine = Engine(made, make_parts(made, rules), Settings(max_active=64, ramp=AT_ONCE), 1)
+    watch = Firings()
+    one_pass(made, instances(96), engine=engine, runtime=Simulated(1), watch=watch)
+    assert watch.most("state", forward=True) == 16
+    (loop,) = (n for n in engine.wiring.nodes.values() if isinstance(n, LoopNode))
+    kernel = loop._inner[0].kernel
+    assert isinstance(kernel, Remembering) and kernel.used == loop.calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 
 import numpy as np
@@ -18,6 +19,8 @@ from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.graph.loops import reads_payload
 from geartrain.nodes.loop.node import LoopNode
+from geartrain.nodes.loop.tensors import TapeTensors
+from geartrain.nodes.loop.turn import KeptCall
 from geartrain.parts.rules import Rules
 from geartrain.parts.triggers import Flush, Instances, Rows
 from tests.rigs.passes import Order, accumulate, assert_same_gradients, one_pass
@@ -556,3 +559,27 @@ def test_messages_along_edges_join_split_and_detach_as_by_steps(how, joined):
     assert loops_of(whole)
     assert whole.sums["loss"] == pytest.approx(steps.sums["loss"])
     assert_same_gradients(whole.gradients, steps.gradients)
+
+
+def test_on_the_way_back_what_a_call_has_made_is_free_when_it_is_answered(monkeypatch):
+    """All instances are answered together: of 12 calls ever fewer hold what they have computed.
+
+    Of derived kernels inputs stay, as operands of products that wait for the step.
+    """
+    made: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+    put, backward = TapeTensors.put, KeptCall.backward
+
+    def putting(self, number, name, first, columns, rows=None):
+        made.extend(weakref.ref(x) for x in columns)
+        put(self, number, name, first, columns, rows)
+
+    def going_back(self, *given):
+        alive.append(sum(ref() is not None for ref in made))
+        return backward(self, *given)
+
+    monkeypatch.setattr(TapeTensors, "put", putting)
+    monkeypatch.setattr(KeptCall, "backward", going_back)
+    accumulate(chain("whole", keep="inputs"), instances(*[12] * 4), Order(max_active=4))
+    assert len(alive) == 12 and alive[0] >= 12
+    assert all(n <= alive[0] + 1 - k for k, n in enumerate(alive))

@@ -180,3 +180,4 @@ def test_kinds_of_vertices_of_a_tree_get_the_gradients_of_autograd():
         total = total + squared(rows[-1]).sum()
     got = accumulate(trees(made), data)
     assert_same_gradients(got.gradients, learned(made, total, "pair"))
+    assert loop_of(got).together == in_c()  # at the second height; kinds are alone elsewhere

@@ -390,3 +390,22 @@ def test_in_bfloat16_it_changes_too() -> None:
     session.fit(data, epochs=2)
     assert "[auto: derived" in str(graph)
     assert all(p.isfinite().all() for p in cell.parameters())
+
+
+def test_a_module_that_is_asked_for_few_rows_goes_by_what_is_clear_of_its_class(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rare expert has no typical firing: it would run again for good, and alone."""
+    monkeypatch.setattr(auto, "compare", lambda *_: 0.6)
+    shared = Experience()
+
+    def choice() -> MeasuredChoice:
+        module = Cell().double()
+        return MeasuredChoice("cell", module, running_again(module), Experience(shared.done))
+
+    rare, often = choice(), choice()
+    few, many = (torch.rand(n, D, dtype=torch.float64) for n in (4, 64))
+    often.kernel((many,))
+    assert not any(isinstance(rare.kernel((few,)), Program) for _ in range(3))
+    assert isinstance(often.kernel((many,)), Program)
+    assert isinstance(rare.kernel((few,)), Program)
