@@ -41,6 +41,18 @@ def test_every_system_makes_the_updates_that_it_was_asked_for(system: System) ->
     assert ran.loss == pytest.approx(1.79, abs=0.2)  # about log 6
 
 
+def test_rounds_may_begin_with_equal_weights_after_passes_that_do_not_count(capsys) -> None:
+    given = ["--only", "exits", "--width", "4", "--instances", "8", "--plain", "8", "--rounds", "1"]
+    own.main([*given, "--in-flight", "4", "--update", "4", "--warm", "2", "--alike"])
+    assert "exits" in capsys.readouterr().out
+    ours, hand = (Trained("exits", System(way, 4, 4), width=4) for way in ("ours", "hand"))
+    with torch.no_grad():
+        next(hand.program.parameters()).add_(1)
+    own._level([ours, hand])
+    for mine, its in zip(ours.program.parameters(), hand.program.parameters(), strict=True):
+        assert torch.equal(mine, its)
+
+
 def test_with_as_many_in_flight_as_an_update_wants_there_is_one_system_of_it() -> None:
     names = [system.name for system in own.systems_of([64, 256], 64)]
     assert names == ["ours 64/64", "ours 256/64", "ours 256/256", "hand 64", "hand 256", "plain 64"]

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from geartrain.engine.engine import Engine, Settings, make_parts
+from geartrain.engine.engine import Engine
+from geartrain.engine.parts import make_parts
+from geartrain.engine.settings import Settings
 from geartrain.errors import WorkerError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph

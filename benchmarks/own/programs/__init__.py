@@ -10,6 +10,7 @@ from benchmarks.own.programs.exits import Exits
 from benchmarks.own.programs.halting import Halting
 from benchmarks.own.programs.hierarchy import Hierarchy
 from benchmarks.own.programs.messages import Messages
+from benchmarks.own.programs.moe import Moe
 from benchmarks.own.programs.pointer import Pointer
 from benchmarks.own.programs.program import AbstractProgram
 from benchmarks.own.programs.seq2seq import SequenceToSequence
@@ -28,6 +29,7 @@ PROGRAMS: Final[Mapping[str, type[AbstractProgram]]] = {
         Exits,
         Hierarchy,
         Pointer,
+        Moe,
     )
 }
 """All of them by name."""
