@@ -572,13 +572,6 @@ class LoopNode(AbstractNode):
         return sum(turn.nbytes() for turn in self._turns.values())
 
 
-def _computed(
-    kernel: AbstractKernel, inputs: Payload, inside: Inside | None, train: bool
-) -> tuple[Payload, Payload]:
-    """Outputs, and in training what is kept."""
-    return kernel.forward(inputs, inside) if train else (kernel.evaluate(inputs, inside), ())
-
-
 def _wanted(turn: Turn, called: Called, mine: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
     """Which rows of a call have got a gradient, of the instances that are ``mine``."""
     touched, n = turn.held.touched.get(called.stage.into.number), len(called.rows)
