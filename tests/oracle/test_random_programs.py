@@ -20,7 +20,8 @@ from tests.rigs.twins import Lists, Program, Streams, instance, new_graph
 
 def check(seed, length, size, *orders, tell=note):
     data = [instance(1000 * seed + i) for i in range(size)]
-    program, plain, graph = Program(seed, length), Lists(data), new_graph()
+    program, plain = Program(seed, length), Lists(data)
+    graph = new_graph("steps" if seed % 2 else "auto")  # sections and loops by steps, or whole
     program.run(plain)
     tell(f"motifs: {program.told}")
     want = autograd(plain.total, program.modules)

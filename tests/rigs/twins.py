@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -159,8 +159,9 @@ def instance(seed: int) -> Instance:
     )
 
 
-def new_graph() -> Graph:
-    return Graph(vertex=("kind", "perm", "aim"), edge=("type", "into"), value=("turns", "goal"))
+def new_graph(run: Literal["auto", "steps"] = "auto") -> Graph:
+    columns = {"edge": ("type", "into"), "value": ("turns", "goal")}
+    return Graph(vertex=("kind", "perm", "aim"), **columns, run=run)
 
 
 @dataclass(frozen=True, eq=False)
