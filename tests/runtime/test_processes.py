@@ -342,3 +342,25 @@ def test_closing_ends_the_workers_and_the_next_pass_makes_new_ones() -> None:
     session.fit(pairs(5), epochs=2)
     assert len(runtime.pids) == 2 and not set(before) & set(runtime.pids)
     runtime.close()
+
+
+def test_large_rows_gradients_and_letters_are_those_of_one_thread() -> None:
+    """They lie in memory that processes have in common, and do not travel."""
+
+    def trained(runtime: AbstractRuntime, sharing: gt.AbstractSharing | None) -> list[Tensor]:
+        torch.manual_seed(0)
+        graph = gt.Graph()
+        x = graph.input("x", shape=(120,), dtype=torch.float32, bundle=True)
+        for name in ("lower", "upper"):
+            x = x.through(nn.Linear(120, 120), name=name, alone=True)
+        x.loss(square)
+        session = gt.Session(graph, rules=rules, runtime=runtime, max_active=1, sharing=sharing)
+        session.fit(data, epochs=2)
+        return weights_of(session)
+
+    rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=1e-3, momentum=0.5))
+    data = [gt.Instance({"x": torch.randn(100, 120)}) for _ in range(6)]
+    wanted = trained(gt.Threads(1), None)
+    for sharing in (None, gt.SharedWeights()):
+        for a, b in zip(trained(processes(2), sharing), wanted, strict=True):
+            assert_close(a, b)
