@@ -76,7 +76,6 @@ class Case:
 
 CASES: Mapping[str, Case] = {
     "mnist": Case("mnist", 600, False),
-    "mnist, level": Case("mnist", 600, False, hidden=512),
     "charlm": Case("charlm", 60, False),
     "cifar": Case("cifar", 60, False),
     "shapes": Case("shapes", 80, False),
