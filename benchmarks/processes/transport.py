@@ -1,6 +1,6 @@
 """What a batch costs between two processes: rate one way, CPU of both ends, and there and back.
 
-    PYTHONPATH=src python -m benchmarks.processes.transport [--line ipc|tcp|curve]
+    PYTHONPATH=src python -m benchmarks.processes.transport [--line ipc|memory|tcp|curve]
 
     codec     to_record, encode, decode and to_delivery_parts in one process, without sockets
     one way   a process sends batches as fast as it can, the other one takes them: batches/s, and
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import statistics
 import subprocess
@@ -34,6 +35,7 @@ import zmq
 from benchmarks.peers.figures import Document, Spread, machine
 from geartrain.frames.message import Forward
 from geartrain.transport.batches import Accepted, to_delivery_parts, to_record
+from geartrain.transport.common import AREA_BYTES, Common
 from geartrain.transport.keys import Keys
 from geartrain.transport.link import Transport
 from geartrain.transport.record import Bounds, Record, decode, encode
@@ -71,9 +73,14 @@ def codec_us(nbytes: int, repeats: int = 2000) -> float:
 
 
 def end_of(line: str, number: int, folder: Path) -> Transport:
-    """One end of a line: of socket files, of tcp, or of tcp with keys."""
+    """One end of a line: of socket files, also with common memory, of tcp, or of tcp with keys."""
     if line == "ipc":
         return Transport(number, 2, folder)
+    if line == "memory":
+        with (folder / "common").open("ab+") as file:
+            os.ftruncate(file.fileno(), 2 * AREA_BYTES)
+            memory = np.frombuffer(mmap.mmap(file.fileno(), 2 * AREA_BYTES), np.uint8)
+        return Transport(number, 2, folder, common=Common(memory, number, 2, (0, 1)))
     keys = Keys.make() if line == "curve" else None
     me = Transport(number, 2, "tcp://127.0.0.1:*", keys=keys, plain=keys is None)
     public = "" if keys is None else keys.public.decode()
@@ -191,7 +198,7 @@ def measure(repeats: int, count: int, line: str = "ipc") -> Document:
     """All sizes, one after the other, so many times."""
     trials: dict[str, list[Document]] = {str(nbytes): [] for nbytes in SIZES}
     with (
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory(dir="/dev/shm" if line == "memory" else None) as folder,
         zmq.Context() as context,
         context.socket(zmq.PUSH) as push,
         ExitStack() as stack,
@@ -259,7 +266,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--batches", type=int, default=40_000, help="of a trial, small ones")
     parser.add_argument("--json", type=Path, help="write what was measured")
-    parser.add_argument("--line", choices=("ipc", "tcp", "curve"), default="ipc")
+    parser.add_argument("--line", choices=("ipc", "memory", "tcp", "curve"), default="ipc")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     torch.set_num_threads(1)

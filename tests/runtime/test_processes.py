@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,11 +16,15 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import geartrain as gt
-from geartrain.engine.instrument import Progress, Updated
+from geartrain.engine.engine import Engine
+from geartrain.engine.instrument import Progress, Updated, Worked
+from geartrain.engine.parts import make_parts
+from geartrain.engine.settings import Settings
 from geartrain.observe.flops import FlopMeter
-from geartrain.runtime.base import AbstractRuntime
+from geartrain.runtime.base import AbstractRuntime, Feeder
+from geartrain.runtime.processes.parent import Parent
 from tests.rigs.pairs import graph_of_pairs, pairs, square
-from tests.rigs.passes import processes
+from tests.rigs.passes import Quiet, processes
 
 ADAM = gt.Rules(optimizer=partial(torch.optim.Adam, lr=1e-2), update_every=4)
 
@@ -342,3 +348,77 @@ def test_closing_ends_the_workers_and_the_next_pass_makes_new_ones() -> None:
     session.fit(pairs(5), epochs=2)
     assert len(runtime.pids) == 2 and not set(before) & set(runtime.pids)
     runtime.close()
+
+
+def test_large_rows_gradients_and_letters_are_those_of_one_thread() -> None:
+    """They lie in memory that processes have in common, and do not travel."""
+
+    def trained(runtime: AbstractRuntime, sharing: gt.AbstractSharing | None) -> list[Tensor]:
+        torch.manual_seed(0)
+        graph = gt.Graph()
+        x = graph.input("x", shape=(120,), dtype=torch.float64, bundle=True)
+        for name in ("lower", "upper"):
+            x = x.through(nn.Linear(120, 120).double(), name=name, alone=True)
+        x.loss(square)
+        every = 1 if sharing is None else gt.Flush()  # else whoever is first sees which weights
+        rules = gt.Rules(optimizer=partial(torch.optim.SGD, lr=1e-3), update_every=every)
+        session = gt.Session(graph, rules=rules, runtime=runtime, max_active=1, sharing=sharing)
+        session.fit(data, epochs=2)
+        return weights_of(session)
+
+    torch.manual_seed(0)
+    data = [gt.Instance({"x": torch.randn(100, 120).double()}) for _ in range(6)]
+    for sharing in (None, gt.SharedWeights()):
+        found = (trained(runtime, sharing) for runtime in (gt.Threads(1), processes(2)))
+        for a, b in zip(*found, strict=True):
+            assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_a_worker_has_waited_while_the_pass_was_handed_over(monkeypatch) -> None:
+    """The parent's clock goes on by an hour meanwhile."""
+    hour, ahead, waits = 3600.0, [0.0], {}
+    hand_over = Parent._hand_over
+
+    def slow(self: Parent) -> None:
+        hand_over(self)
+        ahead[0] = hour
+
+    class Told(Quiet):
+        def waited(self, worker: int, seconds: float) -> None:
+            waits[worker] = seconds
+
+    clock = SimpleNamespace(
+        perf_counter=lambda: time.perf_counter() + ahead[0], monotonic=time.monotonic
+    )
+    monkeypatch.setattr("geartrain.runtime.processes.parent.time", clock)
+    monkeypatch.setattr(Parent, "_hand_over", slow)
+    graph = graph_of_pairs()
+    engine = Engine(graph, make_parts(graph, ADAM), Settings(), 2)
+    engine.begin(train=True)
+    processes(2).run(engine, Feeder(iter(pairs(4))), Told())
+    assert {*waits} == {0, 1} and all(hour <= s < 1.1 * hour for s in waits.values())
+
+
+def test_workers_with_a_stock_report_by_lots_and_not_by_firings() -> None:
+    seen: list[Worked] = []
+
+    class Listens(gt.AbstractInstrument):
+        def on_worked(self, event: Worked) -> None:
+            seen.append(event)
+
+    session = gt.Session(
+        graph_of_pairs(),
+        rules=gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.01), update_every=gt.Flush()),
+        runtime=processes(2),
+        sharing=gt.SharedWeights(in_flight="each"),
+        max_active=64,
+        schedule=gt.Schedule(ramp=gt.Ramp(over=0), max_rows=4),
+        instruments=[Listens()],
+    )
+    session.fit(pairs(2000), epochs=1)
+    (event,) = seen
+    for w in (0, 1):
+        firings = sum(n.firings for n in event.nodes if n.worker == w)
+        (told,) = (x.messages for x in event.links if (x.sender, x.receiver) == (w, 2))
+        # A lot is half of max_active, 16 firings and more of 4 rows each; then by the clock.
+        assert firings > 500 and told < firings / 4, (told, firings)

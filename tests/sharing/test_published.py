@@ -189,3 +189,36 @@ def test_the_program_hears_that_a_step_is_held_and_that_it_is_no_more():
         firing = worker.fire()
         held.append((firing.held, [step.version for step in firing.steps]))
     assert held == [({}, [1]), ({"p": True}, []), ({}, []), ({"p": False}, [2])]
+
+
+def test_weights_are_told_once_for_all_steps_since_the_last_letters():
+    part, state = made()
+    owner = owner_of(state)
+    for _ in range(3):
+        owner.receive(of(part.version))
+    owner.take()
+    (told,) = owner.take_letters()
+    assert (told.kind, told.version, part.version) == (WEIGHTS, 3, 3)
+    assert torch.equal(told.tensors[0], part.parameters[0])
+    assert not owner.take_letters()
+    state.live_on(1, 2, in_common=True)
+    other = state.weights("p", ())[1]
+    other.receive(told)
+    other.take()
+    assert other.version == 3 and torch.equal(other.parameters[0], told.tensors[0])
+
+
+def test_of_a_table_the_rows_of_all_steps_since_then_are_told():
+    table = nn.Embedding(9, 2, sparse=True)
+    rules = Rules(optimizer=SGD, update_every=1, average="none")
+    state = PublishedState({"p": PartState("p", table, rules)}, 2)
+    owner = owner_of(state)
+    for rows in ([1, 4], [4, 7]):
+        values = torch.ones(2, 2)
+        gradient = torch.sparse_coo_tensor(torch.tensor([rows]), values, (9, 2))
+        saw, lengths = torch.tensor([0]), torch.tensor([2])
+        owner.receive(Letter("p", 1, 0, GRADIENT, (gradient, saw, lengths), round=1, progress=0))
+    owner.take()
+    (told,) = owner.take_letters()
+    assert told.tensors[0]._indices().tolist() == [[1, 4, 7]]
+    assert torch.equal(told.tensors[0]._values(), table.weight.detach()[[1, 4, 7]])

@@ -27,7 +27,8 @@ class Letter:
         part: The part, without the number of a copy.
         sender, receiver: Numbers of the copies.
         kind: What the exchange calls it: ``gradient``, ``weights``, ...
-        tensors: Copies, which nobody writes to.
+        tensors: Copies, which nobody writes to; of weights that are shared by letters, lent by
+            the sender until its next firing, as a letter between processes is written at once.
         version: The sender's version when it was sent.
         round: Own gradients of the sender until then.
         weight: A number that goes with the tensors.

@@ -182,6 +182,7 @@ class PublishedShare(AbstractPart):
         self._lengths: list[IntArray] = []
         self._steps: list[StepTaken] = []
         self.outbox: list[Letter] = []
+        self._news: list[Gradients] = []  # of the owner's steps that others do not know of
         self._mail: list[Letter] = []
         window, bounded = part.rules.window, part.rules.max_staleness is not None
         self._window = None if window is None else window // copies + (copy < window % copies)
@@ -327,14 +328,23 @@ class PublishedShare(AbstractPart):
         return steps
 
     def take_letters(self) -> list[Letter]:
+        """What there is to send. Tensors of letters are lent: until this worker's next firing."""
+        if self._news:
+            self._publish()
         letters, self.outbox = self.outbox, []
         return letters
 
-    @torch.no_grad()
     def publish(self, gradients: Gradients) -> None:
-        """The owner has stepped with these: send what has become of the weights."""
+        """The owner has stepped with these; what has become of the weights is sent with the next
+        letters, once for however many steps there are until then."""
         stepped = dict(zip(self._part.parameters, gradients, strict=True))
-        tensors = tuple(_changed(p, stepped.get(p)) for p in self._theirs)
+        self._news.append([stepped.get(p) for p in self._theirs])
+
+    @torch.no_grad()
+    def _publish(self) -> None:
+        each = zip(self._theirs, *self._news, strict=True)
+        tensors = tuple(_changed(p, gradients) for p, *gradients in each)
+        self._news = []
         self.version = self._part.version
         for k in self._others:
             self._post(WEIGHTS, k, tensors, version=self.version)
@@ -387,9 +397,8 @@ class PublishedShare(AbstractPart):
             self._part.gradient.absorb(self.gradient)
             self._settle((), versions, lengths, instances)
             return
-        tensors = [self.gradient.take(p) for p in self.parameters]
         content = (
-            *(None if x is None else x.clone() for x in tensors),
+            *(self.gradient.take(p) for p in self.parameters),
             torch.from_numpy(versions),
             torch.from_numpy(lengths),
         )
@@ -504,14 +513,15 @@ def _own(module: nn.Module) -> nn.Module:
     return module
 
 
-def _changed(parameter: nn.Parameter, gradient: Tensor | None) -> Tensor | None:
-    """What a step with this gradient has made of a parameter; None: nothing."""
-    if gradient is None:
+def _changed(parameter: nn.Parameter, gradients: Gradients) -> Tensor | None:
+    """What steps with these gradients have made of a parameter; None: nothing."""
+    there = [g for g in gradients if g is not None]
+    if not there:
         return None
-    if not gradient.is_sparse:
-        return parameter.detach().clone()
-    rows = gradient._indices()[0]
-    if not gradient.is_coalesced():
+    if not all(g.is_sparse for g in there):
+        return parameter.detach()
+    rows = torch.cat([g._indices()[0] for g in there])
+    if len(there) > 1 or not there[0].is_coalesced():
         rows = torch.unique(rows)
     return torch.sparse_coo_tensor(
         rows[None], parameter.detach()[rows], parameter.shape, check_invariants=False

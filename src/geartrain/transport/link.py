@@ -34,6 +34,7 @@ import zmq
 from geartrain.errors import TransportError
 from geartrain.frames.message import IntArray
 from geartrain.transport.causal import CausalOrder
+from geartrain.transport.common import LENT, Common
 from geartrain.transport.door import Door, who_sent
 from geartrain.transport.keys import Keys
 from geartrain.transport.pulse import Pulse
@@ -76,7 +77,8 @@ class Traffic:
     Args:
         sent_messages, sent_bytes: By receiver.
         received_messages, received_bytes: By sender.
-        in_flight_bytes: Sent, and not yet known to have been delivered, by receiver.
+        in_flight_bytes: Sent, and not yet known to have been delivered, by receiver; those in
+            common memory, which is bounded by itself, are left out.
         held: Came, and wait for messages that were sent before them.
         dropped: Of older generations.
         refused: Connections of strangers.
@@ -108,6 +110,7 @@ class Transport:
         keys: Of this process, for tcp: all that is sent is encrypted, and nobody else is heard.
         plain: Tcp without keys: whoever reaches the port can read, change and end the run.
         pulse: Watches who is connected by tcp; None: nobody does, but for the kernel.
+        common: Memory that all processes have, for large tensors; None: they go in messages.
 
     Raises:
         ValueError: A number out of range, a folder whose path is too long for sockets, or tcp with
@@ -127,6 +130,7 @@ class Transport:
         keys: Keys | None = None,
         plain: bool = False,
         pulse: Pulse | None = None,
+        common: Common | None = None,
     ) -> None:
         if generation < 0:
             raise ValueError(f"Transport(generation={generation}): give 0 or more")
@@ -134,7 +138,7 @@ class Transport:
         self._order: CausalOrder[Record] = CausalOrder(n, me)
         self._me, self._n, self._generation = me, n, generation
         self._bounds = Bounds(n, most_bytes)
-        self._keys, self._pulse = keys, pulse
+        self._keys, self._pulse, self._common = keys, pulse, common
         self._door: Door | None = None
         self._folder = at if isinstance(at, Path) else None
         self._pid = os.getpid()
@@ -313,7 +317,9 @@ class Transport:
         push = self._pushes[to]
         if push is None:
             push = self._connect_later(to)
-        order = self._order
+        order, lent = self._order, 0
+        if self._common is not None:
+            record, lent = self._common.put(to, record)
         frames = encode(record, order.sent, self._me, self._generation)
         nbytes = len(frames[0])
         if len(frames) > 1:
@@ -333,7 +339,7 @@ class Transport:
                 "have to begin anew, under a new generation"
             ) from error
         order.count(to)
-        self._sent_bytes[to] += nbytes
+        self._sent_bytes[to] += nbytes + lent
         self._flying[to].append(nbytes)
         self._flying_bytes[to] += nbytes
         self._told_messages[to] = order.delivered[to]
@@ -414,10 +420,14 @@ class Transport:
         if sender in order.gone:
             self._dropped += 1
             return
+        lent = 0
+        if record.kind == LENT:
+            record, lent = self._borrowed(sender, record)
         if record.kind == GONE:  # now: it may itself wait for what is lost
             found += self._forgotten(record.ints[0])
         released = order.receive(sender, stamp, record)
-        self._received_bytes[sender] = nbytes = self._received_bytes[sender] + envelope.nbytes
+        self._received_bytes[sender] += envelope.nbytes + lent
+        nbytes = self._received_bytes[sender]
         self._hear(sender, stamp)
         for each in released:
             if each[1].kind != HEARD:
@@ -427,6 +437,14 @@ class Transport:
             or nbytes - self._told_bytes[sender] >= _HEARD_BYTES
         ) and self._reaches(sender):
             self.send(sender, Record(HEARD))
+
+    def _borrowed(self, sender: int, record: Record) -> tuple[Record, int]:
+        if self._common is None:
+            raise TransportError(
+                f"process {sender} has left tensors in common memory, and process {self._me} has "
+                "none: both are to be given the same"
+            )
+        return self._common.take(sender, record)
 
     def forget(self, who: int) -> None:
         """A process is gone: nothing more of it is waited for, nor sent to it.
@@ -446,6 +464,8 @@ class Transport:
             self._pushes[who] = None
         if self._door is not None:
             self._door.dismiss(who)
+        if self._common is not None:
+            self._common.forget(who)
         self._flying[who].clear()
         self._flying_bytes[who] = 0
         return found

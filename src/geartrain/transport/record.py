@@ -123,9 +123,9 @@ _NUMPY: Final = [
     np.dtype(code)
     for code in ("?", "u1", "i1", "i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
 ]
-_SHIFT: Final = 64  # codes of numpy's dtypes begin here
+NUMPY_CODES_FROM: Final = 64  # codes of numpy's dtypes begin here
 _TENSOR_CODES: Final = {dtype: (k, view) for k, (dtype, view) in enumerate(_CARRIED.items(), 1)}
-_NUMPY_CODES: Final = {dtype: k for k, dtype in enumerate(_NUMPY, _SHIFT)}
+_NUMPY_CODES: Final = {dtype: k for k, dtype in enumerate(_NUMPY, NUMPY_CODES_FROM)}
 _INT64: Final = np.dtype(np.int64)
 
 
@@ -145,7 +145,7 @@ def _seen_as(dtype: torch.dtype, array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(array).view(dtype)
 
 
-_KINDS: Final[dict[int, tuple[np.dtype[Any], Callable[[Any], Array] | None]]] = {
+KINDS: Final[dict[int, tuple[np.dtype[Any], Callable[[Any], Array] | None]]] = {
     **{
         code: (
             torch.empty(0, dtype=view or dtype).numpy().dtype,
@@ -185,7 +185,7 @@ def encode(record: Record, stamp: IntArray, sender: int, generation: int) -> lis
         if x is None:
             words.append(_NONE)
             continue
-        array, code = _plain_tensor(x) if isinstance(x, Tensor) else _plain(x)
+        array, code = plain_tensor(x) if isinstance(x, Tensor) else _plain(x)
         shape = array.shape
         arrays.append(array)
         words.append(code | len(shape) << 8)
@@ -300,7 +300,7 @@ def _layout(described: bytes, count: int) -> tuple[tuple[_Place | None, ...], in
         if word == _NONE:
             places.append(None)
             continue
-        ndim, kind = word >> 8 & 255, _KINDS.get(word & 255)
+        ndim, kind = word >> 8 & 255, KINDS.get(word & 255)
         if kind is None or ndim > MOST_DIMENSIONS or word >> 17 or at + ndim > len(words):
             _refuse("array", f"described as {word:#x}", "a known dtype and 8 dimensions at most")
         dtype, make = kind
@@ -367,8 +367,8 @@ def _plain(array: NDArray[Any]) -> tuple[NDArray[Any], int]:
     return (array if array.flags.c_contiguous else array.copy("C")), code
 
 
-def _plain_tensor(tensor: Tensor) -> tuple[NDArray[Any], int]:
-    """The same of a tensor, as the array that shares its memory if that is contiguous."""
+def plain_tensor(tensor: Tensor) -> tuple[NDArray[Any], int]:
+    """As ``_plain``, of a tensor, as the array that shares its memory if that is contiguous."""
     known = _TENSOR_CODES.get(tensor.dtype)
     if known is None:
         _refuse_dtype(tensor.dtype)

@@ -12,7 +12,7 @@ import torch
 
 from geartrain.runtime.processes.control import Control
 from geartrain.runtime.processes.members import AbstractChannel
-from geartrain.runtime.processes.memory import NOTE_BYTES, SharedRegion, loads
+from geartrain.runtime.processes.memory import COMMON, NOTE_BYTES, SharedRegion, common_of, loads
 from geartrain.transport.link import Transport
 
 
@@ -53,7 +53,8 @@ class ForkedChannel(AbstractChannel):
     def transport(self, me: int, n: int, place: tuple[str | None, int]) -> Transport:
         folder, generation = place
         assert folder is not None
-        return Transport(me, n, Path(folder), generation)
+        common = common_of(self.regions[COMMON].bytes, me, n)
+        return Transport(me, n, Path(folder), generation, common=common)
 
     def join(self, transport: Transport, told: bytes) -> None:
         """All are found by the names of their socket files."""

@@ -23,11 +23,15 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
+from geartrain.transport.common import Common
+
 BEGINNING: Final = -1
 BETWEEN: Final = 0
 """What a worker notes in region 0, for the parent to see: twice the node that it fires, and one
 more, and one more if backward; or these."""
 NOTE_BYTES: Final = 64  # of a worker; a cache line
+COMMON: Final = 1
+"""Number of the region where processes leave tensors for one another."""
 _HOLLOW: Final = -1  # in place of the number of a region
 _ALIGNED: Final = 64  # bytes; a cache line: neighbours of two workers do not share one
 
@@ -91,6 +95,15 @@ class SharedRegion:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def common_of(memory: Tensor, me: int, n: int) -> Common:
+    """One process's view of the memory for messages of a pass.
+
+    The last process is the parent: it borrows nothing, as what it has been sent may be the user's
+    when the next pass writes there.
+    """
+    return Common(memory.numpy(), me, n, range(n - 1))
 
 
 @final

@@ -27,9 +27,11 @@ from geartrain.runtime.processes.memory import (
     BETWEEN,
     NOTE_BYTES,
     SharedTensors,
+    common_of,
     dumps,
 )
 from geartrain.runtime.processes.server import ForkServer
+from geartrain.transport.common import AREA_BYTES
 from geartrain.transport.link import Transport
 
 _LOOK_S: Final = 0.25  # between two looks at whether workers are stopped
@@ -95,6 +97,7 @@ class Pool(AbstractPool):
         self.server = ForkServer.of_this_process()
         self.shared = SharedTensors()
         self._notes = self.shared.add(NOTE_BYTES * workers).bytes.view(torch.int64)
+        self._common = self.shared.add(AREA_BYTES * (workers + 1)).bytes
         self.nodes: Mapping[int, str] = {}
         # Bare sockets: members know their pass, and by it the pool, which would never be dropped.
         self._channels: list[socket.socket] = []
@@ -138,7 +141,8 @@ class Pool(AbstractPool):
 
     def transport(self, place: tuple[str | None, int]) -> Transport:
         n = len(self.members)
-        return Transport(n, n + 1, self.server.folder, place[1])
+        common = common_of(self._common, n, n + 1)
+        return Transport(n, n + 1, self.server.folder, place[1], common=common)
 
     def join(self, transport: Transport, told: Sequence[Mapping[str, Any]]) -> bytes:
         return b"go"  # socket files have names that all know
