@@ -308,6 +308,15 @@ def test_a_host_with_another_version_or_a_chatty_shell_is_refused(said, why):
     keeper.close()
 
 
+def test_a_command_that_does_not_pass_stdin_through_is_named_with_the_remedy(caplog):
+    """As ssh -n and -f do not: what is started there would never hear a word, nor the end."""
+    deaf = Host("127.0.0.1", command=("sh", "-c", 'exec "$@" </dev/null', "sh"))
+    with pytest.raises(GeartrainError, match=r"127\.0\.0\.1 could not be reached"):
+        Keepers([deaf], 1).binds()
+    assert "has /dev/null or a file for stdin" in caplog.text
+    assert "without -n and -f of ssh" in caplog.text
+
+
 def test_shared_weights_learn_on_hosts():
     session = gt.Session(
         graph_of_pairs(), rules=ADAM, runtime=hosts(2), sharing=gt.SharedWeights(in_flight="each")
