@@ -184,9 +184,9 @@ def test_a_fit_goes_on_after_a_death_and_ends_as_if_there_had_been_none(monkeypa
     runtime = hosts(2)
     monkeypatch.setattr(runtime, "most_deaths", 4)
     undisturbed, disturbed = one_at_a_time(gt.Threads(1)), one_at_a_time(runtime)
-    disturbed.instruments.append(Killer(runtime, {10}))
-    undisturbed.fit(pairs(30), epochs=2)
-    fit = disturbed.fit(pairs(30), epochs=2)
+    disturbed.instruments.append(Killer(runtime, {6}))  # early, as events are told late
+    undisturbed.fit(pairs(60), epochs=2)
+    fit = disturbed.fit(pairs(60), epochs=2)
     assert fit.deaths == 1 and fit.repeated > 0
     assert same(undisturbed, disturbed)
 
