@@ -15,10 +15,8 @@ what is there.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -31,13 +29,13 @@ import torch
 import geartrain as gt
 from benchmarks.cluster import copies, stages
 from benchmarks.cluster.hosts import Hosts, Link
-from benchmarks.cluster.pipelines import SYSCTL, Line, few_in_flight, read
+from benchmarks.cluster.lines import Line, add_links, links, parser, run
+from benchmarks.cluster.pipelines import SYSCTL, few_in_flight
 from geartrain.engine.instrument import AbstractInstrument, Fired
 from geartrain.observe.jsonlog import JsonLog, read_json_log
 from geartrain.observe.recorded import recorded
 from geartrain.runtime.base import AbstractRuntime
 
-RESULTS: Final = Path(__file__).parent / "results" / "forecasts.jsonl"
 PAYLOAD: Final = 1448 / 1500
 """Of what a link carries; the rest is headers of IP and TCP."""
 DRAINED: Final = ("drained:1", "drained:4")
@@ -143,14 +141,14 @@ def foreseen_copies(work: copies.Work, n: int, link: Link, costs: Costs) -> floa
     return (len(times) - 1 - began) * work.batch / (times[-1] - times[began])
 
 
-def pipelines(work: stages.Work, links: Sequence[Link]) -> Iterator[Line]:
+def pipelines(work: stages.Work, over: Sequence[Link]) -> Iterator[Line]:
     """Parts over each kind of link; the program is on the first host."""
     with Hosts(work.parts, sysctl=SYSCTL) as hosts, hosts[0].inside():
         recordings = record_parts(work)
         there = [gt.Host(host.address, command=host.prefix) for host in hosts]
         address = hosts[0].address
         with closing(gt.Hosts(there, address=address, kernel_threads=1)) as runtime:
-            for link in links:
+            for link in over:
                 hosts.become(link)
                 systems = (f"async:{work.parts}", f"async:{few_in_flight(work, link)}", *DRAINED)
                 for system in dict.fromkeys(systems):
@@ -167,7 +165,7 @@ def pipelines(work: stages.Work, links: Sequence[Link]) -> Iterator[Line]:
 
 
 def neighbouring(
-    work: copies.Work, n: int, links: Sequence[Link], device_ms: float
+    work: copies.Work, n: int, over: Sequence[Link], device_ms: float
 ) -> Iterator[Line]:
     """Copies over each kind of link; the program has a host of its own."""
     slept = f"{copies.DEVICE_MS}={device_ms:g}"
@@ -177,7 +175,7 @@ def neighbouring(
         there = [gt.Host(h.address, command=(*h.prefix, "env", slept)) for h in hosts[:n]]
         address = hosts[n].address
         with closing(gt.Hosts(there, address=address, kernel_threads=1)) as runtime:
-            for link in links:
+            for link in over:
                 hosts.become(link)
                 reply = copies.ours(work, n, runtime)
                 yield {
@@ -213,13 +211,7 @@ def table(lines: Sequence[Line]) -> Iterator[str]:
 def main(words: Sequence[str] | None = None) -> None:
     given = _arguments(words)
     torch.set_num_threads(1)
-    if not given.table:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        for line in _lines(given):
-            print(json.dumps(line), file=sys.stderr, flush=True)
-            with given.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-    print("\n".join(table(read(given.out))))
+    run(given, _lines, table)
 
 
 def _about(link: Link, costs: Costs) -> Line:
@@ -241,36 +233,27 @@ def _lines(given: argparse.Namespace) -> Iterator[Line]:
         steps=given.minibatches // 3,
     )
     copy = copies.Work(data=given.data, exchange=given.exchange, steps=given.steps)
-    links = [
-        Link(latency_s=ms * 1e-3, bits_per_s=mbit * 1e6)
-        for mbit in given.mbit
-        for ms in given.latency_ms
-    ]
     for number in range(given.rounds):
         for parts in given.parts:
-            for line in pipelines(replace(part, parts=parts), links):
+            for line in pipelines(replace(part, parts=parts), links(given)):
                 yield line | {"round": number}
         for n in given.copies:
-            for line in neighbouring(copy, n, links, given.copy_ms):
+            for line in neighbouring(copy, n, links(given), given.copy_ms):
                 yield line | {"round": number}
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", help="data folder; without it digits are drawn at random")
-    parser.add_argument("--parts", type=int, nargs="*", default=[2, 4])
-    parser.add_argument("--copies", type=int, nargs="*", default=[2, 4, 8])
-    parser.add_argument("--latency-ms", type=float, nargs="+", default=[1, 10, 50], help="one way")
-    parser.add_argument("--mbit", type=float, nargs="+", default=[1000, 100])
-    parser.add_argument("--exchange", default="weights")
-    parser.add_argument("--part-ms", type=float, default=24.0, help="slept, for a minibatch")
-    parser.add_argument("--copy-ms", type=float, default=30.0, help="slept, for a copy's step")
-    parser.add_argument("--minibatches", type=int, default=90, help="of parts")
-    parser.add_argument("--steps", type=int, default=60, help="of each copy")
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="print what is there, run nothing")
-    return parser.parse_args(words)
+    made = parser(__doc__, "forecasts")
+    add_links(made, [1, 10, 50], [1000, 100])
+    made.add_argument("--parts", type=int, nargs="*", default=[2, 4])
+    made.add_argument("--copies", type=int, nargs="*", default=[2, 4, 8])
+    made.add_argument("--exchange", default="weights")
+    made.add_argument("--part-ms", type=float, default=24.0, help="slept, for a minibatch")
+    made.add_argument("--copy-ms", type=float, default=30.0, help="slept, for a copy's step")
+    made.add_argument("--minibatches", type=int, default=90, help="of parts")
+    made.add_argument("--steps", type=int, default=60, help="of each copy")
+    made.add_argument("--rounds", type=int, default=1)
+    return made.parse_args(words)
 
 
 if __name__ == "__main__":
