@@ -3,7 +3,7 @@
     sudo PYTHONPATH=src OMP_NUM_THREADS=1 python -m benchmarks.cluster.forecasts --data DIR
 
     record     once for each number of parts or copies, workers on one host without links: seconds
-               of firings, and of a message
+               of firings, and of a message, in the second epoch: in the first one data are read
     forecast   the same session on imagined hosts, with those costs and a link's latency and rate
     measure    the same session on hosts with such links (hosts.py)
 
@@ -39,6 +39,8 @@ from geartrain.runtime.base import AbstractRuntime
 PAYLOAD: Final = 1448 / 1500
 """Of what a link carries; the rest is headers of IP and TCP."""
 DRAINED: Final = ("drained:1", "drained:4")
+_EPOCHS: Final = 2
+"""Of a recording."""
 
 
 @final
@@ -89,8 +91,8 @@ def record_parts(work: stages.Work) -> dict[str, Costs]:
     # Alone, a minibatch is at a worker or on its way: to each next part and back, and to and from
     # the program that admits.
     events, reply = found["async:1"]
-    worked = [event for event in events if event["event"] == "Worked"]
-    busy_s = sum(x["seconds"] * work.parts - sum(x["waiting"]) for x in worked)
+    *_, worked = (event for event in events if event["event"] == "Worked")
+    busy_s = worked["seconds"] * work.parts - sum(worked["waiting"])
     way_s = work.batch / reply["rows_per_second"] - busy_s / work.minibatches
     message_s = max(0.0, way_s) / (2 * work.parts)
     return {
@@ -102,13 +104,13 @@ def record_parts(work: stages.Work) -> dict[str, Costs]:
 def _recorded_parts(
     work: stages.Work, system: str, runtime: AbstractRuntime
 ) -> tuple[Sequence[Mapping[str, Any]], Line]:
-    return _logged(lambda log: stages.ours(work, system, runtime, "stashed", [log]))
+    return _logged(lambda log: stages.ours(work, system, runtime, "stashed", [log], _EPOCHS))
 
 
 def record_copies(work: copies.Work) -> Costs:
     """Costs of two copies, whatever their number will be."""
     with closing(gt.Hosts(2, kernel_threads=1)) as runtime:
-        events, reply = _logged(lambda log: copies.ours(work, 2, runtime, [log]))
+        events, reply = _logged(lambda log: copies.ours(work, 2, runtime, [log], _EPOCHS))
     return Costs(recorded(events).nodes, 0.0, reply["rows_per_second"])
 
 

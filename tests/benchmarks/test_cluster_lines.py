@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cluster import lines, pipelines
+from benchmarks.cluster import lines, pipelines, stages
 from benchmarks.cluster.hosts import Link
 
 
@@ -46,7 +46,7 @@ def test_lines_are_kept_as_they_come_and_the_table_is_of_all_that_there_are(tmp_
 def test_asynchronous_trainings_have_a_momentum_of_their_own():
     words = ["--momentum", "0.5", "--async-rates", "0.2", "--in-flight", "7", "--lengths", "1"]
     given = pipelines._arguments(words)
-    trials = pipelines.trials_of(pipelines.Work(), Link(), given)
+    trials = pipelines.trials_of(stages.Work(), Link(), given)
     found = [changed for system, _, changed in trials if system == "async:7"]
     assert [(each["rate"], each["momentum"]) for each in found] == [(0.2, 0.5)]
     assert all("momentum" not in each for system, _, each in trials if system != "async:7")
