@@ -5,7 +5,8 @@
     record     once for each number of parts or copies, workers on one host without links: seconds
                of firings, and of a message, in the second epoch: in the first one data are read
     forecast   the same session on imagined hosts, with those costs and a link's latency and rate
-    measure    the same session on hosts with such links (hosts.py)
+    measure    the same session on hosts with such links (hosts.py), which is recorded, too: what is
+               foreseen with its own costs tells links from a machine that was busier then
 
 Devices sleep, so that what is compared is waiting and links, and as many parts and copies as one
 likes run on few cores. A line of JSON a case goes to results/forecasts.jsonl; ``--table`` prints
@@ -110,8 +111,14 @@ def _recorded_parts(
 def record_copies(work: copies.Work) -> Costs:
     """Costs of two copies, whatever their number will be."""
     with closing(gt.Hosts(2, kernel_threads=1)) as runtime:
-        events, reply = _logged(lambda log: copies.ours(work, 2, runtime, [log], _EPOCHS))
+        events, reply = _recorded_copies(work, 2, runtime)
     return Costs(recorded(events).nodes, 0.0, reply["rows_per_second"])
+
+
+def _recorded_copies(
+    work: copies.Work, n: int, runtime: AbstractRuntime
+) -> tuple[Sequence[Mapping[str, Any]], Line]:
+    return _logged(lambda log: copies.ours(work, n, runtime, [log], _EPOCHS))
 
 
 def _logged(run: Any) -> tuple[Sequence[Mapping[str, Any]], Line]:
@@ -155,11 +162,13 @@ def pipelines(work: stages.Work, over: Sequence[Link]) -> Iterator[Line]:
                 systems = (f"async:{work.parts}", f"async:{few_in_flight(work, link)}", *DRAINED)
                 for system in dict.fromkeys(systems):
                     costs = recordings.get(system, recordings["async:1"])
-                    reply = stages.ours(work, system, runtime, "stashed")
+                    events, reply = _recorded_parts(work, system, runtime)
+                    own = replace(costs, nodes=recorded(events).nodes)
                     yield {
                         "case": f"{work.parts} parts, {system}",
                         "measured": reply["rows_per_second"],
                         "foreseen": foreseen_parts(work, system, link, costs),
+                        "by_own": foreseen_parts(work, system, link, own),
                         "late": hosts.late(),
                         "device_ms": work.device_ms,
                         **_about(link, costs),
@@ -179,11 +188,13 @@ def neighbouring(
         with closing(gt.Hosts(there, address=address, kernel_threads=1)) as runtime:
             for link in over:
                 hosts.become(link)
-                reply = copies.ours(work, n, runtime)
+                events, reply = _recorded_copies(work, n, runtime)
+                own = replace(costs, nodes=recorded(events).nodes)
                 yield {
                     "case": f"{n} copies, {work.exchange}",
                     "measured": reply["rows_per_second"],
                     "foreseen": foreseen_copies(work, n, link, costs),
+                    "by_own": foreseen_copies(work, n, link, own),
                     "exchanges": reply["meetings_per_gradient"],
                     "late": hosts.late(),
                     "device_ms": device_ms,
@@ -193,21 +204,33 @@ def neighbouring(
 
 def table(lines: Sequence[Line]) -> Iterator[str]:
     """Markdown: a row a case."""
-    yield "| case | one way | Mbit/s | measured, rows/s | foreseen | foreseen to measured |"
-    yield "|" + "---|" * 6
+    yield (
+        "| case | one way | Mbit/s | measured, rows/s | foreseen | foreseen to measured "
+        "| with its own costs |"
+    )
+    yield "|" + "---|" * 7
     by: dict[tuple[str, float, float], list[Line]] = {}
     for x in lines:
         by.setdefault((x["case"], x["latency_s"], x["bits_per_s"]), []).append(x)
-    within = 0
+    within = {"foreseen": 0, "by_own": 0}
     for (case, latency_s, bits), some in by.items():
         real = statistics.median(x["measured"] for x in some)
         told = statistics.median(x["foreseen"] for x in some)
-        within += abs(told / real - 1) <= 0.15
+        ratios = {
+            of: statistics.median(x[of] / x["measured"] for x in some)
+            for of in within
+            if of in some[0]
+        }
+        for of, ratio in ratios.items():
+            within[of] += abs(ratio - 1) <= 0.15
         yield (
             f"| {case} | {latency_s * 1e3:g} ms | {bits / 1e6:g} | {real:,.0f} | {told:,.0f} "
-            f"| {told / real:.2f} |"
+            f"| {ratios['foreseen']:.2f} | "
+            + (f"{ratios['by_own']:.2f} |" if "by_own" in ratios else "|")
         )
-    yield f"\n{within} of {len(by)} within 15 %."
+    yield (
+        f"\n{within['foreseen']} of {len(by)} within 15 %; {within['by_own']} with their own costs."
+    )
 
 
 def main(words: Sequence[str] | None = None) -> None:
