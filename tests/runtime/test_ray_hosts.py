@@ -64,7 +64,7 @@ runtime.close()
 
 
 class Cluster:
-    """A head on the first host, which takes no workers, and a node with a CPU on each other."""
+    """A head on the first host, which takes no workers, and a node with two CPUs on each other."""
 
     def __init__(self, hosts: Hosts, folder: str) -> None:
         paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
@@ -81,7 +81,7 @@ class Cluster:
         first = ("--head", f"--port={PORT}", f"--temp-dir={folder}", "--include-dashboard=false")
         self.heads = [self._start(hosts[0], 0, *first)]
         for host in hosts[1:]:
-            self.heads.append(self._start(host, 1, f"--address={self.address}"))
+            self.heads.append(self._start(host, 2, f"--address={self.address}"))
 
     def _start(self, host: Host, cpus: int, *words: str) -> subprocess.Popen[Any]:
         command = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *words)
