@@ -493,7 +493,8 @@ class Parent:
                 self._fail(document, w)
             case "done":
                 self._done.add(w)
-                self._watch.waited(w, self._apart_s + document["waited"])
+                began_s = document["began"] + self._pool.ahead_s(w) - self._began
+                self._watch.waited(w, max(self._apart_s, began_s) + document["waited"])
                 self._tell_sent(w, document["sent"])
             case _:
                 self._take_back(what, document, tensors)
