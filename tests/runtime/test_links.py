@@ -16,6 +16,7 @@ import geartrain as gt
 from benchmarks.cluster import hosts as bench
 from benchmarks.cluster.hosts import Hosts, Link
 from geartrain.engine.instrument import AbstractInstrument, Restored, Worked
+from geartrain.transport import sockets
 from tests.rigs.left import living, wait_until
 from tests.rigs.pairs import graph_of_pairs, pairs
 
@@ -146,3 +147,11 @@ def test_until_all_are_connected_workers_wait_and_do_not_work():
         session = gt.Session(graph_of_pairs(), runtime=runtime, instruments=[beside])
         session.fit(pairs(10), epochs=1)
     assert max(beside.seconds) < 2 * latency_s
+
+
+def test_what_a_worker_gives_back_is_there_although_somebody_speaks_as_it_leaves(monkeypatch):
+    """A connection that is closed while data come is aborted, with what is still on its way."""
+    monkeypatch.setattr(sockets, "_BEAT_MS", 5)
+    with three_hosts(Link(latency_s=0.02, bits_per_s=1e7)) as (_, runtime):
+        found, fit = trained(runtime)
+    assert fit.deaths == 0 and same(found)

@@ -432,6 +432,7 @@ class _Work:
         """The pass is over here; what has not been given back is of no use to anybody."""
         self._send(named_to_record("done", self._counts(), {}))
         self._over = True
+        self.transport.await_heard(self._parent, _LINGER_S)
         self.transport.close(_LINGER_S, to=self._parent)
 
     def _counts(self) -> Any:
