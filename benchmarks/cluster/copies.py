@@ -124,9 +124,13 @@ def accuracy(work: Work, model: nn.Sequential) -> float:
 
 
 def ours(
-    work: Work, copies: int, runtime: Any, instruments: Sequence[AbstractInstrument] = ()
+    work: Work,
+    copies: int,
+    runtime: Any,
+    instruments: Sequence[AbstractInstrument] = (),
+    epochs: int = 1,
 ) -> Reply:
-    """Copies with neighbours, each on a worker; their mean is judged."""
+    """Copies with neighbours, each on a worker; their mean is judged. The last epoch counts."""
     model = network(work)
     with TemporaryDirectory() as folder:
         judge = Judge(work.data, Path(folder) / "seen")
@@ -148,10 +152,11 @@ def ours(
             instruments=[exchanged, *instruments],
         )
         rows = order(work, work.steps * copies)
-        session.fit([gt.minibatch(each, each) for each in rows], epochs=1)
+        session.fit([gt.minibatch(each, each) for each in rows], epochs=epochs)
         seen = judge.read()
-    if len(seen) != len(rows):
-        raise RuntimeError(f"{len(seen)} losses of {len(rows)} minibatches")
+    if len(seen) != epochs * len(rows):
+        raise RuntimeError(f"{len(seen)} losses of {epochs * len(rows)} minibatches")
+    seen = seen[-len(rows) :]
     began = len(seen) // 10
     seconds = seen[-1][0] - seen[began][0]
     told = exchanged.summary() or {}

@@ -3,9 +3,10 @@
     sudo PYTHONPATH=src OMP_NUM_THREADS=1 python -m benchmarks.cluster.forecasts --data DIR
 
     record     once for each number of parts or copies, workers on one host without links: seconds
-               of firings, and of a message
+               of firings, and of a message, in the second epoch: in the first one data are read
     forecast   the same session on imagined hosts, with those costs and a link's latency and rate
-    measure    the same session on hosts with such links (hosts.py)
+    measure    the same session on hosts with such links (hosts.py), which is recorded, too: what is
+               foreseen with its own costs tells links from a machine that was busier then
 
 Devices sleep, so that what is compared is waiting and links, and as many parts and copies as one
 likes run on few cores. A line of JSON a case goes to results/forecasts.jsonl; ``--table`` prints
@@ -15,10 +16,8 @@ what is there.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -31,16 +30,18 @@ import torch
 import geartrain as gt
 from benchmarks.cluster import copies, stages
 from benchmarks.cluster.hosts import Hosts, Link
-from benchmarks.cluster.pipelines import SYSCTL, Line, few_in_flight, read
+from benchmarks.cluster.lines import Line, add_links, links, parser, run
+from benchmarks.cluster.pipelines import SYSCTL, few_in_flight
 from geartrain.engine.instrument import AbstractInstrument, Fired
 from geartrain.observe.jsonlog import JsonLog, read_json_log
 from geartrain.observe.recorded import recorded
 from geartrain.runtime.base import AbstractRuntime
 
-RESULTS: Final = Path(__file__).parent / "results" / "forecasts.jsonl"
 PAYLOAD: Final = 1448 / 1500
 """Of what a link carries; the rest is headers of IP and TCP."""
 DRAINED: Final = ("drained:1", "drained:4")
+_EPOCHS: Final = 2
+"""Of a recording."""
 
 
 @final
@@ -91,8 +92,8 @@ def record_parts(work: stages.Work) -> dict[str, Costs]:
     # Alone, a minibatch is at a worker or on its way: to each next part and back, and to and from
     # the program that admits.
     events, reply = found["async:1"]
-    worked = [event for event in events if event["event"] == "Worked"]
-    busy_s = sum(x["seconds"] * work.parts - sum(x["waiting"]) for x in worked)
+    *_, worked = (event for event in events if event["event"] == "Worked")
+    busy_s = worked["seconds"] * work.parts - sum(worked["waiting"])
     way_s = work.batch / reply["rows_per_second"] - busy_s / work.minibatches
     message_s = max(0.0, way_s) / (2 * work.parts)
     return {
@@ -104,14 +105,20 @@ def record_parts(work: stages.Work) -> dict[str, Costs]:
 def _recorded_parts(
     work: stages.Work, system: str, runtime: AbstractRuntime
 ) -> tuple[Sequence[Mapping[str, Any]], Line]:
-    return _logged(lambda log: stages.ours(work, system, runtime, "stashed", [log]))
+    return _logged(lambda log: stages.ours(work, system, runtime, "stashed", [log], _EPOCHS))
 
 
 def record_copies(work: copies.Work) -> Costs:
     """Costs of two copies, whatever their number will be."""
     with closing(gt.Hosts(2, kernel_threads=1)) as runtime:
-        events, reply = _logged(lambda log: copies.ours(work, 2, runtime, [log]))
+        events, reply = _recorded_copies(work, 2, runtime)
     return Costs(recorded(events).nodes, 0.0, reply["rows_per_second"])
+
+
+def _recorded_copies(
+    work: copies.Work, n: int, runtime: AbstractRuntime
+) -> tuple[Sequence[Mapping[str, Any]], Line]:
+    return _logged(lambda log: copies.ours(work, n, runtime, [log], _EPOCHS))
 
 
 def _logged(run: Any) -> tuple[Sequence[Mapping[str, Any]], Line]:
@@ -143,23 +150,25 @@ def foreseen_copies(work: copies.Work, n: int, link: Link, costs: Costs) -> floa
     return (len(times) - 1 - began) * work.batch / (times[-1] - times[began])
 
 
-def pipelines(work: stages.Work, links: Sequence[Link]) -> Iterator[Line]:
+def pipelines(work: stages.Work, over: Sequence[Link]) -> Iterator[Line]:
     """Parts over each kind of link; the program is on the first host."""
     with Hosts(work.parts, sysctl=SYSCTL) as hosts, hosts[0].inside():
         recordings = record_parts(work)
         there = [gt.Host(host.address, command=host.prefix) for host in hosts]
         address = hosts[0].address
         with closing(gt.Hosts(there, address=address, kernel_threads=1)) as runtime:
-            for link in links:
+            for link in over:
                 hosts.become(link)
                 systems = (f"async:{work.parts}", f"async:{few_in_flight(work, link)}", *DRAINED)
                 for system in dict.fromkeys(systems):
                     costs = recordings.get(system, recordings["async:1"])
-                    reply = stages.ours(work, system, runtime, "stashed")
+                    events, reply = _recorded_parts(work, system, runtime)
+                    own = replace(costs, nodes=recorded(events).nodes)
                     yield {
                         "case": f"{work.parts} parts, {system}",
                         "measured": reply["rows_per_second"],
                         "foreseen": foreseen_parts(work, system, link, costs),
+                        "by_own": foreseen_parts(work, system, link, own),
                         "late": hosts.late(),
                         "device_ms": work.device_ms,
                         **_about(link, costs),
@@ -167,7 +176,7 @@ def pipelines(work: stages.Work, links: Sequence[Link]) -> Iterator[Line]:
 
 
 def neighbouring(
-    work: copies.Work, n: int, links: Sequence[Link], device_ms: float
+    work: copies.Work, n: int, over: Sequence[Link], device_ms: float
 ) -> Iterator[Line]:
     """Copies over each kind of link; the program has a host of its own."""
     slept = f"{copies.DEVICE_MS}={device_ms:g}"
@@ -177,13 +186,15 @@ def neighbouring(
         there = [gt.Host(h.address, command=(*h.prefix, "env", slept)) for h in hosts[:n]]
         address = hosts[n].address
         with closing(gt.Hosts(there, address=address, kernel_threads=1)) as runtime:
-            for link in links:
+            for link in over:
                 hosts.become(link)
-                reply = copies.ours(work, n, runtime)
+                events, reply = _recorded_copies(work, n, runtime)
+                own = replace(costs, nodes=recorded(events).nodes)
                 yield {
                     "case": f"{n} copies, {work.exchange}",
                     "measured": reply["rows_per_second"],
                     "foreseen": foreseen_copies(work, n, link, costs),
+                    "by_own": foreseen_copies(work, n, link, own),
                     "exchanges": reply["meetings_per_gradient"],
                     "late": hosts.late(),
                     "device_ms": device_ms,
@@ -193,33 +204,39 @@ def neighbouring(
 
 def table(lines: Sequence[Line]) -> Iterator[str]:
     """Markdown: a row a case."""
-    yield "| case | one way | Mbit/s | measured, rows/s | foreseen | foreseen to measured |"
-    yield "|" + "---|" * 6
+    yield (
+        "| case | one way | Mbit/s | measured, rows/s | foreseen | foreseen to measured "
+        "| with its own costs |"
+    )
+    yield "|" + "---|" * 7
     by: dict[tuple[str, float, float], list[Line]] = {}
     for x in lines:
         by.setdefault((x["case"], x["latency_s"], x["bits_per_s"]), []).append(x)
-    within = 0
+    within = {"foreseen": 0, "by_own": 0}
     for (case, latency_s, bits), some in by.items():
         real = statistics.median(x["measured"] for x in some)
         told = statistics.median(x["foreseen"] for x in some)
-        within += abs(told / real - 1) <= 0.15
+        ratios = {
+            of: statistics.median(x[of] / x["measured"] for x in some)
+            for of in within
+            if of in some[0]
+        }
+        for of, ratio in ratios.items():
+            within[of] += abs(ratio - 1) <= 0.15
         yield (
             f"| {case} | {latency_s * 1e3:g} ms | {bits / 1e6:g} | {real:,.0f} | {told:,.0f} "
-            f"| {told / real:.2f} |"
+            f"| {ratios['foreseen']:.2f} | "
+            + (f"{ratios['by_own']:.2f} |" if "by_own" in ratios else "|")
         )
-    yield f"\n{within} of {len(by)} within 15 %."
+    yield (
+        f"\n{within['foreseen']} of {len(by)} within 15 %; {within['by_own']} with their own costs."
+    )
 
 
 def main(words: Sequence[str] | None = None) -> None:
     given = _arguments(words)
     torch.set_num_threads(1)
-    if not given.table:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        for line in _lines(given):
-            print(json.dumps(line), file=sys.stderr, flush=True)
-            with given.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-    print("\n".join(table(read(given.out))))
+    run(given, _lines, table)
 
 
 def _about(link: Link, costs: Costs) -> Line:
@@ -241,36 +258,27 @@ def _lines(given: argparse.Namespace) -> Iterator[Line]:
         steps=given.minibatches // 3,
     )
     copy = copies.Work(data=given.data, exchange=given.exchange, steps=given.steps)
-    links = [
-        Link(latency_s=ms * 1e-3, bits_per_s=mbit * 1e6)
-        for mbit in given.mbit
-        for ms in given.latency_ms
-    ]
     for number in range(given.rounds):
         for parts in given.parts:
-            for line in pipelines(replace(part, parts=parts), links):
+            for line in pipelines(replace(part, parts=parts), links(given)):
                 yield line | {"round": number}
         for n in given.copies:
-            for line in neighbouring(copy, n, links, given.copy_ms):
+            for line in neighbouring(copy, n, links(given), given.copy_ms):
                 yield line | {"round": number}
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", help="data folder; without it digits are drawn at random")
-    parser.add_argument("--parts", type=int, nargs="*", default=[2, 4])
-    parser.add_argument("--copies", type=int, nargs="*", default=[2, 4, 8])
-    parser.add_argument("--latency-ms", type=float, nargs="+", default=[1, 10, 50], help="one way")
-    parser.add_argument("--mbit", type=float, nargs="+", default=[1000, 100])
-    parser.add_argument("--exchange", default="weights")
-    parser.add_argument("--part-ms", type=float, default=24.0, help="slept, for a minibatch")
-    parser.add_argument("--copy-ms", type=float, default=30.0, help="slept, for a copy's step")
-    parser.add_argument("--minibatches", type=int, default=90, help="of parts")
-    parser.add_argument("--steps", type=int, default=60, help="of each copy")
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="print what is there, run nothing")
-    return parser.parse_args(words)
+    made = parser(__doc__, "forecasts")
+    add_links(made, [1, 10, 50], [1000, 100])
+    made.add_argument("--parts", type=int, nargs="*", default=[2, 4])
+    made.add_argument("--copies", type=int, nargs="*", default=[2, 4, 8])
+    made.add_argument("--exchange", default="weights")
+    made.add_argument("--part-ms", type=float, default=24.0, help="slept, for a minibatch")
+    made.add_argument("--copy-ms", type=float, default=30.0, help="slept, for a copy's step")
+    made.add_argument("--minibatches", type=int, default=90, help="of parts")
+    made.add_argument("--steps", type=int, default=60, help="of each copy")
+    made.add_argument("--rounds", type=int, default=1)
+    return made.parse_args(words)
 
 
 if __name__ == "__main__":

@@ -15,23 +15,21 @@ Nothing is timed, so the machine may be busy. A line of JSON a training goes to 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Final
 
 import torch
 
 import geartrain as gt
+from benchmarks.cluster.lines import Line, parser, run
 from benchmarks.cluster.methods import METHODS
-from benchmarks.cluster.pipelines import LONG_RISE, Line, best_plain, read
+from benchmarks.cluster.pipelines import LONG_RISE, best_plain
 from benchmarks.cluster.stages import SMOOTH, Work, first_to_reach, ours, plain
 
-RESULTS: Final = Path(__file__).parent / "results" / "late.jsonl"
 STAGE_S: Final = (0.016, 0.034)
 """Forward and backward of all parts together, for a minibatch: on the bench 50 ms."""
 
@@ -123,14 +121,7 @@ def last(line: Line) -> float:
 def main(words: Sequence[str] | None = None) -> None:
     given = _arguments(words)
     torch.set_num_threads(1)
-    if not given.table:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        for line in _lines(given):
-            told = {k: v for k, v in line.items() if k != "losses"} | {"last": last(line)}
-            print(json.dumps(told), file=sys.stderr, flush=True)
-            with given.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-    print("\n".join(table(read(given.out))))
+    run(given, _lines, table)
 
 
 def _lines(given: argparse.Namespace) -> Iterator[Line]:
@@ -158,20 +149,17 @@ def _lines(given: argparse.Namespace) -> Iterator[Line]:
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", help="data folder; without it digits are drawn at random")
-    parser.add_argument("--parts", type=int, default=2)
-    parser.add_argument("--latency-ms", type=float, default=50.0, help="one way")
-    parser.add_argument("--in-flight", type=int, default=7)
-    parser.add_argument("--methods", nargs="+", default=["plain", *METHODS])
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.01, 0.03, 0.1])
-    parser.add_argument("--momenta", type=float, nargs="+", default=[0.9])
-    parser.add_argument("--rising", type=int, help="minibatches over which the rate rises")
-    parser.add_argument("--hidden", type=int, default=Work.hidden)
-    parser.add_argument("--minibatches", type=int, default=Work.minibatches)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="print what is there, run nothing")
-    return parser.parse_args(words)
+    made = parser(__doc__, "late")
+    made.add_argument("--parts", type=int, default=2)
+    made.add_argument("--latency-ms", type=float, default=50.0, help="one way")
+    made.add_argument("--in-flight", type=int, default=7)
+    made.add_argument("--methods", nargs="+", default=["plain", *METHODS])
+    made.add_argument("--rates", type=float, nargs="+", default=[0.01, 0.03, 0.1])
+    made.add_argument("--momenta", type=float, nargs="+", default=[0.9])
+    made.add_argument("--rising", type=int, help="minibatches over which the rate rises")
+    made.add_argument("--hidden", type=int, default=Work.hidden)
+    made.add_argument("--minibatches", type=int, default=Work.minibatches)
+    return made.parse_args(words)
 
 
 if __name__ == "__main__":

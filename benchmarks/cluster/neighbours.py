@@ -14,20 +14,20 @@ those that a worker's host sends to other workers' hosts, by the relay's counts.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.cluster.copies import DEVICE_MS, Work
-from benchmarks.cluster.hosts import Hosts, Link
-from benchmarks.cluster.pipelines import SYSCTL, Line, read, replies, start
+from benchmarks.cluster.hosts import Hosts
+from benchmarks.cluster.lines import Line, add_links, links, parser, run
+from benchmarks.cluster.pipelines import SYSCTL, replies, start
 
-RESULTS: Final = Path(__file__).parent / "results" / "neighbours.jsonl"
 PROGRAM: Final = (sys.executable, "-m", "benchmarks.cluster.copies")
 SLOW: Final = 4.0
 """Times as long a step of the straggler takes."""
@@ -96,60 +96,47 @@ def _middle(lines: Sequence[Line], system: str, slow: float) -> float | None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    given = _arguments(words)
-    if not given.table:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        for line in _lines(given):
-            print(json.dumps(line), file=sys.stderr, flush=True)
-            with given.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-    print("\n".join(table(read(given.out))))
+    run(_arguments(words), _lines, table)
 
 
 def _lines(given: argparse.Namespace) -> Iterator[Line]:
-    link = Link(latency_s=given.latency_ms * 1e-3, bits_per_s=given.mbit * 1e6)
-    for number in range(given.rounds):
-        for n in given.copies:
-            for slow in (1.0, SLOW) if n == max(given.copies) else (1.0,):
-                for system in given.systems:
-                    work = Work(
-                        data=given.data,
-                        hidden=given.hidden,
-                        rate=given.rate,
-                        steps=given.samples // (n * Work.batch),
-                        exchange="weights" if system == "ddp" else system,
-                    )
-                    device_ms = [given.device_ms * (slow if k == 0 else 1.0) for k in range(n)]
-                    with Hosts(n + 1, link, sysctl=SYSCTL) as hosts:
-                        line = trial(work, system, hosts, device_ms)
-                    yield {
-                        "system": system,
-                        "round": number,
-                        "copies": n,
-                        "slow": slow,
-                        "latency_s": link.latency_s,
-                        "bits_per_s": link.bits_per_s,
-                        "device_ms": given.device_ms,
-                        "work": asdict(work),
-                        **line,
-                    }
+    for number, link, n in product(range(given.rounds), links(given), given.copies):
+        for slow in (1.0, SLOW) if n == max(given.copies) else (1.0,):
+            for system in given.systems:
+                work = Work(
+                    data=given.data,
+                    hidden=given.hidden,
+                    rate=given.rate,
+                    steps=given.samples // (n * Work.batch),
+                    exchange="weights" if system == "ddp" else system,
+                )
+                device_ms = [given.device_ms * (slow if k == 0 else 1.0) for k in range(n)]
+                with Hosts(n + 1, link, sysctl=SYSCTL) as hosts:
+                    line = trial(work, system, hosts, device_ms)
+                yield {
+                    "system": system,
+                    "round": number,
+                    "copies": n,
+                    "slow": slow,
+                    "latency_s": link.latency_s,
+                    "bits_per_s": link.bits_per_s,
+                    "device_ms": given.device_ms,
+                    "work": asdict(work),
+                    **line,
+                }
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", help="data folder; without it digits are drawn at random")
-    parser.add_argument("--copies", type=int, nargs="+", default=[2, 4, 8])
-    parser.add_argument("--latency-ms", type=float, default=5.0, help="one way")
-    parser.add_argument("--mbit", type=float, default=100.0)
-    parser.add_argument("--systems", nargs="+", default=["ddp", "weights"], help="or exchanges")
-    parser.add_argument("--samples", type=int, default=30_000, help="of all copies together")
-    parser.add_argument("--hidden", type=int, default=Work.hidden)
-    parser.add_argument("--rate", type=float, default=Work.rate)
-    parser.add_argument("--device-ms", type=float, default=30.0, help="of a step, slept")
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="print what is there, run nothing")
-    return parser.parse_args(words)
+    made = parser(__doc__, "neighbours")
+    add_links(made, [5], [100])
+    made.add_argument("--copies", type=int, nargs="+", default=[2, 4, 8])
+    made.add_argument("--systems", nargs="+", default=["ddp", "weights"], help="or exchanges")
+    made.add_argument("--samples", type=int, default=30_000, help="of all copies together")
+    made.add_argument("--hidden", type=int, default=Work.hidden)
+    made.add_argument("--rate", type=float, default=Work.rate)
+    made.add_argument("--device-ms", type=float, default=30.0, help="of a step, slept")
+    made.add_argument("--rounds", type=int, default=1)
+    return made.parse_args(words)
 
 
 if __name__ == "__main__":

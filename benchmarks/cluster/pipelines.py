@@ -21,13 +21,15 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.cluster.hosts import Host, Hosts, Link
+from benchmarks.cluster.lines import Line, add_links, links, parser
+from benchmarks.cluster.lines import run as run_lines
 from benchmarks.cluster.stages import SMOOTH, Work, first_to_reach
 
-RESULTS: Final = Path(__file__).parent / "results" / "pipelines.jsonl"
 PROGRAM: Final = (sys.executable, "-m", "benchmarks.cluster.stages")
 TIMED_S: Final = 3.0
 """Of a synchronous system, about."""
@@ -55,7 +57,6 @@ LONG_RISE: Final = 400
 """Minibatches over which the rate rises where more than ``SHORT_FLIGHT`` are in flight."""
 MOST_IN_FLIGHT: Final = 24
 
-Line = dict[str, Any]
 Trial = tuple[str, str, Line]
 """A system, its view, and what else of ``Work`` is its own."""
 
@@ -163,7 +164,7 @@ def trials_of(work: Work, link: Link, given: argparse.Namespace) -> list[Trial]:
         for view in given.views:
             for rate in given.async_rates:
                 for long in given.lengths:
-                    changed = {"rate": rate, "rising": rising}
+                    changed = {"rate": rate, "momentum": given.momentum, "rising": rising}
                     changed["minibatches"] = round(long * work.minibatches)
                     found.append((f"async:{n}", view, changed))
     if not given.in_flight and (n := many_in_flight(work, link)) > max(few):
@@ -187,6 +188,8 @@ def cell(work: Work, link: Link, given: argparse.Namespace) -> Iterator[Line]:
 
 def table(lines: Sequence[Line]) -> Iterator[str]:
     """Markdown: a row an asynchronous system of each kind of link, beside the best synchronous."""
+    if not any(line["system"] == "plain" for line in lines):
+        return
     best = best_plain(lines)
     yield (
         "| parts | one way | Mbit/s | best synchronous | rows/s | drained, ours | asynchronous "
@@ -225,6 +228,9 @@ def _rows(lines: Sequence[Line], key: tuple[int, float, float], best: Line) -> I
         name = line["system"]
         if name.startswith("async"):
             name += f" {line['view']}, {line['minibatches']}"
+            if "rate" in line:
+                momentum = line.get("momentum", Work.momentum)  # early lines had this one
+                name += f", rate {line['rate']:g}, momentum {momentum:g}"
         by.setdefault(name, []).append(line)
     rates = {name: [x["rows_per_second"] for x in some] for name, some in by.items()}
     middle = {name: statistics.median(found) for name, found in rates.items()}
@@ -258,25 +264,8 @@ def _rows(lines: Sequence[Line], key: tuple[int, float, float], best: Line) -> I
         )
 
 
-def read(path: Path) -> list[Line]:
-    """The lines so far; none where there is no file."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def main(words: Sequence[str] | None = None) -> None:
-    given = _arguments(words)
-    if not given.table:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        for line in _lines(given):
-            told = {k: v for k, v in line.items() if k not in ("losses", "work")}
-            print(json.dumps(told), file=sys.stderr, flush=True)
-            with given.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-    lines = read(given.out)
-    if any(line["system"] == "plain" for line in lines):
-        print("\n".join(table(lines)))
+    run_lines(_arguments(words), _lines, table)
 
 
 def _lines(given: argparse.Namespace) -> Iterator[Line]:
@@ -290,48 +279,43 @@ def _lines(given: argparse.Namespace) -> Iterator[Line]:
     if "plain" in given.kinds:
         yield from plain(work, given.rates)
     given.kinds = [kind for kind in given.kinds if kind != "plain"]
-    for number in range(given.rounds):
-        for parts in given.parts:
-            for latency in given.latency_ms:
-                for rate in given.mbit:
-                    link = Link(latency_s=latency * 1e-3, bits_per_s=rate * 1e6)
-                    about: Mapping[str, Any] = {
-                        "round": number,
-                        "parts": parts,
-                        "latency_s": link.latency_s,
-                        "bits_per_s": link.bits_per_s,
-                    }
-                    at = replace(work, parts=parts, rate=given.rates[0])
-                    yield from (line | about for line in cell(at, link, given))
+    for number, parts, link in product(range(given.rounds), given.parts, links(given)):
+        about: Mapping[str, Any] = {
+            "round": number,
+            "parts": parts,
+            "latency_s": link.latency_s,
+            "bits_per_s": link.bits_per_s,
+        }
+        at = replace(work, parts=parts, rate=given.rates[0])
+        yield from (line | about for line in cell(at, link, given))
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", help="data folder; without it digits are drawn at random")
-    parser.add_argument("--parts", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--latency-ms", type=float, nargs="+", default=[1, 10, 50], help="one way")
-    parser.add_argument("--mbit", type=float, nargs="+", default=[1000, 100])
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--kinds", nargs="+", default=["plain", "peer", "ours"])
-    parser.add_argument("--peers", nargs="*", help="by the parts if not given")
-    parser.add_argument("--drained", nargs="*", default=DRAINED)
-    parser.add_argument("--in-flight", type=int, nargs="+", help="by the link if not given")
-    parser.add_argument("--views", nargs="+", default=["predicted"])
-    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="of plain training")
-    parser.add_argument("--async-rates", type=float, nargs="+", default=[0.03])
-    parser.add_argument(
+    made = parser(__doc__, "pipelines")
+    add_links(made, [1, 10, 50], [1000, 100])
+    made.add_argument("--parts", type=int, nargs="+", default=[2, 4])
+    made.add_argument("--rounds", type=int, default=1)
+    made.add_argument("--kinds", nargs="+", default=["plain", "peer", "ours"])
+    made.add_argument("--peers", nargs="*", help="by the parts if not given")
+    made.add_argument("--drained", nargs="*", default=DRAINED)
+    made.add_argument("--in-flight", type=int, nargs="+", help="by the link if not given")
+    made.add_argument("--views", nargs="+", default=["predicted"])
+    made.add_argument("--rates", type=float, nargs="+", default=RATES, help="of plain training")
+    made.add_argument("--async-rates", type=float, nargs="+", default=[0.03])
+    made.add_argument(
+        "--momentum", type=float, default=Work.momentum, help="of asynchronous trainings"
+    )
+    made.add_argument(
         "--lengths", type=float, nargs="+", default=[1.0, 2.0], help="of asynchronous trainings"
     )
-    parser.add_argument(
+    made.add_argument(
         "--sysctl", type=json.loads, default=SYSCTL, help="of the hosts' kernels, as JSON"
     )
-    parser.add_argument("--hidden", type=int, default=Work.hidden)
-    parser.add_argument("--device-ms", type=float, default=0.0, help="slept, for a minibatch")
-    parser.add_argument("--batch", type=int, default=Work.batch)
-    parser.add_argument("--minibatches", type=int, default=Work.minibatches)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="print what is there, run nothing")
-    return parser.parse_args(words)
+    made.add_argument("--hidden", type=int, default=Work.hidden)
+    made.add_argument("--device-ms", type=float, default=0.0, help="slept, for a minibatch")
+    made.add_argument("--batch", type=int, default=Work.batch)
+    made.add_argument("--minibatches", type=int, default=Work.minibatches)
+    return made.parse_args(words)
 
 
 if __name__ == "__main__":

@@ -207,6 +207,7 @@ def ours(
     runtime: AbstractRuntime,
     view: str,
     instruments: Sequence[AbstractInstrument] = (),
+    epochs: int = 1,
 ) -> Reply:
     """Parts on the workers of a runtime.
 
@@ -216,6 +217,7 @@ def ours(
         runtime: As many workers as parts.
         view: What is done about late gradients, of ``METHODS``; where nothing is flushed.
         instruments: Of the session.
+        epochs: As often the same minibatches; the last time counts.
     """
     name, _, number = system.partition(":")
     flushes, most = name == "drained", int(number)
@@ -232,10 +234,11 @@ def ours(
             for x, y in minibatches(work, count)
             for k in range(0, work.batch, rows)
         ]
-        fit = session.fit(given, epochs=1)
+        fit = session.fit(given, epochs=epochs)
         seen = recorded.read()
-    if len(seen) != len(given):
-        raise RuntimeError(f"{system}: {len(seen)} losses of {len(given)} messages")
+    if len(seen) != epochs * len(given):
+        raise RuntimeError(f"{system}: {len(seen)} losses of {epochs * len(given)} messages")
+    seen = seen[-len(given) :]
     a, b = work.warm_up * work.batch // rows - 1, len(seen) - 1
     seconds = seen[b][0] - seen[a][0]
     reply: Reply = {

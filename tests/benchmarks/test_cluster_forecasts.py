@@ -39,8 +39,9 @@ def test_copies_wait_for_nobody_and_a_line_says_how_far_a_forecast_is_off() -> N
     found = forecasts.foreseen_copies(work, 2, link, costs)
     assert found == pytest.approx(2 * work.batch / 0.03, rel=0.1)
     case = {"case": "2 copies", "latency_s": 0.005, "bits_per_s": 1e9, "measured": 100.0}
-    *_, row, within = forecasts.table([case | {"foreseen": 114.0}])
-    assert row.endswith("| 100 | 114 | 1.14 |") and within.strip() == "1 of 1 within 15 %."
+    *_, row, within = forecasts.table([case | {"foreseen": 114.0, "by_own": 120.0}])
+    assert row.endswith("| 100 | 114 | 1.14 | 1.20 |")
+    assert within.strip() == "1 of 1 within 15 %; 0 with their own costs."
 
 
 @pytest.mark.parametrize(

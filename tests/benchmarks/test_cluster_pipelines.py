@@ -100,7 +100,10 @@ def test_tables_compare_with_the_best_synchronous_system() -> None:
         }
         | cell,
     ]
-    [_, _, row] = table(lines)
+    slower = lines[-1] | {"rate": 0.2, "momentum": 0.5, "rows_per_second": 400.0}
+    [_, _, row, other] = table([*lines, slower])
+    assert "| async:3 predicted, 200, rate 0.2, momentum 0.5 | 400 |" in other
+    assert not [*table(lines[2:])]  # there is nothing to compare with
     told = [word.strip() for word in row.strip("|").split("|")]
     assert told[:4] == ["2", "10 ms", "1000", "1f1b:4"]
     assert told[4:9] == [

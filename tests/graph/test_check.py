@@ -197,6 +197,20 @@ def test_batch_norm_and_dropout_that_would_mix_or_redraw_are_refused():
         graph.check(FLOATS)
 
 
+def test_dropout_in_a_module_that_looks_inside_bundles_is_refused_with_what_may_be_done_instead():
+    class Drops(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, x: Tensor, inside: object) -> Tensor:
+            return self.drop(x)
+
+    graph = Graph()
+    graph.input("x", bundle=True).through(Drops(), inside=True, name="in").stop()
+    refused(graph, "'in': Dropout (drop)", "a node of its own before or behind", "or keep='graph'")
+
+
 def test_activations_inside_bundles_without_a_kernel_are_refused():
     class Odd(nn.Module):
         def forward(self, x: Tensor, inside: object) -> Tensor:

@@ -136,6 +136,33 @@ def test_a_module_that_mixes_rows_is_refused():
         graph.check()
 
 
+class Dropping(Read):
+    """With dropout inside."""
+
+    def __init__(self, drop: nn.Module) -> None:
+        super().__init__()
+        self.drop = drop
+
+    def forward(self, h: Tensor, memory: Tensor, mask: Tensor, *key: Tensor) -> Tensor:
+        return self.drop(super().forward(h, memory, mask), *key)
+
+
+@pytest.mark.parametrize("keep", ["auto", "inputs"])
+def test_dropout_inside_a_reader_is_refused_with_what_may_be_done_instead(keep):
+    graph, held, rows = begun()
+    rows.attend(held, Dropping(nn.Dropout(0.5)), name="read", keep=keep).loss(loss)
+    with pytest.raises(GraphError, match=r"'read': Dropout \(drop\) would draw") as refusal:
+        graph.check()
+    told = str(refusal.value)
+    assert "a node of its own before or behind" in told and "RowDropout inside the module" in told
+    assert "keep=" not in told  # attend() knows no other
+    graph, held, rows = begun()
+    read = rows.attend(held, Read(), keep=keep)
+    keyed = Dropping(gt.nn.RowDropout(0.5))
+    read.through(nn.Dropout(0.5)).attend(held, keyed, keep=keep, read="n").loss(loss)
+    graph.check()
+
+
 def test_other_keeps_are_refused():
     _, held, rows = begun()
     with pytest.raises(GraphError, match=r"attend\(keep='graph'\)"):

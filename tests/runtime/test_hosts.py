@@ -184,9 +184,9 @@ def test_a_fit_goes_on_after_a_death_and_ends_as_if_there_had_been_none(monkeypa
     runtime = hosts(2)
     monkeypatch.setattr(runtime, "most_deaths", 4)
     undisturbed, disturbed = one_at_a_time(gt.Threads(1)), one_at_a_time(runtime)
-    disturbed.instruments.append(Killer(runtime, {10}))
-    undisturbed.fit(pairs(30), epochs=2)
-    fit = disturbed.fit(pairs(30), epochs=2)
+    disturbed.instruments.append(Killer(runtime, {6}))  # early, as events are told late
+    undisturbed.fit(pairs(60), epochs=2)
+    fit = disturbed.fit(pairs(60), epochs=2)
     assert fit.deaths == 1 and fit.repeated > 0
     assert same(undisturbed, disturbed)
 
@@ -306,6 +306,15 @@ def test_a_host_with_another_version_or_a_chatty_shell_is_refused(said, why):
             keeper.listen()
             time.sleep(0.01)
     keeper.close()
+
+
+def test_a_command_that_does_not_pass_stdin_through_is_named_with_the_remedy(caplog):
+    """As ssh -n and -f do not: what is started there would never hear a word, nor the end."""
+    deaf = Host("127.0.0.1", command=("sh", "-c", 'exec "$@" </dev/null', "sh"))
+    with pytest.raises(GeartrainError, match=r"127\.0\.0\.1 could not be reached"):
+        Keepers([deaf], 1).binds()
+    assert "has /dev/null or a file for stdin" in caplog.text
+    assert "without -n and -f of ssh" in caplog.text
 
 
 def test_shared_weights_learn_on_hosts():

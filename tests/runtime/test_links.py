@@ -15,7 +15,8 @@ from torch import Tensor
 import geartrain as gt
 from benchmarks.cluster import hosts as bench
 from benchmarks.cluster.hosts import Hosts, Link
-from geartrain.engine.instrument import AbstractInstrument, Restored
+from geartrain.engine.instrument import AbstractInstrument, Restored, Worked
+from geartrain.transport import sockets
 from tests.rigs.left import living, wait_until
 from tests.rigs.pairs import graph_of_pairs, pairs
 
@@ -124,3 +125,33 @@ def test_a_link_that_is_cut_for_ten_seconds_costs_what_was_trained_since_the_las
     assert cut > 0 and fit.deaths == len(faults.restored) >= 1
     assert fit.instances == 2 * INSTANCES and fit.repeated > 0
     assert same(found)
+
+
+class _Beside(AbstractInstrument):
+    """Seconds of each worker in the last pass in which it neither fired nor waited."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_worked(self, event: Worked) -> None:
+        self.seconds = [
+            event.seconds - waited - sum(n.seconds for n in event.nodes if n.worker == w)
+            for w, waited in enumerate(event.waiting)
+        ]
+
+
+def test_until_all_are_connected_workers_wait_and_do_not_work():
+    """Costs of a run are what is left of its time; a handshake takes some ways there and back."""
+    latency_s, beside = 0.1, _Beside()
+    with three_hosts(Link(latency_s=latency_s)) as (_, runtime):
+        session = gt.Session(graph_of_pairs(), runtime=runtime, instruments=[beside])
+        session.fit(pairs(10), epochs=1)
+    assert max(beside.seconds) < 2 * latency_s
+
+
+def test_what_a_worker_gives_back_is_there_although_somebody_speaks_as_it_leaves(monkeypatch):
+    """A connection that is closed while data come is aborted, with what is still on its way."""
+    monkeypatch.setattr(sockets, "_BEAT_MS", 5)
+    with three_hosts(Link(latency_s=0.02, bits_per_s=1e7)) as (_, runtime):
+        found, fit = trained(runtime)
+    assert fit.deaths == 0 and same(found)

@@ -97,9 +97,9 @@ def test_an_actor_that_is_stopped_does_not_answer_and_its_process_is_ended():
 def test_a_fit_goes_on_after_a_death_and_ends_as_if_there_had_been_none(monkeypatch):
     monkeypatch.setattr(on_ray(2), "most_deaths", 4)
     undisturbed, disturbed = one_at_a_time(gt.Threads(1)), one_at_a_time(on_ray(2))
-    disturbed.instruments.append(Killer(on_ray(2), {10}))  # in the middle of an epoch
-    undisturbed.fit(pairs(30), epochs=2)
-    fit = disturbed.fit(pairs(30), epochs=2)
+    disturbed.instruments.append(Killer(on_ray(2), {6}))  # early, as events are told late
+    undisturbed.fit(pairs(60), epochs=2)
+    fit = disturbed.fit(pairs(60), epochs=2)
     assert fit.deaths == 1 and fit.repeated > 0
     assert same(undisturbed, disturbed)
 

@@ -12,13 +12,15 @@ from torch import nn
 from geartrain.engine.engine import Engine
 from geartrain.engine.parts import make_parts
 from geartrain.engine.settings import Settings
+from geartrain.errors import TransportError
 from geartrain.graph.graph import Graph
 from geartrain.parts.late.delay import AnnealedRate, DelayCompensated, GapAware, ScaledByStaleness
 from geartrain.parts.late.views import Corrected, Predicted
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
+from geartrain.sharing.arrivals import FLOOR, GRADIENT, WEIGHTS
 from geartrain.sharing.letters import Letter
-from geartrain.sharing.published import FLOOR, GRADIENT, WEIGHTS, PublishedShare, PublishedState
+from geartrain.sharing.published import PublishedShare, PublishedState
 
 SGD = partial(torch.optim.SGD, lr=1.0)
 
@@ -84,6 +86,58 @@ def of(version: int, kind: str = GRADIENT) -> Letter:
     saw, rows = torch.tensor([version]), torch.tensor([1])
     gradient = torch.ones(1, 2, dtype=torch.float64)
     return Letter("p", 1, 0, GRADIENT, (gradient, saw, rows), round=1, progress=0)
+
+
+def bringing(*tensors: object, kind: str = GRADIENT) -> Letter:
+    return Letter("p", 1, 0, kind, tuple(map(torch.as_tensor, tensors)), round=1, progress=0)
+
+
+ONES = [[1.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("letter", "told"),
+    [
+        (of(2), r"versions that its messages saw is 2\.\.2, expected 0\.\.1"),
+        (of(-1), r"versions that its messages saw is -1\.\.-1"),
+        (of(2, FLOOR), r"floor is 2\.\.2, expected 0\.\.1"),
+        (of(-1, FLOOR), r"floor is -1\.\.-1"),
+        (bringing(ONES, [0], [-1]), r"rows of its messages is -1\.\.-1, expected 0\.\."),
+        (bringing(ONES, [0, 1], [1]), r"rows is 1 numbers, expected 2, one for each version"),
+        (bringing(ONES, [0.0], [1]), r"versions is .*float32 \(1,\), expected int64"),
+        (bringing(ONES, [0]), r"content is 2 tensors, expected 1, versions and rows"),
+        (bringing([1.0], [0], [1]), r"tensor 0 is .* \(1,\), expected .* of shape \(1, 2\)"),
+        (bringing([[1, 1]], [0], [1]), r"tensor 0 is .*int64 .*, expected None, or floating point"),
+        (bringing(ONES, kind=WEIGHTS), r"kind is 'weights', expected 'gradient' or 'floor'"),
+    ],
+)
+def test_what_the_owner_cannot_use_is_refused_by_name_and_steps_nothing(letter, told):
+    part, state = made(max_staleness=4)
+    owner = owner_of(state)
+    owner.receive(of(0))
+    owner.take()
+    owner.receive(letter)
+    with pytest.raises(TransportError, match=f"letter of worker 1 about part 'p'.*{told}"):
+        owner.take()
+    assert part.version == 1 and not part.counting.rows
+
+
+@pytest.mark.parametrize(
+    ("letter", "told"),
+    [
+        (bringing(ONES, [0], [1]), r"kind is 'gradient', expected 'weights'"),
+        (bringing(ONES, ONES, kind=WEIGHTS), r"content is 2 tensors, expected 1"),
+        (bringing([1.0, 1.0], kind=WEIGHTS), r"tensor 0 is .* \(2,\), expected .* \(1, 2\)"),
+    ],
+)
+def test_weights_that_are_not_those_of_the_part_are_refused_by_name(letter, told):
+    part, state = made()
+    state.live_on(1, 2, in_common=True)
+    share = state.weights("p", ())[1]
+    share.receive(letter)
+    with pytest.raises(TransportError, match=f"about part 'p'.*{told}"):
+        share.take()
+    assert share.parameters[0].shape == part.parameters[0].shape
 
 
 def test_a_step_waits_for_the_oldest_rows_that_another_worker_may_still_have():

@@ -110,3 +110,21 @@ def test_one_that_is_stopped_does_not_answer_those_who_ask(asks):
             assert here.lost() == ((1,) if asks else ())
         finally:
             peer.kill()
+
+
+def test_whoever_leaves_can_wait_until_all_that_he_has_sent_is_there():
+    with plain(0, Pulse(asks=False)) as here, plain(1, Pulse(asks=False)) as there:
+        here.connect({1: there.address})
+        there.connect({0: here.address})
+        wait_until(lambda: poll(there) and here.reached(1), "they are connected")
+        assert here.await_heard(1, 0.0)  # nothing has been sent
+        here.send(1, Record(16))
+        assert not here.await_heard(1, 0.05)
+        wait_until(lambda: bool(there.poll(0.01)), "it has come")
+        there.confirm(0)
+        assert here.await_heard(1, 20.0)
+        here.send(1, Record(16))
+        there.close()
+        began = time.monotonic()
+        assert not here.await_heard(1, 20.0)
+        assert time.monotonic() - began < 10.0  # nobody is there any more

@@ -374,9 +374,20 @@ class Through(AbstractOperator):
             if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
                 raise GraphError(
                     f"{where} would draw another mask when the module is run again for its "
-                    "gradient; use keep='activations' or geartrain.nn.RowDropout as a node of its "
-                    "own (they keep the mask), or keep='graph' with bundles"
+                    f"gradient; {self._instead_of_dropout()}"
                 )
+
+    def _instead_of_dropout(self) -> str:
+        own = "as a node of its own before or behind this one, where it keeps the mask"
+        keyed = "geartrain.nn.RowDropout inside the module with a key for each row, which read="
+        if self.memory is not None:
+            return f"use it {own}, or {keyed} brings"
+        if self.call.inside or self.call.pool or self.call.alone:
+            return f"use it {own}, or keep='graph'"
+        return (
+            "use keep='activations' or geartrain.nn.RowDropout as a node of its own (they keep the "
+            "mask), or keep='graph' with bundles"
+        )
 
     def _dry_run(
         self, payload: tuple[Tensor, ...], schema: Schema, held: tuple[Tensor, ...]

@@ -19,13 +19,12 @@ server a part, among the workers.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final, final
+from typing import Any, final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from geartrain.errors import ProtocolError
 from geartrain.frames.message import IntArray
 from geartrain.graph.through import Through
 from geartrain.nodes.gradient import GradientSum
@@ -34,15 +33,20 @@ from geartrain.parts.ownership import Gradients, Ownership
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
 from geartrain.parts.trained import AbstractPart, StepTaken
+from geartrain.sharing.arrivals import (
+    FLOOR,
+    GRADIENT,
+    WEIGHTS,
+    handed_in,
+    published,
+    require_kind,
+    told_floor,
+)
 from geartrain.sharing.assignment import AbstractAssignment, Balanced, Stocked
 from geartrain.sharing.communicator import AbstractCommunicator, Taken
 from geartrain.sharing.floor import Floor
 from geartrain.sharing.letters import Letter, Tensors, tensor_bytes
 from geartrain.sharing.sharing import AbstractSharingState
-
-GRADIENT: Final = "gradient"
-WEIGHTS: Final = "weights"
-FLOOR: Final = "floor"
 
 
 @final
@@ -307,18 +311,23 @@ class PublishedShare(AbstractPart):
         self._mail.append(letter)
 
     def take(self) -> list[Letter]:
-        """Take the letters that wait; returns them."""
+        """Take the letters that wait; returns them.
+
+        Raises:
+            TransportError: One does not fit the part, or is of a version that there is not.
+        """
         letters, self._mail = self._mail, []
         for letter in letters:
+            require_kind(letter, (GRADIENT, FLOOR) if self.owns else (WEIGHTS,))
             if letter.kind == WEIGHTS:
                 self._renew(letter)
             elif letter.kind == FLOOR:
-                self._floors[letter.sender] = letter.version
+                self._floors[letter.sender] = told_floor(letter, self._part.version)
             else:
-                *tensors, versions, lengths = letter.tensors
-                assert versions is not None and lengths is not None
+                newest = self._part.version
+                tensors, versions, lengths = handed_in(letter, self._theirs, newest)
                 self.heard(letter.progress or 0)
-                self._settle(tensors, versions.numpy(), lengths.numpy(), letter.round)
+                self._settle(tensors, versions, lengths, letter.round)
         if self._floor is not None:
             self._hand_in_if_whole()
         return letters
@@ -414,8 +423,6 @@ class PublishedShare(AbstractPart):
             versions, lengths: That its messages saw, and their rows.
             instances: That it is of.
         """
-        if not self.owns:
-            raise ProtocolError(f"part '{self.name}' is stepped by {self._owner}, not {self._me}")
         part = self._part
         for parameter, gradient in zip(self._theirs, tensors, strict=bool(tensors)):
             if gradient is not None:
@@ -429,8 +436,9 @@ class PublishedShare(AbstractPart):
     @torch.no_grad()
     def _renew(self, letter: Letter) -> None:
         """Another version of the weights has come."""
+        tensors = published(letter, self.parameters)
         self.version = letter.version
-        for mine, tensor in zip(self.parameters, letter.tensors, strict=True):
+        for mine, tensor in zip(self.parameters, tensors, strict=True):
             if tensor is None:
                 continue
             if tensor.is_sparse:

@@ -67,6 +67,7 @@ _HEARD_MESSAGES: Final = 64
 _HEARD_BYTES: Final = 1 << 20
 """After so many messages or bytes from a process that was not written to since, it is told."""
 _MOST_A_POLL: Final = 256
+_LOOK_S: Final = 0.1
 
 
 @final
@@ -469,6 +470,35 @@ class Transport:
         self._flying[who].clear()
         self._flying_bytes[who] = 0
         return found
+
+    def confirm(self, to: int) -> None:
+        """Tell a process, if it is by tcp, that what it has sent is here: it may wait for that."""
+        if self._pulse is not None and to not in self._order.gone:
+            self.send(to, Record(HEARD))
+
+    def await_heard(self, by: int, timeout_s: float) -> bool:
+        """Before it is closed: wait until another process has had all that was sent to it.
+
+        By tcp, and where that one confirms. A connection that is closed while something is on its
+        way is aborted if the other side says a word meanwhile, and ZeroMQ's own threads do: then
+        what is on its way is lost, which nobody would notice.
+
+        Args:
+            by: Its number.
+            timeout_s: The longest wait; a connection that has ended is not waited for.
+
+        Returns:
+            Whether it has.
+        """
+        self._require_open()
+        end, kept = time.monotonic() + timeout_s, list[tuple[int, Record]]()
+        while self._pulse is not None and self._flying_bytes[by] and by not in self.lost():
+            left = end - time.monotonic()
+            if left <= 0.0:
+                break
+            kept += self.poll(min(left, _LOOK_S))
+        self._own[:0] = kept
+        return not self._flying_bytes[by]
 
     def _hear(self, sender: int, stamp: IntArray) -> None:
         """Take note of what a process has had of what was sent to it."""

@@ -13,13 +13,11 @@ Messages of the node are instances. They see one version of the weights in all t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from geartrain.errors import GeartrainError, WorkerError
 from geartrain.frames.message import (
@@ -51,6 +49,7 @@ from geartrain.nodes.loop.plan import (
     Planner,
     RowNumbers,
 )
+from geartrain.nodes.loop.stories import blame, story_of
 from geartrain.nodes.loop.tensors import AbstractTensors, FiringTensors, TapeTensors
 from geartrain.nodes.loop.turn import Inner, KeptCall, KeptJointCall, Turn, zero_answers
 from geartrain.nodes.loop.values import AbstractValue
@@ -226,10 +225,10 @@ class LoopNode(AbstractNode):
             single = called.lengths is None or stage.pools
             require_rows(inner.name, outputs, len(rows) if single else inputs[0].shape[0])
         except GeartrainError as error:
-            error.add_note(_story(inner, "forward", inputs, rows.state[INSTANCE], number, turn))
+            error.add_note(story_of(inner, "forward", inputs, rows.state[INSTANCE], number, turn))
             raise
         except Exception as error:
-            story = _story(inner, "forward", inputs, rows.state[INSTANCE], number, turn)
+            story = story_of(inner, "forward", inputs, rows.state[INSTANCE], number, turn)
             raise WorkerError(f"{type(error).__name__} in node {story}: {error}") from error
         held.put(stage.into.number, inner.name, called.first, outputs)
         turn.kept.append(kept if train else None)
@@ -254,7 +253,7 @@ class LoopNode(AbstractNode):
         try:
             outputs, residuals = kernels.forward(inputs, together.sizes)
         except Exception as error:
-            _blame(error, inner, "forward", inputs, together, turn)
+            blame(error, inner, "forward", inputs, together, turn)
             raise
         for one in inner:
             one.width = len(payload)
@@ -458,10 +457,10 @@ class LoopNode(AbstractNode):
         try:
             found = left.backward(inner, gradient, state, lengths, at, into)
         except GeartrainError as error:
-            error.add_note(_story(inner, "backward", gradient, slots, number, turn))
+            error.add_note(story_of(inner, "backward", gradient, slots, number, turn))
             raise
         except Exception as error:
-            story = _story(inner, "backward", gradient, slots, number, turn)
+            story = story_of(inner, "backward", gradient, slots, number, turn)
             raise WorkerError(f"{type(error).__name__} in node {story}: {error}") from error
         found = inner.call.answer(found, inner.width)
         if any(g is not None for g in found):
@@ -491,7 +490,7 @@ class LoopNode(AbstractNode):
         try:
             found = left.backward(gradient, sums)
         except Exception as error:
-            _blame(error, inner, "backward", gradient, together, turn)
+            blame(error, inner, "backward", gradient, together, turn)
             raise
         for number in range(together.number, together.number + len(inner)):
             turn.kept[number] = None
@@ -588,46 +587,3 @@ def _await(turn: Turn) -> None:
         for each in rows:
             turn.pending += np.bincount(turn.local[each.state[INSTANCE]], minlength=n)
     turn.awaited = int((turn.pending > 0).sum())
-
-
-def _story(
-    inner: Inner,
-    way: str,
-    tensors: Sequence[Tensor | None],
-    slots: IntArray,
-    number: int,
-    turn: Turn,
-) -> str:
-    """Module, part, direction, which call, shapes, instances."""
-    part = f" of part '{inner.weights.name}'" if inner.weights is not None else ""
-    of = "" if turn.plan.run is not None else f" of {len(turn.plan.calls)}"
-    shapes = [
-        f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" for x in tensors if x is not None
-    ]
-    return (
-        f"'{inner.name}'{part}, {way}, call {number + 1}{of} of its loop, "
-        f"{slots.size} rows, payload {', '.join(shapes) or 'none'}, "
-        f"{inner.place.arena.describe_several(slots)}"
-    )
-
-
-def _blame(
-    error: Exception,
-    inner: Sequence[Inner],
-    way: str,
-    tensors: Sequence[Tensor | None],
-    together: JointCall,
-    turn: Turn,
-) -> None:
-    """Say in an error of calls that were taken together whose rows they were.
-
-    Raises:
-        WorkerError: In place of one that is not ours.
-    """
-    names = "', '".join(one.name for one in inner)
-    slots = together.rows.state[INSTANCE]
-    one = replace(inner[0], name=names, weights=None)
-    story = _story(one, way, tensors, slots, together.number, turn)
-    if not isinstance(error, GeartrainError):
-        raise WorkerError(f"{type(error).__name__} in nodes {story}: {error}") from error
-    error.add_note(story)

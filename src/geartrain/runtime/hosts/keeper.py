@@ -4,7 +4,7 @@
 
     stdin   {"fork": greeting}   {"kill": pid}   {"ping": n}    a line each; its end ends all
     stdout  {"ready": ...} {"forked": pid, "worker": w} {"hello": ...} {"died": pid, "status": ...}
-            {"pong": n}
+            {"pong": n}, or {"unable": why} and its end
 
 What workers print goes to stderr. When stdin ends, as the parent has ended in whatever way, workers
 are killed and the keeper ends; when the keeper ends, the kernel ends the workers.
@@ -28,6 +28,10 @@ from geartrain.runtime.processes.forking import be_a_worker, ended, get_ready
 
 PROTOCOL: Final = 3
 _MOST: Final = 1 << 16
+_DEAF: Final = (
+    "has /dev/null or a file for stdin, but is told there what to do, and when to end: have the "
+    "command pass stdin through (without -n and -f of ssh)"
+)
 
 
 def main() -> None:
@@ -54,16 +58,20 @@ def _tell(out: int, **what: Any) -> None:
 def _serve(out: int, workers: set[int], meetings: set[Near]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the parent decides
-    heard, rings = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(rings)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    get_ready()
-    version = ".".join(map(str, sys.version_info[:2]))
-    _tell(out, ready=os.getpid(), protocol=PROTOCOL, python=version, host=socket.gethostname())
-    left = b""
     with selectors.DefaultSelector() as selector:
-        for fd in (0, heard):
-            selector.register(fd, selectors.EVENT_READ)
+        try:
+            selector.register(0, selectors.EVENT_READ)
+        except OSError:  # nobody can wait for the end of a file
+            _tell(out, unable=_DEAF)
+            return
+        heard, rings = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        selector.register(heard, selectors.EVENT_READ)
+        signal.set_wakeup_fd(rings)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        get_ready()
+        version = ".".join(map(str, sys.version_info[:2]))
+        _tell(out, ready=os.getpid(), protocol=PROTOCOL, python=version, host=socket.gethostname())
+        left = b""
         while True:
             for key, _ in selector.select():
                 if key.fd == heard:

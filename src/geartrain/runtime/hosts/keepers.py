@@ -161,6 +161,8 @@ class Keeper:
         elif "forked" in told:
             self.forked[told["worker"]] = told["forked"]
             self.died.pop(told["forked"], None)  # of one that had the number before
+        elif "unable" in told:
+            raise self._failed(told["unable"])
         elif "refused" in told:
             raise self._failed(f"has no room for a process more: {told['refused']}")
         else:

@@ -163,6 +163,7 @@ class _Work:
         self._stock = engine.stock(worker)
         self._report, self._pace = Report(), Pace(self._stock)
         self._pulsed_s = self._polled_s = self._waited_s = 0.0
+        self._began_s = time.perf_counter()  # to work: until then it has waited
         # Who has a stock waits for no rows of others; a poll costs a tenth of a small firing.
         self._patience_s = _POLL_S if self._stock is not None else 0.0
         self._sent = np.zeros(self._parent + 1, np.int64)  # records, by receiver
@@ -182,6 +183,7 @@ class _Work:
         self._notes[0] = BETWEEN
         try:
             self._gather()
+            self._began_s = time.perf_counter()
             while not self._over:
                 self._hear()
                 if not self._over and self._state.ready:
@@ -430,13 +432,15 @@ class _Work:
         """The pass is over here; what has not been given back is of no use to anybody."""
         self._send(named_to_record("done", self._counts(), {}))
         self._over = True
+        self.transport.await_heard(self._parent, _LINGER_S)
         self.transport.close(_LINGER_S, to=self._parent)
 
     def _counts(self) -> Any:
-        """How long it has waited, and what it has sent to whom, before this is told."""
+        """Since when it has worked, how long it has waited, and what it has sent to whom, before
+        this is told."""
         traffic = self.transport.monitor()
         sent = list(zip(traffic.sent_messages, traffic.sent_bytes, strict=True))
-        return {"waited": self._waited_s, "sent": sent}
+        return {"began": self._began_s, "waited": self._waited_s, "sent": sent}
 
     def _send_parts(self, parts: Mapping[str, PartState]) -> None:
         """What is in shared memory, or cannot have changed, goes by its name alone."""

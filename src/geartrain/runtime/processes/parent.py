@@ -493,7 +493,10 @@ class Parent:
                 self._fail(document, w)
             case "done":
                 self._done.add(w)
-                self._watch.waited(w, self._apart_s + document["waited"])
+                assert self._transport is not None
+                self._transport.confirm(w)  # it leaves when it knows that nothing of it is lost
+                began_s = document["began"] + self._pool.ahead_s(w) - self._began
+                self._watch.waited(w, max(self._apart_s, began_s) + document["waited"])
                 self._tell_sent(w, document["sent"])
             case _:
                 self._take_back(what, document, tensors)
@@ -517,7 +520,10 @@ class Parent:
         """
         lost = [k for k in lost if k in self._there or k == self._me]
         unreached = {k: at for k, at in unreached.items() if k in self._there or k == self._me}
-        if self._dismissed or not (lost or unreached):
+        if self._dismissed:  # who is done may leave; of who is not, something is lost
+            lost = [k for k in lost if k not in self._done] if who == self._me else []
+            unreached = {}
+        if not (lost or unreached):
             return
         self._pool.check(_TOLD_S)
         first = self._name(who)
