@@ -2,7 +2,7 @@
 # the cache of compiled kernels (geartrain native says where; GEARTRAIN_CACHE=DIR moves it).
 #   PYTHON=python3.12 make setup      another interpreter (3.11 or newer)
 #   GEARTRAIN_DATA=DIR make test      real data for the tests that need it
-#   PROCESSES=8 make test             tests side by side (a process more than cores if nothing is said)
+#   PROCESSES=8 make test             tests side by side (a process a core if nothing is said)
 #   COVER=1 make test                 branches are counted in some of them; below the floor it fails
 #   SINCE=COMMIT make lint            lines of C that have changed since then are looked at
 
@@ -32,8 +32,7 @@ endif
 # Some environments forbid it, and then each of the many processes here compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-# One more than there are cores: some tests wait for others.
-PROCESSES ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
+PROCESSES ?= $(shell nproc 2>/dev/null || echo 2)
 SINCE ?= HEAD
 # Tests share cores by processes, not by threads of one product. Work steals: tests last from a
 # millisecond to half a minute, and a process that has done its own takes those of another.
@@ -114,7 +113,7 @@ $(VENV)-ray/.installed: $(STAMP)
 	@touch $@
 
 test-ray: setup-ray
-	PYTHONPATH=$(CURDIR)/src OMP_NUM_THREADS=1 $(VENV)-ray/bin/python -m pytest -q -m ray \
+	PYTHONPATH=$(CURDIR)/src OMP_NUM_THREADS=1 $(VENV)-ray/bin/python -m pytest -q -m "ray and not slow" \
 	  tests/runtime tests/oracle
 
 # The kernels are compiled with the sanitizers (a minute each, once); on them run the tests of kernels,
