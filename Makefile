@@ -32,7 +32,8 @@ endif
 # Some environments forbid it, and then each of the many processes here compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-PROCESSES ?= $(shell nproc 2>/dev/null || echo 2)
+# What OMP_NUM_THREADS says is of products, and nproc would take it for the number of cores.
+PROCESSES ?= $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2)
 SINCE ?= HEAD
 # Tests share cores by processes, not by threads of one product. Work steals: tests last from a
 # millisecond to half a minute, and a process that has done its own takes those of another.
