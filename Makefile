@@ -31,6 +31,8 @@ endif
 
 # Some environments forbid it, and then each of the many processes here compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
+# Another tree on it would be what is tried.
+unexport PYTHONPATH
 
 # What OMP_NUM_THREADS says is of products, and nproc would take it for the number of cores.
 PROCESSES ?= $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2)
