@@ -350,6 +350,46 @@ def test_any_number_of_sigterms_is_one_and_abandons_nothing(program):
     assert run.end() == (0, "")
 
 
+def test_a_signal_in_the_middle_of_a_line_is_told_after_it(program):
+    """A stream takes nothing more from a thread that writes to it, as who prints may be stopped."""
+    run = program(
+        """
+        import io
+
+        class Raw(io.RawIOBase):
+            armed = False
+            def writable(self):
+                return True
+            def write(self, data):
+                if Raw.armed:
+                    Raw.armed = False
+                    signal.raise_signal(signal.SIGINT)
+                return os.write(1, data)
+
+        class Prints(gt.AbstractInstrument):
+            def on_updated(self, event):
+                Raw.armed = not asked
+                asked.append(event)
+                say("whole")
+
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(Raw()))
+        shape = "log: %(message)s"
+        logging.basicConfig(stream=sys.stdout, level=logging.WARNING, format=shape, force=True)
+        asked = []
+        mine = session(instruments=[Prints()])
+        try:
+            mine.fit(make(40), epochs=1, folder=folder)
+        except KeyboardInterrupt as error:
+            say("ended:", error)
+        """,
+        "simulated",
+    )
+    run.until("ended:")
+    assert run.end() == (0, "")
+    told = "log: interrupted: finishing what is in flight; once more abandons it"
+    assert run.lines[0] == "whole" and run.lines.count(told) == 1
+
+
 def test_a_program_s_own_handler_of_sigterm_stays_in_charge(program):
     run = program(
         """

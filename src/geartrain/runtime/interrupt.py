@@ -11,11 +11,13 @@ the first signal in what ``asks_data``, at the second Ctrl-C in what is ``interr
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from types import CodeType, FrameType, TracebackType
 from typing import Any, ClassVar, Final, Self, TypeVar, final
 
@@ -24,6 +26,8 @@ from geartrain.engine.worker import WorkerState
 from geartrain.runtime.base import AbstractFeeder, Feeder, log
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_SAID_S: Final = 1.0  # so long the end waits for a stream that takes no message
 
 
 @final
@@ -64,6 +68,7 @@ class Interruptible:
         self.asked_s: float | None = None
         self.abandoned = False
         self.left = ""
+        self._unsaid: list[_thread.LockType] = []
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -90,6 +95,8 @@ class Interruptible:
     ) -> None:
         for number, before in self._before.items():
             signal.signal(number, before)
+        for unsaid in self._unsaid:
+            unsaid.acquire(timeout=_SAID_S)
         if Interruptible._innermost is self:
             Interruptible._innermost = self._outer
         if kind is None:
@@ -115,14 +122,32 @@ class Interruptible:
         elif not self.asked:
             self._ask(number)
             once_more = "; once more abandons it" if number == signal.SIGINT else ""
-            log.warning("%s: finishing what is in flight%s", _word(number), once_more)
+            self._say(f"{_word(number)}: finishing what is in flight{once_more}")
             if _runs(_ASKING, frame):
                 raise self._error()
         elif number == signal.SIGINT:
             self.abandoned = True
-            log.warning("interrupted again: leaving as soon as the firings of this moment end")
+            self._say("interrupted again: leaving as soon as the firings of this moment end")
             if self._feeder is None or _runs(_ASKING | _INTERRUPTIBLE, frame):
                 raise self._error()
+
+    def _say(self, words: str) -> None:
+        """Log it from a thread: streams are not reentrant, and the main thread may hold one.
+
+        ``threading`` takes locks to start one, which the main thread may hold as well.
+        """
+        unsaid = _thread.allocate_lock()
+        unsaid.acquire()
+
+        def say() -> None:
+            try:
+                log.warning(words)
+            finally:
+                unsaid.release()
+
+        with suppress(RuntimeError):  # no more threads: what was asked for is done all the same
+            _thread.start_new_thread(say, ())
+            self._unsaid.append(unsaid)
 
     def _ask(self, number: int) -> None:
         self._number, self.asked_s = number, time.monotonic()
