@@ -12,6 +12,7 @@ the first signal in what ``asks_data``, at the second Ctrl-C in what is ``interr
 from __future__ import annotations
 
 import _thread
+import logging
 import os
 import signal
 import threading
@@ -134,14 +135,18 @@ class Interruptible:
     def _say(self, words: str) -> None:
         """Log it from a thread: streams are not reentrant, and the main thread may hold one.
 
-        ``threading`` takes locks to start one, which the main thread may hold as well.
+        ``threading`` takes locks to start one, which the main thread may hold as well; and it would
+        take a thread for its own that asks for its name, as a record of the log does.
         """
+        if not log.isEnabledFor(logging.WARNING):
+            return
+        record = log.makeRecord(log.name, logging.WARNING, __file__, 0, words, (), None)
         unsaid = _thread.allocate_lock()
         unsaid.acquire()
 
         def say() -> None:
             try:
-                log.warning(words)
+                log.handle(record)
             finally:
                 unsaid.release()
 
