@@ -105,11 +105,20 @@ def test_every_case_runs_and_the_first_ones_of_rooms_are_traced(pytester: pytest
     for folder in ("parts", "oracle"):
         (pytester.mkdir(folder) / f"test_of_{folder}.py").write_text(
             "import pytest, sys, threading\n"
+            "from hypothesis import given, settings\n"
+            "from hypothesis.strategies import integers\n"
             "@pytest.mark.parametrize('k', range(3))\n"
             "@pytest.mark.parametrize('name', 'ab')\n"
             "def test_cases(name, k):\n"
             "    traced = sys.gettrace() and threading.gettrace()\n"
             f"    print('{folder}', name, k, 'traced' if traced else '')\n"
+            "calls = []\n"
+            "@settings(max_examples=40, database=None)\n"
+            "@given(integers())\n"
+            "def test_property(k):\n"
+            "    calls.append(bool(sys.gettrace() and threading.gettrace()))\n"
+            "def test_after():\n"
+            f"    print('{folder}', sum(calls), 'of', len(calls), 'are', 'traced')\n"
         )
     here, of_threads = sys.gettrace(), threading.gettrace()
     words, found = ("-q", "-s", "-p", "no:cacheprovider"), []
@@ -123,11 +132,12 @@ def test_every_case_runs_and_the_first_ones_of_rooms_are_traced(pytester: pytest
             sys.settrace(here)
             threading.settrace(of_threads)  # type: ignore[arg-type]
     for each in found:
-        each.assert_outcomes(passed=12)
+        each.assert_outcomes(passed=16)
     some, every = (
         [line.lstrip(".") for line in each.outlines if line.endswith(" traced")] for each in found
     )
-    assert some == ["parts a 0 traced"] and len(every) == 12
+    assert some == ["oracle 0 of 40 are traced", "parts a 0 traced", "parts 25 of 40 are traced"]
+    assert len(every) == 14 and all("40 of 40" in line for line in every if "are" in line)
 
 
 def test_any_two_values_of_two_parameters_meet_in_about_the_fewest_cases() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
+from functools import wraps
+from itertools import count
+from typing import Any, Final
 
 import pytest
 
@@ -19,6 +22,9 @@ def firsts(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 
 # What these run, the tests of the rooms have run.
 BEYOND_ROOMS = frozenset({"benchmarks", "examples", "mutation", "oracle"})
+
+TRACED: Final = 25
+"""Examples of a property that are traced; those after them take the ways that these have taken."""
 
 
 class Untraced:
@@ -39,13 +45,35 @@ class Untraced:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        if item.nodeid in self._counted:
-            return (yield)
         here, of_threads = sys.gettrace(), threading.gettrace()
-        sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type]
+        found = getattr(getattr(item, "obj", None), "hypothesis", None)
+        inner = None if found is None else found.inner_test
+        if item.nodeid not in self._counted:
+            _untrace()
+        elif inner is not None:
+            found.inner_test = traced_at_first(inner)
         try:
             return (yield)
         finally:
+            if inner is not None:
+                found.inner_test = inner
             sys.settrace(here)
             threading.settrace(of_threads)  # type: ignore[arg-type]
+
+
+def traced_at_first(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """What Hypothesis calls for an example; what traces is taken off after so many."""
+    calls = count()
+
+    @wraps(inner)
+    def call(*values: object, **named: object) -> Any:
+        if next(calls) == TRACED:
+            _untrace()
+        return inner(*values, **named)
+
+    return call
+
+
+def _untrace() -> None:
+    sys.settrace(None)
+    threading.settrace(None)  # type: ignore[arg-type]
