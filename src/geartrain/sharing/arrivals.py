@@ -1,6 +1,6 @@
 """What letters bring to a copy or a share of a part, looked at before anything is done with it.
 
-Copies that talk: for each parameter a tensor, or None; some exchanges send that twice, some nothing.
+Copies that talk: a tensor or None for each parameter; some exchanges send that twice, or nothing.
 Shared weights:
 
     gradient   what has been gathered, the versions that its messages saw, their rows

@@ -81,7 +81,7 @@ class RemotePool(AbstractPool):
         self.gone: set[int] = set()
         self._keys = None if plain else Keys.make()
         self._path = tuple(path)
-        self._binds = launcher.binds()
+        self._binds = [*launcher.binds()]
         self._publics: dict[int, bytes] = {}
         self._told: dict[int, str] = {}  # the same and our own, as workers are told
         if self._keys is not None:
@@ -264,6 +264,7 @@ class RemotePool(AbstractPool):
 
     def _look(self) -> None:
         self._looked_s = time.monotonic()
+        self._launcher.tend()
         ended = self._ended()
         lost = () if ended else self._lost()
         if lost:
@@ -286,14 +287,23 @@ class RemotePool(AbstractPool):
         self.gone.add(worker)
         self._launcher.kill(worker)
 
+    def avoid(self, worker: int) -> None:
+        self._launcher.avoid(worker)
+
     def renew(self) -> bool:
         if not self.alive:
             return False
         for control in self._controls:
             for w in self.gone:
                 control.forget(w)
+        gone = sorted(self.gone)
         try:
-            fine = self._bring(sorted(self.gone), self._launcher.start_again)
+            places = self._launcher.places_again(gone)
+            if places is None:
+                return False
+            for w, place in zip(gone, places, strict=True):
+                self._binds[w] = place
+            fine = self._bring(gone, self._launcher.start_again)
         except GeartrainError as error:  # all are started again, perhaps elsewhere
             log.warning("%s", error)
             return False
