@@ -245,6 +245,8 @@ class Keepers(AbstractLauncher):
             while the workers work: so a worker is made anew there without waiting for an import.
     """
 
+    told_s = 0.5
+
     def __init__(self, hosts: Sequence[Host], workers: int, *, ready: bool = False) -> None:
         self._hosts, self._workers, self._ready = list(hosts), workers, ready
         self._keepers: dict[int, Keeper] = {}  # by place in the list of hosts

@@ -13,7 +13,13 @@ START_S: Final = 120.0
 
 
 class AbstractLauncher(ABC):
-    """Starts workers, kills them, and knows how they ended; batches go another way."""
+    """Starts workers, kills them, and knows how they ended; batches go another way.
+
+    Attributes:
+        told_s: From a connection that ended until it is known whether and how its worker has.
+    """
+
+    told_s: float = 1.0
 
     @abstractmethod
     def binds(self) -> Sequence[str]:

@@ -32,7 +32,6 @@ from geartrain.transport.pulse import DEAD_S, Pulse
 
 _LOOK_S: Final = 0.5
 _REACHED_S: Final = 20.0
-_TOLD_S: Final = 1.0  # from a connection that ended until whoever started the worker knows how
 _END_S: Final = 5.0
 _CLOCKS: Final = 8  # questions for a worker's clock
 _NEAR_ENOUGH_S: Final = 0.001
@@ -250,7 +249,7 @@ class RemotePool(AbstractPool):
         self._last[worker] = firing, time.monotonic()
 
     def check(self, wait_s: float = 0.0) -> None:
-        until = time.monotonic() + wait_s
+        until = time.monotonic() + min(wait_s, 2 * self._launcher.told_s)
         while True:
             self._look()
             left = until - time.monotonic()
@@ -268,7 +267,7 @@ class RemotePool(AbstractPool):
         ended = self._ended()
         lost = () if ended else self._lost()
         if lost:
-            ended = self._ended(_TOLD_S)
+            ended = self._ended(self._launcher.told_s)
         for w, how in ended.items():
             raise self._death(w, how)
         for w in lost:
