@@ -10,9 +10,13 @@ import sys
 
 import pytest
 
+from benchmarks.cluster import hosts as namespaces
 from benchmarks.cluster.chaos import Work, chaos
 from benchmarks.cluster.faults import Faults, OneHost
+from benchmarks.cluster.hosts import Link
 from tests.rigs.left import lives, wait_until
+
+MISSING = namespaces.unavailable()
 
 
 def test_faults_strike_at_moments_of_a_seed_and_a_pause_ends() -> None:
@@ -38,3 +42,15 @@ def test_nothing_is_lost_and_nothing_left_by_faults(way) -> None:
         assert rough["joined"] > 0
     assert found["grown"]["open_files"] <= 8
     assert 0 < found["kept"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(MISSING is not None, reason=f"no hosts on this machine: {MISSING}")
+@pytest.mark.parametrize("way", ["neighbours", "pipeline"])
+def test_hosts_and_links_fail_and_nothing_is_lost_or_left_on_any_host(way) -> None:
+    work = Work(way, 2, seed=5, instances=60, device_ms=60.0, hosts=Link(0.001, 1e9))
+    found = chaos(work, 30.0, 4)
+    assert found["lost"] == 0 and found["left"] == []
+    assert found["faults"] == 4 and {"host", "cut"} & found["disturbed"][0]["faults"].keys()
+    assert found["disturbed"][0]["deaths"] > 0
