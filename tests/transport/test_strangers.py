@@ -340,7 +340,8 @@ def test_a_question_that_came_while_another_was_answered_is_not_left_lying(
     """To send an answer takes the signal of all that has come to the same socket."""
     group = Group(stack, 3)
     a, b, c = group.members
-    assert (asked := a._door) is not None
+    asked = a._door
+    assert asked is not None
     b.connect({0: a.address}, {0: group.public[0]})
     group.until(lambda: asked._asking)
     c.connect({0: a.address}, {0: group.public[0]})

@@ -350,8 +350,8 @@ class Transport:
         """What has come and may be delivered, with its senders, in causal order.
 
         Waits until something has come, which need not be delivered: it may be held back, or say
-        only what was heard, or be a peer who has come in. ``ready`` then holds the watched file descriptors that have something
-        to be read.
+        only what was heard, or be a peer who has come in. ``ready`` then holds the watched file
+        descriptors that have something to be read.
 
         Args:
             timeout_s: The longest wait, finite; 0: none.
