@@ -1,17 +1,20 @@
-"""Training while workers are killed and stopped at random, against the same without.
+"""Training while workers, hosts and links fail at random, against the same without.
 
-    PYTHONPATH=src python -m benchmarks.cluster.chaos neighbours --minutes 30 --faults 60
-    PYTHONPATH=src python -m benchmarks.cluster.chaos pipeline --minutes 30 --faults 60
+    PYTHONPATH=src python -m benchmarks.cluster.chaos neighbours --hosts --minutes 30 --faults 60
+    PYTHONPATH=src python -m benchmarks.cluster.chaos pipeline --hosts --minutes 30 --faults 60
 
     neighbours   copies of the model, one a worker process, ``on_worker_death="go_on"``
     split        copies of a pipeline, each over two worker processes, the same
     pipeline     one model over all worker processes, ``on_worker_death="restore"`` and a state kept
                  every few seconds
 
-Undisturbed and disturbed runs of equal length alternate, so that other work on the machine meets
-both. A fault is a kill (SIGKILL), a stop that lasts until the library ends the worker (SIGSTOP), or
-a pause (SIGSTOP, and SIGCONT after half a second to three). What is kept is the rate of instances
-trained, of those that count: what is trained again counts once.
+Workers are processes of this host, or, with ``--hosts``, each on a host of its own in a namespace,
+with spare hosts and one for this program. Undisturbed and disturbed runs alternate, so that other
+work on the machine meets both. What the faults are is said in ``faults.py``. What is kept is the
+rate of instances trained, of those that count: what is trained again counts once.
+
+With ``--device-ms`` each map sleeps for a device's compute and is small, so that more workers than
+cores do not wait for one another.
 
 Nothing may be lost: every call of ``fit`` has trained the instances that it was given, letters add
 up (the library raises if they do not), and after the end no process, socket file or file
@@ -22,15 +25,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import random
-import signal
 import statistics
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,18 +40,23 @@ import torch
 from torch import nn
 
 import geartrain as gt
+from benchmarks.cluster import faults
+from benchmarks.cluster import hosts as namespaces
+from benchmarks.cluster.faults import AbstractGround, Faults, ManyHosts, OneHost, addresses
+from benchmarks.cluster.hosts import Hosts, Link
+from benchmarks.cluster.pipelines import SYSCTL
+from benchmarks.cluster.stages import Timed
 from benchmarks.peers.figures import machine
 from geartrain.engine.instrument import AbstractInstrument, EpochEnded, Joined, Restored
 from geartrain.runtime.processes.server import ForkServer
 
 Way: TypeAlias = Literal["neighbours", "split", "pipeline"]
-Fault: TypeAlias = Literal["kill", "stop", "pause"]
-FAULTS: Final[tuple[Fault, ...]] = ("kill", "kill", "stop", "pause")
-"""Drawn from, each as often as it stands here."""
-
 GOALS: Final[dict[Way, float]] = {"neighbours": 0.95, "split": 0.95, "pipeline": 0.80}
-LEFT_S: Final = 5.0  # at the end of a run without a fault, so that each has its effect
 ROWS, WIDTH = 64, 256
+FLYING: Final = 2
+"""Minibatches in flight of a copy on one worker, so that the next one is there."""
+SMALL_ROWS, SMALL_WIDTH = 16, 32
+"""Where devices are made of sleep."""
 KEEP_S: Final = 5.0
 
 
@@ -105,118 +110,130 @@ class Seen(AbstractInstrument):
 
 
 @final
-class Faults:
-    """Strikes worker processes at random moments, from a thread of its own.
+@dataclass(frozen=True)
+class Work:
+    """What is trained, and on what.
 
     Args:
-        pids: Of the workers now.
-        seconds: Within which faults are done.
-        n: How many.
-        draw: Of moments, kinds and workers.
+        way: How the model is spread.
+        workers: How many.
+        seed: Of weights, order and faults.
+        instances: Of an epoch.
+        keep_s: Seconds between two states that a pipeline goes back to.
+        device_ms: Milliseconds that devices sleep for a minibatch, all parts together; 0: none do.
+        hosts: Each worker has a host, of such links; None: all are on this one.
+        spare: Hosts more than workers.
     """
 
-    def __init__(
-        self, pids: Callable[[], Sequence[int]], seconds: float, n: int, draw: random.Random
-    ) -> None:
-        self._pids, self._draw = pids, draw
-        until = max(0.0, seconds - LEFT_S) if seconds > 3 * LEFT_S else 0.8 * seconds
-        self._moments = sorted(draw.uniform(0.05 * until, until) for _ in range(n))
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._strike, name="faults")
-        self.done: Counter[str] = Counter()
+    way: Way
+    workers: int = 4
+    seed: int = 0
+    instances: int = 400
+    keep_s: float = KEEP_S
+    device_ms: float = 0.0
+    hosts: Link | None = None
+    spare: int = 1
 
-    def __enter__(self) -> Faults:
-        self._thread.start()
-        return self
+    @property
+    def rows(self) -> int:
+        """Of a minibatch."""
+        return SMALL_ROWS if self.device_ms else ROWS
 
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
+    @property
+    def width(self) -> int:
+        return SMALL_WIDTH if self.device_ms else WIDTH
 
-    def _strike(self) -> None:
-        began = time.monotonic()
-        for moment in self._moments:
-            if self._over.wait(max(0.0, began + moment - time.monotonic())):
-                return
-            while not (pids := self._pids()):
-                if self._over.wait(0.01):
-                    return
-            self._do(self._draw.choice(FAULTS), self._draw.choice(list(pids)))
+    @property
+    def span(self) -> int:
+        """Workers of a copy."""
+        return {"neighbours": 1, "split": 2, "pipeline": self.workers}[self.way]
 
-    def _do(self, fault: Fault, pid: int) -> None:
-        with suppress(ProcessLookupError):  # it has just been ended
-            os.kill(pid, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
-            self.done[fault] += 1
-            if fault == "pause":
-                self._over.wait(self._draw.uniform(0.5, 3.0))
-                os.kill(pid, signal.SIGCONT)
+    @property
+    def maps(self) -> int:
+        """Of the model, as many on each worker of a copy."""
+        return max(6, 2 * self.span)
 
 
-def model() -> gt.Graph:
-    """Six maps of a minibatch; two or three parts of equal cost, wherever they are cut."""
-    graph = gt.Graph(vertex=("label",))
-    x = graph.input("x", shape=(WIDTH,))
-    for k in range(6):
-        width = 10 if k == 5 else WIDTH
-        x = x.through(nn.Linear(WIDTH, width), name=f"map {k}")
-        if k < 5:
-            x = x.through(nn.ReLU(), name=f"relu {k}")
-    x.loss(gt.cross_entropy, "label")
-    return graph
+def model(work: Work) -> nn.Sequential:
+    """Maps of a minibatch; parts of equal cost, wherever they are cut."""
+    blocks: list[nn.Module] = []
+    for k in range(work.maps):
+        last = k == work.maps - 1
+        blocks.append(nn.Linear(work.width, 10 if last else work.width))
+        if work.device_ms:
+            blocks.append(Timed(work.device_ms * 1e-3 / work.maps / work.rows))
+        elif not last:
+            blocks.append(nn.ReLU())
+    return nn.Sequential(*blocks)
 
 
-def minibatches(n: int) -> list[gt.Instance]:
-    """So many, each an instance."""
+def minibatches(work: Work) -> list[gt.Instance]:
+    """An epoch of them, each an instance."""
     drawn = torch.Generator().manual_seed(0)
-    truth = torch.randn(WIDTH, 10, generator=drawn)
-    found = []
-    for k in range(n):
-        x = torch.randn(ROWS, WIDTH, generator=drawn)
-        found.append(gt.Instance({"x": x}, {"label": (x @ truth).argmax(1).numpy()}, key=k))
-    return found
+    truth = torch.randn(work.width, 10, generator=drawn)
+    x = torch.randn(work.instances, work.rows, work.width, generator=drawn)
+    return [gt.minibatch(each, (each @ truth).argmax(1)) for each in x]
 
 
 @final
 class Bench:
-    """A session of one way, with its workers.
+    """A session of one way, with its workers and what may be struck of them.
 
     Args:
-        way: How the model is spread.
-        workers: Processes.
-        seed: Of weights and order.
-        instances: Of an epoch.
-        keep_s: Seconds between two states that a pipeline goes back to.
+        work: What is trained, and on what.
     """
 
-    def __init__(
-        self, way: Way, workers: int, seed: int, instances: int, keep_s: float = KEEP_S
-    ) -> None:
-        torch.manual_seed(seed)
-        self.way, self.data = way, minibatches(instances)
-        self.runtime = gt.Processes(
-            workers,
-            kernel_threads=1,
-            on_worker_death="restore" if way == "pipeline" else "go_on",
-            most_deaths=1_000_000,
-        )
-        copies = workers if way == "neighbours" else workers // 2
+    def __init__(self, work: Work) -> None:
+        torch.manual_seed(work.seed)
+        self.work, self.data = work, minibatches(work)
+        self._stack = ExitStack()
+        self._hosts: Hosts | None = None
+        self.runtime: gt.Processes | gt.Hosts
+        self.ground: AbstractGround
+        death = "restore" if work.way == "pipeline" else "go_on"
+        if work.hosts is None:
+            self.runtime = gt.Processes(
+                work.workers, kernel_threads=1, on_worker_death=death, most_deaths=1_000_000
+            )
+            self.ground = OneHost(lambda: self.runtime.pids)
+        else:
+            self._hosts = self._stack.enter_context(
+                Hosts(work.workers + work.spare + 1, work.hosts, sysctl=SYSCTL)
+            )
+            self._stack.enter_context(self._hosts[-1].inside())
+            self.ground = ground = ManyHosts(self._hosts, lambda: self.runtime.pids)
+            self._stack.callback(ground.close)
+            self.runtime = gt.Hosts(
+                [gt.Host(address, command) for address, command in addresses(self._hosts)],
+                work.workers,
+                kernel_threads=1,
+                address=self._hosts[-1].address,
+                on_worker_death=death,
+                most_deaths=1_000_000,
+            )
         sharing = None
-        if way != "pipeline":
+        if work.way != "pipeline":
+            copies = work.workers // work.span
             sharing = gt.Neighbours(copies=copies, exchange="weights", shards="pull")
         self.seen = Seen()
-        span = workers if way == "pipeline" else workers // copies
-        placed = {f"map {k}": k * span // 6 for k in range(6)} if span > 1 else {}
+        pipe = gt.Pipeline(
+            model(work),
+            cuts=[2 * (k * work.maps // work.span) for k in range(1, work.span)],
+            slack=max(0, FLYING - work.span),
+        )
+        settings = pipe.settings(work.span)
+        if work.span == 1:  # a copy of the graph is where its worker is
+            settings["schedule"] = gt.Schedule()
         self.session = gt.Session(
-            model(),
-            rules=gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.01), update_every=ROWS),
+            pipe.graph,
+            rules=pipe.rules(partial(torch.optim.SGD, lr=0.01), update_every=gt.Messages(1)),
             runtime=self.runtime,
             sharing=sharing,
-            schedule=gt.Schedule(placement=placed),
-            max_active=4,
-            seed=seed,
+            seed=work.seed,
             instruments=[self.seen],
+            **settings,
         )
-        self._keep = gt.Keep(seconds=keep_s) if way == "pipeline" else None
+        self._keep = gt.Keep(seconds=work.keep_s) if work.way == "pipeline" else None
         self._epochs = 0
 
     def epoch(self, n: int | None = None) -> gt.Fit:
@@ -228,7 +245,7 @@ class Bench:
         """Train for so long, or an epoch longer."""
         self.seen.run = run = Run()
         began = time.monotonic()
-        with Faults(lambda: self.runtime.pids, seconds, faults, draw) as struck:
+        with Faults(self.ground, seconds, faults, draw) as struck:
             while time.monotonic() - began < seconds:
                 fit = self.epoch()
                 run.instances += fit.instances
@@ -243,9 +260,12 @@ class Bench:
         """End the workers; what is left of them."""
         pids = self.runtime.pids
         self.runtime.close()
-        server = ForkServer.of_this_process()
-        left = [f"process {pid}" for pid in pids if lives(pid)]
-        return left + [f"file {path.name}" for path in server.folder.iterdir()]
+        left = [f"process {pid}" for pid in pids if lives(pid)] + self.ground.left()
+        if self._hosts is None:
+            folder = ForkServer.of_this_process().folder
+            left += [f"file {path.name}" for path in folder.iterdir()]
+        self._stack.close()
+        return left + [f"namespace {name}" for name in namespaces.left()]
 
 
 def lives(pid: int) -> bool:
@@ -269,56 +289,47 @@ def resident_mib() -> float:
 
 
 def chaos(
-    way: Way,
-    workers: int,
-    seconds: float,
-    faults: int,
-    seed: int = 0,
-    legs: int = 1,
-    instances: int = 400,
-    keep_s: float = KEEP_S,
+    work: Work, seconds: float, faults: int, legs: int = 1, calm: float = 1.0
 ) -> dict[str, Any]:
     """Undisturbed and disturbed runs in turn.
 
     Args:
-        way, workers: As for ``Bench``.
+        work: What is trained, and on what.
         seconds: Of all disturbed runs together.
         faults: Of all of them together.
-        seed: Of weights, order and faults.
         legs: Into so many runs each is cut.
-        instances, keep_s: As for ``Bench``.
+        calm: How long undisturbed runs are, in those of disturbed ones.
 
     Returns:
         What came of it, as JSON.
     """
-    draw = random.Random(seed)
-    bench = Bench(way, workers, seed, instances, keep_s)
-    bench.epoch()  # workers, kernels and optimisers are there
-    calm: list[Run] = []
+    draw = random.Random(work.seed)
+    bench = Bench(work)
+    bench.epoch(10 * work.workers)  # workers, kernels and optimisers are there
+    still: list[Run] = []
     rough: list[Run] = []
     files, memory = open_files(), resident_mib()
     for leg in range(legs):
         n = faults * (leg + 1) // legs - faults * leg // legs
-        calm.append(bench.run(seconds / legs, 0, draw))
+        still.append(bench.run(calm * seconds / legs, 0, draw))
         rough.append(bench.run(seconds / legs, n, draw))
-        _say(leg, calm[-1], rough[-1])
+        _say(leg, still[-1], rough[-1])
     grown = {"open_files": open_files() - files, "resident_mib": resident_mib() - memory}
     left = bench.close()
-    kept = [b.rate / a.rate for a, b in zip(calm, rough, strict=True)]
-    runs = [*calm, *rough]
+    kept = [b.rate / a.rate for a, b in zip(still, rough, strict=True)]
+    runs = [*still, *rough]
     return {
-        "way": way,
-        "workers": workers,
+        **asdict(work),
         "seconds": seconds,
-        "keep_s": keep_s,
+        "calm": calm,
         "kept": statistics.mean(kept),
         "kept_each": kept,
-        "goal": GOALS[way],
+        "goal": GOALS[work.way],
         "faults": sum(sum(r.faults.values()) for r in rough),
         "lost": sum(r.expected - r.instances for r in runs),
         "left": left,
         "grown": grown,
-        "undisturbed": [asdict(r) | {"rate": r.rate} for r in calm],
+        "undisturbed": [asdict(r) | {"rate": r.rate} for r in still],
         "disturbed": [asdict(r) | {"rate": r.rate} for r in rough],
     }
 
@@ -343,11 +354,29 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=float, default=KEEP_S, help="seconds; of a pipeline")
     parser.add_argument("--json", type=Path, default=None, help="where the result is written")
+    parser.add_argument("--calm", type=float, default=1.0, help="of undisturbed training, as above")
+    parser.add_argument("--instances", type=int, default=400, help="of an epoch")
+    parser.add_argument("--device-ms", type=float, default=0.0, help="slept, for a minibatch")
+    parser.add_argument("--hosts", action="store_true", help="in namespaces, one for each worker")
+    parser.add_argument("--spare", type=int, default=1, help="hosts more than workers")
+    parser.add_argument("--latency-ms", type=float, default=1.0, help="one way, between hosts")
+    parser.add_argument("--mbit", type=float, default=1000.0)
+    parser.add_argument("--tell", action="store_true", help="each fault, and what the library says")
     given = parser.parse_args()
-    found = chaos(
-        *(given.way, given.workers, 60 * given.minutes, given.faults, given.seed, given.legs),
+    if given.tell:
+        logging.basicConfig(format="%(asctime)s %(message)s")
+        logging.getLogger(faults.__name__).setLevel(logging.INFO)
+    work = Work(
+        way=given.way,
+        workers=given.workers,
+        seed=given.seed,
+        instances=given.instances,
         keep_s=given.keep,
+        device_ms=given.device_ms,
+        hosts=Link(given.latency_ms * 1e-3, given.mbit * 1e6) if given.hosts else None,
+        spare=given.spare,
     )
+    found = chaos(work, 60 * given.minutes, given.faults, given.legs, given.calm)
     found["machine"] = machine()
     text = json.dumps(found, indent=1)
     if given.json is not None:
@@ -357,4 +386,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from benchmarks.cluster import chaos as program
+
+    program.main()  # of the module that workers import; what is of this one goes by value

@@ -38,7 +38,7 @@ MOST: Final = 60
 """Minibatches that are timed of it, at least and at most."""
 PEERS: Final = {
     2: ("gpipe:1", "gpipe:2", "gpipe:4", "1f1b:2", "1f1b:4", "interleaved:2"),
-    4: ("gpipe:1", "gpipe:4", "1f1b:4", "1f1b:8"),
+    4: ("gpipe:1", "gpipe:4", "1f1b:4", "1f1b:10"),
 }
 """By parts; 1F1B wants as many microbatches as parts, interleaving twice as many parts."""
 DRAINED: Final = ("drained:1", "drained:2", "drained:4")

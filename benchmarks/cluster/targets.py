@@ -71,13 +71,13 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=[*WAYS], default=[*WAYS])
     parser.add_argument("--latency-ms", type=float, default=1.0, help="one way")
     parser.add_argument("--mbit", type=float, default=1000.0)
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     given.out.parent.mkdir(parents=True, exist_ok=True)
     link = Link(latency_s=given.latency_ms * 1e-3, bits_per_s=given.mbit * 1e6)
     for name in given.ways:
-        for seed in range(given.seeds):
+        for seed in given.seeds:
             line = json.dumps(run(name, link, given.data, seed))
             print(line, flush=True)
             with given.out.open("a", encoding="utf-8") as file:

@@ -8,11 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from geartrain.errors import TransportError
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
+from geartrain.sharing.endpoint import Communicator, Endpoint
 from geartrain.sharing.exchanges.allreduce import AllReduce, Collective
+from geartrain.sharing.exchanges.gossip import PairAverage
 from geartrain.sharing.exchanges.nearest import NearestNeighbours
-from geartrain.sharing.letters import Inbox, Ledger, Letter, tensor_bytes
+from geartrain.sharing.letters import SHARE, Inbox, Ledger, Letter, tensor_bytes
 from geartrain.sharing.locks import NoLock
 from geartrain.sharing.member import Member
 
@@ -189,3 +192,42 @@ def test_bytes_of_sparse_gradients_are_those_of_their_rows():
 def test_an_inbox_that_makes_no_sense_is_refused(given):
     with pytest.raises(ValueError, match="Inbox"):
         Inbox(**given)
+
+
+ONE = torch.ones(1, 1).double()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "told"),
+    [
+        ((torch.ones(2, 1).double(),), r"tensor 0 is .*\(2, 1\), expected .* of shape \(1, 1\)"),
+        ((ONE, torch.ones(1).double()), r"tensor 1 is .*\(1,\), expected .* of shape \(1, 1\)"),
+        ((torch.ones(1, 1, dtype=torch.int64),), r"tensor 0 is .*int64.*, expected None, or float"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["offer", "answer", "gradient", SHARE])
+def test_a_letter_of_a_strangers_shape_is_refused_before_an_exchange_sees_it(kind, tensors, told):
+    me, other = members(2)
+    exchange = PairAverage()
+    exchange.prepare([me, other])
+    communicator = Communicator({"map#0": Endpoint(exchange, me)})
+    with pytest.raises(TransportError, match=f"letter of copy 1 about part 'map'.*{told}"):
+        communicator.receive(Letter("map", 1, 0, kind, tensors))
+    assert not communicator.ready and me.ledger.came == 0
+    assert torch.equal(me.weights()[0], ONE)
+    communicator.receive(Letter("map", 1, 0, "offer", (3 * ONE,)))
+    communicator.take()
+    assert torch.equal(me.weights()[0], 2 * ONE)
+
+
+def test_a_letter_with_too_many_or_too_few_tensors_is_refused():
+    module = nn.Linear(2, 1)
+    me = Member("map", 0, PartState("map#0", module, Rules(optimizer=SGD)), [1], [1])
+    communicator = Communicator({"map#0": Endpoint(NearestNeighbours(), me)})
+    weight, bias = (p.detach() for p in module.parameters())
+    for some in ((weight,), (weight, bias, weight)):
+        with pytest.raises(TransportError, match=f"content is {len(some)} tensors, expected 2, or"):
+            communicator.receive(Letter("map", 1, 0, "gradient", some))
+    for some in ((), (weight, None), (weight, bias, weight, bias)):
+        communicator.receive(Letter("map", 1, 0, "gradient", some))
+    assert me.ledger.came == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import select
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -318,6 +319,36 @@ def test_who_gathers_waits_for_all_and_keeps_what_came_meanwhile(stack: ExitStac
     assert [record.ints for _, record in a.poll(LONG_S)] == [(1,)]
     with Transport(0, 2, ANY, plain=True) as plain:
         plain.gather(LONG_S)
+
+
+def test_who_waits_hears_at_once_that_the_last_peer_has_come_in(stack: ExitStack) -> None:
+    """No message comes with him; whoever gathers would sleep on."""
+    group = Group(stack, 2)
+    a, b = group.members
+    a.admit(group.public)
+    b.connect({0: a.address}, {0: group.public[0]})
+    assert a._door is not None
+    began = time.monotonic()
+    while a._door.missing():
+        assert a.poll(3 * LONG_S) == []
+    assert time.monotonic() - began < LONG_S
+
+
+def test_a_question_that_came_while_another_was_answered_is_not_left_lying(
+    stack: ExitStack,
+) -> None:
+    """To send an answer takes the signal of all that has come to the same socket."""
+    group = Group(stack, 3)
+    a, b, c = group.members
+    asked = a._door
+    assert asked is not None
+    b.connect({0: a.address}, {0: group.public[0]})
+    group.until(lambda: asked._asking)
+    c.connect({0: a.address}, {0: group.public[0]})
+    assert select.select([asked.fds[0]], [], [], LONG_S)[0], "its question is there"
+    asked.admit(1, group.public[1])
+    asked.admit(2, group.public[2])
+    assert asked.missing() == []
 
 
 def test_whoever_is_gone_is_not_waited_for_and_his_key_opens_no_door_any_more():

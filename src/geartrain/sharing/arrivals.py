@@ -1,4 +1,7 @@
-"""What letters bring to a share of a part, looked at before anything is done with it.
+"""What letters bring to a copy or a share of a part, looked at before anything is done with it.
+
+Copies that talk: a tensor or None for each parameter; some exchanges send that twice, or nothing.
+Shared weights:
 
     gradient   what has been gathered, the versions that its messages saw, their rows
     weights    of the owner's next version: whole, or the rows of a table that have changed
@@ -25,6 +28,8 @@ from geartrain.transport.batches import refuse, shape_of
 GRADIENT: Final = "gradient"
 WEIGHTS: Final = "weights"
 FLOOR: Final = "floor"
+_WORKER: Final = "worker"
+_COPY: Final = "copy"
 
 
 def handed_in(
@@ -66,6 +71,25 @@ def published(letter: Letter, like: Sequence[Tensor]) -> Tensors:
     return letter.tensors
 
 
+def require_like(letter: Letter, like: Sequence[Tensor]) -> None:
+    """Look whether the tensors of a letter between copies are like the parameters of their part.
+
+    Args:
+        letter: As it came.
+        like: The parameters; each tensor has the shape of one of them, in their order, as often as
+            the exchange sends something of all of them.
+
+    Raises:
+        TransportError: Their number is no multiple of that of the parameters, or one has another
+            shape, or no floating point.
+    """
+    number = len(letter.tensors)
+    if not like or number % len(like):
+        wanted = f"{len(like)}, or a multiple, one for each parameter"
+        _refuse(letter, "content", f"{number} tensors", wanted, _COPY)
+    _require_shapes(letter, letter.tensors, [*like] * (number // len(like)), _COPY)
+
+
 def told_floor(letter: Letter, newest: int) -> int:
     """The version of a letter of kind ``FLOOR``.
 
@@ -84,11 +108,13 @@ def require_kind(letter: Letter, kinds: Sequence[str]) -> None:
         _refuse(letter, "kind", repr(letter.kind)[:80], " or ".join(map(repr, kinds)))
 
 
-def _require_shapes(letter: Letter, tensors: Tensors, like: Sequence[Tensor]) -> None:
+def _require_shapes(
+    letter: Letter, tensors: Tensors, like: Sequence[Tensor], who: str = _WORKER
+) -> None:
     for j, (x, parameter) in enumerate(zip(tensors, like, strict=True)):
         if x is not None and (x.shape != parameter.shape or not x.is_floating_point()):
             wanted = f"None, or floating point of shape {tuple(parameter.shape)}"
-            _refuse(letter, f"tensor {j}", shape_of(x), wanted)
+            _refuse(letter, f"tensor {j}", shape_of(x), wanted, who)
 
 
 def _counts(letter: Letter, what: str, x: Tensor | None) -> IntArray:
@@ -103,5 +129,7 @@ def _require_within(letter: Letter, what: str, numbers: IntArray, most: int) -> 
         _refuse(letter, what, f"{numbers.min()}..{numbers.max()}", f"0..{most}")
 
 
-def _refuse(letter: Letter, what: str, value: object, expected: str) -> NoReturn:
-    refuse(f"letter of worker {letter.sender} about part '{letter.part}'", what, value, expected)
+def _refuse(
+    letter: Letter, what: str, value: object, expected: str, who: str = _WORKER
+) -> NoReturn:
+    refuse(f"letter of {who} {letter.sender} about part '{letter.part}'", what, value, expected)

@@ -12,6 +12,7 @@ from typing import final
 from geartrain.errors import GeartrainError, WorkerError
 from geartrain.parts.ownership import Gradients, Ownership
 from geartrain.parts.trained import StepTaken
+from geartrain.sharing.arrivals import require_like
 from geartrain.sharing.communicator import AbstractCommunicator, Taken
 from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.letters import SHARE, Letter
@@ -102,6 +103,7 @@ class Communicator(AbstractCommunicator):
 
     def receive(self, letter: Letter) -> None:
         endpoint = self._of[letter.part, letter.receiver]
+        require_like(letter, endpoint.member.parameters)
         if letter.kind == SHARE:
             endpoint.exchange.contributed(letter)
         elif endpoint.put(letter):

@@ -155,6 +155,7 @@ class Door:
                 "makes its own, by Keys.make()"
             )
         self._asking = [each for each in self._asking if not self._welcome(each[1])]
+        self._take_questions()  # an answer that is sent takes the signal of those that came since
         self._adjust()
 
     def dismiss(self, who: int) -> None:
@@ -168,11 +169,13 @@ class Door:
         """Those who may come in and have not done so yet."""
         return sorted(int(who) for who in set(self._known.values()) - self._came)
 
-    def answer(self) -> None:
-        """Admit or refuse those who ask; returns at once."""
+    def answer(self) -> bool:
+        """Admit or refuse those who ask; returns at once, whether a peer has come in."""
+        before = len(self._came)
         self._take_events()
         self._take_questions()
         self._adjust()
+        return len(self._came) > before
 
     def _take_questions(self) -> None:
         """Answer for the keys that are known.

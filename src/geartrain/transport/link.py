@@ -350,8 +350,8 @@ class Transport:
         """What has come and may be delivered, with its senders, in causal order.
 
         Waits until something has come, which need not be delivered: it may be held back, or say
-        only what was heard. ``ready`` then holds the watched file descriptors that have something
-        to be read.
+        only what was heard, or be a peer who has come in. ``ready`` then holds the watched file
+        descriptors that have something to be read.
 
         Args:
             timeout_s: The longest wait, finite; 0: none.
@@ -379,9 +379,10 @@ class Transport:
             # The descriptor of ZeroMQ says that something may have changed, not that a message
             # is there, and only once: it is asked itself before each wait.
             self.ready = tuple(fd for fd, _ in events if fd not in self._inner)
+            entered = False
             if self._door is not None and any(fd in self._door.fds for fd, _ in events):
-                self._door.answer()
-            if found or self._take(found) or self.ready or left <= 0.0:
+                entered = self._door.answer()
+            if found or self._take(found) or entered or self.ready or left <= 0.0:
                 return
 
     def _take(self, found: list[tuple[int, Record]]) -> bool:

@@ -61,7 +61,8 @@ class Pulse:
         push.setsockopt(zmq.TCP_MAXRT, dead_ms)
         if self._asks:
             push.setsockopt(zmq.HEARTBEAT_IVL, round(BEAT_S * 1e3))
-            push.setsockopt(zmq.HEARTBEAT_TIMEOUT, dead_ms)
+            # From a question on, which is up to a beat after the last answer.
+            push.setsockopt(zmq.HEARTBEAT_TIMEOUT, dead_ms - round(BEAT_S * 1e3))
         name = f"inproc://pulse-{who}"
         push.monitor(name, _DISCONNECTED | _SHAKEN)
         events = push.context.socket(zmq.PAIR)

@@ -80,8 +80,11 @@ class Hosts(AbstractSupervised):
             )
         self.address, self.plain, self.socket_files = address or _HERE, plain, socket_files
         self.hosts = tuple(hosts)
-        self._keepers = Keepers(self.hosts, wanted)
+        self._keepers = self._new_keepers()
         self._had_workers = False
+
+    def _new_keepers(self) -> Keepers:
+        return Keepers(self.hosts, self.workers, ready=self.on_worker_death != "raise")
 
     def _make_pool(self) -> RemotePool:
         path = [os.path.abspath(entry) for entry in sys.path]
@@ -100,4 +103,4 @@ class Hosts(AbstractSupervised):
         self._keepers.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_keepers": Keepers(self.hosts, self.workers)}
+        return {**super().__getstate__(), "_keepers": self._new_keepers()}

@@ -42,7 +42,7 @@ def main() -> None:
     meetings: set[Near] = set()
     try:
         _serve(out, workers, meetings)
-    except BrokenPipeError:
+    except (BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone
     finally:
         for pid in workers:

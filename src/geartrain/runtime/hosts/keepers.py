@@ -22,8 +22,18 @@ from geartrain.runtime.hosts.worker import Greeting, Hello
 from geartrain.runtime.processes.pool import how_ended
 
 _END_S: Final = 5.0
-_PONG_S: Final = 5.0
+_PING_S: Final = 1.0
+_PONG_S: Final = 3.0
+"""A program that has not answered for so long is not there."""
+_TRY_S: Final = 2.0
+"""Between two trials to start a program on a host."""
+_BACK_S: Final = 60.0
+"""So long one waits for a host where a worker can be made anew."""
+_FORK_S: Final = 30.0
+"""Until a worker is there, of a program that was ready."""
 _PROGRAM: Final = "geartrain.runtime.hosts"
+_NOBODY: Final = -1
+"""In the place of a process."""
 
 
 @final
@@ -85,7 +95,9 @@ class Keeper:
         self.hellos: dict[int, Hello] = {}  # by process
         self.died: dict[int, int] = {}
         self.suspect = False  # a worker of it does not answer
+        self.began_s = time.monotonic()
         self._pinged = self._ponged = 0
+        self._pinged_s = 0.0
         self._end = weakref.finalize(self, _end, self._process, os.getpid())
 
     @property
@@ -98,24 +110,44 @@ class Keeper:
         assert self._process.stdout is not None
         return self._process.stdout.fileno()
 
+    @property
+    def closed(self) -> bool:
+        """Whether it has been given up."""
+        return not self._end.alive
+
     def tell(self, **what: Any) -> None:
         assert self._process.stdin is not None
-        with suppress(OSError):  # it is gone; whoever waits for an answer hears of that
+        with suppress(OSError, ValueError):  # it is gone; whoever waits for an answer hears of that
             os.write(self._process.stdin.fileno(), json.dumps(what).encode() + b"\n")
 
+    @property
+    def overdue(self) -> bool:
+        """Whether an answer should have come by now; what has come is to be heard before."""
+        return self._ponged < self._pinged and time.monotonic() > self._pinged_s + _PONG_S
+
+    def ping(self) -> None:
+        """Ask now and then whether it is there, so that it is known when there is a doubt."""
+        now_s = time.monotonic()
+        if self._ponged == self._pinged and now_s - self._pinged_s >= _PING_S:
+            self._pinged += 1
+            self._pinged_s = now_s
+            self.tell(ping=self._pinged)
+
     def answers(self) -> bool:
-        """Whether it is there, if there was a doubt; waits for some seconds."""
+        """Whether it is there, if there was a doubt; waits for some seconds at most."""
         if not self.suspect:
             return self.lives
-        self._pinged += 1
-        self.tell(ping=self._pinged)
-        until = time.monotonic() + _PONG_S
         try:
-            while self._ponged < self._pinged and time.monotonic() < until:
+            self.listen()
+            if self._ponged == self._pinged:
+                self._pinged_s = 0.0
+                self.ping()
+            while self._ponged < self._pinged and not self.overdue:
                 select.select([self], [], [], 0.1)
                 self.listen()
         except GeartrainError as error:
             log.warning("%s", error)
+            return False
         self.suspect = self._ponged < self._pinged
         return not self.suspect
 
@@ -125,6 +157,8 @@ class Keeper:
         Raises:
             GeartrainError: It has ended, or says something else than it should.
         """
+        if self.closed:
+            raise self._failed("has been given up")
         while select.select([self.fileno()], [], [], 0)[0]:
             some = os.read(self.fileno(), 1 << 16)
             if not some:
@@ -175,6 +209,8 @@ class Keeper:
 
     def close(self) -> None:
         """End it, and by that its workers."""
+        if self.suspect and not self.closed:  # the command would wait for a host that is gone
+            self._process.kill()
         self._end()
 
 
@@ -205,15 +241,22 @@ class Keepers(AbstractLauncher):
         hosts: In the order in which they are taken; more than are needed are spare, for when one
             cannot be reached.
         workers: How many.
+        ready: Whether programs are started on spare hosts, too, and again on hosts that were lost,
+            while the workers work: so a worker is made anew there without waiting for an import.
     """
 
-    def __init__(self, hosts: Sequence[Host], workers: int) -> None:
-        self._hosts, self._workers = list(hosts), workers
+    told_s = 0.5
+
+    def __init__(self, hosts: Sequence[Host], workers: int, *, ready: bool = False) -> None:
+        self._hosts, self._workers, self._ready = list(hosts), workers, ready
         self._keepers: dict[int, Keeper] = {}  # by place in the list of hosts
         self._homes: list[Keeper] = []  # by worker
         self._pids: list[int] = []
         self._out: set[int] = set()  # hosts that could not be reached when last tried
         self._late: list[int] = []  # hosts that were lost: others are taken before them
+        self._avoided: set[int] = set()  # hosts that others do not reach
+        self._tried_s: dict[int, float] = {}  # when a program was last started on a host
+        self._had_all = False
 
     def binds(self) -> Sequence[str]:
         places = self._places()
@@ -221,7 +264,27 @@ class Keepers(AbstractLauncher):
         return [keeper.host.address for keeper in self._homes]
 
     def _places(self) -> list[int]:
-        """A host for each worker, each with a keeper that is ready."""
+        """A host for each worker, each with a keeper that is ready.
+
+        Raises:
+            GeartrainError: Too few hosts can be reached; where all were, not for a minute.
+        """
+        until = time.monotonic() + (_BACK_S if self._had_all and self._ready else 0.0)
+        while (places := self._places_now()) is None:
+            if time.monotonic() >= until:
+                told = ", ".join(self._hosts[k].address for k in sorted(self._out))
+                room = sum(h.workers for k, h in enumerate(self._hosts) if k not in self._out)
+                raise GeartrainError(
+                    f"{self._workers} workers want a host, and {self._workers - room} of them have "
+                    f"none: {told} could not be reached (see what was printed); mend that, or name "
+                    "more hosts: those that are not needed are spare"
+                )
+            time.sleep(_TRY_S)
+        self._had_all = True
+        return places
+
+    def _places_now(self) -> list[int] | None:
+        """The same; None: there is not one for each."""
         self._out.clear()
         self._leave_the_lost()
         while True:
@@ -232,13 +295,9 @@ class Keepers(AbstractLauncher):
                     chosen.append((k, some))
                     left -= some
             if left:
-                told = ", ".join(self._hosts[k].address for k in sorted(self._out))
-                raise GeartrainError(
-                    f"{self._workers} workers want a host, and {left} of them have none: "
-                    f"{told} could not be reached (see what was printed); mend that, or name more "
-                    "hosts: those that are not needed are spare"
-                )
+                return None
             if self._await([k for k, _ in chosen]):
+                self.tend()
                 return [k for k, some in chosen for _ in range(some)]
 
     def _order(self, k: int) -> tuple[int, int]:
@@ -248,11 +307,19 @@ class Keepers(AbstractLauncher):
         """Give up the programs on hosts that do not answer."""
         for k, keeper in list(self._keepers.items()):
             if not keeper.answers():
-                if keeper.suspect:
-                    log.warning("host %s does not answer", keeper.host.address)
-                    self._late = [*(j for j in self._late if j != k), k]
-                keeper.close()
-                del self._keepers[k]
+                self._lose(k)
+
+    def _lose(self, k: int) -> None:
+        """Give up the program on a host."""
+        keeper = self._keepers.pop(k)
+        if keeper.suspect:
+            log.warning("host %s does not answer", keeper.host.address)
+        self._put_last(k)
+        keeper.close()
+
+    def _put_last(self, k: int) -> None:
+        """Other hosts are taken before this one."""
+        self._late = [*(j for j in self._late if j != k), k]
 
     def _await(self, chosen: Sequence[int]) -> bool:
         """Have keepers there; whether all are ready, or some of the hosts have been struck out."""
@@ -260,7 +327,7 @@ class Keepers(AbstractLauncher):
         for k in chosen:
             try:
                 if k not in self._keepers:
-                    self._keepers[k] = Keeper(self._hosts[k])
+                    self._begin(k)
             except GeartrainError as error:
                 self._strike(k, error)
                 fine = False
@@ -280,6 +347,51 @@ class Keepers(AbstractLauncher):
                     self._strike(k, error)
                     keeper, fine = None, False
         return fine
+
+    def _begin(self, k: int) -> None:
+        """Start a program on a host; it is ready some seconds later.
+
+        Raises:
+            GeartrainError: Its command cannot be run.
+        """
+        self._tried_s[k] = time.monotonic()
+        self._keepers[k] = Keeper(self._hosts[k])
+
+    def tend(self) -> None:
+        if not self._ready:
+            return
+        at_work = {id(keeper) for keeper in self._homes}
+        for k in range(len(self._hosts)):
+            keeper = self._keepers.get(k)
+            if keeper is None:
+                if time.monotonic() - self._tried_s.get(k, -_TRY_S) >= _TRY_S:
+                    self._try(k)
+            elif id(keeper) in at_work:  # what it says, ``deaths`` hears
+                keeper.ping()
+            else:
+                self._tend_spare(k, keeper)
+
+    def _try(self, k: int) -> None:
+        """Start a program on a host that may be gone."""
+        try:
+            self._begin(k)
+        except GeartrainError as error:
+            log.info("%s", error)
+
+    def _tend_spare(self, k: int, keeper: Keeper) -> None:
+        """Hear what a program without workers says, and whether it is there."""
+        try:
+            keeper.listen()
+        except GeartrainError as error:  # it is tried again
+            log.info("%s", error)
+            self._keepers.pop(k).close()
+            return
+        late = time.monotonic() > keeper.began_s + START_S
+        if keeper.overdue or (keeper.ready is None and late):
+            keeper.suspect = True
+            self._lose(k)
+        elif keeper.ready is not None:
+            keeper.ping()
 
     def _strike(self, k: int, error: GeartrainError) -> None:
         log.warning("%s", error)
@@ -304,14 +416,68 @@ class Keepers(AbstractLauncher):
         self._pids = [hello.pid for hello in found]
         return found
 
+    def places_again(self, workers: Sequence[int]) -> Sequence[str] | None:
+        for k, keeper in list(self._keepers.items()):
+            if any(self._homes[w] is keeper for w in workers) and not keeper.answers():
+                self._lose(k)
+        found: dict[int, int] = {}
+        until = time.monotonic() + _BACK_S
+        while True:
+            self.tend()
+            for w in workers:
+                place = None if w in found else self._place_for(w, workers, found)
+                if place is not None:
+                    found[w] = place
+            if len(found) == len(workers):
+                break
+            if not self._ready or time.monotonic() > until:
+                return None
+            self._hear_spare(0.1)
+        self._avoided.clear()
+        for w, k in found.items():
+            if self._homes[w] is not self._keepers[k]:
+                log.warning("worker %d is made anew on host %s", w, self._hosts[k].address)
+                self._homes[w], self._pids[w] = self._keepers[k], _NOBODY
+        return [self._homes[w].host.address for w in workers]
+
+    def _place_for(self, w: int, workers: Sequence[int], found: Mapping[int, int]) -> int | None:
+        """A host with a program that is ready, and room; that of the worker before others.
+
+        Args:
+            w: The worker.
+            workers: All that are to be made anew.
+            found: The hosts of some of them.
+        """
+        taken = [id(keeper) for v, keeper in enumerate(self._homes) if v not in workers]
+        taken += [id(self._keepers[k]) for k in found.values()]
+        home = self._homes[w]
+        room = [
+            k
+            for k, keeper in self._keepers.items()
+            if keeper.ready is not None and taken.count(id(keeper)) < self._hosts[k].workers
+        ]
+        for k in sorted(
+            room,
+            key=lambda k: (k in self._avoided, self._keepers[k] is not home, self._order(k)),
+        ):
+            keeper = self._keepers[k]
+            if keeper is not home:  # nobody has looked at it for a while
+                keeper.suspect = True
+            if keeper.answers():
+                return k
+            self._lose(k)
+        return None
+
+    def _hear_spare(self, wait_s: float) -> None:
+        """Wait a moment for programs on hosts to become ready."""
+        select.select([*self._keepers.values()], [], [], wait_s)
+
     def start_again(self, greetings: Sequence[Greeting]) -> Sequence[Hello] | None:
         homes = [self._homes[greeting.worker] for greeting in greetings]
-        if not all(keeper.answers() for keeper in homes):
-            return None
         for keeper, greeting in zip(homes, greetings, strict=True):
             keeper.forked.pop(greeting.worker, None)
             keeper.tell(fork=greeting.to_json())
-        until = time.monotonic() + START_S
+        until = time.monotonic() + _FORK_S
         found = []
         for keeper, greeting in zip(homes, greetings, strict=True):
             hello = self._started(greeting.worker, keeper, until)
@@ -335,9 +501,8 @@ class Keepers(AbstractLauncher):
                     f"worker {worker} could not begin on host {at}; see what it printed"
                 )
             if time.monotonic() > until:
-                raise GeartrainError(
-                    f"worker {worker} has not come up on host {at} in {START_S:.0f} s"
-                )
+                keeper.suspect = True
+                raise GeartrainError(f"worker {worker} has not come up on host {at} in time")
             select.select([keeper], [], [], 0.5)
             keeper.listen()
 
@@ -348,7 +513,8 @@ class Keepers(AbstractLauncher):
             left = until - time.monotonic()
             if found or left <= 0.0:
                 return found
-            select.select(list({id(x): x for x in self._homes}.values()), [], [], left)
+            some = {id(keeper): keeper for keeper in self._homes if not keeper.closed}
+            select.select([*some.values()], [], [], left)
 
     def _deaths(self) -> dict[int, str]:
         found = {}
@@ -365,6 +531,10 @@ class Keepers(AbstractLauncher):
 
     def suspect(self, worker: int) -> None:
         self._homes[worker].suspect = True
+
+    def avoid(self, worker: int) -> None:
+        home = self._homes[worker]
+        self._avoided |= {k for k, keeper in self._keepers.items() if keeper is home}
 
     def kill(self, worker: int) -> None:
         self._homes[worker].tell(kill=self._pids[worker])

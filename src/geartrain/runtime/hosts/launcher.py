@@ -13,7 +13,13 @@ START_S: Final = 120.0
 
 
 class AbstractLauncher(ABC):
-    """Starts workers, kills them, and knows how they ended; batches go another way."""
+    """Starts workers, kills them, and knows how they ended; batches go another way.
+
+    Attributes:
+        told_s: From a connection that ended until it is known whether and how its worker has.
+    """
+
+    told_s: float = 1.0
 
     @abstractmethod
     def binds(self) -> Sequence[str]:
@@ -34,8 +40,17 @@ class AbstractLauncher(ABC):
             GeartrainError: One could not be started.
         """
 
+    def places_again(self, workers: Sequence[int]) -> Sequence[str] | None:
+        """Hosts for some workers that are to be started anew, while the others stay.
+
+        Returns:
+            Their addresses, as others reach them; None: that cannot be, and all are to be started
+            again.
+        """
+        return None
+
     def start_again(self, greetings: Sequence[Greeting]) -> Sequence[Hello] | None:
-        """Start some workers anew where they were; the others go on.
+        """Start some workers anew, where ``places_again`` has said; the others go on.
 
         Returns:
             What each says of itself; None: that cannot be, and all are to be started again.
@@ -56,6 +71,12 @@ class AbstractLauncher(ABC):
 
     def suspect(self, worker: int) -> None:  # noqa: B027 - may do nothing
         """A worker does not answer: its host may be gone, and another one be better."""
+
+    def avoid(self, worker: int) -> None:  # noqa: B027 - may do nothing
+        """A worker's host answers, but others do not reach it: another one is better."""
+
+    def tend(self) -> None:  # noqa: B027 - may do nothing
+        """Now and then: see to hosts that are spare, or were lost; waits for nothing."""
 
     @abstractmethod
     def forget(self) -> None:

@@ -32,7 +32,6 @@ from geartrain.transport.pulse import DEAD_S, Pulse
 
 _LOOK_S: Final = 0.5
 _REACHED_S: Final = 20.0
-_TOLD_S: Final = 1.0  # from a connection that ended until whoever started the worker knows how
 _END_S: Final = 5.0
 _CLOCKS: Final = 8  # questions for a worker's clock
 _NEAR_ENOUGH_S: Final = 0.001
@@ -81,7 +80,7 @@ class RemotePool(AbstractPool):
         self.gone: set[int] = set()
         self._keys = None if plain else Keys.make()
         self._path = tuple(path)
-        self._binds = launcher.binds()
+        self._binds = [*launcher.binds()]
         self._publics: dict[int, bytes] = {}
         self._told: dict[int, str] = {}  # the same and our own, as workers are told
         if self._keys is not None:
@@ -250,7 +249,7 @@ class RemotePool(AbstractPool):
         self._last[worker] = firing, time.monotonic()
 
     def check(self, wait_s: float = 0.0) -> None:
-        until = time.monotonic() + wait_s
+        until = time.monotonic() + min(wait_s, 2 * self._launcher.told_s)
         while True:
             self._look()
             left = until - time.monotonic()
@@ -264,10 +263,11 @@ class RemotePool(AbstractPool):
 
     def _look(self) -> None:
         self._looked_s = time.monotonic()
+        self._launcher.tend()
         ended = self._ended()
         lost = () if ended else self._lost()
         if lost:
-            ended = self._ended(_TOLD_S)
+            ended = self._ended(self._launcher.told_s)
         for w, how in ended.items():
             raise self._death(w, how)
         for w in lost:
@@ -286,14 +286,23 @@ class RemotePool(AbstractPool):
         self.gone.add(worker)
         self._launcher.kill(worker)
 
+    def avoid(self, worker: int) -> None:
+        self._launcher.avoid(worker)
+
     def renew(self) -> bool:
         if not self.alive:
             return False
         for control in self._controls:
             for w in self.gone:
                 control.forget(w)
+        gone = sorted(self.gone)
         try:
-            fine = self._bring(sorted(self.gone), self._launcher.start_again)
+            places = self._launcher.places_again(gone)
+            if places is None:
+                return False
+            for w, place in zip(gone, places, strict=True):
+                self._binds[w] = place
+            fine = self._bring(gone, self._launcher.start_again)
         except GeartrainError as error:  # all are started again, perhaps elsewhere
             log.warning("%s", error)
             return False

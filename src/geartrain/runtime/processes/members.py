@@ -152,6 +152,9 @@ class AbstractPool(ABC):
     def bury(self, worker: int) -> None:
         """A pass goes on without a worker: end it, if it still lives, and look at it no more."""
 
+    def avoid(self, worker: int) -> None:  # noqa: B027 - may do nothing
+        """The link between a worker and another one is cut: a worker elsewhere is better."""
+
     def renew(self) -> bool:
         """Between two passes: start workers in the place of those that are gone.
 

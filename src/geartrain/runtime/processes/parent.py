@@ -528,11 +528,13 @@ class Parent:
         self._pool.check(_TOLD_S)
         first = self._name(who)
         for k in lost:
+            self._pool.avoid(min(who, k))
             how = f"the connection between {first} and {self._name(k)} has ended"
             raise death(f"{how}, and both live: the link between them was cut", min(who, k))
         for k, address in unreached.items():
             how = f"{first} does not reach {self._name(k)} at {address}"
             if self._place[1] > 1:  # it did in passes before this one
+                self._pool.avoid(min(who, k))
                 raise death(f"{how}: the link between them is cut", min(who, k))
             raise GeartrainError(
                 f"{how}: hosts have to let tcp through to one another, on all ports that programs "
