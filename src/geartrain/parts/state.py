@@ -290,7 +290,13 @@ def _decode_state(
     for pair in _list(document, "state", name):
         match pair:
             case [int() | str() as key, value] if key not in state and not isinstance(key, bool):
-                state[key] = decode(value, f"optimizer {name}, state.{key}", tensors)
+                held = decode(value, f"optimizer {name}, state.{key}", tensors)
+                if isinstance(key, int) and not isinstance(held, dict):
+                    raise CheckpointError(
+                        f"optimizer {name}: the state of parameter {key} is {held!r:.80}; expected "
+                        "a dict. Use the document as it was written"
+                    )
+                state[key] = held
             case _:
                 raise CheckpointError(
                     f"optimizer {name}: a state entry is {pair!r:.80}; expected a pair of a "
