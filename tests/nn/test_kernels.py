@@ -339,6 +339,26 @@ def test_a_sequence_answers_rows_that_another_of_its_kernels_has_sent() -> None:
     assert_close(*[s.take(module[0].weight) for s in sums])
 
 
+@pytest.mark.parametrize("shape", [(ROWS, 72), (ROWS, 2, 72)])
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_gradient_that_nobody_reads_is_not_made(shape: tuple[int, ...], deep: bool) -> None:
+    torch.manual_seed(0)
+    module: nn.Module = nn.Linear(72, 64)  # too large for the one call of C
+    module = nn.Sequential(module, nn.ReLU(), nn.Linear(64, 64)) if deep else module
+    kernel = kernel_of(module)
+    assert kernel is not None
+    sums = [GradientSum(module.parameters()) for _ in range(2)]
+    with torch.no_grad():
+        (y,), residuals = kernel.forward((torch.randn(shape),))
+        dy = torch.randn_like(y)
+        (dx,) = kernel.backward((dy,), residuals, None, sums[0], wanted=True)
+        (none,) = kernel.backward((dy,), residuals, None, sums[1], wanted=False)
+    assert dx is not None and dx.shape == shape
+    assert none is None
+    for parameter in module.parameters():
+        assert_close(*[_taken(into, parameter) for into in sums])
+
+
 class Silent(nn.Module):
     """Its kernel, a linear map's, does not say how many residuals it keeps."""
 

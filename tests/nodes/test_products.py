@@ -10,11 +10,11 @@ from geartrain.nodes import products
 from geartrain.nodes.gradient import GradientSum
 
 
-@pytest.mark.parametrize("n", [1, 31, 32, 64, 100, 4096, 4128])
+@pytest.mark.parametrize("n", [1, 31, 32, 64, 101, 4096, 4128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_products_of_rows_are_those_of_float64(n: int, dtype: torch.dtype) -> None:
     torch.manual_seed(n)
-    # Wide enough that 100 rows are filled up to 128.
+    # Wide enough that 101 rows are filled up to 104.
     x, d = torch.randn(n, 320, dtype=dtype), torch.randn(n, 288, dtype=dtype)
     weight, bias = torch.randn(288, 320, dtype=dtype), torch.randn(288, dtype=dtype)
     wide_x, wide_d, wide_w = x.double(), d.double(), weight.double()
@@ -36,6 +36,17 @@ def test_products_of_rows_are_those_of_float64(n: int, dtype: torch.dtype) -> No
         found = into.take(parameter)
         assert found is not None
         assert_close(found.double(), 2 * wide_d.T @ wide_x, rtol=1e-4, atol=2e-3)
+
+
+def test_rows_are_filled_up_by_a_sixteenth_at_most_and_to_few_numbers() -> None:
+    if products._KERNEL is None:
+        pytest.skip("torch's own product is at its best here, and nothing is filled up")
+    many = range(2 * products.GRAIN + 1, 4097)
+    found = [products.whole_rows(n) for n in many]
+    assert all(n <= whole < n * 17 / 16 for n, whole in zip(many, found, strict=True))
+    assert found == [products.whole_rows(whole) for whole in found]
+    assert len(set(found)) == 16 * 3 + (4096 - 512) // 32
+    assert products.whole_rows(100) == 100
 
 
 @pytest.mark.parametrize("n", [1, 3, 8, 9, 63, 64, 65, 100])

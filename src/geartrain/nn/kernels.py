@@ -151,6 +151,8 @@ class LinearKernel(AbstractKernel):
             )
         if bias is not None and bias.requires_grad:
             into.add_sum(bias, flat)
+        if not wanted:
+            return (None,)
         return (times(dy, weight),) if dy.ndim == 2 else (dy @ matching(weight, dy),)
 
     def _learns(self) -> bool:
@@ -349,12 +351,11 @@ class SequentialKernel(AbstractKernel):
         *,
         wanted: bool = True,
     ) -> Gradient:
-        for kernel, mine in zip(
-            reversed(self._kernels), reversed(self._split(gathered(kept, rows))), strict=True
-        ):
+        split = self._split(gathered(kept, rows))
+        for k, (kernel, mine) in reversed([*enumerate(zip(self._kernels, split, strict=True))]):
             if all(each is None for each in gradients):
                 return (None,)
-            gradients = kernel.backward(gradients, mine, None, into)
+            gradients = kernel.backward(gradients, mine, None, into, wanted=wanted or k > 0)
         return gradients
 
     def _split(self, residuals: Payload) -> list[Payload]:
