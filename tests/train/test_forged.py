@@ -114,6 +114,14 @@ CHANGES: dict[str, tuple[Change, str]] = {
         change_entry(0.1, "parts", "table", "optimizer", "groups", 0, "dict", 3, 1),
         r"part 'table': optimizer Adagrad: weight_decay .* sparse gradients; its options",
     ),
+    "no state of a parameter that has an entry": (
+        change_entry(None, "parts", "one", "optimizer", "state", 0, 1),
+        r"part 'one': .*the state of parameter 0 is None; expected a dict",
+    ),
+    "a rate beyond float32": (
+        change_entry(1e300, "parts", "one", "optimizer", "groups", 0, "dict", 0, 1),
+        r"part 'one': .*groups.0.lr' is 1e.300, expected a number of at most 3.4e.38",
+    ),
     "no parts": (change_entry(None, "parts"), "holds parts None, the graph has"),
     "parts that are a list": (change_entry(["one"], "parts"), "holds parts"),
     "an optimiser that is a number": (

@@ -377,7 +377,18 @@ def _options(found: Mapping[Any, Any], own: Mapping[str, Any], place: str) -> di
             options[key] = own[key]
         elif key != "params":
             require_like(value, own[key], f"{place}.{key}")
+            _require_fits(value, f"{place}.{key}")
     return options
+
+
+def _require_fits(value: Any, place: str) -> None:
+    """Refuse a number that a step could not multiply float32 weights with."""
+    most = torch.finfo(torch.float32).max
+    if isinstance(value, float) and not abs(value) <= most:
+        raise CheckpointError(
+            f"'{place}' is {value:g}, expected a number of at most {most:.1e}, as weights are "
+            "float32. Use the document as it was written"
+        )
 
 
 _SWITCHES: Final = ("foreach", "fused", "capturable", "differentiable")
