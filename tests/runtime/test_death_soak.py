@@ -79,6 +79,8 @@ def until_done(runtime: Processes, folder: Path, draw: random.Random, kills: lis
             mine.fit(data(), epochs=EPOCHS, folder=folder, checkpoint_every=EVERY)
         except WorkerDiedError:
             deaths += 1
+            killer.stopped.set()
+            killer.join(BOUND_S)  # it may be told of sooner than the killer has come back
             assert killer.killed is not None
             continue
         finally:

@@ -385,6 +385,23 @@ def soak(tmp_path: Path, kills: int, servers: int) -> int:
     return deaths
 
 
+def test_who_has_died_is_not_made_anew_by_a_server_that_has_died_too():
+    """Else a call would ask the same server for workers until its deaths are used up."""
+    made = pool.Pool(2)
+    made.gone.add(0)
+    made.server.kill()
+    assert not made.renew()
+    made.close(busy=True)
+    runtime = restoring()
+    fresh = session(runtime)
+    fresh.fit(data(4), epochs=1)
+    held = runtime._pool
+    held.gone.add(1)
+    ForkServer.of_this_process().kill()
+    fit = fresh.fit(data(4), epochs=2)
+    assert fit.history[-1].instances == 4 and runtime._pool is not held
+
+
 @pytest.mark.slow
 def test_runs_go_on_through_three_kills_at_random_moments(tmp_path):
     assert soak(tmp_path, 3, servers=0) <= 3

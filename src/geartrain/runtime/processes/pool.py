@@ -20,6 +20,7 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor
 
+from geartrain.errors import WorkerDiedError
 from geartrain.runtime.processes.control import Control, end
 from geartrain.runtime.processes.members import AbstractMember, AbstractPool, death
 from geartrain.runtime.processes.memory import (
@@ -228,7 +229,10 @@ class Pool(AbstractPool):
     def renew(self) -> bool:
         for w in sorted(self.gone):
             self.members[w].control.end()
-            self.members[w] = self._fork(w)
+            try:
+                self.members[w] = self._fork(w)
+            except WorkerDiedError:  # the server has died meanwhile, and all that it has forked
+                return False
             self._stopped.clear()
         self.gone.clear()
         return True
