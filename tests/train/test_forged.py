@@ -116,7 +116,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     ),
     "no state of a parameter that has an entry": (
         change_entry(None, "parts", "one", "optimizer", "state", 0, 1),
-        r"part 'one': .*the state of parameter 0 is None; expected a dict",
+        r"part 'one': 'optimizer \w+, state.0' is a NoneType, expected a dict",
     ),
     "a rate beyond float32": (
         change_entry(1e300, "parts", "one", "optimizer", "groups", 0, "dict", 0, 1),

@@ -108,7 +108,7 @@ def require_state(found: Any, made: Made | None, place: str, own: Any, same: boo
     """Refuse state that is not what is made.
 
     Args:
-        found: Of a parameter, from a file; None: there was none.
+        found: Of a parameter, from a file; empty: there was none.
         made: By a new optimiser; None: all is taken that has a type of its own.
         place: Begins the error message.
         own: What the optimiser of now has of this parameter.
@@ -118,11 +118,11 @@ def require_state(found: Any, made: Made | None, place: str, own: Any, same: boo
         CheckpointError: An entry is missing, foreign, of another shape, dtype or type, or a count
             that is not finite.
     """
-    if found is not None and not isinstance(found, dict):
+    if not isinstance(found, dict):
         raise CheckpointError(f"'{place}' is a {type(found).__name__}, expected a dict. {_REMEDY}")
     if made is None:
         return
-    entries: dict[Any, Any] = found or {}
+    entries: dict[Any, Any] = found
     if not entries and not (made.at_once and made.whole):
         return
     missing, foreign = made.state.keys() - entries.keys(), entries.keys() - made.state.keys()

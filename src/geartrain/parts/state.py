@@ -290,13 +290,7 @@ def _decode_state(
     for pair in _list(document, "state", name):
         match pair:
             case [int() | str() as key, value] if key not in state and not isinstance(key, bool):
-                held = decode(value, f"optimizer {name}, state.{key}", tensors)
-                if isinstance(key, int) and not isinstance(held, dict):
-                    raise CheckpointError(
-                        f"optimizer {name}: the state of parameter {key} is {held!r:.80}; expected "
-                        "a dict. Use the document as it was written"
-                    )
-                state[key] = held
+                state[key] = decode(value, f"optimizer {name}, state.{key}", tensors)
             case _:
                 raise CheckpointError(
                     f"optimizer {name}: a state entry is {pair!r:.80}; expected a pair of a "
@@ -328,7 +322,7 @@ def _require_states(
                 seen[kind] = made_of(optimizer, options, parameter, place, sparse=by_rows)
             place, made = f"optimizer {name}, state.{index}", seen[kind]
             same = dtypes[index] == str(parameter.dtype)
-            require_state(state.get(index), made, place, optimizer.state.get(parameter), same)
+            require_state(state.get(index, {}), made, place, optimizer.state.get(parameter), same)
             index += 1
     if foreign := [k for k in state if isinstance(k, int) and not 0 <= k < index]:
         raise CheckpointError(
@@ -382,12 +376,12 @@ def _options(found: Mapping[Any, Any], own: Mapping[str, Any], place: str) -> di
 
 
 def _require_fits(value: Any, place: str) -> None:
-    """Refuse a number that a step could not multiply float32 weights with."""
+    """Refuse a number that a step could not multiply weights with, float32 as they mostly are."""
     most = torch.finfo(torch.float32).max
     if isinstance(value, float) and not abs(value) <= most:
         raise CheckpointError(
-            f"'{place}' is {value:g}, expected a number of at most {most:.1e}, as weights are "
-            "float32. Use the document as it was written"
+            f"'{place}' is {value:g}, expected a number of at most {most:.1e}, as float32 "
+            "has them. Use the document as it was written"
         )
 
 

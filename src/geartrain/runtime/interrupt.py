@@ -96,10 +96,10 @@ class Interruptible:
     ) -> None:
         for number, before in self._before.items():
             signal.signal(number, before)
-        for unsaid in self._unsaid:
-            unsaid.acquire(timeout=_SAID_S)
         if Interruptible._innermost is self:
             Interruptible._innermost = self._outer
+        for unsaid in self._unsaid:  # last, as a signal may end the wait
+            unsaid.acquire(timeout=_SAID_S)
         if kind is None:
             self.check()
 
