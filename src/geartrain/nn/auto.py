@@ -104,6 +104,10 @@ class MeasuredChoice(AbstractChoice):
     def decided(self) -> bool:
         return self._settled or self._derived is not None
 
+    @property
+    def replaced(self) -> bool:
+        return self._derived is not None
+
     def chosen(self, inputs: Payload) -> AbstractKernel | None:
         if self._settled:
             return self._first

@@ -61,6 +61,11 @@ class AbstractChoice(ABC):
         """Whether ``chosen`` may know one."""
         return False
 
+    @property
+    def replaced(self) -> bool:
+        """Whether another kernel than the first one has been found better."""
+        return False
+
     @abstractmethod
     def kernel(self, inputs: Payload) -> AbstractKernel:
         """That for these rows; the same object as before, or another from now on."""

@@ -33,7 +33,7 @@ from geartrain.nodes.control import AbstractStep
 from geartrain.nodes.group import Group
 from geartrain.nodes.join import JoinNode
 from geartrain.nodes.loop.members import Members, Sides
-from geartrain.nodes.loop.tensors import Numbers
+from geartrain.nodes.loop.numbers import Numbers
 from geartrain.nodes.loop.values import AbstractValue, Grouped, Parted, SideBySide, Stored
 from geartrain.nodes.structure import Flatmap, Ungroup
 
