@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 import geartrain as gt
 from geartrain.errors import WorkerError
-from geartrain.nodes.loop import tape
+from geartrain.nn.auto import MeasuredChoice
+from geartrain.nodes.loop import tape, tensors
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.memory import Recalled
 from tests.rigs.passes import (
@@ -187,6 +188,19 @@ def test_a_loop_whose_graphs_are_of_no_use_stops_taping(monkeypatch):
     assert begun == [True, True] + [False] * 7
 
 
+def test_what_goes_on_in_a_planned_loop_is_the_first_rows_of_what_was_made(monkeypatch):
+    """Those that go round most often come first, so nothing is picked from everywhere."""
+    made, data, picked = modules(), sets(9), []
+    selected = tensors._selected
+    monkeypatch.setattr(tensors, "_selected", lambda *given: picked.append(1) or selected(*given))
+    want = autograd(plain(made, data), made)
+    for looks in (False, True):
+        picked.clear()
+        got = accumulate(reading(made, "auto", looks=looks), data, ALL)
+        assert_same_gradients(got.gradients, want)
+        assert bool(picked) == looks
+
+
 def test_an_evaluation_is_not_taped():
     made, data = modules(), sets(9)
     got = one_pass(reading(made, "auto"), data, train=False)
@@ -211,6 +225,27 @@ def test_a_loop_of_kernels_alone_is_not_taped():
     assert loop.taping.used == 0
 
 
+@pytest.fixture
+def decided(monkeypatch):
+    """Modules run again for good."""
+    monkeypatch.setattr(MeasuredChoice, "decided", property(lambda self: True))
+
+
+def test_a_loop_whose_modules_are_undecided_keeps_inputs_alone():
+    data, step = sets(9), Own()
+    graph = gt.Graph(value=("turns", "word"))
+    rounds = graph.loop(name="rounds", run="whole")
+    rounds.join(graph.input("h", turn=0))
+    passed = rounds.through(step, name="step").move(turn=lambda m: m.turn + 1)
+    more, done = passed.where(lambda m: m.turn < m.turns)
+    rounds.join(more)
+    done.loss(squared)
+    given = [gt.Instance({"h": torch.randn(1, H, dtype=F64)}, value=i.value) for i in data]
+    (loop,) = loops_of(accumulate(graph, given, ALL))
+    assert loop.taping.used == 0
+
+
+@pytest.mark.usefixtures("decided")
 def test_rows_that_leave_as_they_came_and_rows_of_several_calls_get_their_gradients():
     torch.manual_seed(2)
     step = Own()
@@ -243,6 +278,7 @@ def test_rows_that_leave_as_they_came_and_rows_of_several_calls_get_their_gradie
     assert loop.taping.used == 1
 
 
+@pytest.mark.usefixtures("decided")
 def test_a_kernel_behind_which_no_gradient_goes_on_learns_too():
     torch.manual_seed(3)
     word, step, data = Word(), Own(), sets(9)

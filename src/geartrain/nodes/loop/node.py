@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import is_
 from typing import final
 
 import numpy as np
@@ -39,9 +40,10 @@ from geartrain.native.steady import steady
 from geartrain.nodes.call import read_columns, require_rows, unsettled
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside, look_inside
-from geartrain.nodes.kernel import AbstractKernel
+from geartrain.nodes.kernel import AbstractKernel, AbstractKernels
 from geartrain.nodes.loop.answers import answer_entry, tell
 from geartrain.nodes.loop.door import Came, LoopDoor
+from geartrain.nodes.loop.order import longest_first
 from geartrain.nodes.loop.picking import may_pick, picked
 from geartrain.nodes.loop.plan import (
     Called,
@@ -120,6 +122,7 @@ class LoopNode(AbstractNode):
         self.together = 0
         """How often several of them were taken together."""
         self._apart: set[tuple[int, ...]] = set()  # modules that cannot
+        self._beside: dict[tuple[int, ...], tuple[list[AbstractKernel], AbstractKernels]] = {}
         self.taping = Taping(place.name, inner, able=tapes and not place.spread)
 
     @property
@@ -167,7 +170,7 @@ class LoopNode(AbstractNode):
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         slots = join_states(batches)[INSTANCE]
-        came = self._door.take(slots)
+        came: Sequence[Came] = self._door.take(slots)
         plan = self.planner.begin([(each.state, each.lengths) for each in came])
         turn = self._turn(plan, slots, came)
         turn.tape = self.taping.begin(turn) if train else None
@@ -178,6 +181,9 @@ class LoopNode(AbstractNode):
         with torch.no_grad(), steady():
             if self._ahead:
                 self.planner.finish(plan)
+                if turn.tape is not None:
+                    came = longest_first(plan, came, self._entries, self._exits, turn.local)
+                    turn.entered = _entered_by(came)
                 self._enter(turn, came)
                 for number, called in enumerate(plan.calls):
                     run(number, called)
@@ -208,10 +214,9 @@ class LoopNode(AbstractNode):
     ) -> Turn:
         local = np.full(int(slots.max()) + 1, -1, np.int64)
         local[slots] = np.arange(slots.size)
-        entered = [(each.state[INSTANCE], each.origin) for each in came]
-        return Turn(
-            plan, self._tensors(plan.numbers), slots, local, np.zeros(slots.size, np.int64), entered
-        )
+        pending = np.zeros(slots.size, np.int64)
+        held = self._tensors(plan.numbers)
+        return Turn(plan, held, slots, local, pending, _entered_by(came))
 
     def _enter(self, turn: Turn, came: Sequence[Came]) -> None:
         for value, first, each in zip(self._entries, turn.plan.entered, came, strict=True):
@@ -267,10 +272,14 @@ class LoopNode(AbstractNode):
         found = [kernel for kernel in each if kernel is not None]
         if len(found) < len(each):
             return False
-        kernels = found[0].beside(found[1:])
-        if kernels is None:
-            self._apart.add(numbers)
-            return False
+        before = self._beside.get(numbers)
+        if before is None or not all(map(is_, before[0], found)):
+            kernels = found[0].beside(found[1:])
+            if kernels is None:
+                self._apart.add(numbers)
+                return False
+            before = self._beside[numbers] = found, kernels
+        kernels = before[1]
         try:
             outputs, residuals = kernels.forward(inputs, together.sizes)
         except Exception as error:
@@ -558,6 +567,11 @@ class LoopNode(AbstractNode):
 
     def nbytes(self) -> int:
         return sum(turn.nbytes() for turn in self._turns.values())
+
+
+def _entered_by(came: Sequence[Came]) -> list[tuple[IntArray, IntArray]]:
+    """Slots of the rows that have come in, and where to answer them."""
+    return [(each.state[INSTANCE], each.origin) for each in came]
 
 
 def _read(turn: Turn, source: AbstractValue, rows: IntArray) -> Payload:

@@ -97,6 +97,16 @@ class Numbers:
             return row
         return int(found[0].values[row]) if row < found[0].size else self.places[number]
 
+    def permute(self, number: int, first: int, order: IntArray) -> None:
+        """Rows of a value from ``first`` on are put in another order: where bundles lie."""
+        found = self._bundles.get(number)
+        if found is None or not order.size:
+            return
+        span = slice(first, first + order.size)
+        begin, lengths = int(found[0].values[first]), found[1].values[span][order]
+        found[1].values[span] = lengths
+        found[0].values[span] = begin + lengths.cumsum() - lengths
+
     def group(self, number: int, members: IntArray, sizes: IntArray) -> IntArray:
         """Grouped rows more, of these members of the value beneath; their numbers."""
         found = self._grouped.get(number)

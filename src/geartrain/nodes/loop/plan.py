@@ -63,7 +63,8 @@ class RowNumbers:
 @final
 @dataclass(slots=True, eq=False)
 class Called:
-    """One call of a module, or one copy of rows to where a module reads them; never changed.
+    """One call of a module, or one copy of rows to where a module reads them; ``order`` alone
+    changes it, before it runs.
 
     Args:
         stage: Which.

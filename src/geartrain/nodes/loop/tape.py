@@ -79,10 +79,12 @@ class Taping:
 
 
 def _gains(inner: Inner) -> bool:
-    """Whether autograd computes a module of the loop, so that a graph of all spares something."""
+    """Whether autograd computes a module of the loop for good, so that a graph of all spares
+    something: before it is decided, no more than its inputs are kept."""
     running = _running(inner.kernel, inner)
-    replaced = inner.choice is not None and inner.choice.replaced
-    return running is not None and bool(running.parameters) and not replaced
+    choice = inner.choice
+    settled = choice is None or (choice.decided and not choice.replaced)
+    return running is not None and bool(running.parameters) and settled
 
 
 def _running(
@@ -226,7 +228,10 @@ class Tape:
                 else:
                     outputs, residuals = kernel.forward(own, inside)
         kept = KeptCall(kernel, residuals, memory, inside)
-        if not runs:
+        picked = None if runs else _picked(outputs, own, inputs)
+        if picked is not None:
+            outputs = picked
+        elif not runs:
             way = _Way(self._turn, inner, kept, called)
             outputs = _Attached.apply(way, outputs, self._spark, *inputs)  # type: ignore[no-untyped-call]
         self.note(inputs, inner)
@@ -349,6 +354,13 @@ class Tape:
         at = block.at(handles)
         assert at is not None
         return block.rows(at)
+
+
+def _picked(outputs: Payload, own: Payload, inputs: Payload) -> Payload | None:
+    """The inputs with their graph, where a kernel has given just some of those without."""
+    places = {id(x): j for j, x in enumerate(own)}
+    found = [places.get(id(y), -1) for y in outputs]
+    return None if -1 in found else tuple([inputs[j] for j in found])
 
 
 @final
