@@ -10,6 +10,7 @@ A generator that is set back would serve one thread only: workers draw from the 
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, final
@@ -39,6 +40,23 @@ _MAKING: Final = frozenset(
     ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like")
 )
 """Operators of whose tensors only the shapes matter."""
+_ONE: Final = threading.Lock()
+
+
+def torch_state() -> Tensor:
+    """The state of torch's global generator on the host, uint8.
+
+    torch makes it under a lock of the generator's, and may have to collect garbage meanwhile. If
+    that gives up the interpreter to a thread that wants the same lock, both stand still for ever.
+    """
+    with _ONE:
+        return torch.get_rng_state()
+
+
+def set_torch_state(state: Tensor) -> None:
+    """Set torch's global generator on the host, uint8, as ``torch_state`` has told it."""
+    with _ONE:
+        torch.set_rng_state(state)
 
 
 @contextmanager
@@ -48,13 +66,13 @@ def generators_kept(device: torch.device | None) -> Iterator[None]:
     Args:
         device: Whose generator is kept beside those of the host; None: the host's alone.
     """
-    host, numbers, python = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    host, numbers, python = torch_state(), np.random.get_state(), random.getstate()
     cuda = device is not None and device.type == "cuda"
     there = torch.cuda.get_rng_state(device) if device is not None and cuda else None
     try:
         yield
     finally:
-        torch.set_rng_state(host)
+        set_torch_state(host)
         np.random.set_state(numbers)
         random.setstate(python)
         if there is not None and device is not None:

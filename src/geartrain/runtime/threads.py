@@ -303,9 +303,10 @@ class _Run:
                     if self._idle == len(self._inboxes) and not any(self._inboxes):
                         self._rest()
                     else:
-                        began = time.perf_counter()
+                        began = self._now()
                         self._bells[w].wait(1.0)
-                        self._waited_s[w] += time.perf_counter() - began
+                        # To be woken takes a while, in which the pass may have been over.
+                        self._waited_s[w] += max(0.0, (self.seconds or self._now()) - began)
                 self._idle -= seen == self._generation
             items = list(inbox)
             inbox.clear()
