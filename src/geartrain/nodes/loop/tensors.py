@@ -241,6 +241,10 @@ _FEW: Final = 8
 """Pieces that a gradient is cut for; of more, it is added to rows of one buffer."""
 
 
+_JOINED: Final = 1 << 17
+"""Bytes of a piece up to which pieces are put together to be read, rather than read one by one."""
+
+
 @final
 class TapeTensors(AbstractTensors):
     """Those of a firing that finds its way as it goes: rows stay where a call has made them.
@@ -299,10 +303,11 @@ class TapeTensors(AbstractTensors):
         if first >= 0 and starts[(last := pieces.at(high)) + 1] == first + n and first == begin:
             some = pieces.columns[k : last + 1]
             return tuple(torch.cat(each) for each in zip(*some, strict=True))
-        if torch.is_grad_enabled():
-            last = pieces.at(high)
-            each = zip(*pieces.columns[k : last + 1], strict=True)
-            return _selected([torch.cat(one) for one in each], rows - begin)
+        some = pieces.columns[k : pieces.at(high) + 1]
+        grad = torch.is_grad_enabled()
+        if grad or sum([x.nbytes for columns in some for x in columns]) < len(some) * _JOINED:
+            whole = [torch.cat(each) for each in zip(*some, strict=True)]
+            return _selected(whole, rows - begin) if grad else take(whole, rows - begin)
         which = np.searchsorted(np.asarray(starts), rows, "right") - 1
         out = [x.new_empty((n, *x.shape[1:])) for x in pieces.columns[0]]
         moves = Moves()
