@@ -52,10 +52,11 @@ def choose(name: str, scale: float) -> Mapping[str, Any]:
     return {"why": event.why, "expected": dict(event.expected)}
 
 
-def system_of(way: str) -> tuple[str, str] | None:
-    """The system of `main` that does what is called so, and what may be in flight."""
+def system_of(way: str, name: str) -> tuple[str, str] | None:
+    """The system of `main` that does what is called so with a case, and what may be in flight."""
     in_flight = "all" if way.endswith("and the instances in flight") else "each"
-    if "copies of" in way:
+    spreads = way in ("two worker processes", "two workers as threads")
+    if "copies of" in way or (spreads and CASES[name].shares):
         return None
     if way.startswith("two worker processes"):
         return "two", in_flight
@@ -76,7 +77,7 @@ def lines(name: str, rounds: int, scale: float) -> Iterator[str]:
     )
     found = json.loads(done.stdout.splitlines()[-1])
     chosen = found["why"].removeprefix("runtime='auto': ")
-    ways = {way: system_of(way) for way in found["expected"]}
+    ways = {way: system_of(way, name) for way in found["expected"]}
     seen: dict[str, list[float]] = {way: [] for way in ways}
     for k in range(rounds):
         order = [*ways][k % len(ways) :] + [*ways][: k % len(ways)]

@@ -42,8 +42,9 @@ _EMPTY: Final = 0.5  # instances that each further worker of a pipeline waits fo
 _TOLD: Final = 4  # messages between the program and each worker for what is admitted together
 _SHARED: Final = 0.8
 _COPIES: Final = 0.75
-_EMPTIER: Final = 0.75  # where the same instances are shared out, and firings are less full
-_BYTE_S: Final = 1e-9  # of weights and gradients that go from worker to worker, both sides
+_EMPTIER: Final = 0.85  # where the same instances are shared out, and firings are less full
+_HALVED: Final = 0.75  # copies of a part whose firings gather instances: each has a share of these
+_BYTE_S: Final = 4e-10  # of weights and gradients in common memory, both sides
 _LETTERS: Final = 1.5  # an update: a gradient half of the time, and the weights
 
 
@@ -241,7 +242,7 @@ def _candidates(
             copied_s = seen.shares[ways.copied]
             work_s = seen.firing_s + seen.updates * MESSAGE_S
             slowest = max(work_s / workers, copied_s / workers, parent_s, seen.seconds / cores)
-            slowest /= _COPIES * (_EMPTIER if seen.gathered > 1 else 1.0)
+            slowest /= _COPIES * (_HALVED if seen.gathered > 1 else 1.0)
             yield _plan(seen, machine, workers, "copies", slowest, part=ways.copied[0])
 
 
