@@ -5,7 +5,8 @@
 
     tune   for parts and a link: as many trials for synchronous training as for asynchronous, of all
            settings (``OPTIONS``); two thirds are drawn, the others are neighbours of the best so
-           far. Hosts are imagined, so the machine may be busy; a call goes on where one stopped
+           far, and longer while none is there. Hosts are imagined, so the machine may be busy; a
+           call goes on where one stopped
     run    both at their best, with other weights and minibatches than were tuned with. Synchronous
            systems have the losses of plain training (tests say so), so that is what they need of
            minibatches, and each is timed over the links for some seconds; asynchronous training
@@ -179,9 +180,13 @@ def next_setting(so_far: Sequence[Line], trials: int, *, late: bool) -> Setting:
         if len(so_far) < DRAWN * trials:
             told = {name: draw.choice(OPTIONS[name]) for name in names}
         else:
-            told = dict(min(so_far, key=worth)["setting"])
+            first = min(so_far, key=worth)
+            told = dict(first["setting"])
             for name in draw.sample(names, draw.choice((1, 1, 2))):
                 told[name] = _beside(name, told[name], draw)
+            if math.isinf(worth(first)[0]):  # nobody is there yet
+                longer = [rows for rows in OPTIONS["rows"] if rows > first["setting"]["rows"]]
+                told["rows"] = (longer or [told["rows"]])[0]
         setting = Setting(**told)
         if asdict(setting) not in known:
             return setting

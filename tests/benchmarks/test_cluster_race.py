@@ -43,6 +43,14 @@ def test_settings_are_drawn_and_then_those_beside_the_best_are_tried_none_twice(
         lines.append(trial(setting, None if k == 3 else 100.0 - k))
 
 
+def test_while_nobody_is_there_trainings_become_longer() -> None:
+    short = replace(LATE, rows=OPTIONS["rows"][1])
+    lines = [trial(short, None, 0.2), *(trial(LATE, None, 0.3) for _ in range(7))]
+    assert race.next_setting(lines, 9, late=True).rows == OPTIONS["rows"][2]
+    lines[0] = trial(replace(short, rows=OPTIONS["rows"][-1]), None, 0.2)
+    race.next_setting(lines, 9, late=True)  # there is no longer one
+
+
 def test_who_reaches_the_target_is_better_than_who_does_not_and_no_number_is_worst() -> None:
     reached, slower = trial(LATE, 9.0, 0.3), trial(LATE, 10.0, 0.1)
     lower, never = trial(LATE, None, 0.2), trial(LATE, None, 0.3)
