@@ -250,7 +250,7 @@ def _raced(
     with Hosts(parts, link, sysctl=SYSCTL) as hosts:
         if setting.method is None:
             found = stages.plain(replace(work, device_ms=0.0))
-            drained = [(f"drained:{m}", "stashed", {}) for m in MICROBATCHES]
+            drained = [(f"drained:{m}", "stashed", {}) for m in given.microbatches]
             lines = [*peers(work, hosts, PEERS[parts][: given.peers]), *ours(work, hosts, drained)]
         else:
             trial = (f"async:{setting.in_flight(parts, link)}", setting.method, {})
@@ -362,6 +362,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument("--most", type=int, default=-1, help="trials that this call makes")
     made.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="a round each")
     made.add_argument("--peers", type=int, default=None, help="of torch's schedules, the first")
+    made.add_argument("--microbatches", type=int, nargs="+", default=MICROBATCHES, help="drained")
     return made.parse_args(words)
 
 
