@@ -55,8 +55,8 @@ def choose(name: str, scale: float) -> Mapping[str, Any]:
 def system_of(way: str, name: str) -> tuple[str, str] | None:
     """The system of `main` that does what is called so with a case, and what may be in flight."""
     in_flight = "all" if way.endswith("and the instances in flight") else "each"
-    spreads = way in ("two worker processes", "two workers as threads")
-    if "copies of" in way or (spreads and CASES[name].shares):
+    shares = "share all weights" in way
+    if "copies of" in way or (way.startswith("two ") and shares != CASES[name].shares):
         return None
     if way.startswith("two worker processes"):
         return "two", in_flight

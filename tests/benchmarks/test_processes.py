@@ -104,6 +104,7 @@ def test_the_table_of_turns_has_medians_bounds_and_waiting() -> None:
         ("two worker processes", "mnist", ("two", "each")),
         ("two worker processes", "qm9", None),  # there `two` shares the weights
         ("two worker processes that share all weights", "qm9", ("two", "each")),
+        ("two worker processes that share all weights", "mnist", None),
         (
             "two worker processes that share all weights and the instances in flight",
             "qm9",
