@@ -2,6 +2,7 @@
 
     sudo PYTHONPATH=src python -m benchmarks.cluster.race tune --data DIR --parts 4 --latency-ms 50
     sudo PYTHONPATH=src python -m benchmarks.cluster.race run --data DIR --parts 4 --latency-ms 50
+    PYTHONPATH=src python -m benchmarks.cluster.race imagine --data DIR --parts 4 --latency-ms 50
 
     tune   for parts and a link: as many trials for synchronous training as for asynchronous, of all
            settings (``OPTIONS``); two thirds are drawn, the others are neighbours of the best so
@@ -11,6 +12,7 @@
            systems have the losses of plain training (tests say so), so that is what they need of
            minibatches, and each is timed over the links for some seconds; asynchronous training
            goes from beginning to end over the links
+    imagine  the race on the virtual clock alone
     target the mean loss of the last ``SMOOTH_ROWS`` digits, before their step, is as low
 
 Devices sleep, as there are more parts than cores. A line of JSON a trial goes to
@@ -136,9 +138,11 @@ def reached(losses: Sequence[float], batch: int, target: float) -> int | None:
     return first_to_reach(losses, target, SMOOTH_ROWS // batch)
 
 
-def tried(setting: Setting, data: str | None, parts: int, link: Link, target: float) -> Line:
+def tried(
+    setting: Setting, data: str | None, parts: int, link: Link, target: float, seed: int = 0
+) -> Line:
     """One training on imagined hosts: seconds to the target, and the loss at the end."""
-    work = setting.work(data, parts)
+    work = setting.work(data, parts, seed)
     line: Line = {"seconds": None, "minibatches": None, "last": None}
     try:
         if setting.method is None:
@@ -225,6 +229,17 @@ def best(lines: Sequence[Line], about: Line, *, late: bool) -> tuple[Setting, in
     if found is None or math.isinf(worth(found)[0]):
         raise LookupError(f"{about}, late {late}: tune first; no trial has reached the target")
     return Setting(**found["setting"]), len(mine)
+
+
+def imagining(given: argparse.Namespace) -> Iterator[Line]:
+    """What the race would be on the virtual clock, seed by seed."""
+    tuned = read(given.tuned)
+    for number in given.seeds:
+        for parts, link, late in product(given.parts, links(given), (False, True)):
+            about = _about(parts, link) | {"target": given.target}
+            setting, _ = best(tuned, about, late=late)
+            told = about | {"late": late, "seed": number, "setting": asdict(setting)}
+            yield told | tried(setting, given.data, parts, link, given.target, number)
 
 
 def racing(given: argparse.Namespace) -> Iterator[Line]:
@@ -337,6 +352,9 @@ def main(words: Sequence[str] | None = None) -> None:
     if given.what == "tune":
         given.out = given.tuned
         run_lines(given, tuning, _tuned)
+    elif given.what == "imagine":
+        given.out = given.tuned.with_name("imagined.jsonl")
+        run_lines(given, imagining, _imagined)
     else:
         run_lines(given, racing, table)
 
@@ -351,9 +369,23 @@ def _tuned(lines: Sequence[Line]) -> Iterator[str]:
         yield f"{key}: {len(some)} trials, best {min(some, key=worth)}"
 
 
+def _imagined(lines: Sequence[Line]) -> Iterator[str]:
+    """Rows and virtual seconds of both by seed, and how many times as soon the second one is."""
+    yield "| parts | one way | seed | synchronous: rows, seconds | asynchronous | times as soon |"
+    yield "|" + "---|" * 6
+    for a in (x for x in lines if not x["late"]):
+        for b in (x for x in lines if x["late"]):
+            if all(a[key] == b[key] for key in ("parts", "latency_s", "bits_per_s", "seed")):
+                yield (
+                    f"| {a['parts']} | {a['latency_s'] * 1e3:g} ms | {a['seed']} "
+                    f"| {_rows(a):,.0f}, {_seconds(a):.1f} | {_rows(b):,.0f}, {_seconds(b):.1f} "
+                    f"| {_seconds(a) / _seconds(b):.2f} |"
+                )
+
+
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     made = parser(__doc__, "race")
-    made.add_argument("what", choices=["tune", "run"])
+    made.add_argument("what", choices=["tune", "imagine", "run"])
     add_links(made, [10, 50], [1000])
     made.add_argument("--parts", type=int, nargs="+", default=[2, 4])
     made.add_argument("--target", type=float, default=0.07)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import geartrain as gt
 from benchmarks.cluster import race
 from benchmarks.cluster.hosts import Link
-from benchmarks.cluster.lines import Line
+from benchmarks.cluster.lines import Line, read
 from benchmarks.cluster.race import ASYNCHRONOUS, OPTIONS, Setting
 from benchmarks.cluster.stages import ours
 
@@ -141,6 +142,26 @@ def test_the_table_has_the_best_synchronous_system_and_pairs_of_one_seed() -> No
     assert "**1.88** (2.50, 1.25)" in row
     *_, row = race.table([*lines, line("async:14", LATE, 1, 500.0, None)])
     assert "inf" in row, "one that never comes is not left out"
+
+
+def test_the_race_may_be_imagined_with_other_seeds_than_were_tuned_with(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr(race, "SMOOTH_ROWS", 500)
+    words = ["--parts", "2", "--latency-ms", "50", "--target", "2.31"]
+    words += ["--tuned", str(tmp_path / "tuned.jsonl")]
+    small = {"batch": 100, "rows": 2_400, "rate": 0.05, "momentum": 0.5, "rising": 0.2}
+    about = {"parts": 2, "latency_s": 0.05, "bits_per_s": 1e9, "target": 2.31, "seconds": 1.0}
+    with (tmp_path / "tuned.jsonl").open("w") as file:
+        for more in ({}, {"fill": 0.75, "method": "stashed"}):
+            setting = asdict(Setting(**small, **more))
+            tuned = about | {"late": bool(more), "setting": setting, "last": 2.0}
+            file.write(json.dumps(tuned) + "\n")
+    race.main(["imagine", *words, "--seeds", "1", "2"])
+    *_, one, two = capsys.readouterr().out.splitlines()
+    assert one.startswith("| 2 | 50 ms | 1 |") and two.startswith("| 2 | 50 ms | 2 |")
+    lines = read(tmp_path / "imagined.jsonl")
+    assert len({line["last"] for line in lines}) == 4, "each has its own weights"
 
 
 def test_before_tuning_nothing_is_raced() -> None:
