@@ -108,10 +108,10 @@ def _recorded_parts(
     return _logged(lambda log: stages.ours(work, system, runtime, "stashed", [log], _EPOCHS))
 
 
-def record_copies(work: copies.Work) -> Costs:
-    """Costs of two copies, whatever their number will be."""
-    with closing(gt.Hosts(2, kernel_threads=1)) as runtime:
-        events, reply = _recorded_copies(work, 2, runtime)
+def record_copies(work: copies.Work, n: int) -> Costs:
+    """Costs of as many copies as there will be: more than cores get less of these."""
+    with closing(gt.Hosts(n, kernel_threads=1)) as runtime:
+        events, reply = _recorded_copies(work, n, runtime)
     return Costs(recorded(events).nodes, 0.0, reply["rows_per_second"])
 
 
@@ -182,7 +182,7 @@ def neighbouring(
     slept = f"{copies.DEVICE_MS}={device_ms:g}"
     os.environ[copies.DEVICE_MS] = f"{device_ms:g}"  # of this process, and of who is recorded
     with Hosts(n + 1, sysctl=SYSCTL) as hosts, hosts[n].inside():
-        costs = record_copies(work)
+        costs = record_copies(work, n)
         there = [gt.Host(h.address, command=(*h.prefix, "env", slept)) for h in hosts[:n]]
         address = hosts[n].address
         with closing(gt.Hosts(there, address=address, kernel_threads=1)) as runtime:

@@ -65,6 +65,7 @@ class Work:
         device_ms: Milliseconds that devices sleep for a minibatch, all parts together, a third
             forward. It stands for what they compute, where there are fewer cores than parts.
         warm_up, steps: Minibatches of other runs that are not timed, and that are.
+        seed: Of weights and of minibatches.
     """
 
     data: str | None = None
@@ -79,6 +80,7 @@ class Work:
     device_ms: float = 0.0
     warm_up: int = 8
     steps: int = 40
+    seed: int = SEED
 
     def factor(self, minibatch: int) -> float:
         """What the rate is multiplied by, after so many minibatches."""
@@ -119,7 +121,7 @@ class Timed(nn.Module):
 
 def network(work: Work) -> nn.Sequential:
     """Linear maps and ReLU, and a linear map to the classes; the same in every process."""
-    torch.manual_seed(SEED)
+    torch.manual_seed(work.seed)
     blocks: list[nn.Module] = []
     wide = 784
     for _ in range(work.layers):
@@ -142,7 +144,7 @@ def digits(data: str | None, which: str) -> Minibatch:
 def minibatches(work: Work, count: int) -> Iterator[Minibatch]:
     """The same in every process."""
     x, y = digits(work.data, "train")
-    draw = torch.Generator().manual_seed(SEED)
+    draw = torch.Generator().manual_seed(work.seed)
     for _ in range(count):
         rows = torch.randint(0, len(x), (work.batch,), generator=draw)
         yield x[rows], y[rows]
@@ -268,7 +270,7 @@ def _session(
         model,
         cuts=work.ends(work.parts)[1:-1],
         criterion=criterion,
-        slack=max(0, most - work.parts),
+        slack=most if flushes else max(0, most - work.parts),  # who drains has no other bound
         **({} if flushes else method.parts(work.minibatches)),
     )
     every = most if flushes else 1

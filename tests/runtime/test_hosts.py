@@ -28,7 +28,7 @@ from geartrain.runtime.hosts.worker import Greeting
 from geartrain.transport.pulse import DEAD_S
 from geartrain.transport.record import Record
 from tests.rigs.killing import Killer
-from tests.rigs.left import living, wait_until
+from tests.rigs.left import living, open_files, wait_until
 from tests.rigs.pairs import graph_of_pairs, pairs
 from tests.rigs.passes import Quiet, hosts, one_pass, processes
 
@@ -335,6 +335,7 @@ def test_shared_weights_learn_on_hosts():
         (lambda: Host("10.0.0.2", workers=0), r"Host\(workers=0\)"),
         (lambda: Host("10.0.0.2", command="ssh b"), "give words"),
         (lambda: Hosts(1, on_worker_death="pray"), r"Hosts\(on_worker_death='pray'\)"),
+        (lambda: Hosts(1, wait_s=-1.0), r"Hosts\(wait_s=-1\.0\): give seconds, 0 or more"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(make, message):
@@ -394,5 +395,28 @@ def test_only_the_worker_that_died_is_started_anew_and_the_others_learn_its_key(
         assert same(undisturbed, disturbed)
         pool = runtime._pool
         assert len(pool._controls) == 2, "connections that nobody has any more are closed"
+    finally:
+        runtime.close()
+
+
+@pytest.mark.slow
+def test_however_often_workers_are_made_anew_there_is_one_channel_a_worker_at_most():
+    """A newcomer has one of its own; one is closed when the last that had it has gone."""
+
+    def bells() -> list[str]:
+        return [file for file in open_files() if "eventfd" in file]  # a channel has some ten
+
+    runtime = Hosts(2, None, 1, socket_files=False, on_worker_death="restore")
+    session = one_at_a_time(runtime)
+    try:
+        session.fit(pairs(4), epochs=1)
+        pool = runtime._pool
+        before = len(bells())
+        for k, w in enumerate((0, 0, 1, 1, 0, 1)):
+            pool.bury(w)
+            assert pool.renew()
+            session.fit(pairs(2), epochs=2 + k)
+            assert runtime._pool is pool and len(pool._controls) == 2
+            wait_until(lambda: len(bells()) <= before + 15, "no more than those of a channel")
     finally:
         runtime.close()

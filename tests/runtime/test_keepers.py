@@ -45,8 +45,10 @@ SILENT = program(during="true")
 
 
 @contextmanager
-def launched(hosts: Sequence[Host], workers: int, *, ready: bool = True) -> Iterator[Keepers]:
-    launcher = Keepers(hosts, workers, ready=ready)
+def launched(
+    hosts: Sequence[Host], workers: int, *, ready: bool = True, wait_s: float = 60.0
+) -> Iterator[Keepers]:
+    launcher = Keepers(hosts, workers, ready=ready, wait_s=wait_s)
     try:
         yield launcher
     finally:
@@ -167,9 +169,13 @@ def test_hosts_that_had_workers_are_waited_for_when_all_are_started_again(quick,
         launcher.close()
         up.unlink()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(keepers, "_BACK_S", 0.3)
-            with pytest.raises(GeartrainError, match=r"1 of them have none: 127\.0\.0\.1 could"):
+            patch.setattr(launcher, "_wait_s", 0.3)
+            with pytest.raises(
+                GeartrainError,
+                match=r"none: 127\.0\.0\.1 could not be reached for 0\.3 s \(wait_s=\)",
+            ):
                 launcher.binds()
+        launcher._lacking_s = None
         strike = launcher._strike
 
         def once(k: int, error: GeartrainError) -> None:
@@ -178,3 +184,38 @@ def test_hosts_that_had_workers_are_waited_for_when_all_are_started_again(quick,
 
         launcher._strike = once  # type: ignore[method-assign]
         assert launcher.binds() == ["127.0.0.1"]
+
+
+def test_a_host_that_stays_away_is_waited_for_once_for_as_long_as_is_said(quick, tmp_path: Path):
+    """First for one worker anew, then for all: together no longer, and again when it was back."""
+    up = tmp_path / "up"
+    up.touch()
+    hosts = [host(1, program()), host(2, program(f"[ -e {up} ] || exit 255"))]
+    with launched(hosts, 2, wait_s=1.0) as launcher:
+        started(launcher)
+        up.unlink()
+        launcher._keepers[1]._process.kill()
+        launcher.suspect(1)
+        began = time.monotonic()
+        assert launcher.places_again([1]) is None
+        waited = time.monotonic() - began
+        assert 1.0 <= waited < 5.0
+        began = time.monotonic()
+        with pytest.raises(GeartrainError, match="could not be reached for 1 s"):
+            launcher.binds()
+        assert time.monotonic() - began < 0.9, "it has been waited for"
+        up.touch()
+        assert launcher.binds() == ["127.0.0.1", "127.0.0.2"]
+        assert launcher._lacking_s is None
+
+
+def test_a_worker_that_says_nothing_is_told_with_its_host_and_how_long(quick, monkeypatch):
+    monkeypatch.setattr(keepers, "_FORK_S", 0.2)
+    with launched([host(1, program())], 1) as launcher:
+        started(launcher)
+        assert launcher.places_again([0]) == ["127.0.0.1"]
+        silent = launcher._homes[0]
+        silent.tell = lambda **what: None  # type: ignore[method-assign]
+        with pytest.raises(GeartrainError, match=r"worker 0 has not .* 127\.0\.0\.1 in 0\.2 s"):
+            launcher.start_again(greetings([0], ["127.0.0.1"]))
+        assert silent.suspect

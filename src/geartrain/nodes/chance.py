@@ -10,7 +10,6 @@ A generator that is set back would serve one thread only: workers draw from the 
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, final
@@ -21,6 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from geartrain.errors import GraphError
+from geartrain.generators import set_torch_state, torch_state
 
 _ATEN: Final = torch.ops.aten
 _DROPOUT: Final = _ATEN.native_dropout.default
@@ -40,23 +40,6 @@ _MAKING: Final = frozenset(
     ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like")
 )
 """Operators of whose tensors only the shapes matter."""
-_ONE: Final = threading.Lock()
-
-
-def torch_state() -> Tensor:
-    """The state of torch's global generator on the host, uint8.
-
-    torch makes it under a lock of the generator's, and may have to collect garbage meanwhile. If
-    that gives up the interpreter to a thread that wants the same lock, both stand still for ever.
-    """
-    with _ONE:
-        return torch.get_rng_state()
-
-
-def set_torch_state(state: Tensor) -> None:
-    """Set torch's global generator on the host, uint8, as ``torch_state`` has told it."""
-    with _ONE:
-        torch.set_rng_state(state)
 
 
 @contextmanager

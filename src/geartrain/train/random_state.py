@@ -25,7 +25,7 @@ import torch
 
 from geartrain.codec import Json, decode, encode, require_like
 from geartrain.errors import CheckpointError
-from geartrain.nodes.chance import set_torch_state, torch_state
+from geartrain.generators import set_torch_state, torch_state
 
 RandomSource: TypeAlias = torch.Generator | np.random.Generator | random.Random
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any, final
 
-from geartrain.runtime.hosts.keepers import Host, Keepers
+from geartrain.runtime.hosts.keepers import BACK_S, Host, Keepers
 from geartrain.runtime.hosts.pool import RemotePool
 from geartrain.runtime.processes.supervised import AbstractSupervised, OnWorkerDeath
 
@@ -42,10 +43,12 @@ class Hosts(AbstractSupervised):
             own in your workers. For measurements alone.
         on_worker_death, most_deaths: As for ``Processes``: also of a worker that does not answer
             for four seconds, as it is stopped, or its host or link is gone.
+        wait_s: Where a call goes on after deaths: so long it waits for a host with room for a
+            worker, if none is spare; then it ends with a ``GeartrainError``.
 
     Raises:
-        ValueError: No hosts, more workers than they may have, or other hosts than this one without
-            an address of this one.
+        ValueError: No hosts, more workers than they may have, other hosts than this one without
+            an address of this one, or a time that is none.
     """
 
     name = "hosts"
@@ -62,7 +65,10 @@ class Hosts(AbstractSupervised):
         plain: bool = False,
         on_worker_death: OnWorkerDeath = "raise",
         most_deaths: int = 10,
+        wait_s: float = BACK_S,
     ) -> None:
+        if not 0.0 <= wait_s < math.inf:
+            raise ValueError(f"Hosts(wait_s={wait_s}): give seconds, 0 or more; 0: none")
         if isinstance(hosts, int):
             hosts = [Host(address or _HERE, workers=hosts)] if hosts > 0 else []
         room = sum(host.workers for host in hosts)
@@ -79,12 +85,13 @@ class Hosts(AbstractSupervised):
                 "give address=, that of this host as they see it"
             )
         self.address, self.plain, self.socket_files = address or _HERE, plain, socket_files
-        self.hosts = tuple(hosts)
+        self.hosts, self.wait_s = tuple(hosts), wait_s
         self._keepers = self._new_keepers()
         self._had_workers = False
 
     def _new_keepers(self) -> Keepers:
-        return Keepers(self.hosts, self.workers, ready=self.on_worker_death != "raise")
+        ready = self.on_worker_death != "raise"
+        return Keepers(self.hosts, self.workers, ready=ready, wait_s=self.wait_s)
 
     def _make_pool(self) -> RemotePool:
         path = [os.path.abspath(entry) for entry in sys.path]

@@ -27,8 +27,8 @@ _PONG_S: Final = 3.0
 """A program that has not answered for so long is not there."""
 _TRY_S: Final = 2.0
 """Between two trials to start a program on a host."""
-_BACK_S: Final = 60.0
-"""So long one waits for a host where a worker can be made anew."""
+BACK_S: Final = 60.0
+"""So long one waits for a host where a worker can be made anew, if nothing else is said."""
 _FORK_S: Final = 30.0
 """Until a worker is there, of a program that was ready."""
 _PROGRAM: Final = "geartrain.runtime.hosts"
@@ -243,12 +243,18 @@ class Keepers(AbstractLauncher):
         workers: How many.
         ready: Whether programs are started on spare hosts, too, and again on hosts that were lost,
             while the workers work: so a worker is made anew there without waiting for an import.
+        wait_s: With ``ready``, so long in all one waits for a host that has room for a worker, when
+            one was lost.
     """
 
     told_s = 0.5
 
-    def __init__(self, hosts: Sequence[Host], workers: int, *, ready: bool = False) -> None:
+    def __init__(
+        self, hosts: Sequence[Host], workers: int, *, ready: bool = False, wait_s: float = BACK_S
+    ) -> None:
         self._hosts, self._workers, self._ready = list(hosts), workers, ready
+        self._wait_s = wait_s if ready else 0.0
+        self._lacking_s: float | None = None  # since when there has been too little room
         self._keepers: dict[int, Keeper] = {}  # by place in the list of hosts
         self._homes: list[Keeper] = []  # by worker
         self._pids: list[int] = []
@@ -267,21 +273,29 @@ class Keepers(AbstractLauncher):
         """A host for each worker, each with a keeper that is ready.
 
         Raises:
-            GeartrainError: Too few hosts can be reached; where all were, not for a minute.
+            GeartrainError: Too few hosts can be reached; where all were, not for ``wait_s``.
         """
-        until = time.monotonic() + (_BACK_S if self._had_all and self._ready else 0.0)
         while (places := self._places_now()) is None:
-            if time.monotonic() >= until:
+            if not self._had_all or self._waited():
                 told = ", ".join(self._hosts[k].address for k in sorted(self._out))
                 room = sum(h.workers for k, h in enumerate(self._hosts) if k not in self._out)
                 raise GeartrainError(
                     f"{self._workers} workers want a host, and {self._workers - room} of them have "
-                    f"none: {told} could not be reached (see what was printed); mend that, or name "
-                    "more hosts: those that are not needed are spare"
+                    f"none: {told} could not be reached{self._for_long()} (see what was printed); "
+                    "mend that, or name more hosts: those that are not needed are spare"
                 )
             time.sleep(_TRY_S)
-        self._had_all = True
+        self._had_all, self._lacking_s = True, None
         return places
+
+    def _waited(self) -> bool:
+        """There is too little room: whether that has been so for as long as one waits."""
+        if self._lacking_s is None:
+            self._lacking_s = time.monotonic()
+        return time.monotonic() >= self._lacking_s + self._wait_s
+
+    def _for_long(self) -> str:
+        return f" for {self._wait_s:g} s (wait_s=)" if self._had_all and self._ready else ""
 
     def _places_now(self) -> list[int] | None:
         """The same; None: there is not one for each."""
@@ -331,11 +345,10 @@ class Keepers(AbstractLauncher):
             except GeartrainError as error:
                 self._strike(k, error)
                 fine = False
-        until = time.monotonic() + START_S
         for k in chosen:
             keeper = self._keepers.get(k)
             while keeper is not None and keeper.ready is None:
-                left = until - time.monotonic()
+                left = keeper.began_s + START_S - time.monotonic()
                 try:
                     if left <= 0.0:
                         raise GeartrainError(
@@ -405,9 +418,11 @@ class Keepers(AbstractLauncher):
             keeper.hellos.clear()
         for keeper, greeting in zip(self._homes, greetings, strict=True):
             keeper.tell(fork=greeting.to_json())
-        until = time.monotonic() + START_S
+        began_s = time.monotonic()
         try:
-            found = [self._started(w, keeper, until) for w, keeper in enumerate(self._homes)]
+            found = [
+                self._started(w, keeper, began_s, START_S) for w, keeper in enumerate(self._homes)
+            ]
         except BaseException:
             for worker, keeper in enumerate(self._homes):
                 if worker in keeper.forked:
@@ -421,7 +436,6 @@ class Keepers(AbstractLauncher):
             if any(self._homes[w] is keeper for w in workers) and not keeper.answers():
                 self._lose(k)
         found: dict[int, int] = {}
-        until = time.monotonic() + _BACK_S
         while True:
             self.tend()
             for w in workers:
@@ -430,10 +444,11 @@ class Keepers(AbstractLauncher):
                     found[w] = place
             if len(found) == len(workers):
                 break
-            if not self._ready or time.monotonic() > until:
+            if not self._ready or self._waited():
                 return None
             self._hear_spare(0.1)
         self._avoided.clear()
+        self._lacking_s = None
         for w, k in found.items():
             if self._homes[w] is not self._keepers[k]:
                 log.warning("worker %d is made anew on host %s", w, self._hosts[k].address)
@@ -477,16 +492,22 @@ class Keepers(AbstractLauncher):
         for keeper, greeting in zip(homes, greetings, strict=True):
             keeper.forked.pop(greeting.worker, None)
             keeper.tell(fork=greeting.to_json())
-        until = time.monotonic() + _FORK_S
+        began_s = time.monotonic()
         found = []
         for keeper, greeting in zip(homes, greetings, strict=True):
-            hello = self._started(greeting.worker, keeper, until)
+            hello = self._started(greeting.worker, keeper, began_s, _FORK_S)
             self._pids[greeting.worker] = hello.pid
             found.append(hello)
         return found
 
-    def _started(self, worker: int, keeper: Keeper, until: float) -> Hello:
+    def _started(self, worker: int, keeper: Keeper, began_s: float, wait_s: float) -> Hello:
         """What a worker says first; deaths of others, which may be told late, are not its own.
+
+        Args:
+            worker: Its number.
+            keeper: Of its host.
+            began_s: When it was asked for.
+            wait_s: How long after that it may say nothing.
 
         Raises:
             GeartrainError: It has ended before, or says nothing for too long.
@@ -500,10 +521,14 @@ class Keepers(AbstractLauncher):
                 raise GeartrainError(
                     f"worker {worker} could not begin on host {at}; see what it printed"
                 )
-            if time.monotonic() > until:
+            left = began_s + wait_s - time.monotonic()
+            if left <= 0.0:
                 keeper.suspect = True
-                raise GeartrainError(f"worker {worker} has not come up on host {at} in time")
-            select.select([keeper], [], [], 0.5)
+                raise GeartrainError(
+                    f"worker {worker} has not come up on host {at} in {wait_s:g} s: the host does "
+                    "not answer, or is too busy to start a process"
+                )
+            select.select([keeper], [], [], min(left, 0.5))
             keeper.listen()
 
     def deaths(self, wait_s: float = 0.0) -> Mapping[int, str]:
