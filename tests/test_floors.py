@@ -26,7 +26,7 @@ from tests.rigs.sources import Source, source
 ROOT = Path(__file__).parents[1] / "src" / "geartrain"
 ORDER = (
     ("errors", "schema", "bounds"),
-    ("codec", "device", "files"),
+    ("codec", "device", "files", "generators"),
     ("native",),
     ("frames",),
     ("transport",),

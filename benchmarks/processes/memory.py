@@ -21,14 +21,19 @@ import geartrain as gt
 from geartrain.recipes import find_recipe
 from geartrain.recipes.recipe import Setting
 
+FIFTHS = 5
 IMPORT = "import os, torch; print(open('/proc/self/status').read())"
 
 
 def resident(status: str) -> dict[str, float]:
-    """MiB that a process has, and of that what is its own, from /proc/PID/status."""
+    """MiB that a process has, from /proc/PID/status.
+
+    Returns:
+        All of it, and of that what is its own, and what is in memory that others have, too.
+    """
     found = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    sizes = {key: int(found[key].split()[0]) / 1024 for key in ("VmRSS", "RssAnon")}
-    return {"rss": round(sizes["VmRSS"], 1), "own": round(sizes["RssAnon"], 1)}
+    names = {"rss": "VmRSS", "own": "RssAnon", "common": "RssShmem"}
+    return {name: round(int(found[key].split()[0]) / 1024, 1) for name, key in names.items()}
 
 
 def look(pids: Sequence[int]) -> list[dict[str, float]]:
@@ -58,7 +63,7 @@ class Watch(threading.Thread):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train and print a line a pass, and how much was added after the first fifth."""
+    """Train, and print a line a process: what it had after each fifth."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--instances", type=int, default=500_000, help="in all")
     parser.add_argument("--size", type=int, default=100_000, help="of the data")
@@ -89,14 +94,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     watch.stop()
     runtime.close()
     seen = watch.seen
-    early, late = seen[len(seen) // 5], seen[-1]
-    names = ["program", *(f"worker {k}" for k in range(len(late) - 1))]
+    names = ["program", *(f"worker {k}" for k in range(len(seen[-1]) - 1))]
     print(f"import torch alone: {bare['rss']} MiB resident, {bare['own']} of its own")
-    for name, was, now in zip(names, early, late, strict=True):
-        print(
-            f"{name}: {was['rss']} MiB after a fifth of the time, {now['rss']} at the end "
-            f"({now['own']} of its own)"
-        )
+    print("after each fifth of the time, MiB resident (of its own, in common memory):")
+    for k, name in enumerate(names):
+        looks = (seen[min(n * len(seen) // FIFTHS, len(seen) - 1)][k] for n in range(1, FIFTHS + 1))
+        print(f"{name}: " + ", ".join(f"{x['rss']} ({x['own']}, {x['common']})" for x in looks))
     if told.json:
         told.json.write_text(json.dumps({"torch": bare, "names": names, "seen": seen}))
 

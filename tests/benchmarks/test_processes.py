@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from benchmarks.processes.expected import system_of
 from benchmarks.processes.transport import (
     END,
     Inbox,
@@ -93,3 +94,27 @@ def test_the_table_of_turns_has_medians_bounds_and_waiting() -> None:
     assert "at most x 3.00 (2.33 to 4.00)" in two
     assert "by the clock x 1.75 (1.50 to 2.00)" in two
     assert "waiting 25 %" in more
+
+
+@pytest.mark.parametrize(
+    ("way", "case", "system"),
+    [
+        ("one worker", "mnist", ("one", "each")),
+        ("one worker with 2 kernel threads", "qm9", ("kernels", "each")),
+        ("two worker processes", "mnist", ("two", "each")),
+        ("two worker processes", "qm9", None),  # there `two` shares the weights
+        ("two worker processes that share all weights", "qm9", ("two", "each")),
+        ("two worker processes that share all weights", "mnist", None),
+        (
+            "two worker processes that share all weights and the instances in flight",
+            "qm9",
+            ("two", "all"),
+        ),
+        ("two workers as threads that share all weights", "sentiment", ("threads", "each")),
+        ("two worker processes with copies of 'tree'", "sentiment", None),
+    ],
+)
+def test_what_is_expected_is_put_beside_the_system_that_does_it(
+    way: str, case: str, system: tuple[str, str] | None
+) -> None:
+    assert system_of(way, case) == system

@@ -169,6 +169,56 @@ def test_so_many_payload_rows_are_in_so_many_messages(sizes, rows):
     assert found == len(flat) + 1 or sum(flat[:found]) >= rows
 
 
+def test_lengths_of_a_batch_are_asked_for_once_while_it_waits():
+    queue, asked = Queue(1, 0, alone=False), []
+    batches = [Backward(np.arange(2) + first, None) for first in (0, 2)]
+
+    def lengths(batch):
+        asked.append(batch)
+        return np.array([3, 3, 5, 5])[batch.rows]
+
+    for batch in batches:
+        queue.put(batch, 0)
+    for _ in range(3):
+        assert queue.messages_with(30, lengths) == 5
+    assert asked == batches
+    assert queue.messages_with(4, lambda batch: None, "of another part") == 4
+    queue.take(3)
+    assert queue.messages_with(5, lengths) == 1
+    queue.take(1)
+    for each, found in ((10, 3), (30, 2)):  # what waits anew may have other rows
+        queue.put(batches[0], 1)
+        assert queue.messages_with(40, lambda batch: np.full(2, each)) == found  # noqa: B023
+        queue.take(2)
+    queue.put(batches[0], 1)
+    queue.put(batches[1], 1)
+    assert queue.messages_with(1000, lambda batch: np.full(2, 10)) == 5
+    queue.take(3)
+    queue.put(batches[0], 1)
+    assert queue.messages_with(250, lambda batch: np.full(len(batch), 100)) == 3
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda queue: queue.take(1),
+        lambda queue: queue.take(4),
+        lambda queue: queue.take_earliest(1, lambda batch: -batch.rows),
+        lambda queue: queue.take_latest(1, lambda batch: batch.rows),
+    ],
+)
+def test_a_queue_says_that_others_wait_in_it(take):
+    queue = Queue(1, 0, alone=False)
+    queue.put(Backward(np.arange(4), None, np.full(4, 2)), 0)
+    assert queue.changed
+    queue.messages_with(3, lambda batch: batch.lengths)
+    queue.changed = False
+    take(queue)
+    assert queue.changed
+    queue.put(Backward(np.arange(1), None, np.full(1, 2)), 1)
+    assert queue.messages_with(100, lambda batch: batch.lengths) == queue.rows + 1
+
+
 def test_of_what_waits_the_instances_that_were_admitted_first_are_taken():
     queue, turns = Queue(1, 0, alone=False), np.array([5, 0, 3, 1, 4, 2, 6])
     for first, n in ((0, 3), (3, 1), (4, 3)):

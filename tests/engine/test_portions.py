@@ -18,7 +18,6 @@ from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.loop.node import LoopNode
-from geartrain.nodes.remembering import Remembering
 from geartrain.parts.rules import Flush, Instances, Messages, Rows, Rules, Trigger
 from geartrain.runtime.simulated import Simulated
 from geartrain.sharing.shared_weights import SharedWeights
@@ -169,5 +168,4 @@ def test_a_loop_that_keeps_graphs_takes_what_one_update_wants_and_nothing_runs_t
     one_pass(made, instances(96), engine=engine, runtime=Simulated(1), watch=watch)
     assert watch.most("state", forward=True) == 16
     (loop,) = (n for n in engine.wiring.nodes.values() if isinstance(n, LoopNode))
-    kernel = loop._inner[0].kernel
-    assert isinstance(kernel, Remembering) and kernel.used == loop.calls
+    assert loop.taping.used == 96 / 16

@@ -583,3 +583,56 @@ def test_on_the_way_back_what_a_call_has_made_is_free_when_it_is_answered(monkey
     accumulate(chain("whole", keep="inputs"), instances(*[12] * 4), Order(max_active=4))
     assert len(alive) == 12 and alive[0] >= 12
     assert all(n <= alive[0] + 1 - k for k, n in enumerate(alive))
+
+
+def beside(run: str | None, *, counts: bool = False) -> Graph:
+    """Each round of a loop sends its rows into two others.
+
+    Args:
+        run: How these two run.
+        counts: Whether rows of bundles come to the first as well, so that nobody knows how many are
+            to come, and the second groups rows, which waits for all.
+    """
+    graph = Graph(value=("turns",))
+    state = graph.loop(name="state")
+    state.join(graph.input("x", turn=0, row=0))
+    step = state.through(nn.Linear(2, 2).double(), name="cell")
+    for name in ("left", "right"):
+        inner = graph.loop(name=name, run=run)  # type: ignore[arg-type]
+        inner.join(step.move(round=0))
+        if counts and name == "left":
+            bundles = graph.input("y", row=0).group((), size="turns", how="bundle")
+            inner.join(bundles.ungroup(index="row").move(turn=0, round=0))
+        passed = inner.through(nn.Linear(2, 2).double(), name=f"{name} cell")
+        if counts and name == "right":
+            passed = passed.group(("turn", "round"), size=1, how="sum")
+        again, done = passed.move(round=lambda m: m.round + 1).where(lambda m: m.round <= m.turn)
+        inner.join(again)
+        done.loss(squared, name=f"{name} loss")
+    again, done = step.move(turn=lambda m: m.turn + 1).where(lambda m: m.turn < m.turns)
+    state.join(again)
+    done.stop()
+    return graph
+
+
+def test_loops_that_share_a_third_one_run_whole_as_one():
+    data = instances(1, 3, 2)
+    torch.manual_seed(5)
+    whole = accumulate(beside("whole"), data)
+    [loop] = loops_of(whole)
+    assert set(loop.part_names) == {"cell", "left cell", "right cell"}
+    torch.manual_seed(5)
+    steps = accumulate(beside("steps"), data)
+    [loop] = loops_of(steps)
+    assert set(loop.part_names) == {"cell"}
+    for name, (total, rows) in steps.sums.items():
+        assert whole.sums[name] == (pytest.approx(total), rows)
+    for key, gradient in steps.gradients.items():
+        torch.testing.assert_close(whole.gradients[key], gradient)
+
+
+def test_loops_that_share_a_third_one_are_refused_where_they_cannot_run_as_one():
+    with pytest.raises(
+        GraphError, match="'left' is to run whole, but the loop 'right' has 'cell' too"
+    ):
+        accumulate(beside("whole", counts=True), instances(1, 2))

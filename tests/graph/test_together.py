@@ -128,6 +128,27 @@ def test_experts_that_are_taken_together_get_the_gradients_of_autograd(looks, or
     assert order.max_rows == 1 or loop_of(got).together >= 2 * in_c()
 
 
+class Normed(nn.Module):
+    """An expert whose norm has weights: their gradients are added up over its rows alone."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number, self.norm, self.map = number, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+        nn.init.normal_(self.norm.weight)
+
+    def forward(self, h: Tensor, worth: Tensor) -> Tensor:
+        return h + worth[:, self.number : self.number + 1] * torch.tanh(self.map(self.norm(h)))
+
+
+def test_experts_with_norms_are_taken_together_and_each_norm_learns_of_its_rows():
+    made, data = modules(), points(9)
+    made |= {f"expert {k}": Normed(k).double() for k in range(EXPERTS)}
+    want = learned(made, plain(made, data), "router", "expert")
+    got = accumulate(routed(made, "activations"), data)
+    assert_same_gradients(got.gradients, want)
+    assert loop_of(got).together >= 2 * in_c()
+
+
 def test_experts_that_run_again_are_called_each_by_itself():
     made, data = modules(), points(9)
     want = learned(made, plain(made, data), "router", "expert")

@@ -192,12 +192,14 @@ def test_what_was_chosen_and_who_died_are_on_the_page(run, told):
     assert "Deaths of workers" not in page_of(run).texts
     log = JsonLog(run / "metrics.jsonl")
     log.on_run_started(RunStarted("threads", 1, 8, 3))
-    log.on_chosen(Chosen("processes", 2, {"a": 0}, "", "two worker processes: <reason>", 1.5))
+    ways = {"two worker processes": 1.72, "one worker": 1.0}
+    log.on_chosen(Chosen("processes", 2, {"a": 0}, "", "two worker processes: <reason>", 1.5, ways))
     killed = "worker 1 was killed by SIGKILL (9)"
     log.on_restored(Restored("train", 1, killed, 1, 10, 1, 400, 612, 8, 1.25, "memory", 2.5))
     log.close()
     texts = page_of(run).texts
     assert "two worker processes: <reason>" in " ".join(texts)
+    assert "two worker processes 1.72, one worker 1.00" in " ".join(texts)
     assert "processes, 2 workers" in texts  # what has become of it, not what it began with
     assert texts[texts.index("deaths of workers") + 1] == "1"
     assert {killed, "memory", "612", "training"} <= set(texts)

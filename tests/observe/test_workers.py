@@ -16,6 +16,7 @@ from geartrain.observe.drawn import MOST_DRAWN, drawn_graph
 from geartrain.observe.jsonlog import JsonLog, read_json_log
 from geartrain.observe.report import write_report
 from geartrain.observe.workers import WorkSums, portions_section, traffic_section, workers_section
+from geartrain.runtime.threads import _Run
 from tests.observe.test_report import Page
 
 EVENT = {
@@ -327,3 +328,23 @@ def test_the_outline_has_every_operator_and_edge_of_the_drawing():
     assert {o.name: o.part for o in outline.operators if o.part} == {
         "cell": "cell", "readout": "readout",
     }  # fmt: skip
+
+
+def test_what_comes_after_the_end_of_a_pass_is_not_waiting(monkeypatch):
+    """Whoever is woken by the end goes on when it may, as on a machine that is busy."""
+    now = _Run._now
+    monkeypatch.setattr(_Run, "_now", lambda run: now(run) + (100 if run.seconds else 0))
+    seen = Seen()
+    session = gt.Session(
+        tree_graph(),
+        runtime=gt.Threads(2, kernel_threads=1),
+        max_active=8,
+        schedule=gt.Schedule(placement={"cell": 0, "readout": 1}),
+        instruments=[seen],
+    )
+    session.fit(list(lists(4)), epochs=1)
+    [event] = seen.worked
+    for w, waited in enumerate(event.waiting):
+        assert (
+            waited + sum(n.seconds for n in event.nodes if n.worker == w) <= event.seconds * 1.001
+        )

@@ -77,9 +77,9 @@ def one(x: Tensor) -> gt.Inside:
     return gt.Inside(torch.tensor([n]), torch.zeros(n, dtype=torch.int64), {})
 
 
-def sources(n: int, seed: int, least: int = 1) -> list[Tensor]:
+def sources(n: int, seed: int) -> list[Tensor]:
     rng = torch.Generator().manual_seed(seed)
-    lengths = [int(torch.randint(least, 6, (1,), generator=rng)) for _ in range(n)]
+    lengths = [int(torch.randint(1, 6, (1,), generator=rng)) for _ in range(n)]
     return [torch.randn(k, H, generator=rng, dtype=F64) for k in lengths]
 
 
@@ -143,7 +143,7 @@ def sure(run: str, n: int) -> Model:
 
 
 def reading(run: str, n: int) -> Model:
-    """Bundles, some of them empty, whose rows read what is held; they leave as bundles."""
+    """Bundles whose rows read what is held; they leave as bundles."""
     torch.manual_seed(2)
     encode, read, last = nn.Linear(H, H, dtype=F64), Read(), nn.Linear(H, 2, dtype=F64)
     graph = gt.Graph(value=("steps",))
@@ -159,13 +159,10 @@ def reading(run: str, n: int) -> Model:
         keys = encode(given.inputs["x"])
         h, mask = keys * keys, torch.ones(1, len(keys), dtype=torch.bool)
         for _ in range(given.value["steps"]):
-            h = torch.cat([read(row[None], keys[None], mask) for row in h]) if len(h) else h
+            h = torch.cat([read(row[None], keys[None], mask) for row in h])
         return loss(last(h)).sum()
 
-    data = [
-        gt.Instance({"x": x}, value={"steps": 1 + i % 3})
-        for i, x in enumerate(sources(n, 3, least=0))
-    ]
+    data = [gt.Instance({"x": x}, value={"steps": 1 + i % 3}) for i, x in enumerate(sources(n, 3))]
     return Model(graph, {"encode": encode, "read": read, "last": last}, plain, data)
 
 

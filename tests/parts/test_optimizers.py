@@ -10,6 +10,7 @@ import torch
 
 import geartrain as gt
 from geartrain.native import library
+from geartrain.parts.optimizers import FusedAdam, plainly_stepped
 from geartrain.parts.state import load_optimizer_state, optimizer_state_to_tensors
 from tests.rigs.pipes import (
     EACH,
@@ -265,3 +266,31 @@ def test_what_fused_adam_cannot_step_torch_does() -> None:
         made.append(weights)
     for a, b in zip(*made, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_step_passes_by_what_torch_puts_around_it_unless_somebody_has_asked_for_it():
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = FusedAdam([weight], lr=0.1)
+    for _ in range(2):
+        weight.grad = torch.ones(3)
+        plainly_stepped(optimizer)
+    other = torch.nn.Parameter(torch.ones(3))
+    its = torch.optim.Adam([other], lr=0.1)
+    for _ in range(2):
+        other.grad = torch.ones(3)
+        its.step()
+    torch.testing.assert_close(weight, other)
+    seen: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    plainly_stepped(optimizer)
+    assert seen == ["before", "after"]
+
+
+def test_a_profiler_sees_steps_of_parts():
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = FusedAdam([weight], lr=0.1)
+    weight.grad = torch.ones(3)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        plainly_stepped(optimizer)
+    assert any("Optimizer.step" in event.key for event in profiler.key_averages())

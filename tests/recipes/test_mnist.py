@@ -136,7 +136,7 @@ def test_digits_are_learnt_by_other_methods_too(data: Path, method: str) -> None
     options = {"batch": 10, "hidden": 20, "method": method}
     recipe = find_recipe("mnist")
     assert recipe.in_flight(options) == (1 if method == "backprop" else 3)
-    assert recipe.in_flight({}) == 3
+    assert recipe.in_flight({}) == 4
     task = recipe.build(Setting(seed=0, epochs=8, update_every=1, data=data, options=options))
     session = Session(
         task.graph, rules=task.rules, runtime=Simulated(3, seed=0),

@@ -33,7 +33,8 @@ runtime, folder = makers[sys.argv[1]](), sys.argv[2]
 never = threading.Event()
 
 def say(*words):
-    print(*words, flush=True)
+    sys.stdout.write(" ".join(map(str, words)) + "\\n")  # at once: a log is written meanwhile
+    sys.stdout.flush()
 
 def make(n):
     drawn = torch.Generator().manual_seed(0)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import mmap
+import os
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +17,7 @@ import torch
 from torch import Tensor
 
 from geartrain.errors import TransportError
-from geartrain.transport.common import LENT, Common
+from geartrain.transport.common import KEPT_BYTES, LENT, Common
 from geartrain.transport.link import Transport
 from geartrain.transport.record import Record
 
@@ -188,3 +191,34 @@ def test_who_has_no_common_memory_is_told(tmp_path: Path, stack: ExitStack) -> N
     a.send(1, Record(9, (), (), (torch.ones(LARGE),)))
     with pytest.raises(TransportError, match="both are to be given the same"):
         b.poll(10.0)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages are given back to Linux")
+def test_pages_that_were_wanted_while_a_receiver_was_behind_go_back_to_the_system() -> None:
+    area = 8 * KEPT_BYTES
+    fd = os.memfd_create("test")
+    os.ftruncate(fd, 2 * area)
+    memory = np.frombuffer(mmap.mmap(fd, 2 * area), np.uint8)
+    a, b = (Common(memory, k, 2, (0, 1)) for k in range(2))
+
+    def resident() -> int:
+        return os.fstat(fd).st_blocks * 512
+
+    piece = torch.ones(KEPT_BYTES // 4)  # a float has four bytes
+    last = carried(a, b, Record(9, (), (), (piece,)))
+    behind = [carried(a, b, Record(9, (), (), (piece,))) for _ in range(6)]
+    assert resident() >= 7 * KEPT_BYTES
+    behind.clear()
+    gc.collect()
+    a.take(1, b.put(0, Record(9))[0])  # what it has let go of
+    assert a.lent_bytes == piece.nbytes
+    assert resident() <= 3 * KEPT_BYTES
+    assert torch.equal(last.arrays[0], piece)  # what is still there is whole
+    again = carried(a, b, Record(9, (), (), (3 * piece,)))
+    assert torch.equal(again.arrays[0], 3 * piece)
+    del last, again
+    # Whatever a pass before has left is given back as the next one begins.
+    memory[:area] = 1
+    Common(memory, 0, 2, (0, 1))
+    assert resident() <= 3 * KEPT_BYTES
+    os.close(fd)

@@ -12,7 +12,7 @@ timed here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias, final
 
 from geartrain.engine.costs import MESSAGE_S
@@ -20,7 +20,10 @@ from geartrain.engine.costs import MESSAGE_S
 Way: TypeAlias = Literal["spread", "each", "all", "copies"]
 
 WORTH_IT: Final = 1.15
-"""Times as fast that workers have to be: gradients grow older with them."""
+"""Times as fast as one worker that several have to be: gradients grow older with them."""
+SPREAD_WORTH_IT: Final = 1.05
+"""Times as fast as one worker with all cores in its kernels that parts have to be which are placed:
+these take no more cores, and as many instances are in flight."""
 MAX_STALENESS: Final = 2.0
 """Updates that may pass while a row is on its way, where workers share the weights; half as many
 where each worker has as many instances in flight as were asked for.
@@ -34,11 +37,14 @@ LONG_S: Final = 4e-3
 
 # What is left of a worker beside another, by whole runs: cores share caches and memory, workers
 # wait now and then.
-_SPREAD: Final = 0.85
+_SPREAD: Final = 0.97
+_EMPTY: Final = 0.5  # instances that each further worker of a pipeline waits for, on the mean
+_TOLD: Final = 4  # messages between the program and each worker for what is admitted together
 _SHARED: Final = 0.8
 _COPIES: Final = 0.75
-_EMPTIER: Final = 0.75  # where the same instances are shared out, and firings are less full
-_BYTE_S: Final = 1e-9  # of weights and gradients that go from worker to worker, both sides
+_EMPTIER: Final = 0.85  # where the same instances are shared out, and firings are less full
+_HALVED: Final = 0.75  # copies of a part whose firings gather instances: each has a share of these
+_BYTE_S: Final = 4e-10  # of weights and gradients in common memory, both sides
 _LETTERS: Final = 1.5  # an update: a gradient half of the time, and the weights
 
 
@@ -130,6 +136,8 @@ class Advice:
         part: The part that has copies, where ``way`` is ``copies``.
         speedup: Expected times of one worker with one kernel thread.
         why: A line.
+        expected: The same of the best of each kind that was looked at, this one among them, by what
+            it is called.
     """
 
     runtime: Literal["threads", "processes"]
@@ -139,6 +147,7 @@ class Advice:
     part: str = ""
     speedup: float = field(default=1.0, compare=False)
     why: str = field(default="", compare=False)
+    expected: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 
 def advise(
@@ -164,15 +173,27 @@ def advise(
     if least < 2:
         said = "the machine has one core" if cores < 2 else "no more are wanted"
         return _told(one, f"{_called(one)}, as {said}")
-    found = list(_candidates(seen, machine, ways, least, max_staleness))
     # A worker more has to bring something.
-    best = max(found, key=lambda plan: plan.speedup * 0.98**plan.workers, default=None)
-    shares = _shares(seen)
-    if best is None:
+    found = sorted(
+        _candidates(seen, machine, ways, least, max_staleness),
+        key=lambda plan: -plan.speedup * 0.98**plan.workers,
+    )
+    expected = _expected([*found, one, replace(one, kernel_threads=1, speedup=1.0)])
+    return replace(_best(seen, machine, ways, one, found), expected=expected)
+
+
+def _best(
+    seen: Sampled, machine: Machine, ways: Ways, one: Advice, found: Sequence[Advice]
+) -> Advice:
+    """One worker, or the first of what was found if that pays."""
+    cores, shares = machine.cores, _shares(seen)
+    if not found:
         return _told(one, f"{_called(one)}: {_why_none(seen, machine, ways)}; {shares}")
+    best = found[0]
     saved = _saved_s(seen, one, best)
     expected = f"{_called(best)} are expected to train {best.speedup:.2f} times as fast as one"
-    if best.speedup < WORTH_IT * one.speedup:
+    worth = SPREAD_WORTH_IT if best.way == "spread" else WORTH_IT
+    if best.speedup < max(WORTH_IT, worth * one.speedup):
         that = f", which has {one.speedup:.2f} with {cores} kernel threads" * (one.speedup > 1)
         return _told(one, f"{_called(one)}: {shares}; {expected}{that}: too little for it")
     if saved is not None and saved < START_S:
@@ -196,10 +217,15 @@ def _candidates(
     if not isinstance(ways.spread, str) and (processes or seen.long_s >= LONG_S):
         for workers, loads in ways.spread.items():
             if 2 <= workers <= most:
+                # Of a worker; the program has as much of each.
+                told_s = seen.instances / max(1.0, seen.gathered) * _TOLD * MESSAGE_S / 2
                 # So many work at a time as there are instances, whatever the placement.
-                longest = max(*loads, sum(loads) / min(seen.max_active, workers))
-                slowest = max(longest, parent_s, (sum(loads) + parent_s) / cores)
-                yield _plan(seen, machine, workers, "spread", slowest / _SPREAD)
+                longest = max(*loads, sum(loads) / min(seen.max_active, workers)) + told_s
+                program_s = parent_s + told_s * workers
+                work_s = sum(loads) + told_s * workers + program_s
+                slowest = max(longest, program_s, work_s / cores)
+                full = seen.max_active / (seen.max_active + _EMPTY * (workers - 1))
+                yield _plan(seen, machine, workers, "spread", slowest / _SPREAD / full)
     letters_s = seen.updates * _LETTERS * MESSAGE_S + _LETTERS * seen.update_bytes * _BYTE_S
     for workers in range(2, most + 1):
         way = None if ways.shared else _in_flight(seen, ways, workers, max_staleness)
@@ -216,7 +242,7 @@ def _candidates(
             copied_s = seen.shares[ways.copied]
             work_s = seen.firing_s + seen.updates * MESSAGE_S
             slowest = max(work_s / workers, copied_s / workers, parent_s, seen.seconds / cores)
-            slowest /= _COPIES * (_EMPTIER if seen.gathered > 1 else 1.0)
+            slowest /= _COPIES * (_HALVED if seen.gathered > 1 else 1.0)
             yield _plan(seen, machine, workers, "copies", slowest, part=ways.copied[0])
 
 
@@ -308,12 +334,12 @@ _NUMBERS: Final = {2: "two", 3: "three", 4: "four"}
 
 
 def _told(plan: Advice, why: str) -> Advice:
-    return Advice(
-        runtime=plan.runtime,
-        workers=plan.workers,
-        kernel_threads=plan.kernel_threads,
-        way=plan.way,
-        part=plan.part,
-        speedup=plan.speedup,
-        why=why,
-    )
+    return replace(plan, why=why)
+
+
+def _expected(plans: Sequence[Advice]) -> dict[str, float]:
+    """What is expected of each kind of plan; of several with one name, the first."""
+    found: dict[str, float] = {}
+    for plan in plans:
+        found.setdefault(_called(plan), plan.speedup)
+    return found

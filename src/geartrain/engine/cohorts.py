@@ -76,9 +76,13 @@ class Cohorts:
             turns = turns[turns % self._copies == self._copy]
         if turns.size:
             of = self._cohort(turns)
-            for cohort, many in zip(*np.unique(of, return_counts=True), strict=True):
-                self._done[int(cohort)] = self._done.get(int(cohort), 0) + int(many)
-            yield int((of == self._present).sum())
+            first = int(of.min())
+            counts = np.bincount(of - first).tolist()
+            for cohort, many in enumerate(counts, first):
+                if many:
+                    self._done[cohort] = self._done.get(cohort, 0) + many
+            mine = self._present - first
+            yield counts[mine] if 0 <= mine < len(counts) else 0
         while self._done.get(self._present, 0) == self._n:
             del self._done[self._present]
             self._present += 1

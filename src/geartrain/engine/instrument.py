@@ -45,6 +45,9 @@ class Chosen:
     sharing: str  # how workers share weights, where they have copies of the graph
     why: str  # a line
     time_s: float
+    # Throughput over that of one worker with one kernel thread, of each way that ``runtime="auto"``
+    # has looked at, by what it is called.
+    expected: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

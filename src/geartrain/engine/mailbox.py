@@ -42,10 +42,12 @@ class Queue:
         rows: Messages that wait.
         portion: Most messages that one firing may take, where they are bundles and the worker has
             said; else None.
+        changed: Whether others wait than when the worker last looked.
     """
 
     __slots__ = (
-        "_batches", "alone", "bundled", "loops", "node", "port", "portion", "rank", "rows", "since",
+        "_batches", "_sums", "alone", "bundled", "changed", "loops", "node", "port", "portion",
+        "rank", "rows", "since",
     )  # fmt: skip
 
     def __init__(
@@ -58,10 +60,12 @@ class Queue:
     ) -> None:
         self.node, self.port, self.alone, self.rank, self.loops = node, port, alone, rank, loops
         self.rows = 0
+        self.changed = True
         self.since = 0
         self.bundled = False
         self.portion: int | None = None
         self._batches: deque[Forward | Backward] = deque()
+        self._sums: dict[str, dict[int, int]] = {}
 
     def put(self, batch: Forward | Backward, now: int) -> None:
         if not self._batches:
@@ -69,20 +73,27 @@ class Queue:
         self._batches.append(batch)
         self.bundled = batch.lengths is not None
         self.rows += len(batch)
+        self.changed = True
 
-    def messages_with(self, rows: int, lengths: Callable[[Batch], IntArray | None]) -> int:
+    def messages_with(
+        self, rows: int, lengths: Callable[[Batch], IntArray | None], of: str = ""
+    ) -> int:
         """How many messages, oldest first, have so many payload rows; one more than there are if
         these are too few.
 
         Args:
             rows: Payload rows, at least.
             lengths: Payload rows of each message of a batch; None: one each.
+            of: Whose rows these are; sums of batches are remembered under it while they wait.
         """
-        messages = 0
+        messages, sums = 0, self._sums.setdefault(of, {})
         for batch in self._batches:
-            n, each = len(batch), lengths(batch)
-            found = n if each is None else int(each.sum())
+            n, found = len(batch), sums.get(id(batch))
+            if found is None:
+                each = lengths(batch)
+                found = sums[id(batch)] = n if each is None else int(each.sum())
             if found >= rows:
+                each = lengths(batch)
                 here = rows if each is None else int(each.cumsum().searchsorted(rows)) + 1
                 return messages + here
             messages += n
@@ -91,16 +102,19 @@ class Queue:
 
     def take(self, max_rows: int) -> list[Forward | Backward]:
         """Up to so many rows, oldest first; the rest stays."""
+        self.changed = True
         if self.alone:
             max_rows = 1
         if self.rows <= max_rows:
             taken = list(self._batches)
-            self._batches.clear()
+            self._empty()
             self.rows = 0
             return taken
         taken, left = [], max_rows
         while left:
             batch = self._batches.popleft()
+            for sums in self._sums.values():
+                sums.pop(id(batch), None)
             n = len(batch)
             if n > left:
                 batch, rest = batch.cut(left)
@@ -132,7 +146,7 @@ class Queue:
         first = np.zeros(every.size, np.bool_)
         first[every.argsort(kind="stable")[:max_rows]] = True
         taken: list[Forward | Backward] = []
-        self._batches.clear()
+        self._empty()
         begin = 0
         for batch in batches:
             mine = first[begin : begin + len(batch)]
@@ -164,7 +178,7 @@ class Queue:
         if rows in (0, self.rows) or rows > max_rows:
             return self.take(max_rows)
         taken: list[Forward | Backward] = []
-        self._batches.clear()
+        self._empty()
         for batch, which in zip(batches, chosen, strict=True):
             if which.size == len(batch):
                 taken.append(batch)
@@ -176,6 +190,11 @@ class Queue:
                 taken.append(batch.take(which))
         self.rows -= rows
         return taken
+
+    def _empty(self) -> None:
+        self.changed = True
+        self._batches.clear()
+        self._sums.clear()
 
 
 class AbstractPolicy(ABC):

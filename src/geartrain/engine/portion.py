@@ -67,7 +67,8 @@ class UpdatesWorth(AbstractPortion):
         lacking = part.lacking
         if lacking is None or part.trigger.unit != "rows" or not (queue.bundled or node.bundled):
             return lacking
-        return queue.messages_with(lacking, lambda batch: node.rows_of(batch, part.name))
+        name = part.name
+        return queue.messages_with(lacking, lambda batch: node.rows_of(batch, name), name)
 
     def computing(
         self, queue: Queue, node: AbstractNode, parts: Collection[AbstractPart], weights: int

@@ -371,11 +371,13 @@ class WorkerState:
         if self.train:
             for queue in choices:
                 node = self._nodes[queue.node]
-                bundled = (queue.bundled or node.bundled) and not queue.alone
-                queue.portion = self._portion(queue, node) if bundled else None
+                if queue.changed or self._adds_gradients(node, queue.port):
+                    bundled = (queue.bundled or node.bundled) and not queue.alone
+                    queue.portion = self._portion(queue, node) if bundled else None
+                    queue.changed = False
         else:
             for queue in choices:
-                queue.portion = None
+                queue.portion, queue.changed = None, True
         return self._policy.choose(choices)
 
     def _most_adding(self, queue: Queue, node: AbstractNode) -> int | None:

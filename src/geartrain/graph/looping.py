@@ -204,6 +204,7 @@ class _Builder:
             leaving,
             ahead=not region.deciding,
             gathers=any(isinstance(o, Grouping | Joining) for o in self._members.values()),
+            tapes=not any(isinstance(o, Grouping | Ungrouping) for o in self._members.values()),
         )
         door.beside = node.id
         return door, node

@@ -141,10 +141,8 @@ def find_regions(
         inside = next((r for r in kept if r.whole and region.operators <= r.operators), None)
         if inside is not None:
             continue
-        other = next((r for r in kept if r.whole and region.operators & r.operators), None)
-        if other is not None and region.whole:
-            shared = min(region.operators & other.operators)
-            region.reason = f"the loop '{other.name}' has '{known.named(shared)}' too"
+        if region.whole:
+            region = known.joined(region, kept)
         kept.append(region)
     if run != "steps":
         kept += known.sections([r.operators for r in kept], endings)
@@ -262,6 +260,24 @@ class _Known:
             region.operators = self._with(unknown, region.operators)
         self._find_ports(region)
         return region
+
+    def joined(self, region: Region, kept: list[Region]) -> Region:
+        """One loop of it and of those that run whole and share operators with it, which are taken
+        out of ``kept``: no row goes round in one of them alone."""
+        while (other := next((r for r in kept if _overlap(r, region)), None)) is not None:
+            both = self._closed(region.operators | other.operators)
+            union = self.region(both)
+            if not union.whole:
+                shared = min(region.operators & other.operators)
+                region.reason = f"the loop '{other.name}' has '{self.named(shared)}' too"
+                return region
+            kept.remove(other)
+            region = union
+        return region
+
+    def _closed(self, operators: frozenset[int]) -> frozenset[int]:
+        """These, and those on a way from one of them to another."""
+        return operators | _reached(operators, self._ahead) & _reached(operators, self._before)
 
     def sections(self, loops: Sequence[frozenset[int]], endings: Collection[int]) -> list[Region]:
         """What may run whole outside the loops.
@@ -536,6 +552,10 @@ def _why_not_through(through: Through) -> str | None:
     if through.call.pool and not through.call.inside:
         return "makes one row of all that it gets"
     return "takes one message at a time" if through.call.alone else None
+
+
+def _overlap(one: Region, other: Region) -> bool:
+    return one.whole and other.whole and bool(one.operators & other.operators)
 
 
 def _add(total: _Count, more: _Count) -> None:

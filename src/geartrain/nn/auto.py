@@ -52,6 +52,7 @@ _TURNS: Final = 6
 _FEW_TURNS: Final = 3
 _BLOCK: Final = 2
 _MOST_ROWS: Final = 128
+_MOST_FUNCTIONS: Final = 16
 
 
 @final
@@ -104,6 +105,10 @@ class MeasuredChoice(AbstractChoice):
     def decided(self) -> bool:
         return self._settled or self._derived is not None
 
+    @property
+    def replaced(self) -> bool:
+        return self._derived is not None
+
     def chosen(self, inputs: Payload) -> AbstractKernel | None:
         if self._settled:
             return self._first
@@ -112,7 +117,7 @@ class MeasuredChoice(AbstractChoice):
         return self._derived if self._structure.now() == self._structure.settings else None
 
     def _decide(self, inputs: Payload) -> AbstractKernel:
-        self._structure = Structure(self._function)
+        self._structure = self._looked_at()
         self._kind = kind_of(inputs)
         known = REGISTRY.ask(self._name, self._function, self._structure, inputs)
         if known.cut is None:
@@ -136,6 +141,19 @@ class MeasuredChoice(AbstractChoice):
             return self._first
         self._derived = program
         return program
+
+    def _looked_at(self) -> Structure:
+        """What the function looks like, which the nodes of another fit may have found."""
+        seen = self._experience.known
+        function, known = seen.get(id(self._function), (None, None))
+        if function is self._function and isinstance(known, Structure):
+            if known.now() == known.settings:
+                return known
+        if len(seen) >= _MOST_FUNCTIONS:
+            seen.clear()
+        found = Structure(self._function)
+        seen[id(self._function)] = self._function, found
+        return found
 
     def _ratio(self, known: Known, program: Program, operands: Operands, inputs: Payload) -> float:
         size = _size(inputs[0].shape[0])

@@ -100,11 +100,14 @@ class Routine:
         """Whether both are given, and make, the same."""
         return self is other or self._form == other._form
 
-    def in_rows(self, operands: int) -> bool:
-        """Whether all results have a row for each row, so that those of others may lie beside."""
-        return all(one.rows for one in self._made) and all(
-            k < 0 or k >= operands for k in self._results
-        )
+    def beside_others(self, operands: int) -> bool:
+        """Whether no result is an operand: those of rows may lie beside those of other routines."""
+        return all(k < 0 or k >= operands for k in self._results)
+
+    @property
+    def in_rows(self) -> tuple[bool, ...]:
+        """Of each result, whether it has a row for each row; else rows are added up in it."""
+        return tuple([k >= 0 or self._made[~k].rows for k in self._results])
 
     def addresses(self, operands: Sequence[Tensor]) -> Addresses:
         """Those of operands, by slot, and the tensors that are there.
@@ -171,8 +174,8 @@ def run_together(
     operands: Sequence[Sequence[Tensor]],
     rows: Sequence[Tensor],
     weights: Sequence[PackedWeights],
-) -> tuple[Tensor, ...]:
-    """Results of routines that are alike, side by side.
+) -> list[Sequence[Tensor]]:
+    """Results of routines that are alike.
 
     Args:
         routines: What they do.
@@ -180,6 +183,10 @@ def run_together(
         operands: Of each.
         rows: The other arguments, of all rows.
         weights: Of each.
+
+    Returns:
+        Of each result: a tensor of all rows, side by side; or those of each routine, where rows are
+        added up.
 
     Raises:
         ProtocolError: As of a call.
@@ -193,19 +200,28 @@ def run_together(
             x = x.contiguous()
             copies.append(x)
         places.append((slot, x.data_ptr(), width * x.itemsize))
-    made = []
+    made: list[Sequence[Tensor]] = []
     for one in first._made:
-        x = torch.empty((n, *one.tail), dtype=first._dtype)
-        places.append((one.slot, x.data_ptr(), x.stride(0) * x.itemsize))
-        made.append(x)
+        if one.rows:
+            x = torch.empty((n, *one.tail), dtype=first._dtype)
+            places.append((one.slot, x.data_ptr(), x.stride(0) * x.itemsize))
+            made.append([x])
+        else:
+            whole = torch.zeros((len(routines), *one.tail), dtype=first._dtype)
+            made.append(whole.unbind())
     start = 0
-    for routine, size, own, packs in zip(routines, sizes, operands, weights, strict=True):
+    for number, (routine, size, own, packs) in enumerate(
+        zip(routines, sizes, operands, weights, strict=True)
+    ):
         addresses = packs.of(routine, own)[0].copy()
         for slot, at, width in places:
             addresses[slot] = at + start * width
+        for one, theirs in zip(first._made, made, strict=True):
+            if not one.rows:
+                addresses[one.slot] = theirs[number].data_ptr()
         routine._steps.run(size, addresses)
         start += size
-    return tuple([rows[k - before] if k >= 0 else made[~k] for k in first._results])
+    return [[rows[k - before]] if k >= 0 else made[~k] for k in first._results]
 
 
 @final

@@ -187,8 +187,9 @@ class Program(AbstractKernel):
             and mine.gradients == its.gradients
             and pair.forward.alike(other._pair.forward)
             and pair.backward.alike(other._pair.backward)
-            and pair.forward.in_rows(n)
-            and pair.backward.in_rows(n)
+            and pair.forward.beside_others(n)
+            and pair.backward.beside_others(n)
+            and all(pair.forward.in_rows)
         )
 
     def add_all(self, found: Sequence[Payload], into: GradientSum) -> None:
@@ -233,13 +234,14 @@ class Programs(AbstractKernels):
 
     def forward(self, inputs: Payload, sizes: Sequence[int]) -> tuple[Payload, Payload]:
         outputs = self._programs[0]._parts.outputs
-        found = run_together(
+        results = run_together(
             [p.pair.forward for p in self._programs],
             sizes,
             [p._operands.tensors() for p in self._programs],
             inputs,
             [p._packed for p in self._programs],
         )
+        found = tuple([x for (x,) in results])
         return found[:outputs], found[outputs:]
 
     def backward(
@@ -261,9 +263,13 @@ class Programs(AbstractKernels):
             [*kept, *dys],
             [p._packed for p in self._programs],
         )
-        pieces = list(zip(*[x.split(sizes) for x in found], strict=True))  # type: ignore[no-untyped-call]
-        for p, n, own, mine, theirs in zip(
-            self._programs, sizes, operands, pieces, into, strict=True
+        in_rows = first.pair.backward.in_rows
+        pieces = [
+            x[0].split_with_sizes(list(sizes)) if rows else x
+            for x, rows in zip(found, in_rows, strict=True)
+        ]
+        for p, n, own, theirs, *mine in zip(
+            self._programs, sizes, operands, into, *pieces, strict=True
         ):
-            p._learn(mine, came, n, own, theirs)
-        return first._answers(found, came)
+            p._learn(tuple(mine), came, n, own, theirs)
+        return first._answers(tuple([x[0] for x in found]), came)

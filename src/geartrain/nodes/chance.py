@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from geartrain.errors import GraphError
+from geartrain.generators import set_torch_state, torch_state
 
 _ATEN: Final = torch.ops.aten
 _DROPOUT: Final = _ATEN.native_dropout.default
@@ -48,13 +49,13 @@ def generators_kept(device: torch.device | None) -> Iterator[None]:
     Args:
         device: Whose generator is kept beside those of the host; None: the host's alone.
     """
-    host, numbers, python = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    host, numbers, python = torch_state(), np.random.get_state(), random.getstate()
     cuda = device is not None and device.type == "cuda"
     there = torch.cuda.get_rng_state(device) if device is not None and cuda else None
     try:
         yield
     finally:
-        torch.set_rng_state(host)
+        set_torch_state(host)
         np.random.set_state(numbers)
         random.setstate(python)
         if there is not None and device is not None:

@@ -46,11 +46,14 @@ class Experience:
         story: What came of it, for the printed graph.
         chosen: The kernel that was found better; a checkpoint brings it into another process,
             where it is not measured again.
+        known: By ``id`` of a function, it and what whoever chooses knows of it, for the nodes to
+            come: every fit makes some.
     """
 
     done: Done = field(default_factory=Done)
     story: str = UNDECIDED
     chosen: Literal["derived", "again"] | None = None
+    known: dict[int, tuple[Callable[..., Any], Any]] = field(default_factory=dict)
 
 
 class AbstractChoice(ABC):
@@ -59,6 +62,11 @@ class AbstractChoice(ABC):
     @property
     def decided(self) -> bool:
         """Whether ``chosen`` may know one."""
+        return False
+
+    @property
+    def replaced(self) -> bool:
+        """Whether another kernel than the first one has been found better."""
         return False
 
     @abstractmethod

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
+from operator import is_
 from typing import Final, Protocol, TypeAlias, final
 
 import torch
@@ -46,6 +47,66 @@ class AbstractSource(Protocol):
 
 
 @final
+class _Slot:
+    """The sum for one parameter: a buffer, and what waits to be added to it."""
+
+    __slots__ = ("buffer", "fresh", "parameter", "products", "rows", "sums", "waiting")
+
+    def __init__(self, parameter: torch.nn.Parameter) -> None:
+        self.parameter = parameter
+        self.buffer: Tensor | None = None
+        self.fresh = True
+        self.rows: Pairs = []
+        self.products: Pairs = []
+        self.sums: list[Tensor] = []
+        self.waiting = 0
+
+    def forget(self) -> None:
+        """Nothing has been added."""
+        self.rows, self.products, self.sums = [], [], []
+        self.fresh, self.waiting = True, 0
+
+    def written(self) -> Tensor:
+        """The buffer; it has no meaning as long as the slot is fresh."""
+        if self.buffer is None:
+            like = self.parameter
+            self.buffer = torch.empty_like(like, memory_format=torch.contiguous_format)
+            self.buffer.requires_grad_(False)
+        return self.buffer
+
+    def multiply(self, left: Tensor, right: Tensor) -> None:
+        """Add a product."""
+        if outer_suits(left, right):
+            product = outer(left, right).to(self.parameter.dtype)
+            if self.fresh:
+                self.buffer, self.fresh = product, False
+            else:
+                self.written().add_(product)
+            return
+        buffer = self.written()
+        if self.fresh:
+            torch.mm(left.t(), right, out=buffer)
+            self.fresh = False
+        else:
+            buffer.addmm_(left.t(), right)
+
+    def add_up(self, rows: Tensor) -> None:
+        """Add a sum of rows."""
+        dtype = self.parameter.dtype
+        if self.fresh:
+            torch.sum(rows, 0, dtype=dtype, out=self.written())
+            self.fresh = False
+        else:
+            self.written().add_(rows.sum(0, dtype=dtype))
+
+    def add_up_waiting(self) -> None:
+        """Add the sums that wait."""
+        if self.sums:
+            waiting, self.sums, self.waiting = self.sums, [], 0
+            self.add_up(_joined(waiting))
+
+
+@final
 class GradientSum:
     """Sum of gradients for a fixed set of parameters, by parameter object.
 
@@ -58,23 +119,15 @@ class GradientSum:
     kept, not copied.
     """
 
-    __slots__ = (
-        *("_buffers", "_fresh", "_later", "_later_rows"),
-        *("_products", "_rows", "_sums", "_waiting"),
-    )
+    __slots__ = ("_later", "_later_rows", "_slots")
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        self._buffers: dict[torch.nn.Parameter, Tensor | None] = {p: None for p in parameters}
-        self._fresh: dict[torch.nn.Parameter, bool] = dict.fromkeys(self._buffers, True)
-        self._rows: dict[torch.nn.Parameter, Pairs] = {}
-        self._products: dict[torch.nn.Parameter, Pairs] = {}
-        self._sums: dict[torch.nn.Parameter, list[Tensor]] = {}
-        self._waiting: dict[torch.nn.Parameter, int] = dict.fromkeys(self._buffers, 0)
+        self._slots = {p: _Slot(p) for p in parameters}
         self._later: dict[AbstractSource, list[Payload]] = {}
         self._later_rows = 0
 
     def __contains__(self, parameter: torch.nn.Parameter) -> bool:
-        return parameter in self._buffers
+        return parameter in self._slots
 
     def add(self, parameter: torch.nn.Parameter, value: Tensor, *, given: bool = False) -> None:
         """Add a gradient of the parameter's shape (dense, or sparse COO for an embedding).
@@ -86,26 +139,29 @@ class GradientSum:
         """
         if value.is_sparse:
             self.add_rows(parameter, value._indices()[0], value._values())
-        elif given and self._fresh[parameter] and value.dtype is parameter.dtype:
-            self._buffers[parameter], self._fresh[parameter] = value, False
-        elif self._fresh[parameter]:
-            self._buffer(parameter).copy_(value)
-            self._fresh[parameter] = False
+            return
+        slot = self._slots[parameter]
+        if not slot.fresh:
+            slot.written().add_(value)
+            return
+        if given and value.dtype is parameter.dtype:
+            slot.buffer = value
         else:
-            self._buffer(parameter).add_(value)
+            slot.written().copy_(value)
+        slot.fresh = False
 
     def add_product(self, parameter: torch.nn.Parameter, left: Tensor, right: Tensor) -> None:
         """Add ``left.T @ right``; left ``(n, a)``, right ``(n, b)``, the parameter ``(a, b)``."""
-        n = left.shape[0]
+        n, slot = left.shape[0], self._slots[parameter]
         if n >= _ALONE or (n >= _FEW and parameter.numel() <= _LITTLE):
-            self._multiply(parameter, left, right)
+            slot.multiply(left, right)
             return
         if operations.listening:
             operations.tell(left.shape[1], n, right.shape[1])
-        self._waiting[parameter] += n
-        self._products.setdefault(parameter, []).append((left, right))
-        if self._waiting[parameter] >= _MOST_WAITING:
-            self._multiply_waiting(parameter)
+        slot.waiting += n
+        slot.products.append((left, right))
+        if slot.waiting >= _MOST_WAITING:
+            self._multiply_waiting(slot)
 
     def add_later(self, source: AbstractSource, found: Payload, n: int) -> bool:
         """Keep what a call has found for its parameters, of n rows, to be sorted with others.
@@ -123,17 +179,19 @@ class GradientSum:
 
     def add_products(self, parameter: torch.nn.Parameter, pairs: Pairs) -> None:
         """``add_product`` of several that wait together."""
-        self._waiting[parameter] += sum([left.shape[0] for left, _ in pairs])
-        self._products.setdefault(parameter, []).extend(pairs)
-        if self._waiting[parameter] >= _MOST_WAITING:
-            self._multiply_waiting(parameter)
+        slot = self._slots[parameter]
+        slot.waiting += sum([left.shape[0] for left, _ in pairs])
+        slot.products += pairs
+        if slot.waiting >= _MOST_WAITING:
+            self._multiply_waiting(slot)
 
     def add_sums(self, parameter: torch.nn.Parameter, rows: Sequence[Tensor]) -> None:
         """``add_sum`` of several that wait together."""
-        self._waiting[parameter] += sum([x.shape[0] for x in rows])
-        self._sums.setdefault(parameter, []).extend(rows)
-        if self._waiting[parameter] >= _MOST_WAITING:
-            self._add_up_waiting(parameter)
+        slot = self._slots[parameter]
+        slot.waiting += sum([x.shape[0] for x in rows])
+        slot.sums += rows
+        if slot.waiting >= _MOST_WAITING:
+            slot.add_up_waiting()
 
     def _sort(self) -> None:
         """Add what was kept."""
@@ -143,33 +201,32 @@ class GradientSum:
 
     def add_sum(self, parameter: torch.nn.Parameter, rows: Tensor) -> None:
         """Add ``rows.sum(0)``; rows ``(n, d)``, the parameter ``(d,)``: a bias."""
-        n = rows.shape[0]
+        n, slot = rows.shape[0], self._slots[parameter]
         if n >= _ALONE:
-            self._add_up(parameter, rows)
+            slot.add_up(rows)
             return
-        self._waiting[parameter] += n
-        self._sums.setdefault(parameter, []).append(rows)
-        if self._waiting[parameter] >= _MOST_WAITING:
-            self._add_up_waiting(parameter)
+        slot.waiting += n
+        slot.sums.append(rows)
+        if slot.waiting >= _MOST_WAITING:
+            slot.add_up_waiting()
 
     def add_rows(self, parameter: torch.nn.Parameter, indices: Tensor, rows: Tensor) -> None:
         """Add ``rows[i]`` to row ``indices[i]``; kept as lists, handed over as one sparse tensor.
 
         indices int64 ``(n,)``, rows ``(n, d)``, the parameter ``(v, d)``.
         """
-        if parameter not in self._buffers:
-            raise KeyError(parameter)
-        self._rows.setdefault(parameter, []).append((indices, rows))
+        self._slots[parameter].rows.append((indices, rows))
 
     def add_at(self, parameter: torch.nn.Parameter, indices: Tensor, rows: Tensor) -> None:
         """Add ``rows[i]`` to row ``indices[i]`` of a dense gradient, where it lies.
 
         indices ``(n,)`` integers, rows ``(n, d)``, the parameter ``(v, d)``.
         """
-        table = self._buffer(parameter)
-        if self._fresh[parameter]:
+        slot = self._slots[parameter]
+        table = slot.written()
+        if slot.fresh:
             table.zero_()
-            self._fresh[parameter] = False
+            slot.fresh = False
         table.index_add_(0, indices, rows.to(parameter.dtype))
 
     @torch.no_grad()
@@ -185,57 +242,53 @@ class GradientSum:
             names: What those of ``other`` stand for; None: themselves.
         """
         other._sort()
-        for mine, theirs in (
-            (self._products, other._products),
-            (self._rows, other._rows),
-            (self._sums, other._sums),
-        ):
-            for parameter, waiting in theirs.items():
-                own = parameter if names is None else names[parameter]
-                mine.setdefault(own, []).extend(waiting)  # type: ignore[arg-type]
-            theirs.clear()
-        for parameter, fresh in other._fresh.items():
-            own = parameter if names is None else names[parameter]
-            if other._waiting[parameter]:
-                self._waiting[own] += other._waiting[parameter]
-                other._waiting[parameter] = 0
-                if self._waiting[own] >= _MOST_WAITING:
-                    self._multiply_waiting(own)
-                    self._add_up_waiting(own)
-            if not fresh:
-                other._fresh[parameter] = True
-                if self._fresh[own]:
-                    mine_too = self._buffers[own]
-                    self._buffers[own] = other._buffers[parameter]
-                    other._buffers[parameter], self._fresh[own] = mine_too, False
-                else:
-                    self._buffer(own).add_(other._buffer(parameter))
+        for parameter, its in other._slots.items():
+            own = self._slots[parameter if names is None else names[parameter]]
+            own.products += its.products
+            own.rows += its.rows
+            own.sums += its.sums
+            own.waiting += its.waiting
+            if own.waiting >= _MOST_WAITING:
+                self._multiply_waiting(own)
+                own.add_up_waiting()
+            if not its.fresh and own.fresh:
+                own.buffer, its.buffer, own.fresh = its.buffer, own.buffer, False
+            elif not its.fresh:
+                own.written().add_(its.written())
+            its.forget()
 
     def forget(self) -> None:
         """Drop what has been added."""
         self._later, self._later_rows = {}, 0
-        self._products.clear()
-        self._rows.clear()
-        self._sums.clear()
-        for parameter in self._buffers:
-            self._fresh[parameter], self._waiting[parameter] = True, 0
+        for slot in self._slots.values():
+            slot.forget()
 
-    @torch.no_grad()
     def take(self, parameter: torch.nn.Parameter) -> Tensor | None:
         """The sum so far (None if nothing came); the next addition starts anew.
 
         A dense result is a reused buffer: use it before adding again. It is sparse COO
         (uncoalesced) if only ``add_rows`` or sparse gradients came.
         """
+        return self.take_each([parameter])[0]
+
+    @torch.no_grad()
+    def take_each(self, parameters: Sequence[torch.nn.Parameter]) -> list[Tensor | None]:
+        """``take`` of several."""
         if self._later:
             self._sort()
-        self._multiply_waiting(parameter)
-        self._add_up_waiting(parameter)
-        parts = self._rows.pop(parameter, None)
-        dense = None if self._fresh[parameter] else self._buffers[parameter]
-        self._fresh[parameter] = True
-        if parts is None:
+        return [self._take(self._slots[parameter]) for parameter in parameters]
+
+    def _take(self, slot: _Slot) -> Tensor | None:
+        if slot.products:
+            self._multiply_waiting(slot)
+        if slot.sums:
+            slot.add_up_waiting()
+        dense = None if slot.fresh else slot.buffer
+        slot.fresh = True
+        if not slot.rows:
             return dense
+        parts, slot.rows = slot.rows, []
+        parameter = slot.parameter
         indices = torch.cat([i for i, _ in parts])
         rows = torch.cat([r for _, r in parts]).to(parameter.dtype)
         if dense is not None:
@@ -245,55 +298,18 @@ class GradientSum:
             indices[None], rows, tuple(parameter.shape), check_invariants=False
         )
 
-    def _multiply_waiting(self, parameter: torch.nn.Parameter) -> None:
+    def _multiply_waiting(self, slot: _Slot) -> None:
         """Multiply the operands that wait, and join the rows of biases that share them."""
-        pairs = self._products.pop(parameter, None)
-        if pairs is None:
+        pairs, slot.products, slot.waiting = slot.products, [], 0
+        if not pairs:
             return
-        self._waiting[parameter] = 0
         lefts = [left for left, _ in pairs]
         left, right = _joined(lefts), _joined([right for _, right in pairs])
-        for bias, rows in list(self._sums.items()):
-            if len(rows) == len(lefts) and all(a is b for a, b in zip(rows, lefts, strict=True)):
-                self._sums[bias] = [left]
+        for other in self._slots.values():
+            if len(other.sums) == len(lefts) and all(map(is_, other.sums, lefts)):
+                other.sums = [left]
         with operations.told_before() if operations.listening else nullcontext():
-            self._multiply(parameter, left, right)
-
-    def _multiply(self, parameter: torch.nn.Parameter, left: Tensor, right: Tensor) -> None:
-        if outer_suits(left, right):
-            product = outer(left, right).to(parameter.dtype)
-            if self._fresh[parameter]:
-                self._buffers[parameter], self._fresh[parameter] = product, False
-            else:
-                self._buffer(parameter).add_(product)
-            return
-        buffer = self._buffer(parameter)
-        if self._fresh[parameter]:
-            torch.mm(left.t(), right, out=buffer)
-            self._fresh[parameter] = False
-        else:
-            buffer.addmm_(left.t(), right)
-
-    def _add_up_waiting(self, parameter: torch.nn.Parameter) -> None:
-        waiting = self._sums.pop(parameter, None)
-        if waiting is not None:
-            self._waiting[parameter] = 0
-            self._add_up(parameter, _joined(waiting))
-
-    def _add_up(self, parameter: torch.nn.Parameter, rows: Tensor) -> None:
-        if self._fresh[parameter]:
-            torch.sum(rows, 0, dtype=parameter.dtype, out=self._buffer(parameter))
-            self._fresh[parameter] = False
-        else:
-            self._buffer(parameter).add_(rows.sum(0, dtype=parameter.dtype))
-
-    def _buffer(self, parameter: torch.nn.Parameter) -> Tensor:
-        buffer = self._buffers[parameter]
-        if buffer is None:
-            buffer = torch.empty_like(parameter, memory_format=torch.contiguous_format)
-            buffer.requires_grad_(False)
-            self._buffers[parameter] = buffer
-        return buffer
+            slot.multiply(left, right)
 
 
 @cache

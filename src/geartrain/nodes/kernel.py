@@ -304,5 +304,5 @@ def _has_hooks(module: nn.Module) -> bool:
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
-        or any(p._backward_hooks for p in module.parameters(recurse=False))
+        or any(p is not None and p._backward_hooks for p in module._parameters.values())
     )

@@ -150,6 +150,7 @@ class Recalled:
         device: Where it is read; None: on the host.
 
     Attributes:
+        held, handles: As given.
         starts, lengths: int64 ``(n,)``: row i reads rows ``starts[i]`` to ``starts[i] +
             lengths[i]`` of ``payload``.
         longest: Of the lengths, at least 1.
@@ -164,7 +165,7 @@ class Recalled:
                 f"rows read a bundle of '{held.name}' that it holds no more: it was answered "
                 "before all that reads it"
             )
-        self._held, self._handles, self._device = held, handles, device
+        self.held, self.handles, self._device = held, handles, device
         self.starts, self.lengths = held.rows["start"][handles], held.rows["length"][handles]
         self.longest = max(int(self.lengths.max(initial=1)), 1)
         self._cells: tuple[IntArray, IntArray | None] | None = None
@@ -172,12 +173,12 @@ class Recalled:
     @property
     def payload(self) -> Payload:
         """The memory's tensors ``(capacity, ...)``; rows that nobody holds have no meaning."""
-        return self._held.payload()
+        return self.held.payload()
 
     @property
     def wanted(self) -> bool:
         """Whether anybody reads the gradient of what is held."""
-        return bool((self._held.rows["origin"][self._handles] > ROW_MASK).any())
+        return bool((self.held.rows["origin"][self.handles] > ROW_MASK).any())
 
     def padded(self) -> tuple[Payload, Tensor]:
         """What each row reads, ``(n, longest, ...)``, with zeros behind its end; and the mask.
@@ -205,17 +206,17 @@ class Recalled:
         found: list[Tensor | None] = []
         for g in gradients:
             found.append(None if g is None else g.reshape(-1, *g.shape[2:]))
-        self._held.add(self._handles, tuple(found), cells, places)
+        self.held.add(self.handles, tuple(found), cells, places)
 
     @property
     def sums(self) -> Gradient:
         """The sums of gradients, as ``payload`` lies, for a kernel that adds to them by itself."""
-        return self._held.sums()
+        return self.held.sums()
 
     def touch(self) -> None:
         """A kernel has added to the sums, if anybody wants them."""
         if self.wanted:
-            self._held.touch(self._handles, self._held.sums())
+            self.held.touch(self.handles, self.held.sums())
 
     def _places(self) -> tuple[IntArray, IntArray | None]:
         """The rows that are read, in order, and where they stand in the padded; None: all over."""
@@ -371,9 +372,14 @@ class ReadAgain(AbstractMemoryKernel):
         self._function, self._columns = function, columns
         self._parameters = [p for p in parameters if p.requires_grad]
 
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """Those of the module that learn."""
+        return self._parameters
+
     def forward(self, inputs: Payload, memory: Recalled) -> tuple[Payload, Payload]:
         tensors, mask = memory.padded()
-        outputs = as_payload(self._run(inputs, tensors, mask))
+        outputs = as_payload(self.called(inputs, tensors, mask))
         return own_integers(outputs), inputs
 
     def backward(
@@ -397,7 +403,7 @@ class ReadAgain(AbstractMemoryKernel):
             for x in tensors:
                 x.requires_grad_(x.is_floating_point())
         with torch.enable_grad():
-            outputs = as_payload(self._run(own, tensors, mask))
+            outputs = as_payload(self.called(own, tensors, mask))
         return (*own, *tensors), outputs
 
     def back(
@@ -421,7 +427,8 @@ class ReadAgain(AbstractMemoryKernel):
             memory.add_padded(answers[inputs:])
         return answers[:inputs]
 
-    def _run(self, inputs: Sequence[Tensor], tensors: Payload, mask: Tensor) -> object:
+    def called(self, inputs: Sequence[Tensor], tensors: Payload, mask: Tensor) -> object:
+        """What the module makes of inputs and of the memory, padded."""
         at = len(inputs) - self._columns
         return run_module(self._function, [*inputs[:at], *tensors, mask, *inputs[at:]], None)
 

@@ -77,6 +77,11 @@ class Recompute(AbstractKernel):
         self._function = function
         self._parameters = [p for p in parameters if p.requires_grad]
 
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """Those of the module that learn."""
+        return self._parameters
+
     def forward(
         self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
     ) -> tuple[Payload, Payload]:

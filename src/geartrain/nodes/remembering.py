@@ -53,7 +53,7 @@ class RecordedGraph:
     seen: tuple[tuple[int, int], ...]
 
 
-def _versions(parameters: Sequence[nn.Parameter]) -> tuple[tuple[int, int], ...]:
+def versions_of(parameters: Sequence[nn.Parameter]) -> tuple[tuple[int, int], ...]:
     """Tells weights of now from those of another moment."""
     return tuple([(p._version, p.data_ptr()) for p in parameters])
 
@@ -78,6 +78,11 @@ class Remembering(AbstractKernel):
         self._wasted = 0
         self.used = 0
         """Firings that were answered by their graphs."""
+
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """Those of the module that learn."""
+        return self._parameters
 
     @property
     def remembers(self) -> bool:  # type: ignore[override]
@@ -200,7 +205,7 @@ class Remembering(AbstractKernel):
         return places, places[first].argsort()
 
     def _seen(self) -> tuple[tuple[int, int], ...]:
-        return _versions(self._parameters)
+        return versions_of(self._parameters)
 
 
 @final
@@ -218,7 +223,7 @@ class RememberingRead(ReadAgain):
         """Outputs, and the graph of them, which ``answer`` takes back."""
         leaves, outputs = self.run(inputs, memory)
         n = inputs[0].shape[0]
-        graph = RecordedGraph(leaves, outputs, n, _versions(self._parameters))
+        graph = RecordedGraph(leaves, outputs, n, versions_of(self._parameters))
         return own_integers(tuple([y.detach() for y in outputs])), graph
 
     def answer(
@@ -240,7 +245,7 @@ class RememberingRead(ReadAgain):
             memory: What these rows read.
             into: Gets the gradients of the parameters.
         """
-        if rows is not None or graph.seen != _versions(self._parameters):
+        if rows is not None or graph.seen != versions_of(self._parameters):
             return self.backward(gradients, gathered(inputs, rows), memory, into)
         self.used += 1
         return self.back(graph.leaves, len(inputs), graph.outputs, gradients, memory, into)

@@ -26,10 +26,17 @@ def chosen_section(events: Sequence[Mapping[str, Any]]) -> str:
         events: ``Chosen``, as JsonLog writes them.
     """
     lines = [
-        f"<p>After {duration(float(e['time_s'] or 0.0))}: {escape(str(e['why']))}</p>"
+        f"<p>After {duration(float(e['time_s'] or 0.0))}: {escape(str(e['why']))}{_expected(e)}</p>"
         for e in events
     ]
     return section("Chosen by what was measured", "".join(lines)) if lines else ""
+
+
+def _expected(event: Mapping[str, Any]) -> str:
+    """Of each way that was looked at, how many times as fast as one worker it was thought to be."""
+    ways: Mapping[str, float] = event.get("expected") or {}  # logs of before have none
+    told = ", ".join(f"{escape(way)} {float(times):.2f}" for way, times in ways.items())
+    return f". Expected, times one worker with one kernel thread: {told}." if told else ""
 
 
 def restarts_section(events: Sequence[Mapping[str, Any]]) -> str:

@@ -22,6 +22,7 @@ from geartrain.native.steps import norm_of, scaled_
 from geartrain.nodes.gradient import GradientSum
 from geartrain.parts.fresh import takes_sparse
 from geartrain.parts.norms import Norm, Norms
+from geartrain.parts.optimizers import plainly_stepped
 from geartrain.parts.rules import Clip, Rules, make_optimizer
 
 
@@ -110,8 +111,8 @@ class Stepping:
             Their dense tensors, or the values of sparse ones.
         """
         gradients, owners = [], []
-        for parameter in self.parameters:
-            gradient = total.take(parameter)
+        sums = total.take_each(self.parameters)
+        for parameter, gradient in zip(self.parameters, sums, strict=True):
             if gradient is None or not parameter.requires_grad:
                 continue
             if gradient.is_sparse and not takes_sparse(self.optimizer):
@@ -226,7 +227,7 @@ class Stepping:
 
     def _step_at(self, optimizer: Optimizer, factor: float) -> None:
         if factor == 1.0:
-            optimizer.step()
+            plainly_stepped(optimizer)
             return
         # Set for this step alone, so that a torch scheduler goes on from its own numbers.
         rates = self._set_aside = [group["lr"] for group in optimizer.param_groups]
@@ -234,7 +235,7 @@ class Stepping:
         try:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
-            optimizer.step()
+            plainly_stepped(optimizer)
         finally:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate

@@ -184,8 +184,8 @@ def pixels(digits: Digits, most: int | None) -> Tensor:
 
 
 def in_flight(options: Mapping[str, Value]) -> int:
-    """Minibatches in flight by the method's default."""
-    return MAPS if options["method"] == ROWS else methods.in_flight(options)
+    """Minibatches in flight by the method's default: one for each map, and one on its way."""
+    return MAPS + 1 if options["method"] == ROWS else methods.in_flight(options)
 
 
 MNIST: Final = Recipe(

@@ -25,6 +25,7 @@ from geartrain.engine.worker import Finished, Firing
 from geartrain.errors import StuckError
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch, log, threads_each
 from geartrain.runtime.interrupt import Interruptible
+from geartrain.runtime.kernel_threads import cores_left_to_workers
 from geartrain.sharing.letters import Letter
 
 
@@ -53,8 +54,8 @@ class Threads(AbstractRuntime):
 
     def run(self, engine: Engine, feeder: AbstractFeeder, watch: Watch) -> float:
         run = _Run(engine, feeder, watch, self.kernel_threads)
-        kernel_threads, switch_s = torch.get_num_threads(), sys.getswitchinterval()
-        with Interruptible(feeder) as interrupt:
+        switch_s = sys.getswitchinterval()
+        with Interruptible(feeder) as interrupt, cores_left_to_workers():
             try:
                 if self.workers > 1:
                     sys.setswitchinterval(min(switch_s, _SWITCH_S))
@@ -64,7 +65,6 @@ class Threads(AbstractRuntime):
                 run.stop()
                 run.join(self.patience_s, interrupt)
                 run.tell_waiting()
-                torch.set_num_threads(kernel_threads)
                 sys.setswitchinterval(switch_s)
             run.raise_failure()  # inside, so that an interrupt does not hide it
         return run.seconds
@@ -303,9 +303,10 @@ class _Run:
                     if self._idle == len(self._inboxes) and not any(self._inboxes):
                         self._rest()
                     else:
-                        began = time.perf_counter()
+                        began = self._now()
                         self._bells[w].wait(1.0)
-                        self._waited_s[w] += time.perf_counter() - began
+                        # To be woken takes a while, in which the pass may have been over.
+                        self._waited_s[w] += max(0.0, (self.seconds or self._now()) - began)
                 self._idle -= seen == self._generation
             items = list(inbox)
             inbox.clear()

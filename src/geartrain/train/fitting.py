@@ -44,7 +44,7 @@ from geartrain.train.checkpoint import Retention
 from geartrain.train.copies import ExchangeCounts, Feed
 from geartrain.train.deaths import COPIES, tell_restored
 from geartrain.train.in_flight import Seen
-from geartrain.train.observer import Observer, add_sums, means_of, tell
+from geartrain.train.observer import Observer, add_sums, listens, means_of, tell
 from geartrain.train.options import Keep
 from geartrain.train.restart import CallCounts
 from geartrain.train.results import Fit, Reached, Target
@@ -95,7 +95,9 @@ class Fitting:
         message = ""
         failure: BaseException | None = None
         try:
-            tell(self._s.instruments, "on_run_started", self._started())
+            self._s.ready(self._source)
+            if listens(self._s.instruments, "on_run_started"):
+                tell(self._s.instruments, "on_run_started", self._started())
             self._saving.set_restart(None)
             self._epochs_until_the_end()
             outcome = "target reached" if self._reached else "done"

@@ -149,6 +149,15 @@ def tell_joined(instruments: Iterable[AbstractInstrument], event: Joined) -> Non
     tell(instruments, "on_joined", event)
 
 
+def listens(instruments: Iterable[AbstractInstrument], method: str) -> bool:
+    """Whether an instrument does something in this method."""
+    plain = getattr(AbstractInstrument, method)
+    return any(
+        getattr(type(each), method) is not plain or method in getattr(each, "__dict__", ())
+        for each in instruments
+    )
+
+
 @interruptible
 def tell(instruments: Iterable[AbstractInstrument], method: str, event: object) -> None:
     """Call a method of every instrument.

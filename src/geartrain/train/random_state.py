@@ -25,6 +25,7 @@ import torch
 
 from geartrain.codec import Json, decode, encode, require_like
 from geartrain.errors import CheckpointError
+from geartrain.generators import set_torch_state, torch_state
 
 RandomSource: TypeAlias = torch.Generator | np.random.Generator | random.Random
 
@@ -40,7 +41,7 @@ def random_state_to_json(generators: Mapping[str, RandomSource] = _NONE) -> dict
     used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch left it so
     cuda = torch.cuda.get_rng_state_all() if used else []
     return {
-        "torch": encode(torch.get_rng_state().numpy(), "torch"),
+        "torch": encode(torch_state().numpy(), "torch"),
         "cuda": [encode(state.numpy(), "cuda") for state in cuda],
         "numpy": encode(np.random.get_state(legacy=False), "numpy"),
         "python": encode(random.getstate(), "python"),
@@ -96,7 +97,7 @@ def check_random_state(
         )
     steps = [_checked(name, own.get(name), generators[name]) for name in generators]
     steps += [
-        (torch.set_rng_state, _tried("torch", document.get("torch"), _torch_state("cpu"))),
+        (set_torch_state, _tried("torch", document.get("torch"), _torch_state("cpu"))),
         (np.random.set_state, _tried("numpy", document.get("numpy"), _numpy_global)),
         (random.setstate, _tried("python", document.get("python"), _python_state)),
     ]
@@ -115,12 +116,12 @@ def random_state_kept() -> Iterator[None]:
     """Whatever is drawn from the global generators meanwhile, they stand afterwards as before."""
     on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch left it so
     cuda = torch.cuda.get_rng_state_all() if on_cuda else []
-    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state(legacy=False)
+    host, numpy_state = torch_state(), np.random.get_state(legacy=False)
     python_state = random.getstate()
     try:
         yield
     finally:
-        torch.set_rng_state(torch_state)
+        set_torch_state(host)
         np.random.set_state(numpy_state)
         random.setstate(python_state)
         if cuda:

@@ -194,7 +194,7 @@ class State:
         self.costs = self.choice.costs()
         plan = self.choice.decide(self.ready_again(), left)
         self.put_plan(plan)
-        return self.chosen(f"runtime='auto': {plan.why}")
+        return self.chosen(f"runtime='auto': {plan.why}", plan.expected)
 
     def put_plan(self, plan: Advice) -> Callable[[], None]:
         """Go by a plan from the next pass on; nothing is in flight.
@@ -228,7 +228,7 @@ class State:
         self.engine = self.plain = None
         return back
 
-    def chosen(self, why: str) -> Chosen:
+    def chosen(self, why: str, expected: Mapping[str, float] | None = None) -> Chosen:
         """What an instrument is told of how the work is done from now on."""
         engine = self.ready_again()
         return Chosen(
@@ -238,6 +238,7 @@ class State:
             self.sharing.name,
             why,
             self.position.train_seconds,
+            {} if expected is None else expected,
         )
 
     def why_placed(self) -> str:

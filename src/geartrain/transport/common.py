@@ -7,12 +7,16 @@ Only messages tell of what lies there, so nobody looks at memory that another on
 and no fence is wanted: who has read a message sees what was written before it was sent. A sender
 without room waits for nothing: the tensor goes in the message, as it does between hosts.
 
-A receiver lets go of a tensor as the last object in Python that shares its storage goes.
+A receiver lets go of a tensor as the last object in Python that shares its storage goes. Pages that
+were wanted while a receiver was behind go back to the system when it is not any more.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
+import sys
 import weakref
 from bisect import insort
 from collections.abc import Collection
@@ -36,6 +40,9 @@ LENT: Final = 0xFFFD
 """Kind of a record, some of whose tensors lie in common memory; no poll returns it."""
 AREA_BYTES: Final = 64 << 20
 """Of each process. Pages that nobody has written to take no memory."""
+KEPT_BYTES: Final = 8 << 20
+"""Of an area, that stay in memory when nothing lies there; the rest goes back to the system when
+twice as much has been wanted. To have a page again costs as much as to copy some 4 KiB."""
 _LEAST_BYTES: Final = 32 << 10
 """Of a tensor; a smaller one costs less in its message."""
 _ALIGNED: Final = 64
@@ -62,6 +69,8 @@ class Common:
         self._memory, self._n, self._borrowers = memory, n, frozenset(borrowers) - {me}
         self._area = area = memory.size // n // _ALIGNED * _ALIGNED
         self._holes = [(me * area, area)]  # by their start
+        self._end = self._wanted = (me + 1) * area  # pages behind this have not been wanted
+        self._shrink()
         self._lent: list[dict[int, int]] = [{} for _ in range(n)]  # start to bytes, by receiver
         self._borrowed: list[dict[int, weakref.ref[Any]]] = [{} for _ in range(n)]  # by sender
         self._let_go: list[list[int]] = [[] for _ in range(n)]  # of each sender
@@ -176,8 +185,17 @@ class Common:
         for k, (start, room) in enumerate(self._holes):
             if room >= size:
                 self._holes[k : k + 1] = [(start + size, room - size)] if room > size else []
+                self._wanted = max(self._wanted, start + size)
                 return start
         return None
+
+    def _shrink(self) -> None:
+        """Give back pages at the end that nothing lies on, if they are many."""
+        start, size = self._holes[-1] if self._holes else (0, 0)
+        if start + size < self._end or self._wanted - start <= 2 * KEPT_BYTES:
+            return
+        _give_back(self._memory, start + KEPT_BYTES, self._wanted)
+        self._wanted = start + KEPT_BYTES
 
     def _take_back(self, borrower: int, start: int) -> None:
         nbytes = self._lent[borrower].pop(start, None)
@@ -185,6 +203,21 @@ class Common:
             _refuse("place let go of", start, f"one that process {borrower} was lent")
         insort(self._holes, (start, -(-nbytes // _ALIGNED) * _ALIGNED))
         self._holes = _joined(self._holes)
+        self._shrink()
+
+
+def _give_back(memory: NDArray[np.uint8], start: int, end: int) -> None:
+    """Whole pages between two places, which are zeros when they are wanted again.
+
+    Memory that is no file stays as it is, and so does any on systems without worker processes.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    at, page = memory.ctypes.data, mmap.PAGESIZE
+    first, last = -(-(at + start) // page) * page, (at + end) // page * page
+    if last > first:
+        libc = ctypes.CDLL(None)
+        libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_REMOVE)
 
 
 def _joined(holes: list[tuple[int, int]]) -> list[tuple[int, int]]:

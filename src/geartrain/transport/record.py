@@ -52,6 +52,9 @@ generation, bytes of all frames."""
 _NONE: Final = 0  # the code of an array that is not there
 _MOST_WORDS: Final = 128
 """Descriptions of so many are kept."""
+_MOST_LAYOUTS: Final = 256
+"""That are kept. Where shapes repeat they are few; where they do not, each is a kilobyte for
+nothing, and 4,096 of them made workers grow by 4 MiB over a long training."""
 _PADS: Final = tuple(bytes(k) for k in range(8))
 
 
@@ -282,7 +285,7 @@ _Place: TypeAlias = "tuple[tuple[int, ...], np.dtype[Any], int, Callable[[Any], 
 frame by itself), and what makes of it what was sent, if it is not that already."""
 
 
-@lru_cache(4096)
+@lru_cache(_MOST_LAYOUTS)
 def _layout(described: bytes, count: int) -> tuple[tuple[_Place | None, ...], int, tuple[int, ...]]:
     """What the words say about arrays; batches that are alike are looked at once.
 

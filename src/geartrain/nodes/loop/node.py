@@ -12,7 +12,9 @@ Messages of the node are instances. They see one version of the weights in all t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import is_
 from typing import final
 
 import numpy as np
@@ -38,8 +40,10 @@ from geartrain.native.steady import steady
 from geartrain.nodes.call import read_columns, require_rows, unsettled
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside, look_inside
-from geartrain.nodes.kernel import AbstractKernel
+from geartrain.nodes.kernel import AbstractKernel, AbstractKernels
+from geartrain.nodes.loop.answers import answer_entry, tell
 from geartrain.nodes.loop.door import Came, LoopDoor
+from geartrain.nodes.loop.order import longest_first
 from geartrain.nodes.loop.picking import may_pick, picked
 from geartrain.nodes.loop.plan import (
     Called,
@@ -50,13 +54,22 @@ from geartrain.nodes.loop.plan import (
     RowNumbers,
 )
 from geartrain.nodes.loop.stories import blame, story_of
-from geartrain.nodes.loop.tensors import AbstractTensors, FiringTensors, TapeTensors
-from geartrain.nodes.loop.turn import Inner, KeptCall, KeptJointCall, Turn, zero_answers
+from geartrain.nodes.loop.tape import Taping
+from geartrain.nodes.loop.tensors import AbstractTensors, FiringTensors, TapeTensors, detached
+from geartrain.nodes.loop.turn import (
+    Got,
+    Inner,
+    KeptCall,
+    KeptJointCall,
+    Turn,
+    await_rows,
+    wanted_of,
+    zero_answers,
+)
 from geartrain.nodes.loop.values import AbstractValue
 from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.remembering import Remembering, RememberingRead
-from geartrain.nodes.weights import AbstractWeights
 
 
 @final
@@ -72,6 +85,7 @@ class LoopNode(AbstractNode):
         ahead: Whether columns alone decide, so that all is planned before anything is computed.
         gathers: Whether groups or joins in it bring rows of many calls together, so that these are
             best in one buffer.
+        tapes: Whether autograd can follow all that is between its modules.
     """
 
     def __init__(
@@ -85,6 +99,7 @@ class LoopNode(AbstractNode):
         *,
         ahead: bool = True,
         gathers: bool = True,
+        tapes: bool = False,
     ) -> None:
         super().__init__(place)
         self._ahead = ahead
@@ -107,6 +122,8 @@ class LoopNode(AbstractNode):
         self.together = 0
         """How often several of them were taken together."""
         self._apart: set[tuple[int, ...]] = set()  # modules that cannot
+        self._beside: dict[tuple[int, ...], tuple[list[AbstractKernel], AbstractKernels]] = {}
+        self.taping = Taping(place.name, inner, able=tapes and not place.spread)
 
     @property
     def part_names(self) -> tuple[str, ...]:
@@ -153,27 +170,33 @@ class LoopNode(AbstractNode):
 
     def forward(self, port: int, batches: Sequence[Forward], train: bool) -> Emission:
         slots = join_states(batches)[INSTANCE]
-        came = self._door.take(slots)
+        came: Sequence[Came] = self._door.take(slots)
         plan = self.planner.begin([(each.state, each.lengths) for each in came])
         turn = self._turn(plan, slots, came)
+        turn.tape = self.taping.begin(turn) if train else None
+        run: Callable[[int, Called], None] = partial(self._call, turn, train)
+        if turn.tape is not None:
+            run = turn.tape.recording(run)
+        emission = Emission()
         with torch.no_grad(), steady():
             if self._ahead:
                 self.planner.finish(plan)
+                if turn.tape is not None:
+                    came = longest_first(plan, came, self._entries, self._exits, turn.local)
+                    turn.entered = _entered_by(came)
                 self._enter(turn, came)
                 for number, called in enumerate(plan.calls):
-                    self._call(turn, number, called, train)
+                    run(number, called)
             else:
                 self._enter(turn, came)
-                held = turn.held
-                plan.look = lambda source, rows: source.gather(held, rows)
-                plan.run = lambda number, called: self._call(turn, number, called, train)
+                plan.look = partial(_read, turn)
+                plan.run = run
                 self.planner.finish(plan)
                 plan.look = plan.run = None
-        _await(turn)
-        emission = Emission()
-        if train:
-            self._note(turn)
-        self._leave(turn, emission)
+            await_rows(turn)
+            if train:
+                self._note(turn)
+            self._leave(turn, emission)
         quiet = np.flatnonzero(turn.pending == 0)
         if quiet.size and train:
             self._answer(turn, quiet, emission)
@@ -191,28 +214,31 @@ class LoopNode(AbstractNode):
     ) -> Turn:
         local = np.full(int(slots.max()) + 1, -1, np.int64)
         local[slots] = np.arange(slots.size)
-        entered = [(each.state[INSTANCE], each.origin) for each in came]
-        return Turn(
-            plan, self._tensors(plan.numbers), slots, local, np.zeros(slots.size, np.int64), entered
-        )
+        pending = np.zeros(slots.size, np.int64)
+        held = self._tensors(plan.numbers)
+        return Turn(plan, held, slots, local, pending, _entered_by(came))
 
     def _enter(self, turn: Turn, came: Sequence[Came]) -> None:
         for value, first, each in zip(self._entries, turn.plan.entered, came, strict=True):
             if each.rows.size:
                 turn.held.put(value.number, self.name, first, each.columns, each.at)
+                if turn.tape is not None:
+                    turn.tape.enter(value.number, first)
         self._door.release(came)
 
-    def _call(self, turn: Turn, number: int, called: Called, train: bool) -> None:
+    def _call(self, turn: Turn, train: bool, number: int, called: Called) -> None:
         """Run one call, forward."""
         stage, rows, held = called.stage, called.rows, turn.held
         if not isinstance(stage, CallStage):
             found = stage.source.gather(held, rows.numbers)
             held.put(stage.into.number, self.name, called.first, found)
+            if turn.tape is not None:
+                turn.tape.note(found, None)
             turn.kept.append(None)
             return
         if number < len(turn.kept):
             return  # taken together with one before
-        together = called.together if train else None
+        together = called.together if train and turn.tape is None else None
         if together is not None and number == together.number:
             if self._call_together(turn, together):
                 return
@@ -246,10 +272,14 @@ class LoopNode(AbstractNode):
         found = [kernel for kernel in each if kernel is not None]
         if len(found) < len(each):
             return False
-        kernels = found[0].beside(found[1:])
-        if kernels is None:
-            self._apart.add(numbers)
-            return False
+        before = self._beside.get(numbers)
+        if before is None or not all(map(is_, before[0], found)):
+            kernels = found[0].beside(found[1:])
+            if kernels is None:
+                self._apart.add(numbers)
+                return False
+            before = self._beside[numbers] = found, kernels
+        kernels = before[1]
         try:
             outputs, residuals = kernels.forward(inputs, together.sizes)
         except Exception as error:
@@ -290,7 +320,9 @@ class LoopNode(AbstractNode):
         inputs += tuple(read_columns(inner.call, inner.place, rows.state, lengths, None))
         dry_run = self._dry_runs[number]
         if dry_run is not None:
-            dry_run.look(inner.call, inner.place, inputs, rows.state, lengths, None)
+            with torch.no_grad():
+                tried = detached(inputs)
+                dry_run.look(inner.call, inner.place, tried, rows.state, lengths, None)
             self._dry_runs[number] = unsettled(inner.call)
         return inputs
 
@@ -298,13 +330,18 @@ class LoopNode(AbstractNode):
         self, turn: Turn, number: int, called: Called, inputs: Payload, train: bool
     ) -> tuple[Payload, KeptCall]:
         """Run a module."""
-        inner = self._inner[number]
+        inner, tape = self._inner[number], turn.tape
         if self._may_pick[number]:
             pick = picked(inner.call.function, inputs)
             self._may_pick[number] = pick is not None
             if pick is not None:
+                if tape is not None:
+                    tape.note(inputs, inner)
                 return pick[0], KeptCall(pick[1], ())
-        kernel = inner.kernel
+        kernel = self._kernel(turn, number, inputs, train)
+        inside = self._inside(turn, inner, called) if inner.call.inside else None
+        if tape is not None:
+            return tape.run(inner, kernel, inputs, called, inside)
         if isinstance(kernel, AbstractMemoryKernel):
             memory = inner.recalled(called.rows.state, called.lengths)
             if train and isinstance(kernel, RememberingRead):
@@ -312,11 +349,6 @@ class LoopNode(AbstractNode):
                 return outputs, KeptCall(kernel, inputs, memory, None, recorded)
             outputs, residuals = kernel.forward(inputs, memory)
             return outputs, KeptCall(kernel, residuals, memory)
-        if train and inner.choice is not None:
-            kernel = turn.kernels.get(number) or inner.choice.kernel(inputs)
-            if kernel is not inner.kernel:
-                turn.kernels[number] = kernel  # nothing changes within a firing
-        inside = self._inside(turn, inner, called) if inner.call.inside else None
         if not train:
             return kernel.evaluate(inputs, inside), KeptCall(kernel, ())
         if isinstance(kernel, Remembering):
@@ -324,6 +356,18 @@ class LoopNode(AbstractNode):
             return outputs, KeptCall(kernel, inputs, None, inside, graph)
         outputs, residuals = kernel.forward(inputs, inside)
         return outputs, KeptCall(kernel, residuals, None, inside)
+
+    def _kernel(
+        self, turn: Turn, number: int, inputs: Payload, train: bool
+    ) -> AbstractKernel | AbstractMemoryKernel:
+        """What computes a module in this turn: nothing changes within a firing."""
+        inner = self._inner[number]
+        if not train or inner.choice is None:
+            return inner.kernel
+        kernel = turn.kernels.get(number) or inner.choice.kernel(detached(inputs))
+        if kernel is not inner.kernel:
+            turn.kernels[number] = kernel
+        return kernel
 
     def _inside(self, turn: Turn, inner: Inner, called: Called) -> Inside:
         """Of the bundles of a call; the same object where the same ones were looked into last."""
@@ -378,6 +422,7 @@ class LoopNode(AbstractNode):
             stored = held.whole(value.number) if lengths is None else None
             index = None if stored is None else rows.numbers
             payload = tuple(stored) if stored is not None else value.gather(held, rows.numbers)
+            payload = payload if turn.tape is None else detached(payload)
             origin = self._door.expect(k, rows)
             emission.forward.append((k, Forward(payload, rows.state, origin, lengths, index)))
         self._door.close_turn()
@@ -397,9 +442,9 @@ class LoopNode(AbstractNode):
         if which.size < turn.slots.size:
             mine = np.zeros(turn.slots.size, np.bool_)
             mine[which] = True
-        got: dict[str, list[IntArray]] = {name: [] for name in self._weights}
+        got: Got = {name: [] for name in self._weights}
         with torch.no_grad(), steady():
-            number = len(turn.plan.calls)
+            number = 0 if self._answer_taped(turn, mine, got) else len(turn.plan.calls)
             while number:
                 number -= 1
                 left = turn.kept[number]
@@ -412,10 +457,10 @@ class LoopNode(AbstractNode):
                     into = called.stage.into.number
                     turn.held.answered(into, called.first, len(called.rows))
         for name, weights in self._weights.items():
-            self._count(turn, which, name, weights, got[name])
-        for k, (slots, origin) in enumerate(turn.entered):
+            tell(turn, which, name, weights, got[name])
+        for k, (_, origin) in enumerate(turn.entered):
             if origin.size:
-                self._answer_entry(turn, k, slots, origin, mine, emission)
+                answer_entry(turn, k, self._entries[k].number, mine, emission)
         addresses = turn.addresses
         assert addresses is not None
         gone = addresses[which] & ROW_MASK
@@ -425,17 +470,23 @@ class LoopNode(AbstractNode):
         if not turn.unanswered:
             del self._turns[number]
 
-    def _back(
-        self,
-        turn: Turn,
-        number: int,
-        mine: NDArray[np.bool_] | None,
-        got: dict[str, list[IntArray]],
-    ) -> None:
+    def _answer_taped(self, turn: Turn, mine: NDArray[np.bool_] | None, got: Got) -> bool:
+        """Take all instances back by the graph of the turn; False: call by call."""
+        tape, turn.tape = turn.tape, None
+        if tape is None:
+            return False
+        if mine is None and tape.answer(got):
+            return True
+        if mine is not None:
+            tape.wasted()
+        tape.forget()
+        return False
+
+    def _back(self, turn: Turn, number: int, mine: NDArray[np.bool_] | None, got: Got) -> None:
         """The way back of one call."""
         called = turn.plan.calls[number]
         stage, held, rows = called.stage, turn.held, called.rows
-        wanted = _wanted(turn, called, mine)
+        wanted = wanted_of(turn, called, mine)
         if not wanted.any():
             return
         which = None if wanted.all() else np.flatnonzero(wanted)
@@ -474,7 +525,7 @@ class LoopNode(AbstractNode):
         turn: Turn,
         left: KeptJointCall,
         mine: NDArray[np.bool_] | None,
-        got: dict[str, list[IntArray]],
+        got: Got,
     ) -> bool:
         """The way back of calls that were taken together; False: some of their rows stay."""
         held, together = turn.held, left.together
@@ -503,59 +554,6 @@ class LoopNode(AbstractNode):
                 got[one.weights.name].append(turn.local[called.rows.state[INSTANCE]])
         return True
 
-    def _count(
-        self,
-        turn: Turn,
-        which: IntArray,
-        name: str,
-        weights: AbstractWeights,
-        got: Sequence[IntArray],
-    ) -> None:
-        """Tell a part whose gradients it has got."""
-        sent = which[turn.rows[name][which] > 0]
-        if not sent.size:
-            return
-        version = turn.versions[name]
-        each = np.zeros(turn.slots.size, np.int64)
-        if got:
-            each = np.bincount(join_arrays(list(got)), minlength=turn.slots.size)
-        some = each[sent][each[sent] > 0]
-        if some.size:
-            weights.received(int(some.sum()), np.full(some.size, version, np.int64), some)
-        if some.size < sent.size:
-            weights.dropped(np.full(sent.size - some.size, version, np.int64))
-
-    def _answer_entry(
-        self,
-        turn: Turn,
-        k: int,
-        slots: IntArray,
-        origin: IntArray,
-        mine: NDArray[np.bool_] | None,
-        emission: Emission,
-    ) -> None:
-        first, number, n = turn.plan.entered[k], self._entries[k].number, origin.size
-        rows = np.arange(first, first + n)
-        if mine is not None:
-            chosen = np.flatnonzero(mine[turn.local[slots]])
-            rows, origin = rows[chosen], origin[chosen]
-        if not rows.size:
-            return
-        touched = turn.held.touched.get(number)
-        some = np.zeros(rows.size, np.bool_) if touched is None else touched[rows]
-        if not some.all():
-            emission.backward.append(Backward(origin[~some], None))
-            rows, origin = rows[some], origin[some]
-        if not rows.size:
-            return
-        lengths = turn.plan.numbers.lengths(number, rows)
-        if lengths is None:
-            gradient = turn.held.gradient(number, first, n, None)
-            emission.backward.append(Backward(origin, gradient, None, rows - first))
-        else:
-            gradient = turn.held.gradient(number, first, n, rows - first)
-            emission.backward.append(Backward(origin, gradient, lengths))
-
     def origins(self, rows: IntArray) -> IntArray:
         found: IntArray = self._instances["slot"][rows]  # a slot is its own address
         return found
@@ -571,19 +569,12 @@ class LoopNode(AbstractNode):
         return sum(turn.nbytes() for turn in self._turns.values())
 
 
-def _wanted(turn: Turn, called: Called, mine: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
-    """Which rows of a call have got a gradient, of the instances that are ``mine``."""
-    touched, n = turn.held.touched.get(called.stage.into.number), len(called.rows)
-    if touched is None:
-        return np.zeros(n, np.bool_)
-    found = touched[called.first : called.first + n]
-    return found if mine is None else found & mine[turn.local[called.rows.state[INSTANCE]]]
+def _entered_by(came: Sequence[Came]) -> list[tuple[IntArray, IntArray]]:
+    """Slots of the rows that have come in, and where to answer them."""
+    return [(each.state[INSTANCE], each.origin) for each in came]
 
 
-def _await(turn: Turn) -> None:
-    """Count the rows that leave."""
-    n = turn.slots.size
-    for rows in turn.plan.exits:
-        for each in rows:
-            turn.pending += np.bincount(turn.local[each.state[INSTANCE]], minlength=n)
-    turn.awaited = int((turn.pending > 0).sum())
+def _read(turn: Turn, source: AbstractValue, rows: IntArray) -> Payload:
+    """What functions that decide are given."""
+    payload = source.gather(turn.held, rows)
+    return payload if turn.tape is None else detached(payload)

@@ -33,7 +33,7 @@ from geartrain.nodes.control import AbstractStep
 from geartrain.nodes.group import Group
 from geartrain.nodes.join import JoinNode
 from geartrain.nodes.loop.members import Members, Sides
-from geartrain.nodes.loop.tensors import Numbers
+from geartrain.nodes.loop.numbers import Numbers
 from geartrain.nodes.loop.values import AbstractValue, Grouped, Parted, SideBySide, Stored
 from geartrain.nodes.structure import Flatmap, Ungroup
 
@@ -63,7 +63,8 @@ class RowNumbers:
 @final
 @dataclass(slots=True, eq=False)
 class Called:
-    """One call of a module, or one copy of rows to where a module reads them; never changed.
+    """One call of a module, or one copy of rows to where a module reads them; ``order`` alone
+    changes it, before it runs.
 
     Args:
         stage: Which.

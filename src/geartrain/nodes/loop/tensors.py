@@ -1,6 +1,5 @@
-"""Tensors of a loop that runs whole: which rows there are, where they lie, and their gradients.
+"""Tensors of a loop that runs whole: where rows lie, and their gradients.
 
-Numbers         rows by number, from the plan alone
 FiringTensors   a buffer for each value, as all rows are counted before
 TapeTensors     rows where calls have made them
 """
@@ -9,8 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Sequence
-from typing import ClassVar, Final, final
+from collections.abc import Collection, Sequence
+from typing import Final, final
 
 import numpy as np
 import torch
@@ -18,132 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.errors import GraphError
-from geartrain.frames.message import Gradient, IntArray, Payload, distinct, ranges
+from geartrain.frames.message import Gradient, IntArray, Payload, distinct
 from geartrain.native.rows import Moves, add, take
-
-
-@final
-class _Grown:
-    """Numbers that become more."""
-
-    __slots__ = ("_held", "size")
-
-    def __init__(self) -> None:
-        self._held = np.empty(64, np.int64)
-        self.size = 0
-
-    @property
-    def values(self) -> IntArray:
-        return self._held[: self.size]
-
-    def extend(self, more: IntArray) -> None:
-        end = self.size + more.size
-        if end > self._held.size:
-            held = np.empty(max(end, 2 * self._held.size), np.int64)
-            held[: self.size] = self.values
-            self._held = held
-        self._held[self.size : end] = more
-        self.size = end
-
-
-@final
-class Numbers:
-    """What a plan knows of the rows of values, by the values' numbers.
-
-    Where a value has bundles, its rows are bundles, and lie in so many places of a buffer.
-
-    Args:
-        counts: Rows of each.
-        places: Places of each that has bundles.
-    """
-
-    __slots__ = ("_bundles", "_grouped", "_joined", "counts", "places")
-
-    def __init__(self, values: int) -> None:
-        self.counts = [0] * values
-        self._grouped: dict[int, tuple[_Grown, _Grown, _Grown]] = {}
-        self._joined: dict[int, list[_Grown]] = {}
-        self._bundles: dict[int, tuple[_Grown, _Grown]] = {}
-        self.places: dict[int, int] = {}
-
-    def more(self, number: int, n: int, lengths: IntArray | None = None) -> IntArray:
-        """So many rows more of a value, bundles of these lengths; their numbers."""
-        first = self.counts[number]
-        self.counts[number] = first + n
-        if lengths is not None:
-            found = self._bundles.get(number)
-            if found is None:
-                found = self._bundles[number] = _Grown(), _Grown()
-            before = self.places.get(number, 0)
-            ends = lengths.cumsum() + before
-            found[0].extend(ends - lengths)
-            found[1].extend(lengths)
-            self.places[number] = int(ends[-1]) if n else before
-        return _count(first, n)
-
-    def size(self, number: int) -> int:
-        """Places of a value."""
-        return self.places.get(number, self.counts[number])
-
-    def lengths(self, number: int, rows: IntArray) -> IntArray | None:
-        """Places of these rows of a value, if they are bundles."""
-        found = self._bundles.get(number)
-        return None if found is None else found[1].values[rows]
-
-    def at(self, number: int, rows: IntArray) -> IntArray:
-        """Where these rows of a value lie, row by row."""
-        found = self._bundles.get(number)
-        if found is None or not rows.size:
-            return rows
-        starts, lengths = (held.values for held in found)
-        first = consecutive(rows)
-        if first >= 0:
-            last = first + rows.size - 1
-            begin = int(starts[first])
-            return _count(begin, int(starts[last] + lengths[last]) - begin)
-        return ranges(starts[rows], lengths[rows])
-
-    def begin(self, number: int, row: int) -> int:
-        """Where a row of a value begins, or would."""
-        found = self._bundles.get(number)
-        if found is None:
-            return row
-        return int(found[0].values[row]) if row < found[0].size else self.places[number]
-
-    def group(self, number: int, members: IntArray, sizes: IntArray) -> IntArray:
-        """Grouped rows more, of these members of the value beneath; their numbers."""
-        found = self._grouped.get(number)
-        if found is None:
-            found = self._grouped[number] = _Grown(), _Grown(), _Grown()
-        starts, counts, all_members = found
-        starts.extend(np.cumsum(sizes) - sizes + all_members.size)
-        counts.extend(sizes)
-        all_members.extend(members)
-        return self.more(number, sizes.size)
-
-    def join(self, number: int, sides: list[IntArray]) -> IntArray:
-        """Joined rows more, of these rows of the values beneath; their numbers."""
-        found = self._joined.get(number)
-        if found is None:
-            found = self._joined[number] = [_Grown() for _ in sides]
-        for held, side in zip(found, sides, strict=True):
-            held.extend(side)
-        return self.more(number, sides[0].size)
-
-    def members(self, number: int, rows: IntArray) -> tuple[IntArray, IntArray]:
-        """Of grouped rows: the rows of the value beneath, row by row, and how many each has."""
-        starts, sizes, members = (held.values for held in self._grouped[number])
-        first, n = consecutive(rows), rows.size
-        if first >= 0:  # so are their members
-            mine = sizes[first : first + n]
-            last = first + n - 1
-            return members[starts[first] : starts[last] + sizes[last]], mine
-        mine = sizes[rows]
-        return members[ranges(starts[rows], mine)], mine
-
-    def sides(self, number: int, rows: IntArray) -> list[IntArray]:
-        """Of joined rows: the row of each value beneath."""
-        return [side.values[rows] for side in self._joined[number]]
+from geartrain.nodes.loop.numbers import Numbers, consecutive, counted
 
 
 class AbstractTensors(ABC):
@@ -332,6 +208,18 @@ class _Pieces:
             self.given[k][j] = before + g
             self.owned.add((k, j))
 
+    def span(self, k: int) -> slice:
+        """Where a piece lies among all."""
+        return slice(self.starts[k], self.starts[k + 1])
+
+    def total(self, k: int, j: int) -> Tensor | None:
+        """All gradients of a piece; None: none came."""
+        given, scattered = self.given[k][j], self.scattered[j]
+        if scattered is None:
+            return given
+        more = scattered[self.span(k)]
+        return more if given is None else more + given
+
     def drop(self, k: int) -> None:
         """Nobody asks any more for rows of a piece; what it looked like is known."""
         self.columns[k] = self._dropped
@@ -351,6 +239,10 @@ class _Pieces:
 
 _FEW: Final = 8
 """Pieces that a gradient is cut for; of more, it is added to rows of one buffer."""
+
+
+_JOINED: Final = 1 << 17
+"""Bytes of a piece up to which pieces are put together to be read, rather than read one by one."""
 
 
 @final
@@ -401,6 +293,8 @@ class TapeTensors(AbstractTensors):
         begin, end = starts[k], starts[k + 1]
         if high < end:
             columns = pieces.columns[k]
+            if first < 0 and torch.is_grad_enabled():
+                return _selected(columns, rows - begin)
             if first < 0:
                 return take(columns, rows - begin)
             if n == end - begin:
@@ -409,6 +303,11 @@ class TapeTensors(AbstractTensors):
         if first >= 0 and starts[(last := pieces.at(high)) + 1] == first + n and first == begin:
             some = pieces.columns[k : last + 1]
             return tuple(torch.cat(each) for each in zip(*some, strict=True))
+        some = pieces.columns[k : pieces.at(high) + 1]
+        grad = torch.is_grad_enabled()
+        if grad or sum([x.nbytes for columns in some for x in columns]) < len(some) * _JOINED:
+            whole = [torch.cat(each) for each in zip(*some, strict=True)]
+            return _selected(whole, rows - begin) if grad else take(whole, rows - begin)
         which = np.searchsorted(np.asarray(starts), rows, "right") - 1
         out = [x.new_empty((n, *x.shape[1:])) for x in pieces.columns[0]]
         moves = Moves()
@@ -507,6 +406,49 @@ class TapeTensors(AbstractTensors):
             found.append(g if g is None or which is None else take([g.contiguous()], which)[0])
         return tuple(found)
 
+    def piece(self, number: int, row: int) -> list[Tensor]:
+        """What has been put with a row of a stored value, as it lies."""
+        pieces = self._pieces[number]
+        return pieces.columns[pieces.at(self.numbers.begin(number, row))]
+
+    def rooted(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Tensors with a graph that have got gradients, and these."""
+        roots, gradients = [], []
+        for number, pieces in self._pieces.items():
+            touched = self.touched.get(number)
+            if touched is None:
+                continue
+            for k, columns in enumerate(pieces.columns):
+                if touched.size == pieces.starts[-1] and not touched[pieces.span(k)].any():
+                    continue
+                for j, x in enumerate(columns):
+                    g = pieces.total(k, j) if x.requires_grad else None
+                    if g is not None:
+                        roots.append(x)
+                        gradients.append(g)
+        return roots, gradients
+
+    def answer(self, number: int, row: int, gradients: Gradient) -> None:
+        """These are the gradients of what has been put with a row, in place of those so far."""
+        pieces = self._pieces[number]
+        k = pieces.at(self.numbers.begin(number, row))
+        if all(g is None for g in gradients):
+            self.touch(number)[row : row + pieces.starts[k + 1] - pieces.starts[k]] = False
+        for j, (g, buffer) in enumerate(zip(gradients, pieces.scattered, strict=True)):
+            pieces.given[k][j] = g
+            pieces.owned.discard((k, j))
+            if buffer is not None:
+                buffer[pieces.span(k)].zero_()
+
+    def let_go(self, but: Collection[int]) -> None:
+        """Nobody asks any more for what is here but for gradients of some values."""
+        self._pieces = {number: self._pieces[number] for number in but}
+
+    def forget(self) -> None:
+        """Nobody asks autograd for gradients of what is here."""
+        for pieces in self._pieces.values():
+            pieces.columns = [[x.detach() for x in columns] for columns in pieces.columns]
+
     def answered(self, number: int, first: int, n: int) -> None:
         pieces, numbers = self._pieces[number], self.numbers
         begin, end = numbers.begin(number, first), numbers.begin(number, first + n)
@@ -526,6 +468,11 @@ class TapeTensors(AbstractTensors):
         return found + [x for p in self._pieces.values() for x in p.scattered if x is not None]
 
 
+def detached(payload: Sequence[Tensor]) -> Payload:
+    """The same tensors without a graph."""
+    return tuple([x.detach() for x in payload])
+
+
 def write(
     target: Sequence[Tensor], first: int, source: Sequence[Tensor], rows: IntArray | None
 ) -> None:
@@ -536,34 +483,16 @@ def write(
     moves.run()
 
 
-class _Counted:
-    """0, 1, ...: rows that are a view of it follow upon one another, which is seen at once."""
-
-    numbers: ClassVar[IntArray] = np.arange(1 << 12)
-
-
-def _count(first: int, n: int) -> IntArray:
-    """first, first + 1, ...; nobody may write to it."""
-    numbers = _Counted.numbers  # another worker may replace them
-    if first + n > numbers.size:
-        numbers = _Counted.numbers = np.arange(2 * (first + n))
-    return numbers[first : first + n]
-
-
-def consecutive(rows: IntArray) -> int:
-    """The first of rows that follow upon one another; -1: they do not."""
-    first, n = int(rows[0]), rows.size
-    if rows.base is _Counted.numbers and rows.strides == (8,):
-        return first
-    if int(rows[-1]) - first != n - 1:
-        return -1
-    return first if n < 3 or bool((rows[1:] - rows[:-1] == 1).all()) else -1
+def _selected(columns: Sequence[Tensor], rows: IntArray) -> Payload:
+    """Rows of tensors, in a way that autograd follows."""
+    where = torch.from_numpy(rows)
+    return tuple([x.index_select(0, where) for x in columns])
 
 
 def _inverse(rows: IntArray) -> IntArray | None:
     """Where each of 0, 1, ... is among these; None: not all of them are."""
     found = np.full(rows.size, -1)
-    found[rows] = _count(0, rows.size)
+    found[rows] = counted(0, rows.size)
     return None if (found < 0).any() else found
 
 

@@ -6,11 +6,12 @@ Turn    a plan, the tensors, who is unanswered; of each call what it has kept
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Protocol, TypeAlias, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from geartrain.frames.message import INSTANCE, Backward, Gradient, IntArray, Payload
 from geartrain.nodes.call import Call
@@ -18,13 +19,16 @@ from geartrain.nodes.choice import AbstractChoice
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside, look_inside
 from geartrain.nodes.kernel import AbstractKernel, AbstractKernels, gathered
-from geartrain.nodes.loop.plan import JointCall, LoopPlan
+from geartrain.nodes.loop.plan import Called, JointCall, LoopPlan
 from geartrain.nodes.loop.tensors import AbstractTensors
 from geartrain.nodes.loop.values import AbstractValue
 from geartrain.nodes.memory import AbstractMemoryKernel, Held, Recalled
 from geartrain.nodes.node import Place
 from geartrain.nodes.remembering import RecordedGraph, Remembering, RememberingRead
 from geartrain.nodes.weights import AbstractWeights
+
+Got: TypeAlias = dict[str, list[IntArray]]
+"""By part, the places in a turn of the instances whose rows have come back, row by row."""
 
 
 @final
@@ -163,6 +167,31 @@ class KeptJointCall:
         return self.kernels.backward(gradient, self.residuals, self.together.sizes, into)
 
 
+class AbstractTape(Protocol):
+    """One graph of autograd's for all calls of a turn; ``tape.Tape`` says more."""
+
+    def enter(self, number: int, row: int) -> None: ...
+
+    def recording(self, run: Callable[[int, Called], None]) -> Callable[[int, Called], None]: ...
+
+    def run(
+        self,
+        inner: Inner,
+        kernel: AbstractKernel | AbstractMemoryKernel,
+        inputs: Payload,
+        called: Called,
+        inside: Inside | None,
+    ) -> tuple[Payload, KeptCall]: ...
+
+    def note(self, inputs: Payload, inner: Inner | None) -> None: ...
+
+    def answer(self, got: Got) -> bool: ...
+
+    def forget(self) -> None: ...
+
+    def wasted(self) -> None: ...
+
+
 @final
 @dataclass(slots=True)
 class Turn:
@@ -183,6 +212,7 @@ class Turn:
         kernels: Those that were chosen in place of the first ones, by module.
         unanswered: Instances that are unanswered themselves, in training.
         seen: Instances and lengths of the bundles that were looked into last, and their inside.
+        tape: The graph of all calls, as long as it may be of use; None: each goes back by itself.
     """
 
     plan: LoopPlan
@@ -199,6 +229,7 @@ class Turn:
     awaited: int = 0
     unanswered: int = 0
     seen: tuple[IntArray, IntArray, Inside] | None = None
+    tape: AbstractTape | None = None
 
     def left(self, number: int) -> KeptCall:
         """What one call has left for its way back."""
@@ -225,3 +256,21 @@ def zero_answers(turn: Turn, which: IntArray) -> list[Backward]:
         if chosen.size:
             found.append(Backward(chosen, None))
     return found
+
+
+def wanted_of(turn: Turn, called: Called, mine: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
+    """Which rows of a call have got a gradient, of the instances that are ``mine``."""
+    touched, n = turn.held.touched.get(called.stage.into.number), len(called.rows)
+    if touched is None:
+        return np.zeros(n, np.bool_)
+    found = touched[called.first : called.first + n]
+    return found if mine is None else found & mine[turn.local[called.rows.state[INSTANCE]]]
+
+
+def await_rows(turn: Turn) -> None:
+    """Count the rows that leave."""
+    n = turn.slots.size
+    for rows in turn.plan.exits:
+        for each in rows:
+            turn.pending += np.bincount(turn.local[each.state[INSTANCE]], minlength=n)
+    turn.awaited = int((turn.pending > 0).sum())

@@ -22,9 +22,11 @@ from typing import Literal, final
 import numpy as np
 import torch
 
+from geartrain.errors import ProtocolError
 from geartrain.frames.message import Gradient, IntArray, Payload, distinct
 from geartrain.native.rows import add, take
-from geartrain.nodes.loop.tensors import AbstractTensors, Numbers
+from geartrain.nodes.loop.numbers import Numbers
+from geartrain.nodes.loop.tensors import AbstractTensors
 from geartrain.nodes.reductions import How, reduced, share_of_max, shared_out
 
 
@@ -60,6 +62,19 @@ class AbstractValue(ABC):
             at: Which rows of the gradient they get; None: 0, 1, ...
         """
 
+    def reach(self, held: AbstractTensors, rows: IntArray, given: Sequence[bool | None]) -> None:
+        """Note that rows get a gradient which somebody else adds up.
+
+        Args:
+            held: Is told which stored rows these are made of.
+            rows: int64 ``(n,)``.
+            given: By tensor of the payload, whether it gets one.
+
+        Raises:
+            ProtocolError: What they hold is not made of rows in a way that autograd follows.
+        """
+        raise ProtocolError(f"{type(self).__name__} is not taped")
+
 
 @final
 class Stored(AbstractValue):
@@ -75,6 +90,10 @@ class Stored(AbstractValue):
         self, held: AbstractTensors, rows: IntArray, gradient: Gradient, at: IntArray | None = None
     ) -> None:
         held.scatter(self.number, rows, gradient, at)
+
+    def reach(self, held: AbstractTensors, rows: IntArray, given: Sequence[bool | None]) -> None:
+        if any(given):
+            held.touch(self.number)[rows] = True
 
 
 @final
@@ -204,6 +223,15 @@ class SideBySide(AbstractValue):
             if any(g is not None for g in piece):
                 source.scatter(held, side, piece, at)
 
+    def reach(self, held: AbstractTensors, rows: IntArray, given: Sequence[bool | None]) -> None:
+        sides, begin = held.numbers.sides(self.number, rows), 0
+        for source, side, width in zip(self.sources, sides, self._widths, strict=True):
+            if self.how == "tuple":
+                source.reach(held, side, given[begin : begin + width])
+            else:
+                source.reach(held, side, given)
+            begin += width
+
 
 @final
 class SomeColumns(AbstractValue):
@@ -227,6 +255,9 @@ class SomeColumns(AbstractValue):
             padded = torch.nn.functional.pad(g, (self._first, after))
             self.source.scatter(held, rows, (padded,), at)
 
+    def reach(self, held: AbstractTensors, rows: IntArray, given: Sequence[bool | None]) -> None:
+        self.source.reach(held, rows, given)
+
 
 @final
 class Detached(AbstractValue):
@@ -237,7 +268,7 @@ class Detached(AbstractValue):
         self.source = source
 
     def gather(self, held: AbstractTensors, rows: IntArray) -> Payload:
-        return self.source.gather(held, rows)
+        return tuple([x.detach() for x in self.source.gather(held, rows)])
 
     def lengths(self, numbers: Numbers, rows: IntArray) -> IntArray | None:
         return self.source.lengths(numbers, rows)
@@ -246,3 +277,6 @@ class Detached(AbstractValue):
         self, held: AbstractTensors, rows: IntArray, gradient: Gradient, at: IntArray | None = None
     ) -> None:
         """No gradient crosses here."""
+
+    def reach(self, held: AbstractTensors, rows: IntArray, given: Sequence[bool | None]) -> None:
+        """Nor here."""

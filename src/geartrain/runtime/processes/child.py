@@ -53,6 +53,7 @@ from geartrain.runtime.processes.messages import (
 )
 from geartrain.runtime.processes.pace import Pace
 from geartrain.runtime.processes.patience import Patience
+from geartrain.runtime.processes.waiting import Waiting
 from geartrain.sharing.letters import SHARE, Letter
 from geartrain.transport.batches import BACKWARD, FORWARD, Accepted, to_delivery_parts, to_record
 from geartrain.transport.record import GONE, Record
@@ -162,8 +163,8 @@ class _Work:
         )
         self._stock = engine.stock(worker)
         self._report, self._pace = Report(), Pace(self._stock)
-        self._pulsed_s = self._polled_s = self._waited_s = 0.0
-        self._began_s = time.perf_counter()  # to work: until then it has waited
+        self._pulsed_s = self._polled_s = 0.0
+        self._waiting = Waiting(time.perf_counter())
         # Who has a stock waits for no rows of others; a poll costs a tenth of a small firing.
         self._patience_s = _POLL_S if self._stock is not None else 0.0
         self._sent = np.zeros(self._parent + 1, np.int64)  # records, by receiver
@@ -183,7 +184,7 @@ class _Work:
         self._notes[0] = BETWEEN
         try:
             self._gather()
-            self._began_s = time.perf_counter()
+            self._waiting = Waiting(time.perf_counter())
             while not self._over:
                 self._hear()
                 if not self._over and self._state.ready:
@@ -220,7 +221,7 @@ class _Work:
                 found = self.transport.poll(_WAIT_S)
                 if not found:
                     self._look_around()
-            self._waited_s += time.perf_counter() - began
+            self._waiting.add(began, time.perf_counter())
             self._tell_flying()
         for sender, record in found:
             self._had[sender] += 1
@@ -436,11 +437,10 @@ class _Work:
         self.transport.close(_LINGER_S, to=self._parent)
 
     def _counts(self) -> Any:
-        """Since when it has worked, how long it has waited, and what it has sent to whom, before
-        this is told."""
+        """How long it has waited, and what it has sent to whom before this is told."""
         traffic = self.transport.monitor()
         sent = list(zip(traffic.sent_messages, traffic.sent_bytes, strict=True))
-        return {"began": self._began_s, "waited": self._waited_s, "sent": sent}
+        return {**self._waiting.document(), "sent": sent}
 
     def _send_parts(self, parts: Mapping[str, PartState]) -> None:
         """What is in shared memory, or cannot have changed, goes by its name alone."""

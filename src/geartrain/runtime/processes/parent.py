@@ -44,6 +44,7 @@ from geartrain.runtime.processes.messages import (
     named_to_record,
     record_to_named,
 )
+from geartrain.runtime.processes.waiting import waited_of
 from geartrain.transport.batches import to_record
 from geartrain.transport.link import Transport
 from geartrain.transport.record import GONE, Record
@@ -495,8 +496,11 @@ class Parent:
                 self._done.add(w)
                 assert self._transport is not None
                 self._transport.confirm(w)  # it leaves when it knows that nothing of it is lost
-                began_s = document["began"] + self._pool.ahead_s(w) - self._began
-                self._watch.waited(w, max(self._apart_s, began_s) + document["waited"])
+                ahead_s = self._pool.ahead_s(w) - self._began
+                waited_s = waited_of(
+                    document, ahead_s=ahead_s, apart_s=self._apart_s, over_s=self.seconds
+                )
+                self._watch.waited(w, waited_s)
                 self._tell_sent(w, document["sent"])
             case _:
                 self._take_back(what, document, tensors)

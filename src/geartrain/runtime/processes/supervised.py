@@ -17,6 +17,7 @@ from geartrain.engine.engine import Engine
 from geartrain.errors import WorkerDiedError
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch, threads_each
 from geartrain.runtime.interrupt import Interruptible
+from geartrain.runtime.kernel_threads import cores_left_to_workers
 from geartrain.runtime.processes.members import AbstractPool
 from geartrain.runtime.processes.parent import Parent
 
@@ -89,7 +90,7 @@ class AbstractSupervised(AbstractRuntime):
                 "process; measure with runtime=gt.Threads(...), or leave Compute(meter=...) out"
             )
         self._prepare(engine)
-        with Interruptible(feeder) as interrupt:
+        with Interruptible(feeder) as interrupt, cores_left_to_workers():
             while True:
                 pool = self._alive()
                 self._come(engine, watch)

@@ -1,0 +1,75 @@
+"""What a turn of a loop tells when instances have gone back through it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geartrain.frames.message import Backward, IntArray, join_arrays
+from geartrain.nodes.loop.turn import Turn
+from geartrain.nodes.node import Emission
+from geartrain.nodes.weights import AbstractWeights
+
+
+def tell(
+    turn: Turn, which: IntArray, name: str, weights: AbstractWeights, got: Sequence[IntArray]
+) -> None:
+    """Tell a part whose gradients it has got.
+
+    Args:
+        turn: The turn.
+        which: Places in it of the instances that have been answered.
+        name: Of the part.
+        weights: The part.
+        got: The places of the instances whose rows have come back, row by row.
+    """
+    sent = which[turn.rows[name][which] > 0]
+    if not sent.size:
+        return
+    version = turn.versions[name]
+    each = np.zeros(turn.slots.size, np.int64)
+    if got:
+        each = np.bincount(join_arrays(list(got)), minlength=turn.slots.size)
+    some = each[sent][each[sent] > 0]
+    if some.size:
+        weights.received(int(some.sum()), np.full(some.size, version, np.int64), some)
+    if some.size < sent.size:
+        weights.dropped(np.full(sent.size - some.size, version, np.int64))
+
+
+def answer_entry(
+    turn: Turn, k: int, number: int, mine: NDArray[np.bool_] | None, emission: Emission
+) -> None:
+    """Answer the rows that came in by an entry.
+
+    Args:
+        turn: The turn.
+        k: Of the entry.
+        number: Of the value that its rows have become rows of.
+        mine: By place in the turn, whether the instance has been answered; None: all.
+        emission: Gets the answers.
+    """
+    slots, origin = turn.entered[k]
+    first, n = turn.plan.entered[k], origin.size
+    rows = np.arange(first, first + n)
+    if mine is not None:
+        chosen = np.flatnonzero(mine[turn.local[slots]])
+        rows, origin = rows[chosen], origin[chosen]
+    if not rows.size:
+        return
+    touched = turn.held.touched.get(number)
+    some = np.zeros(rows.size, np.bool_) if touched is None else touched[rows]
+    if not some.all():
+        emission.backward.append(Backward(origin[~some], None))
+        rows, origin = rows[some], origin[some]
+    if not rows.size:
+        return
+    lengths = turn.plan.numbers.lengths(number, rows)
+    if lengths is None:
+        gradient = turn.held.gradient(number, first, n, None)
+        emission.backward.append(Backward(origin, gradient, None, rows - first))
+    else:
+        gradient = turn.held.gradient(number, first, n, rows - first)
+        emission.backward.append(Backward(origin, gradient, lengths))

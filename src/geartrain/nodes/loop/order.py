@@ -1,0 +1,97 @@
+"""The order of instances in the calls of a turn: those that go round most often come first.
+
+What goes on is then the first rows of what a call has made, and of the memories that it has read: a
+slice, where rows from everywhere would be copied, and their gradients added up one by one. Whoever
+puts a batch together by hand sorts it so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from geartrain.frames.message import INSTANCE, IntArray, ragged_index
+from geartrain.nodes.loop.door import Came
+from geartrain.nodes.loop.plan import LoopPlan, RowNumbers
+from geartrain.nodes.loop.values import AbstractValue, Stored
+
+
+def longest_first(
+    plan: LoopPlan,
+    came: Sequence[Came],
+    entries: Sequence[AbstractValue],
+    exits: Sequence[AbstractValue],
+    local: IntArray,
+) -> Sequence[Came]:
+    """Put the rows of each call in the order of how long their instances go round.
+
+    Args:
+        plan: Is ready, and nothing has been computed; its rows are given other numbers.
+        came: The rows that enter.
+        entries, exits: What they hold, and those that leave.
+        local: Slot to its place among the instances.
+
+    Returns:
+        The rows that enter, in that order.
+    """
+    last = np.zeros(int(local.max()) + 1, np.int64)
+    for number, called in enumerate(plan.calls):
+        last[local[called.rows.state[INSTANCE]]] = number
+    rank = np.empty_like(last)
+    rank[(-last).argsort(kind="stable")] = np.arange(last.size)
+    if _is_sorted(plan, rank, local):
+        return came
+    renumbered = {n: np.arange(many) for n, many in enumerate(plan.numbers.counts)}
+    entered = []
+    for each, value, first in zip(came, entries, plan.entered, strict=True):
+        order = rank[local[each.state[INSTANCE]]].argsort(kind="stable")
+        entered.append(_reordered(each, order))
+        plan.numbers.permute(value.number, first, order)
+        renumbered[value.number][first + order] = np.arange(first, first + order.size)
+    for called in plan.calls:
+        rows, into, first = called.rows, called.stage.into.number, called.first
+        order = rank[local[rows.state[INSTANCE]]].argsort(kind="stable")
+        source = _stored(called.stage.source)
+        called.rows = RowNumbers(
+            renumbered[source.number][rows.numbers][order], rows.state.take(order, 1)
+        )
+        if called.lengths is not None:
+            called.lengths = called.lengths[order]
+        plan.numbers.permute(into, first, order)
+        renumbered[into][first + order] = np.arange(first, first + order.size)
+    for value, left in zip(exits, plan.exits, strict=True):
+        number = _stored(value).number
+        left[:] = [RowNumbers(renumbered[number][r.numbers], r.state) for r in left]
+    return entered
+
+
+def _is_sorted(plan: LoopPlan, rank: IntArray, local: IntArray) -> bool:
+    """Whether the rows of each call are in order already."""
+    return all(
+        bool((np.diff(rank[local[called.rows.state[INSTANCE]]]) >= 0).all())
+        for called in plan.calls
+    )
+
+
+def _stored(value: AbstractValue) -> Stored:
+    """The value that has the rows of another one, by the same numbers."""
+    while not isinstance(value, Stored):
+        value = value.source  # type: ignore[attr-defined]
+    return value
+
+
+def _reordered(came: Came, order: IntArray) -> Came:
+    if came.lengths is None:
+        at = came.at[order] if came.at.size else came.at
+    else:
+        at = came.at[ragged_index(came.lengths, order)]
+    return replace(
+        came,
+        at=at,
+        rows=came.rows[order],
+        state=came.state.take(order, 1),
+        origin=came.origin[order],
+        lengths=None if came.lengths is None else came.lengths[order],
+    )
