@@ -155,6 +155,13 @@ class AbstractPool(ABC):
     def avoid(self, worker: int) -> None:  # noqa: B027 - may do nothing
         """The link between a worker and another one is cut: a worker elsewhere is better."""
 
+    def ready_to_renew(self) -> bool:
+        """Whether ``renew`` would wait for nothing; asked now and then while the others go on.
+
+        Whatever it can do meanwhile it begins.
+        """
+        return True
+
     def renew(self) -> bool:
         """Between two passes: start workers in the place of those that are gone.
 

@@ -93,7 +93,7 @@ class Parent:
         self._idle: dict[int, tuple[Any, Any]] = {}  # worker to what it had sent and had when idle
         self._stories: dict[int, list[str]] | None = None
         self._done: set[int] = set()
-        self._ending = self._resting = self._gave_up = self._stuck = False
+        self._ending = self._resting = self._gave_up = self._stuck = self._short = False
         self._dismissed = False  # workers have been told to end the pass, and may leave
         self._told: dict[int, Any] = {}  # what copies of each worker say of themselves, at rest
         self._released: dict[int, bool] = {}  # whether any of a worker has gone on without letters
@@ -146,10 +146,22 @@ class Parent:
         # What was said at rest before was without this; it is asked anew, under another number.
         self._told, self._released, self._stuck = {}, {}, False
         self._asked += 1
-        self._feeder.pause()
+        self._short = True
         self._watch.left(worker, death.how, unfinished, time.perf_counter() - self._began)
+        self._end_if_ready()
         if not self._ending:
             self._admit()
+
+    def _end_if_ready(self) -> bool:
+        """Somebody is missing: where he can be anew, this pass ends; the others go on until then.
+
+        Also if nothing is in flight, as where what is left is for those who are missing.
+        """
+        ends = self._pool.ready_to_renew() or self._engine.controller.over
+        if ends:
+            self._short = False
+            self._feeder.pause()
+        return ends
 
     def _part_from(self, dead: Collection[int]) -> None:
         """Workers are gone: they are ended if they live, and nobody waits for what they sent."""
@@ -322,6 +334,7 @@ class Parent:
             self._go_on_without(died)
         if self._gave_up:
             return
+        settled |= self._short and self._end_if_ready()
         if (settled or self._flying.limits) and not self._ending:
             self._admit()
         elif len(self._idle) == len(self._there):
