@@ -22,6 +22,7 @@ from geartrain.engine.worker import Firing
 from geartrain.errors import WorkerDiedError
 from geartrain.parts.trained import AbstractPart
 from geartrain.runtime.processes.memory import SharedRegion, SharedTensors
+from geartrain.sharing.locks import AbstractLock
 from geartrain.transport.link import Transport
 
 
@@ -219,6 +220,14 @@ class AbstractChannel(ABC):
     @abstractmethod
     def note(self, worker: int) -> memoryview:
         """An int64 where a worker writes what it is at, for the parent to see where it can."""
+
+    def lock(self, number: int) -> AbstractLock:
+        """The lock of a number, which is one for all workers, where they have memory in common.
+
+        Raises:
+            ValueError: They have none.
+        """
+        raise ValueError(f"lock {number}: workers have nothing in common")
 
     @abstractmethod
     def tell(self, **what: Any) -> None:
