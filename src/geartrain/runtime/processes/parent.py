@@ -33,7 +33,7 @@ from geartrain.runtime.processes.child import Pass
 from geartrain.runtime.processes.contents import pickled, tensors_written
 from geartrain.runtime.processes.failures import error_of_json
 from geartrain.runtime.processes.flying import MOST_FLYING, Flying
-from geartrain.runtime.processes.members import AbstractPool, Hollow, death
+from geartrain.runtime.processes.members import AbstractPool, Hollow, raise_missing
 from geartrain.runtime.processes.messages import (
     Kind,
     Names,
@@ -543,23 +543,7 @@ class Parent:
         if not (lost or unreached):
             return
         self._pool.check(_TOLD_S)
-        first = self._name(who)
-        for k in lost:
-            self._pool.avoid(min(who, k))
-            how = f"the connection between {first} and {self._name(k)} has ended"
-            raise death(f"{how}, and both live: the link between them was cut", min(who, k))
-        for k, address in unreached.items():
-            how = f"{first} does not reach {self._name(k)} at {address}"
-            if self._place[1] > 1:  # it did in passes before this one
-                self._pool.avoid(min(who, k))
-                raise death(f"{how}: the link between them is cut", min(who, k))
-            raise GeartrainError(
-                f"{how}: hosts have to let tcp through to one another, on all ports that programs "
-                "are given by the system"
-            )
-
-    def _name(self, number: int) -> str:
-        return "the parent" if number == self._me else f"worker {number}"
+        raise_missing(self._pool, who, lost, unreached, reached=self._place[1] > 1)
 
     def _take_release(self, w: int, what: str, number: int, document: Any) -> None:
         """Copies that may wait for letters which do not come: all are asked, then all are told."""
