@@ -9,7 +9,8 @@
                foreseen with its own costs tells links from a machine that was busier then
 
 Devices sleep, so that what is compared is waiting and links, and as many parts and copies as one
-likes run on few cores. A line of JSON a case goes to results/forecasts.jsonl; ``--table`` prints
+likes run on few cores; for how long they sleep says how much of the cores all need together, which
+each line has. A line of JSON a case goes to results/forecasts.jsonl; ``--table`` prints
 what is there.
 """
 
@@ -22,6 +23,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -30,7 +32,7 @@ import torch
 import geartrain as gt
 from benchmarks.cluster import copies, stages
 from benchmarks.cluster.hosts import Hosts, Link
-from benchmarks.cluster.lines import Line, add_links, links, parser, run
+from benchmarks.cluster.lines import Busy, Line, add_links, links, parser, run
 from benchmarks.cluster.pipelines import SYSCTL, few_in_flight
 from geartrain.engine.instrument import AbstractInstrument, Fired
 from geartrain.observe.jsonlog import JsonLog, read_json_log
@@ -162,7 +164,8 @@ def pipelines(work: stages.Work, over: Sequence[Link]) -> Iterator[Line]:
                 systems = (f"async:{work.parts}", f"async:{few_in_flight(work, link)}", *DRAINED)
                 for system in dict.fromkeys(systems):
                     costs = recordings.get(system, recordings["async:1"])
-                    events, reply = _recorded_parts(work, system, runtime)
+                    with Busy() as busy:
+                        events, reply = _recorded_parts(work, system, runtime)
                     own = replace(costs, nodes=recorded(events).nodes)
                     yield {
                         "case": f"{work.parts} parts, {system}",
@@ -170,6 +173,7 @@ def pipelines(work: stages.Work, over: Sequence[Link]) -> Iterator[Line]:
                         "foreseen": foreseen_parts(work, system, link, costs),
                         "by_own": foreseen_parts(work, system, link, own),
                         "late": hosts.late(),
+                        "busy": busy.share,
                         "device_ms": work.device_ms,
                         **_about(link, costs),
                     }
@@ -188,7 +192,8 @@ def neighbouring(
         with closing(gt.Hosts(there, address=address, kernel_threads=1)) as runtime:
             for link in over:
                 hosts.become(link)
-                events, reply = _recorded_copies(work, n, runtime)
+                with Busy() as busy:
+                    events, reply = _recorded_copies(work, n, runtime)
                 own = replace(costs, nodes=recorded(events).nodes)
                 yield {
                     "case": f"{n} copies, {work.exchange}",
@@ -197,6 +202,7 @@ def neighbouring(
                     "by_own": foreseen_copies(work, n, link, own),
                     "exchanges": reply["meetings_per_gradient"],
                     "late": hosts.late(),
+                    "busy": busy.share,
                     "device_ms": device_ms,
                     **_about(link, costs),
                 }
@@ -206,9 +212,9 @@ def table(lines: Sequence[Line]) -> Iterator[str]:
     """Markdown: a row a case."""
     yield (
         "| case | one way | Mbit/s | measured, rows/s | foreseen | foreseen to measured "
-        "| with its own costs |"
+        "| with its own costs | cores busy |"
     )
-    yield "|" + "---|" * 7
+    yield "|" + "---|" * 8
     by: dict[tuple[str, float, float], list[Line]] = {}
     for x in lines:
         by.setdefault((x["case"], x["latency_s"], x["bits_per_s"]), []).append(x)
@@ -226,7 +232,8 @@ def table(lines: Sequence[Line]) -> Iterator[str]:
         yield (
             f"| {case} | {latency_s * 1e3:g} ms | {bits / 1e6:g} | {real:,.0f} | {told:,.0f} "
             f"| {ratios['foreseen']:.2f} | "
-            + (f"{ratios['by_own']:.2f} |" if "by_own" in ratios else "|")
+            + (f"{ratios['by_own']:.2f} " if "by_own" in ratios else "")
+            + (f"| {max(x['busy'] for x in some):.0%} |" if "busy" in some[0] else "| |")
         )
     yield (
         f"\n{within['foreseen']} of {len(by)} within 15 %; {within['by_own']} with their own costs."
@@ -257,13 +264,14 @@ def _lines(given: argparse.Namespace) -> Iterator[Line]:
         minibatches=given.minibatches,
         steps=given.minibatches // 3,
     )
-    copy = copies.Work(data=given.data, exchange=given.exchange, steps=given.steps)
+    copy = copies.Work(data=given.data, steps=given.steps)
     for number in range(given.rounds):
         for parts in given.parts:
             for line in pipelines(replace(part, parts=parts), links(given)):
                 yield line | {"round": number}
-        for n in given.copies:
-            for line in neighbouring(copy, n, links(given), given.copy_ms):
+        for n, exchange in product(given.copies, given.exchanges):
+            at = replace(copy, exchange=exchange)
+            for line in neighbouring(at, n, links(given), given.copy_ms):
                 yield line | {"round": number}
 
 
@@ -272,9 +280,9 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add_links(made, [1, 10, 50], [1000, 100])
     made.add_argument("--parts", type=int, nargs="*", default=[2, 4])
     made.add_argument("--copies", type=int, nargs="*", default=[2, 4, 8])
-    made.add_argument("--exchange", default="weights")
+    made.add_argument("--exchanges", nargs="+", default=["weights"])
     made.add_argument("--part-ms", type=float, default=24.0, help="slept, for a minibatch")
-    made.add_argument("--copy-ms", type=float, default=30.0, help="slept, for a copy's step")
+    made.add_argument("--copy-ms", type=float, default=160.0, help="slept, for a copy's step")
     made.add_argument("--minibatches", type=int, default=90, help="of parts")
     made.add_argument("--steps", type=int, default=60, help="of each copy")
     made.add_argument("--rounds", type=int, default=1)

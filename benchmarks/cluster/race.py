@@ -219,12 +219,15 @@ def tuning(given: argparse.Namespace) -> Iterator[Line]:
 
 
 def best(lines: Sequence[Line], about: Line, *, late: bool) -> tuple[Setting, int]:
-    """The best setting of tuning, and of how many.
+    """The best setting of tuning, and of how many; it is the same for links of all rates.
+
+    The clock of tuning has no rates, so others would be the same trials once more.
 
     Raises:
         LookupError: None has come to the target.
     """
-    mine = [x for x in lines if (about | {"late": late}).items() <= x.items()]
+    wanted = {key: x for key, x in about.items() if key != "bits_per_s"} | {"late": late}
+    mine = [x for x in lines if wanted.items() <= x.items()]
     found = min(mine, key=worth, default=None)
     if found is None or math.isinf(worth(found)[0]):
         raise LookupError(f"{about}, late {late}: tune first; no trial has reached the target")

@@ -40,8 +40,10 @@ def test_copies_wait_for_nobody_and_a_line_says_how_far_a_forecast_is_off() -> N
     assert found == pytest.approx(2 * work.batch / 0.03, rel=0.1)
     case = {"case": "2 copies", "latency_s": 0.005, "bits_per_s": 1e9, "measured": 100.0}
     *_, row, within = forecasts.table([case | {"foreseen": 114.0, "by_own": 120.0}])
-    assert row.endswith("| 100 | 114 | 1.14 | 1.20 |")
+    assert row.endswith("| 100 | 114 | 1.14 | 1.20 | |")
     assert within.strip() == "1 of 1 within 15 %; 0 with their own costs."
+    *_, row, _ = forecasts.table([case | {"foreseen": 114.0, "by_own": 120.0, "busy": 0.251}])
+    assert row.endswith("| 1.20 | 25% |")
 
 
 @pytest.mark.parametrize(

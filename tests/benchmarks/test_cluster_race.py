@@ -164,6 +164,14 @@ def test_the_race_may_be_imagined_with_other_seeds_than_were_tuned_with(
     assert len({line["last"] for line in lines}) == 4, "each has its own weights"
 
 
+def test_what_was_tuned_holds_for_links_of_all_rates_and_of_no_other_latency() -> None:
+    about = {"parts": 2, "latency_s": 0.05, "bits_per_s": 1e9, "target": 0.1}
+    lines = [trial(LATE, 9.0, 0.1) | about | {"late": True}]
+    assert race.best(lines, about | {"bits_per_s": 1e8}, late=True) == (LATE, 1)
+    with pytest.raises(LookupError, match="tune first"):
+        race.best(lines, about | {"latency_s": 0.01}, late=True)
+
+
 def test_before_tuning_nothing_is_raced() -> None:
     with pytest.raises(LookupError, match="tune first"):
         race.best([], {"parts": 2}, late=True)
