@@ -184,9 +184,12 @@ def neighbouring(
 ) -> Iterator[Line]:
     """Copies over each kind of link; the program has a host of its own."""
     slept = f"{copies.DEVICE_MS}={device_ms:g}"
-    os.environ[copies.DEVICE_MS] = f"{device_ms:g}"  # of this process, and of who is recorded
     with Hosts(n + 1, sysctl=SYSCTL) as hosts, hosts[n].inside():
-        costs = record_copies(work, n)
+        os.environ[copies.DEVICE_MS] = f"{device_ms:g}"  # of workers that this process starts
+        try:
+            costs = record_copies(work, n)
+        finally:
+            del os.environ[copies.DEVICE_MS]  # in what is foreseen nobody sleeps
         there = [gt.Host(h.address, command=(*h.prefix, "env", slept)) for h in hosts[:n]]
         address = hosts[n].address
         with closing(gt.Hosts(there, address=address, kernel_threads=1)) as runtime:
