@@ -164,12 +164,13 @@ class PublishedShare(AbstractPart):
             self._floor.leave(self.version, rows)
 
     def received(self, rows: int, versions: IntArray, lengths: IntArray | None = None) -> None:
-        self._local.received(self.version, rows, versions, lengths)
+        self._local.added(rows, versions.size)
+        self._local.returned(versions)
         each = np.ones(versions.size, np.int64) if lengths is None else lengths
         self._note(versions, each, left=True)
 
     def answered(self, rows: int, messages: int) -> None:
-        self._local.answered(0, rows, messages)
+        self._local.added(rows, messages)
         lengths = np.zeros(messages, np.int64)
         lengths[:1] = rows
         self._note(np.full(messages, self.version, np.int64), lengths, left=False)
@@ -324,8 +325,11 @@ class PublishedShare(AbstractPart):
         for parameter, gradient in zip(self._theirs, tensors, strict=bool(tensors)):
             if gradient is not None:
                 part.gradient.add(parameter, gradient)
-        for version, messages in zip(*np.unique(versions, return_counts=True), strict=True):
-            part.sent(int(messages), int(version))
+        if self._floor is None:  # nobody asks which versions are on their way
+            part.sent(versions.size)
+        else:
+            for version, messages in zip(*np.unique(versions, return_counts=True), strict=True):
+                part.sent(int(messages), int(version))
         part.received(int(lengths.sum()), versions, lengths)
         part.finished(instances)
         self._step()
