@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from geartrain.frames.message import Payload
-from geartrain.native import operations
+from geartrain.native import operations, sums
 from geartrain.nodes.products import outer, outer_suits, whole_rows
 
 _ALONE: Final = 128
@@ -119,12 +119,13 @@ class GradientSum:
     kept, not copied.
     """
 
-    __slots__ = ("_later", "_later_rows", "_slots")
+    __slots__ = ("_asked", "_later", "_later_rows", "_slots")
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self._slots = {p: _Slot(p) for p in parameters}
         self._later: dict[AbstractSource, list[Payload]] = {}
         self._later_rows = 0
+        self._asked: tuple[Sequence[torch.nn.Parameter], list[_Slot]] = (), []
 
     def __contains__(self, parameter: torch.nn.Parameter) -> bool:
         return parameter in self._slots
@@ -269,14 +270,20 @@ class GradientSum:
         A dense result is a reused buffer: use it before adding again. It is sparse COO
         (uncoalesced) if only ``add_rows`` or sparse gradients came.
         """
-        return self.take_each([parameter])[0]
+        return self.take_each([parameter])[0][0]
 
     @torch.no_grad()
-    def take_each(self, parameters: Sequence[torch.nn.Parameter]) -> list[Tensor | None]:
-        """``take`` of several."""
+    def take_each(
+        self, parameters: Sequence[torch.nn.Parameter]
+    ) -> tuple[list[Tensor | None], float | None]:
+        """``take`` of several, and the sum of the squares of all entries where it is known."""
         if self._later:
             self._sort()
-        return [self._take(self._slots[parameter]) for parameter in parameters]
+        if parameters is not self._asked[0]:  # hashes of tensors are slow
+            self._asked = parameters, [self._slots[parameter] for parameter in parameters]
+        slots = self._asked[1]
+        squares = None if operations.listening else _summed(slots)
+        return [self._take(slot) for slot in slots], squares
 
     def _take(self, slot: _Slot) -> Tensor | None:
         if slot.products:
@@ -310,6 +317,38 @@ class GradientSum:
                 other.sums = [left]
         with operations.told_before() if operations.listening else nullcontext():
             slot.multiply(left, right)
+
+
+def _summed(slots: Sequence[_Slot]) -> float | None:
+    """Add up what waits, in one call, as far as C is for it; torch does the rest.
+
+    Returns:
+        The sum of the squares of all entries; None: not all have been looked at.
+    """
+    if not slots or not sums.may_sum(slots[0].parameter.dtype):
+        return None
+    dtype, whole = slots[0].parameter.dtype, True
+    done: list[_Slot] = []
+    some: list[sums.Waiting] = []
+    for slot in slots:
+        products, rows = slot.products, slot.sums
+        if slot.fresh and not products and not rows and not slot.rows:
+            continue
+        lefts, rights = [x for x, _ in products], [x for _, x in products]
+        one = sums.Waiting(slot.written(), not slot.fresh, lefts or rows, rights)
+        if slot.rows or (products and rows) or not sums.suits(one, dtype):
+            whole = False
+        else:
+            done.append(slot)
+            some.append(one)
+    if not some:
+        return None
+    squares = sums.sum_gradients(some)
+    for slot in done:
+        if slot.waiting:
+            slot.products, slot.sums, slot.waiting = [], [], 0
+            slot.fresh = False
+    return squares if whole else None
 
 
 @cache

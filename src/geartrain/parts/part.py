@@ -258,11 +258,11 @@ class PartState(AbstractPart):
         if self.frozen:
             self._discard_gradient()
         wanted = rows and not self.frozen
-        gradients = stepping.gather(self.gradient, self.version) if wanted else []
+        gradients, norm = stepping.gather(self.gradient, self.version) if wanted else ([], None)
         if not gradients:
             counting.step_ages.clear()
             return None
-        stepping.tame(gradients, divisor, self.version, self.norms)
+        stepping.tame(gradients, norm, divisor, self.version, self.norms)
         if self._wants_ages:
             self.step_delay = mean_age(counting.step_ages.counts)
         self.progress = progress
