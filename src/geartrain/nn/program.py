@@ -12,6 +12,7 @@ from geartrain.errors import ProtocolError
 from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.frames.tables import sparse_tables
 from geartrain.native.fused import available
+from geartrain.native.steady import firing
 from geartrain.nn.fused import PackedWeights, Pair, run_together
 from geartrain.nn.split import Term, TraceSplit
 from geartrain.nodes.gradient import GradientSum
@@ -48,6 +49,7 @@ class Operands:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._owners: list[tuple[dict[str, Any], str]] = []
+        self._known: tuple[int, list[Tensor]] = 0, []  # for the length of a firing
         self.names: list[str] = []
         self.sparse: list[bool] = []
         if not isinstance(function, nn.Module):
@@ -65,8 +67,13 @@ class Operands:
                     self.sparse.append(id(x) in sparse)
 
     def tensors(self) -> list[Tensor]:
-        """Those of now."""
-        return [owner[name] for owner, name in self._owners]
+        """Those of now, not to be written to."""
+        number, known = firing.number, self._known
+        if number and number == known[0]:
+            return known[1]
+        found = [owner[name] for owner, name in self._owners]
+        self._known = number, found
+        return found
 
 
 @final
@@ -85,6 +92,7 @@ class Program(AbstractKernel):
         self._pair = cut.parts.fused if fused else None
         self._packed = PackedWeights()
         self._later = [t for t in cut.parts.terms if t.how in ("product", "sum")]
+        self._learning = 0, False  # for the length of a firing
         self._at_once = [t for t in cut.parts.terms if t.how not in ("product", "sum")]
 
     def forward(
@@ -154,12 +162,19 @@ class Program(AbstractKernel):
     ) -> None:
         """Add what the backward of n rows has found for the weights."""
         terms: Sequence[Term] = self._parts.terms
-        whole = len(came) == len(self._parts.tangents) and bool(self._later)
-        if whole and all(operands[t.operand].requires_grad for t in self._later):
+        if self._later and len(came) == len(self._parts.tangents) and self._all_learn(operands):
             terms = self._at_once if into.add_later(self, found, n) else terms
         for term in terms:
             if term.tangents & came and operands[term.operand].requires_grad:
                 self._add(term, operands[term.operand], found[term.first :], into)
+
+    def _all_learn(self, operands: Sequence[Tensor]) -> bool:
+        """Whether all weights learn whose gradients are products and sums."""
+        number, known = firing.number, self._learning
+        if not number or number != known[0]:
+            learn = all([operands[t.operand].requires_grad for t in self._later])
+            known = self._learning = number, learn
+        return known[1]
 
     @property
     def pair(self) -> Pair:
