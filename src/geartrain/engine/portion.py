@@ -23,6 +23,10 @@ from geartrain.parts.trained import AbstractPart
 class AbstractPortion(ABC):
     """Says how many messages of a queue one firing of training takes. Stateless."""
 
+    ahead: int = 0
+    """Updates after the present one whose gradients are added in one firing with it, where a node
+    tells them apart."""
+
     @abstractmethod
     def adding(self, queue: Queue, node: AbstractNode, part: AbstractPart) -> int | None:
         """Most messages of a firing that adds gradients to a part; None: any number."""
@@ -51,12 +55,17 @@ class UpdatesWorth(AbstractPortion):
         light: Weights of a worker's parts, at most, that make a row cost next to nothing.
         worth_light: As ``worth`` where the parts are light ...
         updates_light: ... and no more than in so many updates.
+        worth_apart: As ``worth`` where gradients of several updates are told apart, and a firing of
+            more rows is one less ...
+        ahead: ... and of no more updates after the present one.
     """
 
     worth: int = 512
     light: int = 4096
     worth_light: int = 2048
     updates_light: int = 4
+    worth_apart: int = 4096
+    ahead: int = 3
 
     def adding(self, queue: Queue, node: AbstractNode, part: AbstractPart) -> int | None:
         """As many as the update lacks.
@@ -65,6 +74,9 @@ class UpdatesWorth(AbstractPortion):
         all, however few it was asked for.
         """
         lacking = part.lacking
+        if lacking is not None and part.once and part.takes_ahead and node.apart:
+            most = lacking + self.ahead * part.trigger.n
+            return max(lacking, min(most, self._worth(queue, node)))
         if lacking is None or part.trigger.unit != "rows" or not (queue.bundled or node.bundled):
             return lacking
         name = part.name
@@ -89,8 +101,14 @@ class UpdatesWorth(AbstractPortion):
                 messages = max(messages, trigger.n)
         if messages > 1 and node.keeps_graphs:
             return messages
+        if messages > 1 and node.apart and all(part.takes_ahead for part in parts):
+            return max(messages, min((1 + self.ahead) * messages, self._worth(queue, node)))
         most = max(messages, queue.messages_with(rows, node.lengths))
         if messages > 1 and weights <= self.light:
             more = queue.messages_with(self.worth_light, node.lengths)
             most = max(most, min(self.updates_light * messages, more))
         return most
+
+    def _worth(self, queue: Queue, node: AbstractNode) -> int:
+        """Messages that are worth a firing where gradients are told apart."""
+        return queue.messages_with(self.worth_apart, node.lengths)

@@ -2,8 +2,8 @@
 
     products and sums of rows, by weight ─► sums.inc ─► the gradients, and their 2-norm
 
-Torch would join the rows of each weight, multiply or add them, and look for what is not finite: five
-calls a weight, each longer than the product of a few rows.
+Torch would join the rows of each weight, multiply or add them, and look for what is not finite:
+five calls a weight, each longer than the product of a few rows.
 """
 
 from __future__ import annotations

@@ -106,6 +106,11 @@ class MeasuredChoice(AbstractChoice):
         return self._settled or self._derived is not None
 
     @property
+    def apart(self) -> bool:
+        kernel = self._first if self._derived is None else self._derived
+        return self.decided and kernel.apart
+
+    @property
     def replaced(self) -> bool:
         return self._derived is not None
 

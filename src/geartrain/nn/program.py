@@ -93,6 +93,7 @@ class Program(AbstractKernel):
         self._packed = PackedWeights()
         self._later = [t for t in cut.parts.terms if t.how in ("product", "sum")]
         self._learning = 0, False  # for the length of a firing
+        self.apart = all(t.how != "value" and t.padding < 0 for t in cut.parts.terms)
         self._at_once = [t for t in cut.parts.terms if t.how not in ("product", "sum")]
 
     def forward(
@@ -172,7 +173,7 @@ class Program(AbstractKernel):
         """Whether all weights learn whose gradients are products and sums."""
         number, known = firing.number, self._learning
         if not number or number != known[0]:
-            learn = all([operands[t.operand].requires_grad for t in self._later])
+            learn = all(operands[t.operand].requires_grad for t in self._later)
             known = self._learning = number, learn
         return known[1]
 
