@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,12 @@ import torch
 from torch import Tensor, nn
 
 import geartrain as gt
+from benchmarks.own.programs import PROGRAMS
+from benchmarks.own.programs.program import AbstractProgram, Item
 from geartrain.engine.portion import UpdatesWorth
 from geartrain.engine.worker import WorkerState
 from geartrain.nodes.gradient import GradientSum
+from geartrain.parts.part import PartState
 from tests.rigs.sessions import session_of
 
 WIDTH, CLASSES, N = 4, 3, 30
@@ -32,6 +36,18 @@ class Gated(nn.Module):
         return gate * h + (1 - gate) * torch.tanh(self.new(h))
 
 
+class Normed(nn.Module):
+    """Its kernel adds up by itself what the norm's weights learn, and words that it skips."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(CLASSES, WIDTH, padding_idx=0)
+        self.norm, self.new = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, h: Tensor, word: Tensor) -> Tensor:
+        return h + torch.tanh(self.new(self.norm(h + self.words(word))))
+
+
 class Noted(torch.optim.SGD):
     """Leaves the weights alone, and notes the gradient of each step."""
 
@@ -39,15 +55,17 @@ class Noted(torch.optim.SGD):
         super().__init__(params, lr=0.0)
         self.found = found
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         weights = self.param_groups[0]["params"]
-        self.found.append([p.grad.clone() for p in weights if p.grad is not None])
+        self.found.append(
+            [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in weights]
+        )
 
 
 def cell(kind: str) -> nn.Module:
     if kind == "by hand":
         return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
-    return Gated()
+    return Normed() if kind == "normed" else Gated()
 
 
 def model(kind: str) -> nn.ModuleDict:
@@ -62,6 +80,8 @@ def graph_of(parts: nn.ModuleDict, keep: str | None) -> gt.Graph:
     states = graph.loop(name="states")
     states.join(graph.input("x", step=0).through(parts["start"], name="start"))
     more_of_it = {} if keep is None else {"keep": keep}
+    if isinstance(parts["cell"], Normed):
+        more_of_it["read"] = "label"
     stepped = states.through(parts["cell"], name="cell", **more_of_it)
     done, more = stepped.where(lambda m: m.step + 1 >= m.turns)
     states.join(more.move(step=lambda m: m.step + 1))
@@ -84,12 +104,26 @@ def expected(parts: nn.ModuleDict, some: list[gt.Instance], name: str) -> list[T
     """The gradient of the sum of the losses of some instances, one after the other."""
     total = torch.zeros((), dtype=torch.float64)
     for one in some:
-        h = parts["start"](one.inputs["x"])
+        h, label = parts["start"](one.inputs["x"]), torch.tensor([int(one.value["label"])])
         for _ in range(int(one.value["turns"])):
-            h = parts["cell"](h)
-        label = torch.tensor([int(one.value["label"])])
+            h = parts["cell"](h, label) if isinstance(parts["cell"], Normed) else parts["cell"](h)
         total = total + nn.functional.cross_entropy(parts["readout"](h), label)
     return list(torch.autograd.grad(total, list(parts[name].parameters())))
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Parts that were told of gradients of later updates, row by row."""
+    found: set[str] = set()
+    before = PartState._tell
+
+    def tell(self: PartState, updates: Any, *args: Any, **more: Any) -> None:
+        if updates.any():
+            found.add(self.name)
+        before(self, updates, *args, **more)
+
+    monkeypatch.setattr(PartState, "_tell", tell)
+    return found
 
 
 @pytest.fixture
@@ -141,11 +175,18 @@ def require_own(made: dict[str, Any], n: int) -> None:
 
 @pytest.mark.parametrize("n", [4, 7])
 @pytest.mark.parametrize(
-    ("kind", "keep"), [("by hand", None), ("derived", "activations"), ("derived", "inputs")]
+    ("kind", "keep", "ahead"),
+    [
+        ("by hand", None, {"start", "cell", "readout"}),
+        ("derived", "activations", {"start", "cell", "readout"}),
+        ("normed", "activations", {"start", "cell", "readout"}),
+        ("normed", "inputs", {"readout"}),  # autograd adds rows up, so the loop goes by update
+    ],
 )
-def test_each_update_gets_the_gradient_of_its_own_instances(kind, keep, n, advanced) -> None:
+def test_each_update_gets_the_gradient_of_its_own_instances(kind, keep, ahead, n, told) -> None:
     require_own(train(kind, n, N, keep), n)
-    assert advanced["ahead"] > 0
+    assert set(told) >= ahead
+    assert ("cell" in told) == ("cell" in ahead)
 
 
 @pytest.mark.parametrize("kind", ["by hand", "derived"])
@@ -198,3 +239,59 @@ def test_with_a_bound_on_staleness_no_update_is_ahead(advanced) -> None:
     record = session.fit(data(), epochs=1).history[0]
     assert not advanced["ahead"]
     assert all(len(each.histogram) <= 2 for each in record.staleness.values())
+
+
+@pytest.mark.parametrize("name", ["halting", "moe", "exits"])
+def test_modules_taken_together_tell_updates_apart(name, told) -> None:
+    torch.manual_seed(0)
+    program = PROGRAMS[name](4).double()
+    items, n = program.generate(48, seed=1), 12
+    graph = program.graph()
+    found: dict[str, tuple[nn.Module, list[list[Tensor]]]] = {}
+    for through in graph.throughs():
+        module = through.function
+        if isinstance(module, nn.Module) and list(module.parameters()):
+            through.keep = "activations"
+            found[through.name] = module, []
+            optimizer = partial(Noted, found=found[through.name][1])
+            through.part = gt.Part(module, through.name, optimizer=optimizer)
+    session = session_of(
+        graph,
+        rules=gt.Rules(update_every=gt.Instances(n), average="none", optimizer=torch.optim.SGD),
+        runtime=gt.Threads(1, kernel_threads=1),
+        max_active=len(items),
+        ramp=gt.Ramp(over=0),
+        shuffle=False,
+    )
+    session.fit([program.instance(item, torch.float64) for item in items], epochs=1)
+    each = [gradient_of(program, items[k * n : (k + 1) * n]) for k in range(4)]
+    updates = 0
+    for part, (module, steps) in found.items():
+        own = [[gradients[p] for p in module.parameters()] for gradients in each]
+        if steps:
+            require_close([sum(one) for one in zip(*steps, strict=True)], sum_of(own))
+        if len(steps) == 4 and part not in ONCE:  # one without rows in an update takes no step
+            updates += 4
+            for gradients, expected_ones in zip(steps, own, strict=True):
+                require_close(gradients, expected_ones)
+    assert updates and told - ONCE
+
+
+ONCE = {"start", "readout", "first", "answer"}  # of their messages the first are the first update's
+
+
+def gradient_of(program: AbstractProgram, items: Sequence[Item]) -> dict[nn.Parameter, Tensor]:
+    weights = list(program.parameters())
+    total = sum((program.plain(item) for item in items), torch.zeros((), dtype=torch.float64))
+    found = torch.autograd.grad(total, weights, allow_unused=True)
+    each = zip(weights, found, strict=True)
+    return {p: torch.zeros_like(p) if g is None else g for p, g in each}
+
+
+def sum_of(each: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    return [torch.stack(some).sum(0) for some in zip(*each, strict=True)]
+
+
+def require_close(found: Sequence[Any], expected: Sequence[Tensor]) -> None:
+    for g, e in zip(found, expected, strict=True):
+        torch.testing.assert_close(torch.as_tensor(g), e, rtol=1e-9, atol=1e-12)

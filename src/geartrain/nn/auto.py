@@ -107,8 +107,9 @@ class MeasuredChoice(AbstractChoice):
 
     @property
     def apart(self) -> bool:
-        kernel = self._first if self._derived is None else self._derived
-        return self.decided and kernel.apart
+        if not self.decided:
+            return not self._done.firings
+        return (self._first if self._derived is None else self._derived).apart
 
     @property
     def replaced(self) -> bool:

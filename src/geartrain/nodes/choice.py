@@ -71,7 +71,7 @@ class AbstractChoice(ABC):
 
     @property
     def apart(self) -> bool:
-        """Whether what it has chosen tells gradients of several updates apart."""
+        """Whether its kernel tells gradients of several updates apart, or has had no row."""
         return False
 
     @abstractmethod

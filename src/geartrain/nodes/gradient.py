@@ -274,11 +274,18 @@ class GradientSum:
                 some side by side; or that of all that is added.
         """
         some = updates != 0 if isinstance(updates, int) else updates.any()
-        self._updates = updates if some else None
+        before, self._updates = self._updates, updates if some else None
         try:
             yield
         finally:
-            self._updates = None
+            self._updates = before
+
+    def updates_of(self, n: int) -> IntArray:
+        """The updates of n rows that are added now."""
+        updates = self._updates
+        if updates is None or isinstance(updates, int):
+            return np.full(n, updates or 0, np.int64)
+        return _for_rows(updates, n)
 
     @property
     def of_several(self) -> bool:
