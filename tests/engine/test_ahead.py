@@ -220,7 +220,7 @@ def test_gradients_of_no_more_than_some_updates_are_ahead(advanced, monkeypatch)
 
     monkeypatch.setattr(GradientSum, "next_update", next_update)
     train("by hand", 2, N)
-    assert deepest == UpdatesWorth().ahead
+    assert deepest == UpdatesWorth().updates_apart - 1
 
 
 def test_with_a_bound_on_staleness_no_update_is_ahead(advanced) -> None:

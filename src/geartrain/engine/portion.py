@@ -23,9 +23,14 @@ from geartrain.parts.trained import AbstractPart
 class AbstractPortion(ABC):
     """Says how many messages of a queue one firing of training takes. Stateless."""
 
-    ahead: int = 0
-    """Updates after the present one whose gradients are added in one firing with it, where a node
-    tells them apart."""
+    def together(self, node: AbstractNode, rows: float) -> int:
+        """Updates whose gradients are added in one firing of a node that tells them apart.
+
+        Args:
+            node: That adds.
+            rows: Payload rows of an update, about.
+        """
+        return 1
 
     @abstractmethod
     def adding(self, queue: Queue, node: AbstractNode, part: AbstractPart) -> int | None:
@@ -55,17 +60,22 @@ class UpdatesWorth(AbstractPortion):
         light: Weights of a worker's parts, at most, that make a row cost next to nothing.
         worth_light: As ``worth`` where the parts are light ...
         updates_light: ... and no more than in so many updates.
-        worth_apart: As ``worth`` where gradients of several updates are told apart, and a firing of
-            more rows is one less ...
-        ahead: ... and of no more updates after the present one.
+        worth_apart: Rows of whole updates, for each call of a module in a firing, up to which those
+            of several go together where their gradients are told apart: what they have seen is
+            older by as many updates, and a firing is one less ...
+        updates_apart: ... and so many updates at most.
     """
 
     worth: int = 512
     light: int = 4096
     worth_light: int = 2048
     updates_light: int = 4
-    worth_apart: int = 4096
-    ahead: int = 3
+    worth_apart: int = 2048
+    updates_apart: int = 4
+
+    def together(self, node: AbstractNode, rows: float) -> int:
+        worth = self.worth_apart * node.calls_a_firing
+        return max(1, min(self.updates_apart, int(worth // max(rows, 1))))
 
     def adding(self, queue: Queue, node: AbstractNode, part: AbstractPart) -> int | None:
         """As many as the update lacks.
@@ -75,8 +85,8 @@ class UpdatesWorth(AbstractPortion):
         """
         lacking = part.lacking
         if lacking is not None and part.once and part.takes_ahead and node.apart:
-            most = lacking + self.ahead * part.trigger.n
-            return max(lacking, min(most, self._worth(queue, node)))
+            n = part.trigger.n
+            return lacking + (self._together(queue, node, n) - 1) * n
         if lacking is None or part.trigger.unit != "rows" or not (queue.bundled or node.bundled):
             return lacking
         name = part.name
@@ -101,14 +111,15 @@ class UpdatesWorth(AbstractPortion):
                 messages = max(messages, trigger.n)
         if messages > 1 and node.keeps_graphs:
             return messages
-        if messages > 1 and node.apart and all(part.takes_ahead for part in parts):
-            return max(messages, min((1 + self.ahead) * messages, self._worth(queue, node)))
         most = max(messages, queue.messages_with(rows, node.lengths))
+        if messages > 1 and node.apart and all(part.takes_ahead for part in parts):
+            most = max(most, self._together(queue, node, messages) * messages)
         if messages > 1 and weights <= self.light:
             more = queue.messages_with(self.worth_light, node.lengths)
             most = max(most, min(self.updates_light * messages, more))
         return most
 
-    def _worth(self, queue: Queue, node: AbstractNode) -> int:
-        """Messages that are worth a firing where gradients are told apart."""
-        return queue.messages_with(self.worth_apart, node.lengths)
+    def _together(self, queue: Queue, node: AbstractNode, n: int) -> int:
+        """Updates of n messages each that may go together, of what waits in a queue."""
+        worth = queue.messages_with(self.worth_apart * node.calls_a_firing, node.lengths)
+        return max(1, min(self.updates_apart, worth // n))

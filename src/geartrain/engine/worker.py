@@ -179,8 +179,13 @@ class WorkerState:
         for k, name in enumerate(parts):
             cohorts = self._cohorts.get(name)
             if cohorts is not None:
-                ahead = self._portions.ahead if self._takes_ahead(node) else 0
-                for now in cohorts.sort(delivery, node.slots(delivery.batch), ahead):
+                batch, ahead = delivery.batch, 0
+                if self._takes_ahead(node):
+                    lengths = node.lengths(batch)
+                    rows = 1.0 if lengths is None else float(lengths.mean())
+                    n = self.parts[name].trigger.n
+                    ahead = self._portions.together(node, rows * n) - 1
+                for now in cohorts.sort(delivery, node.slots(batch), ahead):
                     self._sort(node, now, parts[k + 1 :])
                 return
         self._enqueue(delivery)

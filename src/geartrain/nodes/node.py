@@ -139,6 +139,11 @@ class AbstractNode(ABC):
         return False
 
     @property
+    def calls_a_firing(self) -> int:
+        """Calls of modules in one firing, about: so many times is what they cost by themselves."""
+        return 1
+
+    @property
     def keeps_graphs(self) -> bool:
         """Whether its firings run again unless their messages come back together."""
         return False

@@ -127,6 +127,7 @@ class LoopNode(AbstractNode):
         self._next = 0
         self.calls = 0
         """Of modules, so far."""
+        self._turned = 0  # firings forward
         self.together = 0
         """How often several of them were taken together."""
         self._apart: set[tuple[int, ...]] = set()  # modules that cannot
@@ -140,6 +141,10 @@ class LoopNode(AbstractNode):
     @property
     def bundled(self) -> bool:
         return True
+
+    @property
+    def calls_a_firing(self) -> int:
+        return max(1, self.calls // max(self._turned, 1))
 
     @property
     def apart(self) -> bool:
@@ -224,6 +229,7 @@ class LoopNode(AbstractNode):
         slots: IntArray,
         came: Sequence[Came],
     ) -> Turn:
+        self._turned += 1
         local = np.full(int(slots.max()) + 1, -1, np.int64)
         local[slots] = np.arange(slots.size)
         pending = np.zeros(slots.size, np.int64)
