@@ -4,8 +4,8 @@
                                            └──► (∂f/∂θ)ᵀ dy is added to the part's gradient
 
 Nobody else wants y, so its gradient is known in the firing that makes it: nothing is stored, no row
-waits, and there is no second firing. Forward and backward are of one version: such rows are never
-stale. ``fusion`` says which nodes are of this kind.
+waits, and there is no second firing. Forward and backward are of one version: such rows are only
+stale where a firing has those of several updates. ``fusion`` says which nodes are of this kind.
 """
 
 from __future__ import annotations
