@@ -17,6 +17,7 @@ from benchmarks.own.programs import PROGRAMS
 from benchmarks.own.programs.program import AbstractProgram, Item
 from geartrain.engine.portion import UpdatesWorth
 from geartrain.engine.worker import WorkerState
+from geartrain.errors import LeakError
 from geartrain.nodes.gradient import GradientSum
 from geartrain.parts.part import PartState
 from tests.rigs.sessions import session_of
@@ -295,3 +296,9 @@ def sum_of(each: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 def require_close(found: Sequence[Any], expected: Sequence[Tensor]) -> None:
     for g, e in zip(found, expected, strict=True):
         torch.testing.assert_close(torch.as_tensor(g), e, rtol=1e-9, atol=1e-12)
+
+
+def test_a_gradient_that_no_update_has_taken_is_a_leak(monkeypatch) -> None:
+    monkeypatch.setattr(PartState, "next_update", lambda self: False)
+    with pytest.raises(LeakError, match="later updates"):
+        train("by hand", 4, N)
