@@ -25,7 +25,7 @@ MOST_WORK: Final = 1 << 22
 
 @final
 @dataclass(slots=True)
-class Waiting:
+class Unsummed:
     """What waits for one weight.
 
     Args:
@@ -47,7 +47,7 @@ def may_sum(dtype: torch.dtype) -> bool:
     return native is not None and "sum_gradients" in native.typed.get(dtype, {})
 
 
-def suits(one: Waiting, dtype: torch.dtype) -> bool:
+def suits(one: Unsummed, dtype: torch.dtype) -> bool:
     """Whether its rows are such as C reads, of this dtype, and few enough."""
     for x in (one.out, *one.lefts, *one.rights):
         if x.dtype is not dtype or not x.is_contiguous() or not x.is_cpu:
@@ -58,7 +58,7 @@ def suits(one: Waiting, dtype: torch.dtype) -> bool:
     return n * one.out.numel() <= MOST_WORK
 
 
-def sum_gradients(some: Sequence[Waiting]) -> float:
+def sum_gradients(some: Sequence[Unsummed]) -> float:
     """Write the gradients of all of them.
 
     Args:

@@ -326,6 +326,8 @@ class GradientSum:
             else:
                 into.add_product(parameter, left, right)
         elif updates is not None and left.shape[0]:
+            if operations.listening and right is not None:
+                operations.tell(left.shape[1], left.shape[0], right.shape[1])
             each = _for_rows(updates, left.shape[0])
             self._apart.setdefault(parameter, []).append((left, right, each))
 
@@ -366,7 +368,7 @@ class GradientSum:
                     if right is None:
                         into.add_sum(parameter, left[start:end])
                     else:
-                        into.add_product(parameter, left[start:end], right[start:end])
+                        into.add_products(parameter, [(left[start:end], right[start:end])])
                     start = end
 
     @torch.no_grad()
@@ -481,13 +483,13 @@ def _summed(slots: Sequence[_Slot]) -> float | None:
         return None
     dtype, whole = slots[0].parameter.dtype, True
     done: list[_Slot] = []
-    some: list[sums.Waiting] = []
+    some: list[sums.Unsummed] = []
     for slot in slots:
         products, rows = slot.products, slot.sums
         if slot.fresh and not products and not rows and not slot.rows:
             continue
         lefts, rights = [x for x, _ in products], [x for _, x in products]
-        one = sums.Waiting(slot.written(), not slot.fresh, lefts or rows, rights)
+        one = sums.Unsummed(slot.written(), not slot.fresh, lefts or rows, rights)
         if slot.rows or (products and rows) or not sums.suits(one, dtype):
             whole = False
         else:
