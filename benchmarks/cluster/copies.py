@@ -34,7 +34,6 @@ from geartrain.cli.copies import CopiesSeen
 from geartrain.data.mnist import CLASSES
 from geartrain.engine.instrument import AbstractInstrument
 
-SEED: Final = 0
 DEVICE_MS: Final = "DEVICE_MS"
 Reply = dict[str, Any]
 
@@ -50,6 +49,7 @@ class Work:
         rate, momentum: Of SGD.
         steps: Minibatches for each copy, on average.
         exchange, topology: Of ``gt.Neighbours``.
+        seed: Of weights and of minibatches.
     """
 
     data: str | None = None
@@ -60,6 +60,7 @@ class Work:
     steps: int = 150
     exchange: str = "weights"
     topology: str = "ring"
+    seed: int = 0
 
 
 digits = lru_cache(2)(stages.digits)
@@ -104,14 +105,14 @@ class Judge:
 
 def network(work: Work) -> nn.Sequential:
     """The same in every process, behind the lookup."""
-    torch.manual_seed(SEED)
+    torch.manual_seed(work.seed)
     layers = nn.Linear(784, work.hidden), nn.ReLU(), nn.Linear(work.hidden, CLASSES)
     return nn.Sequential(Lookup(work.data), *layers)
 
 
 def order(work: Work, count: int) -> Tensor:
     """Numbers of rows, int64 ``(count, batch)``; the same in every process."""
-    draw = torch.Generator().manual_seed(SEED)
+    draw = torch.Generator().manual_seed(work.seed)
     n = len(digits(work.data, "train")[0])
     return torch.randint(0, n, (count, work.batch), generator=draw)
 
@@ -169,6 +170,18 @@ def ours(
             name: told[name] for name in ("meetings_per_gradient", "bytes_per_gradient", "distance")
         },
     }
+
+
+def together(work: Work, copies: int) -> float:
+    """Accuracy after one process has trained what all-reduce trains: a step for all minibatches."""
+    model = network(work)
+    optimizer = torch.optim.SGD(model.parameters(), lr=work.rate, momentum=work.momentum)
+    y = digits(work.data, "train")[1]
+    for rows in order(work, work.steps * copies).view(work.steps, -1):
+        optimizer.zero_grad()
+        F.cross_entropy(model(rows), y[rows]).backward()
+        optimizer.step()
+    return accuracy(work, model)
 
 
 def ddp(work: Work, rank: int, copies: int, store: str) -> Reply:

@@ -9,7 +9,8 @@
                foreseen with its own costs tells links from a machine that was busier then
 
 Devices sleep, so that what is compared is waiting and links, and as many parts and copies as one
-likes run on few cores. A line of JSON a case goes to results/forecasts.jsonl; ``--table`` prints
+likes run on few cores; for how long they sleep says how much of the cores all need together, which
+each line has. A line of JSON a case goes to results/forecasts.jsonl; ``--table`` prints
 what is there.
 """
 
@@ -22,6 +23,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -30,7 +32,8 @@ import torch
 import geartrain as gt
 from benchmarks.cluster import copies, stages
 from benchmarks.cluster.hosts import Hosts, Link
-from benchmarks.cluster.lines import Line, add_links, links, parser, run
+from benchmarks.cluster.lines import Busy, Line, add_links, links, parser, run
+from benchmarks.cluster.neighbours import trial
 from benchmarks.cluster.pipelines import SYSCTL, few_in_flight
 from geartrain.engine.instrument import AbstractInstrument, Fired
 from geartrain.observe.jsonlog import JsonLog, read_json_log
@@ -150,6 +153,45 @@ def foreseen_copies(work: copies.Work, n: int, link: Link, costs: Costs) -> floa
     return (len(times) - 1 - began) * work.batch / (times[-1] - times[began])
 
 
+def foreseen_all_reduce(work: copies.Work, n: int, link: Link, costs: Costs) -> float:
+    """Rows a second of gloo's all-reduce, where each step around the ring is asked for first."""
+    losses = Losses()
+    asked = replace(costs.on(link), latency_s=2 * link.latency_s)
+    copies.ours(replace(work, exchange="all-reduce"), n, gt.Simulated(n, costs=asked), [losses])
+    times = sorted(losses.times)
+    began = len(times) // 10
+    return (len(times) - 1 - began) * work.batch / (times[-1] - times[began])
+
+
+def all_reduced(
+    work: copies.Work, n: int, over: Sequence[Link], device_ms: float
+) -> Iterator[Line]:
+    """``DistributedDataParallel`` over each kind of link, by costs of copies on one host."""
+    costs = _recorded_here(work, n, device_ms)
+    for link in over:
+        with Hosts(n + 1, link, sysctl=SYSCTL) as hosts, Busy() as busy:
+            measured = trial(work, "ddp", hosts, [device_ms] * n)
+            late = hosts.late()
+        yield {
+            "case": f"{n} copies, DDP over gloo",
+            "measured": measured["rows_per_second"],
+            "foreseen": foreseen_all_reduce(work, n, link, costs),
+            "late": late,
+            "busy": busy.share,
+            "device_ms": device_ms,
+            **_about(link, costs),
+        }
+
+
+def _recorded_here(work: copies.Work, n: int, device_ms: float) -> Costs:
+    """As ``record_copies``, on devices that take so long."""
+    os.environ[copies.DEVICE_MS] = f"{device_ms:g}"  # of workers that this process starts
+    try:
+        return record_copies(work, n)
+    finally:
+        del os.environ[copies.DEVICE_MS]  # in what is foreseen nobody sleeps
+
+
 def pipelines(work: stages.Work, over: Sequence[Link]) -> Iterator[Line]:
     """Parts over each kind of link; the program is on the first host."""
     with Hosts(work.parts, sysctl=SYSCTL) as hosts, hosts[0].inside():
@@ -162,7 +204,8 @@ def pipelines(work: stages.Work, over: Sequence[Link]) -> Iterator[Line]:
                 systems = (f"async:{work.parts}", f"async:{few_in_flight(work, link)}", *DRAINED)
                 for system in dict.fromkeys(systems):
                     costs = recordings.get(system, recordings["async:1"])
-                    events, reply = _recorded_parts(work, system, runtime)
+                    with Busy() as busy:
+                        events, reply = _recorded_parts(work, system, runtime)
                     own = replace(costs, nodes=recorded(events).nodes)
                     yield {
                         "case": f"{work.parts} parts, {system}",
@@ -170,6 +213,7 @@ def pipelines(work: stages.Work, over: Sequence[Link]) -> Iterator[Line]:
                         "foreseen": foreseen_parts(work, system, link, costs),
                         "by_own": foreseen_parts(work, system, link, own),
                         "late": hosts.late(),
+                        "busy": busy.share,
                         "device_ms": work.device_ms,
                         **_about(link, costs),
                     }
@@ -180,15 +224,15 @@ def neighbouring(
 ) -> Iterator[Line]:
     """Copies over each kind of link; the program has a host of its own."""
     slept = f"{copies.DEVICE_MS}={device_ms:g}"
-    os.environ[copies.DEVICE_MS] = f"{device_ms:g}"  # of this process, and of who is recorded
     with Hosts(n + 1, sysctl=SYSCTL) as hosts, hosts[n].inside():
-        costs = record_copies(work, n)
+        costs = _recorded_here(work, n, device_ms)
         there = [gt.Host(h.address, command=(*h.prefix, "env", slept)) for h in hosts[:n]]
         address = hosts[n].address
         with closing(gt.Hosts(there, address=address, kernel_threads=1)) as runtime:
             for link in over:
                 hosts.become(link)
-                events, reply = _recorded_copies(work, n, runtime)
+                with Busy() as busy:
+                    events, reply = _recorded_copies(work, n, runtime)
                 own = replace(costs, nodes=recorded(events).nodes)
                 yield {
                     "case": f"{n} copies, {work.exchange}",
@@ -197,6 +241,7 @@ def neighbouring(
                     "by_own": foreseen_copies(work, n, link, own),
                     "exchanges": reply["meetings_per_gradient"],
                     "late": hosts.late(),
+                    "busy": busy.share,
                     "device_ms": device_ms,
                     **_about(link, costs),
                 }
@@ -206,9 +251,9 @@ def table(lines: Sequence[Line]) -> Iterator[str]:
     """Markdown: a row a case."""
     yield (
         "| case | one way | Mbit/s | measured, rows/s | foreseen | foreseen to measured "
-        "| with its own costs |"
+        "| with its own costs | cores busy |"
     )
-    yield "|" + "---|" * 7
+    yield "|" + "---|" * 8
     by: dict[tuple[str, float, float], list[Line]] = {}
     for x in lines:
         by.setdefault((x["case"], x["latency_s"], x["bits_per_s"]), []).append(x)
@@ -226,7 +271,8 @@ def table(lines: Sequence[Line]) -> Iterator[str]:
         yield (
             f"| {case} | {latency_s * 1e3:g} ms | {bits / 1e6:g} | {real:,.0f} | {told:,.0f} "
             f"| {ratios['foreseen']:.2f} | "
-            + (f"{ratios['by_own']:.2f} |" if "by_own" in ratios else "|")
+            + (f"{ratios['by_own']:.2f} " if "by_own" in ratios else "")
+            + (f"| {max(x['busy'] for x in some):.0%} |" if "busy" in some[0] else "| |")
         )
     yield (
         f"\n{within['foreseen']} of {len(by)} within 15 %; {within['by_own']} with their own costs."
@@ -257,13 +303,15 @@ def _lines(given: argparse.Namespace) -> Iterator[Line]:
         minibatches=given.minibatches,
         steps=given.minibatches // 3,
     )
-    copy = copies.Work(data=given.data, exchange=given.exchange, steps=given.steps)
+    copy = copies.Work(data=given.data, steps=given.steps)
     for number in range(given.rounds):
         for parts in given.parts:
             for line in pipelines(replace(part, parts=parts), links(given)):
                 yield line | {"round": number}
-        for n in given.copies:
-            for line in neighbouring(copy, n, links(given), given.copy_ms):
+        for n, exchange in product(given.copies, given.exchanges):
+            at = replace(copy, exchange="weights" if exchange == "ddp" else exchange)
+            measured = all_reduced if exchange == "ddp" else neighbouring
+            for line in measured(at, n, links(given), given.copy_ms):
                 yield line | {"round": number}
 
 
@@ -272,9 +320,9 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add_links(made, [1, 10, 50], [1000, 100])
     made.add_argument("--parts", type=int, nargs="*", default=[2, 4])
     made.add_argument("--copies", type=int, nargs="*", default=[2, 4, 8])
-    made.add_argument("--exchange", default="weights")
+    made.add_argument("--exchanges", nargs="+", default=["weights"], help="ddp: torch's")
     made.add_argument("--part-ms", type=float, default=24.0, help="slept, for a minibatch")
-    made.add_argument("--copy-ms", type=float, default=30.0, help="slept, for a copy's step")
+    made.add_argument("--copy-ms", type=float, default=160.0, help="slept, for a copy's step")
     made.add_argument("--minibatches", type=int, default=90, help="of parts")
     made.add_argument("--steps", type=int, default=60, help="of each copy")
     made.add_argument("--rounds", type=int, default=1)

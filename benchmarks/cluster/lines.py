@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, final
 
 from benchmarks.cluster.hosts import Link
 
@@ -63,6 +63,33 @@ def run(
             with given.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
     print("\n".join(table(read(given.out))))
+
+
+@final
+class Busy:
+    """How much of this machine's cores everybody on it used inside a ``with``.
+
+    Attributes:
+        share: From 0 to 1, when it is over. Hosts of a bench share the cores: near 1 they wait for
+            those, as hosts of their own would not.
+    """
+
+    share = 0.0
+
+    def __enter__(self) -> Busy:
+        self._began = _ticks()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        idle, total = (b - a for a, b in zip(self._began, _ticks(), strict=True))
+        self.share = 1.0 - idle / max(1, total)
+
+
+def _ticks() -> tuple[int, int]:
+    """Of the kernel's clock since it runs: in which cores had nothing to do, and all."""
+    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    ticks = [int(word) for word in words[1:9]]  # guests are in those of users
+    return ticks[3] + ticks[4], sum(ticks)
 
 
 def read(path: Path) -> list[Line]:

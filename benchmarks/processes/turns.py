@@ -8,7 +8,8 @@ the machine slow for a while makes it slow for all. Of each pass: CPU seconds of
 each worker, and how much of them is threads that move bytes; firings, messages, steps, staleness.
 
 *At most* is what so many cores give if no worker ever waits: seconds of ``one`` by those of the
-process with most to do, or by all of them on ``--cores``, whichever is more.
+process with most to do, or by all of them on ``--cores``, whichever is more. Without ``one``, the
+clock is compared with that of the system that is named first.
 """
 
 from __future__ import annotations
@@ -165,7 +166,8 @@ def _hear(child: subprocess.Popen[str]) -> str:
 def table(name: str, found: Mapping[str, Sequence[Turn]], cores: int) -> list[str]:
     """Lines of text: medians over turns."""
     lines = [name]
-    ones = found.get("one")
+    name_of_base = "one" if "one" in found else next(iter(found))
+    ones = found[name_of_base]
     for system, turns in found.items():
         mid = {
             key: statistics.median(getattr(t, key) for t in turns)
@@ -175,10 +177,12 @@ def table(name: str, found: Mapping[str, Sequence[Turn]], cores: int) -> list[st
         moves = [statistics.median(x) for x in zip(*(t.threads_s for t in turns), strict=True)]
         idle = [sum(t.waited_s) / (len(t.waited_s) or 1) / t.seconds for t in turns]
         line = f"  {system:8} CPU s {_told(cpu)} (threads {_told(moves)})"
-        if ones is not None and system != "one":
-            bounds = [at_most(a, b, cores) for a, b in zip(ones, turns, strict=True)]
+        if system != name_of_base:
+            if name_of_base == "one":
+                bounds = [at_most(a, b, cores) for a, b in zip(ones, turns, strict=True)]
+                line += f"  at most x {spread(bounds)}"
             clock = [a.seconds / b.seconds for a, b in zip(ones, turns, strict=True)]
-            line += f"  at most x {spread(bounds)}  by the clock x {spread(clock)}"
+            line += f"  by the clock x {spread(clock)}"
         lines.append(line)
         lines.append(
             f"           firings {mid['firings']:.0f} of {mid['rows'] / max(1, mid['firings']):.1f}"

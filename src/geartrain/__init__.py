@@ -82,8 +82,8 @@ from geartrain.pipeline.credit import Overlapping as Overlapping
 from geartrain.pipeline.credit import Synthetic as Synthetic
 from geartrain.pipeline.pipeline import Pipeline as Pipeline
 from geartrain.runtime.hosts.hosts import Hosts as Hosts
-from geartrain.runtime.hosts.keepers import Host as Host
 from geartrain.runtime.hosts.on_ray import Ray as Ray
+from geartrain.runtime.hosts.program import Host as Host
 from geartrain.runtime.processes.processes import Processes as Processes
 from geartrain.runtime.simulated import Costs as Costs
 from geartrain.runtime.simulated import Die as Die

@@ -53,17 +53,57 @@ def test_copies_train_on_as_many_minibatches_as_were_asked_for(exchange: str) ->
 def test_the_table_compares_with_all_reduce_and_says_what_a_straggler_costs() -> None:
     def line(system: str, rate: float, slow: float, **more: float) -> dict[str, object]:
         about = {"copies": 8, "latency_s": 0.005, "bits_per_s": 1e8, "system": system, "slow": slow}
-        return about | {"rows_per_second": rate, "accuracy": 0.9, "bytes_a_step": 2000.0} | more
+        about |= {"work": {"rate": 0.03}, "accuracy": 0.9 if rate > 2800 else 0.91}
+        return about | {"rows_per_second": rate, "bytes_a_step": 2000.0} | more
 
     lines = [
         line("ddp", 1000.0, 1.0),
         line("ddp", 500.0, 4.0),
         line("weights", 3000.0, 1.0, meetings_per_gradient=0.9),
+        line("weights", 3000.0, 1.0, meetings_per_gradient=0.9, accuracy=0.92),
         line("weights", 2700.0, 4.0, meetings_per_gradient=0.9),
     ]
     _, _, ddp, ours = neighbours.table(lines)
-    assert ddp.endswith("| ddp | 1,000 | 1.00 | 2 | 1 | 90.00% | 500 | 50% |")
-    assert ours.endswith("| weights | 3,000 | 3.00 | 2 | 0.90 | 90.00% | 2,700 | 10% |")
+    assert ddp.endswith(
+        "| ddp | 1,000 | 1.00 | 2 | 1 | 0.03 | 91.00% (91.00% to 91.00%) | 500 | 50% |"
+    )
+    start, end = (
+        "| weights | 3,000 | 3.00 | 2 | 0.90 | 0.03 | ",
+        "(90.00% to 92.00%) | 2,700 | 10% |",
+    )
+    assert ours.endswith(f"{start}91.00% {end}")
+
+
+def test_what_all_reduce_trains_is_a_step_with_the_mean_of_all_copies_gradients() -> None:
+    model = copies.network(SMALL)
+    optimizer = torch.optim.SGD(model.parameters(), lr=SMALL.rate, momentum=SMALL.momentum)
+    y = copies.digits(None, "train")[1]
+    for both in copies.order(SMALL, 2 * SMALL.steps).split(2):
+        optimizer.zero_grad()
+        for rows in both:
+            (torch.nn.functional.cross_entropy(model(rows), y[rows]) / 2).backward()
+        optimizer.step()
+    assert copies.together(SMALL, 2) == pytest.approx(copies.accuracy(SMALL, model), abs=0.004)
+    assert copies.together(SMALL, 1) == copies.ours(SMALL, 1, gt.Threads(1))["accuracy"]
+
+
+def test_rates_are_chosen_by_another_seed_and_each_system_has_its_own(monkeypatch) -> None:
+    link, tried = Link(latency_s=0.005), []
+
+    def accuracy(work: Work, system: str, n: int, link: Link, device_ms: float) -> float:
+        tried.append((work.seed, work.rate))
+        return -abs(work.rate - (0.1 if system == "ddp" else 0.3))
+
+    monkeypatch.setattr(neighbours, "imagined", accuracy)
+    work = Work(seed=3)
+    rates = (0.1, 0.2, 0.3)
+    assert neighbours.best_rate(work, "ddp", 2, link, 1.0, rates) == 0.1
+    assert neighbours.best_rate(work, "weights", 2, link, 1.0, rates) == 0.3
+    assert {seed for seed, _ in tried} == {neighbours.CHOOSING}
+    monkeypatch.undo()
+    neighbours.best_rate.cache_clear()
+    small = [neighbours.imagined(SMALL, s, 2, link, 5.0) for s in ("ddp", "weights", "d-psgd")]
+    assert all(0 <= x <= 1 for x in small)
 
 
 @on_hosts

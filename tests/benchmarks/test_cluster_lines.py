@@ -50,3 +50,14 @@ def test_asynchronous_trainings_have_a_momentum_of_their_own():
     found = [changed for system, _, changed in trials if system == "async:7"]
     assert [(each["rate"], each["momentum"]) for each in found] == [(0.2, 0.5)]
     assert all("momentum" not in each for system, _, each in trials if system != "async:7")
+
+
+def test_busy_is_the_share_of_cores_that_somebody_used(monkeypatch) -> None:
+    ticks = iter([(100, 200), (130, 300)])
+    monkeypatch.setattr(lines, "_ticks", lambda: next(ticks))
+    with lines.Busy() as busy:
+        assert busy.share == 0.0
+    assert busy.share == pytest.approx(0.7)
+    monkeypatch.undo()
+    idle, total = lines._ticks()
+    assert 0 < idle < total

@@ -129,15 +129,20 @@ def line(system: str, setting: Setting, seed: int, rate: float, many: int | None
     }
 
 
-def test_the_table_has_the_best_synchronous_system_and_pairs_of_one_seed() -> None:
+def test_the_table_has_the_best_synchronous_system_of_each_seed_and_pairs_of_one_seed() -> None:
     lines = [
         *(line("gpipe:1", SYNCHRONOUS, seed, 100.0, 10) for seed in (1, 2)),
-        *(line("drained:4", SYNCHRONOUS, seed, 200.0, 10) for seed in (1, 2)),
+        line("drained:4", SYNCHRONOUS, 1, 200.0, 10),
+        line("drained:4", SYNCHRONOUS, 2, 90.0, 10),
+        line("gpipe:2", SYNCHRONOUS, 2, 200.0, 10),
         line("async:14", LATE, 1, 500.0, 10),
         line("async:14", LATE, 2, 500.0, 20),
     ]
     *_, row = race.table(lines)
-    assert "| drained:4: 100 rows, rate 0.1, momentum 0.5, rising 20% of 1,000 | 200 |" in row
+    assert (
+        "| drained:4 or gpipe:2: 100 rows, rate 0.1, momentum 0.5, rising 20% of 1,000 | 200 |"
+        in row
+    )
     assert "| async:14, stashed: 100 rows," in row
     assert "**1.88** (2.50, 1.25)" in row
     *_, row = race.table([*lines, line("async:14", LATE, 1, 500.0, None)])
@@ -162,6 +167,14 @@ def test_the_race_may_be_imagined_with_other_seeds_than_were_tuned_with(
     assert one.startswith("| 2 | 50 ms | 1 |") and two.startswith("| 2 | 50 ms | 2 |")
     lines = read(tmp_path / "imagined.jsonl")
     assert len({line["last"] for line in lines}) == 4, "each has its own weights"
+
+
+def test_what_was_tuned_holds_for_links_of_all_rates_and_of_no_other_latency() -> None:
+    about = {"parts": 2, "latency_s": 0.05, "bits_per_s": 1e9, "target": 0.1}
+    lines = [trial(LATE, 9.0, 0.1) | about | {"late": True}]
+    assert race.best(lines, about | {"bits_per_s": 1e8}, late=True) == (LATE, 1)
+    with pytest.raises(LookupError, match="tune first"):
+        race.best(lines, about | {"latency_s": 0.01}, late=True)
 
 
 def test_before_tuning_nothing_is_raced() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import geartrain as gt
 from geartrain.engine.instrument import AbstractInstrument, Fired, Updated
-from geartrain.runtime.hosts.keepers import Host
+from geartrain.runtime.hosts.program import Host
 from tests.rigs.pairs import graph_of_pairs, pairs
 
 AHEAD_S = 5000

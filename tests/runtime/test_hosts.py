@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -19,12 +21,14 @@ from torch import Tensor, nn
 import geartrain as gt
 from geartrain.errors import GeartrainError, TransportError, WorkerDiedError
 from geartrain.runtime.base import AbstractRuntime
-from geartrain.runtime.hosts import control, keepers
+from geartrain.runtime.hosts import control, program
 from geartrain.runtime.hosts.control import Pieces, to_records
 from geartrain.runtime.hosts.hosts import Hosts
 from geartrain.runtime.hosts.keeper import PROTOCOL
-from geartrain.runtime.hosts.keepers import Host, Keepers
+from geartrain.runtime.hosts.keepers import Keepers
+from geartrain.runtime.hosts.program import Host
 from geartrain.runtime.hosts.worker import Greeting
+from geartrain.runtime.processes.memory import SharedTensors, dumps
 from geartrain.transport.pulse import DEAD_S
 from geartrain.transport.record import Record
 from tests.rigs.killing import Killer
@@ -262,7 +266,7 @@ def test_a_host_that_cannot_be_reached_is_passed_over_for_a_spare_one(caplog):
 
 def test_a_host_that_does_not_answer_gives_way_to_a_spare_one(caplog, monkeypatch):
     """One that was suspected, and answers, keeps its program and its place."""
-    monkeypatch.setattr(keepers, "_PONG_S", 0.5)
+    monkeypatch.setattr(program, "_PONG_S", 0.5)
     said = {"ready": 1, "protocol": PROTOCOL, "python": VERSION, "host": "h"}
     script = 'echo "$0"; while read line; do echo "{\\"pong\\": 1}"; done'
     answers = Host("127.0.0.1", command=("sh", "-c", script, json.dumps(said)))
@@ -300,7 +304,7 @@ def test_a_host_with_another_version_or_a_chatty_shell_is_refused(said, why):
     speaks = Host("127.0.0.1", command=("printf", said.decode().replace("\n", "\\n")))
     with pytest.raises(GeartrainError, match="could not be reached"):
         Keepers([speaks], 1).binds()
-    keeper = keepers.Keeper(speaks)
+    keeper = program.Keeper(speaks)
     with pytest.raises(GeartrainError, match=why):
         for _ in range(100):
             keeper.listen()
@@ -420,3 +424,74 @@ def test_however_often_workers_are_made_anew_there_is_one_channel_a_worker_at_mo
             wait_until(lambda: len(bells()) <= before + 15, "no more than those of a channel")
     finally:
         runtime.close()
+
+
+@pytest.mark.slow
+def test_the_others_train_on_until_a_newcomer_is_there():
+    """As where no host has room for it: the pass goes on without, and ends when there is one."""
+    runtime = Hosts(2, None, 1, on_worker_death="go_on", most_deaths=4)
+    exchange = gt.Neighbours(copies=2, exchange="weights", shards="pull")
+    session = gt.Session(
+        graph_of_pairs(), rules=ADAM, runtime=runtime, sharing=exchange, max_active=8
+    )
+    try:
+        session.fit(pairs(8), epochs=1)
+        pool, killer, late = runtime._pool, Killer(runtime, {20}), AfterSteps(60)
+        session.instruments[:] = [killer, late]
+        ready = pool.ready_to_renew
+        pool.ready_to_renew = lambda: late.over and ready()  # type: ignore[method-assign]
+        fit = session.fit(pairs(400), epochs=2)
+        assert (fit.deaths, fit.instances) == (1, 400)
+        assert late.joined_after is not None and late.joined_after >= 60
+        assert not pool._coming and not pool.gone and len(pool._controls) == 2
+    finally:
+        runtime.close()
+
+
+class AfterSteps(gt.AbstractInstrument):
+    """Whether so many steps were taken, and after how many a newcomer came."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.wanted, self.joined_after = 0, steps, None
+
+    @property
+    def over(self) -> bool:
+        return self.steps >= self.wanted
+
+    def on_updated(self, event: object) -> None:
+        self.steps += 1
+
+    def on_joined(self, event: object) -> None:
+        self.joined_after = self.steps
+
+
+@pytest.mark.slow
+def test_a_newcomer_imports_what_others_had_to_before_it_says_that_it_is_there(tmp_path):
+    """So a pass does not wait for it; one that cannot be imported is left to the pass."""
+    seen = tmp_path / "seen"
+    (tmp_path / "wanted_there.py").write_text(f"open({str(seen)!r}, 'w').close()\n")
+    more = (str(tmp_path), *sys.path), None, ("nowhere_at_all", "wanted_there")
+    launcher = Keepers([Host("127.0.0.1")], 1)
+    launcher.binds()
+    try:
+        launcher.start([Greeting(0, 1, "127.0.0.1", "tcp://127.0.0.1:1", None, *more)])
+        assert seen.exists()
+    finally:
+        launcher.close()
+
+
+def test_what_a_pass_had_to_import_is_told_once(tmp_path, monkeypatch):
+    (tmp_path / "met_in_a_pass.py").write_text("def function(): return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    content = dumps(importlib.import_module("met_in_a_pass").function, SharedTensors())
+    channel = control.RemoteChannel(None, 0, "127.0.0.1", None)  # type: ignore[arg-type]
+    monkeypatch.delitem(sys.modules, "met_in_a_pass")
+    assert channel.loads(content)() == 1
+    assert channel.about(At("a"))["modules"] == ["met_in_a_pass"]  # type: ignore[arg-type]
+    channel.loads(content)
+    assert channel.about(At("a")) == {"address": "a", "modules": []}  # type: ignore[arg-type]
+
+
+@dataclass
+class At:
+    address: str

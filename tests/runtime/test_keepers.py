@@ -14,8 +14,10 @@ import pytest
 
 from geartrain.errors import GeartrainError
 from geartrain.runtime.hosts import keepers
+from geartrain.runtime.hosts import program as programs
 from geartrain.runtime.hosts.keeper import PROTOCOL
-from geartrain.runtime.hosts.keepers import Host, Keepers
+from geartrain.runtime.hosts.keepers import Keepers
+from geartrain.runtime.hosts.program import Host
 from geartrain.runtime.hosts.worker import Greeting
 
 VERSION = ".".join(map(str, sys.version_info[:2]))
@@ -77,8 +79,8 @@ def until(holds, launcher: Keepers, bound_s: float = 20.0) -> None:
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(keepers, "_PING_S", 0.05)
-    monkeypatch.setattr(keepers, "_PONG_S", 0.4)
+    monkeypatch.setattr(programs, "_PING_S", 0.05)
+    monkeypatch.setattr(programs, "_PONG_S", 0.4)
     monkeypatch.setattr(keepers, "_TRY_S", 0.05)
 
 
@@ -92,7 +94,8 @@ def test_only_the_worker_whose_host_is_gone_moves_to_a_spare_one_that_is_ready(q
         began = time.monotonic()
         assert launcher.places_again([1]) == ["127.0.0.3"]
         assert time.monotonic() - began < 5.0
-        [hello] = launcher.start_again(greetings([1], ["127.0.0.3"]))
+        launcher.begin_again(greetings([1], ["127.0.0.3"]))
+        [hello] = launcher.hellos_again([1])
         assert hello.worker == 1 and not launcher.deaths()
         assert "host 127.0.0.2 does not answer" in caplog.text
         assert "worker 1 is made anew on host 127.0.0.3" in caplog.text
@@ -147,6 +150,43 @@ def test_a_spare_host_that_falls_silent_is_not_chosen(quick):
         until(lambda: 2 in launcher._keepers and launcher._keepers[2].ready, launcher)
         launcher.avoid(0)
         assert launcher.places_again([0]) == ["127.0.0.3"]
+
+
+def test_a_place_that_is_at_hand_is_told_without_waiting_for_an_answer(quick):
+    after_fork = TOLD.replace("*ping*)", "*never*)")  # it forks, and answers nobody any more
+    dying, well = host(2, program(during=after_fork)), host(1, program())
+    with launched([well, dying, host(3, program())], 2) as launcher:
+        started(launcher)
+        assert launcher.at_hand([0]) == ["127.0.0.1"], "its host was not in doubt"
+        began = time.monotonic()
+        launcher.suspect(0)
+        launcher.suspect(1)
+        assert launcher.at_hand([0]) is None, "the spare one is left alone until it has answered"
+        assert launcher.at_hand([1, 0]) is None
+        assert time.monotonic() - began < 0.4
+        until(lambda: launcher.at_hand([0]), launcher)
+        assert launcher._homes[0].host is well, "it answers"
+        until(lambda: launcher.at_hand([1]), launcher)
+        assert launcher._homes[1].host.address == "127.0.0.3"
+
+
+def test_a_newcomer_is_there_or_on_its_way_or_will_not_come(quick):
+    with launched([host(1, program()), host(2, SILENT)], 1) as launcher:
+        started(launcher)
+        assert launcher.at_hand([0]) == ["127.0.0.1"]
+        launcher.begin_again(greetings([0], ["127.0.0.1"]))
+        until(lambda: launcher.begun(0), launcher)
+        assert [hello.worker for hello in launcher.hellos_again([0])] == [0]
+        keeper = launcher._homes[0]
+        tell, keeper.tell = keeper.tell, lambda **what: None  # type: ignore[method-assign]
+        launcher.begin_again(greetings([0], ["127.0.0.1"]))
+        assert launcher.begun(0) is False and not keeper.suspect
+        keeper.ping()  # which nobody hears
+        until(lambda: launcher.begun(0) is None, launcher)
+        assert keeper.suspect, "its host is in doubt now"
+        keeper.tell = tell  # type: ignore[method-assign]
+        launcher._keepers[0]._process.kill()
+        until(lambda: launcher.begun(0) is None, launcher)
 
 
 def test_where_nobody_goes_on_after_deaths_spare_hosts_are_left_alone():
@@ -216,6 +256,7 @@ def test_a_worker_that_says_nothing_is_told_with_its_host_and_how_long(quick, mo
         assert launcher.places_again([0]) == ["127.0.0.1"]
         silent = launcher._homes[0]
         silent.tell = lambda **what: None  # type: ignore[method-assign]
+        launcher.begin_again(greetings([0], ["127.0.0.1"]))
         with pytest.raises(GeartrainError, match=r"worker 0 has not .* 127\.0\.0\.1 in 0\.2 s"):
-            launcher.start_again(greetings([0], ["127.0.0.1"]))
+            launcher.hellos_again([0])
         assert silent.suspect

@@ -422,3 +422,37 @@ def test_workers_with_a_stock_report_by_lots_and_not_by_firings() -> None:
         (told,) = (x.messages for x in event.links if (x.sender, x.receiver) == (w, 2))
         # A lot is half of max_active, 16 firings and more of 4 rows each; then by the clock.
         assert firings > 500 and told < firings / 4, (told, firings)
+
+
+def test_shared_weights_of_one_memory_travel_no_more_once_their_optimiser_remembers() -> None:
+    """Steps are as many as before, and each is told once; every gradient is in one of them."""
+    seen: list[Worked] = []
+    steps: list[Updated] = []
+
+    class Listens(gt.AbstractInstrument):
+        def on_worked(self, event: Worked) -> None:
+            seen.append(event)
+
+        def on_updated(self, event: Updated) -> None:
+            steps.append(event)
+
+    session = gt.Session(
+        graph_of_pairs(),
+        rules=ADAM,
+        runtime=processes(2),
+        sharing=gt.SharedWeights(in_flight="each"),
+        instruments=[Listens()],
+    )
+    fit = session.fit(pairs(400), epochs=2)
+    between = [
+        sum(x.messages for x in event.links if {x.sender, x.receiver} == {0, 1}) for event in seen
+    ]
+    first, second = fit.history
+    assert second.updates == first.updates and sum(second.updates.values()) > 100
+    assert between[0] > 100 and between[1] <= 8, between
+    told = [(e.part, e.version) for e in steps]
+    assert len(told) == len({*told}) == 2 * sum(second.updates.values())
+    for a, b in zip(first.staleness.values(), second.staleness.values(), strict=True):
+        assert sum(a.histogram) == sum(b.histogram) > 0
+    for name, part in session.parts.items():
+        assert part.version == 2 * second.updates[name]

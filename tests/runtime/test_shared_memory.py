@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+import subprocess
+import sys
 
 import torch
 from torch import nn
 
+from geartrain.runtime.processes.locks import RegionLock
 from geartrain.runtime.processes.memory import SharedRegion, SharedTensors, dumps, loads
 from tests.rigs.left import open_files
 
@@ -73,3 +77,27 @@ def test_a_write_to_one_tensor_is_no_write_to_its_neighbour():
 def shared_with_another(shared: SharedTensors):
     """The regions as another process has them."""
     return {k: SharedRegion(os.dup(r.fd), r.size) for k, r in shared.regions.items()}
+
+
+def test_a_lock_of_a_region_keeps_other_processes_out_and_is_free_when_its_holder_is_killed():
+    region = SharedRegion.make(64)
+    one, two = RegionLock(region, 0), RegionLock(region, 1)
+    held = (
+        "import fcntl, sys; fcntl.lockf(int(sys.argv[1]), fcntl.LOCK_EX, 1, 1);"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", held, str(region.fd)],
+        pass_fds=[region.fd],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
+        assert not two.acquire(blocking=False)
+        with one:  # another lock of the same region
+            pass
+        os.kill(other.pid, signal.SIGKILL)
+        two.acquire()  # as soon as the kernel has ended it
+        two.release()
+    assert one.acquire(blocking=False)
+    one.release()

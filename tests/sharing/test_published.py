@@ -20,7 +20,8 @@ from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
 from geartrain.sharing.arrivals import FLOOR, GRADIENT, WEIGHTS
 from geartrain.sharing.letters import Letter
-from geartrain.sharing.published import PublishedShare, PublishedState
+from geartrain.sharing.published import PublishedState
+from geartrain.sharing.published_share import PublishedShare
 
 SGD = partial(torch.optim.SGD, lr=1.0)
 

@@ -40,8 +40,8 @@ from geartrain.frames.precision import Precision, require_precision
 from geartrain.recipes import Recipe, Setting, Value, find_recipe
 from geartrain.runtime.base import AbstractRuntime
 from geartrain.runtime.hosts.hosts import Hosts
-from geartrain.runtime.hosts.keepers import Host
 from geartrain.runtime.hosts.on_ray import Ray
+from geartrain.runtime.hosts.program import Host
 from geartrain.runtime.processes.processes import Processes
 from geartrain.runtime.processes.supervised import OnWorkerDeath
 from geartrain.runtime.simulated import Costs, Simulated

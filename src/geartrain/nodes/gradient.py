@@ -407,6 +407,14 @@ class GradientSum:
         for slot in self._slots.values():
             slot.forget()
 
+    @torch.no_grad()
+    def multiply(self) -> None:
+        """Multiply and add up what waits: the next ``take`` has nothing to do but to hand over."""
+        self._sort()
+        for slot in self._slots.values():
+            self._multiply_waiting(slot)
+            slot.add_up_waiting()
+
     def take(self, parameter: torch.nn.Parameter) -> Tensor | None:
         """The sum so far (None if nothing came); the next addition starts anew.
 

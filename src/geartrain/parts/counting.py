@@ -109,6 +109,11 @@ class Counting:
             counts[-1] = rows
             self._note(counts)
 
+    def added(self, rows: int, messages: int) -> None:
+        """Gradients have been added; how old they are is counted elsewhere."""
+        self._answer(messages)
+        self.rows += rows
+
     def dropped(self, versions: IntArray) -> None:
         """Messages have come back, perhaps with a zero gradient."""
         self._answer(versions.size)

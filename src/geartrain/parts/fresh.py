@@ -8,7 +8,7 @@ therefore compared with state that torch itself has made, entry by entry, before
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any, Final, final
@@ -89,6 +89,25 @@ def made_of(
         except (ValueError, RuntimeError) as error:
             raise _edited(place, error) from error
     return made
+
+
+def remembers_all(optimizer: Optimizer, parameters: Sequence[Tensor]) -> bool:
+    """Whether what a step reads and writes, but for weights and gradients, is in tensors that are
+    there already: so are the states of torch's optimisers and ours after their first step, of some
+    before it.
+
+    Args:
+        optimizer: Any.
+        parameters: Those that it steps.
+    """
+    cls, whole = _known(type(optimizer))
+    if cls is None or not whole:
+        return False
+    states = [optimizer.state.get(p) or {} for p in parameters]
+    if not any(states):
+        plain = cls is torch.optim.SGD
+        return plain and not any(g["momentum"] for g in optimizer.param_groups)
+    return all(states) and all(isinstance(x, Tensor) for s in states for x in s.values())
 
 
 def takes_sparse(optimizer: Optimizer | None) -> bool:

@@ -6,6 +6,7 @@ Shared weights:
     gradient   what has been gathered, the versions that its messages saw, their rows
     weights    of the owner's next version: whole, or the rows of a table that have changed
     floor      the oldest version that rows of the sender saw, or may yet see
+    ages       of rows that the sender has settled, so many of each age
 
 A letter that does not fit is refused by name: added up as it is, it would end the owner with an
 error of numpy's, or step the part with what nobody has computed.
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from geartrain.bounds import MOST_ROWS
+from geartrain.bounds import MOST_COUNT, MOST_ROWS
 from geartrain.frames.message import IntArray
 from geartrain.sharing.letters import Letter, Tensors
 from geartrain.transport.batches import refuse, shape_of
@@ -28,6 +29,7 @@ from geartrain.transport.batches import refuse, shape_of
 GRADIENT: Final = "gradient"
 WEIGHTS: Final = "weights"
 FLOOR: Final = "floor"
+AGES: Final = "ages"
 _WORKER: Final = "worker"
 _COPY: Final = "copy"
 
@@ -98,6 +100,19 @@ def told_floor(letter: Letter, newest: int) -> int:
     """
     _require_within(letter, "floor", np.array([letter.version]), newest)
     return letter.version
+
+
+def told_ages(letter: Letter) -> IntArray:
+    """The counts of a letter of kind ``AGES``, int64: rows of age 0, of age 1 and so on.
+
+    Raises:
+        TransportError: They are no counts.
+    """
+    if len(letter.tensors) != 1:
+        _refuse(letter, "content", f"{len(letter.tensors)} tensors", "1")
+    counts = _counts(letter, "rows by age", letter.tensors[0])
+    _require_within(letter, "rows by age", counts, MOST_COUNT)
+    return counts
 
 
 def require_kind(letter: Letter, kinds: Sequence[str]) -> None:

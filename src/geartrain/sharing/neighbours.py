@@ -47,7 +47,7 @@ from geartrain.sharing.kept import (
     put_members,
 )
 from geartrain.sharing.letters import Inbox, Ledger, Letter
-from geartrain.sharing.locks import MakeLock, NoLock, NothingInCommon
+from geartrain.sharing.locks import AbstractLock, MakeLock, NoLock, NothingInCommon
 from geartrain.sharing.member import Member
 from geartrain.sharing.sharing import AbstractSharing, AbstractSharingState, Kept, Shards
 from geartrain.sharing.topology import among, topology_of
@@ -359,7 +359,14 @@ class Replicas(AbstractSharingState):
             row.copy_(torch.tensor([e.member.part.version for e in endpoints]))
         return [self._versions]
 
-    def live_on(self, worker: int, workers: int, *, in_common: bool) -> None:
+    def live_on(
+        self,
+        worker: int,
+        workers: int,
+        *,
+        in_common: bool,
+        lock: Callable[[int], AbstractLock] | None = None,
+    ) -> None:
         boards = self._versions.numpy()
         for board, endpoints in zip(boards, self.endpoints.values(), strict=True):
             exchange = endpoints[0].exchange

@@ -1,52 +1,45 @@
-"""Shared weights without shared memory: each part has an owner, who steps and publishes.
+"""Shared weights between processes: who has gathered an update steps, or the owner of the part.
 
-    worker 0   its instances ─► gathers an update ─┐ gradient
-    worker 1   its instances ─► gathers an update ─┴─► the owner of the part: one step
-                    ▲                                      │ weights of the next version
-                    └──────────────────────────────────────┘
+    worker 0   its instances ─► gathers an update ─┐
+    worker 1   its instances ─► gathers an update ─┴─► one step after the other ─► the next version
+                    ▲                                                                    │
+                    └────────────────────────────────────────────────────────────────────┘
 
 Every worker runs the whole graph for its own instances, with weights that are those of the last
-version that has reached it; nobody waits. A worker gathers until what it has alone makes an update,
-as the part's rules say, and hands that in: so updates are as many as was asked for, and a gradient
-travels once an update, not once a firing. Staleness is exact: gradients carry the versions that
-they saw. Of a table whose gradient is rows, rows travel. A bound on staleness holds steps, by what
-workers tell of their oldest rows (``floor``); a window is shared out among them.
+version that has reached it; nobody waits for newer ones. A worker gathers until what it has alone
+makes an update, as the part's rules say: so updates are as many as was asked for. Staleness is
+exact: gradients carry the versions that they saw. How steps and weights meet:
 
-Source: the parameter server of Dean et al. 2012, "Large scale distributed deep networks", here one
-server a part, among the workers.
+    stepped           weights lie in memory that all have, and so does what the optimiser remembers:
+                      whoever has an update steps under a lock, and others copy the weights
+    published_share   an owner steps each part; gradients travel to it and weights back, by letter:
+                      between hosts, in an optimiser's first pass, and where rules want to know more
+                      than a worker can by itself. Of a table whose gradient is rows, rows travel. A
+                      bound on staleness holds steps, by what workers tell of their oldest rows
+                      (``floor``); a window is shared out among them.
+
+Source: the second is the parameter server of Dean et al. 2012, "Large scale distributed deep
+networks", here one server a part, among the workers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, final
+from typing import final
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from geartrain.frames.message import IntArray
 from geartrain.graph.through import Through
-from geartrain.nodes.gradient import GradientSum
-from geartrain.parts.counting import Counting
-from geartrain.parts.ownership import Gradients, Ownership
 from geartrain.parts.part import PartState
-from geartrain.parts.rules import Rules
-from geartrain.parts.trained import AbstractPart, StepTaken
-from geartrain.sharing.arrivals import (
-    FLOOR,
-    GRADIENT,
-    WEIGHTS,
-    handed_in,
-    published,
-    require_kind,
-    told_floor,
-)
+from geartrain.parts.trained import StepTaken
 from geartrain.sharing.assignment import AbstractAssignment, Balanced, Stocked
 from geartrain.sharing.communicator import AbstractCommunicator, Taken
-from geartrain.sharing.floor import Floor
-from geartrain.sharing.letters import Letter, Tensors, tensor_bytes
+from geartrain.sharing.letters import Letter
+from geartrain.sharing.locks import AbstractLock
+from geartrain.sharing.published_share import PublishedShare, Publishing
 from geartrain.sharing.sharing import AbstractSharingState
+from geartrain.sharing.stepped import SteppedShare, may_be_stepped_by_all
 
 
 @final
@@ -74,18 +67,46 @@ class PublishedState(AbstractSharingState):
             _require_known(part, workers)
         self._owners = _owners(parts, workers)
         self._worker: int | None = None
+        self._lock: Callable[[int], AbstractLock] | None = None
+        self._versions = torch.zeros(len(parts), dtype=torch.int64)  # what all workers see
         self._shares: dict[str, list[PublishedShare]] = {}
 
-    def live_on(self, worker: int, workers: int, *, in_common: bool) -> None:
-        self._worker = worker
+    def in_common(self) -> Sequence[Tensor]:
+        versions = [part.version for part in self.parts.values()]
+        self._versions.copy_(torch.tensor(versions, dtype=torch.int64))
+        return [self._versions]
+
+    def live_on(
+        self,
+        worker: int,
+        workers: int,
+        *,
+        in_common: bool,
+        lock: Callable[[int], AbstractLock] | None = None,
+    ) -> None:
+        self._worker, self._lock = worker, lock if in_common else None
+
+    def leave_pass(self) -> None:
+        for shares in self._shares.values():
+            for share in shares:
+                share.leave_pass()
 
     def weights(self, name: str, nodes: Sequence[Through]) -> Sequence[PublishedShare]:
-        part, owner = self.parts[name], self._owners[name]
+        part, owner, me = self.parts[name], self._owners[name], self._worker
+        stepped = None
+        if me is not None and self._lock is not None and may_be_stepped_by_all(part, nodes):
+            number = [*self.parts].index(name)
+            board = self._versions.numpy()[number : number + 1]
+            stepped = SteppedShare(
+                *(part, me, owner, self.copies), lock=self._lock(number), board=board
+            )
         shares = [
-            PublishedShare(part, k, owner, self.copies, works=k == self._worker)
+            stepped
+            if stepped is not None and k == me
+            else PublishedShare(part, k, owner, self.copies, works=k == me)
             for k in range(self.copies)
         ]
-        if self._worker == owner:
+        if stepped is None and me == owner:
             part.ownership = Publishing(shares[owner])
             shares[owner].bound_steps()
         self._shares[name] = shares
@@ -144,334 +165,6 @@ def _require_known(part: PartState, workers: int) -> None:
 
 
 @final
-class Publishing(Ownership):
-    """The owner's: what a step has changed is sent to all others."""
-
-    def __init__(self, share: PublishedShare) -> None:
-        self._share = share
-
-    def stepped(self, gradients: Gradients) -> None:
-        self._share.publish(gradients)
-
-
-@final
-class PublishedShare(AbstractPart):
-    """A part as one worker has it.
-
-    Args:
-        part: The part, or in a worker that does not own it what it is made like.
-        copy: Number of the worker.
-        owner: That of the worker that steps it.
-        copies: Workers.
-        works: Whether this process is that worker; else the share only stands there.
-    """
-
-    def __init__(self, part: PartState, copy: int, owner: int, copies: int, *, works: bool) -> None:
-        self.name, self._part, self._me, self._owner = part.name, part, copy, owner
-        self._others = [k for k in range(copies) if k != owner]
-        self.module = part.module
-        if works and copy != owner:
-            self.module = _own(part.module)
-        self.parameters = list(self.module.parameters())
-        self._theirs = list(part.module.parameters())
-        self.gradient = GradientSum(self.parameters)
-        self.wants_graph = part.wants_graph
-        self.size, self.trigger = part.size, part.trigger
-        self.copy, self.copies = part.copy, part.copies
-        self.version = part.version
-        self.progress = 0
-        self._local = Counting(part.trigger, None, ages_of_steps=False)
-        self._local.once = part.once
-        self._versions: list[IntArray] = []
-        self._lengths: list[IntArray] = []
-        self._steps: list[StepTaken] = []
-        self.outbox: list[Letter] = []
-        self._news: list[Gradients] = []  # of the owner's steps that others do not know of
-        self._mail: list[Letter] = []
-        window, bounded = part.rules.window, part.rules.max_staleness is not None
-        self._window = None if window is None else window // copies + (copy < window % copies)
-        self._floor = Floor(self.version) if bounded else None
-        self._floors = dict.fromkeys(self._others, self.version)  # as told, where this one owns it
-
-    def bound_steps(self) -> None:
-        """Steps of the part go by what workers tell, if staleness is bounded."""
-        if self._floor is not None:
-            self._part.counting.oldest_elsewhere = self._oldest
-
-    def _oldest(self) -> int:
-        assert self._floor is not None
-        return min(self._floor.at(self.version), *self._floors.values())
-
-    # What it is.
-
-    @property
-    def owns(self) -> bool:
-        return self._me == self._owner
-
-    @property
-    def guard(self) -> PublishedShare:  # type: ignore[override]
-        return self
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None:
-        if kind is None:
-            self._hand_in_if_whole()
-
-    @property
-    def device(self) -> torch.device:
-        return self._part.device
-
-    @property
-    def rules(self) -> Rules:  # type: ignore[override]
-        return self._part.rules
-
-    @property
-    def once(self) -> bool:  # type: ignore[override]
-        return self._local.once
-
-    @property
-    def open(self) -> bool:
-        return self._window is None or self.outstanding < self._window
-
-    @property
-    def outstanding(self) -> int:
-        return self._local.outstanding
-
-    def aliases(self) -> Mapping[nn.Parameter, Tensor]:
-        if not self.owns:
-            raise AssertionError(f"part '{self.name}' has a node that keeps graphs")
-        return self._part.aliases()
-
-    # What its worker asks and tells.
-
-    @property
-    def lacking(self) -> int | None:
-        return self._local.lacking
-
-    def begun(self, n: int) -> int:
-        return 0
-
-    def in_cohorts(
-        self, ahead: Callable[[int], int] | None, updates: Callable[[IntArray], IntArray] | None
-    ) -> None:
-        # Each worker has cohorts of its own, and none waits for another.
-        pass
-
-    def heard(self, progress: int) -> None:
-        self.progress = max(self.progress, progress)
-
-    def finished(self, instances: int) -> None:
-        self._local.finished(instances)
-        self._hand_in_if_whole()
-
-    def sent(self, rows: int, version: int | None = None) -> None:
-        self._local.sent(rows, self.version)
-        if self._floor is not None:
-            self._floor.leave(self.version, rows)
-
-    def received(self, rows: int, versions: IntArray, lengths: IntArray | None = None) -> None:
-        self._local.received(self.version, rows, versions, lengths)
-        each = np.ones(versions.size, np.int64) if lengths is None else lengths
-        self._note(versions, each, left=True)
-
-    def answered(self, rows: int, messages: int) -> None:
-        self._local.answered(0, rows, messages)
-        lengths = np.zeros(messages, np.int64)
-        lengths[:1] = rows
-        self._note(np.full(messages, self.version, np.int64), lengths, left=False)
-
-    def dropped(self, versions: IntArray) -> None:
-        self._local.dropped(versions)
-        self._note(versions, np.zeros(versions.size, np.int64), left=True)
-
-    def step_if_due(self, progress: int) -> StepTaken | None:
-        """The step that has been taken since the last call."""
-        self.heard(progress)
-        return self._steps.pop(0) if self._steps else None
-
-    def step(self, progress: int) -> StepTaken | None:
-        return self._part.step(progress)
-
-    def rest(self) -> StepTaken | None:
-        """Nothing is in flight: hand in what is left of an update."""
-        self._hand_in()
-        self._go_by_floors()
-        return self.step_if_due(self.progress)
-
-    def note_holding(self) -> bool | None:
-        return self._part.note_holding() if self.owns else None
-
-    # What its worker carries.
-
-    @property
-    def ready(self) -> bool:
-        return bool(self._mail)
-
-    def receive(self, letter: Letter) -> None:
-        self._mail.append(letter)
-
-    def take(self) -> list[Letter]:
-        """Take the letters that wait; returns them.
-
-        Raises:
-            TransportError: One does not fit the part, or is of a version that there is not.
-        """
-        letters, self._mail = self._mail, []
-        for letter in letters:
-            require_kind(letter, (GRADIENT, FLOOR) if self.owns else (WEIGHTS,))
-            if letter.kind == WEIGHTS:
-                self._renew(letter)
-            elif letter.kind == FLOOR:
-                self._floors[letter.sender] = told_floor(letter, self._part.version)
-            else:
-                newest = self._part.version
-                tensors, versions, lengths = handed_in(letter, self._theirs, newest)
-                self.heard(letter.progress or 0)
-                self._settle(tensors, versions, lengths, letter.round)
-        if self._floor is not None:
-            self._hand_in_if_whole()
-        return letters
-
-    def take_steps(self) -> list[StepTaken]:
-        steps, self._steps = self._steps, []
-        return steps
-
-    def take_letters(self) -> list[Letter]:
-        """What there is to send. Tensors of letters are lent: until this worker's next firing."""
-        if self._news:
-            self._publish()
-        letters, self.outbox = self.outbox, []
-        return letters
-
-    def publish(self, gradients: Gradients) -> None:
-        """The owner has stepped with these; what has become of the weights is sent with the next
-        letters, once for however many steps there are until then."""
-        stepped = dict(zip(self._part.parameters, gradients, strict=True))
-        self._news.append([stepped.get(p) for p in self._theirs])
-
-    @torch.no_grad()
-    def _publish(self) -> None:
-        each = zip(self._theirs, *self._news, strict=True)
-        tensors = tuple(_changed(p, gradients) for p, *gradients in each)
-        self._news = []
-        self.version = self._part.version
-        for k in self._others:
-            self._post(WEIGHTS, k, tensors, version=self.version)
-
-    # Updates.
-
-    def _note(self, versions: IntArray, lengths: IntArray, *, left: bool) -> None:
-        self._versions.append(versions)
-        self._lengths.append(lengths)
-        if self._floor is not None:
-            self._floor.gather(versions, left=left)
-
-    def _hand_in_if_whole(self) -> None:
-        # Where staleness is bounded, what is older than the weights of now would hold up a step.
-        held_up = self._floor is not None and self._floor.holds_up(self.version)
-        if held_up or self._local.due(self.version):
-            self._hand_in()
-        self._go_by_floors()
-
-    def _go_by_floors(self) -> None:
-        """Tell the owner how old rows of this worker are; or take the step that waited for it."""
-        if self._floor is None:
-            return
-        if self.owns:
-            self._step()
-        elif (floor := self._floor.news(self.version)) is not None:
-            self._post(FLOOR, self._owner, (), version=floor)
-
-    def _step(self) -> None:
-        """The owner takes a step if it is due."""
-        taken = self._part.step_if_due(self.progress)
-        self.version = self._part.version
-        if taken is not None:
-            self._steps.append(taken)
-
-    def _hand_in(self) -> None:
-        """What has been gathered goes to the owner."""
-        local = self._local
-        if not (self._versions or local.instances):
-            return
-        instances = 0 if local.once else local.instances
-        none = np.zeros(0, np.int64)
-        versions = np.concatenate(self._versions or [none])
-        lengths = np.concatenate(self._lengths or [none])
-        self._versions, self._lengths = [], []
-        if self._floor is not None:
-            self._floor.hand_in()
-        local.take(self.rules.average, flush=not self.trigger.due(local))
-        if self.owns:
-            self._part.gradient.absorb(self.gradient)
-            self._settle((), versions, lengths, instances)
-            return
-        content = (
-            *(self.gradient.take(p) for p in self.parameters),
-            torch.from_numpy(versions),
-            torch.from_numpy(lengths),
-        )
-        self._post(GRADIENT, self._owner, content, count=instances, progress=self.progress)
-
-    def _settle(
-        self, tensors: Tensors, versions: IntArray, lengths: IntArray, instances: int
-    ) -> None:
-        """The owner adds an update, or what is left of one, to the part, and steps if it is due.
-
-        Args:
-            tensors: The gradient; empty: it has been added.
-            versions, lengths: That its messages saw, and their rows.
-            instances: That it is of.
-        """
-        part = self._part
-        for parameter, gradient in zip(self._theirs, tensors, strict=bool(tensors)):
-            if gradient is not None:
-                part.gradient.add(parameter, gradient)
-        for version, messages in zip(*np.unique(versions, return_counts=True), strict=True):
-            part.sent(int(messages), int(version))
-        part.received(int(lengths.sum()), versions, lengths)
-        part.finished(instances)
-        self._step()
-
-    @torch.no_grad()
-    def _renew(self, letter: Letter) -> None:
-        """Another version of the weights has come."""
-        tensors = published(letter, self.parameters)
-        self.version = letter.version
-        for mine, tensor in zip(self.parameters, tensors, strict=True):
-            if tensor is None:
-                continue
-            if tensor.is_sparse:
-                mine.data[tensor._indices()[0]] = tensor._values()
-            else:
-                mine.data = tensor
-        # Copies in bfloat16 are made anew for what torch counts, and it does not count this.
-        torch.autograd.graph.increment_version(self.parameters)
-
-    def _post(
-        self,
-        kind: str,
-        to: int,
-        tensors: tuple[Tensor | None, ...],
-        *,
-        version: int = 0,
-        count: int = 0,
-        progress: int | None = None,
-    ) -> None:
-        self.outbox.append(
-            Letter(
-                *(self.name, self._me, to, kind, tensors),
-                version=version,
-                round=count,
-                nbytes=tensor_bytes(tensors),
-                progress=progress,
-            )
-        )
-
-
-@final
 class Post(AbstractCommunicator):
     """Of the shares of one worker.
 
@@ -511,28 +204,3 @@ class Post(AbstractCommunicator):
 
     def _some(self, part: str | None) -> Sequence[PublishedShare]:
         return [*self._shares.values()] if part is None else [self._shares[part]]
-
-
-def _own(module: nn.Module) -> nn.Module:
-    """The module with weights of its own, which are those of now, and the same buffers.
-
-    It is the module itself: in this process nobody else has it.
-    """
-    for parameter in module.parameters():
-        parameter.data = parameter.data.clone()
-    return module
-
-
-def _changed(parameter: nn.Parameter, gradients: Gradients) -> Tensor | None:
-    """What steps with these gradients have made of a parameter; None: nothing."""
-    there = [g for g in gradients if g is not None]
-    if not there:
-        return None
-    if not all(g.is_sparse for g in there):
-        return parameter.detach()
-    rows = torch.cat([g._indices()[0] for g in there])
-    if len(there) > 1 or not there[0].is_coalesced():
-        rows = torch.unique(rows)
-    return torch.sparse_coo_tensor(
-        rows[None], parameter.detach()[rows], parameter.shape, check_invariants=False
-    )

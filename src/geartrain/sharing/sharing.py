@@ -29,7 +29,7 @@ from geartrain.parts.trained import AbstractPart, StepTaken
 from geartrain.sharing.assignment import AbstractAssignment
 from geartrain.sharing.communicator import AbstractCommunicator, Silent
 from geartrain.sharing.letters import Letter
-from geartrain.sharing.locks import MakeLock, NoLock
+from geartrain.sharing.locks import AbstractLock, MakeLock, NoLock
 from geartrain.sharing.totals import Totals
 
 Shards: TypeAlias = Literal["static", "pull"]
@@ -153,14 +153,23 @@ class AbstractSharingState(ABC):
         return Silent()
 
     def live_on(  # noqa: B027 - may do nothing
-        self, worker: int, workers: int, *, in_common: bool
+        self,
+        worker: int,
+        workers: int,
+        *,
+        in_common: bool,
+        lock: Callable[[int], AbstractLock] | None = None,
     ) -> None:
         """This process is that of one of so many workers; said before an engine is made in it.
 
         Args:
             worker, workers: Its number, and how many there are.
             in_common: Whether they have memory in common, and ``in_common()`` lies there.
+            lock: Gives the lock of a number, which is one for all of them; None: there is none.
         """
+
+    def leave_pass(self) -> None:  # noqa: B027 - may do nothing
+        """The pass is over in this process: parts are to be given back as all workers have them."""
 
     def hold(self, parts: Collection[str]) -> None:  # noqa: B027 - may do nothing
         """Of all parts and their copies, these live in this process; said when its engine is

@@ -23,6 +23,7 @@ from collections.abc import Collection
 from typing import Any, Final, NoReturn, final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -204,6 +205,11 @@ class Common:
         insort(self._holes, (start, -(-nbytes // _ALIGNED) * _ALIGNED))
         self._holes = _joined(self._holes)
         self._shrink()
+
+
+def may_lie_in_common(x: Tensor) -> bool:
+    """Whether a tensor's data can be moved to memory that several processes have."""
+    return x.layout is torch.strided and x.is_cpu and type(x.data) is Tensor and x.numel() > 0
 
 
 def _give_back(memory: NDArray[np.uint8], start: int, end: int) -> None:

@@ -11,6 +11,7 @@ other by the way that the worker was started, and speaks to the owner of that ke
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -150,6 +151,7 @@ class RemoteChannel(AbstractChannel):
         self._transport, self._parent, self._bind, self._keys = transport, parent, bind, keys
         self._came = Pieces()
         self._public: dict[int, bytes] = {}
+        self._imported: list[str] = []
         self.regions = {}
 
     def greet(self, connect: Callable[[], None]) -> None:
@@ -173,7 +175,10 @@ class RemoteChannel(AbstractChannel):
         return self.hear()
 
     def loads(self, content: bytes) -> Any:
-        return loads(content, self.regions)
+        before = {*sys.modules}
+        found = loads(content, self.regions)
+        self._imported = [name for name in sys.modules if name not in before]
+        return found
 
     def transport(self, me: int, n: int, place: tuple[str | None, int]) -> Transport:
         folder, generation = place
@@ -192,7 +197,7 @@ class RemoteChannel(AbstractChannel):
         return transport
 
     def about(self, transport: Transport) -> dict[str, Any]:
-        return {"address": transport.address}
+        return {"address": transport.address, "modules": self._imported}
 
     def join(self, transport: Transport, told: bytes) -> None:
         addresses = {int(k): x for k, x in json.loads(told)["addresses"].items()}

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, final
 
-from geartrain.runtime.hosts.keepers import BACK_S, Host, Keepers
+from geartrain.runtime.hosts.keepers import BACK_S, Keepers
 from geartrain.runtime.hosts.pool import RemotePool
+from geartrain.runtime.hosts.program import Host
 from geartrain.runtime.processes.supervised import AbstractSupervised, OnWorkerDeath
 
 _HERE = "127.0.0.1"

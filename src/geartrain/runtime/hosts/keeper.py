@@ -26,7 +26,7 @@ from geartrain.runtime.hosts.near import Near
 from geartrain.runtime.hosts.worker import Greeting, RemoteWorker
 from geartrain.runtime.processes.forking import be_a_worker, ended, get_ready
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 _MOST: Final = 1 << 16
 _DEAF: Final = (
     "has /dev/null or a file for stdin, but is told there what to do, and when to end: have the "

@@ -2,235 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import os
 import select
-import subprocess
-import sys
 import time
-import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Final, final
 
 from geartrain.errors import GeartrainError
 from geartrain.runtime.base import log
-from geartrain.runtime.hosts.keeper import PROTOCOL
 from geartrain.runtime.hosts.launcher import START_S, AbstractLauncher
+from geartrain.runtime.hosts.program import Host, Keeper
 from geartrain.runtime.hosts.worker import Greeting, Hello
 from geartrain.runtime.processes.pool import how_ended
 
-_END_S: Final = 5.0
-_PING_S: Final = 1.0
-_PONG_S: Final = 3.0
-"""A program that has not answered for so long is not there."""
 _TRY_S: Final = 2.0
 """Between two trials to start a program on a host."""
 BACK_S: Final = 60.0
 """So long one waits for a host where a worker can be made anew, if nothing else is said."""
 _FORK_S: Final = 30.0
 """Until a worker is there, of a program that was ready."""
-_PROGRAM: Final = "geartrain.runtime.hosts"
 _NOBODY: Final = -1
 """In the place of a process."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Host:
-    """Where workers may be.
-
-    Args:
-        address: Of that host, as this one and the other hosts reach it.
-        command: What starts a program there: ``("ssh", "-T", "-o", "BatchMode=yes", "b.example")``.
-            Empty: this host. It passes stdin and stdout through, and ends when these do.
-        python: The interpreter there, one that has geartrain; None: the name of this one.
-        workers: How many there may be.
-
-    Raises:
-        ValueError: No address of its own, such as ``0.0.0.0``, or no workers.
-    """
-
-    address: str
-    command: Sequence[str] = ()
-    python: str | None = None
-    workers: int = 1
-
-    def __post_init__(self) -> None:
-        if not self.address or self.address in ("*", "0.0.0.0") or "://" in self.address:
-            raise ValueError(
-                f"Host(address={self.address!r}): give the address by which other hosts reach it, "
-                "such as '10.0.0.2'"
-            )
-        if self.workers < 1:
-            raise ValueError(f"Host(workers={self.workers}): give 1 or more")
-        if isinstance(self.command, str):
-            raise ValueError(f"Host(command={self.command!r}): give words: ('ssh', 'b.example')")
-
-
-@final
-class Keeper:
-    """The program on one host, as it is seen from here."""
-
-    def __init__(self, host: Host) -> None:
-        self.host = host
-        python = host.python or sys.executable
-        self._words = [*host.command, python, "-m", _PROGRAM]
-        path = os.pathsep.join(filter(None, sys.path))
-        try:
-            self._process = subprocess.Popen(
-                self._words,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                bufsize=0,
-                env={**os.environ, "PYTHONPATH": path},
-                start_new_session=True,  # a terminal's signals pass it by
-            )
-        except OSError as error:
-            raise self._failed(f"cannot be run: {error}") from error
-        self._left = b""
-        self.ready: dict[str, Any] | None = None
-        self.forked: dict[int, int] = {}  # workers' processes, of the last that were asked for
-        self.hellos: dict[int, Hello] = {}  # by process
-        self.died: dict[int, int] = {}
-        self.suspect = False  # a worker of it does not answer
-        self.began_s = time.monotonic()
-        self._pinged = self._ponged = 0
-        self._pinged_s = 0.0
-        self._end = weakref.finalize(self, _end, self._process, os.getpid())
-
-    @property
-    def lives(self) -> bool:
-        """Whether it can start workers."""
-        return self._end.alive and self._process.poll() is None
-
-    def fileno(self) -> int:
-        """Something is to be read from it when a worker has ended."""
-        assert self._process.stdout is not None
-        return self._process.stdout.fileno()
-
-    @property
-    def closed(self) -> bool:
-        """Whether it has been given up."""
-        return not self._end.alive
-
-    def tell(self, **what: Any) -> None:
-        assert self._process.stdin is not None
-        with suppress(OSError, ValueError):  # it is gone; whoever waits for an answer hears of that
-            os.write(self._process.stdin.fileno(), json.dumps(what).encode() + b"\n")
-
-    @property
-    def overdue(self) -> bool:
-        """Whether an answer should have come by now; what has come is to be heard before."""
-        return self._ponged < self._pinged and time.monotonic() > self._pinged_s + _PONG_S
-
-    def ping(self) -> None:
-        """Ask now and then whether it is there, so that it is known when there is a doubt."""
-        now_s = time.monotonic()
-        if self._ponged == self._pinged and now_s - self._pinged_s >= _PING_S:
-            self._pinged += 1
-            self._pinged_s = now_s
-            self.tell(ping=self._pinged)
-
-    def answers(self) -> bool:
-        """Whether it is there, if there was a doubt; waits for some seconds at most."""
-        if not self.suspect:
-            return self.lives
-        try:
-            self.listen()
-            if self._ponged == self._pinged:
-                self._pinged_s = 0.0
-                self.ping()
-            while self._ponged < self._pinged and not self.overdue:
-                select.select([self], [], [], 0.1)
-                self.listen()
-        except GeartrainError as error:
-            log.warning("%s", error)
-            return False
-        self.suspect = self._ponged < self._pinged
-        return not self.suspect
-
-    def listen(self) -> None:
-        """Take what it has said; waits for nothing.
-
-        Raises:
-            GeartrainError: It has ended, or says something else than it should.
-        """
-        if self.closed:
-            raise self._failed("has been given up")
-        while select.select([self.fileno()], [], [], 0)[0]:
-            some = os.read(self.fileno(), 1 << 16)
-            if not some:
-                raise self._failed(f"has ended ({_status(self._process)})")
-            *lines, self._left = (self._left + some).split(b"\n")
-            for line in lines:
-                try:
-                    self._note(json.loads(line))
-                except (ValueError, KeyError, TypeError) as error:
-                    raise self._failed(
-                        f"says {line[:80]!r} on stdout, where nothing but its own words may be "
-                        f"({type(error).__name__})"
-                    ) from error
-
-    def _note(self, told: Mapping[str, Any]) -> None:
-        if "ready" in told:
-            if told["protocol"] != PROTOCOL:
-                raise self._failed(
-                    f"has another version of geartrain (it speaks {told['protocol']}, this process "
-                    f"{PROTOCOL}): install the same one there"
-                )
-            ours = ".".join(map(str, sys.version_info[:2]))
-            if told["python"] != ours:
-                raise self._failed(
-                    f"has Python {told['python']}, and this process {ours}: functions that are "
-                    "handed over want the same; give Host(python=...)"
-                )
-            self.ready = dict(told)
-        elif "pong" in told:
-            self._ponged = told["pong"]
-        elif "hello" in told:
-            hello = Hello(**told["hello"])
-            self.hellos[hello.pid] = hello
-        elif "forked" in told:
-            self.forked[told["worker"]] = told["forked"]
-            self.died.pop(told["forked"], None)  # of one that had the number before
-        elif "unable" in told:
-            raise self._failed(told["unable"])
-        elif "refused" in told:
-            raise self._failed(f"has no room for a process more: {told['refused']}")
-        else:
-            self.died[told["died"]] = told["status"]
-
-    def _failed(self, how: str) -> GeartrainError:
-        return GeartrainError(
-            f"host {self.host.address}: '{' '.join(self._words)}' {how}; see what it printed"
-        )
-
-    def close(self) -> None:
-        """End it, and by that its workers."""
-        if self.suspect and not self.closed:  # the command would wait for a host that is gone
-            self._process.kill()
-        self._end()
-
-
-def _status(process: subprocess.Popen[bytes]) -> str:
-    with suppress(subprocess.TimeoutExpired):
-        return how_ended(process.wait(_END_S))[0]
-    return "it closed stdout"
-
-
-def _end(process: subprocess.Popen[bytes], owner: int) -> None:
-    if os.getpid() != owner:
-        return  # of the process that has forked this one
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.close()
-    try:
-        process.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    process.stdout.close()
 
 
 @final
@@ -248,6 +39,7 @@ class Keepers(AbstractLauncher):
     """
 
     told_s = 0.5
+    renews = True
 
     def __init__(
         self, hosts: Sequence[Host], workers: int, *, ready: bool = False, wait_s: float = BACK_S
@@ -262,6 +54,7 @@ class Keepers(AbstractLauncher):
         self._late: list[int] = []  # hosts that were lost: others are taken before them
         self._avoided: set[int] = set()  # hosts that others do not reach
         self._tried_s: dict[int, float] = {}  # when a program was last started on a host
+        self._begun_s: dict[int, float] = {}  # when a worker was last to be started anew
         self._had_all = False
 
     def binds(self) -> Sequence[str]:
@@ -447,6 +240,23 @@ class Keepers(AbstractLauncher):
             if not self._ready or self._waited():
                 return None
             self._hear_spare(0.1)
+        return self._placed(workers, found)
+
+    def at_hand(self, workers: Sequence[int]) -> Sequence[str] | None:
+        for k, keeper in list(self._keepers.items()):
+            wanted = k not in self._avoided and any(self._homes[w] is keeper for w in workers)
+            if wanted and not self._seems_there(k, keeper) and k in self._keepers:
+                return None  # its answer tells whether anybody has to move
+        found: dict[int, int] = {}
+        for w in workers:
+            place = self._place_for(w, workers, found, waits=False)
+            if place is None:
+                return None
+            found[w] = place
+        return self._placed(workers, found)
+
+    def _placed(self, workers: Sequence[int], found: Mapping[int, int]) -> list[str]:
+        """Workers are to be made anew on these hosts; their addresses."""
         self._avoided.clear()
         self._lacking_s = None
         for w, k in found.items():
@@ -455,13 +265,16 @@ class Keepers(AbstractLauncher):
                 self._homes[w], self._pids[w] = self._keepers[k], _NOBODY
         return [self._homes[w].host.address for w in workers]
 
-    def _place_for(self, w: int, workers: Sequence[int], found: Mapping[int, int]) -> int | None:
+    def _place_for(
+        self, w: int, workers: Sequence[int], found: Mapping[int, int], *, waits: bool = True
+    ) -> int | None:
         """A host with a program that is ready, and room; that of the worker before others.
 
         Args:
             w: The worker.
             workers: All that are to be made anew.
             found: The hosts of some of them.
+            waits: For the answer of a program that may not be there.
         """
         taken = [id(keeper) for v, keeper in enumerate(self._homes) if v not in workers]
         taken += [id(self._keepers[k]) for k in found.values()]
@@ -476,28 +289,61 @@ class Keepers(AbstractLauncher):
             key=lambda k: (k in self._avoided, self._keepers[k] is not home, self._order(k)),
         ):
             keeper = self._keepers[k]
-            if keeper is not home:  # nobody has looked at it for a while
-                keeper.suspect = True
-            if keeper.answers():
+            if waits:
+                if keeper is not home:  # nobody has looked at it for a while
+                    keeper.suspect = True
+                if keeper.answers():
+                    return k
+                self._lose(k)
+            elif self._seems_there(k, keeper):
                 return k
-            self._lose(k)
         return None
+
+    def _seems_there(self, k: int, keeper: Keeper) -> bool:
+        """Whether a program is there, by what is known now; one that is not is given up."""
+        try:
+            if keeper.seems_there():
+                return True
+            if not keeper.overdue:
+                return False
+            keeper.suspect = True
+        except GeartrainError as error:
+            log.warning("%s", error)
+        self._lose(k)
+        return False
 
     def _hear_spare(self, wait_s: float) -> None:
         """Wait a moment for programs on hosts to become ready."""
         select.select([*self._keepers.values()], [], [], wait_s)
 
-    def start_again(self, greetings: Sequence[Greeting]) -> Sequence[Hello] | None:
-        homes = [self._homes[greeting.worker] for greeting in greetings]
-        for keeper, greeting in zip(homes, greetings, strict=True):
+    def begin_again(self, greetings: Sequence[Greeting]) -> None:
+        for greeting in greetings:
+            keeper = self._homes[greeting.worker]
             keeper.forked.pop(greeting.worker, None)
             keeper.tell(fork=greeting.to_json())
-        began_s = time.monotonic()
+            self._begun_s[greeting.worker] = time.monotonic()
+
+    def begun(self, worker: int) -> bool | None:
+        keeper = self._homes[worker]
+        try:
+            keeper.listen()
+        except GeartrainError as error:
+            log.warning("%s", error)
+            return None
+        pid = keeper.forked.get(worker, _NOBODY)
+        if pid in keeper.hellos:
+            return True
+        late = time.monotonic() > self._begun_s[worker] + _FORK_S
+        if pid in keeper.died or keeper.overdue or late:
+            keeper.suspect |= pid not in keeper.died
+            return None
+        return False
+
+    def hellos_again(self, workers: Sequence[int]) -> Sequence[Hello]:
         found = []
-        for keeper, greeting in zip(homes, greetings, strict=True):
-            hello = self._started(greeting.worker, keeper, began_s, _FORK_S)
-            self._pids[greeting.worker] = hello.pid
-            found.append(hello)
+        for w in workers:
+            found.append(self._started(w, self._homes[w], self._begun_s[w], _FORK_S))
+            self._pids[w] = found[-1].pid
         return found
 
     def _started(self, worker: int, keeper: Keeper, began_s: float, wait_s: float) -> Hello:
@@ -565,8 +411,9 @@ class Keepers(AbstractLauncher):
         self._homes[worker].tell(kill=self._pids[worker])
 
     def forget(self) -> None:
-        for keeper, pid in zip(self._homes, self._pids, strict=False):
-            keeper.tell(kill=pid)
+        for w, (keeper, pid) in enumerate(zip(self._homes, self._pids, strict=False)):
+            for each in {pid, keeper.forked.get(w, pid)}:  # one that was to take its place, too
+                keeper.tell(kill=each)
         self._homes, self._pids = [], []
 
     def close(self) -> None:

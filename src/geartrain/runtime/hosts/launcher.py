@@ -17,9 +17,11 @@ class AbstractLauncher(ABC):
 
     Attributes:
         told_s: From a connection that ended until it is known whether and how its worker has.
+        renews: Whether some workers can be started anew while others work; else all are.
     """
 
     told_s: float = 1.0
+    renews: bool = False
 
     @abstractmethod
     def binds(self) -> Sequence[str]:
@@ -49,13 +51,24 @@ class AbstractLauncher(ABC):
         """
         return None
 
-    def start_again(self, greetings: Sequence[Greeting]) -> Sequence[Hello] | None:
-        """Start some workers anew, where ``places_again`` has said; the others go on.
-
-        Returns:
-            What each says of itself; None: that cannot be, and all are to be started again.
-        """
+    def at_hand(self, workers: Sequence[int]) -> Sequence[str] | None:
+        """As ``places_again``, of what is known by now: it waits for nothing."""
         return None
+
+    def begin_again(self, greetings: Sequence[Greeting]) -> None:  # noqa: B027 - may do nothing
+        """Start some workers anew, where they have got places; waits for nothing."""
+
+    def begun(self, worker: int) -> bool | None:
+        """Whether a worker that was to be started anew is there; None: it will not come."""
+        return None
+
+    def hellos_again(self, workers: Sequence[int]) -> Sequence[Hello]:
+        """What workers that were to be started anew say of themselves.
+
+        Raises:
+            GeartrainError: One does not come.
+        """
+        return ()
 
     @abstractmethod
     def deaths(self, wait_s: float = 0.0) -> Mapping[int, str]:

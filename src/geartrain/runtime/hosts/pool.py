@@ -11,7 +11,7 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -33,6 +33,7 @@ from geartrain.transport.pulse import DEAD_S, Pulse
 _LOOK_S: Final = 0.5
 _REACHED_S: Final = 20.0
 _END_S: Final = 5.0
+_ASK_S: Final = 0.02  # between two looks at whether newcomers are there
 _CLOCKS: Final = 8  # questions for a worker's clock
 _NEAR_ENOUGH_S: Final = 0.001
 
@@ -88,13 +89,17 @@ class RemotePool(AbstractPool):
         self._ahead_s = [0.0] * workers
         self._near: set[int] = set()
         self._controls: list[Transport] = []  # one for all workers that were started together
+        self._coming: dict[int, Transport] = {}  # to workers that are to be anew
+        self._asked_s = 0.0  # when it was last looked whether they are there
+        self._modules: dict[str, None] = {}  # that workers had to import, in their order
         self._meeting = Meeting() if meets and not plain else None
         self._end = weakref.finalize(
             self, _end, self._controls, launcher, self._meeting, os.getpid()
         )
         self.members = []
         try:
-            self._bring(range(workers), launcher.start)
+            control = self._control()
+            self._welcome(control, launcher.start(self._greetings(range(workers), control)))
         except BaseException:
             self._end()
             raise
@@ -110,26 +115,22 @@ class RemotePool(AbstractPool):
             pulse=pulse,
         )
 
-    def _bring(
-        self, workers: Sequence[int], start: Callable[[Sequence[Greeting]], Sequence[Hello] | None]
-    ) -> bool:
-        """Start workers, connect with them, and have them connect.
-
-        Returns:
-            Whether they could be started.
-        """
+    def _control(self) -> Transport:
+        """For workers that are started together."""
         control = self._transport(0, Pulse(asks=True))
         self._controls.append(control)
+        return control
+
+    def _greetings(self, workers: Sequence[int], control: Transport) -> list[Greeting]:
         near = None if self._meeting is None else self._meeting.near
         public = None if self._keys is None else self._keys.public.decode()
-        hellos = start(
-            [
-                Greeting(w, self._n, self._binds[w], control.address, public, self._path, near)
-                for w in workers
-            ]
-        )
-        if hellos is None:
-            return False
+        more = self._path, near, tuple(self._modules)
+        return [
+            Greeting(w, self._n, self._binds[w], control.address, public, *more) for w in workers
+        ]
+
+    def _welcome(self, control: Transport, hellos: Sequence[Hello]) -> None:
+        """Connect with workers that have been started, and have them connect."""
         publics = {h.worker: h.public.encode() for h in hellos if h.public is not None}
         control.connect({h.worker: h.address for h in hellos}, publics or None)
         board = Switchboard(control, self._n)
@@ -139,14 +140,14 @@ class RemotePool(AbstractPool):
             self.members[w].send(b"welcome")
         self._publics |= publics
         self._told |= {w: key.decode() for w, key in publics.items()}
-        self._near = self._near - {*workers} | {h.worker for h in hellos if h.near}
-        self.gone -= {*workers}
+        workers = {hello.worker for hello in hellos}
+        self._near = self._near - workers | {h.worker for h in hellos if h.near}
+        self.gone -= workers
         until = time.monotonic() + _REACHED_S
         for hello in hellos:
             self._await(hello.worker, hello, until)
         for hello in hellos:
             self._ahead_s[hello.worker] = self._measured(hello.worker, hello, until)
-        return True
 
     @property
     def _folder(self) -> Path | None:
@@ -233,6 +234,7 @@ class RemotePool(AbstractPool):
     def join(self, transport: Transport, told: Sequence[Mapping[str, Any]]) -> bytes:
         if self._folder is not None:
             return json.dumps({"addresses": {}}).encode()
+        self._modules |= {name: None for answer in told for name in answer.get("modules", ())}
         theirs = {w: answer["address"] for w, answer in enumerate(told)}
         transport.connect(theirs, self._publics if self._publics else None)
         return json.dumps({"addresses": {**theirs, self._n: transport.address}}).encode()
@@ -289,28 +291,63 @@ class RemotePool(AbstractPool):
     def avoid(self, worker: int) -> None:
         self._launcher.avoid(worker)
 
+    def ready_to_renew(self) -> bool:
+        launcher, now_s = self._launcher, time.monotonic()
+        if not launcher.renews:
+            return True
+        if now_s < self._asked_s + _ASK_S:
+            return False
+        self._asked_s = now_s
+        self._give_up_the_lost()
+        fresh = sorted(self.gone - self._coming.keys())
+        places = launcher.at_hand(fresh) if fresh else ()
+        if places is None:
+            return False
+        self._greet(fresh, places)
+        return all(launcher.begun(w) for w in self.gone)
+
+    def _greet(self, workers: Sequence[int], places: Sequence[str]) -> None:
+        """Start workers anew on hosts; it waits for nothing."""
+        if not workers:
+            return
+        for w, place in zip(workers, places, strict=True):
+            self._binds[w] = place
+        control = self._control()
+        self._launcher.begin_again(self._greetings(workers, control))
+        self._coming |= dict.fromkeys(workers, control)
+
+    def _give_up_the_lost(self) -> None:
+        """Of workers that are to be anew: wait no more for those that will not come."""
+        for w in [w for w in self._coming if self._launcher.begun(w) is None]:
+            del self._coming[w]
+
     def renew(self) -> bool:
         if not self.alive:
             return False
         for control in self._controls:
             for w in self.gone:
-                control.forget(w)
-        gone = sorted(self.gone)
+                if self._coming.get(w) is not control:
+                    control.forget(w)
+        self._give_up_the_lost()
+        late = sorted(self.gone - self._coming.keys())
         try:
-            places = self._launcher.places_again(gone)
-            if places is None:
-                return False
-            for w, place in zip(gone, places, strict=True):
-                self._binds[w] = place
-            fine = self._bring(gone, self._launcher.start_again)
+            if late:
+                places = self._launcher.places_again(late)
+                if places is None:
+                    return False
+                self._greet(late, places)
+            for control in {id(each): each for each in self._coming.values()}.values():
+                some = [w for w, its in self._coming.items() if its is control]
+                self._welcome(control, self._launcher.hellos_again(some))
         except GeartrainError as error:  # all are started again, perhaps elsewhere
             log.warning("%s", error)
             return False
+        self._coming.clear()
         used = {id(member.board.transport) for member in self.members}
         for control in [each for each in self._controls if id(each) not in used]:
             control.close()
             self._controls.remove(control)
-        return fine
+        return True
 
     def _death(self, w: int, how: str) -> WorkerDiedError:
         if not self.members:

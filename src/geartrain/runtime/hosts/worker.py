@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
@@ -31,6 +32,7 @@ class Greeting:
         public: The parent's key; None: tcp is plain.
         path: Where the parent finds modules; what is there on this host is looked at, too.
         near: Where workers on the parent's host meet; None: nowhere.
+        modules: That others had to import for their passes, so that nobody waits for it then.
     """
 
     worker: int
@@ -40,6 +42,7 @@ class Greeting:
     public: str | None
     path: tuple[str, ...] = ()
     near: Near | None = None
+    modules: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -47,7 +50,8 @@ class Greeting:
     @classmethod
     def of_json(cls, told: Mapping[str, Any]) -> Greeting:
         near = None if told["near"] is None else Near(**told["near"])
-        return cls(**{**told, "path": tuple(told["path"]), "near": near})
+        given = {name: tuple(told[name]) for name in ("path", "modules")}
+        return cls(**{**told, **given, "near": near})
 
 
 @final
@@ -89,6 +93,9 @@ class RemoteWorker:
     def __init__(self, greeting: Greeting) -> None:
         importlib.import_module("torch._dynamo")  # torch does so in the first optimiser
         sys.path += [entry for entry in greeting.path if entry not in sys.path]
+        for name in greeting.modules:
+            with suppress(Exception):  # if the pass wants it, it is told there
+                importlib.import_module(name)
         self._greeting = greeting
         me, parent = greeting.worker, greeting.workers
         keys = None if greeting.public is None else Keys.make()

@@ -132,7 +132,9 @@ class _Work:
         _seed(given.seed + worker)
         self._channel, self._regions = channel, channel.regions
         sharing = given.made_of.sharing
-        sharing.live_on(worker, given.made_of.workers, in_common=channel.shares)
+        workers, common = given.made_of.workers, channel.shares
+        lock = channel.lock if common else None
+        sharing.live_on(worker, workers, in_common=common, lock=lock)
         engine = self._engine = given.made_of.engine(given.trained)
         nodes = tuple(n.name for n in engine.wiring.nodes.values())
         if nodes != given.nodes:
@@ -409,6 +411,7 @@ class _Work:
         keeps = engine.sharing.keeps
         here = self._state.parts.keys()
         parts = {n: p for n, p in engine.parts.items() if n in here and keeps(self._me, n)}
+        engine.sharing.leave_pass()
         try:
             if abandoned:
                 for part in parts.values():

@@ -11,6 +11,7 @@ from typing import Any, final
 import torch
 
 from geartrain.runtime.processes.control import Control
+from geartrain.runtime.processes.locks import RegionLock
 from geartrain.runtime.processes.members import AbstractChannel
 from geartrain.runtime.processes.memory import COMMON, NOTE_BYTES, SharedRegion, common_of, loads
 from geartrain.transport.link import Transport
@@ -63,6 +64,9 @@ class ForkedChannel(AbstractChannel):
         place = worker * NOTE_BYTES // 8
         notes: Any = self.regions[0].bytes.view(torch.int64).numpy()
         return memoryview(notes)[place : place + 1]
+
+    def lock(self, number: int) -> RegionLock:
+        return RegionLock(self.regions[0], number)
 
     def tell(self, **what: Any) -> None:
         self._control.tell(**what)

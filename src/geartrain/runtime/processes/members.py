@@ -19,9 +19,10 @@ from typing import Any, Final, final
 from torch import Tensor
 
 from geartrain.engine.worker import Firing
-from geartrain.errors import WorkerDiedError
+from geartrain.errors import GeartrainError, WorkerDiedError
 from geartrain.parts.trained import AbstractPart
 from geartrain.runtime.processes.memory import SharedRegion, SharedTensors
+from geartrain.sharing.locks import AbstractLock
 from geartrain.transport.link import Transport
 
 
@@ -155,6 +156,13 @@ class AbstractPool(ABC):
     def avoid(self, worker: int) -> None:  # noqa: B027 - may do nothing
         """The link between a worker and another one is cut: a worker elsewhere is better."""
 
+    def ready_to_renew(self) -> bool:
+        """Whether ``renew`` would wait for nothing; asked now and then while the others go on.
+
+        Whatever it can do meanwhile it begins.
+        """
+        return True
+
     def renew(self) -> bool:
         """Between two passes: start workers in the place of those that are gone.
 
@@ -212,6 +220,14 @@ class AbstractChannel(ABC):
     @abstractmethod
     def note(self, worker: int) -> memoryview:
         """An int64 where a worker writes what it is at, for the parent to see where it can."""
+
+    def lock(self, number: int) -> AbstractLock:
+        """The lock of a number, which is one for all workers, where they have memory in common.
+
+        Raises:
+            ValueError: They have none.
+        """
+        raise ValueError(f"lock {number}: workers have nothing in common")
 
     @abstractmethod
     def tell(self, **what: Any) -> None:
@@ -277,3 +293,41 @@ def death(how: str, worker: int | None = None) -> WorkerDiedError:
         worker: Its number; None: it is not known, or all.
     """
     return WorkerDiedError(f"{how}; {_AGAIN}", worker, how)
+
+
+def raise_missing(
+    pool: AbstractPool,
+    who: int,
+    lost: Collection[int],
+    unreached: Mapping[int, str],
+    *,
+    reached: bool,
+) -> None:
+    """Processes that live have no connection with one another.
+
+    Args:
+        pool: Whose workers these are; the number after theirs is the parent's.
+        who: One of them.
+        lost: Those with whom it had one.
+        unreached: Those with whom it has had none, and their addresses.
+        reached: Whether it had in passes before.
+
+    Raises:
+        WorkerDiedError: The link between two is cut; a worker elsewhere is better.
+        GeartrainError: It never was there.
+    """
+    names = {len(pool.members): "the parent"}
+    first = names.get(who, f"worker {who}")
+    for k in lost:
+        pool.avoid(min(who, k))
+        how = f"the connection between {first} and {names.get(k, f'worker {k}')} has ended"
+        raise death(f"{how}, and both live: the link between them was cut", min(who, k))
+    for k, address in unreached.items():
+        how = f"{first} does not reach {names.get(k, f'worker {k}')} at {address}"
+        if reached:
+            pool.avoid(min(who, k))
+            raise death(f"{how}: the link between them is cut", min(who, k))
+        raise GeartrainError(
+            f"{how}: hosts have to let tcp through to one another, on all ports that programs are "
+            "given by the system"
+        )

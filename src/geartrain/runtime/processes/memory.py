@@ -23,7 +23,7 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
-from geartrain.transport.common import Common
+from geartrain.transport.common import Common, may_lie_in_common
 
 BEGINNING: Final = -1
 BETWEEN: Final = 0
@@ -126,7 +126,7 @@ class SharedTensors:
 
     def place(self, tensor: Tensor) -> tuple[int, int] | None:
         """SharedRegion and byte where a tensor's elements begin; None: it is not shared."""
-        if not _is_plain(tensor):
+        if not may_lie_in_common(tensor):
             return None
         for k, region in self.regions.items():
             if tensor in region:
@@ -142,7 +142,7 @@ class SharedTensors:
         self.drop_unused()
         storages: dict[int, list[Tensor]] = {}
         for x in tensors:
-            if _is_plain(x) and self.place(x) is None:
+            if may_lie_in_common(x) and self.place(x) is None:
                 storages.setdefault(x.untyped_storage().data_ptr(), []).append(x)
         if not storages:
             return
@@ -158,10 +158,6 @@ class SharedTensors:
                 x.data = region.tensor(offset, x.dtype, x.shape, x.stride())
             start += -(-sizes[at] // _ALIGNED) * _ALIGNED
         region.let_go()
-
-
-def _is_plain(x: Tensor) -> bool:
-    return x.layout is torch.strided and x.is_cpu and type(x.data) is Tensor and x.numel() > 0
 
 
 @final
@@ -246,7 +242,7 @@ def why_not_carried(thing: object) -> str | None:
     Nothing is moved, and tensors that would be shared are not copied.
     """
     try:
-        _Pickler(io.BytesIO(), lambda x: (0, 0) if _is_plain(x) else None).dump(thing)
+        _Pickler(io.BytesIO(), lambda x: (0, 0) if may_lie_in_common(x) else None).dump(thing)
     except Exception as error:  # noqa: BLE001 - of whatever type: it is told, and not gone on with
         return f"the graph cannot be handed to worker processes: {type(error).__name__}: {error}"
     return None

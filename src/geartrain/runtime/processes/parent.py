@@ -33,7 +33,7 @@ from geartrain.runtime.processes.child import Pass
 from geartrain.runtime.processes.contents import pickled, tensors_written
 from geartrain.runtime.processes.failures import error_of_json
 from geartrain.runtime.processes.flying import MOST_FLYING, Flying
-from geartrain.runtime.processes.members import AbstractPool, Hollow, death
+from geartrain.runtime.processes.members import AbstractPool, Hollow, raise_missing
 from geartrain.runtime.processes.messages import (
     Kind,
     Names,
@@ -93,7 +93,7 @@ class Parent:
         self._idle: dict[int, tuple[Any, Any]] = {}  # worker to what it had sent and had when idle
         self._stories: dict[int, list[str]] | None = None
         self._done: set[int] = set()
-        self._ending = self._resting = self._gave_up = self._stuck = False
+        self._ending = self._resting = self._gave_up = self._stuck = self._short = False
         self._dismissed = False  # workers have been told to end the pass, and may leave
         self._told: dict[int, Any] = {}  # what copies of each worker say of themselves, at rest
         self._released: dict[int, bool] = {}  # whether any of a worker has gone on without letters
@@ -146,10 +146,22 @@ class Parent:
         # What was said at rest before was without this; it is asked anew, under another number.
         self._told, self._released, self._stuck = {}, {}, False
         self._asked += 1
-        self._feeder.pause()
+        self._short = True
         self._watch.left(worker, death.how, unfinished, time.perf_counter() - self._began)
+        self._end_if_ready()
         if not self._ending:
             self._admit()
+
+    def _end_if_ready(self) -> bool:
+        """Somebody is missing: where he can be anew, this pass ends; the others go on until then.
+
+        Also if nothing is in flight, as where what is left is for those who are missing.
+        """
+        ends = self._pool.ready_to_renew() or self._engine.controller.over
+        if ends:
+            self._short = False
+            self._feeder.pause()
+        return ends
 
     def _part_from(self, dead: Collection[int]) -> None:
         """Workers are gone: they are ended if they live, and nobody waits for what they sent."""
@@ -322,6 +334,7 @@ class Parent:
             self._go_on_without(died)
         if self._gave_up:
             return
+        settled |= self._short and self._end_if_ready()
         if (settled or self._flying.limits) and not self._ending:
             self._admit()
         elif len(self._idle) == len(self._there):
@@ -530,23 +543,7 @@ class Parent:
         if not (lost or unreached):
             return
         self._pool.check(_TOLD_S)
-        first = self._name(who)
-        for k in lost:
-            self._pool.avoid(min(who, k))
-            how = f"the connection between {first} and {self._name(k)} has ended"
-            raise death(f"{how}, and both live: the link between them was cut", min(who, k))
-        for k, address in unreached.items():
-            how = f"{first} does not reach {self._name(k)} at {address}"
-            if self._place[1] > 1:  # it did in passes before this one
-                self._pool.avoid(min(who, k))
-                raise death(f"{how}: the link between them is cut", min(who, k))
-            raise GeartrainError(
-                f"{how}: hosts have to let tcp through to one another, on all ports that programs "
-                "are given by the system"
-            )
-
-    def _name(self, number: int) -> str:
-        return "the parent" if number == self._me else f"worker {number}"
+        raise_missing(self._pool, who, lost, unreached, reached=self._place[1] > 1)
 
     def _take_release(self, w: int, what: str, number: int, document: Any) -> None:
         """Copies that may wait for letters which do not come: all are asked, then all are told."""

@@ -1,0 +1,175 @@
+"""One worker's share of a part that every worker steps, as the weights lie where all have them.
+
+    worker 0   gathers an update ─► lock ─► steps the common weights ─┐
+    worker 1   gathers an update ─► lock ─► steps the common weights ─┤
+                                                    version on the board
+    firing begins ─► another version there? ─► lock ─► copies the weights, if nobody steps just now
+
+A firing computes with a copy of the worker's own, so nobody sees half of a step and nobody waits
+for weights. Steps come one after the other, and what an update costs is a lock and a copy: neither
+gradients nor weights travel. Of tables whose gradients are rows there is no copy; rows are read
+under the lock. What is left of updates at the end of a pass goes to the part's owner by letter.
+
+The weights and all that their optimiser remembers have to lie in common memory, so a part is
+stepped so if a step is known to read and write nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from geartrain.frames.message import IntArray
+from geartrain.frames.tables import guard_table, sparse_tables
+from geartrain.graph.through import Through
+from geartrain.parts.fresh import remembers_all
+from geartrain.parts.part import PartState
+from geartrain.parts.trained import StepTaken
+from geartrain.sharing.arrivals import AGES, told_ages
+from geartrain.sharing.letters import Letter, Tensors
+from geartrain.sharing.locks import AbstractLock
+from geartrain.sharing.published_share import PublishedShare
+from geartrain.transport.common import may_lie_in_common
+
+
+def may_be_stepped_by_all(part: PartState, nodes: Sequence[Through]) -> bool:
+    """Whether whoever has an update may step a part, where all have its memory.
+
+    Args:
+        part: As all have it when a pass begins.
+        nodes: That compute with it.
+    """
+    rules, optimizer = part.rules, part.optimizer
+    bounded = rules.max_staleness is not None or rules.window is not None
+    if bounded or part.norms is not None or part.scheduler is not None:
+        return False
+    if optimizer is None or not remembers_all(optimizer, part.parameters):
+        return False
+    remembered = [x for state in optimizer.state.values() for x in state.values()]
+    if not all(may_lie_in_common(x) for x in [*remembered, *part.parameters]):
+        return False
+    return not _tables(part) or _reads_rows(nodes)
+
+
+def _reads_rows(nodes: Sequence[Through]) -> bool:
+    """Whether nodes read tables in no other way than row by row, under their guard."""
+    kernels = [node.written_kernel() for node in nodes]
+    return all(kernel is not None and kernel.looks_up for kernel in kernels)
+
+
+def _tables(part: PartState) -> list[Tensor]:
+    learning = {id(p) for p in part.parameters}
+    return [x for x in sparse_tables(part.module) if id(x) in learning]
+
+
+@final
+class SteppedShare(PublishedShare):
+    """A part as the worker of this process has it.
+
+    Args:
+        part: The part; its weights and its optimiser's state lie in common memory.
+        copy: Number of the worker.
+        owner: That of the worker that has what is left of updates.
+        copies: Workers.
+        lock: Held by who steps, and by who reads weights that may be stepped.
+        board: int64 ``(1,)``, in common memory: the version of the part.
+    """
+
+    def __init__(
+        self,
+        part: PartState,
+        copy: int,
+        owner: int,
+        copies: int,
+        *,
+        lock: AbstractLock,
+        board: NDArray[np.int64],
+    ) -> None:
+        super().__init__(part, copy, owner, copies, works=False)
+        self._lock, self._board = lock, board
+        self._rests = False
+        tables = {id(x) for x in _tables(part)}
+        for table in _tables(part):
+            guard_table(table, lock)
+        self._copied = [p for p in part.parameters if id(p) not in tables]
+        self._common = [p.data for p in self._copied]
+        for p in self._copied:
+            p.data = p.data.clone()
+        self._own = [p.data for p in self._copied]
+        if not self.owns:  # what was left before this pass is with the owner
+            part.abandon()
+            part.counting.staleness.clear()
+
+    def __enter__(self) -> None:
+        if self._board[0] != self.version and self._lock.acquire(blocking=False):
+            try:
+                self._look()
+            finally:
+                self._lock.release()
+
+    @torch.no_grad()
+    def _look(self) -> None:
+        """Have the weights of now; under the lock."""
+        self.version = int(self._board[0])
+        if self._copied:
+            torch._foreach_copy_(self._own, self._common)
+            # Copies in bfloat16 are made anew for what torch counts: not steps of others.
+            torch.autograd.graph.increment_version(self._copied)
+
+    def rest(self) -> StepTaken | None:
+        self._rests = True
+        found = super().rest()
+        self._rests = False
+        if not self.owns and (ages := self._part.histogram()):
+            self._part.counting.staleness.clear()
+            self._post(AGES, self._owner, (torch.tensor(ages, dtype=torch.int64),))
+        return found
+
+    def take(self) -> list[Letter]:
+        self._part.version = int(self._board[0])
+        found = [x for x in self._mail if x.kind == AGES and self.owns]
+        for letter in found:
+            self._part.counting.staleness.add(told_ages(letter))
+        self._mail = [x for x in self._mail if x not in found]
+        return [*found, *super().take()]
+
+    @property
+    def _settles(self) -> bool:
+        return self.owns or not self._rests
+
+    def _settle(
+        self, tensors: Tensors, versions: IntArray, lengths: IntArray, instances: int
+    ) -> None:
+        self._part.gradient.multiply()
+        with self._lock:
+            self._part.version = int(self._board[0])
+            super()._settle(tensors, versions, lengths, instances)
+            self._look()
+
+    def _step(self) -> None:
+        with self._in_common():
+            super()._step()
+        self._board[0] = self._part.version
+
+    @contextmanager
+    def _in_common(self) -> Iterator[None]:
+        """The part's weights are those that all have."""
+        for p, x in zip(self._copied, self._common, strict=True):
+            p.data = x
+        try:
+            yield
+        finally:
+            for p, x in zip(self._copied, self._own, strict=True):
+                p.data = x
+
+    def leave_pass(self) -> None:
+        """The pass is over: the part is what all have."""
+        for p, x in zip(self._copied, self._common, strict=True):
+            p.data = x
+        self._part.version = int(self._board[0])

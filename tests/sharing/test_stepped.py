@@ -1,0 +1,278 @@
+"""Shared weights in memory that all workers have: whoever has gathered an update steps."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from geartrain.errors import NonFiniteError, TransportError
+from geartrain.frames.tables import look_up
+from geartrain.parts.optimizers import FusedAdagrad
+from geartrain.parts.part import PartState
+from geartrain.parts.rules import Rules
+from geartrain.sharing.arrivals import AGES, GRADIENT
+from geartrain.sharing.letters import Letter
+from geartrain.sharing.published import PublishedState
+from geartrain.sharing.published_share import PublishedShare
+from geartrain.sharing.stepped import SteppedShare
+
+SGD = partial(torch.optim.SGD, lr=1.0)
+
+
+class Lock:
+    """Tells who has it; what must not be held twice."""
+
+    def __init__(self) -> None:
+        self.held = False
+        self.taken = 0
+
+    def acquire(self, blocking: bool = True) -> bool:
+        assert not (self.held and blocking), "it would wait for ever"
+        free, self.held = not self.held, True
+        self.taken += free
+        return free
+
+    def release(self) -> None:
+        self.held = False
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Workers:
+    """Two workers, each with a part of its own on weights and an optimiser's state of both."""
+
+    def __init__(self, module: nn.Module, rules: Rules) -> None:
+        self.lock = Lock()
+        mine = PartState("p", module, rules)
+        memory = {id(p): p for p in module.parameters()}
+        self.parts, self.shares = [mine, PartState("p", copy.deepcopy(module), rules)], []
+        for p, q in zip(self.parts[1].parameters, memory.values(), strict=True):
+            p.data = q.data
+            for key, x in mine.optimizer.state.get(q, {}).items():
+                self.parts[1].optimizer.state[p][key] = x
+        self.common = [p.data for p in mine.parameters]
+        first = PublishedState({"p": mine}, 2)
+        (board,) = first.in_common()
+        self.board = board.numpy()
+        for k, part in enumerate(self.parts):
+            state = PublishedState({"p": part}, 2)
+            state._versions = board
+            state.live_on(k, 2, in_common=True, lock=lambda number: self.lock)
+            self.shares.append(state.weights("p", ())[k])
+
+    def add(self, k: int, rows: int = 1, value: float = 1.0) -> None:
+        """A firing of a worker adds rows of gradient, which saw the weights that it has."""
+        share = self.shares[k]
+        with share:
+            seen = share.version
+            share.sent(rows)
+            for p in share.parameters:
+                share.gradient.add(p, torch.full_like(p, value))
+            share.received(rows, np.full(rows, seen))
+
+    def sees(self, k: int) -> list[float]:
+        """The weights that its nodes compute with."""
+        return self.shares[k].module.weight.detach().flatten().tolist()
+
+
+def linear(**rules) -> Workers:
+    module = nn.Linear(1, 1, bias=False).double()
+    nn.init.zeros_(module.weight)
+    given = {"optimizer": SGD, "update_every": 1, "average": "none"} | rules
+    return Workers(module, Rules(**given))
+
+
+def test_whoever_has_an_update_steps_and_nothing_is_sent() -> None:
+    both = linear(update_every=2)
+    both.add(0)
+    both.add(1)
+    assert both.board[0] == 0 and float(both.common[0]) == 0  # half an update each
+    both.add(1)
+    assert both.board[0] == 1 and float(both.common[0]) == -2
+    both.add(0)
+    assert both.board[0] == 2 and float(both.common[0]) == -4
+    assert not both.shares[0].take_letters() and not both.shares[1].take_letters()
+    assert [len(share.take_steps()) for share in both.shares] == [1, 1]
+
+
+def test_a_firing_has_the_weights_of_its_beginning_and_the_next_one_those_of_now() -> None:
+    both = linear()
+    share = both.shares[0]
+    with share:
+        both.add(1)
+        assert both.sees(0) == [0] and share.version == 0
+    assert both.sees(1) == [-1] and both.shares[1].version == 1
+    with share:
+        assert both.sees(0) == [-1] and share.version == 1
+
+
+def test_who_begins_a_firing_waits_for_nobody_that_steps() -> None:
+    both = linear()
+    both.add(1)
+    both.lock.acquire()
+    with both.shares[0]:
+        assert both.sees(0) == [0] and both.shares[0].version == 0
+    both.lock.release()
+    with both.shares[0]:
+        assert both.sees(0) == [-1]
+
+
+def test_weights_are_not_copied_again_where_nobody_has_stepped() -> None:
+    both = linear(update_every=9)
+    both.add(0)
+    both.add(0)
+    assert not both.lock.taken
+
+
+def test_staleness_is_that_of_the_version_that_rows_saw() -> None:
+    both = linear()
+    share = both.shares[0]
+    with share:  # rows that leave at version 0, and come back after three steps of the other one
+        share.sent(1)
+    for _ in range(3):
+        both.add(1)
+    with share:
+        share.gradient.add(share.parameters[0], torch.ones(1, 1, dtype=torch.float64))
+        share.received(1, np.zeros(1, np.int64))
+    assert both.parts[0].histogram() == (0, 0, 0, 1)
+    assert both.parts[1].histogram() == (3,)
+    assert both.parts[0].version == 4
+
+
+def carried(both: Workers) -> list[Letter]:
+    """Letters go to whom they are for, and are taken, until there are none."""
+    found = []
+    while letters := [x for share in both.shares for x in share.take_letters()]:
+        for letter in letters:
+            both.shares[letter.receiver].receive(letter)
+        for share in both.shares:
+            share.take()
+        found += letters
+    return found
+
+
+def test_what_is_left_of_updates_goes_to_the_owner_once_with_the_ages_of_all() -> None:
+    both = linear(update_every=3)
+    for k in (1, 1, 1, 1, 0, 0):
+        both.add(k)
+    assert both.board[0] == 1
+    for share in both.shares:
+        share.rest()
+    assert [x.kind for x in carried(both)] == [GRADIENT, AGES]
+    # Two of worker 0, which saw version 0 or 1, and one of worker 1 make an update together.
+    assert both.board[0] == 2 and float(both.common[0]) == -6
+    owner = both.parts[0]
+    assert sum(owner.histogram()) == 6 and not sum(both.parts[1].histogram())
+    for share in both.shares:
+        share.rest()
+    assert not carried(both) and sum(owner.histogram()) == 6
+
+
+def test_what_was_left_before_a_pass_is_with_the_owner_alone() -> None:
+    module = nn.Linear(1, 1, bias=False).double()
+    nn.init.zeros_(module.weight)
+    part = PartState("p", module, Rules(optimizer=SGD, update_every=2, average="none"))
+    part.gradient.add(part.parameters[0], torch.ones(1, 1, dtype=torch.float64))
+    part.sent(1, 0)
+    part.received(1, np.zeros(1, np.int64))
+    left = []
+    for k in (0, 1):
+        mine = copy.deepcopy(part)
+        state = PublishedState({"p": mine}, 2)
+        state.live_on(k, 2, in_common=True, lock=lambda number: Lock())
+        assert isinstance(state.weights("p", ())[k], SteppedShare)
+        left.append((mine.counting.rows, len(mine.pending_gradients()), sum(mine.histogram())))
+    assert left == [(1, 1, 1), (0, 0, 0)]
+
+
+def test_a_step_that_is_refused_leaves_the_lock_and_the_weights() -> None:
+    both = linear()
+    with pytest.raises(NonFiniteError, match="part 'p'"):
+        both.add(1, value=float("nan"))
+    assert not both.lock.held and both.board[0] == 0 and float(both.common[0]) == 0
+    both.shares[1].leave_pass()
+    both.add(0)
+    assert both.board[0] == 1 and both.sees(0) == [-1]
+
+
+def test_after_a_pass_a_part_is_what_all_have() -> None:
+    both = linear()
+    both.add(1)
+    for part, share in zip(both.parts, both.shares, strict=True):
+        share.leave_pass()
+        assert part.version == 1
+        assert part.parameters[0].data_ptr() == both.common[0].data_ptr()
+
+
+def test_rows_of_a_table_are_read_where_they_are_stepped_under_the_lock(monkeypatch) -> None:
+    table = nn.Embedding(9, 2, sparse=True)
+    with torch.no_grad():
+        table.weight.zero_()
+    monkeypatch.setattr("geartrain.sharing.stepped._reads_rows", lambda nodes: True)
+    rules = Rules(optimizer=partial(FusedAdagrad, lr=1.0), update_every=1, average="none")
+    both = Workers(table, rules)
+    share = both.shares[1]
+    assert isinstance(share, SteppedShare)
+    with share:
+        share.sent(1)
+        share.gradient.add_rows(share.parameters[0], torch.tensor([4]), torch.ones(1, 2))
+        share.received(1, np.zeros(1, np.int64))
+    assert both.shares[0].module.weight[4].tolist() == [-1, -1]  # no copy of it
+    assert both.shares[0].module.weight.abs().sum() == 2
+    taken = both.lock.taken
+    look_up(both.shares[0].module.weight, torch.tensor([4]))
+    assert both.lock.taken == taken + 1 and not both.lock.held
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"max_staleness": 1},
+        {"window": 2},
+        {"scheduler": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2)},
+        {"optimizer": partial(torch.optim.Adam, lr=0.1)},  # remembers nothing yet
+        {"optimizer": partial(torch.optim.SGD, lr=0.1, momentum=0.9)},
+    ],
+    ids=lambda rules: next(iter(rules)),
+)
+def test_where_a_step_wants_more_than_lies_in_common_memory_the_owner_steps(rules) -> None:
+    both = linear(**rules)
+    assert all(type(share) is PublishedShare for share in both.shares)
+
+
+def test_an_optimiser_steps_for_all_once_it_remembers() -> None:
+    module = nn.Linear(1, 1, bias=False).double()
+    part = PartState("p", module, Rules(optimizer=torch.optim.Adam, update_every=1))
+    part.gradient.add(part.parameters[0], torch.ones(1, 1, dtype=torch.float64))
+    part.sent(1, 0)
+    part.received(1, np.zeros(1, np.int64))
+    part.step_if_due(0)
+    state = PublishedState({"p": part}, 2)
+    state.live_on(0, 2, in_common=True, lock=lambda number: Lock())
+    assert isinstance(state.weights("p", ())[0], SteppedShare)
+    state.live_on(0, 2, in_common=False, lock=None)
+    assert type(state.weights("p", ())[0]) is PublishedShare
+
+
+@pytest.mark.parametrize(
+    ("tensors", "told"),
+    [
+        ((), "content is 0 tensors, expected 1"),
+        ((torch.ones(2),), "rows by age is .*float32"),
+        ((torch.tensor([1, -1]),), r"rows by age is -1\.\.1, expected 0"),
+    ],
+)
+def test_ages_that_are_no_counts_are_refused_by_name(tensors, told) -> None:
+    both = linear()
+    both.shares[0].receive(Letter("p", 1, 0, AGES, tensors))
+    with pytest.raises(TransportError, match=f"letter of worker 1 about part 'p'.*{told}"):
+        both.shares[0].take()
