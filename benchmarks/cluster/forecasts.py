@@ -33,6 +33,7 @@ import geartrain as gt
 from benchmarks.cluster import copies, stages
 from benchmarks.cluster.hosts import Hosts, Link
 from benchmarks.cluster.lines import Busy, Line, add_links, links, parser, run
+from benchmarks.cluster.neighbours import trial
 from benchmarks.cluster.pipelines import SYSCTL, few_in_flight
 from geartrain.engine.instrument import AbstractInstrument, Fired
 from geartrain.observe.jsonlog import JsonLog, read_json_log
@@ -152,6 +153,45 @@ def foreseen_copies(work: copies.Work, n: int, link: Link, costs: Costs) -> floa
     return (len(times) - 1 - began) * work.batch / (times[-1] - times[began])
 
 
+def foreseen_all_reduce(work: copies.Work, n: int, link: Link, costs: Costs) -> float:
+    """Rows a second of gloo's all-reduce, where each step around the ring is asked for first."""
+    losses = Losses()
+    asked = replace(costs.on(link), latency_s=2 * link.latency_s)
+    copies.ours(replace(work, exchange="all-reduce"), n, gt.Simulated(n, costs=asked), [losses])
+    times = sorted(losses.times)
+    began = len(times) // 10
+    return (len(times) - 1 - began) * work.batch / (times[-1] - times[began])
+
+
+def all_reduced(
+    work: copies.Work, n: int, over: Sequence[Link], device_ms: float
+) -> Iterator[Line]:
+    """``DistributedDataParallel`` over each kind of link, by costs of copies on one host."""
+    costs = _recorded_here(work, n, device_ms)
+    for link in over:
+        with Hosts(n + 1, link, sysctl=SYSCTL) as hosts, Busy() as busy:
+            measured = trial(work, "ddp", hosts, [device_ms] * n)
+            late = hosts.late()
+        yield {
+            "case": f"{n} copies, DDP over gloo",
+            "measured": measured["rows_per_second"],
+            "foreseen": foreseen_all_reduce(work, n, link, costs),
+            "late": late,
+            "busy": busy.share,
+            "device_ms": device_ms,
+            **_about(link, costs),
+        }
+
+
+def _recorded_here(work: copies.Work, n: int, device_ms: float) -> Costs:
+    """As ``record_copies``, on devices that take so long."""
+    os.environ[copies.DEVICE_MS] = f"{device_ms:g}"  # of workers that this process starts
+    try:
+        return record_copies(work, n)
+    finally:
+        del os.environ[copies.DEVICE_MS]  # in what is foreseen nobody sleeps
+
+
 def pipelines(work: stages.Work, over: Sequence[Link]) -> Iterator[Line]:
     """Parts over each kind of link; the program is on the first host."""
     with Hosts(work.parts, sysctl=SYSCTL) as hosts, hosts[0].inside():
@@ -184,9 +224,8 @@ def neighbouring(
 ) -> Iterator[Line]:
     """Copies over each kind of link; the program has a host of its own."""
     slept = f"{copies.DEVICE_MS}={device_ms:g}"
-    os.environ[copies.DEVICE_MS] = f"{device_ms:g}"  # of this process, and of who is recorded
     with Hosts(n + 1, sysctl=SYSCTL) as hosts, hosts[n].inside():
-        costs = record_copies(work, n)
+        costs = _recorded_here(work, n, device_ms)
         there = [gt.Host(h.address, command=(*h.prefix, "env", slept)) for h in hosts[:n]]
         address = hosts[n].address
         with closing(gt.Hosts(there, address=address, kernel_threads=1)) as runtime:
@@ -270,8 +309,9 @@ def _lines(given: argparse.Namespace) -> Iterator[Line]:
             for line in pipelines(replace(part, parts=parts), links(given)):
                 yield line | {"round": number}
         for n, exchange in product(given.copies, given.exchanges):
-            at = replace(copy, exchange=exchange)
-            for line in neighbouring(at, n, links(given), given.copy_ms):
+            at = replace(copy, exchange="weights" if exchange == "ddp" else exchange)
+            measured = all_reduced if exchange == "ddp" else neighbouring
+            for line in measured(at, n, links(given), given.copy_ms):
                 yield line | {"round": number}
 
 
@@ -280,7 +320,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add_links(made, [1, 10, 50], [1000, 100])
     made.add_argument("--parts", type=int, nargs="*", default=[2, 4])
     made.add_argument("--copies", type=int, nargs="*", default=[2, 4, 8])
-    made.add_argument("--exchanges", nargs="+", default=["weights"])
+    made.add_argument("--exchanges", nargs="+", default=["weights"], help="ddp: torch's")
     made.add_argument("--part-ms", type=float, default=24.0, help="slept, for a minibatch")
     made.add_argument("--copy-ms", type=float, default=160.0, help="slept, for a copy's step")
     made.add_argument("--minibatches", type=int, default=90, help="of parts")

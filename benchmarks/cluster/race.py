@@ -293,7 +293,7 @@ def _about(parts: int, link: Link) -> Line:
 
 
 def table(lines: Sequence[Line]) -> Iterator[str]:
-    """Markdown: a row for parts and a link, the best synchronous system beside asynchronous."""
+    """Markdown: a row for parts and a link, the best synchronous system of a seed beside ours."""
     yield (
         "| parts | one way | Mbit/s | loss | synchronous | rows/s | rows | seconds | unseen "
         "| asynchronous | rows/s | rows | seconds | unseen | times as soon, by seed |"
@@ -308,9 +308,11 @@ def table(lines: Sequence[Line]) -> Iterator[str]:
         theirs = [x for x in some if x["setting"]["method"] is None]
         if not ours_ or not theirs:
             continue
-        names = dict.fromkeys(x["system"] for x in theirs)
-        first = max(names, key=lambda name: _middle("rows_per_second", theirs, name))
-        theirs = [x for x in theirs if x["system"] == first]
+        seeds = dict.fromkeys(x["seed"] for x in theirs)
+        theirs = [
+            max((x for x in theirs if x["seed"] == seed), key=lambda x: x["rows_per_second"])
+            for seed in seeds
+        ]
         pairs = [(a, b) for a in theirs for b in ours_ if a["seed"] == b["seed"]]
         times = [_seconds(a) / _seconds(b) for a, b in pairs]
         yield (
@@ -324,19 +326,16 @@ def _seconds(line: Line) -> float:
     return math.inf if line["seconds"] is None else line["seconds"]
 
 
-def _middle(name: str, lines: Sequence[Line], system: str) -> float:
-    return statistics.median(x[name] for x in lines if x["system"] == system)
-
-
 def _told(lines: Sequence[Line]) -> str:
     """System, settings, rows a second, rows and seconds to the target, loss of unseen digits."""
     setting = Setting(**lines[-1]["setting"])
     how = "" if setting.method is None else f", {setting.method}"
+    names = sorted({line["system"] for line in lines})
     rates = statistics.median(x["rows_per_second"] for x in lines)
     rows = [_rows(x) for x in lines]
     seconds = [_seconds(x) for x in lines]
     return (
-        f"{lines[-1]['system']}{how}: {setting.batch} rows, rate {setting.rate:g}, momentum "
+        f"{' or '.join(names)}{how}: {setting.batch} rows, rate {setting.rate:g}, momentum "
         f"{setting.momentum:g}, rising {setting.rising:.0%} of {setting.rows:,} | {rates:,.0f} "
         f"| {statistics.median(rows):,.0f} | {statistics.median(seconds):.1f} "
         f"({min(seconds):.1f} to {max(seconds):.1f}) "

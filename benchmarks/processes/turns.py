@@ -9,7 +9,7 @@ each worker, and how much of them is threads that move bytes; firings, messages,
 
 *At most* is what so many cores give if no worker ever waits: seconds of ``one`` by those of the
 process with most to do, or by all of them on ``--cores``, whichever is more. Without ``one``, the
-system that is named first takes its place.
+clock is compared with that of the system that is named first.
 """
 
 from __future__ import annotations
@@ -178,9 +178,11 @@ def table(name: str, found: Mapping[str, Sequence[Turn]], cores: int) -> list[st
         idle = [sum(t.waited_s) / (len(t.waited_s) or 1) / t.seconds for t in turns]
         line = f"  {system:8} CPU s {_told(cpu)} (threads {_told(moves)})"
         if system != name_of_base:
-            bounds = [at_most(a, b, cores) for a, b in zip(ones, turns, strict=True)]
+            if name_of_base == "one":
+                bounds = [at_most(a, b, cores) for a, b in zip(ones, turns, strict=True)]
+                line += f"  at most x {spread(bounds)}"
             clock = [a.seconds / b.seconds for a, b in zip(ones, turns, strict=True)]
-            line += f"  at most x {spread(bounds)}  by the clock x {spread(clock)}"
+            line += f"  by the clock x {spread(clock)}"
         lines.append(line)
         lines.append(
             f"           firings {mid['firings']:.0f} of {mid['rows'] / max(1, mid['firings']):.1f}"

@@ -46,6 +46,17 @@ def test_copies_wait_for_nobody_and_a_line_says_how_far_a_forecast_is_off() -> N
     assert row.endswith("| 1.20 | 25% |")
 
 
+def test_gloo_is_foreseen_to_ask_at_each_step_around_the_ring() -> None:
+    nodes = {"part 0": (0.03, 0.0), "part 0 backward": (0.0, 0.0), "part 0 exchange": (0.0, 0.0)}
+    costs = forecasts.Costs(NODES | nodes, 0.0, 1.0)
+    work = copies.Work(hidden=4, batch=5, rate=0.001, steps=10)
+    link = Link(latency_s=0.005, bits_per_s=1e12)
+    for n in (2, 4):
+        found = forecasts.foreseen_all_reduce(work, n, link, costs)
+        step = 0.03 + 2 * (n - 1) * 2 * 0.005
+        assert found == pytest.approx(n * work.batch / step, rel=0.1)
+
+
 @pytest.mark.parametrize(
     "method",
     [pytest.param(m, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, m in enumerate(METHODS)],

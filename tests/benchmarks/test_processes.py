@@ -94,6 +94,10 @@ def test_the_table_of_turns_has_medians_bounds_and_waiting() -> None:
     assert "at most x 3.00 (2.33 to 4.00)" in two
     assert "by the clock x 1.75 (1.50 to 2.00)" in two
     assert "waiting 25 %" in more
+    del found["one"]
+    found["hosts"] = [turn(9.0, seconds=4.0), turn(9.0, seconds=8.0), turn(9.0, seconds=5.0)]
+    text = table("lists", found, 2)[3]
+    assert "at most" not in text and "by the clock x 0.80 (0.50 to 1.00)" in text
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,8 @@ def test_a_place_that_is_at_hand_is_told_without_waiting_for_an_answer(quick):
         began = time.monotonic()
         launcher.suspect(0)
         launcher.suspect(1)
-        assert launcher.at_hand([1, 0]) is None, "one of them has no place so far"
+        assert launcher.at_hand([0]) is None, "the spare one is left alone until it has answered"
+        assert launcher.at_hand([1, 0]) is None
         assert time.monotonic() - began < 0.4
         until(lambda: launcher.at_hand([0]), launcher)
         assert launcher._homes[0].host is well, "it answers"

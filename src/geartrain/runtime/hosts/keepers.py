@@ -243,6 +243,10 @@ class Keepers(AbstractLauncher):
         return self._placed(workers, found)
 
     def at_hand(self, workers: Sequence[int]) -> Sequence[str] | None:
+        for k, keeper in list(self._keepers.items()):
+            wanted = k not in self._avoided and any(self._homes[w] is keeper for w in workers)
+            if wanted and not self._seems_there(k, keeper) and k in self._keepers:
+                return None  # its answer tells whether anybody has to move
         found: dict[int, int] = {}
         for w in workers:
             place = self._place_for(w, workers, found, waits=False)
