@@ -128,7 +128,7 @@ def test_a_tiny_network_stays_with_one_worker_as_starting_takes_longer():
 
 def test_small_firings_that_cost_as_much_as_their_messages_stay_with_one_worker():
     seen, ways = whole(of=0.01, left=None)
-    busy = replace(seen, firing_s=0.004, updates=100)  # the program takes the rest; 9 ms of letters
+    busy = replace(seen, firing_s=0.004, updates=100)  # the program takes the rest; 6 ms of locks
     assert advise(busy, TWO, ways).workers == 1
 
 

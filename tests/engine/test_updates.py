@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -225,15 +226,12 @@ def test_what_is_left_of_one_stretch_goes_into_the_first_update_of_the_next(tmp_
         assert steps.of(part) == 2 * cut([sum(brought) for brought in messages], 8)
 
 
-class Moves(Quiet):
-    """Where a part's weight has gone at each of its steps."""
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        self.weight, self.seen = weight, [weight.detach().clone()]
-
-    def stepped(self, worker, step, now_s):
-        if step.part == "map":
-            self.seen.append(self.weight.detach().clone())
+def moves_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Where its one weight is, and then after each of its steps: some are taken in one go."""
+    (weight,) = optimizer.param_groups[0]["params"]
+    seen = [weight.detach().clone()]
+    optimizer.register_step_post_hook(lambda *_: seen.append(weight.detach().clone()))
+    return seen
 
 
 COHORTS = given(
@@ -281,12 +279,14 @@ def train_in_cohorts(many, n, in_flight, workers, seed, policy, max_rows):
     )
     order = Order("simulated", workers, policy, seed, 0.8, in_flight, max_rows)
     engine = Engine(graph, make_parts(graph, rules), order.settings(), workers)
-    watch = Moves(weight.weight)
-    one_pass(graph, data, order, engine=engine, watch=watch)
+    optimizer = engine.parts["map"].optimizer
+    assert optimizer is not None
+    seen = moves_of(optimizer)
+    one_pass(graph, data, order, engine=engine)
     gradients = np.arange(many) + (
         rounds - 1
     )  # its own row, and one of ones for each further round
-    moved = [float((a - b)[0, 0]) for a, b in zip(watch.seen, watch.seen[1:], strict=False)]
+    moved = [float((a - b)[0, 0]) for a, b in pairwise(seen)]
     assert moved == [float(gradients[i : i + n].sum()) for i in range(0, many - many % n, n)]
 
 

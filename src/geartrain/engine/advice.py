@@ -44,8 +44,7 @@ _SHARED: Final = 0.8
 _COPIES: Final = 0.75
 _EMPTIER: Final = 0.85  # where the same instances are shared out, and firings are less full
 _HALVED: Final = 0.75  # copies of a part whose firings gather instances: each has a share of these
-_BYTE_S: Final = 4e-10  # of weights and gradients in common memory, both sides
-_LETTERS: Final = 1.5  # an update: a gradient half of the time, and the weights
+_BYTE_S: Final = 1e-10  # of weights that are copied from common memory, by who steps and by others
 
 
 @final
@@ -226,12 +225,13 @@ def _candidates(
                 slowest = max(longest, program_s, work_s / cores)
                 full = seen.max_active / (seen.max_active + _EMPTY * (workers - 1))
                 yield _plan(seen, machine, workers, "spread", slowest / _SPREAD / full)
-    letters_s = seen.updates * _LETTERS * MESSAGE_S + _LETTERS * seen.update_bytes * _BYTE_S
+    # A step under a lock costs about a message more than one of a part that nobody shares.
+    shared_s = seen.updates * MESSAGE_S + seen.update_bytes * _BYTE_S
     for workers in range(2, most + 1):
         way = None if ways.shared else _in_flight(seen, ways, workers, max_staleness)
         if way is not None and processes:
             # Each worker is given its instances, which costs it what it costs the program.
-            work_s = seen.firing_s + letters_s * (workers - 1) + parent_s
+            work_s = seen.firing_s + shared_s * (workers - 1) + parent_s
             slowest = max(work_s / workers, parent_s, (work_s + parent_s) / cores)
             fuller = 1.0 if way == "each" else _EMPTIER
             yield _plan(seen, machine, workers, way, slowest / _SHARED / fuller)

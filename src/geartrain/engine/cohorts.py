@@ -8,6 +8,9 @@ A part whose update is to be of n instances takes the gradients of a cohort of n
 have finished it steps, and the next cohort is the present one. Every part agrees on the order, so
 the instance that came first is of the present cohort wherever it goes: there is always one that can
 go on, whatever the numbers of other parts.
+
+Where a node tells the gradients of rows apart, those of a few cohorts more are computed with the
+present one's, in one firing, and wait at the part as gradients.
 """
 
 from __future__ import annotations
@@ -44,14 +47,15 @@ class Cohorts:
         self._present = 0
         self._waiting: dict[int, list[Delivery]] = {}
 
-    def sort(self, delivery: Delivery, slots: IntArray) -> list[Delivery]:
+    def sort(self, delivery: Delivery, slots: IntArray, ahead: int = 0) -> list[Delivery]:
         """What may be added now; the rest waits.
 
         Args:
             delivery: Some messages.
             slots: int64, of their instances.
+            ahead: Of so many cohorts after the present one gradients may be added too.
         """
-        cohorts = self._cohort(self._arena.turn[slots])
+        cohorts = self._cohort(self._arena.turn[slots]) - ahead  # when its turn is
         most = int(cohorts.max())
         if most <= self._present:
             return [delivery]
@@ -95,6 +99,10 @@ class Cohorts:
     def ahead(self, turn: int) -> int:
         """Cohorts before that of an instance, the present one among them."""
         return max(0, int(self._cohort(np.array([turn]))[0]) - self._present)
+
+    def updates(self, slots: IntArray) -> IntArray:
+        """The same of instances in these slots; of those of earlier cohorts negative numbers."""
+        return self._cohort(self._arena.turn[slots]) - self._present
 
     def _cohort(self, turns: IntArray) -> IntArray:
         found: IntArray = (self._place(turns) - self._base) // self._n

@@ -348,6 +348,8 @@ class Engine:
                 node.check_empty()
         for part in self.parts.values():
             part.check_finite()
+            if part.gradient.ahead:
+                raise LeakError(f"part '{part.name}': gradients of later updates were never added")
         if self.wiring.arena.active:
             raise LeakError(f"{self.wiring.arena.active} frames are still in the arena")
 

@@ -23,6 +23,15 @@ from geartrain.parts.trained import AbstractPart
 class AbstractPortion(ABC):
     """Says how many messages of a queue one firing of training takes. Stateless."""
 
+    def together(self, node: AbstractNode, rows: float) -> int:
+        """Updates whose gradients are added in one firing of a node that tells them apart.
+
+        Args:
+            node: That adds.
+            rows: Payload rows of an update, about.
+        """
+        return 1
+
     @abstractmethod
     def adding(self, queue: Queue, node: AbstractNode, part: AbstractPart) -> int | None:
         """Most messages of a firing that adds gradients to a part; None: any number."""
@@ -51,12 +60,22 @@ class UpdatesWorth(AbstractPortion):
         light: Weights of a worker's parts, at most, that make a row cost next to nothing.
         worth_light: As ``worth`` where the parts are light ...
         updates_light: ... and no more than in so many updates.
+        worth_apart: Rows of whole updates, for each call of a module in a firing, up to which those
+            of several go together where their gradients are told apart: what they have seen is
+            older by as many updates, and a firing is one less ...
+        updates_apart: ... and so many updates at most.
     """
 
     worth: int = 512
     light: int = 4096
     worth_light: int = 2048
     updates_light: int = 4
+    worth_apart: int = 2048
+    updates_apart: int = 4
+
+    def together(self, node: AbstractNode, rows: float) -> int:
+        worth = self.worth_apart * node.calls_a_firing
+        return max(1, min(self.updates_apart, int(worth // max(rows, 1))))
 
     def adding(self, queue: Queue, node: AbstractNode, part: AbstractPart) -> int | None:
         """As many as the update lacks.
@@ -65,6 +84,9 @@ class UpdatesWorth(AbstractPortion):
         all, however few it was asked for.
         """
         lacking = part.lacking
+        if lacking is not None and part.once and part.takes_ahead and node.apart:
+            n = part.trigger.n
+            return lacking + (self._together(queue, node, n) - 1) * n
         if lacking is None or part.trigger.unit != "rows" or not (queue.bundled or node.bundled):
             return lacking
         name = part.name
@@ -90,7 +112,14 @@ class UpdatesWorth(AbstractPortion):
         if messages > 1 and node.keeps_graphs:
             return messages
         most = max(messages, queue.messages_with(rows, node.lengths))
+        if messages > 1 and node.apart and all(part.takes_ahead for part in parts):
+            most = max(most, self._together(queue, node, messages) * messages)
         if messages > 1 and weights <= self.light:
             more = queue.messages_with(self.worth_light, node.lengths)
             most = max(most, min(self.updates_light * messages, more))
         return most
+
+    def _together(self, queue: Queue, node: AbstractNode, n: int) -> int:
+        """Updates of n messages each that may go together, of what waits in a queue."""
+        worth = queue.messages_with(self.worth_apart * node.calls_a_firing, node.lengths)
+        return max(1, min(self.updates_apart, worth // n))

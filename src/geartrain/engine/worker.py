@@ -158,7 +158,10 @@ class WorkerState:
                 begun, first = part.begun(trigger.n), turn(self._copies[name])
                 cohorts = Cohorts(arena, trigger.n, first, begun, part.copy, part.copies)
                 self._cohorts[name] = cohorts
-            part.in_cohorts(None if cohorts is None else cohorts.ahead)
+            if cohorts is None:
+                part.in_cohorts(None, None)
+            else:
+                part.in_cohorts(cohorts.ahead, cohorts.updates)
 
     def deliver(self, delivery: Delivery) -> None:
         """A batch has come for a node that lives here."""
@@ -176,7 +179,13 @@ class WorkerState:
         for k, name in enumerate(parts):
             cohorts = self._cohorts.get(name)
             if cohorts is not None:
-                for now in cohorts.sort(delivery, node.slots(delivery.batch)):
+                batch, ahead = delivery.batch, 0
+                if self._takes_ahead(node):
+                    lengths = node.lengths(batch)
+                    rows = 1.0 if lengths is None else float(lengths.mean())
+                    n = self.parts[name].trigger.n
+                    ahead = self._portions.together(node, rows * n) - 1
+                for now in cohorts.sort(delivery, node.slots(batch), ahead):
                     self._sort(node, now, parts[k + 1 :])
                 return
         self._enqueue(delivery)
@@ -216,7 +225,10 @@ class WorkerState:
                 continue
             cohorts = self._cohorts.get(name)
             part.heard(self.progress)
-            for instances in [told.turns.size] if cohorts is None else cohorts.finished(told.turns):
+            finished = [told.turns.size] if cohorts is None else cohorts.finished(told.turns)
+            for number, instances in enumerate(finished):
+                if number:
+                    part.next_update()
                 part.finished(instances)
                 steps.append(part.step_if_due(self.progress))
                 for delivery in () if cohorts is None else cohorts.take():
@@ -353,9 +365,19 @@ class WorkerState:
         step = part.step_if_due(self.progress)
         if step is not None:
             firing.steps.append(step)
+        while part.once and part.next_update():
+            step = part.step_if_due(self.progress)
+            if step is not None:
+                firing.steps.append(step)
         if self.communicator.talks:
             self._collect(part.name, firing)
         self._note_holding(part, firing)
+
+    def _takes_ahead(self, node: AbstractNode) -> bool:
+        """Whether it may add gradients of several updates in one firing."""
+        if not node.apart:
+            return False
+        return all(self.parts[name].takes_ahead for name in node.part_names)
 
     def _note_holding(self, part: AbstractPart, firing: Firing) -> None:
         holds = part.note_holding()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, auto
-from struct import pack
+from struct import Struct, pack
 from typing import Final, final
 
 import torch
@@ -132,7 +132,7 @@ class Steps:
     def __init__(self, steps: Sequence[Step], room: Sequence[int], dtype: torch.dtype) -> None:
         self._steps, self._count = b"".join(s.packed() for s in steps), len(steps)
         self._room, self._slots = pack(f"{len(room)}q", *room), len(room)
-        self._bases = f"{len(room)}q"
+        self._bases = Struct(f"{len(room)}q").pack
         self._dtype = dtype
         widest = max((s.width for s in steps if s.op is not Op.PRODUCT), default=1)
         self._block = max(1, _ENTRIES // max(widest, 1))
@@ -154,9 +154,11 @@ class Steps:
         native = library.current()
         if native is None or not n or not self._count:
             return
-        threads = 1 if self._alone else library.threads_for(n * self._products)
+        threads = 1
+        if not self._alone and n * self._products >= 2 * library.MUCH_WORK:
+            threads = library.threads_for(n * self._products)
         run = native.typed[self._dtype]["fused_run"][n * self._work > library.SMALL_WORK]
-        bases = pack(self._bases, *addresses)
+        bases = self._bases(*addresses)
         bad = run(n, self._count, self._steps, self._block, self._slots, bases, self._room, threads)
         if bad > 0:
             raise IndexError("index out of range: a row of a table is asked for that it lacks")

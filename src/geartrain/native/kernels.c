@@ -4,6 +4,7 @@
  *     kernels.c     what knows no type: rows.inc, threads.inc; and kernels.inc twice
  *     kernels.inc   what computes, once for float and once for double, and
  *     maps.inc, steps.inc  small linear maps; steps of optimisers
+ *     sums.inc      gradients of weights from what waits for a step
  *     fused.inc     derived programs
  *     attend.inc    rows that read a memory
  *     tiles.inc, packing.inc, short.inc  matrix products; their operands, also in bfloat16

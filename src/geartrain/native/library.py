@@ -68,6 +68,7 @@ _TYPED: Final[Mapping[str, Arguments]] = {
     "fused_pack": (_N, _N, _N, _P, _P),
     "square_sum": (BYTES, _N, _P),
     "scale_all": (BYTES, _N, _R),
+    "sum_gradients": (BYTES, _N, _P),
     "adam": (BYTES, _N, *[_R] * 5, _N),
     "adagrad": (BYTES, _N, *[_R] * 4, _N),
     "attend_forward": (*[_N] * 3, _R, _P, _P, _N, *[_P] * 5),
@@ -80,7 +81,7 @@ _NOT_SHORT: Final = frozenset(  # losses and weights are float32
     (
         *("map_forward", "map_backward", "attend_forward", "attend_backward"),
         *("fused_run", "fused_pack"),
-        *("cross_entropy", "square_sum", "scale_all", "adam", "adagrad"),
+        *("cross_entropy", "square_sum", "scale_all", "sum_gradients", "adam", "adagrad"),
     )
 )
 _NOTHING: Final = frozenset({"transpose", "tanh"})

@@ -8,8 +8,9 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from operator import is_
 from struct import pack
-from typing import Final
+from typing import Final, final
 
 import torch
 from torch import Tensor
@@ -38,41 +39,67 @@ def scaled_(tensors: Sequence[Tensor], factor: float) -> bool:
     return True
 
 
-def adam_step(
-    weights: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    means: Sequence[Tensor],
-    squares: Sequence[Tensor],
-    steps: Sequence[Tensor],
-    *,
-    rate: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-    maximize: bool,
-) -> bool:
-    """One step of Adam; False: torch is to take it.
+@final
+class AdamStep:
+    """Steps of Adam for some tensors; what C is told of them is found once, as long as they stay.
 
     Args:
         weights: Are changed, as are ``means``, ``squares`` and ``steps``.
         gradients: Dense, of the weights' shapes.
         means, squares: Of the gradients, decaying, of the weights' shapes.
         steps: float32 scalars, steps taken before.
-        rate, betas, eps, weight_decay, maximize: Adam's.
     """
-    tensors = [*weights, *gradients, *means, *squares]
-    run = _function("adam", tensors)
-    if run is None or not _are_counts(steps):
-        return False
-    columns = zip(weights, gradients, means, squares, steps, strict=True)
-    words: list[int] = []
-    for w, g, m, v, t in columns:
-        if not w.shape == g.shape == m.shape == v.shape:
+
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        means: Sequence[Tensor],
+        squares: Sequence[Tensor],
+        steps: Sequence[Tensor],
+    ) -> None:
+        self._all = [*weights, *gradients, *means, *squares, *steps]
+        self._lie = [x.data_ptr() for x in self._all]
+        self._count, self._jobs = len(weights), b""
+        self._run = _function("adam", self._all[: -len(steps)]) if steps else None
+        if self._run is None or not _are_counts(steps):
+            self._run = None
+            return
+        words: list[int] = []
+        for k, w in enumerate(weights):
+            if not w.shape == gradients[k].shape == means[k].shape == squares[k].shape:
+                self._run = None
+                return
+            words += (*self._lie[k :: self._count], w.numel())
+        self._jobs = pack(f"{len(words)}q", *words)
+
+    def fits(
+        self,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        means: Sequence[Tensor],
+        squares: Sequence[Tensor],
+        steps: Sequence[Tensor],
+    ) -> bool:
+        """Whether it is for these, and they lie where they lay."""
+        some = [*weights, *gradients, *means, *squares, *steps]
+        same = len(some) == len(self._all) and all(map(is_, some, self._all))
+        return same and [x.data_ptr() for x in some] == self._lie
+
+    def take(
+        self,
+        *,
+        rate: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        maximize: bool,
+    ) -> bool:
+        """A step; False: torch is to take it."""
+        if self._run is None:
             return False
-        words += (w.data_ptr(), g.data_ptr(), m.data_ptr(), v.data_ptr(), t.data_ptr(), w.numel())
-    jobs = pack(f"{len(words)}q", *words)
-    run(jobs, len(weights), rate, *betas, eps, weight_decay, maximize)
-    return True
+        self._run(self._jobs, self._count, rate, *betas, eps, weight_decay, maximize)
+        return True
 
 
 def adagrad_step(

@@ -106,6 +106,12 @@ class MeasuredChoice(AbstractChoice):
         return self._settled or self._derived is not None
 
     @property
+    def apart(self) -> bool:
+        if not self.decided:
+            return not self._done.firings
+        return (self._first if self._derived is None else self._derived).apart
+
+    @property
     def replaced(self) -> bool:
         return self._derived is not None
 

@@ -61,6 +61,10 @@ class DerivedKernel(AbstractKernel):
         self._restless: AbstractKernel | None = None
         self.refused: str | None = None
 
+    @property
+    def apart(self) -> bool:  # type: ignore[override]
+        return all(program.apart for _, program in self._programs.values())
+
     def forward(
         self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
     ) -> tuple[Payload, Payload]:

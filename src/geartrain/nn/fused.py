@@ -94,6 +94,8 @@ class Routine:
             (k, slot, width, torch.int64 if whole else dtype) for k, slot, width, whole in given
         ]
         self._made, self._results = made, results
+        self._like = torch.empty(0, dtype=dtype, device="cpu")
+        self._sizes = [(one.rows, one.slot, one.tail) for one in made]
         self._form = slots, dtype, tuple(self._given), tuple(made), tuple(results)
 
     def alike(self, other: Routine) -> bool:
@@ -128,15 +130,10 @@ class Routine:
         return found, held
 
     @staticmethod
-    def require(x: Tensor, n: int, width: int, dtype: torch.dtype) -> None:
-        """Raises:
-        ProtocolError: It has not n rows of that width, or another dtype.
-        """
-        if x.dtype is not dtype or x.numel() != n * width:
-            raise ProtocolError(
-                f"{x.dtype} {tuple(x.shape)} came where {dtype} with {n} rows of {width} was "
-                "expected"
-            )
+    def _refusal(x: Tensor, n: int, width: int, dtype: torch.dtype) -> ProtocolError:
+        return ProtocolError(
+            f"{x.dtype} {tuple(x.shape)} came where {dtype} with {n} rows of {width} was expected"
+        )
 
     def __call__(
         self, n: int, arguments: Sequence[Tensor], weights: PackedWeights
@@ -151,18 +148,17 @@ class Routine:
         copies = []
         for k, slot, width, dtype in self._given:
             x = arguments[k]
-            self.require(x, n, width, dtype)
+            if x.dtype is not dtype or x.numel() != n * width:
+                raise self._refusal(x, n, width, dtype)
             if not x.is_contiguous():
                 x = x.contiguous()
                 copies.append(x)
             addresses[slot] = x.data_ptr()
         made = []
-        for one in self._made:
-            if one.rows:
-                x = torch.empty((n, *one.tail), dtype=self._dtype)
-            else:
-                x = torch.zeros(one.tail, dtype=self._dtype)
-            addresses[one.slot] = x.data_ptr()
+        new, zeros = self._like.new_empty, self._like.new_zeros
+        for rows, slot, tail in self._sizes:
+            x = new((n, *tail)) if rows else zeros(tail)
+            addresses[slot] = x.data_ptr()
             made.append(x)
         self._steps.run(n, addresses)
         return tuple([arguments[k] if k >= 0 else made[~k] for k in self._results])
@@ -195,7 +191,8 @@ def run_together(
     places, copies = [], []
     for k, slot, width, dtype in first._given:
         x = rows[k - before]
-        first.require(x, n, width, dtype)
+        if x.dtype is not dtype or x.numel() != n * width:
+            raise first._refusal(x, n, width, dtype)
         if not x.is_contiguous():
             x = x.contiguous()
             copies.append(x)
@@ -203,11 +200,11 @@ def run_together(
     made: list[Sequence[Tensor]] = []
     for one in first._made:
         if one.rows:
-            x = torch.empty((n, *one.tail), dtype=first._dtype)
+            x = first._like.new_empty((n, *one.tail))
             places.append((one.slot, x.data_ptr(), x.stride(0) * x.itemsize))
             made.append([x])
         else:
-            whole = torch.zeros((len(routines), *one.tail), dtype=first._dtype)
+            whole = first._like.new_zeros((len(routines), *one.tail))
             made.append(whole.unbind())
     start = 0
     for number, (routine, size, own, packs) in enumerate(

@@ -105,6 +105,7 @@ class LinearKernel(AbstractKernel):
     residuals = 1
     keeps = "input"
     looks_up = True
+    apart = True
 
     def __init__(self, module: nn.Linear) -> None:
         self._module = module
@@ -134,7 +135,8 @@ class LinearKernel(AbstractKernel):
         if dy is None:
             return (None,)
         weight, bias = self._module.weight, self._module.bias
-        if weight.numel() <= _SMALL and dy.shape[0] >= _FEW and self._learns():
+        at_once = weight.numel() <= _SMALL and dy.shape[0] >= _FEW and not into.of_several
+        if at_once and self._learns():
             found = map_backward(dy.contiguous(), x, weight)
             if found is not None:
                 d_x, d_weight, d_bias = found
@@ -180,6 +182,7 @@ class EmbeddingKernel(AbstractKernel):
 
     def __init__(self, module: nn.Embedding, dtype: torch.dtype | None = None) -> None:
         self._module, self._dtype = module, dtype
+        self.apart = module.padding_idx is None  # rows that do not learn are left out
 
     def for_bf16(self) -> AbstractKernel:
         return EmbeddingKernel(self._module, torch.bfloat16)
@@ -231,6 +234,7 @@ class ElementwiseKernel(AbstractKernel):
 
     residuals = 1
     looks_up = True
+    apart = True
 
     def __init__(
         self,
@@ -270,6 +274,7 @@ class IdentityKernel(AbstractKernel):
 
     residuals = 0
     looks_up = True
+    apart = True
 
     def for_bf16(self) -> AbstractKernel:
         return self
@@ -313,6 +318,7 @@ class SequentialKernel(AbstractKernel):
     def __init__(self, kernels: tuple[AbstractKernel, ...]) -> None:
         self._kernels = kernels
         self.looks_up = all(kernel.looks_up for kernel in kernels)
+        self.apart = all(kernel.apart for kernel in kernels)
         self._keeps = tuple(kernel.keeps for kernel in kernels)
         at = {k + (kept == "output") for k, kept in enumerate(self._keeps) if kept != "own"}
         self._kept_at = tuple(sorted(at))

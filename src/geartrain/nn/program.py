@@ -6,12 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, final
 
+import numpy as np
 from torch import Tensor, nn
 
 from geartrain.errors import ProtocolError
-from geartrain.frames.message import Gradient, IntArray, Payload
+from geartrain.frames.message import Gradient, IntArray, Payload, join_arrays
 from geartrain.frames.tables import sparse_tables
 from geartrain.native.fused import available
+from geartrain.native.rows import take
+from geartrain.native.steady import firing
 from geartrain.nn.fused import PackedWeights, Pair, run_together
 from geartrain.nn.split import Term, TraceSplit
 from geartrain.nodes.gradient import GradientSum
@@ -48,6 +51,7 @@ class Operands:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._owners: list[tuple[dict[str, Any], str]] = []
+        self._known: tuple[int, list[Tensor]] = 0, []  # for the length of a firing
         self.names: list[str] = []
         self.sparse: list[bool] = []
         if not isinstance(function, nn.Module):
@@ -65,8 +69,13 @@ class Operands:
                     self.sparse.append(id(x) in sparse)
 
     def tensors(self) -> list[Tensor]:
-        """Those of now."""
-        return [owner[name] for owner, name in self._owners]
+        """Those of now, not to be written to."""
+        number, known = firing.number, self._known
+        if number and number == known[0]:
+            return known[1]
+        found = [owner[name] for owner, name in self._owners]
+        self._known = number, found
+        return found
 
 
 @final
@@ -85,6 +94,14 @@ class Program(AbstractKernel):
         self._pair = cut.parts.fused if fused else None
         self._packed = PackedWeights()
         self._later = [t for t in cut.parts.terms if t.how in ("product", "sum")]
+        self._learning = 0, False  # for the length of a firing
+        # What it adds up itself, and rows of which some are left out, it does update by update.
+        self._by_update = any(t.how == "value" or t.padding >= 0 for t in cut.parts.terms)
+        self.apart = not self._by_update or (
+            self._pair is not None
+            and available(self._pair.dtype)
+            and self._pair.backward.beside_others(len(operands.names))
+        )
         self._at_once = [t for t in cut.parts.terms if t.how not in ("product", "sum")]
 
     def forward(
@@ -113,6 +130,8 @@ class Program(AbstractKernel):
         if not came:
             return (None,) * self._inputs
         n, operands = dys[0].shape[0], self._operands.tensors()
+        if self._by_update and into.of_several:
+            return Programs((self,)).backward(gradients, gathered(kept, rows), [n], [into])
         pair = self._pair
         if pair is not None and available(pair.dtype):
             given = [*operands, *gathered(kept, rows), *dys]
@@ -154,12 +173,19 @@ class Program(AbstractKernel):
     ) -> None:
         """Add what the backward of n rows has found for the weights."""
         terms: Sequence[Term] = self._parts.terms
-        whole = len(came) == len(self._parts.tangents) and bool(self._later)
-        if whole and all(operands[t.operand].requires_grad for t in self._later):
+        if self._later and len(came) == len(self._parts.tangents) and self._all_learn(operands):
             terms = self._at_once if into.add_later(self, found, n) else terms
         for term in terms:
             if term.tangents & came and operands[term.operand].requires_grad:
                 self._add(term, operands[term.operand], found[term.first :], into)
+
+    def _all_learn(self, operands: Sequence[Tensor]) -> bool:
+        """Whether all weights learn whose gradients are products and sums."""
+        number, known = firing.number, self._learning
+        if not number or number != known[0]:
+            learn = all(operands[t.operand].requires_grad for t in self._later)
+            known = self._learning = number, learn
+        return known[1]
 
     @property
     def pair(self) -> Pair:
@@ -256,6 +282,8 @@ class Programs(AbstractKernels):
         if not came:
             return (None,) * first._inputs
         operands = [p._operands.tensors() for p in self._programs]
+        if first._by_update and any(each.of_several for each in into):
+            return self._back_by_update(came, [*kept, *dys], sizes, operands, into)
         found = run_together(
             [p.pair.backward for p in self._programs],
             sizes,
@@ -273,3 +301,70 @@ class Programs(AbstractKernels):
         ):
             p._learn(tuple(mine), came, n, own, theirs)
         return first._answers(tuple([x[0] for x in found]), came)
+
+    def _back_by_update(
+        self,
+        came: frozenset[int],
+        rows: Sequence[Tensor],
+        sizes: Sequence[int],
+        operands: Sequence[Sequence[Tensor]],
+        into: Sequence[GradientSum],
+    ) -> Gradient:
+        """``backward`` where what is added up is of several updates: a routine for each of them."""
+        pieces, order = _pieces(sizes, into)
+        if order is not None:
+            rows = take([x.contiguous() for x in rows], order)
+        own, first = [self._programs[k] for k, _, _ in pieces], self._programs[0]
+        found = run_together(
+            [p.pair.backward for p in own],
+            [n for _, _, n in pieces],
+            [operands[k] for k, _, _ in pieces],
+            rows,
+            [p._packed for p in own],
+        )
+        start, in_rows = 0, first.pair.backward.in_rows
+        for number, (k, update, n) in enumerate(pieces):
+            mine = tuple(
+                [
+                    x[0][start : start + n] if by_row else x[number]
+                    for x, by_row in zip(found, in_rows, strict=True)
+                ]
+            )
+            with into[k].of_updates(update):
+                own[number]._learn(mine, came, n, operands[k], into[k])
+            start += n
+        results = [x[0] for x in found]
+        if order is not None:
+            back = np.empty_like(order)
+            back[order] = np.arange(order.size)
+            results = [
+                take([x], back)[0] if by_row else x
+                for x, by_row in zip(results, in_rows, strict=True)
+            ]
+        return first._answers(tuple(results), came)
+
+
+def _pieces(
+    sizes: Sequence[int], into: Sequence[GradientSum]
+) -> tuple[list[tuple[int, int, int]], IntArray | None]:
+    """Rows of several programs, side by side, by program and update.
+
+    Args:
+        sizes: Rows of each program.
+        into: The sums of each, which know of what updates rows are.
+
+    Returns:
+        Program, update and rows of each piece; and where its rows are, one piece after the other;
+        None: they lie so.
+    """
+    pieces: list[tuple[int, int, int]] = []
+    places: list[IntArray] = []
+    start, moved = 0, False
+    for k, (size, one) in enumerate(zip(sizes, into, strict=True)):
+        each = one.updates_of(size)
+        order = np.argsort(each, kind="stable")
+        moved = moved or bool((np.diff(each) < 0).any())
+        places.append(order + start)
+        pieces += [(k, u, n) for u, n in enumerate(np.bincount(each).tolist()) if n]
+        start += size
+    return pieces, join_arrays(places) if moved else None

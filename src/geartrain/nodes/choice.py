@@ -69,6 +69,11 @@ class AbstractChoice(ABC):
         """Whether another kernel than the first one has been found better."""
         return False
 
+    @property
+    def apart(self) -> bool:
+        """Whether its kernel tells gradients of several updates apart, or has had no row."""
+        return False
+
     @abstractmethod
     def kernel(self, inputs: Payload) -> AbstractKernel:
         """That for these rows; the same object as before, or another from now on."""

@@ -7,23 +7,31 @@
 A product of few rows costs what it takes to read and write the weight's gradient, whatever the
 rows; so operands wait, and are multiplied together when the step comes or there are enough of them.
 
+A firing may bring rows of later updates too. Those of products and sums are put apart before they
+are multiplied, and wait in sums of their own until the update before theirs is done:
+
+    rows of updates 0 1 1 2 0 2  ─►  0 0 │ 1 1 │ 2 2        the sum, and those ahead of it
+
 Operands may be bfloat16 for a float32 parameter: sums, of rows and of products, are in the
 parameter's dtype, and only the product of one pair is rounded to bfloat16.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from operator import is_
 from typing import Final, Protocol, TypeAlias, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from geartrain.frames.message import Payload
-from geartrain.native import operations
+from geartrain.errors import ProtocolError
+from geartrain.frames.message import IntArray, Payload, distinct, join_arrays
+from geartrain.native import operations, sums
+from geartrain.native.rows import take
 from geartrain.nodes.products import outer, outer_suits, whole_rows
 
 _ALONE: Final = 128
@@ -37,6 +45,8 @@ _MOST_WAITING: Final = 2048
 """Rows of operands after which they are multiplied without waiting for the step."""
 
 Pairs: TypeAlias = list[tuple[Tensor, Tensor]]
+_Apart: TypeAlias = tuple[Tensor, Tensor | None, IntArray]
+"""Rows that are multiplied, or added up where there is one tensor, and the update of each."""
 
 
 class AbstractSource(Protocol):
@@ -119,12 +129,16 @@ class GradientSum:
     kept, not copied.
     """
 
-    __slots__ = ("_later", "_later_rows", "_slots")
+    __slots__ = ("_ahead", "_apart", "_asked", "_later", "_later_rows", "_slots", "_updates")
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self._slots = {p: _Slot(p) for p in parameters}
         self._later: dict[AbstractSource, list[Payload]] = {}
         self._later_rows = 0
+        self._asked: tuple[Sequence[torch.nn.Parameter], list[_Slot]] = (), []
+        self._updates: IntArray | int | None = None
+        self._apart: dict[torch.nn.Parameter, list[_Apart]] = {}
+        self._ahead: list[GradientSum] = []
 
     def __contains__(self, parameter: torch.nn.Parameter) -> bool:
         return parameter in self._slots
@@ -136,7 +150,13 @@ class GradientSum:
             parameter: Whose it is.
             value: The gradient.
             given: Whether nobody else uses the value, so that it may become the sum itself.
+
+        Raises:
+            ProtocolError: It is of rows of several updates.
         """
+        if self._updates is not None:
+            self._whole().add(parameter, value, given=given)
+            return
         if value.is_sparse:
             self.add_rows(parameter, value._indices()[0], value._values())
             return
@@ -152,6 +172,9 @@ class GradientSum:
 
     def add_product(self, parameter: torch.nn.Parameter, left: Tensor, right: Tensor) -> None:
         """Add ``left.T @ right``; left ``(n, a)``, right ``(n, b)``, the parameter ``(a, b)``."""
+        if self._updates is not None:
+            self._put_apart(parameter, left, right)
+            return
         n, slot = left.shape[0], self._slots[parameter]
         if n >= _ALONE or (n >= _FEW and parameter.numel() <= _LITTLE):
             slot.multiply(left, right)
@@ -169,7 +192,7 @@ class GradientSum:
         Returns:
             Whether it is kept; many rows are not, and are to be added at once.
         """
-        if n >= _ALONE or operations.listening:
+        if n >= _ALONE or operations.listening or self._updates is not None:
             return False
         self._later.setdefault(source, []).append(found)
         self._later_rows += n
@@ -201,6 +224,9 @@ class GradientSum:
 
     def add_sum(self, parameter: torch.nn.Parameter, rows: Tensor) -> None:
         """Add ``rows.sum(0)``; rows ``(n, d)``, the parameter ``(d,)``: a bias."""
+        if self._updates is not None:
+            self._put_apart(parameter, rows, None)
+            return
         n, slot = rows.shape[0], self._slots[parameter]
         if n >= _ALONE:
             slot.add_up(rows)
@@ -215,6 +241,11 @@ class GradientSum:
 
         indices int64 ``(n,)``, rows ``(n, d)``, the parameter ``(v, d)``.
         """
+        if self._updates is not None:
+            with self._by_update(indices.shape[0]) as parts:
+                for into, at in parts:
+                    into.add_rows(parameter, indices[at], rows[at])
+            return
         self._slots[parameter].rows.append((indices, rows))
 
     def add_at(self, parameter: torch.nn.Parameter, indices: Tensor, rows: Tensor) -> None:
@@ -222,12 +253,123 @@ class GradientSum:
 
         indices ``(n,)`` integers, rows ``(n, d)``, the parameter ``(v, d)``.
         """
+        if self._updates is not None:
+            with self._by_update(indices.shape[0]) as parts:
+                for into, at in parts:
+                    into.add_at(parameter, indices[at], rows[at])
+            return
         slot = self._slots[parameter]
         table = slot.written()
         if slot.fresh:
             table.zero_()
             slot.fresh = False
         table.index_add_(0, indices, rows.to(parameter.dtype))
+
+    @contextmanager
+    def of_updates(self, updates: IntArray | int) -> Iterator[None]:
+        """What is added meanwhile is of these updates, counted from the present one, which is 0.
+
+        Args:
+            updates: int64 ``(n,)``, of each row that a call has, of which what is added has one or
+                some side by side; or that of all that is added.
+        """
+        some = updates != 0 if isinstance(updates, int) else updates.any()
+        before, self._updates = self._updates, updates if some else None
+        try:
+            yield
+        finally:
+            self._updates = before
+
+    def updates_of(self, n: int) -> IntArray:
+        """The updates of n rows that are added now."""
+        updates = self._updates
+        if updates is None or isinstance(updates, int):
+            return np.full(n, updates or 0, np.int64)
+        return _for_rows(updates, n)
+
+    @property
+    def of_several(self) -> bool:
+        """Whether what is added now is of rows of several updates."""
+        return self._updates is not None and not isinstance(self._updates, int)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether something of later updates has been added."""
+        return bool(self._ahead or self._apart)
+
+    def next_update(self) -> None:
+        """The update after the present one is the present one: what was added for it is added."""
+        self._sort_apart()
+        if self._ahead:
+            self.absorb(self._ahead.pop(0))
+
+    def _whole(self) -> GradientSum:
+        """The sum of the update that all is of which is added now."""
+        if not isinstance(self._updates, int):
+            raise ProtocolError(
+                "a gradient that is no product and no sum of rows is of several updates at once"
+            )
+        return self._of(self._updates)
+
+    def _of(self, update: int) -> GradientSum:
+        """The sum of one update."""
+        while len(self._ahead) < update:
+            self._ahead.append(GradientSum(self._slots))
+        return self if update == 0 else self._ahead[update - 1]
+
+    def _put_apart(self, parameter: torch.nn.Parameter, left: Tensor, right: Tensor | None) -> None:
+        updates = self._updates
+        if isinstance(updates, int):
+            into = self._of(updates)
+            if right is None:
+                into.add_sum(parameter, left)
+            else:
+                into.add_product(parameter, left, right)
+        elif updates is not None and left.shape[0]:
+            if operations.listening and right is not None:
+                operations.tell(left.shape[1], left.shape[0], right.shape[1])
+            each = _for_rows(updates, left.shape[0])
+            self._apart.setdefault(parameter, []).append((left, right, each))
+
+    @contextmanager
+    def _by_update(self, n: int) -> Iterator[list[tuple[GradientSum, Tensor]]]:
+        """The sums of the updates that n rows are of, and which of them; nothing is put apart."""
+        updates, self._updates = self._updates, None
+        try:
+            if isinstance(updates, int):
+                yield [(self._of(updates), torch.arange(n))]
+            elif updates is not None:
+                each = _for_rows(updates, n) if n else updates[:0]
+                yield [
+                    (self._of(k), torch.from_numpy(np.flatnonzero(each == k)))
+                    for k in distinct(each).tolist()
+                ]
+        finally:
+            self._updates = updates
+
+    @torch.no_grad()
+    def _sort_apart(self) -> None:
+        """Add rows that were put apart to the sums of their updates."""
+        apart, self._apart = self._apart, {}
+        for parameter, pieces in apart.items():
+            left = torch.cat([left for left, _, _ in pieces]) if len(pieces) > 1 else pieces[0][0]
+            rights = [right for _, right, _ in pieces if right is not None]
+            right = torch.cat(rights) if len(rights) > 1 else rights[0] if rights else None
+            each = join_arrays([each for _, _, each in pieces])
+            if (np.diff(each) < 0).any():
+                order = np.argsort(each, kind="stable")
+                (left,) = take([left.contiguous()], order)
+                if right is not None:
+                    (right,) = take([right.contiguous()], order)
+            start = 0
+            for update, n in enumerate(np.bincount(each).tolist()):
+                if n:
+                    into, end = self._of(update), start + n
+                    if right is None:
+                        into.add_sum(parameter, left[start:end])
+                    else:
+                        into.add_products(parameter, [(left[start:end], right[start:end])])
+                    start = end
 
     @torch.no_grad()
     def absorb(
@@ -241,6 +383,7 @@ class GradientSum:
             other: Of the same parameters, or of others that stand for them.
             names: What those of ``other`` stand for; None: themselves.
         """
+        other._sort_apart()
         other._sort()
         for parameter, its in other._slots.items():
             own = self._slots[parameter if names is None else names[parameter]]
@@ -260,6 +403,7 @@ class GradientSum:
     def forget(self) -> None:
         """Drop what has been added."""
         self._later, self._later_rows = {}, 0
+        self._apart, self._ahead = {}, []
         for slot in self._slots.values():
             slot.forget()
 
@@ -277,14 +421,22 @@ class GradientSum:
         A dense result is a reused buffer: use it before adding again. It is sparse COO
         (uncoalesced) if only ``add_rows`` or sparse gradients came.
         """
-        return self.take_each([parameter])[0]
+        return self.take_each([parameter])[0][0]
 
     @torch.no_grad()
-    def take_each(self, parameters: Sequence[torch.nn.Parameter]) -> list[Tensor | None]:
-        """``take`` of several."""
+    def take_each(
+        self, parameters: Sequence[torch.nn.Parameter]
+    ) -> tuple[list[Tensor | None], float | None]:
+        """``take`` of several, and the sum of the squares of all entries where it is known."""
+        if self._apart:
+            self._sort_apart()
         if self._later:
             self._sort()
-        return [self._take(self._slots[parameter]) for parameter in parameters]
+        if parameters is not self._asked[0]:  # hashes of tensors are slow
+            self._asked = parameters, [self._slots[parameter] for parameter in parameters]
+        slots = self._asked[1]
+        squares = None if operations.listening else _summed(slots)
+        return [self._take(slot) for slot in slots], squares
 
     def _take(self, slot: _Slot) -> Tensor | None:
         if slot.products:
@@ -318,6 +470,47 @@ class GradientSum:
                 other.sums = [left]
         with operations.told_before() if operations.listening else nullcontext():
             slot.multiply(left, right)
+
+
+def _for_rows(updates: IntArray, n: int) -> IntArray:
+    """The update of each of n rows, of which the rows of a call have one or some side by side."""
+    if updates.size == n:
+        return updates
+    if not updates.size or n % updates.size:
+        raise ProtocolError(f"{n} rows of a gradient came of a call with {updates.size} rows")
+    return updates.repeat(n // updates.size)
+
+
+def _summed(slots: Sequence[_Slot]) -> float | None:
+    """Add up what waits, in one call, as far as C is for it; torch does the rest.
+
+    Returns:
+        The sum of the squares of all entries; None: not all have been looked at.
+    """
+    if not slots or not sums.may_sum(slots[0].parameter.dtype):
+        return None
+    dtype, whole = slots[0].parameter.dtype, True
+    done: list[_Slot] = []
+    some: list[sums.Unsummed] = []
+    for slot in slots:
+        products, rows = slot.products, slot.sums
+        if slot.fresh and not products and not rows and not slot.rows:
+            continue
+        lefts, rights = [x for x, _ in products], [x for _, x in products]
+        one = sums.Unsummed(slot.written(), not slot.fresh, lefts or rows, rights)
+        if slot.rows or (products and rows) or not sums.suits(one, dtype):
+            whole = False
+        else:
+            done.append(slot)
+            some.append(one)
+    if not some:
+        return None
+    squares = sums.sum_gradients(some)
+    for slot in done:
+        if slot.waiting:
+            slot.products, slot.sums, slot.waiting = [], [], 0
+            slot.fresh = False
+    return squares if whole else None
 
 
 @cache

@@ -67,6 +67,11 @@ class AbstractKernel(ABC):
     remembers: bool = False
     """Whether the rows of one forward, if they come back as they left, are answered for less."""
 
+    apart: bool = False
+    """Whether the gradients of its parameters are products and sums of rows, or rows of tables: one
+    row of the call makes one, or some side by side. Rows of several updates may then come in one
+    backward."""
+
     keeps_rows: bool = True
     """Whether residuals have a row for each row, so that a node can keep them until the gradient
     comes. If not, the kernel is only used where the loss is in the same node."""

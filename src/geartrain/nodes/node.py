@@ -134,6 +134,16 @@ class AbstractNode(ABC):
     """The loss that is computed in this node: in training a forward firing then adds gradients."""
 
     @property
+    def apart(self) -> bool:
+        """Whether what adds gradients here costs less for messages of several updates at once."""
+        return False
+
+    @property
+    def calls_a_firing(self) -> int:
+        """Calls of modules in one firing, about: so many times is what they cost by themselves."""
+        return 1
+
+    @property
     def keeps_graphs(self) -> bool:
         """Whether its firings run again unless their messages come back together."""
         return False

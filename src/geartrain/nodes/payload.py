@@ -34,6 +34,7 @@ from geartrain.frames.message import (
     IntArray,
     Payload,
     address,
+    distinct,
     join_arrays,
     join_gradient,
     join_lengths,
@@ -197,12 +198,24 @@ class RowNode(BundleKeepingNode):
             inside = self._inside(store["instance"][rows], lengths)
         wanted = int(origin.max()) > ROW_MASK  # the controller, at the bottom, reads none
         gradient = join_gradient(some, self._device)
-        if self._eras.mixed:
-            gradient = self._back_by_era(gradient, rows, lengths, cells, wanted)
+        weights, updates = self._weights, None
+        if weights is not None:
+            updates = weights.updates_of(store["instance"][rows])
+        if weights is not None and updates is not None:
+            each = updates if lengths is None else updates.repeat(lengths)
+            if self.apart:
+                with weights.gradient.of_updates(each):
+                    gradient = self._back(self._eras.now, gradient, cells, inside, wanted)
+            else:
+                gradient = self._back_by_update(gradient, rows, lengths, cells, wanted, updates)
+            weights.received_for(updates, store["version"][rows], lengths)
         else:
-            gradient = self._back(self._eras.now, gradient, cells, inside, wanted)
-        if self._weights is not None:
-            self._weights.received(cells.size, store["version"][rows], lengths)
+            if self._eras.mixed:
+                gradient = self._back_by_era(gradient, rows, lengths, cells, wanted)
+            else:
+                gradient = self._back(self._eras.now, gradient, cells, inside, wanted)
+            if weights is not None:
+                weights.received(cells.size, store["version"][rows], lengths)
         self._release(rows)
         gradient = self._call.answer(gradient, self._width)
         if all(g is None for g in gradient):
@@ -274,6 +287,42 @@ class RowNode(BundleKeepingNode):
         kept = era.kept(self._buffers)
         with Unrecorded():
             return era.kernel.backward(gradient, kept, cells, into, inside, wanted=wanted)
+
+    @property
+    def apart(self) -> bool:
+        return self._eras.now.kernel.apart and not self._eras.mixed
+
+    def _back_by_update(
+        self,
+        gradient: Gradient,
+        rows: IntArray,
+        lengths: IntArray | None,
+        cells: IntArray,
+        wanted: bool,
+        updates: IntArray,
+    ) -> Gradient:
+        """The rows of each update by themselves: the kernel cannot tell gradients apart."""
+        assert self._weights is not None
+        parts = []
+        ends = None if lengths is None else np.cumsum(lengths)
+        for update in distinct(updates).tolist():
+            which = np.flatnonzero(updates == update)
+            mine, own = which, None
+            if ends is not None and lengths is not None:
+                own = lengths[which]
+                mine = ranges((ends - lengths)[which], own)
+            asked = which if self._call.pool else mine
+            some = tuple(None if d is None else d[asked] for d in gradient)
+            with self._weights.gradient.of_updates(update):
+                if self._eras.mixed:
+                    found = self._back_by_era(some, rows[which], own, cells[mine], wanted)
+                else:
+                    inside = None
+                    if self._call.inside:
+                        inside = self._inside(self._rows["instance"][rows[which]], own)
+                    found = self._back(self._eras.now, some, cells[mine], inside, wanted)
+            parts.append((mine, found))
+        return spread(parts, cells.size)
 
     def _back_by_era(
         self,

@@ -4,13 +4,14 @@
                                            └──► (∂f/∂θ)ᵀ dy is added to the part's gradient
 
 Nobody else wants y, so its gradient is known in the firing that makes it: nothing is stored, no row
-waits, and there is no second firing. Forward and backward are of one version: such rows are never
-stale. ``fusion`` says which nodes are of this kind.
+waits, and there is no second firing. Forward and backward are of one version: such rows are only
+stale where a firing has those of several updates. ``fusion`` says which nodes are of this kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import final
 
 import torch
@@ -88,9 +89,15 @@ class ReadoutNode(AbstractNode):
                 self._weights.answered(0, origin.size)
             return Emission(backward=[Backward(origin, None)])
         into = GradientSum(()) if self._weights is None else self._weights.gradient
-        with torch.no_grad():
+        updates = None
+        if self._weights is not None and self._kernel.apart:
+            updates = self._weights.updates_of(state[INSTANCE])
+        each = updates if lengths is None or updates is None else updates.repeat(lengths)
+        with torch.no_grad(), nullcontext() if each is None else into.of_updates(each):
             found = self._kernel.backward(dy, residuals, None, into, inside)
-        if self._weights is not None:
+        if self._weights is not None and updates is not None:
+            self._weights.answered_for(updates, lengths)
+        elif self._weights is not None:
             self._weights.answered(rows, origin.size)
         dx = self._call.answer(found, len(batches[0].payload))
         quiet = all(d is None for d in dx)
@@ -100,6 +107,10 @@ class ReadoutNode(AbstractNode):
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
         raise AssertionError(f"'{self.name}' sends nothing, so nothing can come back")
+
+    @property
+    def apart(self) -> bool:
+        return self._kernel.apart
 
     @property
     def bundled(self) -> bool:

@@ -75,6 +75,33 @@ class AbstractWeights(ABC):
             messages: How many messages these are.
         """
 
+    def updates_of(self, slots: IntArray) -> IntArray | None:
+        """Of which updates the gradients of these messages are, counted from the present one.
+
+        Args:
+            slots: int64 ``(n,)``, of their instances, in the order in which they are answered.
+
+        Returns:
+            int64 ``(n,)``, 0 for the present one; None: all are of that, and ``received`` and
+            ``answered`` are told of them. Else ``received_for`` or ``answered_for`` are.
+        """
+        return None
+
+    def received_for(
+        self, updates: IntArray, versions: IntArray, lengths: IntArray | None = None
+    ) -> None:
+        """Gradients have been added, ``gradient.of_updates`` these.
+
+        Args:
+            updates: int64 ``(n,)``, as ``updates_of`` gave them.
+            versions, lengths: As of ``received``.
+        """
+        raise AssertionError(f"part '{self.name}' has no gradients of later updates")
+
+    def answered_for(self, updates: IntArray, lengths: IntArray | None) -> None:
+        """The same, in the firing that made the rows, at the version it saw."""
+        raise AssertionError(f"part '{self.name}' has no gradients of later updates")
+
     @abstractmethod
     def dropped(self, versions: IntArray) -> None:
         """Rows have come back with a zero gradient."""

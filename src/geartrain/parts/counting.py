@@ -63,6 +63,12 @@ class Counting:
             return left
         return self.trigger.n if self.trigger.due(self) else 1
 
+    def updates_of_next(self, messages: int) -> IntArray:
+        """Of which updates the next so many messages are, where each counts as an instance."""
+        before = self.over + self.instances
+        found: IntArray = np.maximum(np.arange(before, before + messages), 0) // self.trigger.n
+        return found
+
     def completes(self, rows: int = 0, messages: int = 0, instances: int = 0) -> bool:
         """Whether the update would be due with so much more."""
         if self.once:
@@ -183,6 +189,31 @@ class Counting:
             elsewhere = self.oldest_elsewhere()
             oldest = elsewhere if oldest is None else min(oldest, elsewhere)
         return oldest is None or version + 1 - oldest <= self._bound
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Gradients that have been added, to be counted.
+
+    Args:
+        versions: int64 ``(n,)``, at each message's forward.
+        lengths: Payload rows of each, where they are bundles.
+        answered: Whether they were added in the firing that made the rows, and nobody waited.
+    """
+
+    versions: IntArray
+    lengths: IntArray | None
+    answered: bool
+
+    def tell(self, counting: Counting, version: int) -> None:
+        """Count them, at this version."""
+        n = self.versions.size
+        rows = n if self.lengths is None else int(self.lengths.sum())
+        if self.answered:
+            counting.answered(version - int(self.versions[0]), rows, n)
+        else:
+            counting.received(version, rows, self.versions, self.lengths)
 
 
 @final

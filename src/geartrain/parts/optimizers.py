@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.adagrad import adagrad
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from geartrain.native.steps import adagrad_step, adam_step
+from geartrain.native.steps import AdamStep, adagrad_step
 
 
 @final
@@ -147,7 +147,7 @@ class FusedAdam(torch.optim.Adam):
         """One update."""
         loss = _evaluated(closure)
         groups = self.param_groups
-        left = [group for group in groups if not self._step_group(group)]
+        left = [group for k, group in enumerate(groups) if not self._step_group(k, group)]
         if left:
             self.param_groups = left
             try:
@@ -156,18 +156,32 @@ class FusedAdam(torch.optim.Adam):
                 self.param_groups = groups
         return loss
 
-    def _step_group(self, group: dict[str, Any]) -> bool:
+    def _step_group(self, number: int, group: dict[str, Any]) -> bool:
         """Step its weights in C; False, and nothing has happened, where torch is to do it."""
-        weights = [p for p in group["params"] if p.grad is not None]
+        weights: list[Tensor] = []
+        gradients: list[Tensor] = []
+        for p in group["params"]:
+            g = p.grad
+            if g is not None:
+                weights.append(p)
+                gradients.append(g)
+        if not weights:
+            return True
         states = [self.state[p] for p in weights]
         if not all(states) or group["amsgrad"] or isinstance(group["lr"], Tensor):
             return False  # torch makes the states in the first step
-        return not weights or adam_step(
+        tensors = (
             weights,
-            [p.grad for p in weights],
+            gradients,
             [s["exp_avg"] for s in states],
             [s["exp_avg_sq"] for s in states],
             [s["step"] for s in states],
+        )
+        known: dict[int, AdamStep] = self.__dict__.setdefault("_known", {})
+        step = known.get(number)
+        if step is None or not step.fits(*tensors):
+            step = known[number] = AdamStep(*tensors)
+        return step.take(
             rate=group["lr"],
             betas=group["betas"],
             eps=group["eps"],

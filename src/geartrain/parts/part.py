@@ -24,10 +24,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from geartrain.codec import require_like
-from geartrain.frames.message import IntArray
+from geartrain.frames.message import IntArray, distinct
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.weights import WeightVersion
-from geartrain.parts.counting import Counting
+from geartrain.parts.counting import Counting, Told
 from geartrain.parts.late.delay import mean_age
 from geartrain.parts.late.views import AbstractView, Stashed
 from geartrain.parts.looking import Looking, ViewEntry, inside
@@ -104,6 +104,8 @@ class PartState(AbstractPart):
         self.tables: set[nn.Parameter] = set()
         self.progress = 0
         self._held_rows = 0
+        self._updates: Callable[[IntArray], IntArray] | None = None
+        self._told: list[list[Told]] = []  # of gradients for later updates, by update
         self._first = next(module.parameters(), None)
 
     # What it is.
@@ -201,6 +203,41 @@ class PartState(AbstractPart):
     def dropped(self, versions: IntArray) -> None:
         self.counting.dropped(versions)
 
+    def updates_of(self, slots: IntArray) -> IntArray | None:
+        if not self.takes_ahead:
+            return None
+        if self.counting.once:
+            found = self.counting.updates_of_next(slots.size)
+        elif self._updates is not None:
+            found = self._updates(slots)
+        else:
+            return None
+        return np.maximum(found, 0) if (found > 0).any() else None
+
+    def received_for(
+        self, updates: IntArray, versions: IntArray, lengths: IntArray | None = None
+    ) -> None:
+        self._tell(updates, versions, lengths, answered=False)
+
+    def answered_for(self, updates: IntArray, lengths: IntArray | None) -> None:
+        versions = np.full(updates.size, self.version, np.int64)
+        self._tell(updates, versions, lengths, answered=True)
+
+    def _tell(
+        self, updates: IntArray, versions: IntArray, lengths: IntArray | None, *, answered: bool
+    ) -> None:
+        """Count gradients of the present update now, and others when theirs is the present one."""
+        for update in distinct(updates).tolist():
+            mine = updates == update
+            own = None if lengths is None else lengths[mine]
+            told = Told(versions[mine], own, answered)
+            if not update:
+                told.tell(self.counting, self.version)
+                continue
+            while len(self._told) < update:
+                self._told.append([])
+            self._told[update - 1].append(told)
+
     # What a worker asks and tells.
 
     @property
@@ -210,8 +247,25 @@ class PartState(AbstractPart):
     def begun(self, n: int) -> int:
         return self.counting.instances % n
 
-    def in_cohorts(self, ahead: Callable[[int], int] | None) -> None:
-        self.looking.updates_before = ahead
+    def in_cohorts(
+        self, ahead: Callable[[int], int] | None, updates: Callable[[IntArray], IntArray] | None
+    ) -> None:
+        self.looking.updates_before, self._updates = ahead, updates
+
+    @property
+    def takes_ahead(self) -> bool:  # type: ignore[override]
+        rules = self.rules
+        plain = rules.max_staleness is None and rules.window is None and rules.delay is None
+        plain = plain and not self._wants_ages and rules.view is None
+        return plain and self.trigger.unit == "instances" and type(self.ownership) is Ownership
+
+    def next_update(self) -> bool:
+        if not self._told:
+            return False
+        self.gradient.next_update()
+        for told in self._told.pop(0):
+            told.tell(self.counting, self.version)
+        return True
 
     def finished(self, instances: int) -> None:
         self.counting.finished(instances)
@@ -258,11 +312,11 @@ class PartState(AbstractPart):
         if self.frozen:
             self._discard_gradient()
         wanted = rows and not self.frozen
-        gradients = stepping.gather(self.gradient, self.version) if wanted else []
+        gradients, norm = stepping.gather(self.gradient, self.version) if wanted else ([], None)
         if not gradients:
             counting.step_ages.clear()
             return None
-        stepping.tame(gradients, divisor, self.version, self.norms)
+        stepping.tame(gradients, norm, divisor, self.version, self.norms)
         if self._wants_ages:
             self.step_delay = mean_age(counting.step_ages.counts)
         self.progress = progress
@@ -387,6 +441,8 @@ class PartState(AbstractPart):
         self.collect()
         self._discard_gradient()
         self.counting.forget()
+        self._told.clear()
+        self.gradient.forget()
         self.looking.forget()
         self.stepping.verdicts.forget()
 

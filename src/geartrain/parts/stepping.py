@@ -8,6 +8,7 @@ It is asked for a step by ``PartState``, which knows when one is due and who els
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import final
 
@@ -104,16 +105,20 @@ class Stepping:
         if self.scheduler is not None and other.scheduler is not None:
             self.scheduler.load_state_dict(copy.deepcopy(other.scheduler.state_dict()))
 
-    def gather(self, total: GradientSum, version: int) -> list[Tensor]:
+    def gather(self, total: GradientSum, version: int) -> tuple[list[Tensor], float | None]:
         """Move gradients from their sum into ``.grad``.
 
         Returns:
-            Their dense tensors, or the values of sparse ones.
+            Their dense tensors, or the values of sparse ones; and their 2-norm, if it is known.
         """
         gradients, owners = [], []
-        sums = total.take_each(self.parameters)
+        sums, squares = total.take_each(self.parameters)
+        norm = None if squares is None else math.sqrt(squares) if squares >= 0 else math.nan
         for parameter, gradient in zip(self.parameters, sums, strict=True):
-            if gradient is None or not parameter.requires_grad:
+            if gradient is None:
+                continue
+            if not parameter.requires_grad:
+                norm = None  # it counts gradients that go nowhere
                 continue
             if gradient.is_sparse and not takes_sparse(self.optimizer):
                 gradient = gradient.to_dense()
@@ -124,7 +129,7 @@ class Stepping:
             owners.append(parameter)
         if self._elsewhere and gradients:
             self._check_later(owners, gradients, version)
-        return gradients
+        return gradients, norm
 
     def put(self, gradients: Sequence[Tensor | None]) -> None:
         """Give parameters gradients from elsewhere, which may be written to."""
@@ -140,12 +145,18 @@ class Stepping:
             parameter.grad = None
 
     def tame(
-        self, gradients: list[Tensor], divisor: float, version: int, norms: Norms | None
+        self,
+        gradients: list[Tensor],
+        norm: float | None,
+        divisor: float,
+        version: int,
+        norms: Norms | None,
     ) -> None:
         """Divide the sums, and clip what comes of it.
 
         Args:
             gradients: Dense, or values of sparse ones.
+            norm: Of all of them; None: it is not known yet.
             divisor: Of all of them.
             version: Of the part, for messages.
             norms: Of all parts, where one is limited by them.
@@ -155,25 +166,25 @@ class Stepping:
         """
         clip = self._rules.clip or Clip()
         if not self._elsewhere and (clip.norm is None or clip.value is not None):
-            known = norm_of(gradients)
+            known = norm_of(gradients) if norm is None else norm
             total = sum((float(g.sum()) for g in gradients), 0.0) if known is None else known
             self._require_finite(total, version)
         if clip.value is not None:
             if divisor != 1:
                 torch._foreach_div_(gradients, divisor)
-            divisor = 1
+            divisor, norm = 1, None
             for g in gradients:
                 g.clamp_(-clip.value, clip.value)
         factor = 1.0
         if clip.norm is not None or norms is not None:
-            norm = self._norm(gradients)
-            if isinstance(norm, Tensor):  # there; a look at it would wait for the device
-                scale = self._scale_there(clip, norm / divisor, norms) / divisor
+            found = self._norm(gradients) if norm is None else norm
+            if isinstance(found, Tensor):  # there; a look at it would wait for the device
+                scale = self._scale_there(clip, found / divisor, norms) / divisor
                 for g in gradients:
                     g.mul_(scale)
                 return
-            self._require_finite(norm, version)
-            factor = self._scale(clip, norm / divisor, norms)
+            self._require_finite(found, version)
+            factor = self._scale(clip, found / divisor, norms)
         if factor != divisor and not scaled_(gradients, factor / divisor):
             torch._foreach_mul_(gradients, factor / divisor)
 

@@ -10,6 +10,7 @@ from typing import Any, final
 
 from torch import nn
 
+from geartrain.frames.message import IntArray
 from geartrain.nodes.weights import AbstractWeights
 from geartrain.parts.rules import Rules
 from geartrain.parts.triggers import Trigger
@@ -64,12 +65,24 @@ class AbstractPart(AbstractWeights):
         """Of an update of so many instances, those that have finished before this pass."""
 
     @abstractmethod
-    def in_cohorts(self, ahead: Callable[[int], int] | None) -> None:
-        """In this pass gradients of later updates wait in the queues, or they do not (None).
+    def in_cohorts(
+        self, ahead: Callable[[int], int] | None, updates: Callable[[IntArray], IntArray] | None
+    ) -> None:
+        """In this pass gradients of later updates wait, or they do not (None).
 
         Args:
             ahead: From the number of an instance the updates before that which it is of.
+            updates: The same, from slots of instances.
         """
+
+    takes_ahead = False
+    """Whether gradients of later updates may be added, told apart, while the present one is
+    waited for."""
+
+    def next_update(self) -> bool:
+        """The next update is the present one, with what has been added for it before; False: that
+        is nothing."""
+        return False
 
     def reserve(self, units: int) -> None:
         """The next firing is going to add so much, in the unit of the trigger."""

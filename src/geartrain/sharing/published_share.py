@@ -147,7 +147,9 @@ class PublishedShare(AbstractPart):
     def begun(self, n: int) -> int:
         return 0
 
-    def in_cohorts(self, ahead: Callable[[int], int] | None) -> None:
+    def in_cohorts(
+        self, ahead: Callable[[int], int] | None, updates: Callable[[IntArray], IntArray] | None
+    ) -> None:
         # Each worker has cohorts of its own, and none waits for another.
         pass
 

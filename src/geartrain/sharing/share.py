@@ -156,7 +156,9 @@ class AbstractShare(AbstractPart):
     def begun(self, n: int) -> int:
         return 0
 
-    def in_cohorts(self, ahead: Callable[[int], int] | None) -> None:
+    def in_cohorts(
+        self, ahead: Callable[[int], int] | None, updates: Callable[[IntArray], IntArray] | None
+    ) -> None:
         # Each worker has cohorts of its own, and none waits for another.
         self.gathers = ahead is not None and self.rules.max_staleness is None
 

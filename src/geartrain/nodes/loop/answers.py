@@ -14,7 +14,12 @@ from geartrain.nodes.weights import AbstractWeights
 
 
 def tell(
-    turn: Turn, which: IntArray, name: str, weights: AbstractWeights, got: Sequence[IntArray]
+    turn: Turn,
+    which: IntArray,
+    name: str,
+    weights: AbstractWeights,
+    got: Sequence[IntArray],
+    updates: IntArray | None,
 ) -> None:
     """Tell a part whose gradients it has got.
 
@@ -24,6 +29,7 @@ def tell(
         name: Of the part.
         weights: The part.
         got: The places of the instances whose rows have come back, row by row.
+        updates: Of which update each place in the turn is; None: all of the present one.
     """
     sent = which[turn.rows[name][which] > 0]
     if not sent.size:
@@ -32,9 +38,14 @@ def tell(
     each = np.zeros(turn.slots.size, np.int64)
     if got:
         each = np.bincount(join_arrays(list(got)), minlength=turn.slots.size)
-    some = each[sent][each[sent] > 0]
+    back = sent[each[sent] > 0]
+    some = each[back]
     if some.size:
-        weights.received(int(some.sum()), np.full(some.size, version, np.int64), some)
+        versions = np.full(some.size, version, np.int64)
+        if updates is None:
+            weights.received(int(some.sum()), versions, some)
+        else:
+            weights.received_for(updates[back], versions, some)
     if some.size < sent.size:
         weights.dropped(np.full(sent.size - some.size, version, np.int64))
 

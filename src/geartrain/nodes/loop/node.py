@@ -13,6 +13,7 @@ Messages of the node are instances. They see one version of the weights in all t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from operator import is_
 from typing import final
@@ -65,6 +66,13 @@ from geartrain.nodes.loop.turn import (
     await_rows,
     wanted_of,
     zero_answers,
+)
+from geartrain.nodes.loop.updates import (
+    Updates,
+    are_apart,
+    is_apart,
+    of_one_update,
+    updates_of,
 )
 from geartrain.nodes.loop.values import AbstractValue
 from geartrain.nodes.memory import AbstractMemoryKernel
@@ -119,6 +127,7 @@ class LoopNode(AbstractNode):
         self._next = 0
         self.calls = 0
         """Of modules, so far."""
+        self._turned = 0  # firings forward
         self.together = 0
         """How often several of them were taken together."""
         self._apart: set[tuple[int, ...]] = set()  # modules that cannot
@@ -132,6 +141,14 @@ class LoopNode(AbstractNode):
     @property
     def bundled(self) -> bool:
         return True
+
+    @property
+    def calls_a_firing(self) -> int:
+        return max(1, self.calls // max(self._turned, 1))
+
+    @property
+    def apart(self) -> bool:
+        return all(is_apart(each) for each in self._inner)
 
     @property
     def keeps_graphs(self) -> bool:
@@ -212,6 +229,7 @@ class LoopNode(AbstractNode):
         slots: IntArray,
         came: Sequence[Came],
     ) -> Turn:
+        self._turned += 1
         local = np.full(int(slots.max()) + 1, -1, np.int64)
         local[slots] = np.arange(slots.size)
         pending = np.zeros(slots.size, np.int64)
@@ -438,6 +456,35 @@ class LoopNode(AbstractNode):
 
     def _answer(self, turn: Turn, which: IntArray, emission: Emission) -> None:
         """All rows of these instances that left have been answered: go back."""
+        updates = updates_of(turn, which, self._weights)
+        if not updates or are_apart(turn, self._inner):
+            self._go_back(turn, which, updates, emission)
+            return
+        for some in of_one_update(which, updates):
+            with ExitStack() as stack:
+                for name, each in updates.items():
+                    into = self._weights[name].gradient
+                    stack.enter_context(into.of_updates(int(each[some[0]])))
+                self._go_back(turn, some, updates, emission, apart=False)
+
+    def _go_back(
+        self,
+        turn: Turn,
+        which: IntArray,
+        updates: Updates,
+        emission: Emission,
+        *,
+        apart: bool = True,
+    ) -> None:
+        """Some instances go back.
+
+        Args:
+            turn: The turn.
+            which: Places of the instances in it.
+            updates: By part, of which update the gradient of each place is.
+            emission: Gets the answers.
+            apart: Whether gradients of the parts are told apart row by row.
+        """
         mine = None
         if which.size < turn.slots.size:
             mine = np.zeros(turn.slots.size, np.bool_)
@@ -448,16 +495,19 @@ class LoopNode(AbstractNode):
             while number:
                 number -= 1
                 left = turn.kept[number]
-                if isinstance(left, KeptJointCall) and self._back_together(turn, left, mine, got):
+                rows_of = updates if apart else {}
+                if isinstance(left, KeptJointCall) and self._back_together(
+                    turn, left, mine, got, rows_of
+                ):
                     number = left.together.number
                     continue
-                self._back(turn, number, mine, got)
+                self._back(turn, number, mine, got, rows_of)
                 if mine is None:
                     called = turn.plan.calls[number]
                     into = called.stage.into.number
                     turn.held.answered(into, called.first, len(called.rows))
         for name, weights in self._weights.items():
-            tell(turn, which, name, weights, got[name])
+            tell(turn, which, name, weights, got[name], updates.get(name))
         for k, (_, origin) in enumerate(turn.entered):
             if origin.size:
                 answer_entry(turn, k, self._entries[k].number, mine, emission)
@@ -482,7 +532,14 @@ class LoopNode(AbstractNode):
         tape.forget()
         return False
 
-    def _back(self, turn: Turn, number: int, mine: NDArray[np.bool_] | None, got: Got) -> None:
+    def _back(
+        self,
+        turn: Turn,
+        number: int,
+        mine: NDArray[np.bool_] | None,
+        got: Got,
+        updates: Updates,
+    ) -> None:
         """The way back of one call."""
         called = turn.plan.calls[number]
         stage, held, rows = called.stage, turn.held, called.rows
@@ -505,8 +562,11 @@ class LoopNode(AbstractNode):
         if mine is None:
             turn.kept[number] = None  # all have come: what it holds is free when it is answered
         slots = state[INSTANCE]
+        local = turn.local[slots] if lengths is None else turn.local[slots].repeat(lengths)
+        each = updates.get(inner.weights.name) if updates and inner.weights is not None else None
         try:
-            found = left.backward(inner, gradient, state, lengths, at, into)
+            with nullcontext() if each is None else into.of_updates(each[local]):
+                found = left.backward(inner, gradient, state, lengths, at, into)
         except GeartrainError as error:
             error.add_note(story_of(inner, "backward", gradient, slots, number, turn))
             raise
@@ -517,8 +577,7 @@ class LoopNode(AbstractNode):
         if any(g is not None for g in found):
             inner.source.scatter(held, read, found)
         if inner.weights is not None:
-            local = turn.local[slots]
-            got[inner.weights.name].append(local if lengths is None else local.repeat(lengths))
+            got[inner.weights.name].append(local)
 
     def _back_together(
         self,
@@ -526,6 +585,7 @@ class LoopNode(AbstractNode):
         left: KeptJointCall,
         mine: NDArray[np.bool_] | None,
         got: Got,
+        updates: Updates,
     ) -> bool:
         """The way back of calls that were taken together; False: some of their rows stay."""
         held, together = turn.held, left.together
@@ -538,8 +598,14 @@ class LoopNode(AbstractNode):
             self._inner[c.stage.number] for c in together.calls if isinstance(c.stage, CallStage)
         ]
         sums = [GradientSum(()) if i.weights is None else i.weights.gradient for i in inner]
+        local = [turn.local[called.rows.state[INSTANCE]] for called in together.calls]
         try:
-            found = left.backward(gradient, sums)
+            with ExitStack() as stack:
+                for one, places, into_ in zip(inner, local, sums, strict=True) if updates else ():
+                    each = None if one.weights is None else updates.get(one.weights.name)
+                    if each is not None:
+                        stack.enter_context(into_.of_updates(each[places]))
+                found = left.backward(gradient, sums)
         except Exception as error:
             blame(error, inner, "backward", gradient, together, turn)
             raise
@@ -549,9 +615,9 @@ class LoopNode(AbstractNode):
         found = inner[0].call.answer(found, inner[0].width)
         if any(g is not None for g in found):
             inner[0].source.scatter(held, rows.numbers, found)
-        for one, called in zip(inner, together.calls, strict=True):
+        for one, places in zip(inner, local, strict=True):
             if one.weights is not None:
-                got[one.weights.name].append(turn.local[called.rows.state[INSTANCE]])
+                got[one.weights.name].append(places)
         return True
 
     def origins(self, rows: IntArray) -> IntArray:

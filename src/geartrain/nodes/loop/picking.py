@@ -46,6 +46,7 @@ class Picking(AbstractKernel):
     """
 
     residuals = 0
+    apart = True
 
     def __init__(self, which: tuple[int, ...], width: int) -> None:
         self._which, self._width = which, width
