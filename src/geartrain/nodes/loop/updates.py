@@ -48,11 +48,10 @@ def are_apart(turn: Turn, inner: Sequence[Inner]) -> bool:
     """Whether that is so of all calls of a turn, as they have been computed."""
     if turn.tape is not None:
         return False
-    for number, kept in enumerate(turn.kept):
-        if isinstance(kept, KeptJointCall):
-            kernels = [kept.of(number).kernel]
-        else:
-            kernels = [] if kept is None else [kept.kernel]
+    for kept in turn.kept:
+        if kept is None:
+            continue
+        kernels = kept.each if isinstance(kept, KeptJointCall) else (kept.kernel,)
         if not all(map(_kernel_is_apart, kernels)):
             return False
     return True
