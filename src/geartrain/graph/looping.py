@@ -14,7 +14,8 @@ from typing import final
 from geartrain.errors import GraphError
 from geartrain.frames.frame import Schema
 from geartrain.frames.precision import Precision
-from geartrain.graph.loops import Region, back_ports
+from geartrain.graph.cycles import back_ports
+from geartrain.graph.loops import Region
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Made, Port, Spec
 from geartrain.graph.operators import (
@@ -23,6 +24,7 @@ from geartrain.graph.operators import (
     Flatmapping,
     Grouping,
     Joining,
+    Losing,
     Moving,
     Routing,
     Splitting,
@@ -35,6 +37,7 @@ from geartrain.nodes.group import Group
 from geartrain.nodes.join import JoinNode
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loop.door import LoopDoor
+from geartrain.nodes.loop.judging import Judged
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loop.plan import (
     AbstractStage,
@@ -88,6 +91,11 @@ class Looping(AbstractOperator):
         return [o for o in self.members if isinstance(o, Through)]
 
     @property
+    def losses(self) -> list[int]:
+        """Numbers of the losses in it."""
+        return [o.id for o in self.members if isinstance(o, Losing)]
+
+    @property
     def memories(self) -> list[int]:
         """Numbers of the operators that hold what is read in it."""
         return [memory.id for memory in memories_of(self.members, self.region)]
@@ -117,6 +125,7 @@ def make_loop(
     throughs: Mapping[int, tuple[Through, AbstractWeights | None]],
     precision: Precision,
     held: Mapping[int, Held],
+    losses: Mapping[int, int],
 ) -> tuple[LoopDoor, LoopNode]:
     """Fresh nodes.
 
@@ -127,8 +136,9 @@ def make_loop(
         throughs: By number of the operator, with a copy's own function, and its weights.
         precision: Of the rows.
         held: By number of the operator that holds it, each memory that is read in the loop.
+        losses: By number of the operator, the number that each loss in it has among nodes.
     """
-    return _Builder(looping, place, readers, throughs, precision, held).nodes(door_place)
+    return _Builder(looping, place, readers, throughs, precision, held, losses).nodes(door_place)
 
 
 @final
@@ -141,8 +151,10 @@ class _Builder:
         throughs: Mapping[int, tuple[Through, AbstractWeights | None]],
         precision: Precision,
         held: Mapping[int, Held],
+        losses: Mapping[int, int],
     ) -> None:
-        self._held = held
+        self._held, self._losses = held, losses
+        self._judged: list[Judged] = []
         self._region = looping.region
         self._members = {o.id: o for o in looping.members}
         self._place, self._readers = place, readers
@@ -190,7 +202,7 @@ class _Builder:
             assert isinstance(value, Stored)
             entries.append(LoopEntry(value, self._stages[reader], into))
         stages = [*self._stages.values(), *between, *exits]
-        planner = Planner(entries, stages, len(exits), self._count)
+        planner = Planner(entries, stages, len(exits), len(self._judged), self._count)
         inputs = region.inputs if region.counted else None
         door = LoopDoor(door_place, inputs, len(entries), leaving)
         for name in inputs or ():
@@ -205,6 +217,7 @@ class _Builder:
             ahead=not region.deciding,
             gathers=any(isinstance(o, Grouping | Joining) for o in self._members.values()),
             tapes=not any(isinstance(o, Grouping | Ungrouping) for o in self._members.values()),
+            losses=self._judged,
         )
         door.beside = node.id
         return door, node
@@ -296,6 +309,11 @@ class _Builder:
         place = replace(self._place, name=operator.name + self._copy)
         if isinstance(operator, Through):
             return self._call(operator, place)
+        if isinstance(operator, Losing):
+            place = replace(place, id=self._losses[operator.id])
+            source = self._value(("in", operator.id, 0))
+            self._judged.append(Judged(operator.objective(place), source))
+            return ExitStage(len(self._judged) - 1, judged=True)
         if isinstance(operator, Copying):
             return PassStage(operator.ways)
         if isinstance(operator, Splitting | Detaching):
