@@ -39,6 +39,7 @@ from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loop.door import LoopDoor
 from geartrain.nodes.loop.judging import Judged
 from geartrain.nodes.loop.node import LoopNode
+from geartrain.nodes.loop.picking import known_picks
 from geartrain.nodes.loop.plan import (
     AbstractStage,
     CallStage,
@@ -59,6 +60,7 @@ from geartrain.nodes.loop.values import (
     Detached,
     Grouped,
     Parted,
+    Picked,
     SideBySide,
     SomeColumns,
     Stored,
@@ -275,9 +277,11 @@ class _Builder:
         """Make the value of what alone makes a stream's rows, if it computes nothing."""
         for operator in self._members.values():
             for port in range(operator.ways):
-                if self._root(("out", operator.id, port)) == root and isinstance(
+                virtual = isinstance(
                     operator, Grouping | Joining | Splitting | Detaching | Ungrouping
-                ):
+                )
+                virtual = virtual or self._picks(operator) is not None
+                if virtual and self._root(("out", operator.id, port)) == root:
                     found = self._virtual(operator, port)
                     self._made[root] = found
                     return found
@@ -298,12 +302,27 @@ class _Builder:
             found = SomeColumns(number, sources[0], operator.sizes, port)
         elif isinstance(operator, Ungrouping):
             found = Parted(number, sources[0])
+        elif (picks := self._picks(operator)) is not None:
+            found = Picked(number, sources[0], picks)
         else:
             found = Detached(number, sources[0])
         self._own[key] = found
         return found
 
     # Stages.
+
+    def _picks(self, operator: AbstractOperator) -> Sequence[int] | None:
+        """The tensors of its rows that a module gives, where it does nothing else."""
+        if not isinstance(operator, Through) or operator.memory is not None:
+            return None
+        through, weights = self._throughs[operator.id]
+        call = through.call
+        if weights is not None or call.read or call.inside or call.pool:
+            return None
+        picks = known_picks(call.function)
+        if picks is None or call.take is None:
+            return picks
+        return [call.take[j] for j in picks]
 
     def _stage(self, operator: AbstractOperator) -> AbstractStage:
         place = replace(self._place, name=operator.name + self._copy)
@@ -347,7 +366,10 @@ class _Builder:
             return None
         return self._value(("in", operator.id, 0))
 
-    def _call(self, operator: Through, place: Place) -> CallStage:
+    def _call(self, operator: Through, place: Place) -> AbstractStage:
+        if self._picks(operator) is not None:
+            self._virtual(operator, 0)
+            return PassStage(1)
         through, weights = self._throughs[operator.id]
         reads, choice = None, None
         kernel: AbstractKernel | AbstractMemoryKernel

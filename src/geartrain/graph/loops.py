@@ -347,9 +347,23 @@ class _Known:
             run = next(run for run in _STRONGEST if any(r.run == run for r in inner))
             region = Region(first.name, run, members, made_of=inner, look=self.deciding)
             region.said, region.loops = any(r.said for r in inner), any(r.loops for r in inner)
-            if self._admitted(region).whole:
+            if self._admitted(region).whole and not any(self._loses(r, region) for r in inner):
                 found.append(region)
         return found
+
+    def _loses(self, inner: Region, region: Region) -> bool:
+        """Whether a loop or section runs worse with what is around it: it is planned before it is
+        computed, and that is not; or goes back by one graph of autograd's, which that cannot."""
+        if region.deciding and not inner.deciding:
+            return True
+        return self._may_tape(inner) and not self._may_tape(region)
+
+    def _may_tape(self, region: Region) -> bool:
+        """Whether autograd may follow it, and modules in it want that."""
+        inside = [self._operators[number] for number in region.operators]
+        if any(isinstance(o, Grouping | Ungrouping) for o in inside):
+            return False
+        return any(isinstance(o, Through) and (o.call.inside or o.memory) for o in inside)
 
     def _near(
         self, able: Collection[int], loops: Sequence[frozenset[int]]

@@ -347,9 +347,13 @@ class LoopNode(AbstractNode):
     def _inputs(self, inner: Inner, number: int, called: Called, held: AbstractTensors) -> Payload:
         """The arguments of a call."""
         rows, lengths = called.rows, called.lengths
-        payload = inner.source.gather(held, rows.numbers)
-        inner.width = len(payload)
-        inputs = tuple(payload[j] for j in inner.call.taken(len(payload)))
+        source, take = inner.source, inner.call.take
+        if take is None:
+            inputs = source.gather(held, rows.numbers)
+            inner.width = len(inputs)
+        else:
+            inputs = source.gather_some(held, rows.numbers, take)
+            inner.width = source.width(held)
         inputs += tuple(read_columns(inner.call, inner.place, rows.state, lengths, None))
         dry_run = self._dry_runs[number]
         if dry_run is not None:
