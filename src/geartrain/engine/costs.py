@@ -10,9 +10,9 @@ MESSAGE_S: Final = 60e-6
 
 Measured with batches of 8 KiB: 60 to 64 us, and 34 us on another machine.
 """
-BYTE_S: Final = 0.8e-9
+BYTE_S: Final = 1e-9
 """The same of each byte: it is copied once, and read from where the other core has it, which makes
-the firing that does so slower, too. Of `mnist`, batches of 313 kB: 0.15 to 0.45 ms each."""
+the firing that does so slower, too. Of `mnist`, batches of 313 kB: 0.15 to 0.5 ms each."""
 
 
 @final

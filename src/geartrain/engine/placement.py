@@ -168,7 +168,7 @@ class _Bill:
         """Copies that live with one another, seconds of the worker with most, and of batches.
 
         While a batch is on its way somebody may have nothing to do, and who admits needs a core,
-        too: so all batches count as if each worker had its share of them once more.
+        too: so what all batches cost counts once more.
         """
         load, carried = [0.0] * self.workers, 0.0
         for block, worker in chosen.items():
@@ -180,7 +180,7 @@ class _Bill:
                 carried += seconds
         # Rounded, so that sums in another order are no reason to move.
         beside = sum(chosen[a] == chosen[b] for a, b in self._copies)
-        seconds = max(load) + carried / self.workers
+        seconds = max(load) + carried
         return beside, float(f"{seconds:.9g}"), float(f"{carried:.9g}")
 
 
