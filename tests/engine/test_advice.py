@@ -67,7 +67,7 @@ def test_a_pipeline_is_worth_less_gain_than_shared_weights_as_its_gradients_are_
     plan = advise(seen, TWO, spread(seen, [[0, 1], [2, 3]]))
     assert (plan.runtime, plan.workers) == ("processes", 2)
     assert plan.expected["one worker with 2 kernel threads"] == 1.55
-    shares, ways = whole(kernels=1.4)
+    shares, ways = whole(kernels=1.5)
     assert advise(shares, TWO, ways).workers == 1
 
 

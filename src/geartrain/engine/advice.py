@@ -40,7 +40,7 @@ LONG_S: Final = 4e-3
 _SPREAD: Final = 0.97
 _EMPTY: Final = 0.5  # instances that each further worker of a pipeline waits for, on the mean
 _TOLD: Final = 4  # messages between the program and each worker for what is admitted together
-_SHARED: Final = 0.8
+_SHARED: Final = 0.85
 _COPIES: Final = 0.75
 _EMPTIER: Final = 0.85  # where the same instances are shared out, and firings are less full
 _HALVED: Final = 0.75  # copies of a part whose firings gather instances: each has a share of these
@@ -70,6 +70,7 @@ class Sampled:
         instances: How many.
         seconds: All of it.
         firing_s: Of them in firings.
+        fed_s: That the bytes which are fed would cost the program, if workers were processes.
         long_s: Seconds of a firing, on the mean over time.
         gathered: Instances in a firing forward of the node that costs most.
         kernels: How many times as fast it was with a kernel thread for each core.
@@ -92,6 +93,7 @@ class Sampled:
     update_bytes: float
     max_active: int
     updates_each: float = 0.0
+    fed_s: float = 0.0
     left: int | None = None
 
     def staleness(self, in_flight: int) -> float:
@@ -220,7 +222,7 @@ def _candidates(
                 told_s = seen.instances / max(1.0, seen.gathered) * _TOLD * MESSAGE_S / 2
                 # So many work at a time as there are instances, whatever the placement.
                 longest = max(*loads, sum(loads) / min(seen.max_active, workers)) + told_s
-                program_s = parent_s + told_s * workers
+                program_s = parent_s + told_s * workers + seen.fed_s
                 work_s = sum(loads) + told_s * workers + program_s
                 slowest = max(longest, program_s, work_s / cores)
                 full = seen.max_active / (seen.max_active + _EMPTY * (workers - 1))
