@@ -152,13 +152,18 @@ class Parent:
     def _end_if_ready(self) -> bool:
         """Somebody is missing: where he can be anew, this pass ends; the others go on until then.
 
-        Also if nothing is in flight, as where what is left is for those who are missing.
+        Also if nothing is in flight and nothing can be fed, as where what is left is for those who
+        are missing.
         """
-        ends = self._pool.ready_to_renew() or self._engine.controller.over
-        if ends:
-            self._short = False
-            self._feeder.pause()
-        return ends
+        controller = self._engine.controller
+        if not self._pool.ready_to_renew():
+            if controller.over:
+                self._admit()
+            if not controller.over:
+                return False
+        self._short = False
+        self._feeder.pause()
+        return True
 
     def _part_from(self, dead: Collection[int]) -> None:
         """Workers are gone: they are ended if they live, and nobody waits for what they sent."""
