@@ -215,11 +215,11 @@ def _candidates(
     cores = machine.cores
     parent_s = max(0.0, seen.seconds - seen.firing_s)
     processes = machine.processes is None
+    # Of a worker; the program has as much of each.
+    told_s = seen.instances / max(1.0, seen.gathered) * _TOLD * MESSAGE_S / 2
     if not isinstance(ways.spread, str) and (processes or seen.long_s >= LONG_S):
         for workers, loads in ways.spread.items():
             if 2 <= workers <= most:
-                # Of a worker; the program has as much of each.
-                told_s = seen.instances / max(1.0, seen.gathered) * _TOLD * MESSAGE_S / 2
                 # So many work at a time as there are instances, whatever the placement.
                 longest = max(*loads, sum(loads) / min(seen.max_active, workers)) + told_s
                 program_s = parent_s + told_s * workers + seen.fed_s
@@ -242,8 +242,13 @@ def _candidates(
             yield _plan(seen, machine, workers, way, slowest / _SHARED, threads=True)
         if not isinstance(ways.copied, str) and processes:
             copied_s = seen.shares[ways.copied]
-            work_s = seen.firing_s + seen.updates * MESSAGE_S
-            slowest = max(work_s / workers, copied_s / workers, parent_s, seen.seconds / cores)
+            # Rows go to copies on other workers, as they do where parts are placed.
+            loads = () if isinstance(ways.spread, str) else ways.spread.get(workers, ())
+            carried_s = max(0.0, sum(loads) - seen.firing_s) + told_s * workers
+            program_s = parent_s + told_s * workers + seen.fed_s
+            work_s = seen.firing_s + seen.updates * MESSAGE_S + carried_s
+            slowest = max(work_s, copied_s) / workers
+            slowest = max(slowest, program_s, (work_s + program_s) / cores)
             slowest /= _COPIES * (_HALVED if seen.gathered > 1 else 1.0)
             yield _plan(seen, machine, workers, "copies", slowest, part=ways.copied[0])
 
