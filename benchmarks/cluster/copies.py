@@ -48,7 +48,7 @@ class Work:
         batch: Rows of a minibatch of one copy.
         rate, momentum: Of SGD.
         steps: Minibatches for each copy, on average.
-        exchange, topology: Of ``gt.Neighbours``.
+        exchange, topology: Of ``gt.Neighbours``; ``weights:N``: N offers may be open at once.
         seed: Of weights and of minibatches.
     """
 
@@ -145,9 +145,9 @@ def ours(
             reading=gt.Reading(shuffle=False),
             sharing=gt.Neighbours(
                 copies=copies,
-                exchange=work.exchange,
+                exchange=_exchange(work),
                 topology=work.topology,
-                shards="pull" if work.exchange == "weights" else "static",
+                shards="pull" if work.exchange.startswith("weights") else "static",
             ),
             max_active=2,
             instruments=[exchanged, *instruments],
@@ -170,6 +170,11 @@ def ours(
             name: told[name] for name in ("meetings_per_gradient", "bytes_per_gradient", "distance")
         },
     }
+
+
+def _exchange(work: Work) -> Any:
+    name, _, at_once = work.exchange.partition(":")
+    return gt.PairAverage(at_once=int(at_once)) if at_once else name
 
 
 def together(work: Work, copies: int) -> float:

@@ -71,6 +71,7 @@ class Costs:
             bytes_per_s=PAYLOAD * link.bits_per_s / 8,
             message_s=self.message_s,
             shared=True,
+            collective="star",
         )
 
 
@@ -156,7 +157,7 @@ def foreseen_copies(work: copies.Work, n: int, link: Link, costs: Costs) -> floa
 def foreseen_all_reduce(work: copies.Work, n: int, link: Link, costs: Costs) -> float:
     """Rows a second of gloo's all-reduce, where each step around the ring is asked for first."""
     losses = Losses()
-    asked = replace(costs.on(link), latency_s=2 * link.latency_s)
+    asked = replace(costs.on(link), latency_s=2 * link.latency_s, collective="ring")
     copies.ours(replace(work, exchange="all-reduce"), n, gt.Simulated(n, costs=asked), [losses])
     times = sorted(losses.times)
     began = len(times) // 10

@@ -168,7 +168,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     made = parser(__doc__, "neighbours")
     add_links(made, [5], [100])
     made.add_argument("--copies", type=int, nargs="+", default=[2, 4, 8])
-    made.add_argument("--systems", nargs="+", default=["ddp", "weights"], help="or exchanges")
+    made.add_argument("--systems", nargs="+", default=["ddp", "weights:2"], help="or exchanges")
     made.add_argument("--samples", type=int, default=30_000, help="of all copies together")
     made.add_argument("--hidden", type=int, default=Work.hidden)
     made.add_argument("--rates", type=float, nargs="+", default=RATES, help="one: it is not chosen")

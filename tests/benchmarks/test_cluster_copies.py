@@ -41,7 +41,7 @@ def test_one_copy_alone_has_the_weights_of_plain_training() -> None:
     assert found["minibatches"] == [6]
 
 
-@pytest.mark.parametrize("exchange", ["weights", "d-psgd"])
+@pytest.mark.parametrize("exchange", ["weights", "weights:2", "d-psgd"])
 def test_copies_train_on_as_many_minibatches_as_were_asked_for(exchange: str) -> None:
     work = Work(hidden=4, batch=5, rate=0.01, steps=6, exchange=exchange)
     found = copies.ours(work, 2, gt.Threads(2, kernel_threads=1))

@@ -67,7 +67,7 @@ def test_a_pipeline_is_worth_less_gain_than_shared_weights_as_its_gradients_are_
     plan = advise(seen, TWO, spread(seen, [[0, 1], [2, 3]]))
     assert (plan.runtime, plan.workers) == ("processes", 2)
     assert plan.expected["one worker with 2 kernel threads"] == 1.55
-    shares, ways = whole(kernels=1.4)
+    shares, ways = whole(kernels=1.5)
     assert advise(shares, TWO, ways).workers == 1
 
 
@@ -75,6 +75,22 @@ def test_a_pipeline_with_one_instance_in_flight_stays_with_one_worker():
     seen = measured(25, 25, 25, 25, max_active=1)
     plan = advise(seen, TWO, spread(seen, [[0, 1], [2, 3]]))
     assert (plan.runtime, plan.workers) == ("threads", 1)
+
+
+def test_copies_of_a_bottleneck_pay_for_batches_as_placed_parts_do():
+    seen = measured(60, 40)
+    seconds = sum(seen.shares.values())
+
+    def expected(carried_s: float, **more: float) -> float:
+        loads = {2: [0.6 * seconds + carried_s / 2, 0.4 * seconds + carried_s / 2]}
+        ways = Ways(spread=loads, shared="keep='graph'", copied=("part 0",))
+        found = advise(replace(seen, **more), TWO, ways).expected
+        return found["two worker processes with copies of 'part 0'"]
+
+    plain = expected(0.0)
+    assert 1.3 < plain < 1.5
+    assert expected(0.2 * seconds) == pytest.approx(plain / 1.2, rel=0.03)
+    assert expected(0.0, fed_s=0.2 * seconds) == pytest.approx(plain / 1.2, rel=0.03)
 
 
 def test_a_bottleneck_leaves_one_worker_unless_it_may_have_copies():

@@ -116,14 +116,15 @@ def expected(parts: nn.ModuleDict, some: list[gt.Instance], name: str) -> list[T
 def told(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Parts that were told of gradients of later updates, row by row."""
     found: set[str] = set()
-    before = PartState._tell
+    for name in ("received_for", "answered_for"):
+        before = getattr(PartState, name)
 
-    def tell(self: PartState, updates: Any, *args: Any, **more: Any) -> None:
-        if updates.any():
-            found.add(self.name)
-        before(self, updates, *args, **more)
+        def tell(self: PartState, updates: Any, *args: Any, before: Any = before) -> None:
+            if updates.any():
+                found.add(self.name)
+            before(self, updates, *args)
 
-    monkeypatch.setattr(PartState, "_tell", tell)
+        monkeypatch.setattr(PartState, name, tell)
     return found
 
 

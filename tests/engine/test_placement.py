@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from geartrain.engine.costs import MESSAGE_S, NodeCost
+from geartrain.engine.costs import BYTE_S, MESSAGE_S, NodeCost
 from geartrain.engine.engine import Engine
 from geartrain.engine.parts import make_parts
-from geartrain.engine.placement import loads
+from geartrain.engine.placement import fed_s, loads
 from geartrain.engine.settings import Settings
 from geartrain.graph.graph import Graph
 from geartrain.parts.rules import Part, Rules
@@ -141,3 +141,31 @@ def test_loads_are_seconds_of_nodes_and_of_the_batches_between_workers():
     carried = (10 + 30) * MESSAGE_S  # part 0 sends on its way forward, part 1 on its way back
     found = loads(engine.wiring, engine.homes.of_node, 2, costs)
     assert sorted(found) == pytest.approx([1.0 + carried / 2, 2.0 + carried / 2])
+
+
+def test_bytes_count_with_the_batches_that_carry_them_and_with_what_is_fed():
+    made = row_of_parts(2)
+    costs = {
+        "part 0": NodeCost(2.0, 10, 10, 10**9, 3 * 10**9),
+        "part 1": NodeCost(1.0, 10, 10, 2 * 10**9, 7 * 10**9),
+    }
+    by_hand = {"part 0": 0, "part 1": 1}
+    engine = Engine(made, make_parts(made, Rules()), Settings(), 2, by_hand, costs)
+    fed = 10**9 * BYTE_S  # to part 0; part 1 takes its rows, and part 0 the gradients of these
+    carried = 20 * MESSAGE_S + (2 + 3) * 10**9 * BYTE_S
+    found = loads(engine.wiring, engine.homes.of_node, 2, costs)
+    assert found == pytest.approx([2.0 + (carried + fed) / 2, 1.0 + carried / 2])
+    assert fed_s(engine.wiring, costs) == pytest.approx(fed / 2)
+    together = loads(engine.wiring, dict.fromkeys(engine.wiring.nodes, 0), 2, costs)
+    assert together == pytest.approx([3.0 + fed / 2, 0.0])
+
+
+def test_a_wire_with_many_bytes_is_not_cut_where_level_loads_would_cut_it():
+    costs = {f"part {k}": NodeCost(1.0, 10, 10) for k in range(4)}
+    costs["part 2"] = NodeCost(1.0, 10, 10, 10**9)
+    home = homes(row_of_parts(4), 2, costs)
+    assert home["part 1"] == home["part 2"]
+
+
+def test_a_copy_has_its_share_of_seconds_and_bytes_and_as_many_batches():
+    assert NodeCost(3.0, 4, 5, 60, 90).share(3) == NodeCost(1.0, 4, 5, 20, 30)

@@ -280,6 +280,38 @@ def test_a_tied_embedding_inside_a_part_trains_and_across_a_cut_is_refused() -> 
         gt.Pipeline(model, parts=2, sample=x[:2])
 
 
+def test_a_module_that_is_used_twice_and_a_weight_that_is_computed_train_as_they_would() -> None:
+    def made() -> nn.Sequential:
+        torch.manual_seed(0)
+        twice = nn.Linear(8, 8)
+        normed = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+        first = nn.Linear(6, 8)
+        return nn.Sequential(first, twice, nn.Tanh(), normed, twice, nn.Linear(8, 3)).double()
+
+    x, y = data()
+    wanted, model = made(), made()
+    plain(wanted, SGD, list(zip(x.split(10), y.split(10), strict=True)))
+    session(gt.Pipeline(model, parts=1), SGD).fit(gt.Minibatches(x, y, batch=10), epochs=2)
+    assert_equal(wanted, model)
+
+
+def test_a_module_that_raises_has_its_own_parameters_afterwards() -> None:
+    class Raising(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training and x.requires_grad:
+                raise ValueError("as asked")
+            return super().forward(x)
+
+    x, y = data()
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), Raising(8, 8), nn.Linear(8, 3)).double()
+    before = dict(model.named_parameters())
+    pipe = gt.Pipeline(model, parts=2, cuts=[2])
+    with pytest.raises(gt.WorkerError, match="as asked"):
+        session(pipe, SGD, 2).fit(gt.Minibatches(x, y, batch=10), epochs=1)
+    assert all(p is before[name] for name, p in model.named_parameters())
+    assert all(isinstance(p, nn.Parameter) for p in model.parameters())
+
+
 def test_minibatches_of_changing_shape_train_are_judged_and_predicted() -> None:
     def sequence_model() -> Tied:
         torch.manual_seed(0)

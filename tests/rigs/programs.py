@@ -176,7 +176,11 @@ class Program:
             pass
         if self._status is None:
             self._status = self._nursery.ask(wait=self.pid)
-        return self._status, self._err.read_text() if self._err.is_file() else ""
+        return self._status, self.errors()
+
+    def errors(self) -> str:
+        """What it has written to its errors so far."""
+        return self._err.read_text() if self._err.is_file() else ""
 
     def close(self) -> None:
         """End it, if it still runs."""

@@ -427,12 +427,13 @@ def test_however_often_workers_are_made_anew_there_is_one_channel_a_worker_at_mo
 
 
 @pytest.mark.slow
-def test_the_others_train_on_until_a_newcomer_is_there():
+@pytest.mark.parametrize("max_active", [8, 1])  # with one, nothing is in flight after each
+def test_the_others_train_on_until_a_newcomer_is_there(max_active):
     """As where no host has room for it: the pass goes on without, and ends when there is one."""
     runtime = Hosts(2, None, 1, on_worker_death="go_on", most_deaths=4)
     exchange = gt.Neighbours(copies=2, exchange="weights", shards="pull")
     session = gt.Session(
-        graph_of_pairs(), rules=ADAM, runtime=runtime, sharing=exchange, max_active=8
+        graph_of_pairs(), rules=ADAM, runtime=runtime, sharing=exchange, max_active=max_active
     )
     try:
         session.fit(pairs(8), epochs=1)

@@ -187,10 +187,12 @@ def test_a_program_that_ends_leaves_nothing(program, script, status):
     nothing_is_left(folder, pids)
 
 
-SLOW = """
+HELD = """
 class Twice(nn.Module):
     def forward(self, x):
-        time.sleep(0.01 if os.path.exists(GO) else 0.25)
+        while os.path.exists(HOLD):
+            open(HOLD + ".held", "w").close()
+            time.sleep(0.01)
         return 2 * x
 """
 
@@ -237,14 +239,17 @@ def test_ctrl_c_to_all_processes_finishes_what_is_in_flight(program):
 
 
 def test_ctrl_c_twice_abandons_what_is_in_flight(program, tmp_path):
-    go = tmp_path / "go"  # until then whatever is in flight takes its time
-    run = program(f"GO = {str(go)!r}\n" + SLOW + textwrap.dedent(INTERRUPTED))
+    hold = tmp_path / "hold"  # as long as it is there no firing of one node ends
+    run = program(f"HOLD = {str(hold)!r}\n" + HELD + textwrap.dedent(INTERRUPTED))
     folder, pids = who_works(run)
+    hold.touch()
+    wait_until(Path(f"{hold}.held").exists, "something is held")
     os.killpg(run.pid, signal.SIGINT)
-    wait_until(lambda: "once more" in (run._err.read_text() if run._err.is_file() else ""), "heard")
+    wait_until(lambda: "once more" in run.errors(), "heard")
     os.killpg(run.pid, signal.SIGINT)
-    go.touch()
-    run.until("ended:")
+    wait_until(lambda: "interrupted again" in run.errors(), "heard again")
+    hold.unlink()
+    assert "what was in flight is abandoned" in run.until("ended:")
     run.until("same")
     assert run.end()[0] == 0
     nothing_is_left(folder, pids)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
+
 import pytest
 import torch
 
@@ -11,7 +14,7 @@ from geartrain.sharing.topology import Exponential, Ring, topology_of
 from tests.rigs.products import in_pairs
 
 RATE = 0.1  # of the copies' optimisers
-MIXERS = [DecentralizedSGD, PairAverage]
+MIXERS = [DecentralizedSGD, PairAverage, partial(PairAverage, at_once=2)]
 STAR = [(0, 1), (0, 2), (0, 3)]
 
 
@@ -120,13 +123,16 @@ def test_a_pair_becomes_its_mean_and_keeps_what_it_did_meanwhile(copies):
     torch.testing.assert_close(hand.x[0], (a + b) / 2 - RATE)
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 7])
-@pytest.mark.parametrize("seed", range(4))
-def test_pairs_neither_wait_nor_deadlock(copies, noise, n, seed):
-    hand = copies(PairAverage(seed=seed), n=n)
+@in_pairs(n=[2, 3, 4, 5, 7], seed=range(4), at_once=[1, 2, 3])
+def test_pairs_neither_wait_nor_deadlock(copies, noise, n, seed, at_once):
+    hand = copies(PairAverage(seed=seed, at_once=at_once), n=n, topology="full")
     hand.shuffle(seed, 300, noise, after=lambda: _nobody_waits(hand))
     hand.settle()
-    assert {m.numbers["partner"] for m in hand.members} == {-1}
+    assert not _awaited(hand)
+
+
+def _awaited(hand):
+    return [k for m in hand.members for k in hand.exchange.awaited(m)]
 
 
 def _nobody_waits(hand):
@@ -183,6 +189,86 @@ def test_an_offer_that_falls_due_while_one_is_open_is_made_when_the_answer_is_th
     assert hand.members[0].ledger.sent == 3
 
 
+def test_two_offers_may_be_open_at_once_to_two_neighbours(copies, still):
+    hand = copies(PairAverage(at_once=2), topology="ring")
+    before = hand.x
+    for _ in range(3):
+        hand.step(0, still(0))
+    assert {link: len(letters) for link, letters in hand.links.items()} == {(0, 1): 1, (0, 3): 1}
+    assert sorted(hand.exchange.awaited(hand.members[0])) == [1, 3]
+    hand.deliver((0, 1))
+    hand.deliver((1, 0))  # the third step's offer is made now
+    assert hand.members[0].ledger.sent == 3 and len(hand.links[0, 1]) == 1
+    hand.deliver((0, 3))
+    hand.deliver((3, 0))
+    a, b, _, d = before
+    torch.testing.assert_close(hand.x[1], (a + b) / 2)
+    torch.testing.assert_close(hand.x[3], (a + d) / 2)
+    torch.testing.assert_close(hand.x[0], (b + d) / 2)  # both answers go by what it was before
+    hand.settle()
+    assert not _awaited(hand)
+
+
+@pytest.mark.parametrize(("at_once", "made"), [(1, 1), (2, 2)])
+def test_offers_that_fell_due_while_none_could_be_made_are_made_at_once(
+    copies, still, at_once, made
+):
+    hand = copies(PairAverage(at_once=at_once), topology="ring")
+    for _ in range(9):
+        hand.step(0, still(0))
+    opened = list(hand.links)
+    for a, b in opened:
+        hand.deliver((a, b))
+    answers = [hand.links.pop((b, a))[0] for a, b in opened]
+    for letter in answers:
+        hand.replicas.put(letter)
+    before = hand.members[0].ledger.sent
+    hand.endpoints[0].receive()
+    hand._post(0)
+    assert hand.members[0].ledger.sent == before + made
+    hand.settle()
+    assert hand.members[0].ledger.sent == before + made  # and no more are owed
+
+
+def test_one_with_two_offers_open_answers_those_that_wait_before_it_makes_another(copies, still):
+    hand = copies(PairAverage(at_once=2), n=4, topology="full")
+    low = next(m.index for m in hand.members if len(_above(hand, m.index)) == 2)
+    [asks] = [m.index for m in hand.members if low in _above(hand, m.index)]
+    for _ in range(2):
+        hand.step(low, still(low))
+    first, second = hand.exchange.awaited(hand.members[low])
+    while (asks, low) not in hand.links:
+        hand.step(asks, still(asks))
+    hand.deliver((asks, low))  # kept
+    hand.step(low, still(low))  # owes an offer
+    hand.deliver((low, first))
+    hand.deliver((first, low))
+    assert (low, asks) not in hand.links and (low, first) not in hand.links
+    hand.deliver((low, second))
+    hand.deliver((second, low))
+    assert (low, asks) in hand.links and set(hand.exchange.awaited(hand.members[low]))
+    hand.settle()
+
+
+def _above(hand, k):
+    return hand.exchange._above[k]
+
+
+@pytest.mark.parametrize("at_once", [2, 3, 5])
+def test_offers_at_once_do_not_throw_copies_to_the_other_side(copies, still, at_once):
+    star = [(0, k) for k in range(1, 8)]
+    hand = copies(PairAverage(at_once=at_once), n=8, topology=star)
+    apart = [(hand.x - hand.x.mean(0)).norm()]
+    for _ in range(20):
+        for k in range(8):
+            for _ in range(at_once):
+                hand.step(k, still(k))
+        hand.deliver_all()
+        apart.append((hand.x - hand.x.mean(0)).norm())
+    assert all(b <= a * (1 + 1e-9) for a, b in itertools.pairwise(apart))
+    assert apart[-1] < 1e-2 * apart[0]
+
+
 @pytest.mark.parametrize("who", [0, 1, 2])
 def test_when_one_leaves_nobody_keeps_its_offer_or_waits_for_its_answer(copies, noise, who):
     made = (copies(PairAverage(seed=seed), n=3) for seed in range(20))
@@ -190,7 +276,7 @@ def test_when_one_leaves_nobody_keeps_its_offer_or_waits_for_its_answer(copies, 
     hand.deliver((0, 1))  # 1 keeps the offer of 0 and waits for 2
     hand.leave(who)
     hand.settle()
-    assert {m.numbers["partner"] for m in hand.members} == {-1}
+    assert not _awaited(hand)
     meetings = {0: {(1, 2)}, 1: set(), 2: {(0, 1)}}[who]
     assert {m.index for m in hand.members if m.ledger.meetings} == {k for p in meetings for k in p}
 
@@ -229,7 +315,7 @@ def test_an_answer_to_an_offer_of_before_it_left_keeps_the_sum(copies, still):
     hand.deliver_all()
     torch.testing.assert_close(hand.x.sum(0), before)
     hand.settle()
-    assert {m.numbers["partner"] for m in hand.members} == {-1}
+    assert not _awaited(hand)
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
@@ -251,6 +337,7 @@ def test_copies_leave_and_join_and_nobody_is_waited_for(copies, noise, mixer, se
     [
         (lambda: DecentralizedSGD("best"), "ring", "weights='best'"),
         (lambda: DecentralizedSGD(every=0), "ring", "every=0"),
+        (lambda: PairAverage(at_once=0), "ring", r"PairAverage\(at_once=0\)"),
         (DecentralizedSGD, Exponential(), "does not send back"),
         (lambda: DecentralizedSGD("uniform"), STAR, "column 0 sums to"),
         (lambda: DecentralizedSGD([[1.0]]), "ring", "4 rows of 4 were expected"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -15,6 +16,7 @@ from geartrain.frames.tables import look_up
 from geartrain.parts.optimizers import FusedAdagrad
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
+from geartrain.parts.triggers import Instances
 from geartrain.sharing.arrivals import AGES, GRADIENT
 from geartrain.sharing.letters import Letter
 from geartrain.sharing.published import PublishedState
@@ -50,7 +52,7 @@ class Lock:
 class Workers:
     """Two workers, each with a part of its own on weights and an optimiser's state of both."""
 
-    def __init__(self, module: nn.Module, rules: Rules) -> None:
+    def __init__(self, module: nn.Module, rules: Rules, *, once: bool = False) -> None:
         self.lock = Lock()
         mine = PartState("p", module, rules)
         memory = {id(p): p for p in module.parameters()}
@@ -64,6 +66,7 @@ class Workers:
         (board,) = first.in_common()
         self.board = board.numpy()
         for k, part in enumerate(self.parts):
+            part.counting.once = once
             state = PublishedState({"p": part}, 2)
             state._versions = board
             state.live_on(k, 2, in_common=True, lock=lambda number: self.lock)
@@ -84,11 +87,11 @@ class Workers:
         return self.shares[k].module.weight.detach().flatten().tolist()
 
 
-def linear(**rules) -> Workers:
+def linear(*, once: bool = False, **rules) -> Workers:
     module = nn.Linear(1, 1, bias=False).double()
     nn.init.zeros_(module.weight)
     given = {"optimizer": SGD, "update_every": 1, "average": "none"} | rules
-    return Workers(module, Rules(**given))
+    return Workers(module, Rules(**given), once=once)
 
 
 def test_whoever_has_an_update_steps_and_nothing_is_sent() -> None:
@@ -146,6 +149,66 @@ def test_staleness_is_that_of_the_version_that_rows_saw() -> None:
     assert both.parts[0].histogram() == (0, 0, 0, 1)
     assert both.parts[1].histogram() == (3,)
     assert both.parts[0].version == 4
+
+
+def gradients(share: SteppedShare, values: list[float], updates: np.ndarray | None) -> None:
+    """A firing adds a row of gradient for each value."""
+    (p,) = share.parameters
+    rows = torch.tensor(values, dtype=p.dtype)[:, None]
+    with nullcontext() if updates is None else share.gradient.of_updates(updates):
+        share.gradient.add_product(p, rows, torch.ones_like(rows))
+
+
+def test_rows_of_later_updates_are_stepped_with_those_of_their_own_update() -> None:
+    """Where each message is an instance, and counts as it is answered."""
+    both = linear(update_every=Instances(2), once=True)
+    share = both.shares[0]
+    both.add(1, 2, 0.5)  # the other one has stepped meanwhile: a version of its own
+    with share:
+        updates = share.updates_of(np.arange(5))
+        assert updates is not None and updates.tolist() == [0, 0, 1, 1, 2]
+        gradients(share, [1.0, 2.0, 4.0, 8.0, 16.0], updates)
+        share.answered_for(updates, None)
+    assert float(both.common[0]) == -0.5 - 3
+    assert share.step_if_due(0) and not share.step_if_due(0)
+    assert share.next_update() and float(both.common[0]) == -0.5 - 3 - 12
+    assert share.step_if_due(0)
+    assert share.next_update() and not share.step_if_due(0)  # one of two instances
+    assert not share.next_update() and both.board[0] == 3
+    with share:
+        assert share.updates_of(np.arange(1)) is None  # it completes the present one
+        gradients(share, [32.0], None)
+        share.answered(1, 1)
+    assert float(both.common[0]) == -0.5 - 3 - 12 - 48
+    # Two rows of each of the first updates, and one each that saw the first version and the third.
+    assert both.parts[0].histogram() == (3, 2, 1) and not share.gradient.ahead
+
+
+def test_rows_of_later_updates_wait_until_the_instances_of_theirs_have_finished() -> None:
+    both = linear(update_every=Instances(2))
+    share = both.shares[0]
+    share.in_cohorts(lambda _: 0, lambda slots: slots // 2)
+    with share:
+        updates = share.updates_of(np.arange(4))
+        assert updates is not None and updates.tolist() == [0, 0, 1, 1]
+        share.sent(4)
+        gradients(share, [1.0, 2.0, 4.0, 8.0], updates)
+        share.received_for(updates, np.zeros(4, np.int64), np.array([1, 1, 1, 1]))
+    assert not share.step_if_due(0) and share.outstanding == 2
+    share.finished(2)
+    assert share.step_if_due(0) and float(both.common[0]) == -3
+    assert share.next_update() and not share.outstanding
+    assert not share.step_if_due(0) and float(both.common[0]) == -3
+    share.finished(2)
+    assert share.step_if_due(0) and float(both.common[0]) == -15
+    assert both.parts[0].histogram() == (2, 2)
+
+
+def test_where_letters_go_no_update_is_ahead() -> None:
+    state = PublishedState({"p": linear(update_every=Instances(2)).parts[0]}, 2)
+    state.live_on(0, 2, in_common=False)
+    share = state.weights("p", ())[0]
+    assert not share.takes_ahead and share.updates_of(np.arange(5)) is None
 
 
 def carried(both: Workers) -> list[Letter]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 
@@ -87,6 +90,47 @@ def test_neighbours_send_as_much_however_many_they_are_and_do_not_wait_as_all_re
     # A step, and 2 (n - 1) latencies and 2 (n - 1) / n of the bytes at the bandwidth.
     on_paper = 16 / (0.02 + 30 * 0.005 + 30 / 16 * 400_000 / 12.5e6)
     assert together[1].throughput == pytest.approx(on_paper, rel=0.05)
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_a_star_has_the_ways_of_its_middle_and_a_ring_those_of_all(n: int) -> None:
+    each = {"step_s": 0.02, "nbytes": 400_000, "exchange": "all-reduce", "steps": 20}
+    links = Costs(latency_s=0.005, bytes_per_s=40e6, shared=True, collective="star")
+    star = copies(n, **each, links=links)
+    # Who gets the mean first sends his next share first: all copies' bytes pass by the middle once.
+    on_paper = n / (0.02 + 2 * 0.005 + n * 400_000 / 40e6)
+    assert star.throughput == pytest.approx(on_paper, rel=0.05)
+    ring = copies(n, **each, links=replace(links, collective="ring"))
+    on_paper = n / (0.02 + 2 * (n - 1) * (0.005 + 400_000 / 40e6 / n))
+    assert ring.throughput == pytest.approx(on_paper, rel=0.05)
+    assert star.staleness == ring.staleness
+
+
+def test_all_reduce_by_letters_has_the_weights_of_all_reduce_at_once() -> None:
+    def trained(collective: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        graph, model = gt.Graph(), torch.nn.Linear(2, 1)
+        graph.input("x").through(model, name="m").loss(lambda y: (y[:, 0] - 1) ** 2, name="loss")
+        costs = Costs(latency_s=0.01, collective=collective)
+        session = gt.Session(
+            graph,
+            rules=gt.Rules(optimizer=partial(torch.optim.SGD, lr=0.1), update_every=2),
+            runtime=Simulated(3, costs=costs),
+            sharing=gt.Neighbours(copies=3, exchange="all-reduce"),
+            max_active=2,
+        )
+        draw = torch.Generator().manual_seed(1)
+        data = [gt.Instance({"x": torch.randn(1, 2, generator=draw)}) for _ in range(20)]
+        session.fit(data, epochs=2)
+        return [p.detach().clone() for p in model.parameters()]
+
+    for a, b in zip(trained("star"), trained("ring"), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_how_a_mean_is_made_is_a_ring_or_a_star() -> None:
+    with pytest.raises(ValueError, match=r"collective='tree'.*'ring' or 'star'"):
+        Costs(collective="tree")
 
 
 def test_a_slow_host_costs_neighbours_less_than_it_costs_all_reduce() -> None:

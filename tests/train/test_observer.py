@@ -73,15 +73,15 @@ def test_progress_comes_a_few_times_a_second_and_at_the_end(recorder):
 
 def test_firings_and_steps_carry_the_time_of_the_run(recorder):
     watch = observer(recorder)
-    watch.fired(1, Firing("a", "p", True, 7), 0.5, 0.75)
-    watch.fired(0, Firing("a", "p", False, 5), 1.0, 1.5)
+    watch.fired(1, Firing("a", "p", True, 7, nbytes=56), 0.5, 0.75)
+    watch.fired(0, Firing("a", "p", False, 5, nbytes=20), 1.0, 1.5)
     watch.stepped(1, StepTaken("p", 3, 12), 2.0)
     assert recorder.events == [
         Fired(1, "a", "p", "forward", 7, 10.5, 10.75),
         Fired(0, "a", "p", "backward", 5, 11.0, 11.5),
         Updated(1, "p", 3, 12, 12.0),
     ]
-    assert watch.work.costs() == {"a": NodeCost(0.75, 1, 1)}
+    assert watch.work.costs() == {"a": NodeCost(0.75, 1, 1, 56, 20)}
     assert watch.updates == {"p": 1} and watch.now_s == 1.5
 
 

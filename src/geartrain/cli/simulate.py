@@ -144,6 +144,7 @@ def foresee(
             latency_s=latency_s,
             bytes_per_s=bytes_per_s,
             shared=True,  # a host has one way out and one way in
+            collective="star",  # as runtimes of hosts do it
         )
         with preparing():
             each = _foreseen(recipe, settings, data, asked.instances, costs)

@@ -40,7 +40,7 @@ LONG_S: Final = 4e-3
 _SPREAD: Final = 0.97
 _EMPTY: Final = 0.5  # instances that each further worker of a pipeline waits for, on the mean
 _TOLD: Final = 4  # messages between the program and each worker for what is admitted together
-_SHARED: Final = 0.8
+_SHARED: Final = 0.85
 _COPIES: Final = 0.75
 _EMPTIER: Final = 0.85  # where the same instances are shared out, and firings are less full
 _HALVED: Final = 0.75  # copies of a part whose firings gather instances: each has a share of these
@@ -70,6 +70,7 @@ class Sampled:
         instances: How many.
         seconds: All of it.
         firing_s: Of them in firings.
+        fed_s: That the bytes which are fed would cost the program, if workers were processes.
         long_s: Seconds of a firing, on the mean over time.
         gathered: Instances in a firing forward of the node that costs most.
         kernels: How many times as fast it was with a kernel thread for each core.
@@ -92,6 +93,7 @@ class Sampled:
     update_bytes: float
     max_active: int
     updates_each: float = 0.0
+    fed_s: float = 0.0
     left: int | None = None
 
     def staleness(self, in_flight: int) -> float:
@@ -213,14 +215,14 @@ def _candidates(
     cores = machine.cores
     parent_s = max(0.0, seen.seconds - seen.firing_s)
     processes = machine.processes is None
+    # Of a worker; the program has as much of each.
+    told_s = seen.instances / max(1.0, seen.gathered) * _TOLD * MESSAGE_S / 2
     if not isinstance(ways.spread, str) and (processes or seen.long_s >= LONG_S):
         for workers, loads in ways.spread.items():
             if 2 <= workers <= most:
-                # Of a worker; the program has as much of each.
-                told_s = seen.instances / max(1.0, seen.gathered) * _TOLD * MESSAGE_S / 2
                 # So many work at a time as there are instances, whatever the placement.
                 longest = max(*loads, sum(loads) / min(seen.max_active, workers)) + told_s
-                program_s = parent_s + told_s * workers
+                program_s = parent_s + told_s * workers + seen.fed_s
                 work_s = sum(loads) + told_s * workers + program_s
                 slowest = max(longest, program_s, work_s / cores)
                 full = seen.max_active / (seen.max_active + _EMPTY * (workers - 1))
@@ -240,8 +242,13 @@ def _candidates(
             yield _plan(seen, machine, workers, way, slowest / _SHARED, threads=True)
         if not isinstance(ways.copied, str) and processes:
             copied_s = seen.shares[ways.copied]
-            work_s = seen.firing_s + seen.updates * MESSAGE_S
-            slowest = max(work_s / workers, copied_s / workers, parent_s, seen.seconds / cores)
+            # Rows go to copies on other workers, as they do where parts are placed.
+            loads = () if isinstance(ways.spread, str) else ways.spread.get(workers, ())
+            carried_s = max(0.0, sum(loads) - seen.firing_s) + told_s * workers
+            program_s = parent_s + told_s * workers + seen.fed_s
+            work_s = seen.firing_s + seen.updates * MESSAGE_S + carried_s
+            slowest = max(work_s, copied_s) / workers
+            slowest = max(slowest, program_s, (work_s + program_s) / cores)
             slowest /= _COPIES * (_HALVED if seen.gathered > 1 else 1.0)
             yield _plan(seen, machine, workers, "copies", slowest, part=ways.copied[0])
 

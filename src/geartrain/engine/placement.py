@@ -4,16 +4,18 @@ Nodes of one part live together, with the part; copies of it on different worker
 weights lives where most of its rows come from.
 
     measured costs     the worker with most to do has as little as can be found: its nodes' seconds,
-                       those without weights among them, and the batches that it sends and receives
+                       those without weights among them, and the batches that it sends and
+                       receives; all batches count once more, as they are waited for
     none               longest processing time first, by numbers of parameters
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NoReturn, TypeAlias, final
 
-from geartrain.engine.costs import MESSAGE_S, NOTHING, NodeCost
+from geartrain.engine.costs import BYTE_S, MESSAGE_S, NOTHING, NodeCost
 from geartrain.graph.wiring import Wiring
 from geartrain.nodes.node import AbstractNode
 from geartrain.parts.part import PartState
@@ -74,15 +76,23 @@ def place(
 def loads(
     wiring: Wiring, home: Mapping[int, int], workers: int, costs: Mapping[str, NodeCost]
 ) -> list[float]:
-    """Seconds of each worker where nodes live so, batches from worker to worker among them."""
+    """Seconds of each worker where nodes live so, with its half of what batches from others cost:
+    from workers, and by their bytes from the program."""
     found = [0.0] * workers
     for number, node in wiring.nodes.items():
         found[home[number]] += costs.get(node.name, NOTHING).seconds
+    for number, seconds in _fed(wiring, costs):
+        found[home[number]] += seconds / 2
     for a, b, seconds in _wires(wiring, costs):
         if home[a] != home[b]:
             found[home[a]] += seconds / 2
             found[home[b]] += seconds / 2
     return found
+
+
+def fed_s(wiring: Wiring, costs: Mapping[str, NodeCost]) -> float:
+    """Seconds of the bytes that the program feeds, its own half of them."""
+    return sum(seconds for _, seconds in _fed(wiring, costs)) / 2
 
 
 def shares(
@@ -155,7 +165,11 @@ class _Bill:
         ]
 
     def __call__(self, chosen: Mapping[Block, int]) -> tuple[int, float, float]:
-        """Copies that live with one another, seconds of the worker with most, and of batches."""
+        """Copies that live with one another, seconds of the worker with most, and of batches.
+
+        While a batch is on its way somebody may have nothing to do, and who admits needs a core,
+        too: so what all batches cost counts once more.
+        """
         load, carried = [0.0] * self.workers, 0.0
         for block, worker in chosen.items():
             load[worker] += self._weight[block]
@@ -166,7 +180,8 @@ class _Bill:
                 carried += seconds
         # Rounded, so that sums in another order are no reason to move.
         beside = sum(chosen[a] == chosen[b] for a, b in self._copies)
-        return beside, float(f"{max(load):.9g}"), float(f"{carried:.9g}")
+        seconds = max(load) + carried
+        return beside, float(f"{seconds:.9g}"), float(f"{carried:.9g}")
 
 
 def _improved(
@@ -226,14 +241,28 @@ def _crossings(
 
 
 def _wires(wiring: Wiring, costs: Mapping[str, NodeCost]) -> Iterator[tuple[int, int, float]]:
-    """Nodes that send to one another, and what their batches cost where they live apart."""
+    """Nodes that send to one another, and what their batches cost where they live apart.
+
+    Of a node's bytes each of its wires has as many as the others.
+    """
+    readers_of = Counter(source for source, _ in wiring.readers)
+    sources_of = Counter(reader for reader, _ in wiring.readers.values())
     for (source, _), (reader, _) in wiring.readers.items():
         writers, readers = wiring.copies[source], wiring.copies[reader]
         for k in range(max(len(writers), len(readers)) if writers and readers else 0):
             a, b = writers[min(k, len(writers) - 1)], readers[min(k, len(readers) - 1)]
-            there = costs.get(wiring.nodes[a].name, NOTHING).forward
-            back = costs.get(wiring.nodes[b].name, NOTHING).backward
-            yield a, b, (there + back) * MESSAGE_S
+            of_a = costs.get(wiring.nodes[a].name, NOTHING)
+            of_b = costs.get(wiring.nodes[b].name, NOTHING)
+            there = of_b.forward_bytes / sources_of[reader]
+            back = of_a.backward_bytes / readers_of[source]
+            yield a, b, (of_a.forward + of_b.backward) * MESSAGE_S + (there + back) * BYTE_S
+
+
+def _fed(wiring: Wiring, costs: Mapping[str, NodeCost]) -> Iterator[tuple[int, float]]:
+    """Nodes that read what is fed, and what its bytes cost, as if nothing else were read there."""
+    for number in {wiring.readers[operator.id, 0][0] for operator in wiring.inputs.values()}:
+        for node in wiring.copies[number]:
+            yield node, costs.get(wiring.nodes[node].name, NOTHING).forward_bytes * BYTE_S
 
 
 def _beside(

@@ -72,6 +72,12 @@ class Outbox:
         self.spawned += other.spawned
         self.rounds += other.rounds
 
+    def take_news(self) -> Outbox:
+        """What the controller is to know, which is here no longer; deliveries stay."""
+        news = Outbox([], self.answered, self.spawned, self.rounds)
+        self.answered, self.spawned, self.rounds = [], [], []
+        return news
+
 
 @final
 class Router:

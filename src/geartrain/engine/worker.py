@@ -42,6 +42,7 @@ class Firing:
         forward: Which way.
         rows: Messages in the batch.
         cells: Rows of their payload; a bundle has as many as it holds.
+        nbytes: About how many bytes these are, or those of the gradients that have come back.
         elsewhere: Deliveries for other workers, by worker.
         outbox: What concerns the controller (its deliveries are done).
         steps: Optimiser steps taken.
@@ -57,6 +58,7 @@ class Firing:
     rows: int
     both: bool = False
     cells: int = 0
+    nbytes: int = 0
     elsewhere: list[tuple[int, Delivery]] = field(default_factory=list)
     outbox: Outbox = field(default_factory=Outbox)
     steps: list[StepTaken] = field(default_factory=list)
@@ -101,6 +103,9 @@ class WorkerState:
 
     Attributes:
         note: Told which node is about to compute, and whether backward; or None.
+        ahead: Given a firing before its parts step, where it has batches for other workers or
+            answers for the controller, to carry these on; it takes out what it has carried. None:
+            they are carried on when the firing is over.
     """
 
     def __init__(
@@ -137,6 +142,7 @@ class WorkerState:
         self._free = not self._bounded and not self.communicator.may_wait
         self._cohorts: dict[str, Cohorts] = {}
         self.note: Callable[[int, bool], None] | None = None
+        self.ahead: Callable[[Firing], None] | None = None
 
     def begin(self, arena: Arena, trained: int, turn: Callable[[int], int], *, train: bool) -> None:
         """A pass begins.
@@ -305,6 +311,7 @@ class WorkerState:
             firing = Firing(node.name, node.part_name, forward, rows, forward and adds)
             bundled = forward and batches[0].lengths is not None
             firing.cells = _cells(batches) if bundled else rows
+            firing.nbytes = _nbytes(batches[0], rows)
             self._run(node, queue.port, batches, firing)
         else:
             node = self._nodes[self._eager[0].node]
@@ -344,6 +351,7 @@ class WorkerState:
                     emission = self._compute(node, port, batches)
             self._router.emit(node.id, emission, out)
             if names and self._adds_gradients(node, port):
+                self._carry_ahead(names, firing)
                 for name in names:
                     self._step(self.parts[name], firing)
         except GeartrainError as error:
@@ -359,6 +367,24 @@ class WorkerState:
             else:
                 firing.elsewhere.append((home, delivery))
         out.deliveries.clear()
+
+    def _carry_ahead(self, names: Sequence[str], firing: Firing) -> None:
+        """Others need not wait for a step of these parts; but where one may be held back, the
+        controller is to know of that before it hears of anything that follows."""
+        if self.ahead is None or any(
+            self.parts[name].rules.max_staleness is not None for name in names
+        ):
+            return
+        here: list[Delivery] = []
+        for delivery in firing.outbox.deliveries:
+            home = self._home[delivery.node]
+            if home == self.index:
+                here.append(delivery)
+            else:
+                firing.elsewhere.append((home, delivery))
+        firing.outbox.deliveries[:] = here
+        if firing.elsewhere or firing.outbox.answered:
+            self.ahead(firing)
 
     def _step(self, part: AbstractPart, firing: Firing) -> None:
         """Gradients have been added to a part."""
@@ -474,6 +500,16 @@ def _taken(queue: Queue, node: AbstractNode, limit: int) -> list[Forward | Backw
 def _cells(batches: Sequence[Forward | Backward]) -> int:
     """Payload rows, those of bundles counted each."""
     return sum(len(b) if b.lengths is None else int(b.lengths.sum()) for b in batches)
+
+
+def _nbytes(first: Forward | Backward, messages: int) -> int:
+    """Bytes of so many messages, of which the first batch stands for all."""
+    columns = first.payload if isinstance(first, Forward) else first.gradient or ()
+    total = 0
+    for x in columns:
+        if x is not None and x.shape[0]:
+            total += x.nbytes if first.index is None else x.nbytes * len(first.index) // x.shape[0]
+    return total * messages // len(first)
 
 
 def _taking(taken: Taken) -> Firing:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, final
 
 import numpy as np
@@ -75,6 +76,7 @@ class GraphNode(KeepingNode):
         self._kept: dict[int, _Kept] = {}
         self._parameters: list[nn.Parameter] = []
         self._walked = False
+        self._held: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter]] | None = None
         if weights is not None and isinstance(call.function, nn.Module):
             self._parameters = [p for p in call.function.parameters() if p.requires_grad]
 
@@ -234,18 +236,38 @@ class GraphNode(KeepingNode):
         module = self._call.function
         if leaves is None or not isinstance(module, nn.Module):
             return module
-        named = module.named_parameters(remove_duplicate=False)
         seen = leaves if learn else {p: leaf.detach() for p, leaf in leaves.items()}
+        if not again and not isinstance(module, torch.jit.ScriptModule):
+            return partial(self._called_at, module, seen)
+        named = module.named_parameters(remove_duplicate=False)
         tensors = {name: seen[p] for name, p in named}
-        if again:
-            copies: dict[int, Tensor] = {}
-            for name, buffer in module.named_buffers(remove_duplicate=False):
-                tensors[name] = copies.setdefault(id(buffer), buffer.clone())
+        copies: dict[int, Tensor] = {}
+        for name, buffer in module.named_buffers(remove_duplicate=False):
+            tensors[name] = copies.setdefault(id(buffer), buffer.clone())
 
         def function(*args: Any) -> object:
             return torch.func.functional_call(module, tensors, arguments(module, args))
 
         return function
+
+    def _called_at(
+        self, module: nn.Module, leaves: Mapping[nn.Parameter, Tensor], *args: Any
+    ) -> object:
+        """``torch.func.functional_call``, with where parameters are looked up once."""
+        if self._held is None:
+            self._held = [
+                (inner._parameters, name, p)
+                for inner in module.modules()
+                for name, p in inner._parameters.items()
+                if p is not None
+            ]
+        try:
+            for parameters, name, p in self._held:
+                parameters[name] = leaves[p]  # type: ignore[assignment]
+            return module(*arguments(module, args))
+        finally:
+            for parameters, name, p in self._held:
+                parameters[name] = p
 
 
 @final

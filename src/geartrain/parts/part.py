@@ -24,9 +24,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from geartrain.codec import require_like
-from geartrain.frames.message import IntArray, distinct
+from geartrain.frames.message import IntArray
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.weights import WeightVersion
+from geartrain.parts.ahead import UpdatesAhead
 from geartrain.parts.counting import Counting, Told
 from geartrain.parts.late.delay import mean_age
 from geartrain.parts.late.views import AbstractView, Stashed
@@ -104,8 +105,7 @@ class PartState(AbstractPart):
         self.tables: set[nn.Parameter] = set()
         self.progress = 0
         self._held_rows = 0
-        self._updates: Callable[[IntArray], IntArray] | None = None
-        self._told: list[list[Told]] = []  # of gradients for later updates, by update
+        self._ahead = UpdatesAhead(self.counting, self._count)
         self._first = next(module.parameters(), None)
 
     # What it is.
@@ -204,39 +204,19 @@ class PartState(AbstractPart):
         self.counting.dropped(versions)
 
     def updates_of(self, slots: IntArray) -> IntArray | None:
-        if not self.takes_ahead:
-            return None
-        if self.counting.once:
-            found = self.counting.updates_of_next(slots.size)
-        elif self._updates is not None:
-            found = self._updates(slots)
-        else:
-            return None
-        return np.maximum(found, 0) if (found > 0).any() else None
+        return self._ahead.of(slots) if self.takes_ahead else None
 
     def received_for(
         self, updates: IntArray, versions: IntArray, lengths: IntArray | None = None
     ) -> None:
-        self._tell(updates, versions, lengths, answered=False)
+        self._ahead.tell(updates, versions, lengths, answered=False)
 
     def answered_for(self, updates: IntArray, lengths: IntArray | None) -> None:
         versions = np.full(updates.size, self.version, np.int64)
-        self._tell(updates, versions, lengths, answered=True)
+        self._ahead.tell(updates, versions, lengths, answered=True)
 
-    def _tell(
-        self, updates: IntArray, versions: IntArray, lengths: IntArray | None, *, answered: bool
-    ) -> None:
-        """Count gradients of the present update now, and others when theirs is the present one."""
-        for update in distinct(updates).tolist():
-            mine = updates == update
-            own = None if lengths is None else lengths[mine]
-            told = Told(versions[mine], own, answered)
-            if not update:
-                told.tell(self.counting, self.version)
-                continue
-            while len(self._told) < update:
-                self._told.append([])
-            self._told[update - 1].append(told)
+    def _count(self, told: Told) -> None:
+        told.tell(self.counting, self.version)
 
     # What a worker asks and tells.
 
@@ -250,7 +230,7 @@ class PartState(AbstractPart):
     def in_cohorts(
         self, ahead: Callable[[int], int] | None, updates: Callable[[IntArray], IntArray] | None
     ) -> None:
-        self.looking.updates_before, self._updates = ahead, updates
+        self.looking.updates_before, self._ahead.of_slots = ahead, updates
 
     @property
     def takes_ahead(self) -> bool:  # type: ignore[override]
@@ -260,12 +240,10 @@ class PartState(AbstractPart):
         return plain and self.trigger.unit == "instances" and type(self.ownership) is Ownership
 
     def next_update(self) -> bool:
-        if not self._told:
-            return False
-        self.gradient.next_update()
-        for told in self._told.pop(0):
-            told.tell(self.counting, self.version)
-        return True
+        found = self._ahead.next()
+        if found:
+            self.gradient.next_update()
+        return found
 
     def finished(self, instances: int) -> None:
         self.counting.finished(instances)
@@ -441,7 +419,7 @@ class PartState(AbstractPart):
         self.collect()
         self._discard_gradient()
         self.counting.forget()
-        self._told.clear()
+        self._ahead.forget()
         self.gradient.forget()
         self.looking.forget()
         self.stepping.verdicts.forget()

@@ -202,7 +202,7 @@ MNIST: Final = Recipe(
     draw=lambda: make_graph(hidden=PIXELS),
     whole_minibatches=True,
     runtime="processes",
-    why="two worker processes, three parts: 1.3 to 1.4 times one worker; with two kernel threads "
+    why="two worker processes, three parts: 1.4 to 1.5 times one worker; with two kernel threads "
     "one has 1.5, and nothing asynchronous",
     needs=(
         "mnist/train-images-idx3-ubyte.gz",

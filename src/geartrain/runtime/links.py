@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Protocol, final
 
-from geartrain.sharing.letters import Letter
+from geartrain.sharing.letters import Letter, tensor_bytes
 
 
 class Quality(Protocol):
@@ -29,6 +29,8 @@ class Quality(Protocol):
     def message_s(self) -> float: ...
     @property
     def shared(self) -> bool: ...
+    @property
+    def collective(self) -> str: ...
 
 
 @final
@@ -78,15 +80,16 @@ class Links:
 
     def letter(self, sender: int, receiver: int, letter: Letter, now: float) -> float:
         """When a letter is there: those of a link leave one after the other."""
-        costs = self._costs
-        if sender == receiver and not letter.collective:
+        costs, round_ring = self._costs, self._goes_round(letter)
+        if sender == receiver and not round_ring:
             return now
-        link = (receiver, receiver) if letter.collective else (sender, receiver)
+        link = (receiver, receiver) if round_ring else (sender, receiver)
         wire = 0.0
         if costs.bytes_per_s is not None:
-            wire = self._vary(letter.nbytes / costs.bytes_per_s)
-        latency = self._vary(letter.hops * (costs.latency_s + costs.message_s))
-        if costs.shared and not letter.collective:
+            wire = self._vary(self.nbytes(letter) / costs.bytes_per_s)
+        hops = letter.hops if round_ring else 1
+        latency = self._vary(hops * (costs.latency_s + costs.message_s))
+        if costs.shared and not round_ring:
             arrives = self._shared(sender, receiver, wire, latency, now)
         else:
             left = max(now, self._letters.get(link, 0.0)) + wire
@@ -95,6 +98,16 @@ class Links:
         # Jitter overtakes nobody.
         self._letters_came[link] = arrives = max(arrives, self._letters_came.get(link, 0.0))
         return arrives
+
+    def nbytes(self, letter: Letter) -> int:
+        """Of a letter, on its link."""
+        if letter.collective and not self._goes_round(letter):
+            return tensor_bytes(letter.tensors)
+        return letter.nbytes
+
+    def _goes_round(self, letter: Letter) -> bool:
+        """Whether it is the result of what goes round a ring of all copies."""
+        return letter.collective and self._costs.collective == "ring"
 
     def _shared(self, sender: int, receiver: int, wire: float, latency: float, now: float) -> float:
         """By the one way out of a host and the one way into another."""

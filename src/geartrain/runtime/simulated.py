@@ -14,7 +14,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias, final
+from typing import Final, Literal, TypeAlias, final
 
 from geartrain.bounds import MOST_WORKERS, WORKERS, require_at_most
 from geartrain.engine.engine import Engine
@@ -25,7 +25,7 @@ from geartrain.frames.message import Backward
 from geartrain.runtime.base import AbstractFeeder, AbstractRuntime, Watch
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.runtime.links import Links
-from geartrain.sharing.letters import Letter
+from geartrain.sharing.letters import SHARE, Letter
 from geartrain.sharing.sharing import AbstractSharingState
 
 _ROUNDING: Final = 1e-12
@@ -53,11 +53,18 @@ class Costs:
         message_s: What a batch or a letter takes besides, between any two programs.
         shared: Whether a worker is a host with one way out and one way in, which all that it sends,
             and all that is sent to it, share; else each two have a link of their own.
+        collective: How copies make a mean of all: ``ring``, as libraries of collectives do, or
+            ``star``, as workers of this library that are processes do: all send theirs to the
+            first, which sends the mean to each.
 
     A batch or a letter waits until those before it have left, occupies its link for bytes /
-    bandwidth and arrives a latency later. A letter between copies on one worker takes no time. The
-    result of an all-reduce of n copies takes 2 (n - 1) latencies and the time of 2 (n - 1) / n of
-    the bytes, from the last contribution on.
+    bandwidth and arrives a latency later. A letter between copies on one worker takes no time.
+    Round a ring, the result of an all-reduce of n copies takes 2 (n - 1) latencies and the time of
+    2 (n - 1) / n of the bytes, from the last contribution on; by a star two latencies, and all
+    bytes of all copies pass by its middle.
+
+    Raises:
+        ValueError: ``collective`` is neither.
     """
 
     firing_s: float = 100e-6
@@ -70,6 +77,11 @@ class Costs:
     letter_byte_s: float = 0.0
     message_s: float = 0.0
     shared: bool = False
+    collective: Literal["ring", "star"] = "ring"
+
+    def __post_init__(self) -> None:
+        if self.collective not in ("ring", "star"):
+            raise ValueError(f"Costs(collective={self.collective!r}): give 'ring' or 'star'")
 
     def firing(self, firing: Firing) -> float:
         name = _COPY.sub("", firing.node)
@@ -210,7 +222,11 @@ class Simulated(AbstractRuntime):
 
     def run(self, engine: Engine, feeder: AbstractFeeder, watch: Watch) -> float:
         with Interruptible(feeder) as interrupt:
-            return _Clockwork(self, engine, feeder, watch).run(interrupt)
+            engine.sharing.live_apart(self.costs.collective == "star")
+            try:
+                return _Clockwork(self, engine, feeder, watch).run(interrupt)
+            finally:
+                engine.sharing.live_apart(False)
 
 
 @final
@@ -426,13 +442,15 @@ class _Clockwork:
         for letter in letters:
             to = self._engine.homes.of_letter(letter)
             if to != w or letter.collective:
-                self._links.carry((w, to), letter.nbytes)
+                self._links.carry((w, to), self._links.nbytes(letter))
             arrives = self._links.letter(w, to, letter, self._now)
             self._at(arrives, lambda to=to, x=letter: self._hand(to, x))  # type: ignore[misc]
 
     def _hand(self, w: int, letter: Letter) -> None:
         self._last = self._now
         self._engine.workers[w].receive(letter)
+        if letter.kind == SHARE:  # the last of them completes a collective
+            self._after_exchange()
         self._turn(w)
 
     def _report(self, w: int, out: Outbox) -> None:

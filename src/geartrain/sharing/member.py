@@ -44,6 +44,8 @@ class Member:
         present: Whether the copy takes part now.
         here: Whether it lives in this process; of others only what never changes is known, and what
             ``AbstractExchange.heard`` is told.
+        apart: Whether copies that are here, too, are reached by letters alone, as on imagined hosts
+            that add up a mean at one of them.
         board: int64, the versions of all copies of this part in memory that all processes have;
             None: all copies are here, or processes have nothing in common: then that of a copy
             elsewhere is what its last letter said, and as many steps more as were taken here since.
@@ -67,6 +69,7 @@ class Member:
         self.numbers: dict[str, float] = {}
         self.peers: Sequence[Member] = ()
         self.present = self.here = True
+        self.apart = False
         self.board: NDArray[np.int64] | None = None
         self.began = 0
         self._heard: dict[int, tuple[int, int]] = {}  # copy to its version, and our own then

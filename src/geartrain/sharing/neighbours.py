@@ -375,6 +375,10 @@ class Replicas(AbstractSharingState):
                 endpoint.member.board = board if in_common else None
                 endpoint.member.began = endpoint.member.part.version
 
+    def live_apart(self, apart: bool) -> None:
+        for endpoint in self.all_endpoints():
+            endpoint.member.apart = apart
+
     def hold(self, parts: Collection[str]) -> None:
         for endpoint in self.all_endpoints():
             endpoint.member.here = endpoint.member.part.name in parts

@@ -18,8 +18,7 @@ from geartrain.nodes.gradient import GradientSum
 from geartrain.parts.counting import Counting
 from geartrain.parts.ownership import Gradients, Ownership
 from geartrain.parts.part import PartState
-from geartrain.parts.rules import Rules
-from geartrain.parts.trained import AbstractPart, StepTaken
+from geartrain.parts.trained import StepTaken
 from geartrain.sharing.arrivals import (
     FLOOR,
     GRADIENT,
@@ -31,6 +30,7 @@ from geartrain.sharing.arrivals import (
 )
 from geartrain.sharing.floor import Floor
 from geartrain.sharing.letters import Letter, Tensors, tensor_bytes
+from geartrain.sharing.worker_share import WorkerShare
 
 
 @final
@@ -44,7 +44,7 @@ class Publishing(Ownership):
         self._share.publish(gradients)
 
 
-class PublishedShare(AbstractPart):
+class PublishedShare(WorkerShare):
     """A part as one worker has it.
 
     Args:
@@ -56,17 +56,14 @@ class PublishedShare(AbstractPart):
     """
 
     def __init__(self, part: PartState, copy: int, owner: int, copies: int, *, works: bool) -> None:
-        self.name, self._part, self._me, self._owner = part.name, part, copy, owner
+        super().__init__(part)
+        self._me, self._owner = copy, owner
         self._others = [k for k in range(copies) if k != owner]
-        self.module = part.module
         if works and copy != owner:
             self.module = _own(part.module)
         self.parameters = list(self.module.parameters())
         self._theirs = list(part.module.parameters())
         self.gradient = GradientSum(self.parameters)
-        self.wants_graph = part.wants_graph
-        self.size, self.trigger = part.size, part.trigger
-        self.copy, self.copies = part.copy, part.copies
         self.version = part.version
         self.progress = 0
         self._local = Counting(part.trigger, None, ages_of_steps=False)
@@ -102,24 +99,12 @@ class PublishedShare(AbstractPart):
         """Whether what it hands in is settled by itself."""
         return self.owns
 
-    @property
-    def guard(self) -> PublishedShare:  # type: ignore[override]
-        return self
-
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None:
         if kind is None:
             self._hand_in_if_whole()
-
-    @property
-    def device(self) -> torch.device:
-        return self._part.device
-
-    @property
-    def rules(self) -> Rules:  # type: ignore[override]
-        return self._part.rules
 
     @property
     def once(self) -> bool:  # type: ignore[override]
@@ -143,9 +128,6 @@ class PublishedShare(AbstractPart):
     @property
     def lacking(self) -> int | None:
         return self._local.lacking
-
-    def begun(self, n: int) -> int:
-        return 0
 
     def in_cohorts(
         self, ahead: Callable[[int], int] | None, updates: Callable[[IntArray], IntArray] | None

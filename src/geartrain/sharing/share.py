@@ -14,17 +14,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
-
-import torch
 
 from geartrain.frames.message import IntArray
 from geartrain.nodes.gradient import GradientSum
 from geartrain.parts.ownership import Ownership
 from geartrain.parts.part import PartState
-from geartrain.parts.rules import Rules
-from geartrain.parts.trained import AbstractPart, StepTaken
+from geartrain.parts.trained import StepTaken
 from geartrain.sharing.locks import MakeLock
+from geartrain.sharing.worker_share import WorkerShare
 
 
 class SharedPart(Ownership):
@@ -67,7 +64,7 @@ class SharedPart(Ownership):
             share.forget()
 
 
-class AbstractShare(AbstractPart):
+class AbstractShare(WorkerShare):
     """A part as one worker sees it; entered for each firing.
 
     What a firing adds and counts is settled at its end, in one go. Whoever completes an update by
@@ -87,25 +84,12 @@ class AbstractShare(AbstractPart):
     reserves = True
 
     def __init__(self, part: PartState, shared: SharedPart) -> None:
-        self.name, self._part, self._shared = part.name, part, shared
-        self.module = part.module
-        self.wants_graph = part.wants_graph
-        self.size, self.trigger = part.size, part.trigger
-        self.copy, self.copies = part.copy, part.copies
+        super().__init__(part)
+        self._shared = shared
         self._counts: list[Callable[[], None]] = []
         self._rows = self._messages = self._instances = 0  # that are not settled
         self._reserved = 0
         self._taken: StepTaken | None = None
-
-    @property
-    def guard(self) -> AbstractShare:  # type: ignore[override]
-        return self
-
-    @abstractmethod
-    def __enter__(self) -> None: ...
-
-    @abstractmethod
-    def __exit__(self, kind: Any, error: Any, trace: Any, /) -> None: ...
 
     @abstractmethod
     def _hand_in(self) -> None:
@@ -132,14 +116,6 @@ class AbstractShare(AbstractPart):
         return self._part.outstanding
 
     @property
-    def device(self) -> torch.device:
-        return self._part.device
-
-    @property
-    def rules(self) -> Rules:  # type: ignore[override]
-        return self._part.rules
-
-    @property
     def once(self) -> bool:  # type: ignore[override]
         return self._part.once
 
@@ -152,9 +128,6 @@ class AbstractShare(AbstractPart):
             return None
         left = lacking - self._shared.reserved
         return left if left > 0 else self.trigger.n
-
-    def begun(self, n: int) -> int:
-        return 0
 
     def in_cohorts(
         self, ahead: Callable[[int], int] | None, updates: Callable[[IntArray], IntArray] | None

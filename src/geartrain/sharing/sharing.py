@@ -168,6 +168,10 @@ class AbstractSharingState(ABC):
             lock: Gives the lock of a number, which is one for all of them; None: there is none.
         """
 
+    def live_apart(self, apart: bool) -> None:  # noqa: B027 - may do nothing
+        """Whether workers that are all in this process are to be taken for processes: what copies
+        of several give to a mean of all goes by letters."""
+
     def leave_pass(self) -> None:  # noqa: B027 - may do nothing
         """The pass is over in this process: parts are to be given back as all workers have them."""
 

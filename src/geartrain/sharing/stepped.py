@@ -16,7 +16,7 @@ stepped so if a step is known to read and write nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import final
 
@@ -28,6 +28,8 @@ from torch import Tensor
 from geartrain.frames.message import IntArray
 from geartrain.frames.tables import guard_table, sparse_tables
 from geartrain.graph.through import Through
+from geartrain.parts.ahead import UpdatesAhead
+from geartrain.parts.counting import Told
 from geartrain.parts.fresh import remembers_all
 from geartrain.parts.part import PartState
 from geartrain.parts.trained import StepTaken
@@ -93,6 +95,7 @@ class SteppedShare(PublishedShare):
     ) -> None:
         super().__init__(part, copy, owner, copies, works=False)
         self._lock, self._board = lock, board
+        self._ahead = UpdatesAhead(self._local, self._count)
         self._rests = False
         tables = {id(x) for x in _tables(part)}
         for table in _tables(part):
@@ -121,6 +124,44 @@ class SteppedShare(PublishedShare):
             torch._foreach_copy_(self._own, self._common)
             # Copies in bfloat16 are made anew for what torch counts: not steps of others.
             torch.autograd.graph.increment_version(self._copied)
+
+    # Gradients of updates of this worker that follow the one in the making.
+
+    @property
+    def takes_ahead(self) -> bool:  # type: ignore[override]
+        return self._part.takes_ahead
+
+    def in_cohorts(
+        self, ahead: Callable[[int], int] | None, updates: Callable[[IntArray], IntArray] | None
+    ) -> None:
+        self._ahead.of_slots = updates
+
+    def updates_of(self, slots: IntArray) -> IntArray | None:
+        return self._ahead.of(slots) if self.takes_ahead else None
+
+    def received_for(
+        self, updates: IntArray, versions: IntArray, lengths: IntArray | None = None
+    ) -> None:
+        self._ahead.tell(updates, versions, lengths, answered=False)
+
+    def answered_for(self, updates: IntArray, lengths: IntArray | None) -> None:
+        versions = np.full(updates.size, self.version, np.int64)
+        self._ahead.tell(updates, versions, lengths, answered=True)
+
+    def _count(self, told: Told) -> None:
+        n, lengths = told.versions.size, told.lengths
+        each = np.ones(n, np.int64) if lengths is None else lengths
+        self._local.added(int(each.sum()), n)
+        if not told.answered:
+            self._local.returned(told.versions)
+        self._note(told.versions, each, left=not told.answered)
+
+    def next_update(self) -> bool:
+        found = self._ahead.next()
+        if found:
+            self.gradient.next_update()
+            self._hand_in_if_whole()
+        return found
 
     def rest(self) -> StepTaken | None:
         self._rests = True

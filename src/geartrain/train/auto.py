@@ -21,7 +21,7 @@ from geartrain.device import cores
 from geartrain.engine.advice import MAX_STALENESS, Advice, Machine, Sampled, Ways, advise
 from geartrain.engine.costs import NOTHING, NodeCost
 from geartrain.engine.engine import Engine
-from geartrain.engine.placement import loads, shares
+from geartrain.engine.placement import fed_s, loads, shares
 from geartrain.graph.graph import Graph
 from geartrain.parts.part import PartState
 from geartrain.parts.trained import AbstractPart
@@ -318,6 +318,7 @@ class _Probe:
             long_s=long_s / firing_s if firing_s else 0.0,
             kernels=kernels,
             gathered=self.instances / max(1, dearest.forward),
+            fed_s=fed_s(engine.wiring, costs),
             shares=shares(engine.wiring, engine.made_of.placement, costs),
             updates=sum(self._updates.values()),
             updates_each=max(self._updates.values(), default=0) / max(1, self.instances),

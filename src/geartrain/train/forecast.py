@@ -176,7 +176,8 @@ def pipeline(
         parts: How many.
         forward_s, backward_s: Of a part, for a minibatch (of a synchronous schedule: a microbatch).
         nbytes: Of it between two parts, each way.
-        links: Latency, bandwidth, ``message_s`` and ``shared``; the rest is not looked at.
+        links: Latency, bandwidth, ``message_s``, ``shared`` and ``collective``; the rest is not
+            looked at.
         in_flight: Minibatches at a time; of a synchronous schedule the microbatches of a step,
             after which all wait until it is through.
         synchronous: Whether they wait.
@@ -263,5 +264,5 @@ def _idle(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def _links(links: Costs) -> dict[str, Any]:
-    names = ("latency_s", "bytes_per_s", "message_s", "shared")
+    names = ("latency_s", "bytes_per_s", "message_s", "shared", "collective")
     return {name: getattr(links, name) for name in names}

@@ -224,7 +224,7 @@ class State:
         self.sharing = made or self.sharing
         if plan.way == "copies" and plan.part in self.costs:
             cost = self.costs[plan.part]
-            share = NodeCost(cost.seconds / plan.workers, cost.forward, cost.backward)
+            share = cost.share(plan.workers)
             names = [copy_name(plan.part, k) for k in range(plan.workers)]
             self.costs = self.costs | dict.fromkeys(names, share)
         self.engine = self.plain = None

@@ -32,12 +32,14 @@ class Use:
     row_seconds: float = 0.0
     slowest: tuple[float, int] = (0.0, 0)
     """Seconds and rows of the slowest firing."""
+    nbytes: int = 0
 
-    def fired(self, seconds: float, rows: int) -> None:
+    def fired(self, seconds: float, rows: int, nbytes: int = 0) -> None:
         """Count a firing."""
         self.seconds += seconds
         self.firings += 1
         self.rows += rows
+        self.nbytes += nbytes
         self.row_squares += rows * rows
         self.row_seconds += rows * seconds
         self.sizes[(rows - 1).bit_length() + 1 if rows else 0] += 1
@@ -61,6 +63,7 @@ class Use:
         self.seconds += other.seconds
         self.firings += other.firings
         self.rows += other.rows
+        self.nbytes += other.nbytes
         self.sizes = [a + b for a, b in zip(self.sizes, other.sizes, strict=True)]
         self.row_squares += other.row_squares
         self.row_seconds += other.row_seconds
@@ -85,7 +88,7 @@ class PassWork:
         use = self.uses.get(key)
         if use is None:
             use = self.uses[key] = Use()
-        use.fired(seconds, firing.rows)
+        use.fired(seconds, firing.rows, firing.nbytes)
 
     def add(self, other: PassWork) -> None:
         """Count what was done in another one, too."""
@@ -101,9 +104,14 @@ class PassWork:
         """What each node has cost."""
         found: dict[str, NodeCost] = {}
         for (_, node, direction), use in self.uses.items():
-            forward = use.firings * (direction == "forward")
-            backward = use.firings * (direction == "backward")
-            cost = NodeCost(use.usual_s, forward, backward)
+            forward, backward = direction == "forward", direction == "backward"
+            cost = NodeCost(
+                use.usual_s,
+                use.firings * forward,
+                use.firings * backward,
+                use.nbytes * forward,
+                use.nbytes * backward,
+            )
             found[node] = found.get(node, NOTHING) + cost
         return found
 

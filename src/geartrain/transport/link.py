@@ -23,16 +23,13 @@ import math
 import os
 import select
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
 
 import zmq
 
 from geartrain.errors import TransportError
-from geartrain.frames.message import IntArray
 from geartrain.transport.causal import CausalOrder
 from geartrain.transport.common import LENT, Common
 from geartrain.transport.door import Door, who_sent
@@ -56,6 +53,7 @@ from geartrain.transport.sockets import (
     require_closed_to_others,
     socket_file,
 )
+from geartrain.transport.traffic import Counters, Traffic
 
 _NOW: Final = int(zmq.NOBLOCK)  # enumerations cost more than what is done with them
 _MORE: Final = int(zmq.SNDMORE)
@@ -63,36 +61,8 @@ _send: Final = zmq.backend.Socket.send  # of the socket itself: what zmq.Socket 
 # Arrays are copied into the socket, also large ones. To lend them costs as much up to 128 KiB and a
 # tenth less at 1 MiB, needs a thread that takes them back, and whoever writes to one too early
 # changes what the other side gets.
-_HEARD_MESSAGES: Final = 64
-_HEARD_BYTES: Final = 1 << 20
-"""After so many messages or bytes from a process that was not written to since, it is told."""
 _MOST_A_POLL: Final = 256
 _LOOK_S: Final = 0.1
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """What has gone over the connections; tuples have an entry for each process.
-
-    Args:
-        sent_messages, sent_bytes: By receiver.
-        received_messages, received_bytes: By sender.
-        in_flight_bytes: Sent, and not yet known to have been delivered, by receiver; those in
-            common memory, which is bounded by itself, are left out.
-        held: Came, and wait for messages that were sent before them.
-        dropped: Of older generations.
-        refused: Connections of strangers.
-    """
-
-    sent_messages: tuple[int, ...]
-    sent_bytes: tuple[int, ...]
-    received_messages: tuple[int, ...]
-    received_bytes: tuple[int, ...]
-    in_flight_bytes: tuple[int, ...]
-    held: int
-    dropped: int
-    refused: int
 
 
 @final
@@ -166,11 +136,7 @@ class Transport:
             self.watch(fd)
         self.ready: tuple[int, ...] = ()
         self._own: list[tuple[int, Record]] = []
-        self._sent_bytes, self._received_bytes = [0] * n, [0] * n
-        self._flying: list[deque[int]] = [deque() for _ in range(n)]
-        self._flying_bytes = [0] * n
-        self._heard = [0] * n  # of what was sent to each, messages it is known to have
-        self._told_messages, self._told_bytes = [0] * n, [0] * n  # had when last written to
+        self._counters = Counters(n)
         self._dropped = 0
 
     def _bind(self, at: Path | str) -> str:
@@ -340,11 +306,7 @@ class Transport:
                 "have to begin anew, under a new generation"
             ) from error
         order.count(to)
-        self._sent_bytes[to] += nbytes + lent
-        self._flying[to].append(nbytes)
-        self._flying_bytes[to] += nbytes
-        self._told_messages[to] = order.delivered[to]
-        self._told_bytes[to] = self._received_bytes[to]
+        self._counters.sent(to, nbytes, lent, order.delivered[to])
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Record]]:
         """What has come and may be delivered, with its senders, in causal order.
@@ -428,16 +390,12 @@ class Transport:
         if record.kind == GONE:  # now: it may itself wait for what is lost
             found += self._forgotten(record.ints[0])
         released = order.receive(sender, stamp, record)
-        self._received_bytes[sender] += envelope.nbytes + lent
-        nbytes = self._received_bytes[sender]
-        self._hear(sender, stamp)
+        counters = self._counters
+        counters.received(sender, envelope.nbytes + lent, int(stamp[self._me, sender]))
         for each in released:
             if each[1].kind != HEARD:
                 found.append(each)
-        if (
-            order.delivered[sender] - self._told_messages[sender] >= _HEARD_MESSAGES
-            or nbytes - self._told_bytes[sender] >= _HEARD_BYTES
-        ) and self._reaches(sender):
+        if counters.owes_word(sender, order.delivered[sender]) and self._reaches(sender):
             self.send(sender, Record(HEARD))
 
     def _borrowed(self, sender: int, record: Record) -> tuple[Record, int]:
@@ -468,8 +426,7 @@ class Transport:
             self._door.dismiss(who)
         if self._common is not None:
             self._common.forget(who)
-        self._flying[who].clear()
-        self._flying_bytes[who] = 0
+        self._counters.forget(who)
         return found
 
     def confirm(self, to: int) -> None:
@@ -493,27 +450,13 @@ class Transport:
         """
         self._require_open()
         end, kept = time.monotonic() + timeout_s, list[tuple[int, Record]]()
-        while self._pulse is not None and self._flying_bytes[by] and by not in self.lost():
+        while self._pulse is not None and self._counters.flying_bytes[by] and by not in self.lost():
             left = end - time.monotonic()
             if left <= 0.0:
                 break
             kept += self.poll(min(left, _LOOK_S))
         self._own[:0] = kept
-        return not self._flying_bytes[by]
-
-    def _hear(self, sender: int, stamp: IntArray) -> None:
-        """Take note of what a process has had of what was sent to it."""
-        told = int(stamp[self._me, sender])
-        heard = self._heard[sender]
-        if told > heard:
-            flying = self._flying[sender]
-            if told - heard > len(flying):
-                raise TransportError(
-                    f"process {sender} has had {told} messages of process {self._me}, which has "
-                    f"sent {heard + len(flying)}; is it one of another run?"
-                )
-            self._flying_bytes[sender] -= sum(flying.popleft() for _ in range(told - heard))
-            self._heard[sender] = told
+        return not self._counters.flying_bytes[by]
 
     def _reaches(self, to: int) -> bool:
         return self._folder is not None or self._pushes[to] is not None
@@ -531,7 +474,7 @@ class Transport:
 
         It is told with every message from there, and by itself after 64 messages or 1 MiB.
         """
-        return self._flying_bytes[to]
+        return self._counters.flying_bytes[to]
 
     @property
     def held(self) -> int:
@@ -545,16 +488,16 @@ class Transport:
     @property
     def flying_bytes(self) -> int:
         """Sent to others, and not yet known to have been delivered."""
-        return sum(self._flying_bytes)
+        return sum(self._counters.flying_bytes)
 
     def monitor(self) -> Traffic:
         """The counters, as they are now."""
         return Traffic(
             tuple(self._order.sent[self._me].tolist()),
-            tuple(self._sent_bytes),
+            tuple(self._counters.sent_bytes),
             tuple(self._order.arrived),
-            tuple(self._received_bytes),
-            tuple(self._flying_bytes),
+            tuple(self._counters.received_bytes),
+            tuple(self._counters.flying_bytes),
             self._order.held,
             self._dropped,
             0 if self._door is None else self._door.refused,

@@ -164,6 +164,8 @@ class _Work:
             engine.homes.copies_on(worker),
         )
         self._stock = engine.stock(worker)
+        if self._stock is None:  # else instances live here wholly
+            self._state.ahead = self._carry_on
         self._report, self._pace = Report(), Pace(self._stock)
         self._pulsed_s = self._polled_s = 0.0
         self._waiting = Waiting(time.perf_counter())
@@ -349,15 +351,33 @@ class _Work:
             self._send_report()
         elif self._pace.due(end, matters=report.matters, firings=len(report.firings)):
             self._send_report()
-        for worker, delivery in firing.elsewhere:
-            self._send(to_record(delivery.node, delivery.port, delivery.batch), worker)
+        self._send_rows(firing)
         self._post(firing.letters)
-        if firing.elsewhere or firing.letters:
+        if firing.letters:
             self._tell_flying()
         if told is not None:
             self._after_exchange(self._state.finished(told))
         if stock is not None:
             self._begin_some()
+
+    def _carry_on(self, firing: Firing) -> None:
+        """Send what others wait for before this worker's parts step."""
+        report = self._report
+        report.out.add(firing.outbox.take_news())
+        if report.matters and (
+            firing.elsewhere
+            or self._pace.due(time.perf_counter(), matters=True, firings=len(report.firings))
+        ):
+            self._send_report()
+        self._send_rows(firing)
+
+    def _send_rows(self, firing: Firing) -> None:
+        """Send a firing's batches to the workers that they are for."""
+        for worker, delivery in firing.elsewhere:
+            self._send(to_record(delivery.node, delivery.port, delivery.batch), worker)
+        if firing.elsewhere:
+            firing.elsewhere.clear()
+            self._tell_flying()
 
     def _tell_flying(self) -> None:
         """Have the parent know what others have not read, where that is much."""

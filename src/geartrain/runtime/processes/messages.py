@@ -186,12 +186,12 @@ class Report:
 
     def to_record(self, names: Names) -> Record:
         """It as a message."""
-        fired = np.empty((len(self.firings), 7))
+        fired = np.empty((len(self.firings), 8))
         for k, (f, start, end) in enumerate(self.firings):
             flags = f.forward + 2 * f.both + 4 * bool(f.taken)
             fired[k] = (
                 *(names.node[f.node], names.part[f.part], flags, f.rows, f.cells),  # type: ignore[index]
-                *(start, end),
+                *(f.nbytes, start, end),
             )
         steps = np.array(
             [(names.part[s.part], s.version, s.rows, t) for s, t in self.steps], np.float64
@@ -216,7 +216,7 @@ class Report:
         """The reverse; firings know nothing of what they have sent."""
         fired, steps, held, answered, spawned, ports, slots = record.arrays
         report = cls()
-        for node, part, flags, rows, cells, start, end in fired.tolist():  # type: ignore[union-attr]
+        for node, part, flags, rows, cells, nbytes, start, end in fired.tolist():  # type: ignore[union-attr]
             firing = Firing(
                 names.nodes[int(node)],
                 None if part < 0 else names.parts[int(part)],
@@ -224,6 +224,7 @@ class Report:
                 int(rows),
                 bool(int(flags) & 2),
                 int(cells),
+                int(nbytes),
                 taken=[_ELSEWHERE] if int(flags) & 4 else [],
             )
             report.firings.append((firing, start, end))

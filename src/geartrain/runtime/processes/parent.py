@@ -18,15 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from geartrain.codec import decode
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Outbox
 from geartrain.engine.stock import Lot
 from geartrain.errors import GeartrainError, StuckError, WorkerDiedError
 from geartrain.frames.frame import Admitted
 from geartrain.frames.message import join_arrays
-from geartrain.nodes.loss import Objective
-from geartrain.parts.snapshot import take_over
 from geartrain.runtime.base import AbstractFeeder, Watch, log
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.runtime.processes.child import Pass
@@ -44,6 +41,7 @@ from geartrain.runtime.processes.messages import (
     named_to_record,
     record_to_named,
 )
+from geartrain.runtime.processes.returned import Returned
 from geartrain.runtime.processes.waiting import waited_of
 from geartrain.transport.batches import to_record
 from geartrain.transport.link import Transport
@@ -85,8 +83,7 @@ class Parent:
         self._place = pool.place()
         nodes = tuple(n.name for n in engine.wiring.nodes.values())
         self._names = Names(nodes, list(engine.parts))
-        self._ends = engine.ends(engine.wiring.nodes.values())
-        self._nodes = {n.name: n for n in engine.wiring.nodes.values()}
+        self._returned = Returned(engine)
         n = self._me + 1
         self._sent = np.zeros(n, np.int64)
         self._had = np.zeros(n, np.int64)
@@ -155,13 +152,18 @@ class Parent:
     def _end_if_ready(self) -> bool:
         """Somebody is missing: where he can be anew, this pass ends; the others go on until then.
 
-        Also if nothing is in flight, as where what is left is for those who are missing.
+        Also if nothing is in flight and nothing can be fed, as where what is left is for those who
+        are missing.
         """
-        ends = self._pool.ready_to_renew() or self._engine.controller.over
-        if ends:
-            self._short = False
-            self._feeder.pause()
-        return ends
+        controller = self._engine.controller
+        if not self._pool.ready_to_renew():
+            if controller.over:
+                self._admit()
+            if not controller.over:
+                return False
+        self._short = False
+        self._feeder.pause()
+        return True
 
     def _part_from(self, dead: Collection[int]) -> None:
         """Workers are gone: they are ended if they live, and nobody waits for what they sent."""
@@ -270,7 +272,7 @@ class Parent:
             self._place,
             self._kernel_threads,
             seed,
-            tuple(self._nodes),
+            tuple(self._returned.nodes),
             MOST_FLYING,
         )
         contents = self._contents(given)
@@ -493,7 +495,7 @@ class Parent:
     def _take_named(self, w: int, what: str, document: Any, tensors: Mapping[str, Tensor]) -> None:
         match what:
             case "pulse":
-                self._pulse(document)
+                self._returned.pulse(document)
             case "flying":
                 self._flying.told(w, document)
             case "story":
@@ -516,7 +518,7 @@ class Parent:
                 self._watch.waited(w, waited_s)
                 self._tell_sent(w, document["sent"])
             case _:
-                self._take_back(what, document, tensors)
+                self._returned.take(what, document, tensors)
 
     def _take_lost(self, w: int, lost: Sequence[int], unreached: Mapping[int, str]) -> None:
         """A worker says whom it has no connection with any more."""
@@ -563,34 +565,6 @@ class Parent:
                 self._send_all(Kind.END)
             else:
                 self._stuck = True
-
-    def _take_back(self, what: str, document: Any, tensors: Mapping[str, Tensor]) -> None:
-        """State of what lives in a worker, at the end of the pass."""
-        if what == "output":
-            end = self._ends[document]
-            if end.collected is not None:
-                serials, vertices = tensors["serials"].numpy(), tensors["vertices"].numpy()
-                lengths = tensors["lengths"].numpy() if "lengths" in tensors else None
-                payload = tuple(x for name, x in tensors.items() if name.startswith("payload "))
-                end.collected.append((serials, vertices, lengths, payload))
-        elif what == "part":
-            part = self._engine.parts[document["part"]]
-            take_over(part, tensors, document["document"], document["shared"])
-            part.frozen = document["frozen"]
-        elif what == "memory":
-            memory = dict(tensors), decode(document["document"], document["node"])
-            self._nodes[document["node"]].recall(memory)  # type: ignore[arg-type]
-        elif what == "member":
-            self._engine.sharing.take_back(tensors, document)
-
-    def _pulse(self, document: Any) -> None:
-        """Sums of losses and ages of gradients up to now, as instruments see them."""
-        for number, sums in document["sums"].items():
-            end = self._ends[int(number)]
-            assert isinstance(end, Objective)
-            end.sums.put(sums)
-        for name, counts in document["staleness"].items():
-            self._engine.parts[name].counting.staleness.load(counts)
 
     def _fail(self, told: Any, w: int) -> None:
         error = error_of_json(told, w)

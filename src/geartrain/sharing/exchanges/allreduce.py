@@ -38,9 +38,10 @@ class Collective:
     2 (n - 1) latencies and carries 2 (n - 1) / n of the bytes, charged to the receiver: on a ring
     each sends as much as it gets. Sums are in the order of the members.
 
-    Where members live in several processes, that of the first one present adds up: the others send
-    it what they give, which is counted as if it went round the ring. If that dies, what it had is
-    given again, to the next one, when nothing moves.
+    Where members live in several processes, that of the first one present adds up (a star): the
+    others send it what they give, which is counted as if it went round the ring. If that dies, what
+    it had is given again, to the next one, when nothing moves. So it is on imagined hosts, too,
+    where that is asked for (``Member.apart``).
 
     Args:
         kind: Of those letters.
@@ -69,11 +70,12 @@ class Collective:
 
     def _give(self, me: Member, given: _Given) -> None:
         keeper = self._keeper
-        if not keeper.here:
+        if not keeper.here or (me.apart and keeper is not me):
             me.outbox.append(
                 Letter(
                     *(me.name, me.index, keeper.index, SHARE),
                     *(given.tensors, given.version, me.rounds),
+                    nbytes=tensor_bytes(given.tensors),
                     progress=given.progress,
                 )
             )

@@ -9,8 +9,8 @@ Both keep the sum of all copies: what one side takes, the other gives.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import Final, Literal, TypeAlias, final
+from collections.abc import Collection, Sequence
+from typing import Literal, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -191,25 +191,37 @@ class PairAverage(AbstractExchange):
     second least eigenvalue of the Laplacian with weights p_ij (Boyd et al. 2006, "Randomized gossip
     algorithms").
 
-    A meeting is two models on the links. An offer that falls due while one is open is made when the
-    answer is there. With ``every=1`` and fast links a copy makes one in one to two steps of its
-    own, as the other takes letters between firings; those of the highest level make none.
+    A meeting is two models on the links. Offers that fall due while as many are open as may be, are
+    made when answers are there, ``at_once`` of them at most. The other one takes letters between
+    firings, so an answer is there after one to two steps of one's own: with ``every=1`` and one
+    offer at a time a copy meets 0.5 to 0.8 times a step; those of the highest level offer nothing.
+
+    *Two offers at once*, to two neighbours (``at_once=2``), hide that wait: copies meet once a step
+    also where an answer takes two steps. Meetings are atomic no more: both answers go by what the
+    copy was before either. With ``at_once=2`` a pair still becomes its mean, and copies still come
+    together; with more each goes 1 / ``at_once`` of the way, as else one that is asked by all at
+    once would be thrown to the other side.
 
     Source: Lian et al. 2018, arXiv:1710.06952, where copies of one side are active.
 
     Args:
-        every: Own steps between two offers; one is open at a time.
+        every: Own steps between two offers.
+        at_once: Offers that may be open at a time, each to another neighbour.
         seed: For the choice of the neighbour, which is random.
 
     Raises:
-        ValueError: ``every`` is not positive; when training begins, neighbours are not mutual.
+        ValueError: ``every`` or ``at_once`` is not positive; when training begins, neighbours are
+            not mutual.
     """
 
-    def __init__(self, every: int = 1, *, seed: int = 0) -> None:
+    def __init__(self, every: int = 1, *, at_once: int = 1, seed: int = 0) -> None:
         super().__init__(every)
-        self.seed = seed
+        if at_once < 1:
+            raise ValueError(f"PairAverage(at_once={at_once}): give 1 or more open offers")
+        self.at_once, self.seed = at_once, seed
         self._above: list[list[int]] = []  # neighbours of higher levels: to whom a copy offers
         self._kept: list[list[Letter]] = []  # offers that came while an own one was open
+        self._open: list[dict[int, float]] = []  # whose answers are awaited, and to which offer
 
     def prepare(self, members: Sequence[Member]) -> None:
         super().prepare(members)
@@ -220,9 +232,9 @@ class PairAverage(AbstractExchange):
                     f"PairAverage: between copies {me.index} and {one_way[0]} letters go one way, "
                     "where an answer was expected; give an undirected topology, or use PushSum"
                 )
-            me.numbers |= {"partner": _NOBODY, "offered": 0, "owed": 0}
+            me.numbers |= {"owed": 0}
         self.regrouped()
-        self._kept = [[] for _ in members]
+        self._forget_offers()
 
     def regrouped(self) -> None:
         members = self.members
@@ -231,7 +243,7 @@ class PairAverage(AbstractExchange):
 
     def stepped(self, me: Member, gradients: Tensors) -> None:
         if self.due(me):
-            me.numbers["owed"] = 1
+            me.numbers["owed"] = min(self.at_once, me.numbers["owed"] + 1)
         self._go_on(me)
 
     def received(self, me: Member, letters: Sequence[Letter]) -> None:
@@ -240,58 +252,71 @@ class PairAverage(AbstractExchange):
                 self._kept[me.index].append(letter)
             else:
                 me.meet(_less(me.weights(), _dense(letter.tensors)))
-                if letter.weight == me.numbers["offered"]:
-                    me.numbers["partner"] = _NOBODY
+                if self._open[me.index].get(letter.sender) == letter.weight:
+                    del self._open[me.index][letter.sender]
         self._go_on(me)
+
+    def awaited(self, me: Member) -> Collection[int]:
+        """Neighbours whose answers to offers have not come."""
+        return tuple(self._open[me.index])
 
     def finish(self, members: Sequence[Member]) -> bool:
         """Offers that were kept for an answer which was lost are answered."""
-        found = [m for m in members if self._kept[m.index] and m.numbers["partner"] == _NOBODY]
+        found = [m for m in members if self._kept[m.index] and not self._open[m.index]]
         for me in found:
             self._go_on(me)
         return bool(found)
 
     def left(self, me: Member) -> None:
-        me.numbers |= {"partner": _NOBODY, "owed": 0}
+        me.numbers["owed"] = 0
         self._kept[me.index].clear()
+        self._open[me.index].clear()
         for other in self.members:
             kept = self._kept[other.index]
             kept[:] = [x for x in kept if x.sender != me.index]
-            if other.numbers["partner"] == me.index:
-                other.numbers["partner"] = _NOBODY
+            self._open[other.index].pop(me.index, None)
 
     def abandoned(self, members: Sequence[Member]) -> None:
-        self._kept = [[] for _ in members]
+        self._forget_offers()
         for me in members:
-            me.numbers |= {"partner": _NOBODY, "owed": 0}
+            me.numbers["owed"] = 0
+
+    def _forget_offers(self) -> None:
+        self._kept = [[] for _ in self.members]
+        self._open = [{} for _ in self.members]
 
     def _go_on(self, me: Member) -> None:
-        """With no offer open: meet those whose offers wait, then make the one that is due."""
-        if me.numbers["partner"] != _NOBODY:
+        """With no offer open: meet those whose offers wait; if none does, make those that are due.
+
+        Nobody who waits for an answer is put off by offers that are made one after the other.
+        """
+        opened = self._open[me.index]
+        if not opened:
+            self._answer(me)
+        if self._kept[me.index]:
             return
-        self._answer(me)
-        if not me.numbers["owed"]:
-            return
-        present = [k for k in self._above[me.index] if self.members[k].present]
-        if present:
-            partner = random.Random(f"{self.seed}/{me.index}/{me.rounds}").choice(present)
-            me.numbers |= {"partner": partner, "offered": me.rounds, "owed": 0}
+        above = self._above[me.index]
+        free = [k for k in above if self.members[k].present and k not in opened]
+        draw = random.Random(f"{self.seed}/{me.index}/{me.rounds}")
+        while free and me.numbers["owed"] and len(opened) < self.at_once:
+            partner = draw.choice(free)
+            free.remove(partner)
+            opened[partner] = me.rounds
+            me.numbers["owed"] -= 1
             me.send(partner, "offer", me.weights(), me.rounds)
 
     @torch.no_grad()
     def _answer(self, me: Member) -> None:
         offers, self._kept[me.index] = self._kept[me.index], []
+        share = 1 / max(2, self.at_once)
         for letter in offers:
             if not self.members[letter.sender].present:
                 continue  # it has left, and would never hear the answer
             mine = me.weights()
             theirs = _dense(letter.tensors)
-            half = [(x - y) / 2 for x, y in zip(theirs, mine, strict=True)]
-            me.meet([y + d for y, d in zip(mine, half, strict=True)])
-            me.send(letter.sender, "answer", half, letter.weight)
-
-
-_NOBODY: Final = -1
+            way = [(x - y) * share for x, y in zip(theirs, mine, strict=True)]
+            me.meet([y + d for y, d in zip(mine, way, strict=True)])
+            me.send(letter.sender, "answer", way, letter.weight)
 
 
 @torch.no_grad()

@@ -1,0 +1,71 @@
+"""Gradients of updates that follow the present one: which rows these are, and when they count.
+
+    rows of updates 0 1 1 2 ─► 0: counted now │ 1 1 │ 2: counted when theirs is the present one
+
+The sums themselves are those of ``GradientSum``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+import numpy as np
+
+from geartrain.frames.message import IntArray, distinct
+from geartrain.parts.counting import Counting, Told
+
+
+@final
+class UpdatesAhead:
+    """Of one part, or of a worker's share of it.
+
+    Args:
+        counting: Says how far the present update is.
+        count: Counts gradients as of the present update.
+
+    Attributes:
+        of_slots: From slots of instances the updates that these are of, counted from the present
+            one, where instances are counted as they finish; None: rows are of the present one.
+    """
+
+    def __init__(self, counting: Counting, count: Callable[[Told], None]) -> None:
+        self._counting, self._count = counting, count
+        self.of_slots: Callable[[IntArray], IntArray] | None = None
+        self._told: list[list[Told]] = []  # by update
+
+    def of(self, slots: IntArray) -> IntArray | None:
+        """The updates of these messages, as ``AbstractWeights.updates_of`` has them."""
+        if self._counting.once:
+            found = self._counting.updates_of_next(slots.size)
+        elif self.of_slots is not None:
+            found = self.of_slots(slots)
+        else:
+            return None
+        return np.maximum(found, 0) if (found > 0).any() else None
+
+    def tell(
+        self, updates: IntArray, versions: IntArray, lengths: IntArray | None, *, answered: bool
+    ) -> None:
+        """Count gradients of the present update now, and others when theirs is the present one."""
+        for update in distinct(updates).tolist():
+            mine = updates == update
+            told = Told(versions[mine], None if lengths is None else lengths[mine], answered)
+            if not update:
+                self._count(told)
+                continue
+            while len(self._told) < update:
+                self._told.append([])
+            self._told[update - 1].append(told)
+
+    def forget(self) -> None:
+        """Nothing is told of any."""
+        self._told.clear()
+
+    def next(self) -> bool:
+        """The next update is the present one; whether anything has been told of it."""
+        if not self._told:
+            return False
+        for told in self._told.pop(0):
+            self._count(told)
+        return True
