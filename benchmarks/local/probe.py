@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, cast, final
+from typing import Any, Final, Literal, cast, final
 
 import torch
 from torch import Tensor
@@ -57,6 +57,7 @@ class Bill:
     bytes_per_s: float | None = None
     message_s: float = 0.0
     shared: bool = False
+    collective: Literal["ring", "star"] = "ring"
 
     def firing(self, firing: Firing) -> float:
         return self.operations.get((firing.node, firing.forward), 0.0) / OPERATIONS_PER_S

@@ -19,8 +19,8 @@ from geartrain.engine.rounds import Rounds
 from geartrain.engine.settings import Settings
 from geartrain.errors import DataError, EndlessLoopError, GraphError
 from geartrain.frames.instance import Instance
+from geartrain.graph.cycles import back_ports
 from geartrain.graph.graph import Graph
-from geartrain.graph.loops import back_ports
 from geartrain.parts.rules import Flush, Rules
 from geartrain.runtime.base import AbstractRuntime, Feeder
 from geartrain.runtime.simulated import Simulated

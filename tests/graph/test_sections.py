@@ -109,7 +109,9 @@ def test_the_printed_graph_says_which_operators_run_whole():
     told = str(routed(modules()))
     assert "section 'first' runs whole, unless its parts count rows or have windows" in told
     assert "payload decides (route a, route b): first, route a, a0" in told
-    assert "last" not in told.rpartition("section 'first'")[2]  # is computed with its loss
+    section, _, reach = told.rpartition("section 'first'")[2].partition("\n")
+    assert "last" not in section  # is computed with its loss
+    assert reach == "  on one worker, with updates of instances, 'first' runs with last, loss"
     assert "section" not in str(routed(modules(), "steps"))
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from geartrain.nodes.gradient import GradientSum
-from geartrain.nodes.loop.picking import may_pick, picked
+from geartrain.nodes.loop.picking import known_picks, may_pick, picked
 
 
 def test_a_function_that_picks_gives_its_arguments_and_their_gradients_back():
@@ -49,3 +49,35 @@ def test_what_computes_or_is_a_module_is_left_to_kernels():
     assert not may_pick(nn.Dropout(), True)
     assert not may_pick(lambda a: a, False)
     assert may_pick(lambda a: a, True)
+
+
+def test_what_a_function_picks_is_known_without_rows():
+    assert known_picks(nn.Identity()) == (0,)
+    assert known_picks(lambda h, x, scores: (h, x)) == (0, 1)
+    assert known_picks(lambda h, x, scores: scores) == (2,)
+    assert known_picks(lambda a, b: (b, a, b)) == (1, 0, 1)
+
+
+def test_what_may_do_more_is_not_called_to_find_out():
+    called = []
+
+    def tells(a, b):
+        called.append(1)
+        return a
+
+    outer = torch.ones(1)
+    hooked = nn.Identity()
+    hooked.register_forward_hook(lambda *args: None)
+    for function in (
+        *(tells, hooked, nn.Dropout(), torch.relu),
+        lambda a, b: a + b,
+        lambda a, b: (a, outer),
+        lambda a, b: (a, None),
+        lambda a, b: (a, (b,)),
+        lambda a, b=None: a,
+        lambda *rows: rows,
+        lambda a, *, b: a,
+        lambda: (),
+    ):
+        assert known_picks(function) is None, function
+    assert not called

@@ -277,7 +277,7 @@ def test_a_whole_loop_is_drawn_with_the_worker_of_its_node(tmp_path):
     (started, *_) = read_json_log(tmp_path / "metrics.jsonl")
     doing = {o["name"]: o["nodes"] for o in started["outline"]["operators"]}
     assert doing["cell"] == doing["cell: again"] == ["cell: loop"]
-    assert doing["loss"] == doing["readout"] == ["readout"]
+    assert doing["loss"] == doing["readout"] == ["cell: loop"]  # it reaches to the loss
     assert "cell on worker 0" in write_report(tmp_path).read_text()
 
 

@@ -86,6 +86,7 @@ class Order:
     jitter: float = 0.0
     max_active: int = 16
     max_rows: int = 4096
+    reach: bool = True
 
     def make_runtime(self) -> AbstractRuntime:
         if self.runtime == "threads":
@@ -115,6 +116,7 @@ class Order:
             ramp=AT_ONCE,
             max_rows=self.max_rows,
             policy=self.make_policy,
+            reach=self.reach,
         )
 
 
@@ -128,6 +130,7 @@ ORDERS = (
     Order(workers=3, jitter=0.9, seed=2, policy="random"),
     Order(workers=4, jitter=0.5, seed=3, policy="backward", max_rows=5),
     Order("threads", 1),
+    Order(reach=False, max_rows=5),
     Order("threads", 2, "random", 4),
     Order("threads", 4, "backward", max_active=50, max_rows=7),
     Order("processes", 2, "random", 5, max_active=7),
@@ -148,6 +151,7 @@ def orders(draw: st.DrawFn) -> Order:
         draw(st.sampled_from((0.0, 0.3, 0.9))),
         draw(st.integers(1, 50)),
         draw(st.sampled_from((1, 2, 3, 5, 17, 4096))),
+        draw(st.booleans()),
     )
 
 

@@ -175,6 +175,8 @@ class Engine:
             return f"'{min(placed)}' of it is placed by its name"
         parts = {names[name] for name in inside if name in names}
         mine = [self.parts[name] for name in parts & set(self.parts)]
+        if region.made_of and not self._may_reach(mine):
+            return "what is beside it is to be by itself"
         if any(part.trigger.unit == "messages" for part in mine):
             return "its parts count messages"
         if not region.said:  # updates would end, and windows open, with whole instances
@@ -189,6 +191,11 @@ class Engine:
             if region.run != "whole" or len(homes - {None}) > 1:
                 return "its parts may live on several workers"
         return None
+
+    def _may_reach(self, parts: Sequence[AbstractPart]) -> bool:
+        """Whether loops may run together with what is beside them, and with these parts."""
+        counts = all(part.trigger.unit in ("instances", None) for part in parts)
+        return self.settings.reach and counts and all(part.wants_graph is None for part in parts)
 
     def _owners(
         self, through: Through, part: str | None, parts: Mapping[str, PartState]
@@ -302,6 +309,8 @@ class Engine:
         for node in nodes:
             if isinstance(node, (LossNode, ReadoutNode)):
                 found[node.id] = node.objective
+            elif isinstance(node, LoopNode):
+                found |= {each.place.id: each for each in node.objectives}
             elif isinstance(node, OutputNode):
                 found[node.id] = node
         return found

@@ -18,7 +18,7 @@ import numpy as np
 
 from geartrain.errors import EndlessLoopError
 from geartrain.frames.message import Forward, IntArray
-from geartrain.graph.loops import back_ports
+from geartrain.graph.cycles import back_ports
 from geartrain.graph.operator import Port
 from geartrain.graph.wiring import Wiring
 

@@ -33,6 +33,9 @@ class Settings:
         device: Where the rows of instances are fed; None: where they are, or on the host if all
             modules are there.
         max_rounds: How often rows of one instance may go round loops, as ``Rounds`` counts.
+        reach: Whether loops and sections that run whole do so together with all that is near them,
+            up to the losses, where it lives on one worker; else each operator beside them is a
+            node, which is measured, placed and traced by itself.
     """
 
     max_active: int = 64
@@ -45,6 +48,7 @@ class Settings:
     meter: AbstractMeter | None = None
     device: torch.device | None = None
     max_rounds: int | None = None
+    reach: bool = True
 
     def __post_init__(self) -> None:
         if self.max_active < 1 or self.max_rows < 1:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from geartrain.graph.blueprint import AbstractGraph
 from geartrain.graph.fusion import fused
-from geartrain.graph.loops import find_regions, readers_of
+from geartrain.graph.loops import find_regions, reaching, readers_of
 from geartrain.graph.operator import AbstractOperator
 from geartrain.graph.through import Through
 
@@ -86,7 +86,8 @@ def _regions(
         return []
     names = {o.id: o.name for o in operators}
     lines = []
-    for region in find_regions(operators, readers_of(operators), graph.run, endings):
+    regions = find_regions(operators, readers_of(operators), graph.run, endings)
+    for region in regions:
         inside = ", ".join(names[number] for number in sorted(region.operators))
         how = "runs whole" if region.whole else f"runs by steps, as {region.reason}"
         if region.whole and not region.said:
@@ -95,6 +96,13 @@ def _regions(
             how += f", payload decides ({', '.join(names[k] for k in region.deciding)})"
         kind = "loop" if region.loops else "section"
         lines.append(f"  {kind} '{region.name.removesuffix(' section')}' {how}: {inside}")
+    for reach in reaching(regions, operators, readers_of(operators)):
+        more = reach.operators.difference(*(r.operators for r in reach.made_of))
+        whose = " and ".join(f"'{r.name.removesuffix(' section')}'" for r in reach.made_of)
+        told = ", ".join(names[number] for number in sorted(more))
+        together = " together" if len(reach.made_of) > 1 else ""
+        takes = f"runs{together} with {told}" if told else f"runs{together}"
+        lines.append(f"  on one worker, with updates of instances, {whose} {takes}")
     return lines
 
 

@@ -14,7 +14,8 @@ from typing import final
 from geartrain.errors import GraphError
 from geartrain.frames.frame import Schema
 from geartrain.frames.precision import Precision
-from geartrain.graph.loops import Region, back_ports
+from geartrain.graph.cycles import back_ports
+from geartrain.graph.loops import Region
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Made, Port, Spec
 from geartrain.graph.operators import (
@@ -23,6 +24,7 @@ from geartrain.graph.operators import (
     Flatmapping,
     Grouping,
     Joining,
+    Losing,
     Moving,
     Routing,
     Splitting,
@@ -35,7 +37,9 @@ from geartrain.nodes.group import Group
 from geartrain.nodes.join import JoinNode
 from geartrain.nodes.kernel import AbstractKernel
 from geartrain.nodes.loop.door import LoopDoor
+from geartrain.nodes.loop.judging import Judged
 from geartrain.nodes.loop.node import LoopNode
+from geartrain.nodes.loop.picking import known_picks
 from geartrain.nodes.loop.plan import (
     AbstractStage,
     CallStage,
@@ -56,6 +60,7 @@ from geartrain.nodes.loop.values import (
     Detached,
     Grouped,
     Parted,
+    Picked,
     SideBySide,
     SomeColumns,
     Stored,
@@ -88,6 +93,11 @@ class Looping(AbstractOperator):
         return [o for o in self.members if isinstance(o, Through)]
 
     @property
+    def losses(self) -> list[int]:
+        """Numbers of the losses in it."""
+        return [o.id for o in self.members if isinstance(o, Losing)]
+
+    @property
     def memories(self) -> list[int]:
         """Numbers of the operators that hold what is read in it."""
         return [memory.id for memory in memories_of(self.members, self.region)]
@@ -117,6 +127,7 @@ def make_loop(
     throughs: Mapping[int, tuple[Through, AbstractWeights | None]],
     precision: Precision,
     held: Mapping[int, Held],
+    losses: Mapping[int, int],
 ) -> tuple[LoopDoor, LoopNode]:
     """Fresh nodes.
 
@@ -127,8 +138,9 @@ def make_loop(
         throughs: By number of the operator, with a copy's own function, and its weights.
         precision: Of the rows.
         held: By number of the operator that holds it, each memory that is read in the loop.
+        losses: By number of the operator, the number that each loss in it has among nodes.
     """
-    return _Builder(looping, place, readers, throughs, precision, held).nodes(door_place)
+    return _Builder(looping, place, readers, throughs, precision, held, losses).nodes(door_place)
 
 
 @final
@@ -141,8 +153,10 @@ class _Builder:
         throughs: Mapping[int, tuple[Through, AbstractWeights | None]],
         precision: Precision,
         held: Mapping[int, Held],
+        losses: Mapping[int, int],
     ) -> None:
-        self._held = held
+        self._held, self._losses = held, losses
+        self._judged: list[Judged] = []
         self._region = looping.region
         self._members = {o.id: o for o in looping.members}
         self._place, self._readers = place, readers
@@ -190,7 +204,7 @@ class _Builder:
             assert isinstance(value, Stored)
             entries.append(LoopEntry(value, self._stages[reader], into))
         stages = [*self._stages.values(), *between, *exits]
-        planner = Planner(entries, stages, len(exits), self._count)
+        planner = Planner(entries, stages, len(exits), len(self._judged), self._count)
         inputs = region.inputs if region.counted else None
         door = LoopDoor(door_place, inputs, len(entries), leaving)
         for name in inputs or ():
@@ -205,6 +219,7 @@ class _Builder:
             ahead=not region.deciding,
             gathers=any(isinstance(o, Grouping | Joining) for o in self._members.values()),
             tapes=not any(isinstance(o, Grouping | Ungrouping) for o in self._members.values()),
+            losses=self._judged,
         )
         door.beside = node.id
         return door, node
@@ -262,9 +277,11 @@ class _Builder:
         """Make the value of what alone makes a stream's rows, if it computes nothing."""
         for operator in self._members.values():
             for port in range(operator.ways):
-                if self._root(("out", operator.id, port)) == root and isinstance(
+                virtual = isinstance(
                     operator, Grouping | Joining | Splitting | Detaching | Ungrouping
-                ):
+                )
+                virtual = virtual or self._picks(operator) is not None
+                if virtual and self._root(("out", operator.id, port)) == root:
                     found = self._virtual(operator, port)
                     self._made[root] = found
                     return found
@@ -285,6 +302,8 @@ class _Builder:
             found = SomeColumns(number, sources[0], operator.sizes, port)
         elif isinstance(operator, Ungrouping):
             found = Parted(number, sources[0])
+        elif (picks := self._picks(operator)) is not None:
+            found = Picked(number, sources[0], picks)
         else:
             found = Detached(number, sources[0])
         self._own[key] = found
@@ -292,10 +311,28 @@ class _Builder:
 
     # Stages.
 
+    def _picks(self, operator: AbstractOperator) -> Sequence[int] | None:
+        """The tensors of its rows that a module gives, where it does nothing else."""
+        if not isinstance(operator, Through) or operator.memory is not None:
+            return None
+        through, weights = self._throughs[operator.id]
+        call = through.call
+        if weights is not None or call.read or call.inside or call.pool:
+            return None
+        picks = known_picks(call.function)
+        if picks is None or call.take is None:
+            return picks
+        return [call.take[j] for j in picks]
+
     def _stage(self, operator: AbstractOperator) -> AbstractStage:
         place = replace(self._place, name=operator.name + self._copy)
         if isinstance(operator, Through):
             return self._call(operator, place)
+        if isinstance(operator, Losing):
+            place = replace(place, id=self._losses[operator.id])
+            source = self._value(("in", operator.id, 0))
+            self._judged.append(Judged(operator.objective(place), source))
+            return ExitStage(len(self._judged) - 1, judged=True)
         if isinstance(operator, Copying):
             return PassStage(operator.ways)
         if isinstance(operator, Splitting | Detaching):
@@ -329,7 +366,10 @@ class _Builder:
             return None
         return self._value(("in", operator.id, 0))
 
-    def _call(self, operator: Through, place: Place) -> CallStage:
+    def _call(self, operator: Through, place: Place) -> AbstractStage:
+        if self._picks(operator) is not None:
+            self._virtual(operator, 0)
+            return PassStage(1)
         through, weights = self._throughs[operator.id]
         reads, choice = None, None
         kernel: AbstractKernel | AbstractMemoryKernel

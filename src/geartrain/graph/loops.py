@@ -4,6 +4,8 @@
     enter ─► a loop: a ``Region`` with the reason why it cannot run whole, or none
     the others ─► those that lead into one another, as far as they can run whole ─► a section, if
     rows part or meet in it
+    both, where all of it lives on one worker ─► with what is before, between and behind them, the
+    losses too: one firing from the inputs to the gradients
 
 A loop may run whole where every module in it takes rows that may come back apart, and the number of
 rows that an instance sends in is known when it enters. Where control flow looks at columns alone it
@@ -12,7 +14,7 @@ is planned before anything is computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +23,7 @@ from typing import Any, Final, Literal, TypeAlias, final
 
 import numpy as np
 
+from geartrain.graph.cycles import reached
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input, Port
 from geartrain.graph.operators import (
@@ -68,6 +71,8 @@ class Region:
         reason: Why it cannot run whole; None: it can.
         loops: Whether rows go round in it; else it is a section.
         look: Finds those that decide.
+        made_of: The loops and sections that are in it, where it reaches further than these: what
+            runs whole in its place if it shall not.
     """
 
     name: str
@@ -81,6 +86,7 @@ class Region:
     counted: bool = True
     loops: bool = True
     look: Callable[[Region], list[int]] = field(default=lambda region: [], repr=False)
+    made_of: Sequence[Region] = ()
     _deciding: list[int] | None = None
 
     @property
@@ -147,6 +153,26 @@ def find_regions(
     if run != "steps":
         kept += known.sections([r.operators for r in kept], endings)
     return sorted(kept, key=lambda r: min(r.operators))
+
+
+def reaching(
+    regions: Sequence[Region],
+    operators: Sequence[AbstractOperator],
+    readers: Mapping[Port, Port],
+    apart: Collection[str] = (),
+) -> list[Region]:
+    """Those that run whole, with all that is near them and can, up to the losses.
+
+    Args:
+        regions: Of the graph.
+        operators, readers: As for ``find_regions``.
+        apart: Names of losses that are nodes of their own.
+
+    Returns:
+        Those that reach further than the regions that they are ``made_of``; they overlap with
+        nothing else.
+    """
+    return _Known(operators, readers, DEFAULT).reaching(regions, apart)
 
 
 def reads_payload(function: object) -> bool:
@@ -217,7 +243,7 @@ class _Known:
 
     def _loop_of(self, number: int) -> frozenset[int]:
         """Those that feed this one and are fed by it; none where it is on no cycle."""
-        return _reached(self._ahead.get(number, ()), self._ahead) & _reached(
+        return reached(self._ahead.get(number, ()), self._ahead) & reached(
             self._before.get(number, ()), self._before
         )
 
@@ -277,7 +303,7 @@ class _Known:
 
     def _closed(self, operators: frozenset[int]) -> frozenset[int]:
         """These, and those on a way from one of them to another."""
-        return operators | _reached(operators, self._ahead) & _reached(operators, self._before)
+        return operators | reached(operators, self._ahead) & reached(operators, self._before)
 
     def sections(self, loops: Sequence[frozenset[int]], endings: Collection[int]) -> list[Region]:
         """What may run whole outside the loops.
@@ -296,6 +322,53 @@ class _Known:
             for number in self._operators
             if number not in looped and number not in endings and self._may_be_inside(number)
         }
+        near = self._near(able, loops)
+        return [self._section(members) for members in near if self._parts_rows(members)]
+
+    def reaching(self, regions: Sequence[Region], apart: Collection[str]) -> list[Region]:
+        """Those that run whole, with all near them that can, up to the losses.
+
+        Args:
+            regions: Loops and sections.
+            apart: Names of losses that stay outside.
+        """
+        stuck = {number for r in regions if not r.whole for number in r.operators}
+        able = {number for r in regions if r.whole for number in r.operators}
+        for number, operator in self._operators.items():
+            ends = isinstance(operator, Losing) and not operator.alone
+            if self._may_be_inside(number) or (ends and operator.name not in apart):
+                able.add(number)
+        found: list[Region] = []
+        for members in self._near(able - stuck, [r.operators for r in regions if r.loops]):
+            inner = [r for r in regions if r.whole and r.operators <= members]
+            if not inner or members == inner[0].operators:
+                continue
+            first = min(inner, key=lambda r: (not r.loops, min(r.operators)))
+            run = next(run for run in _STRONGEST if any(r.run == run for r in inner))
+            region = Region(first.name, run, members, made_of=inner, look=self.deciding)
+            region.said, region.loops = any(r.said for r in inner), any(r.loops for r in inner)
+            if self._admitted(region).whole and not any(self._loses(r, region) for r in inner):
+                found.append(region)
+        return found
+
+    def _loses(self, inner: Region, region: Region) -> bool:
+        """Whether a loop or section runs worse with what is around it: it is planned before it is
+        computed, and that is not; or goes back by one graph of autograd's, which that cannot."""
+        if region.deciding and not inner.deciding:
+            return True
+        return self._may_tape(inner) and not self._may_tape(region)
+
+    def _may_tape(self, region: Region) -> bool:
+        """Whether autograd may follow it, and modules in it want that."""
+        inside = [self._operators[number] for number in region.operators]
+        if any(isinstance(o, Grouping | Ungrouping) for o in inside):
+            return False
+        return any(isinstance(o, Through) and (o.call.inside or o.memory) for o in inside)
+
+    def _near(
+        self, able: Collection[int], loops: Sequence[frozenset[int]]
+    ) -> Iterator[frozenset[int]]:
+        """Those that are able, of one depth, that lead into one another."""
         edges = [(a, b) for a, ahead in self._ahead.items() for b in ahead]
         depth = self._depths(edges, able, loops)
         near: dict[int, set[int]] = {number: set() for number in able}
@@ -303,15 +376,12 @@ class _Known:
             if a in able and b in able and depth[a] == depth[b]:
                 near[a].add(b)
                 near[b].add(a)
-        found: list[Region] = []
         seen: set[int] = set()
         for number in sorted(able):
             if number not in seen:
-                members = _reached([number], near)
+                members = reached([number], near)
                 seen |= members
-                if self._parts_rows(members):
-                    found.append(self._section(members))
-        return found
+                yield members
 
     def _depths(
         self,
@@ -349,7 +419,10 @@ class _Known:
 
     def _section(self, members: frozenset[int]) -> Region:
         name = f"{self._operators[min(members)].name} section"
-        region = Region(name, self._run, members, loops=False, look=self.deciding)
+        return self._admitted(Region(name, self._run, members, loops=False, look=self.deciding))
+
+    def _admitted(self, region: Region) -> Region:
+        """It, when it is known which rows enter, or why it cannot run whole."""
         self._find_ports(region)
         gathering = self._gathering(region)
         bundled = any(self._bundled(*port, frozenset()) for port in self._sources(region))
@@ -374,7 +447,7 @@ class _Known:
     def _with(self, number: int, region: frozenset[int]) -> frozenset[int]:
         """A region with one more operator, its loop, and what is between."""
         more = {number} | self._loop_of(number)
-        between = _reached(more, self._ahead) & _reached(region, self._before)
+        between = reached(more, self._ahead) & reached(region, self._before)
         return region | more | between
 
     def _find_ports(self, region: Region) -> None:
@@ -500,43 +573,6 @@ class _Known:
         return total
 
 
-def back_ports(readers: Mapping[Port, Port], first: Sequence[int] = ()) -> set[Port]:
-    """Output ports without which the graph would have no cycle: those that lead back.
-
-    Args:
-        readers: Output port to the input port that it leads to.
-        first: Where rows come in, if all are on cycles. What is found depends on it: seen from
-            there, ways that part and meet again are beside one another.
-    """
-    ahead: dict[int, list[Port]] = {}
-    for port in readers:
-        ahead.setdefault(port[0], []).append(port)
-    found: set[Port] = set()
-    done: set[int] = set()
-    entered = {reader for reader, _ in readers.values()}
-    starts = [*(number for number in ahead if number not in entered), *first, *ahead]
-    for start in starts:
-        if start in done:
-            continue
-        path = {start}
-        stack = [(start, iter(ahead.get(start, ())))]
-        while stack:
-            number, ports = stack[-1]
-            for port in ports:
-                reader = readers[port][0]
-                if reader in path:
-                    found.add(port)
-                elif reader not in done:
-                    path.add(reader)
-                    stack.append((reader, iter(ahead.get(reader, ()))))
-                    break
-            else:
-                stack.pop()
-                path.discard(number)
-                done.add(number)
-    return found
-
-
 def _deciding(operator: AbstractOperator) -> list[object]:
     """The functions by which an operator decides which way rows go, and how many."""
     if isinstance(operator, Routing):
@@ -561,12 +597,3 @@ def _overlap(one: Region, other: Region) -> bool:
 def _add(total: _Count, more: _Count) -> None:
     for key, n in more.items():
         total[key] = total.get(key, 0) + n
-
-
-def _reached(starts: Collection[int], ahead: Mapping[int, set[int]]) -> frozenset[int]:
-    seen, stack = set(starts), list(starts)
-    while stack:
-        for reader in ahead.get(stack.pop(), set()) - seen:
-            seen.add(reader)
-            stack.append(reader)
-    return frozenset(seen)

@@ -15,7 +15,7 @@ from geartrain.graph.admission import Admission
 from geartrain.graph.blueprint import AbstractGraph
 from geartrain.graph.fusion import fused
 from geartrain.graph.looping import Looping, door_name, make_loop, memories_of
-from geartrain.graph.loops import Refusal, Region, find_regions, readers_of
+from geartrain.graph.loops import Refusal, Region, find_regions, reaching, readers_of
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input, Port
 from geartrain.graph.operators import Copying
@@ -116,6 +116,10 @@ def wire(
     endings = fused(operators, apart)
     regions = find_regions(operators, readers, graph.run, endings)
     loops = _whole_loops(regions, operators, owned, how_many, spread, by_steps)
+    for reach in reaching(regions, operators, readers, apart):
+        if set(map(id, reach.made_of)) <= set(map(id, loops)):
+            more = _whole_loops([reach], operators, owned, how_many, spread, by_steps)
+            loops = [r for r in loops if not more or r not in reach.made_of] + more
     copies: dict[int, tuple[int, ...]] = {}
     operator_of: dict[int, int] = {}
     next_number = len(operators) + 2 * len(loops) + 1
@@ -193,7 +197,9 @@ def wire(
                 throughs,
                 precision,
                 {number: held[number, k] for number in looping.memories},
+                {loss: next_number + j for j, loss in enumerate(looping.losses)},
             )
+            next_number += len(looping.losses)
             for number in looping.memories:
                 together[number, k].append(here)
             nodes[entrance], nodes[here] = made_door, made_loop
@@ -246,7 +252,7 @@ def _whole_loops(
             region.reason = by_steps(region)
         if region.whole:
             found.append(region)
-        elif region.run == "whole":
+        elif region.run == "whole" and not region.made_of:
             raise GraphError(
                 f"'{region.name}' is to run whole, but {region.reason}; give run='auto' or 'steps'"
             )

@@ -107,8 +107,9 @@ class MeasuredChoice(AbstractChoice):
 
     @property
     def apart(self) -> bool:
-        if not self.decided:
-            return not self._done.firings
+        if not self.decided:  # as it was in another fit, if there was one
+            chosen = self._experience.chosen
+            return chosen == "derived" if chosen is not None else not self._done.firings
         return (self._first if self._derived is None else self._derived).apart
 
     @property

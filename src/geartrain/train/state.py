@@ -157,10 +157,12 @@ class State:
 
     def _made(self) -> Engine:
         measures = self.choice is not None and self.choice.plan is None
+        # What each operator costs is asked for, and what several workers would have.
+        settings = replace(self.settings, reach=False) if measures else self.settings
         engine = Engine(
             self.graph,
             self.parts,
-            self.settings,
+            settings,
             self.runtime.workers,
             {} if measures else self.placement,  # it may name more workers than there are
             self.costs,

@@ -44,6 +44,7 @@ from geartrain.nodes.inside import Inside, look_inside
 from geartrain.nodes.kernel import AbstractKernel, AbstractKernels
 from geartrain.nodes.loop.answers import answer_entry, tell
 from geartrain.nodes.loop.door import Came, LoopDoor
+from geartrain.nodes.loop.judging import Judged, judge
 from geartrain.nodes.loop.order import longest_first
 from geartrain.nodes.loop.picking import may_pick, picked
 from geartrain.nodes.loop.plan import (
@@ -52,7 +53,7 @@ from geartrain.nodes.loop.plan import (
     JointCall,
     LoopPlan,
     Planner,
-    RowNumbers,
+    joined,
 )
 from geartrain.nodes.loop.stories import blame, story_of
 from geartrain.nodes.loop.tape import Taping
@@ -75,6 +76,7 @@ from geartrain.nodes.loop.updates import (
     updates_of,
 )
 from geartrain.nodes.loop.values import AbstractValue
+from geartrain.nodes.loss import Objective
 from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.remembering import Remembering, RememberingRead
@@ -94,6 +96,7 @@ class LoopNode(AbstractNode):
         gathers: Whether groups or joins in it bring rows of many calls together, so that these are
             best in one buffer.
         tapes: Whether autograd can follow all that is between its modules.
+        losses: Those in it.
     """
 
     def __init__(
@@ -108,8 +111,12 @@ class LoopNode(AbstractNode):
         ahead: bool = True,
         gathers: bool = True,
         tapes: bool = False,
+        losses: Sequence[Judged] = (),
     ) -> None:
         super().__init__(place)
+        self._losses = losses
+        if losses:
+            self.loss_name = "', '".join(each.objective.name for each in losses)
         self._ahead = ahead
         self._tensors = FiringTensors if ahead and gathers else TapeTensors
         self._door, self.planner, self._inner = door, planner, inner
@@ -137,6 +144,11 @@ class LoopNode(AbstractNode):
     @property
     def part_names(self) -> tuple[str, ...]:
         return tuple(self._weights)
+
+    @property
+    def objectives(self) -> list[Objective]:
+        """What its losses compute."""
+        return [each.objective for each in self._losses]
 
     @property
     def bundled(self) -> bool:
@@ -199,7 +211,9 @@ class LoopNode(AbstractNode):
             if self._ahead:
                 self.planner.finish(plan)
                 if turn.tape is not None:
-                    came = longest_first(plan, came, self._entries, self._exits, turn.local)
+                    ends = [each.source for each in self._losses]
+                    own = turn.local
+                    came = longest_first(plan, came, self._entries, self._exits, ends, own)
                     turn.entered = _entered_by(came)
                 self._enter(turn, came)
                 for number, called in enumerate(plan.calls):
@@ -213,6 +227,7 @@ class LoopNode(AbstractNode):
             await_rows(turn)
             if train:
                 self._note(turn)
+            judge(turn, self._losses, train=train)
             self._leave(turn, emission)
         quiet = np.flatnonzero(turn.pending == 0)
         if quiet.size and train:
@@ -332,9 +347,13 @@ class LoopNode(AbstractNode):
     def _inputs(self, inner: Inner, number: int, called: Called, held: AbstractTensors) -> Payload:
         """The arguments of a call."""
         rows, lengths = called.rows, called.lengths
-        payload = inner.source.gather(held, rows.numbers)
-        inner.width = len(payload)
-        inputs = tuple(payload[j] for j in inner.call.taken(len(payload)))
+        source, take = inner.source, inner.call.take
+        if take is None:
+            inputs = source.gather(held, rows.numbers)
+            inner.width = len(inputs)
+        else:
+            inputs = source.gather_some(held, rows.numbers, take)
+            inner.width = source.width(held)
         inputs += tuple(read_columns(inner.call, inner.place, rows.state, lengths, None))
         dry_run = self._dry_runs[number]
         if dry_run is not None:
@@ -431,10 +450,7 @@ class LoopNode(AbstractNode):
         for k, came in enumerate(turn.plan.exits):
             if not came:
                 continue
-            rows = came[0]
-            if len(came) > 1:
-                state = np.concatenate([r.state for r in came], axis=1)
-                rows = RowNumbers(join_arrays([r.numbers for r in came]), state)
+            rows = joined(came)
             value, held = self._exits[k], turn.held
             lengths = value.lengths(turn.plan.numbers, rows.numbers)
             stored = held.whole(value.number) if lengths is None else None
@@ -626,6 +642,8 @@ class LoopNode(AbstractNode):
 
     def check_empty(self) -> None:
         self._instances.check_empty()
+        for each in self._losses:
+            each.objective.sums.check_finite()
 
     def story(self) -> list[str]:
         n = self._instances.waiting

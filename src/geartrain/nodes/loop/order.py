@@ -23,6 +23,7 @@ def longest_first(
     came: Sequence[Came],
     entries: Sequence[AbstractValue],
     exits: Sequence[AbstractValue],
+    losses: Sequence[AbstractValue],
     local: IntArray,
 ) -> Sequence[Came]:
     """Put the rows of each call in the order of how long their instances go round.
@@ -30,7 +31,7 @@ def longest_first(
     Args:
         plan: Is ready, and nothing has been computed; its rows are given other numbers.
         came: The rows that enter.
-        entries, exits: What they hold, and those that leave.
+        entries, exits, losses: What they hold, and those that leave or come to a loss.
         local: Slot to its place among the instances.
 
     Returns:
@@ -61,7 +62,8 @@ def longest_first(
             called.lengths = called.lengths[order]
         plan.numbers.permute(into, first, order)
         renumbered[into][first + order] = np.arange(first, first + order.size)
-    for value, left in zip(exits, plan.exits, strict=True):
+    ends = [*zip(exits, plan.exits, strict=True), *zip(losses, plan.judged, strict=True)]
+    for value, left in ends:
         number = _stored(value).number
         left[:] = [RowNumbers(renumbered[number][r.numbers], r.state) for r in left]
     return entered

@@ -6,8 +6,10 @@ if a kernel runs it. What it returns is what it was given, which is seen where i
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable
-from typing import Any, final
+from types import FunctionType
+from typing import Any, Final, final
 
 from torch import Tensor, nn
 
@@ -16,6 +18,35 @@ from geartrain.frames.message import Gradient, IntArray, Payload
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractKernel
+
+_LOADS: Final = frozenset(("RESUME", "NOP", "CACHE", "BUILD_TUPLE", "RETURN_VALUE"))
+
+
+def known_picks(function: Callable[..., Any]) -> tuple[int, ...] | None:
+    """Which of its arguments a function returns, where that can be seen without rows.
+
+    ``nn.Identity``, and functions that are written as nothing else: they are read, and what could
+    do more is not called.
+
+    Returns:
+        For each output the argument; None: it does more, or it cannot be seen.
+    """
+    if type(function) is nn.Identity:
+        hooks = function._forward_hooks, function._forward_pre_hooks, function._backward_hooks
+        return None if any(hooks) else (0,)
+    if not isinstance(function, FunctionType):
+        return None
+    code = function.__code__
+    plain = not (code.co_flags & 0x2C or code.co_kwonlyargcount or function.__defaults__)
+    names = [each.opname for each in dis.get_instructions(code)]
+    if not plain or any(n not in _LOADS and not n.startswith("LOAD_FAST") for n in names):
+        return None
+    arguments = [object() for _ in range(code.co_argcount)]
+    found = function(*arguments)
+    outputs = found if isinstance(found, tuple) else (found,)
+    which = {id(x): j for j, x in enumerate(arguments)}
+    found = tuple(which.get(id(x), -1) for x in outputs)
+    return found if found and -1 not in found else None
 
 
 def may_pick(function: Callable[..., Any], weightless: bool) -> bool:

@@ -60,6 +60,14 @@ class RowNumbers:
         return self.numbers.size
 
 
+def joined(came: Sequence[RowNumbers]) -> RowNumbers:
+    """Rows one after the other, of at least one."""
+    if len(came) == 1:
+        return came[0]
+    numbers = np.concatenate([r.numbers for r in came])
+    return RowNumbers(numbers, np.concatenate([r.state for r in came], axis=1))
+
+
 @final
 @dataclass(slots=True, eq=False)
 class Called:
@@ -118,6 +126,7 @@ class LoopPlan:
         numbers: Of the rows of all values.
         calls: In the order in which they run.
         exits: By exit, the rows that leave there, in the order of the calls.
+        judged: By loss, the rows that come to it, as for ``exits``.
         entered: By entry, the first row that has entered there.
         look: Gives rows of a value, for functions that read them; None: there are none yet.
         run: Runs a call as soon as it is found; None: they run when the plan is ready.
@@ -127,6 +136,7 @@ class LoopPlan:
     entered: list[int] = field(default_factory=list)
     calls: list[Called] = field(default_factory=list)
     exits: list[list[RowNumbers]] = field(default_factory=list)
+    judged: list[list[RowNumbers]] = field(default_factory=list)
     look: Look | None = None
     run: Callable[[int, Called], None] | None = None
 
@@ -161,10 +171,7 @@ class AbstractStage(ABC):
     def take(self, port: int) -> RowNumbers:
         """All that waits at a port."""
         came, self.waiting[port] = self.waiting[port], []
-        if len(came) == 1:
-            return came[0]
-        numbers = np.concatenate([r.numbers for r in came])
-        return RowNumbers(numbers, np.concatenate([r.state for r in came], axis=1))
+        return joined(came)
 
     def story(self) -> list[str]:
         """Who waits for what, a line each."""
@@ -355,20 +362,21 @@ class StoreStage(AbstractStage):
 
 @final
 class ExitStage(AbstractStage):
-    """Rows leave the loop.
+    """Rows leave the loop, or come to a loss in it.
 
     Args:
-        number: Among the exits.
+        number: Among the exits, or the losses.
+        judged: Whether it is a loss.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, *, judged: bool = False) -> None:
         super().__init__()
-        self.number = number
+        self.number, self._judged = number, judged
 
     def apply(
         self, port: int, rows: RowNumbers, plan: LoopPlan
     ) -> Iterator[tuple[int, RowNumbers]]:
-        plan.exits[self.number].append(rows)
+        (plan.judged if self._judged else plan.exits)[self.number].append(rows)
         return iter(())
 
 
@@ -407,8 +415,7 @@ class Planner:
     Args:
         entries: Where rows enter.
         stages: All; those of an order in which rows that do not go round pass.
-        exits: How many.
-        values: How many.
+        exits, losses, values: How many.
 
     Attributes:
         watch: Refuses endless loops.
@@ -416,9 +423,14 @@ class Planner:
     """
 
     def __init__(
-        self, entries: Sequence[LoopEntry], stages: Sequence[AbstractStage], exits: int, values: int
+        self,
+        entries: Sequence[LoopEntry],
+        stages: Sequence[AbstractStage],
+        exits: int,
+        losses: int,
+        values: int,
     ) -> None:
-        self._entries, self._exits, self._values = entries, exits, values
+        self._entries, self._exits, self._losses, self._values = entries, exits, losses, values
         self._calls = [s for s in stages if isinstance(s, CallStage)]
         self._others = [s for s in stages if not isinstance(s, CallStage)]
         self._later = {id(call): _reached_from(call) for call in self._calls}
@@ -434,7 +446,9 @@ class Planner:
             entering: By entry, the columns of the rows that come in there, maybe none, and the
                 lengths of the bundles that they are.
         """
-        plan = LoopPlan(Numbers(self._values), exits=[[] for _ in range(self._exits)])
+        plan = LoopPlan(Numbers(self._values))
+        plan.exits = [[] for _ in range(self._exits)]
+        plan.judged = [[] for _ in range(self._losses)]
         for entry, (state, lengths) in zip(self._entries, entering, strict=True):
             plan.entered.append(plan.numbers.counts[entry.into.number])
             numbers = plan.numbers.more(entry.into.number, state.shape[1], lengths)

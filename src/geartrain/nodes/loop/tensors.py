@@ -54,8 +54,13 @@ class AbstractTensors(ABC):
         """
 
     @abstractmethod
-    def gather(self, number: int, rows: IntArray) -> Payload:
-        """What these rows of a stored value hold; nobody may write to it."""
+    def gather(self, number: int, rows: IntArray, which: Sequence[int] | None = None) -> Payload:
+        """What these rows of a stored value hold, or these tensors of it; nobody may write to
+        it."""
+
+    @abstractmethod
+    def width(self, number: int) -> int:
+        """Tensors of the payload of a stored value that has been put."""
 
     @abstractmethod
     def scatter(self, number: int, rows: IntArray, gradient: Gradient, at: IntArray | None) -> None:
@@ -123,8 +128,13 @@ class FiringTensors(AbstractTensors):
         _require_alike(name, columns, found)
         write(found, first, columns, rows)
 
-    def gather(self, number: int, rows: IntArray) -> Payload:
+    def width(self, number: int) -> int:
+        return len(self._values[number])
+
+    def gather(self, number: int, rows: IntArray, which: Sequence[int] | None = None) -> Payload:
         values, at = self._values[number], self.numbers.at(number, rows)
+        if which is not None:
+            values = [values[j] for j in which]
         if not at.size:
             return tuple(x[:0] for x in values)
         first = consecutive(at)
@@ -208,6 +218,11 @@ class _Pieces:
             self.given[k][j] = before + g
             self.owned.add((k, j))
 
+    def some(self, k: int, which: Sequence[int] | None) -> list[Tensor]:
+        """Columns of a piece, or these of them."""
+        columns = self.columns[k]
+        return columns if which is None else [columns[j] for j in which]
+
     def span(self, k: int) -> slice:
         """Where a piece lies among all."""
         return slice(self.starts[k], self.starts[k + 1])
@@ -281,18 +296,21 @@ class TapeTensors(AbstractTensors):
         pieces.columns.append(mine)
         pieces.given.append([None] * len(mine))
 
-    def gather(self, number: int, rows: IntArray) -> Payload:
+    def width(self, number: int) -> int:
+        return len(self._pieces[number].floating)
+
+    def gather(self, number: int, rows: IntArray, which: Sequence[int] | None = None) -> Payload:
         pieces, rows = self._pieces[number], self.numbers.at(number, rows)
         n = rows.size
         if not n:
-            return tuple(x[:0] for x in pieces.columns[0])
+            return tuple(x[:0] for x in pieces.some(0, which))
         starts, first = pieces.starts, consecutive(rows)
         low = first if first >= 0 else int(rows.min())
         high = first + n - 1 if first >= 0 else int(rows.max())
         k = pieces.at(low)
         begin, end = starts[k], starts[k + 1]
         if high < end:
-            columns = pieces.columns[k]
+            columns = pieces.some(k, which)
             if first < 0 and torch.is_grad_enabled():
                 return _selected(columns, rows - begin)
             if first < 0:
@@ -300,24 +318,15 @@ class TapeTensors(AbstractTensors):
             if n == end - begin:
                 return tuple(columns)
             return tuple(x[first - begin : first - begin + n] for x in columns)
-        if first >= 0 and starts[(last := pieces.at(high)) + 1] == first + n and first == begin:
-            some = pieces.columns[k : last + 1]
+        last = pieces.at(high)
+        some = [pieces.some(each, which) for each in range(k, last + 1)]
+        if first >= 0 and starts[last + 1] == first + n and first == begin:
             return tuple(torch.cat(each) for each in zip(*some, strict=True))
-        some = pieces.columns[k : pieces.at(high) + 1]
         grad = torch.is_grad_enabled()
         if grad or sum([x.nbytes for columns in some for x in columns]) < len(some) * _JOINED:
             whole = [torch.cat(each) for each in zip(*some, strict=True)]
             return _selected(whole, rows - begin) if grad else take(whole, rows - begin)
-        which = np.searchsorted(np.asarray(starts), rows, "right") - 1
-        out = [x.new_empty((n, *x.shape[1:])) for x in pieces.columns[0]]
-        moves = Moves()
-        for k in distinct(which).tolist():
-            here = np.flatnonzero(which == k)
-            source_rows = rows[here] - starts[k]
-            for target, source in zip(out, pieces.columns[k], strict=True):
-                moves.add(target, here, source, source_rows)
-        moves.run()
-        return tuple(out)
+        return _from_pieces(some, np.asarray(starts[k : last + 1]), rows)
 
     def scatter(self, number: int, rows: IntArray, gradient: Gradient, at: IntArray | None) -> None:
         pieces = self._pieces[number]
@@ -506,3 +515,17 @@ def _require_alike(name: str, columns: Sequence[Tensor], found: Sequence[Tensor]
 
 def _shapes(payload: Sequence[Tensor]) -> str:
     return ", ".join(f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape[1:])}" for x in payload)
+
+
+def _from_pieces(pieces: Sequence[Sequence[Tensor]], starts: IntArray, rows: IntArray) -> Payload:
+    """Rows of large pieces, which begin at these."""
+    which = np.searchsorted(starts, rows, "right") - 1
+    out = [x.new_empty((rows.size, *x.shape[1:])) for x in pieces[0]]
+    moves = Moves()
+    for k in distinct(which).tolist():
+        here = np.flatnonzero(which == k)
+        source_rows = rows[here] - starts[k]
+        for target, source in zip(out, pieces[k], strict=True):
+            moves.add(target, here, source, source_rows)
+    moves.run()
+    return tuple(out)

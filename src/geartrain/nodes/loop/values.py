@@ -5,6 +5,7 @@
     Parted         a row of another value, of k parts, made k rows
     SideBySide     rows of several values side by side
     SomeColumns    some columns of another value
+    Picked         some tensors of another value
     Detached       another value whose gradient goes no further
 
 What bundles hold lies side by side in the rows of a buffer, from where a bundle begins.
@@ -45,6 +46,15 @@ class AbstractValue(ABC):
         """What these rows hold, ``(rows.size, ...)`` each, or ``(places, ...)`` of bundles; nobody
         may write to it."""
 
+    def gather_some(self, held: AbstractTensors, rows: IntArray, which: Sequence[int]) -> Payload:
+        """``gather`` of these tensors of the payload."""
+        payload = self.gather(held, rows)
+        return tuple([payload[j] for j in which])
+
+    @abstractmethod
+    def width(self, held: AbstractTensors) -> int:
+        """Tensors of the payload, of which a row has been made."""
+
     def lengths(self, numbers: Numbers, rows: IntArray) -> IntArray | None:
         """How many places each of these rows has, if they are bundles."""
         return None
@@ -83,6 +93,12 @@ class Stored(AbstractValue):
     def gather(self, held: AbstractTensors, rows: IntArray) -> Payload:
         return held.gather(self.number, rows)
 
+    def gather_some(self, held: AbstractTensors, rows: IntArray, which: Sequence[int]) -> Payload:
+        return held.gather(self.number, rows, which)
+
+    def width(self, held: AbstractTensors) -> int:
+        return held.width(self.number)
+
     def lengths(self, numbers: Numbers, rows: IntArray) -> IntArray | None:
         return numbers.lengths(self.number, rows)
 
@@ -112,6 +128,9 @@ class Grouped(AbstractValue):
             k = int(sizes[0])
             return tuple(x.reshape(n, k, *x.shape[1:]) for x in columns)
         return tuple(reduced(self.how, x, sizes) for x in columns)
+
+    def width(self, held: AbstractTensors) -> int:
+        return self.source.width(held)
 
     def scatter(
         self, held: AbstractTensors, rows: IntArray, gradient: Gradient, at: IntArray | None = None
@@ -157,6 +176,9 @@ class Parted(AbstractValue):
             return tuple(x.flatten(0, 1) for x in columns)
         flat = [x.flatten(0, 1).contiguous() for x in self.source.gather(held, whose)]
         return take(flat, np.arange(rows.size) * k + rows % k)
+
+    def width(self, held: AbstractTensors) -> int:
+        return self.source.width(held)
 
     def scatter(
         self, held: AbstractTensors, rows: IntArray, gradient: Gradient, at: IntArray | None = None
@@ -209,6 +231,9 @@ class SideBySide(AbstractValue):
         self._widths = [int(p[0].shape[-1]) if p[0].ndim > 1 else 1 for p in parts]
         return (torch.cat([p[0] for p in parts], -1),)
 
+    def width(self, held: AbstractTensors) -> int:
+        return sum([s.width(held) for s in self.sources]) if self.how == "tuple" else 1
+
     def scatter(
         self, held: AbstractTensors, rows: IntArray, gradient: Gradient, at: IntArray | None = None
     ) -> None:
@@ -246,6 +271,9 @@ class SomeColumns(AbstractValue):
         (x,) = self.source.gather(held, rows)
         return (x.narrow(-1, self._first, self._size).contiguous(),)
 
+    def width(self, held: AbstractTensors) -> int:
+        return 1
+
     def scatter(
         self, held: AbstractTensors, rows: IntArray, gradient: Gradient, at: IntArray | None = None
     ) -> None:
@@ -273,6 +301,9 @@ class Detached(AbstractValue):
     def lengths(self, numbers: Numbers, rows: IntArray) -> IntArray | None:
         return self.source.lengths(numbers, rows)
 
+    def width(self, held: AbstractTensors) -> int:
+        return self.source.width(held)
+
     def scatter(
         self, held: AbstractTensors, rows: IntArray, gradient: Gradient, at: IntArray | None = None
     ) -> None:
@@ -280,3 +311,47 @@ class Detached(AbstractValue):
 
     def reach(self, held: AbstractTensors, rows: IntArray, given: Sequence[bool | None]) -> None:
         """Nor here."""
+
+
+@final
+class Picked(AbstractValue):
+    """Some tensors of another value; its rows have the same numbers.
+
+    Args:
+        number: Among the values of the loop.
+        source: The other value.
+        which: For each tensor, the one of the source that it is.
+    """
+
+    def __init__(self, number: int, source: AbstractValue, which: Sequence[int]) -> None:
+        super().__init__(number)
+        self.source, self._which = source, which
+
+    def gather(self, held: AbstractTensors, rows: IntArray) -> Payload:
+        return self.source.gather_some(held, rows, self._which)
+
+    def gather_some(self, held: AbstractTensors, rows: IntArray, which: Sequence[int]) -> Payload:
+        return self.source.gather_some(held, rows, [self._which[j] for j in which])
+
+    def width(self, held: AbstractTensors) -> int:
+        return len(self._which)
+
+    def lengths(self, numbers: Numbers, rows: IntArray) -> IntArray | None:
+        return self.source.lengths(numbers, rows)
+
+    def scatter(
+        self, held: AbstractTensors, rows: IntArray, gradient: Gradient, at: IntArray | None = None
+    ) -> None:
+        found: list[torch.Tensor | None] = [None] * self.source.width(held)
+        for j, g in zip(self._which, gradient, strict=True):
+            before = found[j]
+            if g is not None:
+                found[j] = g if before is None else before + g
+        if any(g is not None for g in found):
+            self.source.scatter(held, rows, tuple(found), at)
+
+    def reach(self, held: AbstractTensors, rows: IntArray, given: Sequence[bool | None]) -> None:
+        found: list[bool | None] = [None] * self.source.width(held)
+        for j, each in zip(self._which, given, strict=True):
+            found[j] = bool(found[j] or each)
+        self.source.reach(held, rows, found)

@@ -1,0 +1,223 @@
+"""Loops and sections that run whole with all that is near them, from the inputs to the losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import geartrain as gt
+from geartrain.engine.engine import Engine
+from geartrain.engine.parts import make_parts
+from geartrain.engine.settings import Settings
+from geartrain.engine.worker import Firing
+from geartrain.errors import DataError, NonFiniteError
+from geartrain.nodes.loop.node import LoopNode
+from geartrain.nodes.node import AbstractNode
+from tests.rigs.passes import Order, Quiet, accumulate, assert_same_gradients, autograd, one_pass
+
+WIDTH, CLASSES = 4, 3
+
+
+def modules() -> dict[str, nn.Module]:
+    torch.manual_seed(0)
+    made: dict[str, nn.Module] = {name: nn.Linear(WIDTH, WIDTH) for name in ("first", "cell")}
+    made["readout"], made["side"] = nn.Linear(WIDTH, CLASSES), nn.Linear(WIDTH, 1)
+    return {name: module.double() for name, module in made.items()}
+
+
+def squared(x: Tensor) -> Tensor:
+    return x.square().sum(1)
+
+
+def told(h: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    return h, hidden
+
+
+def program(
+    made: dict[str, nn.Module],
+    *,
+    output: bool = False,
+    update: Callable[[nn.Module, str], Any] = lambda module, name: None,
+) -> gt.Graph:
+    """A cell that is run ``steps`` times; its state is judged twice, and picked apart between."""
+    graph = gt.Graph(value=("steps", "label", "weight"))
+    again = graph.loop(name="again")
+    x = graph.input("x", step=0)
+    again.join(x.through(made["first"], name="first", part=update(made["first"], "first")))
+    pair = again.through(made["cell"], name="cell").through(lambda h: (h, torch.tanh(h)), name="2")
+    hidden = pair.through(lambda h, hidden: hidden, name="hidden")
+    done, more = hidden.where(lambda m: m.step + 1 >= m.steps)
+    again.join(more.move(step=lambda m: m.step + 1))
+    scores = done.through(made["readout"], name="readout")
+    scores.loss(
+        gt.cross_entropy,
+        target="label",
+        weight="weight",
+        metrics={"accuracy": gt.Metric(gt.accuracy)},
+    )
+    side = done.through(made["side"], name="side").through(nn.Identity(), name="as it is")
+    side.loss(squared, name="size", label="size")
+    if output:
+        scores.output("scores")
+    return graph
+
+
+def points(n: int = 9, **changed: int) -> list[gt.Instance]:
+    torch.manual_seed(1)
+    found = []
+    for k in range(n):
+        value = {"steps": 1 + k % 4, "label": k % CLASSES, "weight": 1 + k % 2}
+        x = torch.randn(1, WIDTH, dtype=torch.float64)
+        found.append(gt.Instance({"x": x}, value=value | changed))
+    return found
+
+
+def plain(made: dict[str, nn.Module], data: list[gt.Instance]) -> Tensor:
+    total = torch.zeros((), dtype=torch.float64)
+    for instance in data:
+        h, value = made["first"](instance.inputs["x"]), instance.value
+        for _ in range(int(value["steps"])):
+            h = torch.tanh(made["cell"](h))
+        label = torch.tensor([int(value["label"])])
+        loss = nn.functional.cross_entropy(made["readout"](h), label) * int(value["weight"])
+        total = total + loss + squared(made["side"](h)).sum()
+    return total
+
+
+def nodes_of(graph: gt.Graph, **settings: Any) -> list[AbstractNode]:
+    workers, placement = settings.pop("workers", 1), settings.pop("placement", None)
+    rules = settings.pop("rules", gt.Rules(update_every=gt.Flush()))
+    parts = make_parts(graph, rules)
+    engine = Engine(graph, parts, Settings(**settings), workers, placement)
+    return list(engine.wiring.nodes.values())
+
+
+def names(graph: gt.Graph, **settings: Any) -> set[str]:
+    return {node.name for node in nodes_of(graph, **settings)}
+
+
+ALL = {"again", "again door"}
+
+
+@pytest.mark.parametrize("reach", [True, False])
+@pytest.mark.parametrize("most", [4096, 2])
+def test_gradients_losses_and_metrics_are_those_of_plain_torch(reach, most):
+    made, data = modules(), points()
+    want = plain(made, data)
+    graph = program(made)
+    assert (names(graph, reach=reach) == ALL) == reach
+    got = accumulate(graph, data, Order(reach=reach, max_rows=most))
+    total = sum(got.sums[name][0] for name in ("loss", "size"))
+    assert total == pytest.approx(want.item(), rel=1e-12)
+    assert got.sums["loss"][1] == got.sums["size"][1] == got.sums["accuracy"][1] == len(data)
+    assert_same_gradients(got.gradients, autograd(want, made))
+
+
+def test_instances_go_forward_and_back_in_one_firing():
+    fired: list[tuple[str, int, bool]] = []
+
+    class Seen(Quiet):
+        def fired(self, worker: int, firing: Firing, start_s: float, end_s: float) -> None:
+            fired.append((firing.node, firing.rows, firing.both))
+
+    graph, rules = program(modules()), gt.Rules(update_every=gt.Instances(3))
+    order = Order(max_active=3)
+    got = one_pass(graph, points(9), order, rules=rules, watch=Seen())
+    assert fired == [("again door", 3, False), ("again", 3, True)] * 3
+    assert {part.version for part in got.parts.values()} == {3}
+
+
+def test_what_is_collected_and_evaluated_is_the_same():
+    data, found = points(), []
+    for reach in (True, False):
+        made = modules()
+        got = one_pass(
+            program(made, output=True), data, Order(reach=reach), train=False, collect=True
+        )
+        (rows,) = [sorted_rows(got.collected["scores"])]
+        found.append((rows, got.sums))
+    for name, sums in found[0][1].items():
+        assert sums == pytest.approx(found[1][1][name])
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=0, atol=0)
+
+
+def sorted_rows(collected: Any) -> Tensor:
+    """Rows in the order of their instances."""
+    serials = torch.cat([torch.from_numpy(each) for each, *_ in collected])
+    rows = torch.cat([x for *_, (x,) in collected])
+    return rows[serials.argsort()]
+
+
+def test_an_output_beside_a_loss_is_answered_before_the_way_back():
+    made, data = modules(), points()
+    want = plain(made, data)
+    graph = program(made, output=True)
+    assert names(graph) == ALL | {"scores"}
+    got = accumulate(graph, data, Order(max_rows=2))
+    assert_same_gradients(got.gradients, autograd(want, made))
+
+
+def test_losses_stay_nodes_where_they_are_placed_or_judge_one_at_a_time():
+    made = modules()
+    assert "size" in names(program(made), placement={"size": 0})
+    graph = gt.Graph(value=("steps", "label", "weight"))
+    again = graph.loop(name="again")
+    again.join(graph.input("x", step=0).through(made["first"], name="first"))
+    done, more = again.through(made["cell"], name="cell").where(lambda m: m.step + 1 >= m.steps)
+    again.join(more.move(step=lambda m: m.step + 1))
+    done.loss(squared, alone=True)
+    assert names(graph) == ALL | {"loss"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"reach": False},
+        {"workers": 2},
+        {"rules": gt.Rules(update_every=3)},
+        {"rules": gt.Rules(update_every=gt.Rows(3))},
+        {"rules": gt.Rules(update_every=gt.Instances(3), window=8)},
+        {"placement": {"2": 0}},
+    ],
+)
+def test_each_operator_is_a_node_where_workers_or_parts_want_it(settings):
+    assert "readout" in names(program(modules()), **settings)
+
+
+def test_a_loop_by_steps_takes_nothing_with_it():
+    graph = program(modules())
+    graph.run = "steps"
+    assert not any(isinstance(node, LoopNode) for node in nodes_of(graph))
+
+
+def test_a_target_that_is_no_class_is_told_with_loss_and_instance():
+    data = [*points(3), *points(1, label=7), *points(2)]
+    with pytest.raises(DataError, match=r"'loss': instance 3 has target 7, .* 0..2"):
+        one_pass(program(modules()), data)
+
+
+def test_a_loss_that_is_not_finite_is_refused():
+    made = modules()
+    with torch.no_grad():
+        made["readout"].bias.fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match="'loss'"):
+        one_pass(program(made), points(3))
+
+
+def test_runs_with_and_without_have_the_same_weights():
+    found = []
+    for reach in (True, False):
+        made = modules()
+        rules = gt.Rules(update_every=gt.Instances(4), optimizer=lambda p: torch.optim.SGD(p, 0.1))
+        graph = program(made)
+        parts = make_parts(graph, rules)
+        order = Order(max_active=4, reach=reach)
+        for _ in range(3):
+            one_pass(graph, points(12), order, parts=parts)
+        found.append([p.detach().clone() for m in made.values() for p in m.parameters()])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
