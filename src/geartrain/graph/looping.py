@@ -162,6 +162,8 @@ class _Builder:
         self._place, self._readers = place, readers
         self._copy = place.name[len(looping.name) :]
         self._throughs, self._precision = throughs, precision
+        found = {o.id: self._picked(o) for o in looping.throughs}
+        self._picks = {number: picks for number, picks in found.items() if picks is not None}
         self._count = 0
         self._shared: dict[tuple[str, int, int], tuple[str, int, int]] = {}
         self._made: dict[tuple[str, int, int], AbstractValue] = {}
@@ -277,11 +279,10 @@ class _Builder:
         """Make the value of what alone makes a stream's rows, if it computes nothing."""
         for operator in self._members.values():
             for port in range(operator.ways):
-                virtual = isinstance(
-                    operator, Grouping | Joining | Splitting | Detaching | Ungrouping
-                )
-                virtual = virtual or self._picks(operator) is not None
-                if virtual and self._root(("out", operator.id, port)) == root:
+                if self._root(("out", operator.id, port)) == root and (
+                    isinstance(operator, Grouping | Joining | Splitting | Detaching | Ungrouping)
+                    or operator.id in self._picks
+                ):
                     found = self._virtual(operator, port)
                     self._made[root] = found
                     return found
@@ -302,8 +303,8 @@ class _Builder:
             found = SomeColumns(number, sources[0], operator.sizes, port)
         elif isinstance(operator, Ungrouping):
             found = Parted(number, sources[0])
-        elif (picks := self._picks(operator)) is not None:
-            found = Picked(number, sources[0], picks)
+        elif operator.id in self._picks:
+            found = Picked(number, sources[0], self._picks[operator.id])
         else:
             found = Detached(number, sources[0])
         self._own[key] = found
@@ -311,13 +312,13 @@ class _Builder:
 
     # Stages.
 
-    def _picks(self, operator: AbstractOperator) -> Sequence[int] | None:
+    def _picked(self, operator: Through) -> Sequence[int] | None:
         """The tensors of its rows that a module gives, where it does nothing else."""
-        if not isinstance(operator, Through) or operator.memory is not None:
-            return None
         through, weights = self._throughs[operator.id]
         call = through.call
-        if weights is not None or call.read or call.inside or call.pool:
+        if operator.memory is not None or weights is not None:
+            return None
+        if call.read or call.inside or call.pool:
             return None
         picks = known_picks(call.function)
         if picks is None or call.take is None:
@@ -367,7 +368,7 @@ class _Builder:
         return self._value(("in", operator.id, 0))
 
     def _call(self, operator: Through, place: Place) -> AbstractStage:
-        if self._picks(operator) is not None:
+        if operator.id in self._picks:
             self._virtual(operator, 0)
             return PassStage(1)
         through, weights = self._throughs[operator.id]

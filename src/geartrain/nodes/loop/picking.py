@@ -7,7 +7,7 @@ if a kernel runs it. What it returns is what it was given, which is seen where i
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, Final, final
 
@@ -99,9 +99,20 @@ class Picking(AbstractKernel):
     ) -> Gradient:
         if len(gradients) != len(self._which):
             raise ProtocolError(f"{len(gradients)} gradients of {len(self._which)} outputs came")
-        found: list[Tensor | None] = [None] * self._width
-        for j, g in zip(self._which, gradients, strict=True):
-            before = found[j]
-            if g is not None:
-                found[j] = g if before is None else before + g
-        return tuple(found)
+        return put_back(gradients, self._which, self._width)
+
+
+def put_back(gradients: Gradient, which: Sequence[int], width: int) -> Gradient:
+    """Gradients of what was picked as those of the ``width`` tensors that it was picked from.
+
+    Args:
+        gradients: As many as were picked.
+        which: For each of these, the tensor that it is.
+        width: Tensors.
+    """
+    found: list[Tensor | None] = [None] * width
+    for j, g in zip(which, gradients, strict=True):
+        before = found[j]
+        if g is not None:
+            found[j] = g if before is None else before + g
+    return tuple(found)

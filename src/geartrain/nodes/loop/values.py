@@ -27,6 +27,7 @@ from geartrain.errors import ProtocolError
 from geartrain.frames.message import Gradient, IntArray, Payload, distinct
 from geartrain.native.rows import add, take
 from geartrain.nodes.loop.numbers import Numbers
+from geartrain.nodes.loop.picking import put_back
 from geartrain.nodes.loop.tensors import AbstractTensors
 from geartrain.nodes.reductions import How, reduced, share_of_max, shared_out
 
@@ -342,13 +343,9 @@ class Picked(AbstractValue):
     def scatter(
         self, held: AbstractTensors, rows: IntArray, gradient: Gradient, at: IntArray | None = None
     ) -> None:
-        found: list[torch.Tensor | None] = [None] * self.source.width(held)
-        for j, g in zip(self._which, gradient, strict=True):
-            before = found[j]
-            if g is not None:
-                found[j] = g if before is None else before + g
+        found = put_back(gradient, self._which, self.source.width(held))
         if any(g is not None for g in found):
-            self.source.scatter(held, rows, tuple(found), at)
+            self.source.scatter(held, rows, found, at)
 
     def reach(self, held: AbstractTensors, rows: IntArray, given: Sequence[bool | None]) -> None:
         found: list[bool | None] = [None] * self.source.width(held)
