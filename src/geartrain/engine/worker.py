@@ -360,21 +360,13 @@ class WorkerState:
         except Exception as error:
             story = _story(node, port, batches, self._router)
             raise WorkerError(f"{type(error).__name__} in node {story}: {error}") from error
+        self._set_apart(firing)
         for delivery in out.deliveries:
-            home = self._home[delivery.node]
-            if home == self.index:
-                self.deliver(delivery)
-            else:
-                firing.elsewhere.append((home, delivery))
+            self.deliver(delivery)
         out.deliveries.clear()
 
-    def _carry_ahead(self, names: Sequence[str], firing: Firing) -> None:
-        """Others need not wait for a step of these parts; but where one may be held back, the
-        controller is to know of that before it hears of anything that follows."""
-        if self.ahead is None or any(
-            self.parts[name].rules.max_staleness is not None for name in names
-        ):
-            return
+    def _set_apart(self, firing: Firing) -> None:
+        """Take deliveries for other workers out of the outbox."""
         here: list[Delivery] = []
         for delivery in firing.outbox.deliveries:
             home = self._home[delivery.node]
@@ -383,6 +375,15 @@ class WorkerState:
             else:
                 firing.elsewhere.append((home, delivery))
         firing.outbox.deliveries[:] = here
+
+    def _carry_ahead(self, names: Sequence[str], firing: Firing) -> None:
+        """Others need not wait for a step of these parts; but where one may be held back, the
+        controller is to know of that before it hears of anything that follows."""
+        if self.ahead is None or any(
+            self.parts[name].rules.max_staleness is not None for name in names
+        ):
+            return
+        self._set_apart(firing)
         if firing.elsewhere or firing.outbox.answered:
             self.ahead(firing)
 
