@@ -71,6 +71,7 @@ class Costs:
             bytes_per_s=PAYLOAD * link.bits_per_s / 8,
             message_s=self.message_s,
             shared=True,
+            buffer_bytes=link.room,
             collective="star",
         )
 

@@ -14,15 +14,20 @@ FEW = ("--epochs", "1", "--option", "train_size=96", "--option", "valid_size=8",
 
 
 @pytest.mark.parametrize(
-    ("text", "latency", "bandwidth"),
-    [("50us,1.25GB", 50e-6, 1.25e9), ("0.001,1e6", 1e-3, 1e6), ("2ms,3MB/s", 2e-3, 3e6),
-     (None, 0.0, None)],
+    ("text", "latency", "bandwidth", "room"),
+    [("50us,1.25GB", 50e-6, 1.25e9, None), ("0.001,1e6", 1e-3, 1e6, None),
+     ("2ms,3MB/s", 2e-3, 3e6, None), ("10ms,12.5MB,256kB", 1e-2, 12.5e6, 256e3),
+     ("10ms,12.5MB/s,1e6", 1e-2, 12.5e6, 1e6), (None, 0.0, None, None)],
 )  # fmt: skip
-def test_links_are_read(text, latency, bandwidth):
-    assert parse_link(text) == (pytest.approx(latency), bandwidth)
+def test_links_are_read(text, latency, bandwidth, room):
+    assert parse_link(text) == (pytest.approx(latency), bandwidth, room)
 
 
-@pytest.mark.parametrize("text", ["50us", "fast,1GB", "1us,0GB", "1us,1e", "-1us,1GB", "1-2us,1GB"])
+@pytest.mark.parametrize(
+    "text",
+    ["50us", "fast,1GB", "1us,0GB", "1us,1e", "-1us,1GB", "1-2us,1GB", "1us,1GB,", "1us,1GB,0B",
+     "1us,1GB,2kB,3kB"],
+)  # fmt: skip
 def test_links_that_are_none_are_refused(text):
     with pytest.raises(ValueError, match="LATENCY,BANDWIDTH"):
         parse_link(text)

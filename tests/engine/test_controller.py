@@ -15,7 +15,8 @@ from geartrain.errors import ProtocolError
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.parts.rules import Rules
-from geartrain.sharing.neighbours import Neighbours, Replicas
+from geartrain.sharing.neighbours import Neighbours
+from geartrain.sharing.replicas import Replicas
 from tests.rigs.passes import AT_ONCE
 
 

@@ -17,7 +17,7 @@ import geartrain as gt
 from geartrain.engine.instrument import AbstractInstrument, Exchanged, Joined, Restored
 from geartrain.errors import WorkerDiedError
 from geartrain.runtime.processes.processes import Processes
-from geartrain.sharing.neighbours import Replicas
+from geartrain.sharing.replicas import Replicas
 from tests.rigs.left import living
 
 SLOW = pytest.mark.slow

@@ -20,7 +20,7 @@ def letter(sender: int, receiver: int, nbytes: int, hops: int = 1, collective: b
     )  # fmt: skip
 
 
-def links(**costs: float) -> Links:
+def links(**costs: float | None) -> Links:
     return Links(Costs(**costs), lambda seconds: seconds)
 
 
@@ -38,6 +38,42 @@ def test_what_a_host_sends_and_gets_shares_its_ways_out_and_in():
     assert here.batch(3, 2, 10, 1.5) == pytest.approx(5.0)  # on the way in, behind that
     assert here.letter(3, 4, letter(3, 4, 10), 2.5) == pytest.approx(4.5)  # disturbed by nobody
     assert here.carried == {(0, 2): (1, 10), (3, 2): (1, 10)}
+
+
+def test_what_finds_no_room_before_a_way_in_is_sent_again():
+    here = links(latency_s=1.0, bytes_per_s=10.0, shared=True, buffer_bytes=15, again_s=50.0)
+    came = [here.letter(k, 9, letter(k, 9, 10), 0.0) for k in range(1, 5)]
+    # 10 and 20 bytes wait behind the first: of the latter 5 are dropped, and of the next all 10.
+    assert came == pytest.approx([2.0, 3.0, 52.5, 53.5])
+    assert here.letter(5, 9, letter(5, 9, 10), 10.0) == pytest.approx(12.0)  # it has passed by
+    assert here.letter(5, 9, letter(5, 9, 900), 60.0) == pytest.approx(151.0)  # a host by itself
+
+
+def test_what_finds_no_room_before_a_way_out_is_sent_again():
+    here = links(latency_s=1.0, bytes_per_s=10.0, shared=True, buffer_bytes=15, again_s=50.0)
+    came = [here.letter(0, k, letter(0, k, 10), 0.0) for k in range(1, 6)]
+    # 20 bytes are before the third: of it 5 find room; of those behind it nothing.
+    assert came == pytest.approx([2.0, 3.0, 54.0, 55.0, 56.0])
+    assert here.letter(0, 9, letter(0, 9, 10), 10.0) == pytest.approx(12.0)
+
+
+def test_a_buffer_that_is_large_enough_changes_nothing():
+    came = []
+    for room in (30, None):
+        here = links(latency_s=1.0, bytes_per_s=10.0, shared=True, buffer_bytes=room)
+        came.append([here.letter(k, 9, letter(k, 9, 10), 0.0) for k in range(1, 5)])
+    assert came[0] == came[1] == pytest.approx([2.0, 3.0, 4.0, 5.0])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"buffer_bytes": 0, "shared": True}, "1 byte or more"),
+     ({"buffer_bytes": 9, "again_s": 0.0, "shared": True}, "more than 0 seconds"),
+     ({"buffer_bytes": 9}, "shared=True")],
+)  # fmt: skip
+def test_buffers_that_are_none_are_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        Costs(**given)
 
 
 def test_programs_on_one_host_are_a_message_apart():

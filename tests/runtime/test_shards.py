@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ import torch
 from geartrain.engine.router import Outbox
 from geartrain.errors import DataError
 from geartrain.frames.instance import Instance
-from geartrain.runtime.shards import PullFeeder, ShardFeeder
+from geartrain.runtime.shards import PullFeeder, ShardFeeder, sooner
 from geartrain.train.source import Source
 
 
@@ -20,9 +18,10 @@ class Doors:
 
     def __init__(self, copies: int, most: int = 1) -> None:
         self.copies, self.most = copies, most
-        self.active = Counter()
+        self.active = np.zeros(copies, np.int64)
         self.got: list[tuple[int, object]] = []
-        self.controller = self
+        self.controller = self.assignment = self
+        self.open = np.ones(copies, np.bool_)
         self.packer = self
         self.one_by_one = self.whole = False
 
@@ -137,6 +136,51 @@ def test_whoever_has_room_pulls_the_next():
     assert doors.got == [(0, 0), (1, 1), (1, 2), (1, 3), (0, 4)]
     assert positions == [2, 3] and feeder.taken == 5
     assert feeder.exhausted and feeder.source_ended
+
+
+def by_speed(n: int, left: int | None, speeds: tuple[int, ...]) -> tuple[list[int], int]:
+    """What copies of such speeds are given of n instances, two at a time; and when all is done."""
+    doors, feeder = (
+        Doors(len(speeds), most=2),
+        PullFeeder(iter(data(n)), [0] * len(speeds), left=left),
+    )
+    at = [0] * len(speeds)  # how much each has done of its first instance in flight
+    for now in range(1000):
+        while feeder.admit(doors) is not None:
+            pass
+        if feeder.source_ended and not doors.active.any():
+            return [sum(copy == k for copy, _ in doors.got) for k in range(len(speeds))], now
+        for k, speed in enumerate(speeds):
+            at[k] = at[k] + speed if doors.active[k] else 0
+            if at[k] >= 12:
+                at[k] = 0
+                doors.finish(k)
+    raise AssertionError(f"nothing moves any more: {doors.got}")
+
+
+def test_a_slow_copy_takes_no_last_one_that_others_are_through_with_sooner():
+    given, seconds = by_speed(36, 36, (4, 4, 4, 1))
+    late, longer = by_speed(36, None, (4, 4, 4, 1))  # nobody knows how many there are
+    assert sum(given) == sum(late) == 36
+    assert (given[3], late[3]) == (3, 4)
+    assert (seconds, longer) == (36, 48)
+
+
+@pytest.mark.parametrize("speeds", [(1,), (3, 3), (4, 3), (12, 1), (6, 4, 3, 2, 1), (4, 4, 4, 4)])
+@pytest.mark.parametrize("n", range(1, 30, 4))
+def test_whoever_is_put_off_all_are_taken_and_none_is_later_for_it(n, speeds):
+    given, seconds = by_speed(n, n, speeds)
+    _, before = by_speed(n, None, speeds)
+    assert sum(given) == n
+    assert seconds <= before + 12 // max(speeds)  # what one takes, of the quickest
+
+
+def test_a_copy_that_has_done_nothing_is_given_what_it_has_room_for():
+    nothing = np.zeros(2, np.int64)
+    assert sooner(0, 3, 2, nothing, np.array([5, 0])) == 2
+    assert sooner(0, 1, 9, np.array([1, 0]), np.array([5, 20])) == 1
+    assert sooner(0, 1, 8, np.array([1, 0]), np.array([5, 20])) == 1
+    assert sooner(0, 1, 7, np.array([1, 0]), np.array([5, 20])) == 0
 
 
 def test_copies_that_go_together_begin_anew_together_and_an_absent_one_is_not_waited_for():

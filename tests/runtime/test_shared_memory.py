@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from geartrain.runtime.processes.locks import RegionLock
-from geartrain.runtime.processes.memory import SharedRegion, SharedTensors, dumps, loads
+from geartrain.runtime.processes.memory import Apart, SharedRegion, SharedTensors, dumps, loads
 from tests.rigs.left import open_files
 
 
@@ -77,6 +77,26 @@ def test_a_write_to_one_tensor_is_no_write_to_its_neighbour():
 def shared_with_another(shared: SharedTensors):
     """The regions as another process has them."""
     return {k: SharedRegion(os.dup(r.fd), r.size) for k, r in shared.regions.items()}
+
+
+def test_what_goes_apart_is_written_once_and_each_gets_its_own():
+    torch.manual_seed(0)
+    one, two = nn.Linear(3, 4), nn.Linear(4, 5)
+    turned = one.weight.detach().T  # of the same memory
+    apart = Apart([*one.parameters(), *two.parameters(), torch.zeros(0)])
+    common = dumps([one, two, turned, one.weight], SharedTensors(), apart)
+    here, there, same, first = loads(common, {}, apart.content([*one.parameters(), one.bias]))
+    assert here.weight.equal(one.weight) and here.bias.equal(one.bias) and first is here.weight
+    with torch.no_grad():
+        here.weight[1, 2] = 7.0  # it may be written to, and is no memory of ours
+    assert same[2, 1] == 7.0 and one.weight[1, 2] != 7.0
+    assert here.weight.data_ptr() % 64 == 0 and isinstance(here.weight, nn.Parameter)
+    assert there.weight.shape == two.weight.shape and not there.weight.any()
+    assert there.weight.untyped_storage().nbytes() == 4
+    other = loads(common, {}, apart.content(two.parameters()))
+    assert other[1].weight.equal(two.weight) and not other[0].weight.any()
+    nobody = loads(common, {})
+    assert not any(p.any() for p in (*nobody[0].parameters(), *nobody[1].parameters()))
 
 
 def test_a_lock_of_a_region_keeps_other_processes_out_and_is_free_when_its_holder_is_killed():

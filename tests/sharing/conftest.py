@@ -19,7 +19,8 @@ from geartrain.sharing.endpoint import Endpoint
 from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.letters import Letter
 from geartrain.sharing.member import Member
-from geartrain.sharing.neighbours import Neighbours, Replicas
+from geartrain.sharing.neighbours import Neighbours
+from geartrain.sharing.replicas import Replicas
 
 SIZE = 3
 SGD = partial(torch.optim.SGD, lr=0.1)

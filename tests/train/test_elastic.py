@@ -18,7 +18,8 @@ from geartrain.errors import StuckError
 from geartrain.runtime.simulated import Costs, Die, Join, Leave, Simulated
 from geartrain.sharing.exchanges.nearest import NearestNeighbours
 from geartrain.sharing.mixing import check_doubly_stochastic
-from geartrain.sharing.neighbours import Neighbours, Replicas
+from geartrain.sharing.neighbours import Neighbours
+from geartrain.sharing.replicas import Replicas
 from geartrain.sharing.topology import check_connected
 from tests.rigs.products import halved
 

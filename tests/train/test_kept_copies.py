@@ -12,7 +12,7 @@ from torch import nn
 
 import geartrain as gt
 from geartrain.parts.part import PartState
-from geartrain.sharing.neighbours import Replicas
+from geartrain.sharing.replicas import Replicas
 from tests.rigs.products import halved
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.5)

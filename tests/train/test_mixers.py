@@ -28,7 +28,8 @@ from geartrain.sharing.exchanges.gossip import DecentralizedSGD, PairAverage
 from geartrain.sharing.exchanges.periodic import DiLoCo, PeriodicAverage
 from geartrain.sharing.exchanges.pushsum import PushSum
 from geartrain.sharing.mixing import metropolis
-from geartrain.sharing.neighbours import EXCHANGES, Neighbours, Replicas
+from geartrain.sharing.neighbours import EXCHANGES, Neighbours
+from geartrain.sharing.replicas import Replicas
 from geartrain.sharing.topology import Ring
 from geartrain.train.session import Session
 from tests.rigs.products import halved, in_pairs

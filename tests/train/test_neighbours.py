@@ -27,7 +27,8 @@ from geartrain.sharing.exchanges.allreduce import AllReduce
 from geartrain.sharing.exchanges.nearest import NearestNeighbours
 from geartrain.sharing.letters import Inbox, Letter
 from geartrain.sharing.member import Member
-from geartrain.sharing.neighbours import Neighbours, Replicas
+from geartrain.sharing.neighbours import Neighbours
+from geartrain.sharing.replicas import Replicas
 from geartrain.train.session import Session
 from tests.rigs.products import in_pairs
 from tests.rigs.sessions import session_of

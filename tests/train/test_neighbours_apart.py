@@ -22,7 +22,8 @@ from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.exchanges.nearest import NearestNeighbours
 from geartrain.sharing.letters import SHARE, Letter, Tensors
 from geartrain.sharing.member import Member
-from geartrain.sharing.neighbours import Neighbours, Replicas
+from geartrain.sharing.neighbours import Neighbours
+from geartrain.sharing.replicas import Replicas
 from geartrain.train.session import Session
 from tests.rigs.left import living
 from tests.rigs.passes import hosts

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Final, final
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, final
 
 from geartrain.engine.instrument import AbstractInstrument, Exchanged
 from geartrain.recipes.recipe import meant
+from geartrain.runtime.simulated import Costs
 from geartrain.sharing.neighbours import EXCHANGES
 
 _SECONDS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "": 1.0}
@@ -18,6 +20,8 @@ _SLOWEST: Final = 1e-6
 _FASTEST: Final = 1e6
 _LONGEST_S: Final = 1e6
 _BYTES: Final = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
+_NUMBER: Final = r"([\d.e+]+)([kMG])?"
+_LINK: Final = re.compile(rf"([\d.e+-]+)(s|ms|us|ns)?,{_NUMBER}(?:B(?:/s)?)?(?:,{_NUMBER}B?)?")
 
 
 def require_mixer(name: str) -> str:
@@ -51,26 +55,46 @@ def parse_speeds(text: str | None, workers: int) -> tuple[float, ...]:
     return tuple(speeds[k % len(speeds)] for k in range(workers))
 
 
-def parse_link(text: str | None) -> tuple[float, float | None]:
-    """Latency in seconds and bytes a second from ``50us,1.25GB``; None: no latency, no bound.
+class ImaginedLink(NamedTuple):
+    """What a host is connected by.
+
+    Args:
+        latency_s: One way.
+        bytes_per_s: Each way; None: no bound.
+        buffer_bytes: What may wait before its way out, and its way in; None: all finds room.
+    """
+
+    latency_s: float = 0.0
+    bytes_per_s: float | None = None
+    buffer_bytes: float | None = None
+
+    def on(self, costs: Costs) -> Costs:
+        """The same costs, over such links."""
+        return replace(costs, **self._asdict())
+
+
+def parse_link(text: str | None) -> ImaginedLink:
+    """A link from ``50us,1.25GB`` or ``50us,1.25GB,256kB``; None: no latency, no bound.
 
     Raises:
         ValueError: It is not of this form.
     """
     if text is None:
-        return 0.0, None
-    found = re.fullmatch(r"([\d.e+-]+)(s|ms|us|ns)?,([\d.e+]+)([kMG])?(?:B(?:/s)?)?", text.strip())
+        return ImaginedLink()
+    found = _LINK.fullmatch(text.strip())
     try:
         if found is not None:
             latency = float(found[1]) * _SECONDS[found[2] or ""]
             bandwidth = float(found[3]) * _BYTES[found[4] or ""]
-            if 0 <= latency <= _LONGEST_S and 0 < bandwidth < math.inf:
-                return latency, bandwidth
+            room = None if found[5] is None else float(found[5]) * _BYTES[found[6] or ""]
+            bounded = 0 <= latency <= _LONGEST_S and 0 < bandwidth < math.inf
+            if bounded and (room is None or 1 <= room < math.inf):
+                return ImaginedLink(latency, bandwidth, room)
     except ValueError:
         pass
     raise ValueError(
-        f"--link {text[:80]}: write LATENCY,BANDWIDTH as seconds and bytes a second, such as "
-        "50us,1.25GB or 0.0001,1e9"
+        f"--link {text[:80]}: write LATENCY,BANDWIDTH or LATENCY,BANDWIDTH,BUFFER as seconds, "
+        "bytes a second and bytes, such as 50us,1.25GB or 0.0001,1e9 or 10ms,12.5MB,256kB"
     )
 
 

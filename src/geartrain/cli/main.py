@@ -109,7 +109,9 @@ SpeedsOption = Annotated[
 ]
 LinkOption = Annotated[
     str | None,
-    typer.Option(metavar="LATENCY,BANDWIDTH", help="Simulated links, such as 50us,1.25GB."),
+    typer.Option(
+        metavar="LATENCY,BANDWIDTH[,BUFFER]", help="Simulated links, such as 50us,1.25GB."
+    ),
 ]
 DEVICE = "cpu|cuda|cuda:N"
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)]
@@ -320,7 +322,7 @@ def simulate(
     link: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="LATENCY,BANDWIDTH",
+            metavar="LATENCY,BANDWIDTH[,BUFFER]",
             help="Simulated links, such as 50us,1.25GB; with --hosts it may be repeated.",
         ),
     ] = None,

@@ -124,8 +124,9 @@ class RunSettings:
         if self.runtime == "simulated":
             # One kernel thread: sums are then added in the same order on every machine.
             torch.set_num_threads(1)
-            latency_s, bytes_per_s = parse_link(self.link)
-            costs = Costs(latency_s=latency_s, bytes_per_s=bytes_per_s)
+            link = parse_link(self.link)
+            # Without a buffer each two workers have a link of their own.
+            costs = link.on(Costs(shared=link.buffer_bytes is not None))
             if self.costs is not None:
                 nodes = {name: (float(a), float(b)) for name, (a, b) in self.costs.items()}
                 costs = replace(costs, nodes=nodes, backward=0.0)

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from geartrain.bounds import MOST_WORKERS
-from geartrain.cli.copies import parse_link
+from geartrain.cli.copies import ImaginedLink, parse_link
 from geartrain.cli.exits import preparing
 from geartrain.cli.settings import RunSettings, new_settings
 from geartrain.cli.train import Watching, make_session, train
@@ -92,7 +92,7 @@ class Asked:
 
     Args:
         hosts: Numbers of hosts, as text.
-        links: Each as ``LATENCY,BANDWIDTH``; none: links without latency and bounds.
+        links: Each as ``LATENCY,BANDWIDTH[,BUFFER]``; none: links without latency and bounds.
         recording: The folder of a run whose costs are taken, or None.
         instances: Of an epoch, for each host; None: as some updates want.
     """
@@ -126,7 +126,7 @@ def foresee(
         common = {**given, "runtime": "simulated", "options": recipe.parse_options(option_texts)}
         common |= {"workers": 1, "replicas": None, "topology": None, "link": None, "until": None}
         numbers = parse_hosts(asked.hosts)
-        links = [(text, parse_link(text)) for text in asked.links] or [("none", (0.0, None))]
+        links = [(text, parse_link(text)) for text in asked.links] or [("none", ImaginedLink())]
         alone = new_settings(recipe, {**common, "mixer": None})
         nodes = _costs(recipe, alone, data, asked.recording)
         ways = _ways(given, recipe)
@@ -137,18 +137,12 @@ def foresee(
             for hosts in numbers
         ]
     found: list[dict[str, Any]] = []
-    for text, (latency_s, bytes_per_s), way, settings in plans:
-        costs = Costs(
-            nodes=nodes,
-            backward=0.0,
-            latency_s=latency_s,
-            bytes_per_s=bytes_per_s,
-            shared=True,  # a host has one way out and one way in
-            collective="star",  # as runtimes of hosts do it
-        )
+    for text, link, way, settings in plans:
+        # A host has one way out and one way in; a mean is made as runtimes of hosts do it.
+        costs = link.on(Costs(nodes=nodes, backward=0.0, shared=True, collective="star"))
         with preparing():
             each = _foreseen(recipe, settings, data, asked.instances, costs)
-        told = {"link": text, "latency_s": latency_s, "bytes_per_s": bytes_per_s, "as": way}
+        told = {"link": text, **link._asdict(), "as": way}
         found.append({**told, **each.to_json()})
         print(f"{text}, {way}, {each.hosts} hosts: done", file=sys.stderr)
     _show(found, to_stderr=as_json)

@@ -7,10 +7,16 @@
 Either way what leaves first arrives first, and what is large is on its link for its bytes / the
 bandwidth. With shared ways a batch is on both at once where nothing waits, as packets are, so alone
 it takes that time once, and a latency.
+
+    ══►  [ buffer ] ─► line ─► [ buffer ] ─►      what finds no room is dropped, and sent again
+
+Before the way out and the way in there may be a buffer, as a router has: what is on its way to one
+host finds no room there if too much of others is before it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Protocol, final
@@ -29,6 +35,10 @@ class Quality(Protocol):
     def message_s(self) -> float: ...
     @property
     def shared(self) -> bool: ...
+    @property
+    def buffer_bytes(self) -> float | None: ...
+    @property
+    def again_s(self) -> float: ...
     @property
     def collective(self) -> str: ...
 
@@ -57,6 +67,7 @@ class Links:
         self._letters_came: dict[tuple[int, int], float] = {}
         self._out: dict[int, float] = {}  # when the way out of a host is free, and the way into it
         self._into: dict[int, float] = {}
+        self._again: dict[int, float] = {}  # when what a host sends, or gets, again is all there
         self.carried: dict[tuple[int, int], tuple[int, int]] = {}
         """Messages and bytes by sender and receiver."""
 
@@ -111,10 +122,24 @@ class Links:
 
     def _shared(self, sender: int, receiver: int, wire: float, latency: float, now: float) -> float:
         """By the one way out of a host and the one way into another."""
-        self._out[sender] = left = max(now, self._out.get(sender, 0.0)) + wire
-        into = max(left + latency, self._into.get(receiver, 0.0) + wire)
-        self._into[receiver] = into
-        return into
+        costs = self._costs
+        room = math.inf  # of a buffer, in seconds of the line
+        if costs.buffer_bytes is not None and costs.bytes_per_s is not None:
+            room = costs.buffer_bytes / costs.bytes_per_s
+        begins = max(now, self._out.get(sender, 0.0))
+        dropped = min(wire, max(0.0, begins - now - room))
+        self._out[sender] = left = begins + wire - dropped
+        comes = left + latency
+        into = max(comes, self._into.get(receiver, 0.0) + wire - dropped)
+        late = min(wire - dropped, max(0.0, into - comes - room))
+        self._into[receiver] = into - late
+        if not (dropped or late):
+            return into
+        # Then all of it is there when what is sent again is; that waits for its like alone.
+        link = sender if dropped else receiver
+        again = max(comes + costs.again_s, self._again.get(link, 0.0))
+        self._again[link] = again = again + dropped + late
+        return again
 
     def carry(self, link: tuple[int, int], nbytes: int) -> None:
         """Count what went by a link."""

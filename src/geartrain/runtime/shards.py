@@ -7,6 +7,9 @@
 A copy that is through with its shard begins it anew, and waits for none; where copies go in rounds
 none is ahead of the others, so it begins anew when all are through. The pass is over when as many
 instances were taken, by all together, as the data have.
+
+Of the last ones that are pulled a slow copy takes none that others will be through with sooner, or
+all would wait for it at the end.
 """
 
 from __future__ import annotations
@@ -15,10 +18,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeAlias, final
 
+import numpy as np
+
 from geartrain.engine.controller import ControllerState
 from geartrain.engine.engine import Engine
 from geartrain.engine.router import Outbox
 from geartrain.frames.instance import Instance
+from geartrain.frames.message import IntArray
 from geartrain.frames.packed import Packed
 from geartrain.frames.packer import Packer
 from geartrain.runtime.base import AbstractFeeder, Feeder, OnBadInstance
@@ -168,8 +174,9 @@ class PullFeeder(AbstractFeeder):
 
     Args:
         instances: In their order.
-        on_bad, limit: As for ``Feeder``.
         positions: How many each copy has taken before; counted on here.
+        on_bad, limit: As for ``Feeder``.
+        left: How many there are; None: nobody knows.
     """
 
     def __init__(
@@ -178,8 +185,11 @@ class PullFeeder(AbstractFeeder):
         positions: list[int],
         on_bad: OnBadInstance = "raise",
         limit: int | None = None,
+        left: int | None = None,
     ) -> None:
         self._feeder, self._positions = Feeder(instances, on_bad, limit), positions
+        self._left = limit if left is None else left if limit is None else min(left, limit)
+        self._given = np.zeros(len(positions), np.int64)  # to each copy, here
         self._turn = 0  # the copy that is fed
 
     def close(self) -> None:
@@ -199,15 +209,52 @@ class PullFeeder(AbstractFeeder):
             if not feeder.begun:  # else a minibatch was begun and data did not answer
                 self._count()
                 self._turn = k
-            door = CopyDoor(controller, k, controller.want_of(k), whole=controller.whole)
+            door = CopyDoor(controller, k, self._wanted(k, controller), whole=controller.whole)
             out = feeder.feed(door)
             self._count()
             if out is not None:
                 return out
         return None
 
+    def _wanted(self, k: int, controller: ControllerState) -> int:
+        """How many a copy may have now: none that others will be through with sooner."""
+        wanted = controller.want_of(k)
+        left = 0 if self._left is None else self._left - self.taken
+        if not wanted or left <= 0 or controller.whole:
+            return wanted
+        active = controller.assignment.active
+        done = np.maximum(self._given - active, 0) * controller.assignment.open
+        if not done[k] or left * done[k] > (active[k] + wanted) * done.sum():
+            return wanted  # nothing is known of it, or there is enough for all
+        return sooner(k, wanted, left, active, done)
+
     def _count(self) -> None:
         feeder = self._feeder
-        self._positions[self._turn] += feeder.taken - self.taken
+        taken = feeder.taken - self.taken
+        self._positions[self._turn] += taken
+        self._given[self._turn] += taken
         self.taken, self.skipped = feeder.taken, feeder.skipped
         self.exhausted, self.source_ended = feeder.exhausted, feeder.source_ended
+
+
+def sooner(k: int, wanted: int, left: int, active: IntArray, done: IntArray) -> int:
+    """How many of the last instances a copy is to take, by the pace of all so far.
+
+    By the time that it will be through with one, others may be with all that are left. The pace so
+    far is not known to a tenth; and the quickest of all is never put off for good.
+
+    Args:
+        k: The copy, which has done some.
+        wanted: How many it has room for.
+        left: How many there are, 1 or more.
+        active: int64 ``(copies,)``, how many are in flight at each.
+        done: int64 ``(copies,)``, how many each has done in the same time; 0: it does not count.
+    """
+    mine, most = int(done[k]), min(wanted, left)
+    for n in range(most):
+        ahead = 9 * (int(active[k]) + n + 1) * done - 10 * mine * active
+        others = np.maximum(0, ahead // (10 * mine))
+        others[k] = 0
+        if left - n <= int(others.sum()):
+            return n
+    return most

@@ -53,6 +53,10 @@ class Costs:
         message_s: What a batch or a letter takes besides, between any two programs.
         shared: Whether a worker is a host with one way out and one way in, which all that it sends,
             and all that is sent to it, share; else each two have a link of their own.
+        buffer_bytes: What may wait before a host's way out, and before its way in, where ways are
+            ``shared``: of what is sent while more of others waits, the rest is dropped, and sent
+            again. None: all finds room, as in front of a card that holds programs back.
+        again_s: Until then; a kernel that hears nothing waits so long, Linux 200 ms at least.
         collective: How copies make a mean of all: ``ring``, as libraries of collectives do, or
             ``star``, as workers of this library that are processes do: all send theirs to the
             first, which sends the mean to each.
@@ -64,7 +68,7 @@ class Costs:
     bytes of all copies pass by its middle.
 
     Raises:
-        ValueError: ``collective`` is neither.
+        ValueError: ``collective`` is neither; a buffer has no byte, or ways are not shared.
     """
 
     firing_s: float = 100e-6
@@ -77,11 +81,25 @@ class Costs:
     letter_byte_s: float = 0.0
     message_s: float = 0.0
     shared: bool = False
+    buffer_bytes: float | None = None
+    again_s: float = 0.2
     collective: Literal["ring", "star"] = "ring"
 
     def __post_init__(self) -> None:
         if self.collective not in ("ring", "star"):
             raise ValueError(f"Costs(collective={self.collective!r}): give 'ring' or 'star'")
+        if self.buffer_bytes is None:
+            return
+        if self.buffer_bytes < 1 or not self.again_s > 0:
+            raise ValueError(
+                f"Costs(buffer_bytes={self.buffer_bytes}, again_s={self.again_s}): give 1 byte or "
+                "more, and more than 0 seconds"
+            )
+        if not self.shared:
+            raise ValueError(
+                f"Costs(buffer_bytes={self.buffer_bytes}): it is before a host's ways out and in, "
+                "which all that it sends and gets shares; give shared=True, too"
+            )
 
     def firing(self, firing: Firing) -> float:
         name = _COPY.sub("", firing.node)

@@ -69,7 +69,9 @@ class Feed:
         if sharing.shards is None:
             return Feeder(self._instances, self._on_bad, limit)
         if sharing.shards == "pull":
-            return PullFeeder(self._instances, sharing.positions, self._on_bad, limit)
+            length = self._source.length
+            left = None if length is None else length - taken
+            return PullFeeder(self._instances, sharing.positions, self._on_bad, limit, left)
         n, total = sharing.copies, len(self._source)
         left = total - taken
         return ShardFeeder(

@@ -4,7 +4,8 @@
 
 ``forecast`` trains any session for an epoch on imagined hosts, a worker each. ``pipeline`` does it
 for a chain of equal parts that does no mathematics, only takes as long, and sends as much, as one
-says: for what is not there to be run. Links are as in ``Costs``: they lose nothing.
+says: for what is not there to be run. Links are as in ``Costs``: they lose nothing but what a
+buffer has no room for, if one is named.
 """
 
 from __future__ import annotations
@@ -176,8 +177,8 @@ def pipeline(
         parts: How many.
         forward_s, backward_s: Of a part, for a minibatch (of a synchronous schedule: a microbatch).
         nbytes: Of it between two parts, each way.
-        links: Latency, bandwidth, ``message_s``, ``shared`` and ``collective``; the rest is not
-            looked at.
+        links: Latency, bandwidth, ``message_s``, ``shared``, ``collective`` and buffers; the rest
+            is not looked at.
         in_flight: Minibatches at a time; of a synchronous schedule the microbatches of a step,
             after which all wait until it is through.
         synchronous: Whether they wait.
@@ -264,5 +265,6 @@ def _idle(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def _links(links: Costs) -> dict[str, Any]:
-    names = ("latency_s", "bytes_per_s", "message_s", "shared", "collective")
+    times = ("latency_s", "bytes_per_s", "message_s", "again_s")
+    names = (*times, "shared", "buffer_bytes", "collective")
     return {name: getattr(links, name) for name in names}

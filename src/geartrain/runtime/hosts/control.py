@@ -116,9 +116,10 @@ class RemoteMember(AbstractMember):
         self.pid, self.where, self.board = pid, where, board
         self._worker, self._public = worker, public
 
-    def hand_over(self, content: bytes) -> None:
+    def hand_over(self, content: bytes, own: bytes) -> None:
         self.send(json.dumps({"public": self._public}).encode())
         self.send(content)
+        self.send(own)
 
     def send(self, content: bytes) -> None:
         self.board.send(self._worker, content)
@@ -152,6 +153,7 @@ class RemoteChannel(AbstractChannel):
         self._came = Pieces()
         self._public: dict[int, bytes] = {}
         self._imported: list[str] = []
+        self._own = b""  # what came apart
         self.regions = {}
 
     def greet(self, connect: Callable[[], None]) -> None:
@@ -172,11 +174,12 @@ class RemoteChannel(AbstractChannel):
     def await_pass(self) -> bytes:
         told = json.loads(self.hear())
         self._public = {int(k): key.encode() for k, key in told["public"].items()}
-        return self.hear()
+        content, self._own = self.hear(), self.hear()
+        return content
 
     def loads(self, content: bytes) -> Any:
         before = {*sys.modules}
-        found = loads(content, self.regions)
+        found, self._own = loads(content, self.regions, self._own), b""
         self._imported = [name for name in sys.modules if name not in before]
         return found
 

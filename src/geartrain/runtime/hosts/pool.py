@@ -11,11 +11,9 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, final
-
-from torch import Tensor
 
 from geartrain.engine.worker import Firing
 from geartrain.errors import GeartrainError, WorkerDiedError
@@ -25,7 +23,7 @@ from geartrain.runtime.hosts.launcher import AbstractLauncher
 from geartrain.runtime.hosts.near import Meeting
 from geartrain.runtime.hosts.worker import Greeting, Hello
 from geartrain.runtime.processes.members import AbstractPool, death
-from geartrain.runtime.processes.memory import SharedTensors, dumps
+from geartrain.runtime.processes.memory import Apart, SharedTensors, dumps
 from geartrain.transport.keys import Keys
 from geartrain.transport.link import Transport
 from geartrain.transport.pulse import DEAD_S, Pulse
@@ -244,8 +242,8 @@ class RemotePool(AbstractPool):
             for w in range(self._n):
                 (self._folder / f"{w}.{place[1]}").unlink(missing_ok=True)
 
-    def dumps(self, thing: object, hollow: Collection[Tensor] = ()) -> bytes:
-        return dumps(thing, self.shared, hollow)
+    def dumps(self, thing: object, apart: Apart | None = None) -> bytes:
+        return dumps(thing, self.shared, apart)
 
     def reported(self, worker: int, firing: Firing) -> None:
         self._last[worker] = firing, time.monotonic()

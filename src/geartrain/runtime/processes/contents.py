@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from torch import Tensor
 
@@ -10,6 +10,7 @@ from geartrain.engine.engine import Engine
 from geartrain.parts.trained import AbstractPart
 from geartrain.runtime.processes.child import Pass
 from geartrain.runtime.processes.members import AbstractPool
+from geartrain.runtime.processes.memory import Apart
 
 
 def tensors_written(engine: Engine) -> list[Tensor]:
@@ -33,19 +34,29 @@ def tensors_written(engine: Engine) -> list[Tensor]:
     return list(unique.values())
 
 
+def of_parts(engine: Engine, names: Iterable[str]) -> Iterator[Tensor]:
+    """Weights of parts, and what their optimisers keep."""
+    for name in names:
+        part = engine.parts[name]
+        yield from part.module.parameters()
+        optimizer = getattr(part, "optimizer", None)
+        for state in () if optimizer is None else optimizer.state.values():
+            yield from (x for x in state.values() if isinstance(x, Tensor))
+
+
 def pickled(
     given: Pass,
     pool: AbstractPool,
     parts: Mapping[str, AbstractPart],
-    hollow: Collection[Tensor] = (),
+    apart: Apart | None = None,
 ) -> bytes:
-    """A pass as a worker gets it.
+    """A pass as workers get it.
 
     Raises:
         ValueError: Something in it cannot be pickled; names it, if that can be told.
     """
     try:
-        return pool.dumps(given, hollow)
+        return pool.dumps(given, apart)
     except Exception as error:
         raise ValueError(
             f"the graph cannot be handed to worker processes: {type(error).__name__}: {error}"

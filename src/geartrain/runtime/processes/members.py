@@ -14,14 +14,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final, final
-
-from torch import Tensor
+from typing import Any, Final
 
 from geartrain.engine.worker import Firing
 from geartrain.errors import GeartrainError, WorkerDiedError
-from geartrain.parts.trained import AbstractPart
-from geartrain.runtime.processes.memory import SharedRegion, SharedTensors
+from geartrain.runtime.processes.memory import Apart, SharedRegion, SharedTensors
 from geartrain.sharing.locks import AbstractLock
 from geartrain.transport.link import Transport
 
@@ -38,8 +35,12 @@ class AbstractMember(ABC):
     meanwhile: Callable[[], None] | None = None
 
     @abstractmethod
-    def hand_over(self, content: bytes) -> None:
+    def hand_over(self, content: bytes, own: bytes) -> None:
         """Send what a pass is; with it whatever memory it needs and has not.
+
+        Args:
+            content: As ``AbstractPool.dumps`` has it, the same for all.
+            own: What goes apart to this worker, as ``Apart.content`` has it.
 
         Raises:
             OSError, EOFError: The worker is gone.
@@ -115,12 +116,12 @@ class AbstractPool(ABC):
         """
 
     @abstractmethod
-    def dumps(self, thing: object, hollow: Collection[Tensor] = ()) -> bytes:
-        """A pickle for one of the workers.
+    def dumps(self, thing: object, apart: Apart | None = None) -> bytes:
+        """A pickle for the workers.
 
         Args:
             thing: Whatever cloudpickle can carry.
-            hollow: Tensors of which it need not have more than the shape.
+            apart: What goes beside it, to each worker what it needs.
 
         Raises:
             Exception: What says that something cannot be pickled, of whatever type.
@@ -251,32 +252,6 @@ class AbstractChannel(ABC):
     def about(self, transport: Transport) -> dict[str, Any]:
         """What the parent has to know before others can reach this transport."""
         return {}
-
-
-@final
-class Hollow:
-    """Which tensors of an engine a worker does not need: those of parts that live elsewhere."""
-
-    def __init__(self, parts: Mapping[str, AbstractPart]) -> None:
-        self._parts = parts
-
-    def without(self, names: Collection[str]) -> list[Tensor]:
-        """Weights, and what optimisers keep, of all parts but these."""
-        kept = {id(x) for name in names for x in _tensors(self._parts[name])}
-        return [
-            x
-            for name, part in self._parts.items()
-            if name not in names
-            for x in _tensors(part)
-            if id(x) not in kept
-        ]
-
-
-def _tensors(part: AbstractPart) -> list[Tensor]:
-    optimizer = getattr(part, "optimizer", None)
-    states = () if optimizer is None else optimizer.state.values()
-    kept = [x for state in states for x in state.values() if isinstance(x, Tensor)]
-    return [*part.module.parameters(), *kept]
 
 
 _AGAIN: Final = (

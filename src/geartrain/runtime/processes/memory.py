@@ -12,14 +12,17 @@ and in the workers with the next pass.
 from __future__ import annotations
 
 import io
+import json
 import mmap
 import os
 import pickle  # noqa: TID251 - between a parent and the children that it made, and nobody else
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, final
 
 import cloudpickle
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,7 +35,8 @@ more, and one more if backward; or these."""
 NOTE_BYTES: Final = 64  # of a worker; a cache line
 COMMON: Final = 1
 """Number of the region where processes leave tensors for one another."""
-_HOLLOW: Final = -1  # in place of the number of a region
+_APART: Final = -1  # in place of the number of a region: that of the first tensor that goes apart
+_HEAD: Final = 8  # bytes, before what goes apart
 _ALIGNED: Final = 64  # bytes; a cache line: neighbours of two workers do not share one
 
 
@@ -161,6 +165,55 @@ class SharedTensors:
 
 
 @final
+class Apart:
+    """Memory of tensors that goes by itself, to the processes that want it.
+
+    What several processes are to have is then written once, with references; one that a process
+    does not get arrives as zeros of its shape that take no memory, and may not be written to.
+
+    Args:
+        tensors: On the host; several may be of one storage.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._tensors = {x.untyped_storage().data_ptr(): x for x in tensors if may_lie_in_common(x)}
+        self._numbers = {at: k for k, at in enumerate(self._tensors)}
+
+    def place(self, tensor: Tensor) -> tuple[int, int] | None:
+        """As in a region, by a number of its own; None: it goes with what it is in."""
+        if not may_lie_in_common(tensor):
+            return None
+        at = tensor.untyped_storage().data_ptr()
+        if at not in self._numbers:
+            return None
+        return _APART - self._numbers[at], tensor.data_ptr() - at
+
+    def content(self, tensors: Iterable[Tensor]) -> bytes:
+        """Of these the memory, for one process."""
+        found: dict[int, bytes] = {}
+        for x in tensors:
+            place = self.place(x)
+            if place is not None and place[0] not in found:
+                whole = torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage())
+                found[place[0]] = whole.numpy().tobytes()
+        head = json.dumps([(k, len(memory)) for k, memory in found.items()]).encode()
+        return b"".join([len(head).to_bytes(_HEAD, "little"), head, *found.values()])
+
+    @staticmethod
+    def of(content: bytes) -> dict[int, Tensor]:
+        """What ``content`` wrote: uint8, by number, aligned as fresh memory is."""
+        if not content:
+            return {}
+        at = _HEAD + int.from_bytes(content[:_HEAD], "little")
+        found = {}
+        for k, size in json.loads(content[_HEAD:at]):
+            found[k] = torch.empty(size, dtype=torch.uint8)
+            found[k].numpy()[:] = np.frombuffer(content, np.uint8, size, at)
+            at += size
+        return found
+
+
+@final
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # without annotations
     """Writes references in place of tensors that are shared."""
 
@@ -168,18 +221,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # without annotations
         self,
         file: io.BytesIO,
         place: Callable[[Tensor], tuple[int, int] | None],
-        hollow: Iterable[Tensor] = (),
     ) -> None:
         super().__init__(file)
         self._place = place
-        self._hollow = {id(x) for x in hollow}
         self._numbers: dict[int, int] = {}
         self._kept: list[Tensor] = []  # so that no number is given twice
 
     def persistent_id(self, thing: object) -> Any:
         if not isinstance(thing, Tensor) or type(thing) not in (Tensor, nn.Parameter):
             return None
-        place = (_HOLLOW, 0) if id(thing) in self._hollow else self._place(thing)
+        place = self._place(thing)
         if place is None or (thing.requires_grad and not thing.is_leaf):
             return None
         number = self._numbers.setdefault(id(thing), len(self._numbers))
@@ -200,16 +251,25 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # without annotations
 class _Unpickler(pickle.Unpickler):
     """Reads what a ``_Pickler`` wrote: one object for each that there was."""
 
-    def __init__(self, file: io.BytesIO, regions: Mapping[int, SharedRegion]) -> None:
+    def __init__(
+        self,
+        file: io.BytesIO,
+        regions: Mapping[int, SharedRegion],
+        apart: Mapping[int, Tensor] = MappingProxyType({}),
+    ) -> None:
         super().__init__(file)
-        self._regions = regions
+        self._regions, self._apart = regions, apart
         self._found: dict[int, Tensor] = {}
 
     def persistent_load(self, reference: Any) -> Tensor:
         number, region, offset, dtype, shape, stride, is_parameter, wants_gradient, more = reference
         if number not in self._found:
             kind = getattr(torch, dtype)
-            if region == _HOLLOW:
+            if region in self._apart:
+                storage = self._apart[region].untyped_storage()
+                x = torch.empty(0, dtype=kind)
+                x.set_(storage, offset // x.element_size(), shape, stride)
+            elif region <= _APART:
                 x = torch.zeros((), dtype=kind).expand(shape)
             else:
                 x = self._regions[region].tensor(offset, kind, shape, stride)
@@ -219,20 +279,20 @@ class _Unpickler(pickle.Unpickler):
         return self._found[number]
 
 
-def dumps(thing: object, shared: SharedTensors, hollow: Iterable[Tensor] = ()) -> bytes:
+def dumps(thing: object, shared: SharedTensors, apart: Apart | None = None) -> bytes:
     """A pickle, functions and classes of scripts in it; for a process that we have started.
 
     Args:
         thing: What is pickled.
         shared: What goes as a reference into memory that the process has, too.
-        hollow: Tensors that arrive as zeros of their shape that take no memory, and may not be
-            written to.
+        apart: What goes as a reference to what comes beside this.
 
     Raises:
         Exception: What says that something cannot be pickled, of whatever type.
     """
     file = io.BytesIO()
-    _Pickler(file, shared.place, hollow).dump(thing)
+    place = shared.place if apart is None else lambda x: apart.place(x) or shared.place(x)
+    _Pickler(file, place).dump(thing)
     return file.getvalue()
 
 
@@ -248,6 +308,6 @@ def why_not_carried(thing: object) -> str | None:
     return None
 
 
-def loads(pickled: bytes, regions: Mapping[int, SharedRegion]) -> Any:
-    """What ``dumps`` wrote, in the process that was given the regions."""
-    return _Unpickler(io.BytesIO(pickled), regions).load()
+def loads(pickled: bytes, regions: Mapping[int, SharedRegion], apart: bytes = b"") -> Any:
+    """What ``dumps`` wrote, in the process that was given the regions, and what went apart."""
+    return _Unpickler(io.BytesIO(pickled), regions, Apart.of(apart)).load()

@@ -27,10 +27,11 @@ from geartrain.frames.message import join_arrays
 from geartrain.runtime.base import AbstractFeeder, Watch, log
 from geartrain.runtime.interrupt import Interruptible
 from geartrain.runtime.processes.child import Pass
-from geartrain.runtime.processes.contents import pickled, tensors_written
+from geartrain.runtime.processes.contents import of_parts, pickled, tensors_written
 from geartrain.runtime.processes.failures import error_of_json
 from geartrain.runtime.processes.flying import MOST_FLYING, Flying
-from geartrain.runtime.processes.members import AbstractPool, Hollow, raise_missing
+from geartrain.runtime.processes.members import AbstractPool, raise_missing
+from geartrain.runtime.processes.memory import Apart
 from geartrain.runtime.processes.messages import (
     Kind,
     Names,
@@ -278,9 +279,9 @@ class Parent:
         contents = self._contents(given)
         pool.begin({n.id: n.name for n in engine.wiring.nodes.values()})
         self._phase = "handing over"
-        for member, content in zip(pool.members, contents, strict=True):
+        for member, (content, own) in zip(pool.members, contents, strict=True):
             member.meanwhile = self._meanwhile
-            self._through(member.hand_over, content)
+            self._through(member.hand_over, content, own)
         told = [self._through(member.hear) for member in pool.members]
         for w, answer in enumerate(told):
             if "failed" in answer:
@@ -290,18 +291,14 @@ class Parent:
             self._through(member.send, go)
         self._phase = "together"
 
-    def _contents(self, given: Pass) -> Iterator[bytes]:
-        """What each worker is handed; where memory is not shared, without weights of others."""
+    def _contents(self, given: Pass) -> Iterator[tuple[bytes, bytes]]:
+        """What each worker is handed; where no memory is shared, weights of its parts apart."""
         pool, engine = self._pool, self._engine
         if pool.shares:
-            return itertools.repeat(pickled(given, pool, engine.parts), self._me)
-        parts = Hollow(engine.parts)
-        return iter(
-            [
-                pickled(given, pool, engine.parts, parts.without(worker.parts.keys()))
-                for worker in engine.workers
-            ]
-        )
+            return itertools.repeat((pickled(given, pool, engine.parts), b""), self._me)
+        apart = Apart(of_parts(engine, engine.parts))
+        content = pickled(given, pool, engine.parts, apart)
+        return ((content, apart.content(of_parts(engine, w.parts))) for w in engine.workers)
 
     def _through(self, call: Any, *given: Any) -> Any:
         """Call, and tell the death of a worker as such."""

@@ -12,13 +12,12 @@ import signal
 import socket
 import time
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, final
 
 import torch
-from torch import Tensor
 
 from geartrain.errors import WorkerDiedError
 from geartrain.runtime.processes.control import Control, end
@@ -27,6 +26,7 @@ from geartrain.runtime.processes.memory import (
     BEGINNING,
     BETWEEN,
     NOTE_BYTES,
+    Apart,
     SharedTensors,
     common_of,
     dumps,
@@ -65,7 +65,7 @@ class WorkerProcess(AbstractMember):
         if self.meanwhile is not None:
             self.meanwhile()
 
-    def hand_over(self, content: bytes) -> None:
+    def hand_over(self, content: bytes, own: bytes) -> None:
         here = self._shared.regions
         fresh = [k for k in here if k not in self._regions]
         said = {"fresh": fresh, "gone": sorted(self._regions - here.keys())}
@@ -152,8 +152,8 @@ class Pool(AbstractPool):
         for w in range(len(self.members)):  # a worker may be killed before it has come to that
             (self.server.folder / f"{w}.{place[1]}").unlink(missing_ok=True)
 
-    def dumps(self, thing: object, hollow: Collection[Tensor] = ()) -> bytes:
-        return dumps(thing, self.shared, hollow)
+    def dumps(self, thing: object, apart: Apart | None = None) -> bytes:
+        return dumps(thing, self.shared, apart)
 
     def check(self, wait_s: float = 0.0) -> None:
         until = time.monotonic() + wait_s
