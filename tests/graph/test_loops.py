@@ -277,7 +277,9 @@ def test_a_loop_that_groups_what_looks_at_a_memory_waits_for_a_row_of_each_bundl
     def build(run: str) -> Graph:
         torch.manual_seed(5)
         graph = Graph(value=("turns",))
-        encoded = graph.input("x", bundle=True, turn=0).through(nn.Linear(2, 2).double(), name="encode")
+        encoded = graph.input("x", bundle=True, turn=0).through(
+            nn.Linear(2, 2).double(), name="encode"
+        )
         held = encoded.hold(name="memory")
         start = held.through(Total(), name="start", inside=True, pool=True)
         state = graph.loop(name="state", run=run)  # type: ignore[arg-type]

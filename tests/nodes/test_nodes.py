@@ -249,13 +249,11 @@ def test_copies_and_parts_are_numbered_inside_their_instance(order):
     for index in ("vertex", "edge"):
         outcome = one_pass(build(index), data, order, train=False, collect=True)
         for name in ("copies", "parts"):
-            found = [
-                (serial, vertex, value)
-                for serials, vertices, _, (y,) in outcome.collected[f"of {name}"]
-                for serial, vertex, value in zip(
-                    serials.tolist(), vertices.tolist(), y[:, 0].tolist(), strict=True
-                )
-            ]
+            found: list[tuple[int, int, float]] = []
+            batches: Any = outcome.collected[f"of {name}"]
+            for serial, vertex, _, payload in batches:
+                value = payload[0][:, 0].tolist()
+                found += zip(serial.tolist(), vertex.tolist(), value, strict=True)
             want = [(i, v, i + 1.0) for i in range(2) for v in range(3)]
             assert sorted(found) == want
 

@@ -1,4 +1,4 @@
-"""Module networks: each instance has a layout of its own, a tree of typed modules that look at an image.
+"""Module networks: each instance has a layout of its own, a tree of modules that look at an image.
 
 What a module finds is a vector; those that look attend to the regions of the image, which are held.
 Andreas et al. 2016, arXiv:1511.02799.
@@ -53,7 +53,9 @@ class Find(nn.Module):
         super().__init__()
         self.words = nn.Embedding(WORDS, width)
 
-    def forward(self, begun: Tensor, keys: Tensor, values: Tensor, mask: Tensor, word: Tensor) -> Tensor:
+    def forward(
+        self, begun: Tensor, keys: Tensor, values: Tensor, mask: Tensor, word: Tensor
+    ) -> Tensor:
         return begun + look(self.words(word), keys, values, mask)
 
 
@@ -64,7 +66,9 @@ class Relate(nn.Module):
         super().__init__()
         self.words, self.query = nn.Embedding(WORDS, width), nn.Linear(2 * width, width)
 
-    def forward(self, h: Tensor, keys: Tensor, values: Tensor, mask: Tensor, word: Tensor) -> Tensor:
+    def forward(
+        self, h: Tensor, keys: Tensor, values: Tensor, mask: Tensor, word: Tensor
+    ) -> Tensor:
         query = torch.tanh(self.query(torch.cat([h, self.words(word)], 1)))
         return torch.tanh(h + look(query, keys, values, mask))
 

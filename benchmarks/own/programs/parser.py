@@ -1,7 +1,7 @@
 """A parser with a stack: at every step it decides by what it sees whether to shift or to reduce.
 
-The stack is part of the row, its top first. A tracker reads the two upper entries and the next word, and
-its scores choose, as far as there is a choice: Bowman et al. 2016, arXiv:1603.06021.
+The stack is part of the row, its top first. A tracker reads the two upper entries and the next
+word, and its scores choose, as far as there is a choice: Bowman et al. 2016, arXiv:1603.06021.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Shift(nn.Module):
         super().__init__()
         self.words, self.linear = nn.Embedding(WORDS, width), nn.Linear(2 * width, width)
 
-    def forward(self, stack: Tensor, h: Tensor, want: Tensor, word: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, stack: Tensor, h: Tensor, want: Tensor, word: Tensor
+    ) -> tuple[Tensor, Tensor]:
         new = torch.tanh(self.linear(torch.cat([self.words(word), h], 1))) * (1.5 - want)
         return torch.cat([new[:, None], stack[:, :-1]], 1), h
 
@@ -121,8 +123,10 @@ class Parser(AbstractProgram):
         turns.join(empty)
         tracked = turns.through(self.track, name="track", read="word")
         shift, reduce = tracked.where(
-            lambda m: must_shift(m.depth, m.vertex, m.words)
-            | (may_shift(m.depth, m.vertex, m.words) & (m.payload[2][:, 0].numpy() < 0.5))
+            lambda m: (
+                must_shift(m.depth, m.vertex, m.words)
+                | (may_shift(m.depth, m.vertex, m.words) & (m.payload[2][:, 0].numpy() < 0.5))
+            )
         )
         shifted = shift.through(self.shift, name="shift", read="word").move(
             vertex=lambda m: np.minimum(m.vertex + 1, m.size - 1), depth=lambda m: m.depth + 1
@@ -154,7 +158,7 @@ class Parser(AbstractProgram):
         return nn.functional.cross_entropy(self.read(*state), tokens(item["label"]))
 
     def hand(self, items: Sequence[Item]) -> Tensor:
-        """All at the same step; those that shift and those that reduce by index, who is done goes."""
+        """All at the same step; shifts and reductions by index; who is done is taken out."""
         sizes = np.array([item["word"].size for item in items])
         word, first = joined(items, "word"), offsets_of(sizes)
         word = np.r_[word, 0]

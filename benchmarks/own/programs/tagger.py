@@ -1,4 +1,4 @@
-"""A tagger: a chain of one's own cells from the left, one from the right, and a tag for each word."""
+"""A tagger: a chain of one's own cells from either side, and a tag for each word."""
 
 from __future__ import annotations
 

@@ -49,8 +49,7 @@ DEFAULT: Final[Run] = "auto"
 _STRONGEST: Final[tuple[Run, ...]] = ("steps", "whole", "auto")
 
 _Count: TypeAlias = dict[tuple[str, Any], int]
-"""Rows as a sum: of inputs by name, of inputs' bundles, of routes' ports and of others by number, so
-often each."""
+"""Rows as a sum: of inputs, and their bundles, by name; of routes' ports and others by number."""
 
 
 @final
