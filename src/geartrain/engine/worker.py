@@ -189,8 +189,8 @@ class WorkerState:
                 if self._takes_ahead(node):
                     lengths = node.lengths(batch)
                     rows = 1.0 if lengths is None else float(lengths.mean())
-                    n = self.parts[name].trigger.n
-                    ahead = self._portions.together(node, rows * n) - 1
+                    part = self.parts[name]
+                    ahead = self._portions.together(node, rows * part.trigger.n, part) - 1
                 for now in cohorts.sort(delivery, node.slots(batch), ahead):
                     self._sort(node, now, parts[k + 1 :])
                 return
