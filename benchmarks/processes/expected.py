@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 import geartrain as gt
-from benchmarks.processes.main import CASES, elsewhere, session_of, spread
+from benchmarks.processes.main import CASES, COPIES, elsewhere, session_of, spread
 
 LONG = 1000
 """Epochs that the session believes it is to train, so that nothing is too short to begin with."""
@@ -53,11 +53,18 @@ def choose(name: str, scale: float) -> Mapping[str, Any]:
 
 
 def system_of(way: str, name: str) -> tuple[str, str] | None:
-    """The system of `main` that does what is called so with a case, and what may be in flight."""
+    """The system of `main` that does what is called so with a case, and how the work is shared.
+
+    None: a case whose parts are spread has none that shares all weights.
+    """
     in_flight = "all" if way.endswith("and the instances in flight") else "each"
     shares = "share all weights" in way
-    if "copies of" in way or (way.startswith("two ") and shares != CASES[name].shares):
+    if shares and not CASES[name].shares:
         return None
+    if COPIES in way:
+        in_flight = way[way.index(COPIES) :]
+    elif way.startswith("two ") and not shares:
+        in_flight = "spread"
     if way.startswith("two worker processes"):
         return "two", in_flight
     if way.startswith("two workers as threads"):

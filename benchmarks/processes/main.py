@@ -17,7 +17,8 @@
 Each system of each round is a fresh process that trains a short pass to get warm, and then one that
 counts; another system begins in every round, and ratios are within rounds. Programs that are no
 pipelines share the weights among workers, each of which has as many instances in flight as one
-worker has (``--in-flight all``: both together); pipelines have their parts spread.
+worker has (``--in-flight all``: both together); pipelines have their parts spread. With
+``--in-flight spread`` all have; ``--in-flight "copies of 'PART'"`` gives each worker a copy of one.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 import geartrain as gt
 from geartrain.recipes import find_recipe
 from geartrain.recipes.recipe import Setting
+from geartrain.sharing.sharing import AbstractSharing
+from geartrain.train.auto import meet_every
 
 SYSTEMS: Mapping[str, Callable[[], Any]] = {
     "one": lambda: gt.Threads(1, kernel_threads=1),
@@ -87,12 +90,35 @@ CASES: Mapping[str, Case] = {
 }
 
 
+def sharing_of(case: Case, how: str, workers: int, max_active: int) -> AbstractSharing | None:
+    """How so many workers share the weights of a case; None: parts are spread over them.
+
+    Args:
+        case: It.
+        how: ``each`` and ``all``, as of ``SharedWeights`` where the case shares weights;
+            ``spread``; or ``copies of 'part'``.
+        workers: How many.
+        max_active: Instances in flight.
+    """
+    if workers < 2:
+        return None
+    if how.startswith(COPIES):
+        part = how.removeprefix(COPIES).strip("'")
+        return gt.PartCopies({part: workers}, gt.Average(meet_every(max_active)))
+    if how not in ("all", "each") or not case.shares:
+        return None
+    return gt.SharedWeights("all" if how == "all" else "each")
+
+
+COPIES = "copies of "
+
+
 def session_of(
     name: str,
     system: str,
     max_active: int | None,
     scale: float,
-    in_flight: Literal["all", "each"] = "each",
+    in_flight: str = "each",
     *,
     passes: int = 2,
     instruments: Sequence[gt.AbstractInstrument] = (),
@@ -113,15 +139,15 @@ def session_of(
     runtime = SYSTEMS[system]()
     chosen = isinstance(runtime, gt.Auto)
     workers = 1 if chosen else runtime.workers
-    shares = case.shares and workers > 1
+    most = max_active or recipe.in_flight(options)
     session = gt.Session(
         task.graph,
         rules=task.rules,
         runtime=runtime,
-        max_active=max_active or recipe.in_flight(options),
+        max_active=most,
         seed=0,
         instruments=instruments,
-        **task.settings(workers, gt.SharedWeights(in_flight) if shares else None, chosen=chosen),
+        **task.settings(workers, sharing_of(case, in_flight, workers, most), chosen=chosen),
     )
     return session, task.load("train")[: max(1, int(case.instances * scale))]
 
@@ -131,7 +157,7 @@ def measure(
     system: str,
     max_active: int | None,
     scale: float,
-    in_flight: Literal["all", "each"] = "each",
+    in_flight: str = "each",
 ) -> dict[str, Any]:
     """One system on one case, in this process."""
     session, train = session_of(name, system, max_active, scale, in_flight)
@@ -219,9 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-active", type=int, default=None)
     parser.add_argument("--scale", type=float, default=1.0, help="of the instances")
-    parser.add_argument(
-        "--in-flight", choices=("all", "each"), default="each", help="of SharedWeights"
-    )
+    parser.add_argument("--in-flight", default="each", help="of SharedWeights, or as above")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     told = parser.parse_args(arguments)

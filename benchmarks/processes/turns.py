@@ -78,7 +78,7 @@ def others_s(pid: int) -> float:
     return cpu_s(pid) - (int(first[11]) + int(first[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def serve(name: str, system: str, scale: float, in_flight: Any, passes: int) -> None:
+def serve(name: str, system: str, scale: float, in_flight: str, passes: int) -> None:
     """Train a pass to get warm, and one more for each line that comes."""
     seen = Seen()
     session, train = session_of(
@@ -206,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="of the instances")
     parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--in-flight", choices=("all", "each"), default="each")
+    parser.add_argument("--in-flight", default="each", help="as of `main`")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     told = parser.parse_args(arguments)
     if told.one:

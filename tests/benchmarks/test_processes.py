@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import zmq
 
+import geartrain as gt
 from benchmarks.processes.expected import system_of
+from benchmarks.processes.main import CASES, sharing_of
 from benchmarks.processes.transport import (
     END,
     Inbox,
@@ -105,8 +107,8 @@ def test_the_table_of_turns_has_medians_bounds_and_waiting() -> None:
     [
         ("one worker", "mnist", ("one", "each")),
         ("one worker with 2 kernel threads", "qm9", ("kernels", "each")),
-        ("two worker processes", "mnist", ("two", "each")),
-        ("two worker processes", "qm9", None),  # there `two` shares the weights
+        ("two worker processes", "mnist", ("two", "spread")),
+        ("two worker processes", "qm9", ("two", "spread")),
         ("two worker processes that share all weights", "qm9", ("two", "each")),
         ("two worker processes that share all weights", "mnist", None),
         (
@@ -115,10 +117,29 @@ def test_the_table_of_turns_has_medians_bounds_and_waiting() -> None:
             ("two", "all"),
         ),
         ("two workers as threads that share all weights", "sentiment", ("threads", "each")),
-        ("two worker processes with copies of 'tree'", "sentiment", None),
+        ("two worker processes with copies of 'tree'", "sentiment", ("two", "copies of 'tree'")),
     ],
 )
 def test_what_is_expected_is_put_beside_the_system_that_does_it(
     way: str, case: str, system: tuple[str, str] | None
 ) -> None:
     assert system_of(way, case) == system
+
+
+@pytest.mark.parametrize(
+    ("case", "how", "workers", "sharing"),
+    [
+        ("qm9", "each", 1, None),
+        ("qm9", "each", 2, gt.SharedWeights("each")),
+        ("qm9", "all", 2, gt.SharedWeights("all")),
+        ("mnist", "each", 2, None),
+        ("qm9", "spread", 2, None),
+    ],
+)
+def test_a_case_shares_its_work_as_it_is_told(case, how, workers, sharing) -> None:
+    assert sharing_of(CASES[case], how, workers, 4) == sharing
+
+
+def test_a_bottleneck_has_a_copy_on_each_worker() -> None:
+    sharing = sharing_of(CASES["mnist"], "copies of 'linear 2'", 2, 4)
+    assert isinstance(sharing, gt.PartCopies) and sharing.copies == {"linear 2": 2}

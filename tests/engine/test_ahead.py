@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,9 +19,11 @@ from geartrain.engine.worker import WorkerState
 from geartrain.errors import LeakError
 from geartrain.nodes.gradient import GradientSum
 from geartrain.parts.part import PartState
+from tests.rigs import turns
 from tests.rigs.sessions import session_of
+from tests.rigs.turns import CLASSES, WIDTH
 
-WIDTH, CLASSES, N = 4, 3, 30
+N = 30
 
 
 class Gated(nn.Module):
@@ -63,52 +64,19 @@ class Noted(torch.optim.SGD):
         )
 
 
-def cell(kind: str) -> nn.Module:
-    if kind == "by hand":
-        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
-    return Normed() if kind == "normed" else Gated()
-
-
-def model(kind: str) -> nn.ModuleDict:
-    torch.manual_seed(3)
-    start = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
-    parts = {"start": start, "cell": cell(kind), "readout": nn.Linear(WIDTH, CLASSES)}
-    return nn.ModuleDict(parts).double()
+CELLS: dict[str, type[nn.Module] | None] = {"by hand": None, "derived": Gated, "normed": Normed}
 
 
 def graph_of(parts: nn.ModuleDict, keep: str | None) -> gt.Graph:
-    graph = gt.Graph(value=("label", "turns"))
-    states = graph.loop(name="states")
-    states.join(graph.input("x", step=0).through(parts["start"], name="start"))
-    more_of_it = {} if keep is None else {"keep": keep}
+    of_cell = {} if keep is None else {"keep": keep}
     if isinstance(parts["cell"], Normed):
-        more_of_it["read"] = "label"
-    stepped = states.through(parts["cell"], name="cell", **more_of_it)
-    done, more = stepped.where(lambda m: m.step + 1 >= m.turns)
-    states.join(more.move(step=lambda m: m.step + 1))
-    done.through(parts["readout"], name="readout").loss(gt.cross_entropy, target="label")
-    return graph
-
-
-def data() -> list[gt.Instance]:
-    draw = np.random.default_rng(0)
-    return [
-        gt.Instance(
-            {"x": torch.from_numpy(draw.standard_normal((1, WIDTH)))},
-            value={"label": int(draw.integers(CLASSES)), "turns": int(draw.integers(1, 5))},
-        )
-        for _ in range(N)
-    ]
+        of_cell["read"] = "label"
+    return turns.graph_of(parts, **of_cell)
 
 
 def expected(parts: nn.ModuleDict, some: list[gt.Instance], name: str) -> list[Tensor]:
-    """The gradient of the sum of the losses of some instances, one after the other."""
-    total = torch.zeros((), dtype=torch.float64)
-    for one in some:
-        h, label = parts["start"](one.inputs["x"]), torch.tensor([int(one.value["label"])])
-        for _ in range(int(one.value["turns"])):
-            h = parts["cell"](h, label) if isinstance(parts["cell"], Normed) else parts["cell"](h)
-        total = total + nn.functional.cross_entropy(parts["readout"](h), label)
+    """The gradient of the sum of the losses of some instances."""
+    total = turns.loss_of(parts, some, reads=isinstance(parts["cell"], Normed))
     return list(torch.autograd.grad(total, list(parts[name].parameters())))
 
 
@@ -143,7 +111,7 @@ def advanced(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def train(kind: str, n: int, in_flight: int, keep: str | None = None) -> dict[str, Any]:
-    parts = model(kind)
+    parts = turns.model(CELLS[kind])
     found: dict[str, list[list[Tensor]]] = {name: [] for name in parts}
     graph = graph_of(parts, keep)
     of_part = {name: partial(Noted, found=found[name]) for name in parts}
@@ -157,14 +125,14 @@ def train(kind: str, n: int, in_flight: int, keep: str | None = None) -> dict[st
         ramp=gt.Ramp(over=0),
         shuffle=False,
     )
-    fit = session.fit(data(), epochs=1)
+    fit = session.fit(turns.data(N), epochs=1)
     return {"parts": parts, "found": found, "fit": fit}
 
 
 def require_own(made: dict[str, Any], n: int) -> None:
     """Every update of the cell is of its own instances; of the parts that each instance comes by
     once it is of so many as came first, and all of them are of all instances."""
-    items, parts = data(), made["parts"]
+    items, parts = turns.data(N), made["parts"]
     for name, steps in made["found"].items():
         assert len(steps) == -(-N // n)
         every = [items[k * n : (k + 1) * n] for k in range(len(steps))]
@@ -226,7 +194,7 @@ def test_gradients_of_no_more_than_some_updates_are_ahead(advanced, monkeypatch)
 
 
 def test_with_a_bound_on_staleness_no_update_is_ahead(advanced) -> None:
-    parts = model("by hand")
+    parts = turns.model()
     session = session_of(
         graph_of(parts, None),
         rules=gt.Rules(
@@ -238,7 +206,7 @@ def test_with_a_bound_on_staleness_no_update_is_ahead(advanced) -> None:
         max_active=N,
         ramp=gt.Ramp(over=0),
     )
-    record = session.fit(data(), epochs=1).history[0]
+    record = session.fit(turns.data(N), epochs=1).history[0]
     assert not advanced["ahead"]
     assert all(len(each.histogram) <= 2 for each in record.staleness.values())
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from geartrain.engine.engine import Engine
 from geartrain.engine.mailbox import AbstractPolicy, FullestFirst, RandomOrder, Sweeps
 from geartrain.engine.parts import make_parts
+from geartrain.engine.portion import UpdatesWorth
 from geartrain.engine.settings import Settings
 from geartrain.engine.worker import Firing
 from geartrain.frames.instance import Instance
@@ -100,6 +101,19 @@ def test_a_firing_that_only_computes_takes_enough_rows_to_be_worth_it():
     watch, _ = run(Instances(2))
     assert watch.most("lower", forward=True) == -(-512 // ROWS)
     assert watch.most("lower", forward=False) == 4 * 2  # told apart, four updates
+
+
+@pytest.mark.parametrize(("steppers", "updates"), [(1, 4), (2, 2), (3, 1), (4, 1), (9, 1)])
+def test_workers_that_each_gather_updates_take_as_many_together_as_one_does(steppers, updates):
+    """Else gradients would be so many times older."""
+    _, engine = run(Instances(2))
+    worker = engine.workers[0]
+    node = next(n for n in engine.wiring.nodes.values() if n.part_names == ("upper",))
+    part = worker.parts["upper"]
+    part.steppers = steppers
+    portion = UpdatesWorth()
+    assert portion.together(node, 1.0, [part]) == updates
+    assert portion.together(node, 1e6, [part]) == 1
 
 
 def test_where_rows_cost_next_to_nothing_it_takes_those_of_some_updates():

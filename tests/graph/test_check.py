@@ -311,6 +311,7 @@ def test_misuse_while_a_graph_is_written():
     x = graph.input("x", step=0)
     cases = [
         (lambda: graph.input("x"), GraphError, "input 'x' is declared twice"),
+        (lambda: graph.input("y", vertex=2), GraphError, "{'y': (rows, [2])}; and move()"),
         (lambda: Graph(vertex=("a", "a")), GraphError, "'a' is declared twice or reserved"),
         (lambda: Graph(vertex=("size",)), GraphError, "'size' is declared twice or reserved"),
         (lambda: Graph(vertex="kind"), TypeError, "give a tuple of names"),

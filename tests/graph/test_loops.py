@@ -18,6 +18,7 @@ from geartrain.errors import EndlessLoopError, GraphError, StuckError, WorkerErr
 from geartrain.frames.instance import Instance
 from geartrain.graph.graph import Graph
 from geartrain.graph.loops import reads_payload
+from geartrain.nodes.inside import Inside
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loop.tensors import TapeTensors
 from geartrain.nodes.loop.turn import KeptCall
@@ -249,6 +250,63 @@ def test_rows_that_become_several_before_a_loop_that_groups_them_run_with_it():
     steps, whole = (accumulate(build(run), data, Order(max_rows=2)) for run in ("steps", "whole"))
     assert len(loops_of(whole)) == 1
     assert_same_gradients(whole.gradients, steps.gradients)
+
+
+class Total(nn.Module):
+    """A row for each bundle."""
+
+    def forward(self, x: Tensor, inside: Inside) -> Tensor:
+        return x.new_zeros(len(inside.lengths), x.shape[1]).index_add(0, inside.segment, x)
+
+
+class Look(nn.Module):
+    """What is held, beside what was known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2).double()
+
+    def forward(self, h: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        return torch.tanh(h + self.linear((memory * mask[..., None]).sum(1)))
+
+
+@pytest.mark.parametrize("most", [4096, 2])
+def test_a_loop_that_groups_what_looks_at_a_memory_waits_for_a_row_of_each_bundle(most):
+    """A row of each bundle that is there becomes several, which look, meet and look again."""
+
+    def build(run: str) -> Graph:
+        torch.manual_seed(5)
+        graph = Graph(value=("turns",))
+        encoded = graph.input("x", bundle=True, turn=0).through(
+            nn.Linear(2, 2).double(), name="encode"
+        )
+        held = encoded.hold(name="memory")
+        start = held.through(Total(), name="start", inside=True, pool=True)
+        state = graph.loop(name="state", run=run)  # type: ignore[arg-type]
+        state.join(start.flatmap("part", count=lambda m: np.full(len(m), 2)))
+        seen = state.attend(held, Look(), name="look").move(turn=lambda m: m.turn + 1)
+        both = seen.group(by="turn", size=2, order="part", how="mean", name="both")
+        more, done = both.where(lambda m: m.turn < m.turns)
+        state.join(more.flatmap("part", count=lambda m: np.full(len(m), 2)))
+        done.through(nn.Linear(2, 1).double(), name="end").loss(squared)
+        graph.input("beside").stop()
+        return graph
+
+    told = str(build("auto"))
+    assert "loop 'state' runs whole" in told and "'state' runs with end, loss" in told
+    torch.manual_seed(7)
+    data = [
+        Instance(
+            {"x": torch.randn(rows, 2, dtype=torch.float64), "beside": torch.zeros(1, 1)},
+            value={"turns": turns},
+        )
+        for rows, turns in ((2, 1), (0, 2), (1, 3), (4, 2))
+    ]
+    steps, whole = (accumulate(build(run), data, Order(max_rows=most)) for run in ("steps", "auto"))
+    assert len(loops_of(whole)) == 1
+    assert_same_gradients(whole.gradients, steps.gradients)
+    assert whole.sums["loss"] == pytest.approx(steps.sums["loss"])
+    assert whole.sums["loss"][1] == 3
 
 
 def test_bundles_that_become_rows_in_a_loop_make_it_run_by_steps():

@@ -124,7 +124,7 @@ def test_jobs_of_steps_have_the_words_that_c_reads(monkeypatch: pytest.MonkeyPat
     counts = [torch.zeros(()), torch.zeros(())]
     how: Any = {"rate": 0.1, "eps": 1e-8, "weight_decay": 0.0, "maximize": False}
     assert steps.scaled_(one(), 2.0)
-    step = steps.AdamStep(one(), one(), one(), one(), counts)
+    step = steps.AdamStep(steps.AdamTensors(one(), one(), one(), one(), counts))
     assert step.take(betas=(0.9, 0.99), **how)
     assert steps.adagrad_step(one(), one(), one(), counts, rate_decay=0.0, **how)
     structs = {"scale_all": "Entries", "adam": "AdamEntries", "adagrad": "AdagradEntries"}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from geartrain.native import library
-from geartrain.native.steps import AdamStep, adagrad_step, norm_of, scaled_
+from geartrain.native.steps import AdamStep, AdamTensors, adagrad_step, norm_of, scaled_
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -49,7 +49,7 @@ def test_steps_with_a_count_that_is_not_one_float32_are_left_to_torch(step: torc
     w, g, m, v = (torch.full((3, 4), x) for x in (1.0, 0.5, 0.25, 0.125))
     before = [x.clone() for x in (w, m, v, step)]
     adam = {"rate": 0.1, "eps": 1e-8, "weight_decay": 0.0, "maximize": False}
-    assert not AdamStep([w], [g], [m], [v], [step]).take(betas=(0.9, 0.99), **adam)
+    assert not AdamStep(AdamTensors([w], [g], [m], [v], [step])).take(betas=(0.9, 0.99), **adam)
     assert not adagrad_step([w], [g], [v], [step], rate_decay=0.0, **adam)
     assert all(torch.equal(x, y) for x, y in zip((w, m, v, step), before, strict=True))
 
@@ -60,6 +60,6 @@ def test_steps_with_state_of_another_shape_are_left_to_torch(shape: tuple[int, .
     good, bad = torch.zeros(3, 4), torch.zeros(shape)
     adam = {"rate": 0.1, "eps": 1e-8, "weight_decay": 0.0, "maximize": False}
     for m, v in ((good, bad), (bad, good)):
-        assert not AdamStep([w], [g], [m], [v], [step]).take(betas=(0.9, 0.99), **adam)
+        assert not AdamStep(AdamTensors([w], [g], [m], [v], [step])).take(betas=(0.9, 0.99), **adam)
     assert not adagrad_step([w], [g], [bad], [step], rate_decay=0.0, **adam)
     assert torch.equal(w, torch.ones(3, 4)) and not step

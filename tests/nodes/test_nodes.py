@@ -223,6 +223,53 @@ def test_a_flatmap_numbers_edges_and_copies():
     assert vertices.tolist() == [2, 1, 0] and y[:, 0].tolist() == [1, 5, 5]
 
 
+@pytest.mark.parametrize("order", [Order(), Order(max_rows=1)], ids=str)
+def test_copies_and_parts_are_numbered_inside_their_instance(order):
+    """Of the second of two instances as well, whose vertices lie behind those of the first."""
+
+    def build(index: str) -> Graph:
+        made = Graph(vertex=("slot", "kind"), edge=())
+        copies = made.input("x").flatmap(index, count=lambda m: np.full(len(m), 3), name="copies")
+        parts = made.input("y").ungroup(index=index, name="parts")
+        for name, stream in (("copies", copies), ("parts", parts)):
+            stream.through(lambda x: x[:, :1], name=f"one of {name}").move(
+                vertex=lambda m: getattr(m, index)
+            ).output(f"of {name}")
+        return made
+
+    edge = {"source": [0, 1, 2], "target": [1, 2, 0]}
+    data = [
+        Instance(
+            {"x": (torch.full((1, 2), k), [0]), "y": (torch.full((1, 3, 2), k), [0])},
+            {"slot": [0, 0, 0], "kind": [0, 0, 0]},
+            edge,
+        )
+        for k in (1.0, 2.0)
+    ]
+    for index in ("vertex", "edge"):
+        outcome = one_pass(build(index), data, order, train=False, collect=True)
+        for name in ("copies", "parts"):
+            found: list[tuple[int, int, float]] = []
+            batches: Any = outcome.collected[f"of {name}"]
+            for serial, vertex, _, payload in batches:
+                value = payload[0][:, 0].tolist()
+                found += zip(serial.tolist(), vertex.tolist(), value, strict=True)
+            want = [(i, v, i + 1.0) for i in range(2) for v in range(3)]
+            assert sorted(found) == want
+
+
+def test_more_copies_and_parts_than_there_are_vertices_are_refused():
+    made = graph()
+    made.input("x").flatmap("vertex", count=lambda m: m.slot + 2, name="copies").stop()
+    refused(made, r"'copies': a row of instance 0 .line 1. becomes 4, one at each vertex, but the "
+            r"instance has vertex 0..2")  # fmt: skip
+    made = graph()
+    made.input("x").group("instance", 3).through(
+        lambda x: torch.cat([x, x], 1), name="six"
+    ).ungroup(index="vertex", name="parts").stop()
+    refused(made, r"'parts': a row of instance 0 .line 1. becomes 6, one at each vertex")
+
+
 def test_a_split_refuses_other_widths_while_running():
     made = graph()
     for piece in made.input("x").split(1, 2, name="cut"):

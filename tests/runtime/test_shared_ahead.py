@@ -4,67 +4,39 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import geartrain as gt
 from geartrain.engine.instrument import Worked
+from tests.rigs import turns
 from tests.rigs.passes import processes
 from tests.rigs.sessions import session_of
 
-WIDTH, CLASSES, N, UPDATE, RATE = 4, 3, 202, 4, 1e-9
+N, UPDATE, RATE = 202, 4, 1e-9
 
 
 class Rows(gt.AbstractInstrument):
-    """Whether a node has added gradients of more rows in a firing than an update has."""
+    """At most how many rows, to a power of two, of which a node has added gradients in a firing."""
 
     def __init__(self) -> None:
-        self.more: dict[str, bool] = {}
+        self.most: dict[str, int] = {}
 
     def on_worked(self, event: Worked) -> None:
         for use in event.nodes:
             name = use.node.split("#")[0]
-            some = sum(use.sizes[(UPDATE - 1).bit_length() + 2 :]) > 0
-            adds = use.direction == "backward" or name == "readout"
-            self.more[name] = self.more.get(name, False) or (adds and some)
-
-
-def data() -> list[gt.Instance]:
-    draw = np.random.default_rng(0)
-    return [
-        gt.Instance(
-            {"x": torch.from_numpy(draw.standard_normal((1, WIDTH)))},
-            value={"label": int(draw.integers(CLASSES)), "turns": int(draw.integers(1, 5))},
-        )
-        for _ in range(N)
-    ]
+            if use.direction == "backward" or name == "readout":
+                most = max((1 << size - 1 for size, n in enumerate(use.sizes) if size and n))
+                self.most[name] = max(self.most.get(name, 0), most)
 
 
 @pytest.mark.parametrize("in_flight", ["all", "each"])
 def test_every_gradient_is_in_one_step_though_firings_have_those_of_several(in_flight) -> None:
-    torch.manual_seed(3)
-    start = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()).double()
-    cell = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()).double()
-    readout = nn.Linear(WIDTH, CLASSES).double()
-    graph = gt.Graph(value=("label", "turns"), run="steps")
-    states = graph.loop(name="states")
-    states.join(graph.input("x", step=0).through(start, name="start"))
-    done, more = states.through(cell, name="cell").where(lambda m: m.step + 1 >= m.turns)
-    states.join(more.move(step=lambda m: m.step + 1))
-    done.through(readout, name="readout").loss(gt.cross_entropy, target="label")
-    weights = [*start.parameters(), *cell.parameters(), *readout.parameters()]
+    parts, items = turns.model(), turns.data(N)
+    graph = turns.graph_of(parts, run="steps")
+    weights = [*parts.parameters()]
     before = [p.detach().clone() for p in weights]
-    total = torch.zeros((), dtype=torch.float64)
-    for one in data():
-        h = start(one.inputs["x"])
-        for _ in range(int(one.value["turns"])):
-            h = cell(h)
-        total = total + nn.functional.cross_entropy(
-            readout(h), torch.tensor([int(one.value["label"])])
-        )
-    expected = torch.autograd.grad(total, weights)
+    expected = torch.autograd.grad(turns.loss_of(parts, items), weights)
     seen = Rows()
     session = session_of(
         graph,
@@ -79,7 +51,7 @@ def test_every_gradient_is_in_one_step_though_firings_have_those_of_several(in_f
         ramp=gt.Ramp(over=0),
         instruments=[seen],
     )
-    fit = session.fit(data(), epochs=1)
+    fit = session.fit(items, epochs=1)
     # So little that weights stay as they were: what they have moved by is the sum of all steps.
     for p, was, gradient in zip(weights, before, expected, strict=True):
         moved = (was - p.detach()) / RATE
@@ -88,4 +60,5 @@ def test_every_gradient_is_in_one_step_though_firings_have_those_of_several(in_f
     last = fit.history[-1]
     assert all(N // UPDATE - 1 <= n <= -(-N // UPDATE) for n in last.updates.values())
     assert all(sum(ages.histogram) >= N for ages in last.staleness.values())
-    assert seen.more["readout"] and seen.more["cell"], seen.more
+    # Of the four updates that one worker takes together, two for each of two.
+    assert seen.most["readout"] == seen.most["cell"] == 2 * UPDATE, seen.most

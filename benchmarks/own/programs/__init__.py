@@ -6,15 +6,20 @@ from collections.abc import Mapping
 from typing import Final
 
 from benchmarks.own.programs.childsum import ChildSum
+from benchmarks.own.programs.edges import Edges
 from benchmarks.own.programs.exits import Exits
+from benchmarks.own.programs.grower import Grower
 from benchmarks.own.programs.halting import Halting
 from benchmarks.own.programs.hierarchy import Hierarchy
+from benchmarks.own.programs.layouts import Layouts
 from benchmarks.own.programs.messages import Messages
 from benchmarks.own.programs.moe import Moe
+from benchmarks.own.programs.parser import Parser
 from benchmarks.own.programs.pointer import Pointer
 from benchmarks.own.programs.program import AbstractProgram
 from benchmarks.own.programs.seq2seq import SequenceToSequence
 from benchmarks.own.programs.skip import Skip
+from benchmarks.own.programs.tagger import Tagger
 from benchmarks.own.programs.typed import Typed
 
 PROGRAMS: Final[Mapping[str, type[AbstractProgram]]] = {
@@ -30,6 +35,11 @@ PROGRAMS: Final[Mapping[str, type[AbstractProgram]]] = {
         Hierarchy,
         Pointer,
         Moe,
+        Tagger,
+        Grower,
+        Edges,
+        Layouts,
+        Parser,
     )
 }
 """All of them by name."""

@@ -23,12 +23,13 @@ from geartrain.parts.trained import AbstractPart
 class AbstractPortion(ABC):
     """Says how many messages of a queue one firing of training takes. Stateless."""
 
-    def together(self, node: AbstractNode, rows: float) -> int:
+    def together(self, node: AbstractNode, rows: float, parts: Collection[AbstractPart]) -> int:
         """Updates whose gradients are added in one firing of a node that tells them apart.
 
         Args:
             node: That adds.
             rows: Payload rows of an update, about.
+            parts: To which it adds.
         """
         return 1
 
@@ -63,7 +64,8 @@ class UpdatesWorth(AbstractPortion):
         worth_apart: Rows of whole updates, for each call of a module in a firing, up to which those
             of several go together where their gradients are told apart: what they have seen is
             older by as many updates, and a firing is one less ...
-        updates_apart: ... and so many updates at most.
+        updates_apart: ... and so many updates at most; of those that workers gather each by itself
+            for one part, so many in all.
     """
 
     worth: int = 512
@@ -73,9 +75,9 @@ class UpdatesWorth(AbstractPortion):
     worth_apart: int = 2048
     updates_apart: int = 4
 
-    def together(self, node: AbstractNode, rows: float) -> int:
+    def together(self, node: AbstractNode, rows: float, parts: Collection[AbstractPart]) -> int:
         worth = self.worth_apart * node.calls_a_firing
-        return max(1, min(self.updates_apart, int(worth // max(rows, 1))))
+        return self._at_most(int(worth // max(rows, 1)), parts)
 
     def adding(self, queue: Queue, node: AbstractNode, part: AbstractPart) -> int | None:
         """As many as the update lacks.
@@ -86,7 +88,7 @@ class UpdatesWorth(AbstractPortion):
         lacking = part.lacking
         if lacking is not None and part.once and part.takes_ahead and node.apart:
             n = part.trigger.n
-            return lacking + (self._together(queue, node, n) - 1) * n
+            return lacking + (self._together(queue, node, n, [part]) - 1) * n
         if lacking is None or part.trigger.unit != "rows" or not (queue.bundled or node.bundled):
             return lacking
         name = part.name
@@ -113,13 +115,20 @@ class UpdatesWorth(AbstractPortion):
             return messages
         most = max(messages, queue.messages_with(rows, node.lengths))
         if messages > 1 and node.apart and all(part.takes_ahead for part in parts):
-            most = max(most, self._together(queue, node, messages) * messages)
+            most = max(most, self._together(queue, node, messages, parts) * messages)
         if messages > 1 and weights <= self.light:
             more = queue.messages_with(self.worth_light, node.lengths)
             most = max(most, min(self.updates_light * messages, more))
         return most
 
-    def _together(self, queue: Queue, node: AbstractNode, n: int) -> int:
+    def _together(
+        self, queue: Queue, node: AbstractNode, n: int, parts: Collection[AbstractPart]
+    ) -> int:
         """Updates of n messages each that may go together, of what waits in a queue."""
         worth = queue.messages_with(self.worth_apart * node.calls_a_firing, node.lengths)
-        return max(1, min(self.updates_apart, worth // n))
+        return self._at_most(worth // n, parts)
+
+    def _at_most(self, updates: int, parts: Collection[AbstractPart]) -> int:
+        """Of so many updates those that may go together, whoever else steps these parts."""
+        steppers = max((part.steppers for part in parts), default=1)
+        return max(1, min(self.updates_apart // steppers, updates))

@@ -158,7 +158,7 @@ class WorkerState:
         self._free = not self._bounded and not self.communicator.may_wait
         self._cohorts: dict[str, Cohorts] = {}  # parts that step together have the same
         self._groups: list[_Group] = []
-        self._sorted_by: dict[int, list[Cohorts]] = {}  # by node, of its parts, each once
+        self._sorted_by: dict[int, list[tuple[Cohorts, list[AbstractPart]]]] = {}  # by node
         self.note: Callable[[int, bool], None] | None = None
         self.ahead: Callable[[Firing], None] | None = None
 
@@ -212,20 +212,23 @@ class WorkerState:
         if k == len(several):
             self._enqueue(delivery)
             return
-        cohorts, batch, ahead = several[k], delivery.batch, 0
+        (cohorts, parts), batch, ahead = several[k], delivery.batch, 0
         if self._takes_ahead(node):
             lengths = node.lengths(batch)
             rows = 1.0 if lengths is None else float(lengths.mean())
-            ahead = self._portions.together(node, rows * cohorts.n) - 1
+            ahead = self._portions.together(node, rows * cohorts.n, parts) - 1
         for now in cohorts.sort(delivery, node.slots(batch), ahead):
             self._sort(node, now, k + 1)
 
-    def _cohorts_of(self, node: AbstractNode) -> list[Cohorts]:
-        """Those of its parts, in their order."""
+    def _cohorts_of(self, node: AbstractNode) -> list[tuple[Cohorts, list[AbstractPart]]]:
+        """Those of its parts, in their order, each once, and whose they are."""
         found = self._sorted_by.get(node.id)
         if found is None:
-            its = [self._cohorts[name] for name in node.part_names if name in self._cohorts]
-            found = self._sorted_by[node.id] = list(dict.fromkeys(its))
+            its: dict[Cohorts, list[AbstractPart]] = {}
+            for name in node.part_names:
+                if name in self._cohorts:
+                    its.setdefault(self._cohorts[name], []).append(self.parts[name])
+            found = self._sorted_by[node.id] = [*its.items()]
         return found
 
     def _enqueue(self, delivery: Delivery) -> None:
@@ -274,7 +277,8 @@ class WorkerState:
                 if cohorts is not None:
                     for delivery in cohorts.take():
                         node = self._nodes[delivery.node]
-                        self._sort(node, delivery, self._cohorts_of(node).index(cohorts) + 1)
+                        its = [each for each, _ in self._cohorts_of(node)]
+                        self._sort(node, delivery, its.index(cohorts) + 1)
         return [step for step in steps if step is not None]
 
     def flush(self) -> list[StepTaken]:

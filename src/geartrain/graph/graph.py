@@ -115,6 +115,11 @@ class Graph:
         if any(isinstance(o, Input) and o.name == name for o in self._draft.operators):
             raise GraphError(f"input '{name}' is declared twice; use its stream twice instead")
         for column in fields:
+            if column in ("vertex", "edge"):
+                raise GraphError(
+                    f"input('{name}', {column}={fields[column]}): instances say at which vertex a "
+                    f"row is, {{'{name}': (rows, [{fields[column]}])}}; and move() changes it"
+                )
             self._draft.declare(column)
         inner = None if shape is None else tuple(shape)
         return self._add(Input(self._draft.name(name, name), inner, dtype, bundle, fields, alone))

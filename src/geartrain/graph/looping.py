@@ -207,9 +207,9 @@ class _Builder:
             entries.append(LoopEntry(value, self._stages[reader], into))
         stages = [*self._stages.values(), *between, *exits]
         planner = Planner(entries, stages, len(exits), len(self._judged), self._count)
-        inputs = region.inputs if region.counted else None
-        door = LoopDoor(door_place, inputs, len(entries), leaving)
-        for name in inputs or ():
+        counts = (region.inputs, region.bundles) if region.counted else None
+        door = LoopDoor(door_place, counts, len(entries), leaving)
+        for name in (name for some in counts or () for name in some):
             place.arena.count_fed(name)
         node = LoopNode(
             place,

@@ -49,7 +49,7 @@ DEFAULT: Final[Run] = "auto"
 _STRONGEST: Final[tuple[Run, ...]] = ("steps", "whole", "auto")
 
 _Count: TypeAlias = dict[tuple[str, Any], int]
-"""Rows as a sum: of inputs by name, of routes' ports and of others by number, so often each."""
+"""Rows as a sum: of inputs, and their bundles, by name; of routes' ports and others by number."""
 
 
 @final
@@ -66,6 +66,7 @@ class Region:
         entries: Input ports in it that rows from outside come to.
         exits: Output ports in it whose reader is outside.
         inputs: Input name to the rows that enter for each row that an instance brings there.
+        bundles: Input name to the rows that enter for the bundle that an instance brings there.
         counted: Whether an instance waits until all of its rows have come; else it goes on with
             those that have, as nothing in the loop brings rows together.
         reason: Why it cannot run whole; None: it can.
@@ -81,6 +82,7 @@ class Region:
     entries: list[Port] = field(default_factory=list)
     exits: list[Port] = field(default_factory=list)
     inputs: dict[str, int] = field(default_factory=dict)
+    bundles: dict[str, int] = field(default_factory=dict)
     reason: str | None = None
     said: bool = False
     counted: bool = True
@@ -338,8 +340,17 @@ class _Known:
             ends = isinstance(operator, Losing) and not operator.alone
             if self._may_be_inside(number) or (ends and operator.name not in apart):
                 able.add(number)
+        rows = {number for number in able if not self._bundles_enter(number)}
         found: list[Region] = []
-        for members in self._near(able - stuck, [r.operators for r in regions if r.loops]):
+        for some in (able - stuck, rows - stuck):
+            for region in self._reach(some, regions):
+                if not any(_overlap(region, other) for other in found):
+                    found.append(region)
+        return found
+
+    def _reach(self, able: Collection[int], regions: Sequence[Region]) -> Iterator[Region]:
+        """Those that reach as far as these operators do."""
+        for members in self._near(able, [r.operators for r in regions if r.loops]):
             inner = [r for r in regions if r.whole and r.operators <= members]
             if not inner or members == inner[0].operators:
                 continue
@@ -348,8 +359,7 @@ class _Known:
             region = Region(first.name, run, members, made_of=inner, look=self.deciding)
             region.said, region.loops = any(r.said for r in inner), any(r.loops for r in inner)
             if self._admitted(region).whole and not any(self._loses(r, region) for r in inner):
-                found.append(region)
-        return found
+                yield region
 
     def _loses(self, inner: Region, region: Region) -> bool:
         """Whether a loop or section runs worse with what is around it: it is planned before it is
@@ -549,9 +559,10 @@ class _Known:
                     _add(total, {key: often * n for key, n in before.items()})
                     settled = False
         for kind, key in total:
-            if kind != "input":
+            if kind not in ("input", "bundle"):
                 return int(key[0])
-        region.inputs = {key: n for (_, key), n in total.items()}
+        region.inputs = {key: n for (kind, key), n in total.items() if kind == "input"}
+        region.bundles = {key: n for (kind, key), n in total.items() if kind == "bundle"}
         return None
 
     def _count(self, number: int, port: int, seen: frozenset[int]) -> _Count:
@@ -563,14 +574,18 @@ class _Known:
         unpacks = isinstance(operator, Ungrouping) and self._bundled(
             operator.sources[0][0][0].id, operator.sources[0][0][1], frozenset()
         )
-        same = isinstance(operator, Copying | Detaching | Joining | Merging | Moving | Splitting)
-        same = same or unpacks or (isinstance(operator, Through) and not operator.call.pool)
-        if not same or number in seen:
-            return {("out", (number, port)): 1}
+        passes = Copying | Detaching | Holding | Joining | Merging | Moving | Splitting | Through
+        unknown: _Count = {("out", (number, port)): 1}
+        if not (isinstance(operator, passes) or unpacks) or number in seen:
+            return unknown
         total: _Count = {}
         for source, k in operator.sources[0]:
             _add(total, self._count(source.id, k, seen | {number}))
-        return total
+        if not (isinstance(operator, Through) and operator.call.pool):
+            return total
+        if any(kind != "input" for kind, _ in total):
+            return unknown
+        return {("bundle", name): n for (_, name), n in total.items()}
 
 
 def _deciding(operator: AbstractOperator) -> list[object]:

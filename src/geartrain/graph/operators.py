@@ -370,10 +370,8 @@ class Ungrouping(AbstractOperator):
         return [Spec(columns, payload, False)]
 
     def make(self, place: Place, weights: AbstractWeights | None) -> Made:
-        if self.index == "vertex":
-            return Ungroup(place, None, vertices=True)
         column = None if self.index is None else place.schema.state[self.index]
-        return Ungroup(place, column, vertices=False)
+        return Ungroup(place, column)
 
 
 @final

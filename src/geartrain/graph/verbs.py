@@ -407,7 +407,7 @@ class AbstractStream(ABC):
 
         Args:
             over: ``edge``: the state column ``edge`` then names the edge. With ``count``: the
-                column that numbers the copies from 0.
+                column that numbers the copies from 0; ``vertex`` puts copy i at vertex i.
             count: Gets a ``View``, returns each row's number of copies.
         """
         if over == "edge" and count is None and self._draft.edge is None:

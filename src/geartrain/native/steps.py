@@ -8,9 +8,10 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from itertools import chain
 from operator import is_
 from struct import pack
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -39,9 +40,8 @@ def scaled_(tensors: Sequence[Tensor], factor: float) -> bool:
     return True
 
 
-@final
-class AdamStep:
-    """Steps of Adam for some tensors; what C is told of them is found once, as long as they stay.
+class AdamTensors(NamedTuple):
+    """What a step of Adam reads and writes, one of each for every weight.
 
     Args:
         weights: Are changed, as are ``means``, ``squares`` and ``steps``.
@@ -50,41 +50,47 @@ class AdamStep:
         steps: float32 scalars, steps taken before.
     """
 
-    def __init__(
-        self,
-        weights: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        means: Sequence[Tensor],
-        squares: Sequence[Tensor],
-        steps: Sequence[Tensor],
-    ) -> None:
-        self._all = [*weights, *gradients, *means, *squares, *steps]
+    weights: Sequence[Tensor]
+    gradients: Sequence[Tensor]
+    means: Sequence[Tensor]
+    squares: Sequence[Tensor]
+    steps: Sequence[Tensor]
+
+    @property
+    def all(self) -> list[Tensor]:
+        """Kind by kind."""
+        return [*chain.from_iterable(self)]
+
+
+@final
+class AdamStep:
+    """Steps of Adam for some tensors; what C is told of them is found once, as long as they stay.
+
+    Args:
+        some: The tensors.
+    """
+
+    def __init__(self, some: AdamTensors) -> None:
+        self._all = some.all
         self._lie = [x.data_ptr() for x in self._all]
-        self._count, self._jobs = len(weights), b""
-        self._run = _function("adam", self._all[: -len(steps)]) if steps else None
-        if self._run is None or not _are_counts(steps):
+        self._count, self._jobs = len(some.weights), b""
+        self._run = _function("adam", self._all[: -len(some.steps)]) if some.steps else None
+        if self._run is None or not _are_counts(some.steps):
             self._run = None
             return
         words: list[int] = []
-        for k, w in enumerate(weights):
-            if not w.shape == gradients[k].shape == means[k].shape == squares[k].shape:
+        for k, (w, *others, _) in enumerate(zip(*some, strict=True)):
+            if any(x.shape != w.shape for x in others):
                 self._run = None
                 return
             words += (*self._lie[k :: self._count], w.numel())
         self._jobs = pack(f"{len(words)}q", *words)
 
-    def fits(
-        self,
-        weights: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        means: Sequence[Tensor],
-        squares: Sequence[Tensor],
-        steps: Sequence[Tensor],
-    ) -> bool:
+    def fits(self, some: AdamTensors) -> bool:
         """Whether it is for these, and they lie where they lay."""
-        some = [*weights, *gradients, *means, *squares, *steps]
-        same = len(some) == len(self._all) and all(map(is_, some, self._all))
-        return same and [x.data_ptr() for x in some] == self._lie
+        given = some.all
+        same = len(given) == len(self._all) and all(map(is_, given, self._all))
+        return same and [x.data_ptr() for x in given] == self._lie
 
     def take(
         self,

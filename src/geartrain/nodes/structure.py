@@ -83,6 +83,31 @@ class Broadcast(AbstractNode):
         return self._waiting.nbytes()
 
 
+def first_parts(place: Place, column: int, state: IntArray, counts: IntArray) -> IntArray:
+    """What a column begins with that numbers the parts of rows, so many each, from 0.
+
+    Raises:
+        GraphError: The column is that of vertices or edges, and the instance has fewer of them.
+    """
+    arena, slots = place.arena, state[INSTANCE]
+    if column == VERTEX:
+        kind, base, size = "vertex", arena.base, arena.size
+    elif column == place.schema.state.get("edge"):
+        kind, base, size = "edge", arena.edge_base, arena.edge_size
+    else:
+        return np.zeros(slots.size, np.int64)
+    if (counts > size[slots]).any():
+        i = int(np.flatnonzero(counts > size[slots])[0])
+        last = int(size[slots[i]]) - 1
+        raise GraphError(
+            f"'{place.name}': a row of {arena.describe(int(slots[i]))} becomes {int(counts[i])}, "
+            f"one at each {kind}, but the instance has {kind} 0..{last}; number them in a column "
+            "of another name"
+        )
+    first: IntArray = base[slots]
+    return first
+
+
 @final
 class Flatmap(AbstractNode):
     """Send a row once for each of its edges, or a computed number of times.
@@ -92,7 +117,8 @@ class Flatmap(AbstractNode):
         column: State column that numbers the copies: ``edge`` (absolute edge of the arena) or any
             name.
         count: None for the edges that leave the row's vertex; else a function of the ``View`` that
-            gives each row's number of copies, which are numbered from 0.
+            gives each row's number of copies, which are numbered from 0; of ``vertex`` and ``edge``
+            inside the instance.
     """
 
     eager = True
@@ -142,7 +168,8 @@ class Flatmap(AbstractNode):
                 f"'{self.name}': a row of {arena.describe(slot)} asks for {int(counts.max()):,} "
                 f"copies; at most {_MOST_COPIES:,}, as each of them is a row"
             )
-        return np.zeros(len(batch), np.int64), counts.astype(np.int64, copy=False)
+        counts = counts.astype(np.int64, copy=False)
+        return first_parts(self.place, self.column, batch.state, counts), counts
 
     def backward(self, batches: Sequence[Backward]) -> Emission:
         return Emission(backward=self._waiting.collect(batches))
@@ -339,15 +366,15 @@ class Ungroup(AbstractNode):
 
     Args:
         place: Number, name, frames.
-        column: State column that gets the part's number, 0..k-1; None keeps none.
-        vertices: The parts of a bundle are the vertices of its instance: part i goes to vertex i.
+        column: State column that gets the part's number, 0..k-1, of ``vertex`` and ``edge`` inside
+            the instance; None keeps none.
     """
 
     eager = True
 
-    def __init__(self, place: Place, column: int | None, vertices: bool) -> None:
+    def __init__(self, place: Place, column: int | None) -> None:
         super().__init__(place)
-        self._column, self._vertices = column, vertices
+        self._column = column
         self._cells = Cells(place.id, place.name)
         self._bundled = False
 
@@ -374,12 +401,11 @@ class Ungroup(AbstractNode):
 
     def parts(self, state: IntArray, lengths: IntArray) -> IntArray:
         """The columns of the parts of rows with these columns, that have so many each."""
+        if self._column is None:
+            return np.repeat(state, lengths, axis=1)
+        first = first_parts(self.place, self._column, state, lengths)
         state = np.repeat(state, lengths, axis=1)
-        part = ranges(np.zeros_like(lengths), lengths)
-        if self._column is not None:
-            state[self._column] = part
-        if self._vertices:
-            state[VERTEX] = self.place.arena.base[state[INSTANCE]] + part
+        state[self._column] = ranges(first, lengths)
         return state
 
     def backward(self, batches: Sequence[Backward]) -> Emission:

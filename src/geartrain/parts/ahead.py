@@ -14,6 +14,7 @@ import numpy as np
 
 from geartrain.frames.message import IntArray, distinct
 from geartrain.parts.counting import Counting, Told
+from geartrain.parts.trained import AbstractPart
 
 
 @final
@@ -69,3 +70,27 @@ class UpdatesAhead:
         for told in self._told.pop(0):
             self._count(told)
         return True
+
+
+class AbstractAhead(AbstractPart):
+    """A part, or a worker's share of it, that gradients of later updates may be told to."""
+
+    _ahead: UpdatesAhead
+
+    def updates_of(self, slots: IntArray) -> IntArray | None:
+        return self._ahead.of(slots) if self.takes_ahead else None
+
+    def received_for(
+        self, updates: IntArray, versions: IntArray, lengths: IntArray | None = None
+    ) -> None:
+        self._ahead.tell(updates, versions, lengths, answered=False)
+
+    def answered_for(self, updates: IntArray, lengths: IntArray | None) -> None:
+        versions = np.full(updates.size, self.version, np.int64)
+        self._ahead.tell(updates, versions, lengths, answered=True)
+
+    def next_update(self) -> bool:
+        found = self._ahead.next()
+        if found:
+            self.gradient.next_update()
+        return found

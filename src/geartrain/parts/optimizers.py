@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.adagrad import adagrad
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from geartrain.native.steps import AdamStep, adagrad_step
+from geartrain.native.steps import AdamStep, AdamTensors, adagrad_step
 
 
 @final
@@ -170,7 +170,7 @@ class FusedAdam(torch.optim.Adam):
         states = [self.state[p] for p in weights]
         if not all(states) or group["amsgrad"] or isinstance(group["lr"], Tensor):
             return False  # torch makes the states in the first step
-        tensors = (
+        tensors = AdamTensors(
             weights,
             gradients,
             [s["exp_avg"] for s in states],
@@ -179,8 +179,8 @@ class FusedAdam(torch.optim.Adam):
         )
         known: dict[int, AdamStep] = self.__dict__.setdefault("_known", {})
         step = known.get(number)
-        if step is None or not step.fits(*tensors):
-            step = known[number] = AdamStep(*tensors)
+        if step is None or not step.fits(tensors):
+            step = known[number] = AdamStep(tensors)
         return step.take(
             rate=group["lr"],
             betas=group["betas"],

@@ -27,7 +27,7 @@ from geartrain.codec import require_like
 from geartrain.frames.message import IntArray
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.weights import WeightVersion
-from geartrain.parts.ahead import UpdatesAhead
+from geartrain.parts.ahead import AbstractAhead, UpdatesAhead
 from geartrain.parts.counting import Counting, Told
 from geartrain.parts.late.delay import mean_age
 from geartrain.parts.late.views import AbstractView, Stashed
@@ -37,11 +37,11 @@ from geartrain.parts.ownership import Ownership
 from geartrain.parts.pending import gradients_to_tensors, load_gradients
 from geartrain.parts.rules import Rules
 from geartrain.parts.stepping import Stepping
-from geartrain.parts.trained import AbstractPart, StepTaken
+from geartrain.parts.trained import StepTaken
 
 
 @final
-class PartState(AbstractPart):
+class PartState(AbstractAhead):
     """A part at work. One worker owns it; nothing here is locked.
 
     Args:
@@ -206,18 +206,6 @@ class PartState(AbstractPart):
     def dropped(self, versions: IntArray) -> None:
         self.counting.dropped(versions)
 
-    def updates_of(self, slots: IntArray) -> IntArray | None:
-        return self._ahead.of(slots) if self.takes_ahead else None
-
-    def received_for(
-        self, updates: IntArray, versions: IntArray, lengths: IntArray | None = None
-    ) -> None:
-        self._ahead.tell(updates, versions, lengths, answered=False)
-
-    def answered_for(self, updates: IntArray, lengths: IntArray | None) -> None:
-        versions = np.full(updates.size, self.version, np.int64)
-        self._ahead.tell(updates, versions, lengths, answered=True)
-
     def _count(self, told: Told) -> None:
         told.tell(self.counting, self.version)
 
@@ -238,12 +226,6 @@ class PartState(AbstractPart):
     @property
     def takes_ahead(self) -> bool:  # type: ignore[override]
         return self._plain and type(self.ownership) is Ownership
-
-    def next_update(self) -> bool:
-        found = self._ahead.next()
-        if found:
-            self.gradient.next_update()
-        return found
 
     def finished(self, instances: int) -> None:
         self.counting.finished(instances)

@@ -37,6 +37,7 @@ class AbstractPart(AbstractWeights):
         once: Whether every instance comes by in exactly one message, which then counts for it.
         guard: What a firing of the part enters.
         copy, copies: It is one of so many copies, each of which gets every so-many-th instance.
+        steppers: Workers that step it, each when it has gathered an update of its own.
         reserves: Whether it wants to be told, by ``reserve``, what a firing is going to add.
     """
 
@@ -48,6 +49,7 @@ class AbstractPart(AbstractWeights):
     guard: AbstractContextManager[Any]
     copy: int
     copies: int
+    steppers = 1
     reserves = False
 
     @property

@@ -28,7 +28,7 @@ from torch import Tensor
 from geartrain.frames.message import IntArray
 from geartrain.frames.tables import guard_table, sparse_tables
 from geartrain.graph.through import Through
-from geartrain.parts.ahead import UpdatesAhead
+from geartrain.parts.ahead import AbstractAhead, UpdatesAhead
 from geartrain.parts.counting import Told
 from geartrain.parts.fresh import remembers_all
 from geartrain.parts.part import PartState
@@ -71,7 +71,7 @@ def _tables(part: PartState) -> list[Tensor]:
 
 
 @final
-class SteppedShare(PublishedShare):
+class SteppedShare(AbstractAhead, PublishedShare):
     """A part as the worker of this process has it.
 
     Args:
@@ -94,7 +94,7 @@ class SteppedShare(PublishedShare):
         board: NDArray[np.int64],
     ) -> None:
         super().__init__(part, copy, owner, copies, works=False)
-        self._lock, self._board = lock, board
+        self._lock, self._board, self.steppers = lock, board, copies
         self._ahead = UpdatesAhead(self._local, self._count)
         self._rests = False
         tables = {id(x) for x in _tables(part)}
@@ -136,18 +136,6 @@ class SteppedShare(PublishedShare):
     ) -> None:
         self._ahead.of_slots = updates
 
-    def updates_of(self, slots: IntArray) -> IntArray | None:
-        return self._ahead.of(slots) if self.takes_ahead else None
-
-    def received_for(
-        self, updates: IntArray, versions: IntArray, lengths: IntArray | None = None
-    ) -> None:
-        self._ahead.tell(updates, versions, lengths, answered=False)
-
-    def answered_for(self, updates: IntArray, lengths: IntArray | None) -> None:
-        versions = np.full(updates.size, self.version, np.int64)
-        self._ahead.tell(updates, versions, lengths, answered=True)
-
     def _count(self, told: Told) -> None:
         n, lengths = told.versions.size, told.lengths
         each = np.ones(n, np.int64) if lengths is None else lengths
@@ -157,9 +145,8 @@ class SteppedShare(PublishedShare):
         self._note(told.versions, each, left=not told.answered)
 
     def next_update(self) -> bool:
-        found = self._ahead.next()
+        found = super().next_update()
         if found:
-            self.gradient.next_update()
             self._hand_in_if_whole()
         return found
 

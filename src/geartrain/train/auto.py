@@ -86,6 +86,11 @@ def measured_instances(max_active: int) -> int:
     return min(MOST_MEASURED, max(LEAST_MEASURED, _TURNS * max_active))
 
 
+def meet_every(max_active: int) -> int:
+    """Instances between meetings of a bottleneck's copies, where so many are in flight."""
+    return max(_MEET, _MEET * max_active // 2)
+
+
 @final
 class RuntimeChoice:
     """What a session measures before it chooses.
@@ -225,8 +230,8 @@ class RuntimeChoice:
         if plan.way in ("each", "all"):
             return SharedWeights(plan.way).make(graph, parts, plan.workers, lock)
         if plan.way == "copies":
-            every = max(_MEET, _MEET * most // 2)
-            return PartCopies({plan.part: plan.workers}, Average(every)).make(graph, parts)
+            meeting = Average(meet_every(most))
+            return PartCopies({plan.part: plan.workers}, meeting).make(graph, parts)
         return None
 
     def _ways(self, engine: Engine, seen: Sampled, most: int, refused: str | None) -> Ways:

@@ -78,8 +78,9 @@ class LoopDoor(AbstractNode):
 
     Args:
         place: Number, name, frames.
-        inputs: Input name to how many rows enter for each of the instance's there; None: that is
-            not known, and an instance goes in with the rows that have come.
+        counts: Input name to how many rows enter for each of the instance's there; and to how many
+            for all of them, if there are any. None: that is not known, and an instance goes in with
+            the rows that have come.
         entries: By how many ways rows enter.
         exits: What rows of each exit hold.
     """
@@ -89,12 +90,12 @@ class LoopDoor(AbstractNode):
     def __init__(
         self,
         place: Place,
-        inputs: Mapping[str, int] | None,
+        counts: tuple[Mapping[str, int], Mapping[str, int]] | None,
         entries: int,
         exits: Sequence[AbstractValue],
     ) -> None:
         super().__init__(place)
-        self._inputs, self._exits = None if inputs is None else dict(inputs), exits
+        self._counts, self._exits = counts, exits
         states = len(place.schema.state)
         columns = "origin", "start", "length"
         self._stores = [RowStore(place.name, columns, states) for _ in range(entries)]
@@ -115,7 +116,7 @@ class LoopDoor(AbstractNode):
         self._keep(port, first, batches)
         slots, counts = np.unique(state[INSTANCE], return_counts=True)
         self._grow(int(slots[-1]) + 1)
-        if self._inputs is None:
+        if self._counts is None:
             return self._go_on(slots, counts, state.shape[0])
         new = slots[~self._begun[slots]]
         if new.size:
@@ -162,7 +163,7 @@ class LoopDoor(AbstractNode):
         found = []
         mine = np.zeros(self._missing.size, np.bool_)
         mine[slots] = True
-        if self._inputs is None:
+        if self._counts is None:
             self._begun[slots] = False
         for store, bundles, width in zip(self._stores, self._bundles, self._widths, strict=True):
             live = store.live_rows()
@@ -241,10 +242,13 @@ class LoopDoor(AbstractNode):
         """Rows that enter of these instances."""
         fed = self.place.arena.fed
         total = np.zeros(slots.size, np.int64)
-        if self._inputs is None:
+        if self._counts is None:
             return -self._missing[slots]
-        for name, times in self._inputs.items():
+        each, together = self._counts
+        for name, times in each.items():
             total += times * fed[name][slots]
+        for name, times in together.items():
+            total += times * (fed[name][slots] > 0)
         return total
 
     def _grow(self, slots: int) -> None:
