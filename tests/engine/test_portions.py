@@ -112,8 +112,8 @@ def test_workers_that_each_gather_updates_take_as_many_together_as_one_does(step
     part = worker.parts["upper"]
     part.steppers = steppers
     portion = UpdatesWorth()
-    assert portion.together(node, 1.0, part) == updates
-    assert portion.together(node, 1e6, part) == 1
+    assert portion.together(node, 1.0, [part]) == updates
+    assert portion.together(node, 1e6, [part]) == 1
 
 
 def test_where_rows_cost_next_to_nothing_it_takes_those_of_some_updates():

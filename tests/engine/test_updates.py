@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import geartrain as gt
+from geartrain.engine.cohorts import Cohorts
 from geartrain.engine.engine import Engine
 from geartrain.engine.parts import make_parts
-from geartrain.engine.worker import Firing
+from geartrain.engine.worker import Finished, Firing
 from geartrain.parts.part import PartState
 from geartrain.parts.rules import Rules
 from geartrain.runtime.base import AbstractRuntime
@@ -288,6 +289,39 @@ def train_in_cohorts(many, n, in_flight, workers, seed, policy, max_rows):
     )  # its own row, and one of ones for each further round
     moved = [float((a - b)[0, 0]) for a, b in pairwise(seen)]
     assert moved == [float(gradients[i : i + n].sum()) for i in range(0, many - many % n, n)]
+
+
+@pytest.mark.parametrize(("other", "asked"), [(2, 1), (3, 2)])
+def test_parts_whose_updates_are_of_the_same_instances_step_one_after_the_other(
+    monkeypatch, other, asked
+):
+    """Who has finished is found once for all of them, and no part is an update ahead of another."""
+    graph = gt.Graph()
+    loop = graph.loop(run="steps")
+    loop.join(graph.input("x", step=0))
+    turned = loop.through(nn.Linear(2, 2), name="one").through(nn.Linear(2, 2), name="other")
+    again, out = turned.move(step=lambda m: m.step + 1).where(lambda m: m.step < 2)
+    loop.join(again)
+    out.loss(lambda y: y[:, 0])
+    parts = make_parts(graph, Rules(optimizer=SGD, update_every=gt.Instances(2)))
+    parts["other"].trigger = parts["other"].counting.trigger = gt.Instances(other)
+    engine = Engine(graph, parts, Order("simulated", 1, POLICIES[0], 0, 0.0, 8, 4096).settings())
+    engine.begin(train=True)
+    stepped: list[str] = []
+    found = 0
+    finished = Cohorts.finished
+
+    def counted(self, turns):
+        nonlocal found
+        found += 1
+        return finished(self, turns)
+
+    monkeypatch.setattr(PartState, "step_if_due", lambda part, _: stepped.append(part.name))
+    monkeypatch.setattr(Cohorts, "finished", counted)
+    engine.workers[0].finished(Finished(np.arange(4), 4))
+    assert found == asked
+    both = ["one", "other"] * 3  # twice due, and once for what has finished of the next
+    assert stepped == both if other == 2 else stepped[:3] == ["one"] * 3
 
 
 def triggers() -> st.SearchStrategy[object]:

@@ -138,3 +138,57 @@ def test_a_sum_that_overflows_is_no_infinity_among_the_rows():
     broken = Instance({"x": torch.tensor([[1.0, 1.0], [torch.inf, -torch.inf]])}, key="broken")
     with pytest.raises(DataError, match="instance broken: input 'x' holds NaN or infinity"):
         pack([large, broken])
+
+
+def rows_of(packed: Packed, name: str) -> tuple[list[object], list[int], list[int]]:
+    rows = packed.inputs[name]
+    assert rows.payload is not None
+    return rows.payload.tolist(), rows.at.tolist(), rows.ends.tolist()
+
+
+def test_rows_brought_as_tensors_are_those_brought_with_their_vertices():
+    random = np.random.default_rng(0)
+    plain = [torch.from_numpy(random.normal(size=(n, 2))) for n in (2, 1, 0, 3, 4)]
+    slots = [np.zeros(max(len(x), 1), np.int64) for x in plain]
+
+    def instances(*, pairs: bool) -> list[Instance]:
+        edges = dict.fromkeys(("source", "target", "type"), np.zeros(0, np.int64))
+        return [
+            Instance(
+                {"x": (x, np.arange(len(x))) if pairs else x, "bag": torch.ones(1, 3)},
+                {"slot": slot},
+                edges,
+                {"aim": 0.0},
+            )
+            for x, slot in zip(plain, slots, strict=True)
+        ]
+
+    packers = packer(), packer()
+    for each, pairs in zip(packers, (True, False), strict=True):
+        each.pack(instances(pairs=pairs)[:1])  # the first says what rows look like
+    with_vertices, alone = (
+        each.pack(instances(pairs=pairs))
+        for each, pairs in zip(packers, (True, False), strict=True)
+    )
+    for name in ("x", "bag"):
+        assert rows_of(with_vertices, name) == rows_of(alone, name)
+
+
+@pytest.mark.parametrize(
+    "wrong", [torch.ones(2, 2), torch.ones(2, 3).double(), torch.ones(2).double()]
+)
+def test_one_that_brings_other_rows_than_all_others_is_named(wrong):
+    edges = dict.fromkeys(("source", "target", "type"), np.zeros(0, np.int64))
+    given = [
+        Instance({"x": torch.ones(2, 2).double()}, {"slot": [0, 0]}, edges, {"aim": 0.0}, key=k)
+        for k in range(4)
+    ]
+    given[2] = Instance({"x": wrong}, {"slot": [0, 0]}, edges, {"aim": 0.0}, key=2)
+    made = packer()
+    made.pack(given[:1])
+    with pytest.raises(DataError, match="instance 2: input 'x' has rows of"):
+        made.pack(given)
+    data = torch.ones(2, 2, dtype=torch.float64, requires_grad=True)
+    given[2] = Instance({"x": data}, {"slot": [0, 0]}, edges, {"aim": 0.0}, key=2)
+    payload = made.pack(given).inputs["x"].payload
+    assert payload is not None and not payload.requires_grad

@@ -27,7 +27,7 @@ from geartrain.frames.message import Backward, Forward, IntArray, distinct
 
 @final
 class Cohorts:
-    """The instances that come by one part, or one copy of it.
+    """The instances that come by one part, or one copy of it, or by several that step together.
 
     Args:
         arena: Knows an instance's turn.
@@ -40,7 +40,7 @@ class Cohorts:
     def __init__(
         self, arena: Arena, n: int, first: int, begun: int, copy: int = 0, copies: int = 1
     ) -> None:
-        self._arena, self._n = arena, n
+        self._arena, self.n = arena, n
         self._copy, self._copies = copy, copies
         self._base = int(self._place(np.array([first]))[0]) - begun
         self._done = {0: begun}  # finished, by cohort
@@ -87,7 +87,7 @@ class Cohorts:
                     self._done[cohort] = self._done.get(cohort, 0) + many
             mine = self._present - first
             yield counts[mine] if 0 <= mine < len(counts) else 0
-        while self._done.get(self._present, 0) == self._n:
+        while self._done.get(self._present, 0) == self.n:
             del self._done[self._present]
             self._present += 1
             yield self._done.get(self._present, 0)
@@ -105,7 +105,7 @@ class Cohorts:
         return self._cohort(self._arena.turn[slots]) - self._present
 
     def _cohort(self, turns: IntArray) -> IntArray:
-        found: IntArray = (self._place(turns) - self._base) // self._n
+        found: IntArray = (self._place(turns) - self._base) // self.n
         return found
 
     def _place(self, turns: IntArray) -> IntArray:

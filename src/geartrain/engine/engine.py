@@ -125,10 +125,9 @@ class Engine:
         names = part_names(graph)
         for part in self.parts.values():
             part.in_flight(settings.max_active)
-        self._let_messages_count(graph, names)
-        self._weights = _weights(graph, names, self.sharing)
-
         self._operators = graph.copy_with_broadcasts()
+        self._let_messages_count(names)
+        self._weights = _weights(graph, names, self.sharing)
         spread = _is_spread(graph, parts, settings.device)
         self.wiring: Wiring = wire(
             graph,
@@ -138,6 +137,7 @@ class Engine:
             apart={original_name(n) for n in placement or ()},
             spread=spread,
             by_steps=lambda region: self._why_by_steps(region, names, workers, placement or {}),
+            operators=self._operators,
         )
         rounds = Rounds(self.wiring, settings.max_rounds)
         for node in self.wiring.nodes.values():
@@ -207,9 +207,9 @@ class Engine:
         weights = self._weights[part]
         return [Owner(in_place_of(function, module, w.module), w) for w in weights]
 
-    def _let_messages_count(self, graph: Graph, names: Mapping[str, str]) -> None:
+    def _let_messages_count(self, names: Mapping[str, str]) -> None:
         """Tell parts that every instance comes by in one message."""
-        single = once(graph.copy_with_broadcasts())
+        single = once(self._operators)
         nodes: dict[str, list[str]] = {}
         for node, name in names.items():
             nodes.setdefault(name, []).append(node)

@@ -23,13 +23,13 @@ from geartrain.parts.trained import AbstractPart
 class AbstractPortion(ABC):
     """Says how many messages of a queue one firing of training takes. Stateless."""
 
-    def together(self, node: AbstractNode, rows: float, part: AbstractPart) -> int:
+    def together(self, node: AbstractNode, rows: float, parts: Collection[AbstractPart]) -> int:
         """Updates whose gradients are added in one firing of a node that tells them apart.
 
         Args:
             node: That adds.
             rows: Payload rows of an update, about.
-            part: To which it adds.
+            parts: To which it adds.
         """
         return 1
 
@@ -75,9 +75,9 @@ class UpdatesWorth(AbstractPortion):
     worth_apart: int = 2048
     updates_apart: int = 4
 
-    def together(self, node: AbstractNode, rows: float, part: AbstractPart) -> int:
+    def together(self, node: AbstractNode, rows: float, parts: Collection[AbstractPart]) -> int:
         worth = self.worth_apart * node.calls_a_firing
-        return self._at_most(int(worth // max(rows, 1)), [part])
+        return self._at_most(int(worth // max(rows, 1)), parts)
 
     def adding(self, queue: Queue, node: AbstractNode, part: AbstractPart) -> int | None:
         """As many as the update lacks.

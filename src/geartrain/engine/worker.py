@@ -84,6 +84,22 @@ class Finished:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Parts whose updates are of the same instances: they step one after the other.
+
+    Args:
+        copy: The copy of the graph that they are of.
+        cohorts: Of their updates; None: their updates are none of instances that come in parts.
+        parts: They.
+    """
+
+    copy: int
+    cohorts: Cohorts | None
+    parts: list[AbstractPart] = field(default_factory=list)
+
+
+@final
 class WorkerState:
     """The nodes and parts of one worker.
 
@@ -140,7 +156,9 @@ class WorkerState:
         self._clock = 0
         self.communicator = communicator or Silent()
         self._free = not self._bounded and not self.communicator.may_wait
-        self._cohorts: dict[str, Cohorts] = {}
+        self._cohorts: dict[str, Cohorts] = {}  # parts that step together have the same
+        self._groups: list[_Group] = []
+        self._sorted_by: dict[int, list[tuple[Cohorts, list[AbstractPart]]]] = {}  # by node
         self.note: Callable[[int, bool], None] | None = None
         self.ahead: Callable[[Firing], None] | None = None
 
@@ -154,20 +172,27 @@ class WorkerState:
             train: Whether it is for training.
         """
         self.train, self.progress = train, trained
-        self._cohorts = {}
+        self._cohorts, self._groups, self._sorted_by = {}, [], {}
         if not train:
             return
+        groups: dict[tuple[int, ...], _Group] = {}
         for name, part in self.parts.items():
-            trigger, cohorts = part.trigger, None
+            trigger, of = part.trigger, self._copies[name]
             # With a window, rows that wait might keep out those that they wait for.
             if isinstance(trigger, Instances) and not part.once and part.rules.window is None:
-                begun, first = part.begun(trigger.n), turn(self._copies[name])
-                cohorts = Cohorts(arena, trigger.n, first, begun, part.copy, part.copies)
+                begun, first = part.begun(trigger.n), turn(of)
+                key: tuple[int, ...] = of, trigger.n, first, begun, part.copy, part.copies
+                group = groups.get(key)
+                cohorts = None if group is None else group.cohorts
+                if cohorts is None:
+                    cohorts = Cohorts(arena, trigger.n, first, begun, part.copy, part.copies)
                 self._cohorts[name] = cohorts
-            if cohorts is None:
-                part.in_cohorts(None, None)
-            else:
                 part.in_cohorts(cohorts.ahead, cohorts.updates)
+            else:
+                key, cohorts = (of,), None
+                part.in_cohorts(None, None)
+            groups.setdefault(key, _Group(of, cohorts)).parts.append(part)
+        self._groups = [*groups.values()]
 
     def deliver(self, delivery: Delivery) -> None:
         """A batch has come for a node that lives here."""
@@ -176,25 +201,35 @@ class WorkerState:
             self._eager.append(delivery)
             return
         if self._cohorts and self._adds_gradients(node, delivery.port):
-            self._sort(node, delivery, node.part_names)
+            self._sort(node, delivery, 0)
         else:
             self._enqueue(delivery)
 
-    def _sort(self, node: AbstractNode, delivery: Delivery, parts: Sequence[str]) -> None:
-        """Queue what may be added now to all of these parts; the rest waits with one of them."""
-        for k, name in enumerate(parts):
-            cohorts = self._cohorts.get(name)
-            if cohorts is not None:
-                batch, ahead = delivery.batch, 0
-                if self._takes_ahead(node):
-                    lengths = node.lengths(batch)
-                    rows = 1.0 if lengths is None else float(lengths.mean())
-                    part = self.parts[name]
-                    ahead = self._portions.together(node, rows * part.trigger.n, part) - 1
-                for now in cohorts.sort(delivery, node.slots(batch), ahead):
-                    self._sort(node, now, parts[k + 1 :])
-                return
-        self._enqueue(delivery)
+    def _sort(self, node: AbstractNode, delivery: Delivery, k: int) -> None:
+        """Queue what may be added now to all parts of a node, from the k-th cohorts on; the rest
+        waits at one of these."""
+        several = self._cohorts_of(node)
+        if k == len(several):
+            self._enqueue(delivery)
+            return
+        (cohorts, parts), batch, ahead = several[k], delivery.batch, 0
+        if self._takes_ahead(node):
+            lengths = node.lengths(batch)
+            rows = 1.0 if lengths is None else float(lengths.mean())
+            ahead = self._portions.together(node, rows * cohorts.n, parts) - 1
+        for now in cohorts.sort(delivery, node.slots(batch), ahead):
+            self._sort(node, now, k + 1)
+
+    def _cohorts_of(self, node: AbstractNode) -> list[tuple[Cohorts, list[AbstractPart]]]:
+        """Those of its parts, in their order, each once, and whose they are."""
+        found = self._sorted_by.get(node.id)
+        if found is None:
+            its: dict[Cohorts, list[AbstractPart]] = {}
+            for name in node.part_names:
+                if name in self._cohorts:
+                    its.setdefault(self._cohorts[name], []).append(self.parts[name])
+            found = self._sorted_by[node.id] = [*its.items()]
+        return found
 
     def _enqueue(self, delivery: Delivery) -> None:
         self._clock += 1
@@ -226,21 +261,24 @@ class WorkerState:
         if not self.train:
             return []
         steps: list[StepTaken | None] = []
-        for name, part in self.parts.items():
-            if told.copy is not None and self._copies[name] != told.copy:
+        for group in self._groups:
+            if told.copy is not None and group.copy != told.copy:
                 continue
-            cohorts = self._cohorts.get(name)
-            part.heard(self.progress)
+            parts, cohorts = group.parts, group.cohorts
+            for part in parts:
+                part.heard(self.progress)
             finished = [told.turns.size] if cohorts is None else cohorts.finished(told.turns)
             for number, instances in enumerate(finished):
-                if number:
-                    part.next_update()
-                part.finished(instances)
-                steps.append(part.step_if_due(self.progress))
-                for delivery in () if cohorts is None else cohorts.take():
-                    node = self._nodes[delivery.node]
-                    parts = node.part_names
-                    self._sort(node, delivery, parts[parts.index(name) + 1 :])
+                for part in parts:
+                    if number:
+                        part.next_update()
+                    part.finished(instances)
+                    steps.append(part.step_if_due(self.progress))
+                if cohorts is not None:
+                    for delivery in cohorts.take():
+                        node = self._nodes[delivery.node]
+                        its = [each for each, _ in self._cohorts_of(node)]
+                        self._sort(node, delivery, its.index(cohorts) + 1)
         return [step for step in steps if step is not None]
 
     def flush(self) -> list[StepTaken]:

@@ -230,6 +230,13 @@ class Packer:
     def _rows(self, operator: Entrance, instances: Sequence[Instance]) -> PackedRows:
         name = operator.name
         given = [i.inputs.get(name) for i in instances]
+        stacked = _stacked(given, self._shapes.get(name))
+        if stacked is not None:
+            payload, lengths = stacked
+            ends = _ends(lengths)
+            _check_finite(instances, name, payload, lengths)
+            at = np.arange(payload.shape[0]) - ends[:-1].repeat(lengths)
+            return PackedRows(payload, lengths, at, ends)
         looked: dict[int, tuple[Tensor, IntArray]] = {}  # instances may share what they bring
         parts: list[Tensor] = []
         places: list[IntArray] = []
@@ -243,10 +250,10 @@ class Packer:
             parts.append(pair[0])
             places.append(pair[1])
         lengths = _lengths(places)
-        payload = _join_rows(name, parts) if lengths.any() else None
-        if payload is not None:
-            _check_finite(instances, name, payload, lengths)
-        return PackedRows(payload, lengths, np.concatenate(places), _ends(lengths))
+        joined = _join_rows(name, parts) if lengths.any() else None
+        if joined is not None:
+            _check_finite(instances, name, joined, lengths)
+        return PackedRows(joined, lengths, np.concatenate(places), _ends(lengths))
 
     def _pair(
         self, operator: Entrance, instance: Instance, brought: Any
@@ -460,6 +467,25 @@ def _by_source(
     vertex["out_start"] = np.cumsum(out) - out
     vertex["in_degree"] = np.bincount(target, minlength=total).astype(np.int64)
     return edge
+
+
+def _stacked(
+    given: list[Any], known: tuple[torch.Size, torch.dtype] | None
+) -> tuple[Tensor, IntArray] | None:
+    """Tensors of rows of the known shape and dtype as one, and how many rows each has; None: they
+    want a closer look."""
+    if known is None or len(given) == 1 or set(map(type, given)) != {Tensor}:
+        return None
+    shape, dtype = known
+    if {x.dtype for x in given} != {dtype} or {x.ndim for x in given} != {1 + len(shape)}:
+        return None
+    try:
+        rows = torch.cat(given).detach()
+    except RuntimeError:
+        return None
+    if rows.shape[1:] != shape or not rows.shape[0]:
+        return None
+    return rows, np.array([x.shape[0] for x in given], np.int64)
 
 
 def _join_rows(name: str, parts: list[Tensor]) -> Tensor:

@@ -86,6 +86,7 @@ def wire(
     apart: Collection[str] = (),
     spread: bool = False,
     by_steps: Refusal | None = None,
+    operators: Sequence[AbstractOperator] | None = None,
 ) -> Wiring:
     """Make fresh nodes.
 
@@ -101,11 +102,13 @@ def wire(
             before them.
         spread: Whether rows may lie elsewhere than on the host.
         by_steps: Says why a loop that could run whole shall not; None: each runs whole that can.
+        operators: Of the graph, with broadcasts, where they are known; they are not changed.
 
     Raises:
         GraphError: A loop that is to run whole cannot.
     """
-    operators = graph.copy_with_broadcasts()
+    if operators is None:
+        operators = graph.copy_with_broadcasts()
     schema = graph.schema()
     arena = Arena(graph.vertex, graph.edge, graph.value)
     nodes: dict[int, AbstractNode] = {}

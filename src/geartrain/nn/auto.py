@@ -32,13 +32,13 @@ from geartrain.nodes.kernel import AbstractKernel
 
 log = logging.getLogger("geartrain.nn")
 
-FIRINGS: Final = 64
+FIRINGS: Final = 32
 """Firings in training before anything is traced: short runs never pay for a trace."""
-ROWS: Final = 2000
+ROWS: Final = 1000
 """Rows in them."""
 LARGE_FIRINGS: Final = 4
 """Firings that will do where they are large ..."""
-LARGE_ROWS: Final = 4096
+LARGE_ROWS: Final = 2048
 """... and have so many rows together: what runs again costs as much as a trace by then."""
 WORTH: Final = 0.95
 """Derived kernels are taken if they take no more than this part of the time."""

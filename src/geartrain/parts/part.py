@@ -105,6 +105,9 @@ class PartState(AbstractAhead):
         self.tables: set[nn.Parameter] = set()
         self.progress = 0
         self._held_rows = 0
+        plain = rules.max_staleness is None and rules.window is None and rules.delay is None
+        plain = plain and not self._wants_ages and rules.view is None
+        self._plain = plain and self.trigger.unit == "instances"
         self._ahead = UpdatesAhead(self.counting, self._count)
         self._first = next(module.parameters(), None)
 
@@ -222,10 +225,7 @@ class PartState(AbstractAhead):
 
     @property
     def takes_ahead(self) -> bool:  # type: ignore[override]
-        rules = self.rules
-        plain = rules.max_staleness is None and rules.window is None and rules.delay is None
-        plain = plain and not self._wants_ages and rules.view is None
-        return plain and self.trigger.unit == "instances" and type(self.ownership) is Ownership
+        return self._plain and type(self.ownership) is Ownership
 
     def finished(self, instances: int) -> None:
         self.counting.finished(instances)

@@ -12,10 +12,10 @@ import copy
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, Protocol, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from geartrain.errors import LeakError
 from geartrain.graph.through import Through
@@ -28,6 +28,7 @@ from geartrain.sharing.assignment import AbstractAssignment, PerCopy
 from geartrain.sharing.communicator import AbstractCommunicator
 from geartrain.sharing.consensus import average_buffers, distance_from_mean, mean_weights
 from geartrain.sharing.endpoint import Communicator, Endpoint
+from geartrain.sharing.exchange import AbstractExchange
 from geartrain.sharing.kept import (
     ReplicasEntry,
     check_members,
@@ -38,12 +39,36 @@ from geartrain.sharing.kept import (
 from geartrain.sharing.letters import Ledger, Letter
 from geartrain.sharing.locks import AbstractLock, MakeLock, NoLock, NothingInCommon
 from geartrain.sharing.member import Member
-from geartrain.sharing.sharing import AbstractSharingState, Kept
+from geartrain.sharing.sharing import AbstractSharingState, Kept, Shards
 from geartrain.sharing.topology import among, topology_of
 from geartrain.sharing.totals import Totals
 
-if TYPE_CHECKING:
-    from geartrain.sharing.neighbours import Neighbours
+
+class AbstractCopiesSetting(Protocol):
+    """What is asked of a setting; ``neighbours.Neighbours`` is one, and says what it means."""
+
+    @property
+    def copies(self) -> int: ...
+
+    @property
+    def topology(self) -> Any: ...
+
+    @property
+    def shards(self) -> Shards: ...
+
+    @property
+    def consensus(self) -> str: ...
+
+    @property
+    def restart_every(self) -> int | None: ...
+
+    @property
+    def least(self) -> int: ...
+
+    @property
+    def start(self) -> Callable[[nn.Module, int], None] | None: ...
+
+    def made_exchange(self) -> AbstractExchange: ...
 
 
 @final
@@ -65,7 +90,7 @@ class Replicas(AbstractSharingState):
     def __init__(
         self,
         parts: Mapping[str, PartState],
-        setting: Neighbours,
+        setting: AbstractCopiesSetting,
         lock: MakeLock = NoLock,
     ) -> None:
         super().__init__()

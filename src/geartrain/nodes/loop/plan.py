@@ -14,7 +14,7 @@ joins) are the nodes and steps of a loop by steps, given rows without payload wh
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final, TypeAlias, final
@@ -155,12 +155,19 @@ class AbstractStage(ABC):
         targets: By output port the stage that reads it, and its input port.
         back: Output ports behind which a loop begins anew, and how ``Watch`` calls them.
         waiting: By input port, what has come.
+        sent: Whether anything has come since somebody looked.
     """
 
     def __init__(self, ports: int = 1) -> None:
         self.targets: dict[int, tuple[AbstractStage, int]] = {}
         self.back: dict[int, tuple[int, int]] = {}
         self.waiting: list[list[RowNumbers]] = [[] for _ in range(ports)]
+        self.sent = False
+
+    def send(self, port: int, rows: RowNumbers) -> None:
+        """Rows come by a port."""
+        self.waiting[port].append(rows)
+        self.sent = True
 
     @abstractmethod
     def apply(
@@ -172,6 +179,10 @@ class AbstractStage(ABC):
         """All that waits at a port."""
         came, self.waiting[port] = self.waiting[port], []
         return joined(came)
+
+    def rows_waiting(self) -> int:
+        """How many have come by all ports."""
+        return sum([r.numbers.size for came in self.waiting for r in came])
 
     def story(self) -> list[str]:
         """Who waits for what, a line each."""
@@ -433,7 +444,11 @@ class Planner:
         self._entries, self._exits, self._losses, self._values = entries, exits, losses, values
         self._calls = [s for s in stages if isinstance(s, CallStage)]
         self._others = [s for s in stages if not isinstance(s, CallStage)]
-        self._later = {id(call): _reached_from(call) for call in self._calls}
+        places = {id(call): 1 << k for k, call in enumerate(self._calls)}
+        self._masks = [
+            (places[id(call)], sum(places.get(at, 0) for at in _reached_from(call) - {id(call)}))
+            for call in self._calls
+        ]
         self.watch: Watch | None = None
         self.window = 4096
         self._passed: Passed = []
@@ -453,7 +468,7 @@ class Planner:
             plan.entered.append(plan.numbers.counts[entry.into.number])
             numbers = plan.numbers.more(entry.into.number, state.shape[1], lengths)
             if numbers.size:
-                entry.stage.waiting[entry.port].append(RowNumbers(numbers, state))
+                entry.stage.send(entry.port, RowNumbers(numbers, state))
         return plan
 
     def finish(self, plan: LoopPlan) -> None:
@@ -467,15 +482,14 @@ class Planner:
         self._passed, self._unseen = [], 0
         while True:
             self._settle(plan)
-            ready = [call for call in self._calls if call.waiting[0]]
+            ready = self._ready()
             if not ready:
                 break
-            # The others wait: what is called now may send them more.
-            if len(ready) > 1:
-                later = {at for call in ready for at in self._later[id(call)] if at != id(call)}
-                ready = [call for call in ready if id(call) not in later] or ready
+            if len(ready) == 1:
+                self._run(ready[0], 0, ready[0].take(0), plan)
+                continue
             several = _by_kin(ready)
-            rows = [sum(len(r) for call in calls for r in call.waiting[0]) for calls in several]
+            rows = [sum([call.rows_waiting() for call in calls]) for calls in several]
             few = SHARE * max(rows)
             for calls, n in zip(several, rows, strict=True):
                 if n >= few and len(calls) == 1:
@@ -486,16 +500,34 @@ class Planner:
             self.watch(self._passed)
         self._check_empty()
 
+    def _ready(self) -> list[CallStage]:
+        """Modules to be called now; others for which rows wait may be sent more by these."""
+        ready = [
+            (call, masks)
+            for call, masks in zip(self._calls, self._masks, strict=True)
+            if call.waiting[0]
+        ]
+        if len(ready) > 1:
+            later = 0
+            for _, (_, reached) in ready:
+                later |= reached
+            first = [call for call, (place, _) in ready if not place & later]
+            if first:
+                return first
+        return [call for call, _ in ready]
+
     def _settle(self, plan: LoopPlan) -> None:
         """Let everything but modules do what it can."""
         moved = True
         while moved:
             moved = False
             for stage in self._others:
-                for port, came in enumerate(stage.waiting):
-                    if came:
-                        self._run(stage, port, stage.take(port), plan)
-                        moved = True
+                if stage.sent:
+                    stage.sent = False
+                    for port, came in enumerate(stage.waiting):
+                        if came:
+                            self._run(stage, port, stage.take(port), plan)
+                            moved = True
 
     def _run(self, stage: AbstractStage, port: int, rows: RowNumbers, plan: LoopPlan) -> None:
         for way, sent in stage.apply(port, rows, plan):
@@ -507,7 +539,7 @@ class Planner:
             self._count(stage.back[way], rows)
         target = stage.targets.get(way)
         if target is not None:
-            target[0].waiting[target[1]].append(rows)
+            target[0].send(target[1], rows)
 
     def _run_together(self, calls: Sequence[CallStage], plan: LoopPlan) -> None:
         """Call several modules with what waits for them."""
@@ -530,7 +562,7 @@ class Planner:
                 plan.run(number, called)
         target, port = calls[0].targets[0]
         if all(call.targets[0] == (target, port) and not call.back for call in calls):
-            target.waiting[port].append(RowNumbers(made, state))
+            target.send(port, RowNumbers(made, state))
             return
         for call, rows, end in zip(calls, came, ends, strict=True):
             self._send(call, 0, RowNumbers(made[end - len(rows) : end], rows.state))
@@ -562,7 +594,7 @@ def _by_kin(calls: Sequence[CallStage]) -> list[list[CallStage]]:
     return list(found.values())
 
 
-def _reached_from(start: AbstractStage) -> Collection[int]:
+def _reached_from(start: AbstractStage) -> set[int]:
     """Stages that rows come to from this one in the same round, by identity."""
     found: set[int] = set()
     stack: list[AbstractStage] = [start]
