@@ -5,8 +5,8 @@
     run         a network of two parts on ``gt.Hosts``, one instance after the other, epoch by epoch
                 until the attacks are over: each epoch has sockets of its own, whose doors are open
                 until the workers are in; those of the parent stay
-    strangers   hostile.py; they look for ports again and again, know all public keys, and play
-                back what they have overheard on the line
+    strangers   hostile.py, in a process of their own; they look for ports again and again, know
+                all public keys, and play back what they have overheard on the line
     beside it   the same number of epochs without strangers
 
 Claims: nothing fails or ends, memory and descriptors of parent and workers do not grow, and the
@@ -21,6 +21,8 @@ import json
 import os
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -35,7 +37,7 @@ from torch import Tensor, nn
 
 import geartrain as gt
 from benchmarks.cluster.hostile import Attack
-from benchmarks.cluster.strangers import MOST_FDS, MOST_GROWTH_MIB
+from benchmarks.cluster.strangers import MOST_FDS, MOST_GROWTH_MIB, hear, say
 from benchmarks.peers.figures import Document, machine
 
 WIDTH: Final = 64
@@ -104,62 +106,94 @@ def listening(pid: int) -> list[int]:
 
 
 @final
+class Strangers:
+    """Those who attack all ports of some processes; they live in a process of their own.
+
+    Args:
+        keys: Public key by process.
+        seed: Of what is done.
+    """
+
+    def __init__(self, keys: Mapping[int, bytes], seed: int = 0) -> None:
+        self._keys, self._seed = keys, seed
+        self._done: Counter[str] = Counter()
+        self._kept_out, self._ports = 0, set[int]()
+
+    def attack(self, count: int, threads: int) -> Document:
+        """So many attacks, so many at a time; what was done, and to how many ports."""
+        ears = Eavesdropper()
+        try:
+            for lot in range(-(-count // LOT)):
+                targets = self._targets()
+                said = ears.said_to([*targets])
+                each = Attack([*targets.values()], 3, said, self._seed + lot)
+                each.run(min(LOT, count - lot * LOT), threads)
+                self._done += each.done
+                self._kept_out += each.kept_out
+                self._ports |= targets.keys()
+        finally:
+            ears.close()
+        return {
+            "attacks": dict(self._done),
+            "kept_out": self._kept_out,
+            "ports": len(self._ports),
+        }
+
+    def _targets(self) -> Mapping[int, tuple[str, bytes]]:
+        """Address and public key by port."""
+        return {
+            port: (f"tcp://127.0.0.1:{port}", key)
+            for pid, key in self._keys.items()
+            for port in listening(pid)
+        }
+
+
+@final
 class Siege:
-    """Strangers at all ports of a run, from a thread of its own.
+    """A process of strangers at all ports of a run.
 
     Args:
         runtime: Of the run; public keys are asked of it.
         attacks: How many.
         threads: At a time.
-        seed: Of what is done.
-
-    Attributes:
-        over: Whether all has been done.
     """
 
-    def __init__(self, runtime: gt.Hosts, attacks: int, threads: int, seed: int = 0) -> None:
-        self._runtime, self._left, self._threads, self._seed = runtime, attacks, threads, seed
-        self.done: Counter[str] = Counter()
-        self.kept_out, self.ports = 0, set[int]()
-        self.over = False
-        self._ears = Eavesdropper()
-        self._thread = threading.Thread(target=self._attack)
+    def __init__(self, runtime: gt.Hosts, attacks: int, threads: int) -> None:
+        self._runtime = runtime
+        words = ["--attacks", str(attacks), "--threads", str(threads), "--strangers"]
+        self._strangers = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.cluster.besieged", *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def start(self) -> None:
         """Begin; the workers are there."""
-        self._thread.start()
+        pool: Any = self._runtime._pool
+        keys = {os.getpid(): pool._keys.public.decode()}
+        keys |= {pid: pool._publics[w].decode() for w, pid in enumerate(self._runtime.pids)}
+        assert self._strangers.stdin is not None
+        say([*keys.items()], to=self._strangers.stdin)
+
+    @property
+    def over(self) -> bool:
+        """Whether all has been done."""
+        return self._strangers.poll() is not None
+
+    def told(self) -> Document:
+        """What was done; waits until all has been."""
+        assert self._strangers.stdout is not None
+        (found,) = hear(self._strangers.stdout)
+        return dict(found)
 
     def close(self) -> None:
-        """Wait for the last lot, and hear no more."""
-        self._left = 0
-        if self._thread.ident is not None:
-            self._thread.join()
-        self._ears.close()
-
-    def _attack(self) -> None:
-        lot = 0
-        while self._left > 0:
-            targets = self._targets()
-            said = self._ears.said_to([*targets])
-            each = Attack([*targets.values()], 3, said, self._seed + lot)
-            each.run(min(LOT, self._left), self._threads)
-            self.done += each.done
-            self.kept_out += each.kept_out
-            self.ports |= targets.keys()
-            self._left -= LOT
-            lot += 1
-        self.over = True
-
-    def _targets(self) -> Mapping[int, tuple[str, bytes]]:
-        """Address and public key by port."""
-        pool: Any = self._runtime._pool
-        keys = {os.getpid(): pool._keys.public}
-        keys |= {pid: pool._publics[w] for w, pid in enumerate(self._runtime.pids)}
-        return {
-            port: (f"tcp://127.0.0.1:{port}", key)
-            for pid, key in keys.items()
-            for port in listening(pid)
-        }
+        """End the strangers, whatever they do."""
+        self._strangers.kill()
+        self._strangers.wait()
+        for pipe in (self._strangers.stdin, self._strangers.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 def graph() -> gt.Graph:
@@ -214,10 +248,10 @@ def _of(pid: int) -> tuple[float, int]:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20, len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def siege(attacks: int, threads: int, seed: int = 0) -> Document:
+def siege(attacks: int, threads: int) -> Document:
     """The run that is attacked, and one of as many epochs that is not."""
     runtime = gt.Hosts(2, socket_files=False, kernel_threads=1)
-    strangers = Siege(runtime, attacks, threads, seed)
+    strangers = Siege(runtime, attacks, threads)
     began, quiet = time.perf_counter(), 0
 
     def besieged(epochs: int) -> bool:
@@ -229,6 +263,7 @@ def siege(attacks: int, threads: int, seed: int = 0) -> Document:
 
     try:
         attacked = trained(runtime, besieged)
+        done = strangers.told()
     finally:
         strangers.close()
         runtime.close()
@@ -239,9 +274,7 @@ def siege(attacks: int, threads: int, seed: int = 0) -> Document:
     finally:
         runtime.close()
     return {
-        "attacks": dict(strangers.done),
-        "kept_out": strangers.kept_out,
-        "ports": len(strangers.ports),
+        **done,
         "seconds": seconds,
         "attacked": attacked,
         "undisturbed": calm,
@@ -281,7 +314,13 @@ def main() -> None:
     parser.add_argument("--attacks", type=int, default=10_000)
     parser.add_argument("--threads", type=int, default=32)
     parser.add_argument("--json", type=Path, help="write what was measured")
+    parser.add_argument("--strangers", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.strangers:
+        (keys,) = hear(sys.stdin)
+        strangers = Strangers({pid: key.encode() for pid, key in keys})
+        say(strangers.attack(given.attacks, given.threads))
+        return
     found = siege(given.attacks, given.threads)
     if given.json is not None:
         given.json.write_text(json.dumps({"machine": machine(), **found}, indent=1) + "\n")
