@@ -450,9 +450,14 @@ class _Known:
         return [
             number
             for number in sorted(region.operators)
-            if isinstance(self._operators[number], Ungrouping)
+            if self._counts_parts(number)
             or any(map(reads_payload, _deciding(self._operators[number])))
         ]
+
+    def _counts_parts(self, number: int) -> bool:
+        """Whether it makes rows of parts of a row: how many there are, the row alone says."""
+        operator = self._operators[number]
+        return isinstance(operator, Ungrouping) and not self._bundles_enter(number)
 
     def _with(self, number: int, region: frozenset[int]) -> frozenset[int]:
         """A region with one more operator, its loop, and what is between."""
@@ -498,10 +503,8 @@ class _Known:
         """Why an operator cannot be in a loop that runs whole; None: it can."""
         if isinstance(operator, Through):
             return _why_not_through(operator)
-        if isinstance(operator, Grouping) and operator.how == "bundle":
-            return "makes bundles"
-        if isinstance(operator, Ungrouping) and self._bundles_enter(operator.id):
-            return "makes rows of bundles"
+        if isinstance(operator, Joining) and self._bundles_enter(operator.id):
+            return "joins bundles"
         if isinstance(operator, Replaying):
             return "sends rows again"
         if isinstance(operator, Holding):
