@@ -363,10 +363,17 @@ class _Known:
 
     def _loses(self, inner: Region, region: Region) -> bool:
         """Whether a loop or section runs worse with what is around it: it is planned before it is
-        computed, and that is not; or goes back by one graph of autograd's, which that cannot."""
+        computed, and that is not; or its rows stay where they are made, which those of bundles that
+        are made beside it cannot; or it goes back by one graph of autograd's, which that cannot."""
         if region.deciding and not inner.deciding:
             return True
+        if self._makes_bundles(region) and not self._makes_bundles(inner):
+            return True
         return self._may_tape(inner) and not self._may_tape(region)
+
+    def _makes_bundles(self, region: Region) -> bool:
+        inside = (self._operators[number] for number in region.operators)
+        return any(isinstance(o, Grouping) and o.how == "bundle" for o in inside)
 
     def _may_tape(self, region: Region) -> bool:
         """Whether autograd may follow it, and modules in it want that."""

@@ -65,8 +65,8 @@ def look_inside(
         lengths: int64 ``(n,)``; None: one row each.
         device: Where the tensors are to be; None: on the host.
 
-    A bundle of some of an instance's vertices, as a group makes, has no edges: who reads a column of
-    them there gets a ``GraphError``.
+    A bundle of some of an instance's vertices, as a group makes, has no edges: who reads a column
+    of them there gets a ``GraphError``.
     """
     if lengths is None:
         lengths = np.ones(slots.size, np.int64)
