@@ -61,6 +61,7 @@ MIXERS: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("keep", ["auto", "inputs", "activations"])
 @pytest.mark.parametrize("how", MIXERS)
 def test_modules_that_mix_rows_are_refused_as_batch_norm_is(how: str, keep: Any) -> None:
+    torch.manual_seed(0)  # the largest of all may be in the first row, which then is as if alone
     for module in (Wraps(MIXERS[how]), MIXERS[how]):
         with pytest.raises(
             gt.GraphError, match=r"'node': .* mixes rows of different instances.*keep"

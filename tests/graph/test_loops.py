@@ -309,7 +309,7 @@ def test_a_loop_that_groups_what_looks_at_a_memory_waits_for_a_row_of_each_bundl
     assert whole.sums["loss"][1] == 3
 
 
-def test_bundles_that_become_rows_in_a_loop_make_it_run_by_steps():
+def test_bundles_that_enter_a_loop_with_a_group_make_it_run_by_steps():
     graph = Graph(value=("turns",))
     state = graph.loop(name="state", run="auto")
     state.join(graph.input("x", turn=0, bundle=True))
@@ -317,7 +317,7 @@ def test_bundles_that_become_rows_in_a_loop_make_it_run_by_steps():
     rows = more.ungroup(index="part", name="parts").move(turn=lambda m: m.turn + 1)
     state.join(rows.group(by="turn", size=2, how="bundle", name="bundle"))
     done.loss(squared)
-    assert "runs by steps, as 'parts' makes rows of bundles" in str(graph)
+    assert "runs by steps, as bundles enter it, and 'bundle' brings rows together" in str(graph)
 
 
 def test_a_route_that_says_how_many_rows_enter_runs_with_the_loop():
@@ -648,8 +648,8 @@ def beside(run: str | None, *, counts: bool = False) -> Graph:
 
     Args:
         run: How these two run.
-        counts: Whether rows of bundles come to the first as well, so that nobody knows how many are
-            to come, and the second groups rows, which waits for all.
+        counts: Whether rows that are sent again come to the first as well, so that nobody knows how
+            many are to come, and the second groups rows, which waits for all.
     """
     graph = Graph(value=("turns",))
     state = graph.loop(name="state")
@@ -659,8 +659,7 @@ def beside(run: str | None, *, counts: bool = False) -> Graph:
         inner = graph.loop(name=name, run=run)  # type: ignore[arg-type]
         inner.join(step.move(round=0))
         if counts and name == "left":
-            bundles = graph.input("y", row=0).group((), size="turns", how="bundle")
-            inner.join(bundles.ungroup(index="row").move(turn=0, round=0))
+            inner.join(graph.input("y", turn=0).replay().move(round=0))
         passed = inner.through(nn.Linear(2, 2).double(), name=f"{name} cell")
         if counts and name == "right":
             passed = passed.group(("turn", "round"), size=1, how="sum")

@@ -392,7 +392,7 @@ def test_bundles_that_do_not_hold_their_instance_have_no_edges():
     some, rest = made.input("x").where(lambda m: m.vertex > 0)
     rest.stop()
     bundle = some.group("instance", lambda m: m.size - 1, how="bundle")
-    bundle.through(lambda x, inside: x, inside=True).stop()
+    bundle.through(lambda x, inside: x + inside.edges["source"].sum(), inside=True).stop()
     data = [Instance({"x": instance().inputs["x"]}, edge={"source": [0], "target": [1]})]
     refused(made, r"bundles of \[2\] rows came where edges are asked for", data)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from benchmarks.own.programs.attentive import Attentive
 from benchmarks.own.programs.childsum import ChildSum
 from benchmarks.own.programs.edges import Edges
 from benchmarks.own.programs.exits import Exits
@@ -40,6 +41,7 @@ PROGRAMS: Final[Mapping[str, type[AbstractProgram]]] = {
         Edges,
         Layouts,
         Parser,
+        Attentive,
     )
 }
 """All of them by name."""

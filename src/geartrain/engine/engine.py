@@ -36,7 +36,6 @@ from geartrain.graph.loops import Region
 from geartrain.graph.operator import AbstractOperator
 from geartrain.graph.operators import Losing
 from geartrain.graph.through import Through
-from geartrain.graph.visits import once
 from geartrain.graph.wiring import Owner, Wiring, wire
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loss import Collected, LossNode, Objective, OutputNode
@@ -125,7 +124,8 @@ class Engine:
         names = part_names(graph)
         for part in self.parts.values():
             part.in_flight(settings.max_active)
-        self._operators = graph.copy_with_broadcasts()
+        self._layout = graph.layout()
+        self._operators = self._layout.operators
         self._let_messages_count(names)
         self._weights = _weights(graph, names, self.sharing)
         spread = _is_spread(graph, parts, settings.device)
@@ -137,7 +137,6 @@ class Engine:
             apart={original_name(n) for n in placement or ()},
             spread=spread,
             by_steps=lambda region: self._why_by_steps(region, names, workers, placement or {}),
-            operators=self._operators,
         )
         rounds = Rounds(self.wiring, settings.max_rounds)
         for node in self.wiring.nodes.values():
@@ -209,7 +208,7 @@ class Engine:
 
     def _let_messages_count(self, names: Mapping[str, str]) -> None:
         """Tell parts that every instance comes by in one message."""
-        single = once(self._operators)
+        single = self._layout.once
         nodes: dict[str, list[str]] = {}
         for node, name in names.items():
             nodes.setdefault(name, []).append(node)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from geartrain.frames.frame import Schema
+from geartrain.graph.layout import Layout
 from geartrain.graph.loops import Run
 from geartrain.graph.operator import AbstractOperator
 from geartrain.graph.through import Through
@@ -28,8 +29,8 @@ class AbstractGraph(Protocol):
     @property
     def operators(self) -> Sequence[AbstractOperator]: ...
 
-    def copy_with_broadcasts(self) -> list[AbstractOperator]:
-        """The operators, with a broadcast where a stream has several readers."""
+    def layout(self) -> Layout:
+        """What is known of the operators before nodes are made."""
 
     def schema(self) -> Schema:
         """The columns."""

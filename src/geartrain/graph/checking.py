@@ -10,6 +10,7 @@ from geartrain.errors import GraphError
 from geartrain.frames.frame import Arena, Schema
 from geartrain.frames.instance import Instance
 from geartrain.graph.blueprint import AbstractGraph
+from geartrain.graph.layout import with_broadcasts
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input, Port, Spec
 from geartrain.graph.operators import Grouping, Losing, Merging
@@ -29,7 +30,7 @@ def check(
     like: Instance | None = None,
 ) -> None:
     """See ``Graph.check``."""
-    operators = graph.copy_with_broadcasts()
+    operators = with_broadcasts(graph.operators)
     if not any(isinstance(o, Input) for o in operators):
         raise GraphError("the graph has no input; rows enter by graph.input(name)")
     refuse_what_cannot_run(graph, operators)

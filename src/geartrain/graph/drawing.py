@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from geartrain.graph.blueprint import AbstractGraph
 from geartrain.graph.fusion import fused
-from geartrain.graph.loops import find_regions, reaching, readers_of
 from geartrain.graph.operator import AbstractOperator
 from geartrain.graph.through import Through
 
@@ -54,7 +53,7 @@ _OTHER = ("(", ")", "ellipse")
 
 def text(graph: AbstractGraph) -> str:
     """One line an operator: number, name, what it does, where its rows go."""
-    operators = graph.copy_with_broadcasts()
+    operators = graph.layout().operators
     targets = _targets(operators)
     endings = fused(operators)
     rows = []
@@ -78,7 +77,7 @@ def text(graph: AbstractGraph) -> str:
 
 
 def _regions(
-    graph: AbstractGraph, operators: list[AbstractOperator], endings: Collection[int]
+    graph: AbstractGraph, operators: Sequence[AbstractOperator], endings: Collection[int]
 ) -> list[str]:
     """One line a loop or section: how it runs, and why so."""
     unread = [o for o in operators if any(not sources for sources in o.sources)]
@@ -86,8 +85,8 @@ def _regions(
         return []
     names = {o.id: o.name for o in operators}
     lines = []
-    regions = find_regions(operators, readers_of(operators), graph.run, endings)
-    for region in regions:
+    regions = graph.layout().regions(endings)
+    for region in regions.near:
         inside = ", ".join(names[number] for number in sorted(region.operators))
         how = "runs whole" if region.whole else f"runs by steps, as {region.reason}"
         if region.whole and not region.said:
@@ -96,7 +95,7 @@ def _regions(
             how += f", payload decides ({', '.join(names[k] for k in region.deciding)})"
         kind = "loop" if region.loops else "section"
         lines.append(f"  {kind} '{region.name.removesuffix(' section')}' {how}: {inside}")
-    for reach in reaching(regions, operators, readers_of(operators)):
+    for reach in regions.reaching:
         more = reach.operators.difference(*(r.operators for r in reach.made_of))
         whose = " and ".join(f"'{r.name.removesuffix(' section')}'" for r in reach.made_of)
         told = ", ".join(names[number] for number in sorted(more))
@@ -122,7 +121,7 @@ def outline_edges(operators: Sequence[AbstractOperator]) -> list[OutlineEdge]:
 
 def mermaid(graph: AbstractGraph) -> str:
     """Mermaid flowchart source."""
-    operators = graph.copy_with_broadcasts()
+    operators = graph.layout().operators
     lines = ["flowchart LR"]
     for operator in operators:
         left, right, _ = _SHAPES.get(operator.kind, _OTHER)
@@ -137,7 +136,7 @@ def mermaid(graph: AbstractGraph) -> str:
 
 def dot(graph: AbstractGraph) -> str:
     """Graphviz source."""
-    operators = graph.copy_with_broadcasts()
+    operators = graph.layout().operators
     lines = ["digraph geartrain {", "    rankdir=LR;"]
     for operator in operators:
         shape = _SHAPES.get(operator.kind, _OTHER)[2]

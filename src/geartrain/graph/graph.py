@@ -18,7 +18,7 @@ Source: static graphs for dynamic control flow, Gaunt et al. 2017, arXiv:1705.09
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import torch
 from torch import nn
@@ -26,8 +26,9 @@ from torch import nn
 from geartrain.errors import GraphError
 from geartrain.frames.frame import Schema
 from geartrain.frames.instance import Instance
-from geartrain.graph import checking, drawing, wiring
+from geartrain.graph import checking, drawing
 from geartrain.graph.draft import Draft
+from geartrain.graph.layout import Layout
 from geartrain.graph.loops import Run
 from geartrain.graph.operator import AbstractOperator, Input
 from geartrain.graph.operators import Joining, Merging
@@ -91,6 +92,7 @@ class Graph:
                     f"{sorted(reserved)}"
                 )
         self._draft = Draft(self.vertex, self.edge, self.value)
+        self._laid: tuple[object, Layout] | None = None
 
     def input(
         self,
@@ -185,13 +187,22 @@ class Graph:
         found = [weights_of(o.function) for o in self.throughs()]
         return list(dict.fromkeys(module for module in found if module is not None))
 
-    def copy_with_broadcasts(self) -> list[AbstractOperator]:
-        """The operators, with a broadcast where a stream has several readers; ids from 1.
+    def layout(self) -> Layout:
+        """The operators with broadcasts and numbers, and the loops and sections among them.
+
+        Nobody is to change what it gives: it is held until something is added to the graph, or the
+        graph is checked.
 
         Raises:
             GraphError: A stream is read by nobody, or a loop has no source.
         """
-        return wiring.with_broadcasts(self._draft.operators)
+        written = self.run, [(id(o), *map(len, o.sources)) for o in self._draft.operators]
+        if self._laid is None or self._laid[0] != written:
+            self._laid = written, Layout(self._draft.operators, self.run)
+        return self._laid[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_laid": None}
 
     def check(
         self,
@@ -213,6 +224,7 @@ class Graph:
                 belong to no part, modules that mix rows, endless loops; names node and port, what
                 came and what was expected.
         """
+        self._laid = None  # operators learn what is found
         checking.check(self, shapes or {}, like)
 
     def __str__(self) -> str:

@@ -40,18 +40,16 @@ from geartrain.nodes.loop.door import LoopDoor
 from geartrain.nodes.loop.judging import Judged
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loop.picking import known_picks
-from geartrain.nodes.loop.plan import (
-    AbstractStage,
-    CallStage,
+from geartrain.nodes.loop.plan import AbstractStage, CallStage, StoreStage
+from geartrain.nodes.loop.planner import LoopEntry, Planner
+from geartrain.nodes.loop.stages import (
     ExitStage,
     FlatmapStage,
     GroupStage,
     JoinStage,
-    LoopEntry,
     PassStage,
-    Planner,
     StepStage,
-    StoreStage,
+    UnbundleStage,
     UngroupStage,
 )
 from geartrain.nodes.loop.turn import Inner, Reads
@@ -64,6 +62,7 @@ from geartrain.nodes.loop.values import (
     SideBySide,
     SomeColumns,
     Stored,
+    Unbundled,
 )
 from geartrain.nodes.memory import AbstractMemoryKernel, Held
 from geartrain.nodes.node import Place
@@ -301,8 +300,10 @@ class _Builder:
             found = SideBySide(number, sources, operator.how)
         elif isinstance(operator, Splitting):
             found = SomeColumns(number, sources[0], operator.sizes, port)
+        elif isinstance(operator, Ungrouping) and operator.id in self._region.deciding:
+            found = Parted(number, sources[0])  # how many parts, the rows alone say
         elif isinstance(operator, Ungrouping):
-            found = Parted(number, sources[0])
+            found = Unbundled(number, sources[0])
         elif operator.id in self._picks:
             found = Picked(number, sources[0], self._picks[operator.id])
         else:
@@ -352,10 +353,8 @@ class _Builder:
             grouped = self._virtual(operator, 0)
             assert isinstance(made, Group) and isinstance(grouped, Grouped)
             return GroupStage(made, grouped)
-        if isinstance(operator, Ungrouping):
-            parted = self._virtual(operator, 0)
-            assert isinstance(made, Ungroup) and isinstance(parted, Parted)
-            return UngroupStage(made, parted)
+        if isinstance(made, Ungroup):
+            return _ungrouping(made, self._virtual(operator, 0))
         if isinstance(made, Flatmap):
             return FlatmapStage(made, self._read(operator))
         assert isinstance(made, AbstractStep)
@@ -387,6 +386,13 @@ class _Builder:
         alone = operator.memory is not None or call.inside or call.pool or call.read
         kin = None if alone else (source.number, into.number, call.take)
         return CallStage(len(self._inner) - 1, source, into, pools=call.pool, kin=kin)
+
+
+def _ungrouping(made: Ungroup, value: AbstractValue) -> AbstractStage:
+    if isinstance(value, Unbundled):
+        return UnbundleStage(made, value)
+    assert isinstance(value, Parted)
+    return UngroupStage(made, value)
 
 
 def door_name(name: str) -> str:

@@ -363,10 +363,17 @@ class _Known:
 
     def _loses(self, inner: Region, region: Region) -> bool:
         """Whether a loop or section runs worse with what is around it: it is planned before it is
-        computed, and that is not; or goes back by one graph of autograd's, which that cannot."""
+        computed, and that is not; or its rows stay where they are made, which those of bundles that
+        are made beside it cannot; or it goes back by one graph of autograd's, which that cannot."""
         if region.deciding and not inner.deciding:
             return True
+        if self._makes_bundles(region) and not self._makes_bundles(inner):
+            return True
         return self._may_tape(inner) and not self._may_tape(region)
+
+    def _makes_bundles(self, region: Region) -> bool:
+        inside = (self._operators[number] for number in region.operators)
+        return any(isinstance(o, Grouping) and o.how == "bundle" for o in inside)
 
     def _may_tape(self, region: Region) -> bool:
         """Whether autograd may follow it, and modules in it want that."""
@@ -450,9 +457,14 @@ class _Known:
         return [
             number
             for number in sorted(region.operators)
-            if isinstance(self._operators[number], Ungrouping)
+            if self._counts_parts(number)
             or any(map(reads_payload, _deciding(self._operators[number])))
         ]
+
+    def _counts_parts(self, number: int) -> bool:
+        """Whether it makes rows of parts of a row: how many there are, the row alone says."""
+        operator = self._operators[number]
+        return isinstance(operator, Ungrouping) and not self._bundles_enter(number)
 
     def _with(self, number: int, region: frozenset[int]) -> frozenset[int]:
         """A region with one more operator, its loop, and what is between."""
@@ -498,10 +510,8 @@ class _Known:
         """Why an operator cannot be in a loop that runs whole; None: it can."""
         if isinstance(operator, Through):
             return _why_not_through(operator)
-        if isinstance(operator, Grouping) and operator.how == "bundle":
-            return "makes bundles"
-        if isinstance(operator, Ungrouping) and self._bundles_enter(operator.id):
-            return "makes rows of bundles"
+        if isinstance(operator, Joining) and self._bundles_enter(operator.id):
+            return "joins bundles"
         if isinstance(operator, Replaying):
             return "sends rows again"
         if isinstance(operator, Holding):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, final
 
 from geartrain.errors import GraphError
@@ -15,10 +13,10 @@ from geartrain.graph.admission import Admission
 from geartrain.graph.blueprint import AbstractGraph
 from geartrain.graph.fusion import fused
 from geartrain.graph.looping import Looping, door_name, make_loop, memories_of
-from geartrain.graph.loops import Refusal, Region, find_regions, reaching, readers_of
+from geartrain.graph.loops import Refusal, Region
 from geartrain.graph.memory import Holding
-from geartrain.graph.operator import AbstractOperator, Input, Port
-from geartrain.graph.operators import Copying
+from geartrain.graph.operator import AbstractOperator, Input, Made, Port
+from geartrain.graph.operators import Losing
 from geartrain.graph.through import Through
 from geartrain.nodes.control import AbstractStep
 from geartrain.nodes.memory import Held, HoldNode
@@ -86,7 +84,6 @@ def wire(
     apart: Collection[str] = (),
     spread: bool = False,
     by_steps: Refusal | None = None,
-    operators: Sequence[AbstractOperator] | None = None,
 ) -> Wiring:
     """Make fresh nodes.
 
@@ -102,132 +99,171 @@ def wire(
             before them.
         spread: Whether rows may lie elsewhere than on the host.
         by_steps: Says why a loop that could run whole shall not; None: each runs whole that can.
-        operators: Of the graph, with broadcasts, where they are known; they are not changed.
 
     Raises:
         GraphError: A loop that is to run whole cannot.
     """
-    if operators is None:
-        operators = graph.copy_with_broadcasts()
-    schema = graph.schema()
-    arena = Arena(graph.vertex, graph.edge, graph.value)
-    nodes: dict[int, AbstractNode] = {}
-    steps: dict[int, AbstractStep] = {}
-    readers = readers_of(operators)
+    layout = graph.layout()
+    operators = layout.operators
     owned = {o.id: list(owners(o)) for o in operators if isinstance(o, Through)}
-    how_many = _count_copies(operators, owned, readers, copies_of_all)
+    how_many = _count_copies(operators, owned, layout.readers, copies_of_all)
     endings = fused(operators, apart)
-    regions = find_regions(operators, readers, graph.run, endings)
-    loops = _whole_loops(regions, operators, owned, how_many, spread, by_steps)
-    for reach in reaching(regions, operators, readers, apart):
+    regions = layout.regions(endings, apart)
+    loops = _whole_loops(regions.near, operators, owned, how_many, spread, by_steps)
+    for reach in regions.reaching:
         if set(map(id, reach.made_of)) <= set(map(id, loops)):
             more = _whole_loops([reach], operators, owned, how_many, spread, by_steps)
             loops = [r for r in loops if not more or r not in reach.made_of] + more
-    copies: dict[int, tuple[int, ...]] = {}
-    operator_of: dict[int, int] = {}
-    next_number = len(operators) + 2 * len(loops) + 1
-    held: dict[tuple[int, int], Held] = {}
-    together: dict[tuple[int, int], list[int]] = {}
     inside = {loss.id for loss in endings.values()}
     inside |= {number for region in loops for number in region.operators}
+    wires = _Wires(graph, precision, spread, owned, how_many, endings, len(loops))
     for operator in operators:
-        numbers = []
-        if operator.id in inside:
-            copies[operator.id] = ()
-            continue
-        for k in range(how_many[operator.id]):
-            number = operator.id if k == 0 else next_number
-            next_number += k > 0
-            place = Place(number, copy_name(operator.name, k), arena, schema, spread)
-            made: AbstractNode | AbstractStep | None
+        wires.add(operator, inside=operator.id in inside)
+    for region in loops:
+        wires.add_loop(region)
+    return wires.wiring()
+
+
+@final
+class _Wires:
+    """What is wired so far.
+
+    Args:
+        graph, precision, spread: As for ``wire``.
+        owned: Number of a ``through`` to what its copies run with.
+        how_many: Copies, by number of the operator.
+        endings: Number of a ``through`` to the loss that is computed in it.
+        loops: How many will be added.
+    """
+
+    def __init__(
+        self,
+        graph: AbstractGraph,
+        precision: Precision,
+        spread: bool,
+        owned: Mapping[int, Sequence[Owner]],
+        how_many: Mapping[int, int],
+        endings: Mapping[int, Losing],
+        loops: int,
+    ) -> None:
+        layout = graph.layout()
+        self._precision, self._spread = precision, spread
+        self._owned, self._how_many, self._endings = owned, how_many, endings
+        self._schema = graph.schema()
+        self._arena = Arena(graph.vertex, graph.edge, graph.value)
+        self._operators = [*layout.operators]
+        self._readers: Mapping[Port, Port] = layout.readers
+        self._admission = Admission(layout.operators, self._schema)
+        self._next_number = len(layout.operators) + 2 * loops + 1
+        self._nodes: dict[int, AbstractNode] = {}
+        self._steps: dict[int, AbstractStep] = {}
+        self._copies: dict[int, tuple[int, ...]] = {}
+        self._operator_of: dict[int, int] = {}
+        self._held: dict[tuple[int, int], Held] = {}
+        self._together: dict[tuple[int, int], list[int]] = {}
+        self._inner_readers: dict[int, Mapping[Port, Port]] = {}
+
+    def wiring(self) -> Wiring:
+        """All of it."""
+        return Wiring(
+            self._arena,
+            self._schema,
+            self._nodes,
+            self._steps,
+            self._readers,
+            {o.name: o for o in self._operators if isinstance(o, Input)},
+            {o.id: o for o in self._operators},
+            self._copies,
+            self._operator_of,
+            self._precision,
+            self._admission,
+            [numbers for numbers in self._together.values() if len(numbers) > 1],
+            self._inner_readers,
+        )
+
+    def add(self, operator: AbstractOperator, *, inside: bool) -> None:
+        """The nodes of an operator; none where another one's do its work."""
+        numbers: list[int] = []
+        for k in range(0 if inside else self._how_many[operator.id]):
+            number = self._number(operator.id, k)
+            place = self._place(number, operator.name, k)
             if isinstance(operator, Through):
-                owners_of = owned[operator.id]
-                owner = owners_of[k % len(owners_of)]
-                loss = endings.get(operator.id)
-                objective = None
-                if loss is not None:
-                    objective = loss.objective(replace(place, name=copy_name(loss.name, k)))
-                memory = None if operator.memory is None else (operator.memory.id, k)
-                made = operator.with_function(owner.function).make(
-                    place,
-                    owner.weights,
-                    precision,
-                    objective,
-                    None if memory is None else held[memory],
-                )
-                if memory is not None:
-                    together[memory].append(number)
+                made: Made = self._through(operator, place, k)
             else:
                 made = operator.make(place, None)
                 if isinstance(made, HoldNode):
-                    held[operator.id, k], together[operator.id, k] = made.held, [number]
+                    self._held[operator.id, k] = made.held
+                    self._together[operator.id, k] = [number]
             if isinstance(made, AbstractStep):
-                steps[operator.id] = made
+                self._steps[operator.id] = made
                 break
             if made is not None:
-                nodes[number] = made
+                self._nodes[number], self._operator_of[number] = made, operator.id
                 numbers.append(number)
-                operator_of[number] = operator.id
-        copies[operator.id] = tuple(numbers)
-    admission = Admission(operators, schema)
-    inner_readers: dict[int, Mapping[Port, Port]] = {}
-    whole = [*operators]
-    for region in loops:
-        members = [o for o in operators if o.id in region.operators]
+        self._copies[operator.id] = tuple(numbers)
+
+    def _number(self, first: int, copy: int, more: int = 1) -> int:
+        """The number of a copy, when so many are wanted: the first copy has its operator's."""
+        if copy == 0:
+            return first
+        self._next_number += more
+        return self._next_number - more
+
+    def _place(self, number: int, name: str, copy: int) -> Place:
+        return Place(number, copy_name(name, copy), self._arena, self._schema, self._spread)
+
+    def _through(self, operator: Through, place: Place, copy: int) -> Made:
+        owners = self._owned[operator.id]
+        owner = owners[copy % len(owners)]
+        loss = self._endings.get(operator.id)
+        objective = held = None
+        if loss is not None:
+            objective = loss.objective(replace(place, name=copy_name(loss.name, copy)))
+        if operator.memory is not None:
+            held = self._held[operator.memory.id, copy]
+            self._together[operator.memory.id, copy].append(place.id)
+        function = operator.with_function(owner.function)
+        return function.make(place, owner.weights, self._precision, objective, held)
+
+    def add_loop(self, region: Region) -> None:
+        """The nodes of a loop that runs whole, and of its door."""
+        members = [o for o in self._operators if o.id in region.operators]
         door = Looping(door_name(region.name), region, [])
         looping = Looping(region.name, region, members)
-        door.id, looping.id = len(whole) + 1, len(whole) + 2
-        whole += [door, looping]
-        inner = {p: r for p, r in readers.items() if p[0] in region.operators}
-        numbers, doors = [], []
+        door.id, looping.id = len(self._operators) + 1, len(self._operators) + 2
+        self._operators += [door, looping]
+        inner = {p: r for p, r in self._readers.items() if p[0] in region.operators}
         # Of a loop's modules there are equally many; others have as many as rows come from.
         counted = [t.id for t in looping.throughs] or list(region.operators)
-        for k in range(max(how_many[number] for number in counted)):
-            here = looping.id if k == 0 else next_number
-            entrance = door.id if k == 0 else next_number + 1
-            next_number += 2 * (k > 0)
-            name = partial(copy_name, copy=k)
-            here_place = Place(here, name(looping.name), arena, schema, spread)
+        doors, numbers = [], []
+        for k in range(max(self._how_many[number] for number in counted)):
+            here = self._number(looping.id, k, more=2)
+            entrance = door.id if k == 0 else here + 1
+            place = self._place(here, looping.name, k)
             throughs = {
-                t.id: (t.with_function(owned[t.id][k].function), owned[t.id][k].weights)
+                t.id: (t.with_function(self._owned[t.id][k].function), self._owned[t.id][k].weights)
                 for t in looping.throughs
             }
-            made_door, made_loop = make_loop(
+            losses = {loss: self._next_number + j for j, loss in enumerate(looping.losses)}
+            self._next_number += len(losses)
+            self._nodes[entrance], self._nodes[here] = make_loop(
                 looping,
-                here_place,
-                replace(here_place, id=entrance, name=name(door.name)),
+                place,
+                replace(place, id=entrance, name=copy_name(door.name, k)),
                 inner,
                 throughs,
-                precision,
-                {number: held[number, k] for number in looping.memories},
-                {loss: next_number + j for j, loss in enumerate(looping.losses)},
+                self._precision,
+                {number: self._held[number, k] for number in looping.memories},
+                losses,
             )
-            next_number += len(looping.losses)
             for number in looping.memories:
-                together[number, k].append(here)
-            nodes[entrance], nodes[here] = made_door, made_loop
-            operator_of[entrance], operator_of[here] = door.id, looping.id
+                self._together[number, k].append(here)
+            self._operator_of[entrance], self._operator_of[here] = door.id, looping.id
+            self._inner_readers[here] = inner
             doors.append(entrance)
             numbers.append(here)
-            inner_readers[here] = inner
-        copies[door.id], copies[looping.id] = tuple(doors), tuple(numbers)
-        readers = _around(readers, region, door.id, looping.id)
-    operators = whole
-    return Wiring(
-        arena,
-        schema,
-        nodes,
-        steps,
-        readers,
-        {o.name: o for o in operators if isinstance(o, Input)},
-        {o.id: o for o in operators},
-        copies,
-        operator_of,
-        precision,
-        admission,
-        [numbers for numbers in together.values() if len(numbers) > 1],
-        inner_readers,
-    )
+        self._copies[door.id], self._copies[looping.id] = tuple(doors), tuple(numbers)
+        self._readers = _around(self._readers, region, door.id, looping.id)
 
 
 def _whole_loops(
@@ -330,49 +366,3 @@ def _count_readers(
             "reads a memory has as many as its other readers: give their parts equal replicas"
         )
     return max([least, *found.values()])
-
-
-def with_broadcasts(given: Sequence[AbstractOperator]) -> list[AbstractOperator]:
-    """Copies of the operators, numbered from 1, with a broadcast where a stream is used twice."""
-    copies = {id(o): copy.copy(o) for o in given}
-    operators = list(copies.values())
-    for operator in operators:
-        operator.sources = [
-            [(copies[id(source)], port) for source, port in sources] for sources in operator.sources
-        ]
-        if isinstance(operator, Through) and operator.memory is not None:
-            memory = copies[id(operator.memory)]
-            assert isinstance(memory, Holding)
-            memory.readers = [*memory.readers, operator.name]
-            operator.memory = memory
-    uses: dict[tuple[int, int], list[tuple[AbstractOperator, int, int]]] = {}
-    for operator in operators:
-        for p, sources in enumerate(operator.sources):
-            if not sources:
-                raise GraphError(
-                    f"'{operator.name}' has no source; give the loop one: "
-                    f"{operator.name}.join(stream)"
-                )
-            for i, (source, port) in enumerate(sources):
-                uses.setdefault((id(source), port), []).append((operator, p, i))
-    for source in list(operators):
-        for port in range(source.ways):
-            readers = uses.get((id(source), port), [])
-            if not readers:
-                raise GraphError(
-                    f"the stream of '{source.name}'{_port(source, port)} is read by nobody; end it "
-                    "with .loss(...), .output() or .stop()"
-                )
-            if len(readers) > 1:
-                name = f"{source.name}{_port(source, port).replace(' port', '')} broadcast"
-                broadcast = Copying(name, (source, port), len(readers))
-                operators.append(broadcast)
-                for k, (reader, p, i) in enumerate(readers):
-                    reader.sources[p][i] = (broadcast, k)
-    for number, operator in enumerate(operators, 1):
-        operator.id = number
-    return operators
-
-
-def _port(operator: AbstractOperator, port: int) -> str:
-    return f" port {operator.port_name(port)}" if operator.ways > 1 else ""

@@ -65,8 +65,8 @@ def look_inside(
         lengths: int64 ``(n,)``; None: one row each.
         device: Where the tensors are to be; None: on the host.
 
-    Raises:
-        GraphError: There are edges, and a bundle does not hold exactly its instance's vertices.
+    A bundle of some of an instance's vertices, as a group makes, has no edges: who reads a column
+    of them there gets a ``GraphError``.
     """
     if lengths is None:
         lengths = np.ones(slots.size, np.int64)
@@ -87,19 +87,10 @@ class ColumnsInside(Mapping[str, NDArray[Any]]):
     Args:
         arena: The frames.
         slots: int64 ``(n,)``, the instances.
-        lengths: int64 ``(n,)``, rows of each.
-
-    Raises:
-        GraphError: The lengths are not those of the instances.
+        lengths: int64 ``(n,)``, rows of each; of who reads a column, those of the instances.
     """
 
     def __init__(self, arena: Arena, slots: IntArray, lengths: IntArray) -> None:
-        size = arena.size[slots]
-        if not np.array_equal(size, lengths):
-            raise GraphError(
-                f"bundles of {lengths[:4].tolist()} rows came where edges are asked for, but their "
-                f"instances have {size[:4].tolist()} vertices; one row for every vertex"
-            )
         self._arena, self._slots, self._lengths = arena, slots, lengths
         self._where: tuple[IntArray, IntArray] | None = None
         self._found: dict[str, NDArray[Any]] = {}
@@ -128,8 +119,20 @@ class ColumnsInside(Mapping[str, NDArray[Any]]):
         return f"the edge {source} → {target} of {arena.describe(int(slots[owner]))}"
 
     def _column(self, name: str) -> NDArray[Any]:
+        """Read a column.
+
+        Raises:
+            GraphError: A bundle does not hold exactly its instance's vertices.
+        """
         arena, slots = self._arena, self._slots
         if self._where is None:
+            size = arena.size[slots]
+            if not np.array_equal(size, self._lengths):
+                raise GraphError(
+                    f"bundles of {self._lengths[:4].tolist()} rows came where edges are asked for, "
+                    f"but their instances have {size[:4].tolist()} vertices; one row for every "
+                    "vertex"
+                )
             counts, lengths = arena.edge_size[slots], self._lengths
             offsets = (lengths.cumsum() - lengths).repeat(counts)
             self._where = ranges(arena.edge_base[slots], counts), offsets

@@ -47,14 +47,8 @@ from geartrain.nodes.loop.door import Came, LoopDoor
 from geartrain.nodes.loop.judging import Judged, judge
 from geartrain.nodes.loop.order import longest_first
 from geartrain.nodes.loop.picking import may_pick, picked
-from geartrain.nodes.loop.plan import (
-    Called,
-    CallStage,
-    JointCall,
-    LoopPlan,
-    Planner,
-    joined,
-)
+from geartrain.nodes.loop.plan import Called, CallStage, JointCall, LoopPlan, joined
+from geartrain.nodes.loop.planner import Planner
 from geartrain.nodes.loop.stories import blame, story_of
 from geartrain.nodes.loop.tape import Taping
 from geartrain.nodes.loop.tensors import AbstractTensors, FiringTensors, TapeTensors, detached

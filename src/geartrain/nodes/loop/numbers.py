@@ -90,6 +90,13 @@ class Numbers:
             return counted(begin, int(starts[last] + lengths[last]) - begin)
         return ranges(starts[rows], lengths[rows])
 
+    def owners(self, number: int, places: IntArray) -> IntArray:
+        """The rows of a value that lie in these places."""
+        found = self._bundles.get(number)
+        if found is None:
+            return places
+        return found[0].values.searchsorted(places, "right") - 1
+
     def begin(self, number: int, row: int) -> int:
         """Where a row of a value begins, or would."""
         found = self._bundles.get(number)
@@ -137,6 +144,15 @@ class Numbers:
             return members[starts[first] : starts[last] + sizes[last]], mine
         mine = sizes[rows]
         return members[ranges(starts[rows], mine)], mine
+
+    def member_places(self, number: int, rows: IntArray) -> IntArray:
+        """Of grouped rows: which of all members theirs are, row by row."""
+        starts, sizes, _ = self._grouped[number]
+        return ranges(starts.values[rows], sizes.values[rows])
+
+    def members_at(self, number: int, places: IntArray) -> IntArray:
+        """The rows of the value beneath which these of all members are."""
+        return self._grouped[number][2].values[places]
 
     def sides(self, number: int, rows: IntArray) -> list[IntArray]:
         """Of joined rows: the row of each value beneath."""

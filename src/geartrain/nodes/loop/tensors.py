@@ -53,18 +53,38 @@ class AbstractTensors(ABC):
             GraphError: They have another inner shape or dtype than those before.
         """
 
-    @abstractmethod
     def gather(self, number: int, rows: IntArray, which: Sequence[int] | None = None) -> Payload:
         """What these rows of a stored value hold, or these tensors of it; nobody may write to
         it."""
+        return self.gather_places(number, self.numbers.at(number, rows), which)
+
+    @abstractmethod
+    def gather_places(
+        self, number: int, places: IntArray, which: Sequence[int] | None = None
+    ) -> Payload:
+        """The same of places: those of what bundles hold."""
 
     @abstractmethod
     def width(self, number: int) -> int:
         """Tensors of the payload of a stored value that has been put."""
 
-    @abstractmethod
     def scatter(self, number: int, rows: IntArray, gradient: Gradient, at: IntArray | None) -> None:
         """Add gradients to those of rows of a stored value, as ``AbstractValue.scatter`` says."""
+        if self._accumulate(number, self.numbers.at(number, rows), gradient, at):
+            self.touch(number)[rows] = True
+
+    def scatter_places(
+        self, number: int, places: IntArray, gradient: Gradient, at: IntArray | None
+    ) -> None:
+        """The same for places: those of what bundles hold."""
+        if self._accumulate(number, places, gradient, at):
+            self.touch(number)[self.numbers.owners(number, places)] = True
+
+    @abstractmethod
+    def _accumulate(
+        self, number: int, places: IntArray, gradient: Gradient, at: IntArray | None
+    ) -> bool:
+        """Add gradients to those of places; whether there were any."""
 
     @abstractmethod
     def gradient(self, number: int, first: int, n: int, which: IntArray | None) -> Gradient:
@@ -131,20 +151,23 @@ class FiringTensors(AbstractTensors):
     def width(self, number: int) -> int:
         return len(self._values[number])
 
-    def gather(self, number: int, rows: IntArray, which: Sequence[int] | None = None) -> Payload:
-        values, at = self._values[number], self.numbers.at(number, rows)
+    def gather_places(
+        self, number: int, places: IntArray, which: Sequence[int] | None = None
+    ) -> Payload:
+        values = self._values[number]
         if which is not None:
             values = [values[j] for j in which]
-        if not at.size:
+        if not places.size:
             return tuple(x[:0] for x in values)
-        first = consecutive(at)
+        first = consecutive(places)
         if first >= 0:
-            return tuple(x[first : first + at.size] for x in values)
-        return take(values, at)
+            return tuple(x[first : first + places.size] for x in values)
+        return take(values, places)
 
-    def scatter(self, number: int, rows: IntArray, gradient: Gradient, at: IntArray | None) -> None:
-        values, touched = self._values[number], self.touch(number)
-        places = self.numbers.at(number, rows)
+    def _accumulate(
+        self, number: int, places: IntArray, gradient: Gradient, at: IntArray | None
+    ) -> bool:
+        values = self._values[number]
         found = self._gradients.get(number)
         if found is None:
             found = self._gradients[number] = [None] * len(values)
@@ -158,8 +181,7 @@ class FiringTensors(AbstractTensors):
                 buffer = found[j] = torch.zeros_like(values[j])
             if places.size:
                 add(buffer, places, g.contiguous(), at)
-        if some:
-            touched[rows] = True
+        return some
 
     def gradient(self, number: int, first: int, n: int, which: IntArray | None) -> Gradient:
         columns, numbers = self._gradients[number], self.numbers
@@ -299,9 +321,10 @@ class TapeTensors(AbstractTensors):
     def width(self, number: int) -> int:
         return len(self._pieces[number].floating)
 
-    def gather(self, number: int, rows: IntArray, which: Sequence[int] | None = None) -> Payload:
-        pieces, rows = self._pieces[number], self.numbers.at(number, rows)
-        n = rows.size
+    def gather_places(
+        self, number: int, places: IntArray, which: Sequence[int] | None = None
+    ) -> Payload:
+        pieces, rows, n = self._pieces[number], places, places.size
         if not n:
             return tuple(x[:0] for x in pieces.some(0, which))
         starts, first = pieces.starts, consecutive(rows)
@@ -328,18 +351,25 @@ class TapeTensors(AbstractTensors):
             return _selected(whole, rows - begin) if grad else take(whole, rows - begin)
         return _from_pieces(some, np.asarray(starts[k : last + 1]), rows)
 
-    def scatter(self, number: int, rows: IntArray, gradient: Gradient, at: IntArray | None) -> None:
+    def _accumulate(
+        self, number: int, places: IntArray, gradient: Gradient, at: IntArray | None
+    ) -> bool:
         pieces = self._pieces[number]
         some = [(j, g) for j, g in enumerate(gradient) if g is not None and pieces.floating[j]]
-        if not some:
-            return
-        self.touch(number)[rows] = True
-        rows = self.numbers.at(number, rows)
-        n = rows.size
-        if not n:
-            return
+        if some and places.size:
+            self._share_out(pieces, places, some, at)
+        return bool(some)
+
+    def _share_out(
+        self,
+        pieces: _Pieces,
+        rows: IntArray,
+        some: Sequence[tuple[int, Tensor]],
+        at: IntArray | None,
+    ) -> None:
+        """Give rows their gradients, wherever they lie."""
         first = consecutive(rows) if at is None else -1
-        if first >= 0 and self._share(pieces, first, n, some):
+        if first >= 0 and self._share(pieces, first, rows.size, some):
             return
         starts = pieces.starts
         k = pieces.at(int(rows.min()))

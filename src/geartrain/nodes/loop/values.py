@@ -1,8 +1,9 @@
 """What rows of a loop that runs whole hold, and where their gradients go.
 
     Stored         rows of a buffer: what entered, what modules made
-    Grouped        some rows of another value, made one: stacked, summed, ...
+    Grouped        some rows of another value, made one: stacked, summed, ..., or a bundle
     Parted         a row of another value, of k parts, made k rows
+    Unbundled      a bundle of another value made rows
     SideBySide     rows of several values side by side
     SomeColumns    some columns of another value
     Picked         some tensors of another value
@@ -73,6 +74,20 @@ class AbstractValue(ABC):
             at: Which rows of the gradient they get; None: 0, 1, ...
         """
 
+    def places(self, numbers: Numbers, rows: IntArray) -> IntArray:
+        """Which places these rows have, if they are bundles, bundle by bundle."""
+        raise ProtocolError(f"{type(self).__name__} has no bundles")
+
+    def gather_places(self, held: AbstractTensors, places: IntArray) -> Payload:
+        """What these places hold."""
+        raise ProtocolError(f"{type(self).__name__} has no bundles")
+
+    def scatter_places(
+        self, held: AbstractTensors, places: IntArray, gradient: Gradient, at: IntArray | None
+    ) -> None:
+        """Add gradients to those of these places, as ``scatter`` does for rows."""
+        raise ProtocolError(f"{type(self).__name__} has no bundles")
+
     def reach(self, held: AbstractTensors, rows: IntArray, given: Sequence[bool | None]) -> None:
         """Note that rows get a gradient which somebody else adds up.
 
@@ -108,6 +123,17 @@ class Stored(AbstractValue):
     ) -> None:
         held.scatter(self.number, rows, gradient, at)
 
+    def places(self, numbers: Numbers, rows: IntArray) -> IntArray:
+        return numbers.at(self.number, rows)
+
+    def gather_places(self, held: AbstractTensors, places: IntArray) -> Payload:
+        return held.gather_places(self.number, places)
+
+    def scatter_places(
+        self, held: AbstractTensors, places: IntArray, gradient: Gradient, at: IntArray | None
+    ) -> None:
+        held.scatter_places(self.number, places, gradient, at)
+
     def reach(self, held: AbstractTensors, rows: IntArray, given: Sequence[bool | None]) -> None:
         if any(given):
             held.touch(self.number)[rows] = True
@@ -124,6 +150,8 @@ class Grouped(AbstractValue):
     def gather(self, held: AbstractTensors, rows: IntArray) -> Payload:
         members, sizes = self._members(held, rows)
         columns = self.source.gather(held, members)
+        if self.how == "bundle":
+            return columns
         n = rows.size
         if self.how == "stack":
             k = int(sizes[0])
@@ -133,12 +161,18 @@ class Grouped(AbstractValue):
     def width(self, held: AbstractTensors) -> int:
         return self.source.width(held)
 
+    def lengths(self, numbers: Numbers, rows: IntArray) -> IntArray | None:
+        return numbers.members(self.number, rows)[1] if self.how == "bundle" else None
+
     def scatter(
         self, held: AbstractTensors, rows: IntArray, gradient: Gradient, at: IntArray | None = None
     ) -> None:
+        members, sizes = self._members(held, rows)
+        if self.how == "bundle":
+            self.source.scatter(held, members, gradient, at)
+            return
         if at is not None:
             gradient = tuple(None if g is None else take([g.contiguous()], at)[0] for g in gradient)
-        members, sizes = self._members(held, rows)
         if self.how == "stack":
             flat = tuple(None if g is None else g.flatten(0, 1) for g in gradient)
             self.source.scatter(held, members, flat)
@@ -153,6 +187,17 @@ class Grouped(AbstractValue):
             self.source.scatter(held, members, flat)
             return
         self.source.scatter(held, members, shared_out(self.how, gradient, sizes), owner)
+
+    def places(self, numbers: Numbers, rows: IntArray) -> IntArray:
+        return numbers.member_places(self.number, rows)
+
+    def gather_places(self, held: AbstractTensors, places: IntArray) -> Payload:
+        return self.source.gather(held, held.numbers.members_at(self.number, places))
+
+    def scatter_places(
+        self, held: AbstractTensors, places: IntArray, gradient: Gradient, at: IntArray | None
+    ) -> None:
+        self.source.scatter(held, held.numbers.members_at(self.number, places), gradient, at)
 
     def _members(self, held: AbstractTensors, rows: IntArray) -> tuple[IntArray, IntArray]:
         return held.numbers.members(self.number, rows)
@@ -210,6 +255,26 @@ class Parted(AbstractValue):
         if rows.size % k:
             return False
         return bool((rows.reshape(-1, k) == whose[::k, None] * k + np.arange(k)).all())
+
+
+@final
+class Unbundled(AbstractValue):
+    """What bundles of another value hold, as rows: they are numbered as places are."""
+
+    def __init__(self, number: int, source: AbstractValue) -> None:
+        super().__init__(number)
+        self.source = source
+
+    def gather(self, held: AbstractTensors, rows: IntArray) -> Payload:
+        return self.source.gather_places(held, rows)
+
+    def width(self, held: AbstractTensors) -> int:
+        return self.source.width(held)
+
+    def scatter(
+        self, held: AbstractTensors, rows: IntArray, gradient: Gradient, at: IntArray | None = None
+    ) -> None:
+        self.source.scatter_places(held, rows, gradient, at)
 
 
 @final
@@ -310,6 +375,17 @@ class Detached(AbstractValue):
     ) -> None:
         """No gradient crosses here."""
 
+    def places(self, numbers: Numbers, rows: IntArray) -> IntArray:
+        return self.source.places(numbers, rows)
+
+    def gather_places(self, held: AbstractTensors, places: IntArray) -> Payload:
+        return tuple([x.detach() for x in self.source.gather_places(held, places)])
+
+    def scatter_places(
+        self, held: AbstractTensors, places: IntArray, gradient: Gradient, at: IntArray | None
+    ) -> None:
+        """Nor here."""
+
     def reach(self, held: AbstractTensors, rows: IntArray, given: Sequence[bool | None]) -> None:
         """Nor here."""
 
@@ -346,6 +422,20 @@ class Picked(AbstractValue):
         found = put_back(gradient, self._which, self.source.width(held))
         if any(g is not None for g in found):
             self.source.scatter(held, rows, found, at)
+
+    def places(self, numbers: Numbers, rows: IntArray) -> IntArray:
+        return self.source.places(numbers, rows)
+
+    def gather_places(self, held: AbstractTensors, places: IntArray) -> Payload:
+        payload = self.source.gather_places(held, places)
+        return tuple([payload[j] for j in self._which])
+
+    def scatter_places(
+        self, held: AbstractTensors, places: IntArray, gradient: Gradient, at: IntArray | None
+    ) -> None:
+        found = put_back(gradient, self._which, self.source.width(held))
+        if any(g is not None for g in found):
+            self.source.scatter_places(held, places, found, at)
 
     def reach(self, held: AbstractTensors, rows: IntArray, given: Sequence[bool | None]) -> None:
         found: list[bool | None] = [None] * self.source.width(held)

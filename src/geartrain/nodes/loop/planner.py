@@ -1,0 +1,235 @@
+"""Makes the plans of a loop that runs whole: which module is called when, with which rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final, TypeAlias, final
+
+import numpy as np
+
+from geartrain.errors import StuckError
+from geartrain.frames.message import INSTANCE, IntArray
+from geartrain.nodes.loop.numbers import Numbers
+from geartrain.nodes.loop.plan import (
+    AbstractStage,
+    Called,
+    CallStage,
+    JointCall,
+    LoopPlan,
+    RowNumbers,
+)
+from geartrain.nodes.loop.values import Stored
+
+Passed: TypeAlias = list[tuple[tuple[int, int], IntArray]]
+"""Where rows have gone round, and the slots of their instances, one entry a row."""
+SHARE: Final = 0.5
+"""Modules with at least this share of the rows of the fullest are called before what lies between
+modules is looked at again: that takes longer than a call of few rows."""
+
+Watch: TypeAlias = Callable[[Passed], None]
+"""Raises if rows of an instance have gone round too often."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LoopEntry:
+    """Where rows enter a loop.
+
+    Args:
+        into: The value that they become rows of.
+        stage, port: Who reads them.
+    """
+
+    into: Stored
+    stage: AbstractStage
+    port: int
+
+
+@final
+class Planner:
+    """Makes plans.
+
+    Args:
+        entries: Where rows enter.
+        stages: All; those of an order in which rows that do not go round pass.
+        exits, losses, values: How many.
+
+    Attributes:
+        watch: Refuses endless loops.
+        window: Rows that go round until it looks again.
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[LoopEntry],
+        stages: Sequence[AbstractStage],
+        exits: int,
+        losses: int,
+        values: int,
+    ) -> None:
+        self._entries, self._exits, self._losses, self._values = entries, exits, losses, values
+        self._calls = [s for s in stages if isinstance(s, CallStage)]
+        self._others = [s for s in stages if not isinstance(s, CallStage)]
+        places = {id(call): 1 << k for k, call in enumerate(self._calls)}
+        self._masks = [
+            (places[id(call)], sum(places.get(at, 0) for at in _reached_from(call) - {id(call)}))
+            for call in self._calls
+        ]
+        self.watch: Watch | None = None
+        self.window = 4096
+        self._passed: Passed = []
+        self._unseen = 0
+
+    def begin(self, entering: Sequence[tuple[IntArray, IntArray | None]]) -> LoopPlan:
+        """A plan that knows of the rows that enter alone.
+
+        Args:
+            entering: By entry, the columns of the rows that come in there, maybe none, and the
+                lengths of the bundles that they are.
+        """
+        plan = LoopPlan(Numbers(self._values))
+        plan.exits = [[] for _ in range(self._exits)]
+        plan.judged = [[] for _ in range(self._losses)]
+        for entry, (state, lengths) in zip(self._entries, entering, strict=True):
+            plan.entered.append(plan.numbers.counts[entry.into.number])
+            numbers = plan.numbers.more(entry.into.number, state.shape[1], lengths)
+            if numbers.size:
+                entry.stage.send(entry.port, RowNumbers(numbers, state))
+        return plan
+
+    def finish(self, plan: LoopPlan) -> None:
+        """Find what the loop does.
+
+        Raises:
+            StuckError: Groups or joins wait for rows that do not come.
+            EndlessLoopError: Rows go round too often.
+            GraphError: A function cannot do with the columns that it gets.
+        """
+        self._passed, self._unseen = [], 0
+        while True:
+            self._settle(plan)
+            ready = self._ready()
+            if not ready:
+                break
+            if len(ready) == 1:
+                self._run(ready[0], 0, ready[0].take(0), plan)
+                continue
+            several = _by_kin(ready)
+            rows = [sum([call.rows_waiting() for call in calls]) for calls in several]
+            few = SHARE * max(rows)
+            for calls, n in zip(several, rows, strict=True):
+                if n >= few and len(calls) == 1:
+                    self._run(calls[0], 0, calls[0].take(0), plan)
+                elif n >= few:
+                    self._run_together(calls, plan)
+        if self.watch is not None and self._passed:
+            self.watch(self._passed)
+        self._check_empty()
+
+    def _ready(self) -> list[CallStage]:
+        """Modules to be called now; others for which rows wait may be sent more by these."""
+        ready = [
+            (call, masks)
+            for call, masks in zip(self._calls, self._masks, strict=True)
+            if call.waiting[0]
+        ]
+        if len(ready) > 1:
+            later = 0
+            for _, (_, reached) in ready:
+                later |= reached
+            first = [call for call, (place, _) in ready if not place & later]
+            if first:
+                return first
+        return [call for call, _ in ready]
+
+    def _settle(self, plan: LoopPlan) -> None:
+        """Let everything but modules do what it can."""
+        moved = True
+        while moved:
+            moved = False
+            for stage in self._others:
+                if stage.sent:
+                    stage.sent = False
+                    for port, came in enumerate(stage.waiting):
+                        if came:
+                            self._run(stage, port, stage.take(port), plan)
+                            moved = True
+
+    def _run(self, stage: AbstractStage, port: int, rows: RowNumbers, plan: LoopPlan) -> None:
+        for way, sent in stage.apply(port, rows, plan):
+            self._send(stage, way, sent)
+
+    def _send(self, stage: AbstractStage, way: int, rows: RowNumbers) -> None:
+        """Rows leave a stage."""
+        if way in stage.back:
+            self._count(stage.back[way], rows)
+        target = stage.targets.get(way)
+        if target is not None:
+            target[0].send(target[1], rows)
+
+    def _run_together(self, calls: Sequence[CallStage], plan: LoopPlan) -> None:
+        """Call several modules with what waits for them."""
+        came = [call.take(0) for call in calls]
+        numbers = np.concatenate([r.numbers for r in came])
+        if calls[0].source.lengths(plan.numbers, numbers) is not None:
+            for call, rows in zip(calls, came, strict=True):
+                self._run(call, 0, rows, plan)
+            return
+        state = np.concatenate([r.state for r in came], axis=1)
+        made = plan.numbers.more(calls[0].into.number, numbers.size)
+        together = JointCall(len(plan.calls), [], RowNumbers(numbers, state), int(made[0]))
+        ends = list(accumulate(map(len, came)))
+        for call, rows, end in zip(calls, came, ends, strict=True):
+            first = together.first + end - len(rows)
+            together.calls.append(Called(call, rows, first, None, together))
+        plan.calls += together.calls
+        if plan.run is not None:
+            for number, called in enumerate(together.calls, together.number):
+                plan.run(number, called)
+        target, port = calls[0].targets[0]
+        if all(call.targets[0] == (target, port) and not call.back for call in calls):
+            target.send(port, RowNumbers(made, state))
+            return
+        for call, rows, end in zip(calls, came, ends, strict=True):
+            self._send(call, 0, RowNumbers(made[end - len(rows) : end], rows.state))
+
+    def _count(self, port: tuple[int, int], rows: RowNumbers) -> None:
+        """Rows go round."""
+        self._passed.append((port, rows.state[INSTANCE]))
+        self._unseen += len(rows)
+        if self.watch is not None and self._unseen >= self.window:
+            self._unseen = 0
+            self.watch(self._passed)
+
+    def _check_empty(self) -> None:
+        story = [line for stage in self._others for line in stage.story()]
+        if story:
+            raise StuckError(
+                "a loop that runs whole has come to its end, and rows wait in it for others that "
+                "do not come:\n  " + "\n  ".join(story)
+            )
+
+
+def _by_kin(calls: Sequence[CallStage]) -> list[list[CallStage]]:
+    """Those that may be taken together, in the order of the first of them."""
+    if len(calls) == 1:
+        return [[calls[0]]]
+    found: dict[Hashable, list[CallStage]] = {}
+    for call in calls:
+        found.setdefault(id(call) if call.kin is None else call.kin, []).append(call)
+    return list(found.values())
+
+
+def _reached_from(start: AbstractStage) -> set[int]:
+    """Stages that rows come to from this one in the same round, by identity."""
+    found: set[int] = set()
+    stack: list[AbstractStage] = [start]
+    while stack:
+        stage = stack.pop()
+        for way, (target, _) in stage.targets.items():
+            if way not in stage.back and id(target) not in found:
+                found.add(id(target))
+                stack.append(target)
+    return found

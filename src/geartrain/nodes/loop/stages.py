@@ -1,0 +1,214 @@
+"""What is between the modules of a loop that runs whole, and where rows leave it.
+
+They are the nodes and steps of a loop by steps, given the columns of rows; what a function reads of
+a payload it is given too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import final
+
+import numpy as np
+
+from geartrain.errors import GeartrainError, WorkerError
+from geartrain.frames.message import INSTANCE, ranges
+from geartrain.nodes.control import AbstractStep
+from geartrain.nodes.group import Group
+from geartrain.nodes.join import JoinNode
+from geartrain.nodes.loop.members import Members, Sides
+from geartrain.nodes.loop.plan import AbstractStage, LoopPlan, RowNumbers
+from geartrain.nodes.loop.values import AbstractValue, Grouped, Parted, SideBySide, Unbundled
+from geartrain.nodes.structure import Flatmap, Ungroup
+
+
+@final
+class StepStage(AbstractStage):
+    """A route, a move, or an end.
+
+    Args:
+        step: What it does.
+        source: The value of which its functions read rows; None: they look at columns alone.
+    """
+
+    def __init__(self, step: AbstractStep, source: AbstractValue | None) -> None:
+        super().__init__()
+        self._step, self._source = step, source
+
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
+        batch = plan.batch(rows, self._source)
+        with _Blamed(self._step, rows):
+            passage = self._step.apply(batch)
+        for way, sent in passage.forward:
+            yield way, RowNumbers(sent.origin, sent.state)
+
+
+@final
+class PassStage(AbstractStage):
+    """All rows leave by every port, as they came: a broadcast, a split, a detach."""
+
+    def __init__(self, ways: int) -> None:
+        super().__init__()
+        self._ways = ways
+
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
+        return ((way, rows) for way in range(self._ways))
+
+
+@final
+class FlatmapStage(AbstractStage):
+    """A row becomes the rows of its edges, or so many as a function says.
+
+    Args:
+        node: Counts them.
+        source: The value of which its function reads rows; None: it looks at columns alone.
+    """
+
+    def __init__(self, node: Flatmap, source: AbstractValue | None) -> None:
+        super().__init__()
+        self._node, self._source = node, source
+
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
+        batch = plan.batch(rows, self._source)
+        with _Blamed(self._node, rows):
+            starts, counts = self._node.copies(batch)
+        which = np.repeat(np.arange(len(rows)), counts)
+        if which.size:
+            state = rows.state.take(which, 1)
+            state[self._node.column] = ranges(starts, counts)
+            yield 0, RowNumbers(rows.numbers[which], state)
+
+
+@final
+class UngroupStage(AbstractStage):
+    """A row of k parts becomes k rows; k is that of the rows that have been made.
+
+    Args:
+        node: Says what columns they have.
+        value: The parts.
+    """
+
+    def __init__(self, node: Ungroup, value: Parted) -> None:
+        super().__init__()
+        self._node, self._value = node, value
+
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
+        assert plan.look is not None
+        k = plan.look(self._value.source, rows.numbers[:1])[0].shape[1]
+        self._value.parts = k
+        numbers = (rows.numbers[:, None] * k + np.arange(k)).ravel()
+        if numbers.size:
+            state = self._node.parts(rows.state, np.full(len(rows), k, np.int64))
+            yield 0, RowNumbers(numbers, state)
+
+
+@final
+class UnbundleStage(AbstractStage):
+    """What a bundle holds becomes rows.
+
+    Args:
+        node: Says what columns they have.
+        value: They.
+    """
+
+    def __init__(self, node: Ungroup, value: Unbundled) -> None:
+        super().__init__()
+        self._node, self._value = node, value
+
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
+        source = self._value.source
+        lengths = source.lengths(plan.numbers, rows.numbers)
+        assert lengths is not None
+        places = source.places(plan.numbers, rows.numbers)
+        if places.size:
+            yield 0, RowNumbers(places, self._node.parts(rows.state, lengths))
+
+
+@final
+class GroupStage(AbstractStage):
+    """Members become rows of a grouped value."""
+
+    def __init__(self, node: Group, value: Grouped) -> None:
+        super().__init__()
+        self._node, self._value = node, value
+        self._members = Members(node)
+
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
+        with _Blamed(self._node, rows):
+            members, sizes, state = self._members.complete(rows.numbers, rows.state)
+        if sizes.size:
+            yield 0, RowNumbers(plan.numbers.group(self._value.number, members, sizes), state)
+
+    def story(self) -> list[str]:
+        return self._members.story()
+
+
+@final
+class JoinStage(AbstractStage):
+    """Rows of several ports become rows of a joined value."""
+
+    def __init__(self, node: JoinNode, value: SideBySide, ports: int) -> None:
+        super().__init__(ports)
+        self._node, self._value = node, value
+        self._sides = Sides(node, ports)
+
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
+        with _Blamed(self._node, rows):
+            sides, state = self._sides.complete(port, rows.numbers, rows.state)
+        if sides[0].size:
+            yield 0, RowNumbers(plan.numbers.join(self._value.number, sides), state)
+
+    def story(self) -> list[str]:
+        return self._sides.story()
+
+
+@final
+class ExitStage(AbstractStage):
+    """Rows leave the loop, or come to a loss in it.
+
+    Args:
+        number: Among the exits, or the losses.
+        judged: Whether it is a loss.
+    """
+
+    def __init__(self, number: int, *, judged: bool = False) -> None:
+        super().__init__()
+        self.number, self._judged = number, judged
+
+    def apply(
+        self, port: int, rows: RowNumbers, plan: LoopPlan
+    ) -> Iterator[tuple[int, RowNumbers]]:
+        (plan.judged if self._judged else plan.exits)[self.number].append(rows)
+        return iter(())
+
+
+class _Blamed:
+    """What a user's function raises is told with the name of its operator."""
+
+    def __init__(self, node: AbstractStep | Flatmap | Group | JoinNode, rows: RowNumbers) -> None:
+        self._node, self._rows = node, rows
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, GeartrainError):
+            whose = self._node.place.arena.describe_several(self._rows.state[INSTANCE])
+            raise WorkerError(
+                f"{type(error).__name__} in '{self._node.name}', {len(self._rows)} rows of "
+                f"{whose}: {error}"
+            ) from error
