@@ -45,6 +45,7 @@ INSTANCES: Final = 100
 LOT: Final = 200
 """Attacks until strangers look for ports again."""
 WARM_EPOCHS: Final = 2
+_REST_S: Final = 5.0  # the longest wait for sockets of an epoch that has ended to be closed
 _LISTENS: Final = "0A"
 _KEPT: Final = 20_000
 _OUTGOING: Final = 4  # PACKET_OUTGOING: on the loopback each packet is seen twice
@@ -229,6 +230,7 @@ def trained(runtime: gt.Hosts, goes_on: Callable[[int], bool]) -> Document:
         pids = runtime.pids
         if epochs >= WARM_EPOCHS:
             looks.append([_of(pid) for pid in (os.getpid(), *pids)])
+    looks.append([_at_rest(pid) for pid in (os.getpid(), *pids)])
     said = hashlib.sha256()
     for part in session.parts.values():
         for each in part.parameters:
@@ -246,6 +248,18 @@ def _of(pid: int) -> tuple[float, int]:
     """Memory in MiB and open descriptors of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20, len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def _at_rest(pid: int) -> tuple[float, int]:
+    """The same when it has closed what it had opened for an epoch, or does not for long."""
+    found = _of(pid)
+    until = time.monotonic() + _REST_S
+    while time.monotonic() < until:
+        time.sleep(0.2)
+        before, found = found, _of(pid)
+        if found[1] >= before[1]:
+            break
+    return found
 
 
 def siege(attacks: int, threads: int) -> Document:

@@ -155,13 +155,19 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_no_run(tmp_path, 
 @SLOW
 def test_where_a_state_cannot_be_kept_the_one_before_is_gone_back_to(tmp_path):
     class Stop(AbstractInstrument):
+        """Until the death: workers that are made anew want memory, which is a file to the system."""
+
         def __init__(self) -> None:
-            self.was = resource.getrlimit(resource.RLIMIT_FSIZE)
+            self.was, self.over = resource.getrlimit(resource.RLIMIT_FSIZE), False
 
         def on_updated(self, event: Any) -> None:
             kept = tmp_path / "kept.safetensors"
-            if kept.exists():
+            if kept.exists() and not self.over:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (16_000, self.was[1]))
+
+        def on_restored(self, event: Restored) -> None:
+            self.over = True
+            resource.setrlimit(resource.RLIMIT_FSIZE, self.was)
 
     killer, stop = Killer(at=50), Stop()
     s = session(restoring(), killer, stop)
