@@ -155,7 +155,7 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_no_run(tmp_path, 
 @SLOW
 def test_where_a_state_cannot_be_kept_the_one_before_is_gone_back_to(tmp_path):
     class Stop(AbstractInstrument):
-        """Until the death: workers that are made anew want memory, which is a file to the system."""
+        """Until the death: new workers want memory, which is a file to the system."""
 
         def __init__(self) -> None:
             self.was, self.over = resource.getrlimit(resource.RLIMIT_FSIZE), False
