@@ -16,8 +16,8 @@ from geartrain.engine.parts import make_parts
 from geartrain.engine.settings import Settings
 from geartrain.errors import EndlessLoopError, GraphError, StuckError, WorkerError
 from geartrain.frames.instance import Instance
+from geartrain.graph.deciding import reads_payload
 from geartrain.graph.graph import Graph
-from geartrain.graph.loops import reads_payload
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loop.tensors import TapeTensors

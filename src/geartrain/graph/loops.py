@@ -15,15 +15,11 @@ is planned before anything is computed.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from types import CodeType
 from typing import Any, Final, Literal, TypeAlias, final
 
-import numpy as np
-
 from geartrain.graph.cycles import reached
+from geartrain.graph.deciding import functions_of, reads_payload
 from geartrain.graph.memory import Holding
 from geartrain.graph.operator import AbstractOperator, Input, Port
 from geartrain.graph.operators import (
@@ -175,42 +171,6 @@ def reaching(
         nothing else.
     """
     return _Known(operators, readers, DEFAULT).reaching(regions, apart)
-
-
-def reads_payload(function: object) -> bool:
-    """Whether a function of a ``View`` asks for its payload, as far as that can be seen."""
-    while isinstance(function, partial):
-        function = function.func
-    if not callable(function):
-        return False
-    if not hasattr(function, "__code__"):
-        function = function.__call__
-    code = getattr(function, "__code__", None)
-    if code is not None and _names_payload(code):
-        return True
-    asked = _Asked()
-    with suppress(Exception):  # it wants real values; only what it asks for is of interest
-        function(asked)
-    return asked._payload
-
-
-def _names_payload(code: CodeType) -> bool:
-    inner = (c for c in code.co_consts if isinstance(c, CodeType))
-    return "payload" in (*code.co_names, *code.co_consts) or any(map(_names_payload, inner))
-
-
-class _Asked:
-    """Answers every column with zeros, and knows whether the payload was among them."""
-
-    _payload = False
-
-    def __len__(self) -> int:
-        return 3
-
-    def __getattr__(self, name: str) -> object:
-        if name in ("payload", "lengths"):
-            self._payload = True
-        return np.zeros(3, np.int64)
 
 
 @final
@@ -458,7 +418,7 @@ class _Known:
             number
             for number in sorted(region.operators)
             if self._counts_parts(number)
-            or any(map(reads_payload, _deciding(self._operators[number])))
+            or any(map(reads_payload, functions_of(self._operators[number])))
         ]
 
     def _counts_parts(self, number: int) -> bool:
@@ -596,15 +556,6 @@ class _Known:
         if any(kind != "input" for kind, _ in total):
             return unknown
         return {("bundle", name): n for (_, name), n in total.items()}
-
-
-def _deciding(operator: AbstractOperator) -> list[object]:
-    """The functions by which an operator decides which way rows go, and how many."""
-    if isinstance(operator, Routing):
-        return [operator.choose]
-    if isinstance(operator, Moving):
-        return list(operator.fields.values())
-    return [operator.count] if isinstance(operator, Flatmapping) else []
 
 
 def _why_not_through(through: Through) -> str | None:
