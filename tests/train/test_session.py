@@ -309,6 +309,27 @@ def test_modules_come_back_in_the_mode_in_which_they_came(make_line, make_rows):
     assert set(seen) == {False} and spy.training
 
 
+class Freezes(nn.Linear):
+    """Says in what mode it is to be, and stays in evaluation mode whatever it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+        self.told: list[bool] = []
+
+    def train(self, mode: bool = True) -> Freezes:
+        self.told.append(mode)
+        return super().train(False)
+
+
+def test_who_overrides_train_is_told_of_each_pass(make_rows):
+    graph, module = gt.Graph(vertex=("label",)), Freezes()
+    hidden = graph.input("x").through(nn.Linear(3, 4), name="first")
+    hidden.through(module, name="second").loss(gt.cross_entropy, target="label")
+    session = simulated(graph)
+    session.fit(make_rows(3), epochs=2, valid=make_rows(3))
+    assert module.told == [True, False, True, False] and module.training
+
+
 def test_dropout_keeps_its_mask_in_training_and_is_off_in_evaluation(make_rows):
     torch.manual_seed(0)
     linear = nn.Linear(3, 2)

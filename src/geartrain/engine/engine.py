@@ -467,11 +467,13 @@ def _weights(
 
 def _is_spread(graph: Graph, parts: Mapping[str, PartState], device: torch.device | None) -> bool:
     """Whether rows may lie elsewhere than on the host: fed there, or meeting a tensor there."""
+    if device is not None and device.type != "cpu":
+        return True
     criteria = [o.criterion for o in graph.operators if isinstance(o, Losing)]
     modules = [*(p.module for p in parts.values()), *graph.modules()]
     modules += [c for c in criteria if isinstance(c, nn.Module)]
-    tensors = (x for m in modules for x in (*m.parameters(), *m.buffers()))
-    return (device is not None and device.type != "cpu") or not all(x.is_cpu for x in tensors)
+    once = dict.fromkeys(modules)
+    return not all(x.is_cpu for m in once for x in (*m.parameters(), *m.buffers()))
 
 
 _HOST = torch.device("cpu")

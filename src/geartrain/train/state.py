@@ -433,11 +433,19 @@ _TRIED = 100  # items that are tried for a first instance
 @contextmanager
 def _mode(modules: Sequence[torch.nn.Module], train: bool) -> Iterator[None]:
     """Modules in training or evaluation mode, and afterwards as they were."""
-    before = {inner: inner.training for module in modules for inner in module.modules()}
-    for module in modules:
-        module.train(train)
+    once = list(dict.fromkeys(modules))
+    before = {inner: inner.training for module in once for inner in module.modules()}
+    for module in once:
+        if not all(_is_in_mode(inner, train) for inner in module.modules()):
+            module.train(train)
     try:
         yield
     finally:
         for inner, mode in before.items():
-            inner.training = mode
+            if inner.training is not mode:
+                inner.training = mode
+
+
+def _is_in_mode(module: torch.nn.Module, train: bool) -> bool:
+    """Whether to tell it so would change nothing; who overrides ``train`` may do more."""
+    return module.training is train and type(module).train is torch.nn.Module.train
