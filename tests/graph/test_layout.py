@@ -51,10 +51,28 @@ def test_a_reason_of_one_engine_is_no_reason_for_the_next() -> None:
     steps = wire(graph, owners, by_steps=lambda region: "somebody says so")
     again = wire(graph, owners)
     assert not steps.loops and len(again.loops) == 1
-    near, further = (lambda r: (r.near, r.reaching))(graph.layout().regions())
-    assert all(region.reason is None for region in [*near, *further])
-    assert further and all(each in near for region in further for each in region.made_of)
+    near = graph.layout().regions()
+    further = graph.layout().reaching(near)
+    assert further and all(region.reason is None for region in [*near, *further])
     assert all(any(each is own for own in near) for r in further for each in r.made_of)
+
+
+def test_a_loop_that_shall_not_run_whole_does_not_keep_another_from_reaching() -> None:
+    graph = whole()
+    more = graph.loop(name="more")
+    more.join(graph.input("y", turn=0))
+    again, end = more.through(nn.Linear(2, 2), name="other").where(lambda m: m.turn < 2)
+    more.join(again.move(turn=lambda m: m.turn + 1))
+    end.loss(lambda y: y.sum(1), name="end")
+    told = {"turns": "somebody says so", "more": None}
+    for refused in (False, True, False):
+        wiring = wire(graph, owners, by_steps=lambda r, on=refused: told[r.name] if on else None)
+        names = [{wiring.operators[number].name for number, _ in o} for o in wiring.loops.values()]
+        assert [("cell" in inside, "other" in inside) for inside in names] == (
+            [(False, True)] if refused else [(True, False), (False, True)]
+        )
+        (loss,) = (o for o in wiring.operators.values() if o.name == "end")
+        assert wiring.copies[loss.id] == ()  # it is in the loop
 
 
 def test_what_is_added_is_seen() -> None:

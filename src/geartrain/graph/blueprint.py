@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from geartrain.frames.frame import Schema
-from geartrain.graph.layout import Layout
+from geartrain.graph.layout import GraphLayout
 from geartrain.graph.loops import Run
 from geartrain.graph.operator import AbstractOperator
 from geartrain.graph.through import Through
@@ -29,7 +29,7 @@ class AbstractGraph(Protocol):
     @property
     def operators(self) -> Sequence[AbstractOperator]: ...
 
-    def layout(self) -> Layout:
+    def layout(self) -> GraphLayout:
         """What is known of the operators before nodes are made."""
 
     def schema(self) -> Schema:

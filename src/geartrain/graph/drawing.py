@@ -85,8 +85,9 @@ def _regions(
         return []
     names = {o.id: o.name for o in operators}
     lines = []
-    regions = graph.layout().regions(endings)
-    for region in regions.near:
+    layout = graph.layout()
+    regions = layout.regions(endings)
+    for region in regions:
         inside = ", ".join(names[number] for number in sorted(region.operators))
         how = "runs whole" if region.whole else f"runs by steps, as {region.reason}"
         if region.whole and not region.said:
@@ -95,7 +96,7 @@ def _regions(
             how += f", payload decides ({', '.join(names[k] for k in region.deciding)})"
         kind = "loop" if region.loops else "section"
         lines.append(f"  {kind} '{region.name.removesuffix(' section')}' {how}: {inside}")
-    for reach in regions.reaching:
+    for reach in layout.reaching(regions):
         more = reach.operators.difference(*(r.operators for r in reach.made_of))
         whose = " and ".join(f"'{r.name.removesuffix(' section')}'" for r in reach.made_of)
         told = ", ".join(names[number] for number in sorted(more))

@@ -28,7 +28,7 @@ from geartrain.frames.frame import Schema
 from geartrain.frames.instance import Instance
 from geartrain.graph import checking, drawing
 from geartrain.graph.draft import Draft
-from geartrain.graph.layout import Layout
+from geartrain.graph.layout import GraphLayout
 from geartrain.graph.loops import Run
 from geartrain.graph.operator import AbstractOperator, Input
 from geartrain.graph.operators import Joining, Merging
@@ -92,7 +92,7 @@ class Graph:
                     f"{sorted(reserved)}"
                 )
         self._draft = Draft(self.vertex, self.edge, self.value)
-        self._laid: tuple[object, Layout] | None = None
+        self._laid: tuple[object, GraphLayout] | None = None
 
     def input(
         self,
@@ -187,7 +187,7 @@ class Graph:
         found = [weights_of(o.function) for o in self.throughs()]
         return list(dict.fromkeys(module for module in found if module is not None))
 
-    def layout(self) -> Layout:
+    def layout(self) -> GraphLayout:
         """The operators with broadcasts and numbers, and the loops and sections among them.
 
         Nobody is to change what it gives: it is held until something is added to the graph, or the
@@ -198,7 +198,7 @@ class Graph:
         """
         written = self.run, [(id(o), *map(len, o.sources)) for o in self._draft.operators]
         if self._laid is None or self._laid[0] != written:
-            self._laid = written, Layout(self._draft.operators, self.run)
+            self._laid = written, GraphLayout(self._draft.operators, self.run)
         return self._laid[1]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -9,8 +9,8 @@ what is here.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TypeAlias, final
 
@@ -24,31 +24,7 @@ from geartrain.graph.visits import once
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Regions:
-    """The loops and sections of a graph.
-
-    Args:
-        near: Each by itself.
-        reaching: With what is beside them, up to the losses; they are ``made_of`` those in
-            ``near``.
-    """
-
-    near: Sequence[Region]
-    reaching: Sequence[Region]
-
-    def fresh(self) -> Regions:
-        """The same to write reasons into."""
-        copies = {id(region): replace(region) for region in self.near}
-        further = [
-            replace(region, made_of=[copies[id(each)] for each in region.made_of])
-            for region in self.reaching
-        ]
-        return Regions([*copies.values()], further)
-
-
-@final
-class Layout:
+class GraphLayout:
     """The operators of a graph, and what is known of them before nodes are made.
 
     Args:
@@ -62,7 +38,8 @@ class Layout:
     def __init__(self, operators: Sequence[AbstractOperator], run: Run) -> None:
         self.operators: Sequence[AbstractOperator] = with_broadcasts(operators)
         self._run = run
-        self._regions: dict[tuple[frozenset[int], frozenset[str]], Regions] = {}
+        self._regions: dict[frozenset[int], list[Region]] = {}
+        self._reaching: dict[Hashable, list[tuple[Region, list[int]]]] = {}
 
     @cached_property
     def readers(self) -> dict[Port, Port]:
@@ -74,20 +51,35 @@ class Layout:
         """Names of the throughs that learn from every instance in exactly one message."""
         return once(self.operators)
 
-    def regions(self, endings: Collection[int] = (), apart: Collection[str] = ()) -> Regions:
-        """Loops and sections, to write reasons into.
+    def regions(self, endings: Collection[int] = ()) -> list[Region]:
+        """Loops and sections, each by itself, to write reasons into.
 
         Args:
             endings: Numbers of those that are computed with a loss: they are in no section.
-            apart: Names of losses that are nodes of their own.
         """
-        key = frozenset(endings), frozenset(apart)
+        key = frozenset(endings)
         found = self._regions.get(key)
         if found is None:
-            near = find_regions(self.operators, self.readers, self._run, endings)
-            further = reaching(near, self.operators, self.readers, apart)
-            found = self._regions[key] = Regions(near, further)
-        return found.fresh()
+            found = find_regions(self.operators, self.readers, self._run, endings)
+            self._regions[key] = found
+        return [replace(region) for region in found]
+
+    def reaching(self, regions: Sequence[Region], apart: Collection[str] = ()) -> list[Region]:
+        """Those of them that run whole with what is beside them, up to the losses.
+
+        Args:
+            regions: As ``regions`` gave them, with reasons of those that shall not run whole.
+            apart: Names of losses that are nodes of their own.
+        """
+        whole = tuple([(region.operators, region.whole) for region in regions])
+        key = whole, frozenset(apart)
+        found = self._reaching.get(key)
+        if found is None:
+            further = reaching(regions, self.operators, self.readers, apart)
+            place = {id(region): k for k, region in enumerate(regions)}
+            found = [(region, [place[id(each)] for each in region.made_of]) for region in further]
+            self._reaching[key] = found
+        return [replace(r, made_of=[regions[k] for k in places]) for r, places in found]
 
 
 def with_broadcasts(given: Sequence[AbstractOperator]) -> list[AbstractOperator]:

@@ -108,9 +108,9 @@ def wire(
     owned = {o.id: list(owners(o)) for o in operators if isinstance(o, Through)}
     how_many = _count_copies(operators, owned, layout.readers, copies_of_all)
     endings = fused(operators, apart)
-    regions = layout.regions(endings, apart)
-    loops = _whole_loops(regions.near, operators, owned, how_many, spread, by_steps)
-    for reach in regions.reaching:
+    regions = layout.regions(endings)
+    loops = _whole_loops(regions, operators, owned, how_many, spread, by_steps)
+    for reach in layout.reaching(regions, apart):
         if set(map(id, reach.made_of)) <= set(map(id, loops)):
             more = _whole_loops([reach], operators, owned, how_many, spread, by_steps)
             loops = [r for r in loops if not more or r not in reach.made_of] + more
