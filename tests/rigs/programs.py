@@ -155,9 +155,26 @@ class Program:
                 return line
         raise AssertionError(f"{words!r} was never said: {self.lines}; {self._err.read_text()}")
 
-    def send(self, number: int) -> None:
+    def send(self, number: int, *, asleep: bool = False) -> None:
+        """Send a signal.
+
+        Args:
+            number: Which.
+            asleep: When the main thread waits: the interpreter would not wake up for one that comes
+                in the moment before it goes to sleep, and a user would press the keys once more.
+        """
+        if asleep:
+            self._await_sleep()
         self._sent = time.monotonic()
         os.kill(self.pid, number)
+
+    def _await_sleep(self) -> None:
+        until = time.monotonic() + BOUND_S
+        stat = Path(f"/proc/{self.pid}/stat")
+        while stat.read_text().rpartition(")")[2].split()[0] != "S":
+            if time.monotonic() > until:
+                raise AssertionError(f"process {self.pid} has not waited for {BOUND_S} s")
+            os.sched_yield()
 
     @property
     def seconds(self) -> float:

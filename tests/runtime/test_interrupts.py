@@ -106,7 +106,7 @@ def test_one_ctrl_c_ends_a_run_whose_data_do_not_come(program, runtime, after, t
     """In the first admission, and with instances in flight: these finish, and fit goes on there."""
     run = program(BLOCKED_DATA, runtime, after)
     run.until("blocks")
-    run.send(signal.SIGINT)
+    run.send(signal.SIGINT, asleep=True)
     run.until("ended:")
     assert run.seconds < SOON_S
     assert "interrupted; everything that was in flight has finished" in run.lines[-1]
@@ -122,7 +122,7 @@ def test_one_ctrl_c_ends_a_run_whose_data_do_not_come(program, runtime, after, t
 def test_the_position_after_blocked_data_is_in_the_checkpoint(program, runtime, tmp_path):
     run = program(BLOCKED_DATA.replace("then", "not").split('say("not')[0], runtime, 6)
     run.until("blocks")
-    run.send(signal.SIGINT)
+    run.send(signal.SIGINT, asleep=True)
     run.until("trained")
     position = read_checkpoint(tmp_path / "run" / "latest.safetensors").document["position"]
     assert run.lines[-1] == f"trained {position['trained']}"
@@ -155,7 +155,7 @@ def test_data_that_wake_up_after_they_were_left_behind_change_nothing(program, r
         runtime,
     )
     run.until("blocks")
-    run.send(signal.SIGINT)
+    run.send(signal.SIGINT, asleep=True)
     run.until("ended")
     assert run.end() == (0, "")
     assert run.lines[-1] == "then 40"
@@ -190,7 +190,7 @@ def test_copies_of_the_model_do_not_wait_for_data_either(program, runtime, shard
         shards,
     )
     run.until("blocks")
-    run.send(signal.SIGINT)
+    run.send(signal.SIGINT, asleep=True)
     run.until("ended:")
     assert run.seconds < SOON_S
     assert run.end() == (0, "")
@@ -201,7 +201,7 @@ def test_copies_of_the_model_do_not_wait_for_data_either(program, runtime, shard
 def test_two_ctrl_c_end_a_run_whose_data_do_not_come_at_once(program, runtime):
     run = program(BLOCKED_DATA, runtime, 6)
     run.until("blocks")
-    run.send(signal.SIGINT)
+    run.send(signal.SIGINT, asleep=True)
     run.send(signal.SIGINT)
     run.until("ended:")
     assert run.seconds < SOON_S
@@ -251,9 +251,9 @@ def test_two_ctrl_c_end_a_run_in_which_the_user_s_code_blocks(program, runtime, 
         what,
     )
     run.until("blocks")
-    run.send(signal.SIGINT)
+    run.send(signal.SIGINT, asleep=True)
     run.until("log: interrupted")
-    run.send(signal.SIGINT)
+    run.send(signal.SIGINT, asleep=True)
     run.until("ended:")
     assert run.seconds < SOON_S
     assert "abandoned" in run.lines[-1]
@@ -529,7 +529,7 @@ def test_ctrl_c_is_heard_where_data_block_before_they_give_anything(program, run
         where,
     )
     run.until("blocks")
-    run.send(signal.SIGINT)
+    run.send(signal.SIGINT, asleep=True)
     run.until("ended:")
     assert run.seconds < SOON_S
     assert run.end() == (0, "")
