@@ -10,17 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import geartrain as gt
-from benchmarks.own.programs.program import (
-    AbstractProgram,
-    Item,
-    Levels,
-    heights,
-    joined,
-    parents_at_random,
-    tokens,
-)
-
-WORDS, CLASSES = 200, 5
+from benchmarks.own.programs.childsum import CLASSES, WORDS, tree_of, word_trees
+from benchmarks.own.programs.program import AbstractProgram, Item, Levels, joined, tokens
 
 
 class Leaf(nn.Module):
@@ -75,23 +66,7 @@ class Attentive(AbstractProgram):
         self.readout = nn.Linear(width, CLASSES)
 
     def generate(self, n: int, seed: int) -> list[Item]:
-        random = np.random.default_rng(seed)
-        items = []
-        for _ in range(n):
-            parent = parents_at_random(random, int(random.integers(10, 41)), 6)
-            word = random.integers(0, WORDS, parent.size)
-            children = np.bincount(parent[:-1], minlength=parent.size)
-            items.append(
-                {
-                    "parent": parent,
-                    "word": word,
-                    "siblings": np.where(parent < 0, 1, children[parent]),
-                    "leaves": np.flatnonzero(children == 0),
-                    "level": heights(parent),
-                    "label": int(np.bincount(word % CLASSES, minlength=CLASSES).argmax()),
-                }
-            )
-        return items
+        return word_trees(n, seed)
 
     def graph(self) -> gt.Graph:
         graph = gt.Graph(vertex=("parent", "siblings", "token"), value=("label",))
@@ -105,12 +80,7 @@ class Attentive(AbstractProgram):
         return graph
 
     def instance(self, item: Item, dtype: torch.dtype = torch.float32) -> gt.Instance:
-        leaves = item["leaves"]
-        return gt.Instance(
-            {"word": (tokens(item["word"][leaves]), leaves)},
-            {"parent": item["parent"], "siblings": item["siblings"], "token": item["word"]},
-            value={"label": item["label"]},
-        )
+        return tree_of(item)
 
     def plain(self, item: Item) -> Tensor:
         children: list[list[Tensor]] = [[] for _ in item["parent"]]

@@ -50,6 +50,37 @@ class Cell(nn.Module):
         return torch.sigmoid(o) * torch.tanh(c), c
 
 
+def word_trees(n: int, seed: int) -> list[Item]:
+    """Trees of any arity with a word at every vertex, and a label each."""
+    random = np.random.default_rng(seed)
+    items = []
+    for _ in range(n):
+        parent = parents_at_random(random, int(random.integers(10, 41)), 6)
+        word = random.integers(0, WORDS, parent.size)
+        children = np.bincount(parent[:-1], minlength=parent.size)
+        items.append(
+            {
+                "parent": parent,
+                "word": word,
+                "siblings": np.where(parent < 0, 1, children[parent]),
+                "leaves": np.flatnonzero(children == 0),
+                "level": heights(parent),
+                "label": int(np.bincount(word % CLASSES, minlength=CLASSES).argmax()),
+            }
+        )
+    return items
+
+
+def tree_of(item: Item) -> gt.Instance:
+    """What a graph is fed for one of them: words enter at the leaves."""
+    leaves = item["leaves"]
+    return gt.Instance(
+        {"word": (tokens(item["word"][leaves]), leaves)},
+        {"parent": item["parent"], "siblings": item["siblings"], "token": item["word"]},
+        value={"label": item["label"]},
+    )
+
+
 @final
 class ChildSum(AbstractProgram):
     name = "childsum"
@@ -62,23 +93,7 @@ class ChildSum(AbstractProgram):
         self.readout = nn.Linear(width, CLASSES)
 
     def generate(self, n: int, seed: int) -> list[Item]:
-        random = np.random.default_rng(seed)
-        items = []
-        for _ in range(n):
-            parent = parents_at_random(random, int(random.integers(10, 41)), 6)
-            word = random.integers(0, WORDS, parent.size)
-            children = np.bincount(parent[:-1], minlength=parent.size)
-            items.append(
-                {
-                    "parent": parent,
-                    "word": word,
-                    "siblings": np.where(parent < 0, 1, children[parent]),
-                    "leaves": np.flatnonzero(children == 0),
-                    "level": heights(parent),
-                    "label": int(np.bincount(word % CLASSES, minlength=CLASSES).argmax()),
-                }
-            )
-        return items
+        return word_trees(n, seed)
 
     def graph(self) -> gt.Graph:
         graph = gt.Graph(vertex=("parent", "siblings", "token"), value=("label",))
@@ -91,12 +106,7 @@ class ChildSum(AbstractProgram):
         return graph
 
     def instance(self, item: Item, dtype: torch.dtype = torch.float32) -> gt.Instance:
-        leaves = item["leaves"]
-        return gt.Instance(
-            {"word": (tokens(item["word"][leaves]), leaves)},
-            {"parent": item["parent"], "siblings": item["siblings"], "token": item["word"]},
-            value={"label": item["label"]},
-        )
+        return tree_of(item)
 
     def plain(self, item: Item) -> Tensor:
         children: list[list[tuple[Tensor, Tensor]]] = [[] for _ in item["parent"]]
