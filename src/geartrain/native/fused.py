@@ -15,6 +15,7 @@ from enum import IntEnum, auto
 from struct import Struct, pack
 from typing import Final, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -139,6 +140,15 @@ class Steps:
         self._products = sum(s.width * s.many for s in steps if s.op is Op.PRODUCT)
         self._work = self._products + 4 * sum(s.width for s in steps if s.op is not Op.PRODUCT)
         self._alone = any(s.op in ADDING for s in steps)
+        self.words = [
+            *(self._count, self._block, self._slots, int(self._alone), self._products),
+            *(np.frombuffer(x or b"\0", np.uint8).ctypes.data for x in (self._steps, self._room)),
+        ]
+        """As calls.inc has it: sizes, then where steps and room lie."""
+
+    def work(self, n: int) -> int:
+        """Multiplications, or what takes as long, of n rows."""
+        return n * self._work
 
     def run(self, n: int, addresses: Sequence[int]) -> None:
         """Take n rows through it.

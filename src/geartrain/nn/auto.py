@@ -116,6 +116,14 @@ class MeasuredChoice(AbstractChoice):
     def replaced(self) -> bool:
         return self._derived is not None
 
+    @property
+    def recalls(self) -> bool:
+        return not self.decided and self._experience.chosen == "derived"
+
+    def recall(self, inputs: Payload) -> None:
+        if self.recalls and not operations.listening:
+            self._decide(inputs)
+
     def chosen(self, inputs: Payload) -> AbstractKernel | None:
         if self._settled:
             return self._first

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from geartrain.errors import ProtocolError
+from geartrain.native.calls import RoutineForm
 from geartrain.native.fused import Steps, packed
 from geartrain.native.steady import firing
 
@@ -97,6 +98,12 @@ class Routine:
         self._like = torch.empty(0, dtype=dtype, device="cpu")
         self._sizes = [(one.rows, one.slot, one.tail) for one in made]
         self._form = slots, dtype, tuple(self._given), tuple(made), tuple(results)
+
+    @property
+    def form(self) -> RoutineForm:
+        """As many calls in one want it."""
+        made = [(one.slot, one.tail, one.rows) for one in self._made]
+        return RoutineForm(self._steps, self._slots, self._given, made, self._results)
 
     def alike(self, other: Routine) -> bool:
         """Whether both are given, and make, the same."""

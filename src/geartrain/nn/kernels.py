@@ -107,6 +107,8 @@ class LinearKernel(AbstractKernel):
     looks_up = True
     apart = True
 
+    derivable = True
+
     def __init__(self, module: nn.Linear) -> None:
         self._module = module
 
@@ -180,6 +182,8 @@ class EmbeddingKernel(AbstractKernel):
     keeps = "input"
     looks_up = True
 
+    derivable = True
+
     def __init__(self, module: nn.Embedding, dtype: torch.dtype | None = None) -> None:
         self._module, self._dtype = module, dtype
         self.apart = module.padding_idx is None  # rows that do not learn are left out
@@ -235,6 +239,8 @@ class ElementwiseKernel(AbstractKernel):
     residuals = 1
     looks_up = True
     apart = True
+
+    derivable = True
 
     def __init__(
         self,
@@ -319,6 +325,7 @@ class SequentialKernel(AbstractKernel):
         self._kernels = kernels
         self.looks_up = all(kernel.looks_up for kernel in kernels)
         self.apart = all(kernel.apart for kernel in kernels)
+        self.derivable = all(kernel.derivable for kernel in kernels)
         self._keeps = tuple(kernel.keeps for kernel in kernels)
         at = {k + (kept == "output") for k, kept in enumerate(self._keeps) if kept != "own"}
         self._kept_at = tuple(sorted(at))

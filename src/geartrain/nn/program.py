@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from geartrain.errors import ProtocolError
 from geartrain.frames.message import Gradient, IntArray, Payload, join_arrays
 from geartrain.frames.tables import sparse_tables
+from geartrain.native.calls import CallForm
 from geartrain.native.fused import available
 from geartrain.native.rows import take
 from geartrain.native.steady import firing
@@ -103,6 +104,7 @@ class Program(AbstractKernel):
             and self._pair.backward.beside_others(len(operands.names))
         )
         self._at_once = [t for t in cut.parts.terms if t.how not in ("product", "sum")]
+        self._form: CallForm | None = None
 
     def forward(
         self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
@@ -140,6 +142,39 @@ class Program(AbstractKernel):
             found = parts.backward(n, *operands, *gathered(kept, rows), *dys)
         self._learn(found, came, n, operands, into)
         return self._answers(found, came)
+
+    def listed(self) -> CallForm | None:
+        pair = self._pair
+        if pair is None or not available(pair.dtype):
+            return None
+        if self._form is None:
+            parts = self._parts
+            self._form = CallForm(
+                pair.forward.form,
+                pair.backward.form,
+                len(self._operands.names),
+                self._inputs,
+                self._empty,
+                parts.tangents,
+                parts.gradients,
+                pair.dtype,
+                self._addresses,
+                self._learn_listed,
+                not any(t.how == "value" for t in parts.terms),
+                any(t.padding >= 0 for t in parts.terms),
+            )
+        return self._form if self._form.possible else None
+
+    def _addresses(self, forward: bool) -> list[int]:
+        """Those of operands by slot, for the length of a firing."""
+        routine = self.pair.forward if forward else self.pair.backward
+        return self._packed.of(routine, self._operands.tensors())[0]
+
+    def _learn_listed(self, found: Payload, outputs: int, n: int, into: GradientSum) -> None:
+        """Add what the backward of n rows has found."""
+        tangents = self._parts.tangents
+        came = frozenset(k for k, j in enumerate(tangents) if outputs >> j & 1)
+        self._learn(found, came, n, self._operands.tensors(), into)
 
     def _tangents(self, gradients: Gradient) -> tuple[frozenset[int], list[Tensor]]:
         """Which of them came, and all with zeros in place of the others, if any came."""

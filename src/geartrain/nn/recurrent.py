@@ -42,6 +42,8 @@ class LstmKernel(AbstractKernel):
     residuals = 4
     looks_up = True
 
+    derivable = True
+
     def __init__(self, module: nn.LSTMCell) -> None:
         self._module = module
 
@@ -122,6 +124,8 @@ class GruKernel(AbstractKernel):
     residuals = 3
     looks_up = True
     room_for = 2
+
+    derivable = True
 
     def __init__(self, module: nn.GRUCell) -> None:
         self._module = module
@@ -215,6 +219,8 @@ class RnnKernel(AbstractKernel):
 
     residuals = 3
     looks_up = True
+
+    derivable = True
 
     def __init__(self, module: nn.RNNCell) -> None:
         self._module = module

@@ -74,6 +74,19 @@ class AbstractChoice(ABC):
         """Whether its kernel tells gradients of several updates apart, or has had no row."""
         return False
 
+    @property
+    def recalls(self) -> bool:
+        """Whether a derived kernel was found better before, in another fit, and nothing has been
+        decided in this one."""
+        return False
+
+    def recall(self, inputs: Payload) -> None:
+        """Decide as before.
+
+        Args:
+            inputs: Some rows of the kind that will come; their numbers have no meaning.
+        """
+
     @abstractmethod
     def kernel(self, inputs: Payload) -> AbstractKernel:
         """That for these rows; the same object as before, or another from now on."""

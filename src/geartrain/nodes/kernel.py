@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from geartrain.errors import GraphError, ProtocolError
 from geartrain.frames.message import Gradient, IntArray, Payload
+from geartrain.native.calls import CallForm
 from geartrain.native.rows import take
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
@@ -71,6 +72,10 @@ class AbstractKernel(ABC):
     """Whether the gradients of its parameters are products and sums of rows, or rows of tables: one
     row of the call makes one, or some side by side. Rows of several updates may then come in one
     backward."""
+
+    derivable: bool = False
+    """Whether a kernel that is derived from the module may take its place where C makes many calls
+    in one: it is written by hand for speed alone."""
 
     keeps_rows: bool = True
     """Whether residuals have a row for each row, so that a node can keep them until the gradient
@@ -128,6 +133,10 @@ class AbstractKernel(ABC):
     def for_rows(self, inputs: Payload) -> AbstractKernel | None:
         """What computes rows of this kind as the module is now; None: it is not known yet."""
         return self
+
+    def listed(self) -> CallForm | None:
+        """How many calls of it are made in one, from buffers to buffers; None: they are not."""
+        return None
 
     def beside(self, others: Sequence[AbstractKernel]) -> AbstractKernels | None:
         """What computes rows of this kernel and of others in one call; None: each has its own."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from operator import is_
-from typing import final
+from typing import Final, final
 
 import numpy as np
 import torch
@@ -41,10 +41,11 @@ from geartrain.native.steady import steady
 from geartrain.nodes.call import read_columns, require_rows, unsettled
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside, look_inside
-from geartrain.nodes.kernel import AbstractKernel, AbstractKernels
+from geartrain.nodes.kernel import AbstractKernel, AbstractKernels, derived_kernel
 from geartrain.nodes.loop.answers import answer_entry, tell
 from geartrain.nodes.loop.door import Came, LoopDoor
 from geartrain.nodes.loop.judging import Judged, judge
+from geartrain.nodes.loop.native import NativeCalls
 from geartrain.nodes.loop.order import longest_first
 from geartrain.nodes.loop.picking import may_pick, picked
 from geartrain.nodes.loop.plan import Called, CallStage, JointCall, LoopPlan, joined
@@ -74,6 +75,10 @@ from geartrain.nodes.loss import Objective
 from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.remembering import Remembering, RememberingRead
+
+
+_SAMPLE: Final = 3
+"""Rows that stand for those to come, where a kernel is looked up that may have to be traced."""
 
 
 @final
@@ -134,6 +139,10 @@ class LoopNode(AbstractNode):
         self._apart: set[tuple[int, ...]] = set()  # modules that cannot
         self._beside: dict[tuple[int, ...], tuple[list[AbstractKernel], AbstractKernels]] = {}
         self.taping = Taping(place.name, inner, able=tapes and not place.spread)
+        self._listed = [each.reads is None and not each.call.inside for each in inner]
+        self._twins: dict[int, AbstractKernel] = {}
+        self.native = 0
+        """Firings in which C made calls, many at a time."""
 
     @property
     def part_names(self) -> tuple[str, ...]:
@@ -195,7 +204,7 @@ class LoopNode(AbstractNode):
         slots = join_states(batches)[INSTANCE]
         came: Sequence[Came] = self._door.take(slots)
         plan = self.planner.begin([(each.state, each.lengths) for each in came])
-        turn = self._turn(plan, slots, came)
+        turn = self._turn(plan, slots, came, native=train and self._natively())
         turn.tape = self.taping.begin(turn) if train else None
         run: Callable[[int, Called], None] = partial(self._call, turn, train)
         if turn.tape is not None:
@@ -210,8 +219,7 @@ class LoopNode(AbstractNode):
                     came = longest_first(plan, came, self._entries, self._exits, ends, own)
                     turn.entered = _entered_by(came)
                 self._enter(turn, came)
-                for number, called in enumerate(plan.calls):
-                    run(number, called)
+                self._run_planned(turn, run)
             else:
                 self._enter(turn, came)
                 plan.look = partial(_read, turn)
@@ -232,18 +240,71 @@ class LoopNode(AbstractNode):
             turn.kept.clear()
         return emission
 
+    def _natively(self) -> bool:
+        """Whether C makes calls of modules, many at a time: some have programs, and no graph of
+        autograd's is kept for all of them."""
+        if not self._ahead or self.taping.gains:
+            return False
+        return any(
+            listed
+            and inner.weights is not None
+            and self._settled(number)
+            and (inner.choice is None or inner.choice.replaced or inner.choice.recalls)
+            for number, (inner, listed) in enumerate(zip(self._inner, self._listed, strict=True))
+        )
+
+    def _programmed(self, turn: Turn, number: int, inputs: Payload) -> AbstractKernel | None:
+        """The kernel of a module if C can call it with others: its own, or one that is derived in
+        place of one written by hand."""
+        inner = self._inner[number]
+        if inner.choice is not None and inner.choice.recalls:
+            rows = [x.new_zeros((_SAMPLE, *x.shape[1:])) for x in inputs]
+            inner.choice.recall(tuple(rows))
+        kernel = self._chosen(turn, number, inputs)
+        if kernel is None or not kernel.derivable or inner.choice is not None:
+            return kernel
+        if number not in self._twins:
+            self._twins[number] = derived_kernel(inner.name, inner.call.function)
+            with torch.no_grad():
+                self._twins[number].forward(inputs)  # which is when it is traced
+        return self._twins[number].for_rows(inputs)
+
+    def _run_planned(self, turn: Turn, run: Callable[[int, Called], None]) -> None:
+        """Run all calls."""
+        found, native, number = turn.plan.calls, turn.native, 0
+        if native is not None:
+            native.plan()
+        while number < len(found):
+            if native is not None and len(turn.kept) == number:
+                begin, number = number, native.forward(number)
+                made = [isinstance(c.stage, CallStage) for c in found[begin:number]]
+                self.calls += sum(made)
+            if number < len(found):
+                run(number, found[number])
+                number += 1
+
     def _turn(
         self,
         plan: LoopPlan,
         slots: IntArray,
         came: Sequence[Came],
+        *,
+        native: bool,
     ) -> Turn:
         self._turned += 1
         local = np.full(int(slots.max()) + 1, -1, np.int64)
         local[slots] = np.arange(slots.size)
         pending = np.zeros(slots.size, np.int64)
-        held = self._tensors(plan.numbers)
-        return Turn(plan, held, slots, local, pending, _entered_by(came))
+        held = FiringTensors(plan.numbers) if native else self._tensors(plan.numbers)
+        turn = Turn(plan, held, slots, local, pending, _entered_by(came))
+        if isinstance(held, FiringTensors) and native:
+            able = [
+                able and self._settled(number) for number, able in enumerate(self._listed)
+            ]
+            chosen = partial(self._programmed, turn)
+            turn.native = NativeCalls(turn, held, self._inner, able, chosen, {})
+            self.native += 1
+        return turn
 
     def _enter(self, turn: Turn, came: Sequence[Came]) -> None:
         for value, first, each in zip(self._entries, turn.plan.entered, came, strict=True):
@@ -319,6 +380,13 @@ class LoopNode(AbstractNode):
         self.calls += len(found)
         self.together += 1
         return True
+
+    def _settled(self, number: int) -> bool:
+        """Whether it is known how a module computes, or was known in another fit."""
+        choice = self._inner[number].choice
+        if choice is None or not choice.recalls:
+            return self._decided(number)
+        return self._dry_runs[number] is None and not self._may_pick[number]
 
     def _decided(self, number: int) -> bool:
         """Whether it is known how a module computes, and nothing is left to be tried."""
@@ -502,7 +570,13 @@ class LoopNode(AbstractNode):
         got: Got = {name: [] for name in self._weights}
         with torch.no_grad(), steady():
             number = 0 if self._answer_taped(turn, mine, got) else len(turn.plan.calls)
+            native = turn.native if mine is None else None
+            if native is not None and updates and not (apart and native.apart):
+                native = None
             while number:
+                if native is not None and native.made(number - 1):
+                    number = native.backward(number, got, updates)
+                    continue
                 number -= 1
                 left = turn.kept[number]
                 rows_of = updates if apart else {}

@@ -64,11 +64,16 @@ class Taping:
         self.used = 0
         """Turns that were answered by their graph."""
 
+    @property
+    def gains(self) -> bool:
+        """Whether turns are to be taped now."""
+        if not self._able or self._wasted >= PATIENCE:
+            return False
+        return any(_gains(each) for each in self._inner)
+
     def begin(self, turn: Turn) -> Tape | None:
         """The tape of a turn that begins; None: its calls go back one by one."""
-        if not self._able or self._wasted >= PATIENCE or not isinstance(turn.held, TapeTensors):
-            return None
-        if not any(_gains(each) for each in self._inner):
+        if not isinstance(turn.held, TapeTensors) or not self.gains:
             return None
         return Tape(self, turn, turn.held, self._inner)
 

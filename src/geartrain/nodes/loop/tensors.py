@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, final
 
 import numpy as np
@@ -68,6 +68,10 @@ class AbstractTensors(ABC):
     def width(self, number: int) -> int:
         """Tensors of the payload of a stored value that has been put."""
 
+    def likes(self, number: int) -> Sequence[Tensor] | None:
+        """Tensors like those of a stored value, where these are buffers; None: there are none."""
+        return None
+
     def scatter(self, number: int, rows: IntArray, gradient: Gradient, at: IntArray | None) -> None:
         """Add gradients to those of rows of a stored value, as ``AbstractValue.scatter`` says."""
         if self._accumulate(number, self.numbers.at(number, rows), gradient, at):
@@ -120,14 +124,24 @@ class AbstractTensors(ABC):
 
 @final
 class FiringTensors(AbstractTensors):
-    """Those of a firing that is planned: a buffer for each value, as its rows are counted."""
+    """Those of a firing in buffers, one for each value.
 
-    __slots__ = ("_gradients", "_values")
+    Where a firing is planned, they have room for the rows that have been counted; else for those
+    that are expected, and grow.
 
-    def __init__(self, numbers: Numbers) -> None:
+    Args:
+        numbers: Of the plan.
+        expected: By value, for how many places there is to be room at least.
+    """
+
+    __slots__ = ("_expected", "_gradients", "_values", "_zeros")
+
+    def __init__(self, numbers: Numbers, expected: Mapping[int, int] | None = None) -> None:
         super().__init__(numbers)
+        self._expected = expected or {}
         self._values: dict[int, list[Tensor]] = {}
         self._gradients: dict[int, list[Tensor | None]] = {}
+        self._zeros: dict[int, list[Tensor | None]] = {}  # to which nothing has been added
 
     def put(
         self,
@@ -140,13 +154,58 @@ class FiringTensors(AbstractTensors):
         n, first = self.numbers.size(number), self.numbers.begin(number, first)
         found = self._values.get(number)
         if found is None:
-            alone = rows is None and columns[0].shape[0] == n
+            alone = rows is None and columns[0].shape[0] == n and n >= self._expected.get(number, 0)
             if alone and all(x.is_contiguous() for x in columns):
                 self._values[number] = list(columns)
                 return
+        write(self.reserve(number, name, columns), first, columns, rows)
+
+    def reserve(self, number: int, name: str, columns: Sequence[Tensor]) -> list[Tensor]:
+        """The buffers of a value, with room for all rows that are known.
+
+        Args:
+            number: Of the value.
+            name: Who puts rows there.
+            columns: Tensors like those that are put.
+
+        Raises:
+            GraphError: They have another inner shape or dtype than those before.
+        """
+        n = self.numbers.size(number)
+        found = self._values.get(number)
+        if found is None:
+            n = max(n, self._expected.get(number, 0))
             found = self._values[number] = [x.new_empty((n, *x.shape[1:])) for x in columns]
+            return found
         _require_alike(name, columns, found)
-        write(found, first, columns, rows)
+        had = found[0].shape[0] if found else n
+        if n > had:
+            for j, x in enumerate(found):
+                found[j] = x.new_empty((max(n, 2 * had), *x.shape[1:]))
+                found[j][:had] = x
+        return found
+
+    def likes(self, number: int) -> Sequence[Tensor] | None:
+        return self._values.get(number)
+
+    def zeros(self, number: int) -> list[Tensor | None]:
+        """Buffers for the gradients of a value, to be added to; ``came`` says to which of them
+        something has been added. None: that column has no gradient."""
+        found = self._gradients.setdefault(number, [None] * len(self._values[number]))
+        more = self._zeros.setdefault(number, [None] * len(found))
+        for j, x in enumerate(self._values[number]):
+            if found[j] is None and more[j] is None and x.is_floating_point():
+                more[j] = x.new_zeros((self.numbers.size(number), *x.shape[1:]))
+        return [g if g is not None else z for g, z in zip(found, more, strict=True)]
+
+    def came(self, number: int, columns: int | None = None) -> int:
+        """The columns of a value that have got gradients, as bits; from now on these, too."""
+        found = self._gradients.get(number, [])
+        if columns is not None:
+            for j, z in enumerate(self._zeros[number]):
+                if found[j] is None and columns >> j & 1:
+                    found[j], self._zeros[number][j] = z, None
+        return sum([1 << j for j, g in enumerate(found) if g is not None])
 
     def width(self, number: int) -> int:
         return len(self._values[number])
@@ -178,10 +237,19 @@ class FiringTensors(AbstractTensors):
             some = True
             buffer = found[j]
             if buffer is None:
-                buffer = found[j] = torch.zeros_like(values[j])
+                buffer = found[j] = self._nothing(number, j)
             if places.size:
                 add(buffer, places, g.contiguous(), at)
         return some
+
+    def _nothing(self, number: int, j: int) -> Tensor:
+        """A gradient of zeros for all rows of a column."""
+        zeros = self._zeros.get(number)
+        if zeros is not None and (found := zeros[j]) is not None:
+            zeros[j] = None
+            return found
+        x = self._values[number][j]
+        return x.new_zeros((self.numbers.size(number), *x.shape[1:]))
 
     def gradient(self, number: int, first: int, n: int, which: IntArray | None) -> Gradient:
         columns, numbers = self._gradients[number], self.numbers

@@ -6,7 +6,7 @@ Turn    a plan, the tensors, who is unanswered; of each call what it has kept
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, final
 
@@ -192,6 +192,33 @@ class AbstractTape(Protocol):
     def wasted(self) -> None: ...
 
 
+class AbstractNativeKept(Protocol):
+    """What one call has left that C has made; ``native.NativeKept`` says more."""
+
+    @property
+    def kernel(self) -> AbstractKernel | None: ...
+
+    @property
+    def residuals(self) -> Payload: ...
+
+    def of(self, number: int) -> KeptCall: ...
+
+
+class AbstractNativeCalls(Protocol):
+    """Calls that C makes, many at a time; ``native.NativeCalls`` says more."""
+
+    @property
+    def apart(self) -> bool: ...
+
+    def plan(self) -> None: ...
+
+    def forward(self, number: int) -> int: ...
+
+    def made(self, number: int) -> bool: ...
+
+    def backward(self, end: int, got: Got, updates: Mapping[str, IntArray]) -> int: ...
+
+
 @final
 @dataclass(slots=True)
 class Turn:
@@ -213,6 +240,7 @@ class Turn:
         unanswered: Instances that are unanswered themselves, in training.
         seen: Instances and lengths of the bundles that were looked into last, and their inside.
         tape: The graph of all calls, as long as it may be of use; None: each goes back by itself.
+        native: Makes calls in C, many at a time; None: each is made by itself.
     """
 
     plan: LoopPlan
@@ -222,7 +250,7 @@ class Turn:
     pending: IntArray
     entered: list[tuple[IntArray, IntArray]]
     addresses: IntArray | None = None
-    kept: list[KeptCall | KeptJointCall | None] = field(default_factory=list)
+    kept: list[KeptCall | KeptJointCall | AbstractNativeKept | None] = field(default_factory=list)
     rows: dict[str, IntArray] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
     kernels: dict[int, AbstractKernel] = field(default_factory=dict)
@@ -230,12 +258,13 @@ class Turn:
     unanswered: int = 0
     seen: tuple[IntArray, IntArray, Inside] | None = None
     tape: AbstractTape | None = None
+    native: AbstractNativeCalls | None = None
 
     def left(self, number: int) -> KeptCall:
         """What one call has left for its way back."""
         found = self.kept[number]
         assert found is not None
-        return found.of(number) if isinstance(found, KeptJointCall) else found
+        return found if isinstance(found, KeptCall) else found.of(number)
 
     def nbytes(self) -> int:
         """Bytes of its tensors; what several hold is counted once."""

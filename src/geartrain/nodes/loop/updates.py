@@ -52,7 +52,7 @@ def are_apart(turn: Turn, inner: Sequence[Inner]) -> bool:
         if kept is None:
             continue
         kernels = kept.each if isinstance(kept, KeptJointCall) else (kept.kernel,)
-        if not all(map(_kernel_is_apart, kernels)):
+        if not all(map(_kernel_is_apart, filter(None, kernels))):
             return False
     return True
 

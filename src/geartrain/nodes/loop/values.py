@@ -29,6 +29,14 @@ from geartrain.frames.message import Gradient, IntArray, Payload, distinct
 from geartrain.native.rows import add, take
 from geartrain.nodes.loop.numbers import Numbers
 from geartrain.nodes.loop.picking import put_back
+from geartrain.nodes.loop.reads import (
+    Read,
+    ReadTensor,
+    added_up,
+    narrowed,
+    side_by_side,
+    stacked,
+)
 from geartrain.nodes.loop.tensors import AbstractTensors
 from geartrain.nodes.reductions import How, reduced, share_of_max, shared_out
 
@@ -101,6 +109,15 @@ class AbstractValue(ABC):
         """
         raise ProtocolError(f"{type(self).__name__} is not taped")
 
+    def reads(self, held: AbstractTensors, rows: IntArray) -> list[ReadTensor] | None:
+        """What these rows are made of, by tensor of the payload; None: C cannot be told.
+
+        Args:
+            held: Has rows of what they are made of, some at least.
+            rows: int64 ``(n,)``.
+        """
+        return None
+
 
 @final
 class Stored(AbstractValue):
@@ -137,6 +154,17 @@ class Stored(AbstractValue):
     def reach(self, held: AbstractTensors, rows: IntArray, given: Sequence[bool | None]) -> None:
         if any(given):
             held.touch(self.number)[rows] = True
+
+    def reads(self, held: AbstractTensors, rows: IntArray) -> list[ReadTensor] | None:
+        likes = held.likes(self.number)
+        if likes is None or self.number in held.numbers.places:
+            return None
+        rows = np.ascontiguousarray(rows)
+        return [
+            ReadTensor(x.dtype, tail, [Read(self.number, j, rows, tail.numel())])
+            for j, x in enumerate(likes)
+            for tail in (x.shape[1:],)
+        ]
 
 
 @final
@@ -199,6 +227,21 @@ class Grouped(AbstractValue):
     ) -> None:
         self.source.scatter(held, held.numbers.members_at(self.number, places), gradient, at)
 
+    def reads(self, held: AbstractTensors, rows: IntArray) -> list[ReadTensor] | None:
+        if self.how not in ("stack", "sum", "mean") or not rows.size:
+            return None
+        members, sizes = self._members(held, rows)
+        found: list[ReadTensor] = []
+        for each in self.source.reads(held, members) or ():
+            if self.how == "stack":
+                one = stacked(each, int(sizes[0]))
+            else:
+                one = added_up(each, sizes, self.how)
+            if one is None:
+                return None
+            found.append(one)
+        return found or None
+
     def _members(self, held: AbstractTensors, rows: IntArray) -> tuple[IntArray, IntArray]:
         return held.numbers.members(self.number, rows)
 
@@ -248,6 +291,26 @@ class Parted(AbstractValue):
             add(total, places, g.contiguous(), None)
             found.append(total.view(owners.size, k, *g.shape[1:]))
         self.source.scatter(held, owners, tuple(found))
+
+    def reads(self, held: AbstractTensors, rows: IntArray) -> list[ReadTensor] | None:
+        if not isinstance(self.source, Stored):
+            return None
+        return [
+            ReadTensor(
+                each.dtype,
+                each.tail[1:],
+                [
+                    Read(
+                        self.source.number,
+                        j,
+                        np.ascontiguousarray(rows),
+                        each.width // self.parts,
+                        parts=self.parts,
+                    )
+                ],
+            )
+            for j, each in enumerate(self.source.reads(held, rows[:0]) or ())
+        ] or None
 
     def _are_whole(self, rows: IntArray, whose: IntArray) -> bool:
         """Whether these are all parts of some rows, in order."""
@@ -324,6 +387,20 @@ class SideBySide(AbstractValue):
             begin += width
 
 
+    def reads(self, held: AbstractTensors, rows: IntArray) -> list[ReadTensor] | None:
+        sides = held.numbers.sides(self.number, rows)
+        found = [s.reads(held, side) for s, side in zip(self.sources, sides, strict=True)]
+        some = [each for each in found if each is not None]
+        if len(some) < len(found):
+            return None
+        if self.how == "tuple":
+            self._widths = [len(each) for each in some]
+            return [t for each in some for t in each]
+        self._widths = [each[0].tail[-1] if each[0].tail else 1 for each in some]
+        one = side_by_side([each[0] for each in some])
+        return None if one is None else [one]
+
+
 @final
 class SomeColumns(AbstractValue):
     """Some columns of another value; its rows have the same numbers."""
@@ -351,6 +428,11 @@ class SomeColumns(AbstractValue):
 
     def reach(self, held: AbstractTensors, rows: IntArray, given: Sequence[bool | None]) -> None:
         self.source.reach(held, rows, given)
+
+    def reads(self, held: AbstractTensors, rows: IntArray) -> list[ReadTensor] | None:
+        found = self.source.reads(held, rows)
+        one = None if found is None else narrowed(found[0], self._first, self._size)
+        return None if one is None else [one]
 
 
 @final
@@ -388,6 +470,10 @@ class Detached(AbstractValue):
 
     def reach(self, held: AbstractTensors, rows: IntArray, given: Sequence[bool | None]) -> None:
         """Nor here."""
+
+    def reads(self, held: AbstractTensors, rows: IntArray) -> list[ReadTensor] | None:
+        found = self.source.reads(held, rows)
+        return None if found is None else [each.detached() for each in found]
 
 
 @final
@@ -442,3 +528,7 @@ class Picked(AbstractValue):
         for j, each in zip(self._which, given, strict=True):
             found[j] = bool(found[j] or each)
         self.source.reach(held, rows, found)
+
+    def reads(self, held: AbstractTensors, rows: IntArray) -> list[ReadTensor] | None:
+        found = self.source.reads(held, rows)
+        return None if found is None else [found[j] for j in self._which]
