@@ -24,7 +24,7 @@ Home: TypeAlias = tuple[Literal["operand", "input", "own", "output"], int]
 """Where a tensor of a program lies: an operand, an input, one that it makes for itself, an output."""
 
 ROUTINE_WORDS: Final = 10
-MODULE_WORDS: Final = 2 * ROUTINE_WORDS + 5
+MODULE_WORDS: Final = 2 * ROUTINE_WORDS + 6
 READ_WORDS: Final = 17
 CALL_WORDS: Final = 5
 VALUE_WORDS: Final = 3

@@ -1,12 +1,13 @@
 """Calls of derived programs in a loop that runs whole, made by C, many at a time.
 
     calls that follow upon one another, of modules with such programs ─► tables ─► one call of C
-    all instances answered ─► the same tables, the last call first ─► one call of C a few thousand
-                              rows, and one product for each weight
+    all instances answered ─► the same tables, the last call first ─► one call of C for some
+                              thousand rows, and then one product for each weight
 
 What a module reads is told as stored rows (``reads.py``), so C gathers it from where it is held and
-adds gradients there. Each module of a turn has buffers for the rows of all of its calls. Whatever is
-not to be had so (memories, bundles, kernels written by hand) is called one by one, as ever, between.
+adds gradients there. Each module of a turn has memory for the rows of all of its calls
+(``tables.py``). Whatever is not to be had so (memories, bundles, modules that run again) is called
+one by one, as ever, between.
 """
 
 from __future__ import annotations
@@ -17,31 +18,36 @@ from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.errors import ProtocolError, WorkerError
 from geartrain.frames.message import INSTANCE, IntArray, Payload, distinct, join_arrays
 from geartrain.native import calls, library
-from geartrain.native.calls import CallForm, Home, Kind, pointer
+from geartrain.native.calls import Home, pointer
 from geartrain.native.rows import take
 from geartrain.nodes.call import read_columns
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.kernel import AbstractKernel
-from geartrain.nodes.loop.plan import Called, CallStage, RowNumbers, StoreStage
+from geartrain.nodes.loop.plan import Called, CallStage, RowNumbers, StoreStage, joined
 from geartrain.nodes.loop.reads import Read, ReadTensor
 from geartrain.nodes.loop.stories import story_of
+from geartrain.nodes.loop.tables import Arena, Layout, Tables
 from geartrain.nodes.loop.tensors import FiringTensors
 from geartrain.nodes.loop.turn import Got, Inner, KeptCall, Turn
 from geartrain.nodes.loop.updates import Updates
 
 Chosen: TypeAlias = Callable[[int, Payload], AbstractKernel | None]
-"""The kernel of a module, by number, for rows like these; None: it is not known, or not to be used."""
+"""The kernel of a module, by number, for rows like these; None: it is not known, or not for C."""
+Stage: TypeAlias = CallStage | StoreStage
 
 ROWS_BACK: Final = 2048
 """Rows of calls that go back in one call of C: what they find for weights is multiplied then."""
+STORES: Final = 16
+"""Places of a loop at which rows are copied; at more, they are copied one by one."""
 
-_HOWS: Final = {"row": 0, "sum": 1, "mean": 2}
+_POOL: Final = 1 << 13
+_WORDS: Final = 512  # for what is written behind row numbers
+
 _WHY: Final = {
     1: IndexError("index out of range: a row of a table is asked for that it lacks"),
     2: MemoryError("no memory for what a kernel computes in between"),
@@ -51,120 +57,54 @@ _WHY: Final = {
 
 @final
 class _Module:
-    """A module in one turn: buffers for the rows of all its calls.
+    """A module in one turn.
 
     Args:
         number: Of it.
         inner: It; None: rows are copied to where a module reads them.
         kernel: Computes it, or None.
-        form: As C wants it.
-        into: Number of the value that it makes rows of.
+        layout: How C calls it.
     """
 
+    __slots__ = ("arena", "inner", "kernel", "layout", "number", "seen", "size", "slots")
+
     def __init__(
-        self,
-        number: int,
-        inner: Inner | None,
-        kernel: AbstractKernel | None,
-        form: CallForm,
-        into: int,
+        self, number: int, inner: Inner | None, kernel: AbstractKernel | None, layout: Layout
     ) -> None:
-        self.number, self.inner, self.kernel, self.form = number, inner, kernel, form
-        self.into = into
+        self.number, self.inner, self.kernel, self.layout = number, inner, kernel, layout
+        self.arena = Arena((), 0)
         self.size = 0
         """Rows so far."""
-        self.room = 0
-        self.likes: list[tuple[torch.dtype, tuple[int, ...]]] = []
-        self.inputs: list[Tensor] = []
-        self.own: dict[int, Tensor] = {}
-        self.reads: list[tuple[Read, Home]] = []
-        self.local: list[IntArray] = []
-        self.table = np.zeros((0, calls.READ_WORDS), np.int64)
-        self.bases: list[NDArray[np.int64]] = []
-        self.wanted = np.zeros(0, np.uint8)
+        self.slots: list[IntArray] = []
+        """Of the instances of its rows."""
+        self.seen = -1
+        """When its addresses were written."""
 
-    def lay_out(self, tensors: Sequence[ReadTensor], columns: Sequence[Tensor]) -> bool:
-        """Find out what it reads, from what its first rows are made of; False: C cannot."""
-        form = self.form
-        likes = [(t.dtype, t.tail) for t in tensors]
-        likes += [(x.dtype, tuple(x.shape[1:])) for x in columns]
-        if len(likes) != form.inputs:
-            return False
-        for k, _, width, dtype in form.forward.given:
-            mine, tail = likes[k - form.operands]
-            if mine is not dtype or int(np.prod(tail, dtype=np.int64)) != width:
-                return False
-        copied = dict(form.copies)
-        if any(i >= len(tensors) for i in copied.values()):
-            return False
-        asked = {k - form.operands for k, *_ in form.forward.given}
-        asked |= {i for how, i in form.residuals if how == "input"}
-        asked |= set(form.gradients) - set(copied.values())
-        self.likes, self.payload = likes, len(tensors)
-        self.asked = [i for i in range(len(tensors)) if i in asked]
-        self.copied = list(copied.items())
-        return True
+    @property
+    def name(self) -> str:
+        """For errors."""
+        return "a copy" if self.inner is None else self.inner.name
 
-    def grow(self, n: int, columns: Sequence[Tensor] | None) -> None:
-        """Make room for n rows; columns are taken as they are where they are of all rows."""
-        before, own = self.inputs, self.own
-        self.room, payload = n, len(self.likes) - (len(columns) if columns is not None else 0)
-        self.inputs = []
-        for i, (dtype, tail) in enumerate(self.likes):
-            if columns is not None and i >= payload:
-                self.inputs.append(columns[i - payload].contiguous())
-            else:
-                rows = n if i in self.asked or i >= self.payload else 0
-                self.inputs.append(torch.empty((rows, *tail), dtype=dtype))
-        homes = {number for how, number in self.form.homes if how == "own"}
-        made = self.form.forward.made
-        self.own = {
-            m: torch.empty((n, *made[m][1]), dtype=self.form.dtype) for m in sorted(homes)
-        }
-        if self.size:
-            for old, new in zip(before, self.inputs, strict=True):
-                if new.shape[0]:
-                    new[: self.size] = old[: self.size]
-            for m, x in own.items():
-                self.own[m][: self.size] = x[: self.size]
-
-    def where(self, home: Home, held: FiringTensors) -> tuple[int, Kind, int]:
-        """Address, whose rows, and bytes from row to row."""
-        how, number = home
-        if how == "output":
-            x = (held.likes(self.into) or ())[number]
-            return x.data_ptr(), Kind.OF_VALUE, _row_bytes(x)
-        x = self.inputs[number] if how == "input" else self.own[number]
-        return x.data_ptr(), Kind.OF_MODULE, _row_bytes(x)
+    def add(self, rows: RowNumbers, columns: Sequence[Tensor]) -> None:
+        """Rows more, for which there is room, and the columns that it reads of them."""
+        layout, n = self.layout, rows.numbers.size
+        for i in layout.columns:
+            to = self.arena.view(layout.block["input", i], self.size, n)
+            to.copy_(columns[i - layout.payload])
+        self.slots.append(rows.state[INSTANCE])
+        self.size += n
 
     def rows_of(self, home: Home, held: FiringTensors, first: int, into: int, n: int) -> Tensor:
         """n rows of a tensor that the forward has left."""
         how, number = home
         if how == "output":
-            return (held.likes(self.into) or ())[number][into : into + n]
-        x = self.inputs[number] if how == "input" else self.own[number]
-        return x[first : first + n]
-
-
-    def some(self, found: Sequence[Tensor | None], which: IntArray) -> tuple[Tensor | None, ...]:
-        """Results of its backward, of some of their rows."""
-        results, made = self.form.backward.results, self.form.backward.made
-        return tuple(
-            [
-                x if x is None or (k < 0 and not made[~k][2]) else take([x.contiguous()], which)[0]
-                for k, x in zip(results, found, strict=True)
-            ]
-        )
-
-
-def _row_bytes(x: Tensor) -> int:
-    found: int = x.stride(0) * x.itemsize if x.ndim > 1 else x.itemsize
-    return found
+            return (held.likes(self.layout.into) or ())[number][into : into + n]
+        return self.arena.view(self.layout.block[home], first, n)
 
 
 @final
 class NativeKept:
-    """What one call has left for its way back, in the buffers of its module.
+    """What one call has left for its way back, in the memory of its module.
 
     Args:
         module: It.
@@ -187,15 +127,15 @@ class NativeKept:
 
     @property
     def residuals(self) -> Payload:
-        """Tensors that it has rows in."""
-        return (*self._module.inputs, *self._module.own.values())
+        """Memory that it has rows in."""
+        return tuple(self._module.arena.tensors())
 
     def of(self, number: int) -> KeptCall:
         """The same, as if it had been called by itself."""
         module = self._module
         rows = [
             module.rows_of(home, self._held, self.first, self.into, self.n)
-            for home in module.form.residuals
+            for home in module.layout.form.residuals
         ]
         assert module.kernel is not None
         return KeptCall(module.kernel, tuple(rows))
@@ -206,8 +146,9 @@ class NativeCalls:
     """Those of one turn.
 
     Args:
-        turn: The turn; its tensors are buffers.
-        held: They.
+        turn: The turn.
+        held: Its tensors, which are buffers.
+        tables: Of the loop.
         inner: The modules of the loop.
         able: Of each whether it may be called so.
         chosen: Gives their kernels.
@@ -218,17 +159,19 @@ class NativeCalls:
         self,
         turn: Turn,
         held: FiringTensors,
+        tables: Tables,
         inner: Sequence[Inner],
         able: Sequence[bool],
         chosen: Chosen,
         expected: Mapping[int, int],
     ) -> None:
-        self._turn, self._held, self._inner = turn, held, inner
+        self._turn, self._held, self._tables, self._inner = turn, held, tables, inner
         self._able, self._chosen, self._expected = able, chosen, expected
         self._modules: dict[int, _Module | None] = {}
-        self._table = np.zeros((0, calls.MODULE_WORDS), np.int64)
         self._stores: dict[int, int] = {}
         self._records = np.zeros((0, calls.CALL_WORDS), np.int64)
+        self._at_records = 0
+        self._pool, self._at_pool, self._used = np.empty(0, np.int64), 0, 0
         self._alive: list[Any] = []
         self._planned: dict[int, list[int]] = {}
         self._dtype: torch.dtype | None = None
@@ -237,36 +180,84 @@ class NativeCalls:
     @property
     def apart(self) -> bool:
         """Whether rows of several updates may go back together."""
-        return all(m.form.apart for m in self._modules.values() if m is not None)
+        return all(m.layout.form.apart for m in self._modules.values() if m is not None)
 
     @property
-    def sizes(self) -> Mapping[int, int]:
-        """Rows of each module that has been called."""
+    def rows(self) -> Mapping[int, int]:
+        """Of each module that has been called."""
         return {number: m.size for number, m in self._modules.items() if m is not None}
-
-    # Forward
-
-    def plan(self) -> None:
-        """All calls are known."""
-        found = self._turn.plan.calls
-        self._records = np.zeros((len(found), calls.CALL_WORDS), np.int64)
-        for number, called in enumerate(found):
-            if self._may(called):
-                self._planned.setdefault(self._number(called.stage), []).append(number)
-        more = len(self._inner) + len(self._stores)
-        self._table = np.zeros((more, calls.MODULE_WORDS), np.int64)
 
     def _may(self, called: Called) -> bool:
         stage = called.stage
         if called.lengths is not None or stage.pools:
             return False
-        return not isinstance(stage, CallStage) or self._able[stage.number]
+        if isinstance(stage, CallStage):
+            return self._able[stage.number]
+        return self._number(stage) < len(self._inner) + STORES
 
-    def _number(self, stage: CallStage | StoreStage) -> int:
+    def _number(self, stage: Stage) -> int:
         """Of a module; copies have numbers behind those."""
         if isinstance(stage, CallStage):
             return stage.number
         return len(self._inner) + self._stores.setdefault(id(stage), len(self._stores))
+
+    def _made_of(self, stage: Stage, rows: RowNumbers) -> list[ReadTensor] | None:
+        """What the arguments are made of that rows bring to a module; None: C cannot be told."""
+        if not isinstance(stage, CallStage):
+            return stage.source.reads(self._held, rows.numbers)
+        inner = self._inner[stage.number]
+        payload = inner.source.reads(self._held, rows.numbers)
+        if payload is None:
+            return None
+        inner.width = len(payload)
+        return [payload[j] for j in inner.call.taken(len(payload))]
+
+    def _columns(self, stage: Stage, rows: RowNumbers) -> list[Tensor]:
+        """What it reads of their columns."""
+        if not isinstance(stage, CallStage):
+            return []
+        inner = self._inner[stage.number]
+        return read_columns(inner.call, inner.place, rows.state, None, None)
+
+    def _shaped(
+        self, stage: Stage, tensors: Sequence[ReadTensor], columns: Sequence[Tensor]
+    ) -> _Module | None:
+        """A module whose rows are made of such; None: C cannot call it."""
+        number, inner, kernel = self._number(stage), None, None
+        if isinstance(stage, CallStage):
+            inner = self._inner[number]
+            samples = [torch.empty((0, *t.tail), dtype=t.dtype) for t in tensors]
+            kernel = self._chosen(number, (*samples, *[x[:0] for x in columns]))
+            form = None if kernel is None else kernel.listed()
+        else:
+            floating = [t.dtype for t in tensors if t.dtype.is_floating_point]
+            dtype = self._dtype or next(iter(floating), torch.float32)
+            usual = set(floating) <= {dtype} and calls.available(dtype)
+            form = self._tables.copying(number, tensors, dtype) if usual else None
+        if form is None or self._dtype not in (None, form.dtype):
+            return None
+        into = stage.into.number
+        asked = stage.source.as_asked(self._turn.plan.numbers)
+        layout = self._tables.layout(
+            number, form, tensors, columns, into, self._held, as_asked=asked
+        )
+        if layout is None:
+            return None
+        self._dtype = form.dtype
+        module = _Module(number, inner, kernel, layout)
+        self._held.reserve(into, module.name, form.outputs)
+        return module
+
+    # Forward, where all calls are known before
+
+    def plan(self) -> None:
+        """All calls are known."""
+        found = self._turn.plan.calls
+        self._records = np.zeros((len(found), calls.CALL_WORDS), np.int64)
+        self._at_records = pointer(self._records)
+        for number, called in enumerate(found):
+            if self._may(called):
+                self._planned.setdefault(self._number(called.stage), []).append(number)
 
     def forward(self, number: int) -> int:
         """Make the calls from this one on that C can make, of those that are planned.
@@ -279,6 +270,11 @@ class NativeCalls:
             end += 1
         if end > number:
             self._make(number, end)
+            kept, held = self._turn.kept, self._held
+            for k, n, begin, into, _ in self._records[number:end].tolist():
+                module = self._modules[k]
+                assert module is not None
+                kept.append(NativeKept(module, held, begin, into, n))
         return end
 
     def _is_ready(self, called: Called) -> bool:
@@ -289,171 +285,176 @@ class NativeCalls:
             self._modules[number] = self._bind(called.stage, self._planned[number])
         return self._modules[number] is not None
 
-    def _bind(self, stage: CallStage | StoreStage, numbers: Sequence[int]) -> _Module | None:
-        """Lay out a module and all of its calls; None: C cannot make them."""
+    def _bind(self, stage: Stage, numbers: Sequence[int]) -> _Module | None:
+        """A module with all of its calls; None: C cannot make them."""
         found = [self._turn.plan.calls[number] for number in numbers]
-        rows = _joined([called.rows for called in found])
-        known = self._known(stage, rows) if isinstance(stage, CallStage) else self._copied(stage, rows)
-        if known is None:
+        rows = joined([called.rows for called in found])
+        tensors = self._made_of(stage, rows)
+        if tensors is None:
             return None
-        module, tensors, columns = known
-        n = len(rows)
-        module.grow(n, columns)
-        self._place(module, tensors)
-        sizes = np.array([len(called.rows) for called in found])
-        offsets = sizes.cumsum() - sizes
-        self._enlist(module, numbers, found, sizes, offsets, offsets)
-        module.size = n
-        module.local.append(self._turn.local[rows.state[INSTANCE]])
+        columns = self._columns(stage, rows)
+        module = self._shaped(stage, tensors, columns)
+        if module is None:
+            return None
+        module.arena = Arena(module.layout.blocks, len(rows))
+        module.add(rows, columns)
+        module.layout.place(module.arena, self._held)
+        self._enlist(module, numbers, found, tensors)
         return module
-
-    def _copied(
-        self, stage: StoreStage, rows: RowNumbers
-    ) -> tuple[_Module, list[ReadTensor], list[Tensor]] | None:
-        """The same of rows that are copied to where a module reads them."""
-        tensors = stage.source.reads(self._held, rows.numbers)
-        if tensors is None:
-            return None
-        dtype = self._dtype or next(
-            (t.dtype for t in tensors if t.dtype.is_floating_point), torch.float32
-        )
-        floating = {t.dtype for t in tensors if t.dtype.is_floating_point}
-        if floating - {dtype} or not calls.available(dtype):
-            return None
-        likes = [torch.empty((0, *t.tail), dtype=t.dtype) for t in tensors]
-        form = calls.copying(likes, dtype)
-        module = _Module(self._number(stage), None, None, form, stage.into.number)
-        if not module.lay_out(tensors, ()):
-            return None
-        self._dtype = dtype
-        self._held.reserve(module.into, "a copy", likes)
-        return module, tensors, []
-
-    def _known(
-        self, stage: CallStage, rows: RowNumbers
-    ) -> tuple[_Module, list[ReadTensor], list[Tensor]] | None:
-        """A module that is laid out, and what these rows of it are made of."""
-        inner = self._inner[stage.number]
-        tensors = self._made_of(inner, rows)
-        if tensors is None:
-            return None
-        columns = read_columns(inner.call, inner.place, rows.state, None, None)
-        samples = tuple([torch.empty((0, *t.tail), dtype=t.dtype) for t in tensors])
-        kernel = self._chosen(stage.number, (*samples, *[x[:0] for x in columns]))
-        form = None if kernel is None else kernel.listed()
-        if kernel is None or form is None or self._dtype not in (None, form.dtype):
-            return None
-        module = _Module(stage.number, inner, kernel, form, stage.into.number)
-        if not module.lay_out(tensors, columns):
-            return None
-        inner.width = self._width
-        self._dtype = form.dtype
-        self._held.reserve(module.into, inner.name, form.outputs)
-        return module, tensors, columns
-
-    def _made_of(self, inner: Inner, rows: RowNumbers) -> list[ReadTensor] | None:
-        """What the payload of a module's rows is made of; None: C cannot be told."""
-        payload = inner.source.reads(self._held, rows.numbers)
-        if payload is None:
-            return None
-        self._width = len(payload)
-        return [payload[j] for j in inner.call.taken(len(payload))]
-
-    def _place(self, module: _Module, tensors: Sequence[ReadTensor]) -> None:
-        """Write the words of a module: where everything lies."""
-        form, held = module.form, self._held
-        bases = np.array(form.addresses(True), np.int64)
-        strides, kinds = np.zeros_like(bases), np.zeros_like(bases)
-
-        def put(slot: int, at: tuple[int, Kind, int]) -> None:
-            bases[slot], kinds[slot], strides[slot] = at
-
-        for k, slot, _, _ in form.forward.given:
-            put(slot, module.where(("input", k - form.operands), held))
-        for home, result in zip(form.homes, form.forward.results, strict=True):
-            if result < 0:
-                put(form.forward.made[~result][0], module.where(home, held))
-        module.reads = [
-            (read, ("input", i)) for i in module.asked for read in tensors[i].reads
-        ] + [(read, ("output", j)) for j, i in module.copied for read in tensors[i].reads]
-        module.table = np.zeros((len(module.reads), calls.READ_WORDS), np.int64)
-        for words, (read, (how, k)) in zip(module.table, module.reads, strict=True):
-            source = (held.likes(read.number) or ())[read.column]
-            size, wide = source.itemsize, read.width * source.itemsize
-            row = _row_bytes(source) // read.parts
-            at, kind, stride = module.where((how, k), held)
-            words[:] = (
-                *(_HOWS[read.how], -1, read.column, read.many, read.parts),
-                *(wide, row, read.at * size, source.shape[0] * read.parts),
-                *(source.data_ptr(), stride, read.into * size, kind, at, 0, 0, 0),
-            )
-        module.bases = [bases, strides, kinds]
-        self._table[module.number] = (
-            *form.forward.steps.words,
-            *map(pointer, module.bases),
-            *[0] * calls.ROUTINE_WORDS,
-            *(0, len(module.reads), pointer(module.table), 0, 0),
-        )
 
     def _enlist(
         self,
         module: _Module,
         numbers: Sequence[int],
         found: Sequence[Called],
-        sizes: IntArray,
-        first: IntArray,
-        offsets: IntArray,
+        tensors: Sequence[ReadTensor],
     ) -> None:
-        """Write the records of calls.
-
-        Args:
-            module: Of all of them.
-            numbers, found: They.
-            sizes, first: Their rows, and where these begin among those of the module.
-            offsets: And where among the rows that its reads are of.
-        """
-        index = np.zeros((len(found), 2 * len(module.reads)), np.int64)
-        for k, (read, _) in enumerate(module.reads):
+        """Write the records of all calls of a module."""
+        reads = module.layout.arranged(tensors)[: 1 if module.layout.as_asked else None]
+        sizes = np.array([len(called.rows) for called in found])
+        offsets = sizes.cumsum() - sizes
+        index = np.zeros((len(found), 2 * max(len(reads), 1)), np.int64)
+        for k, (read, _) in enumerate(reads):
             if read.starts is None:
                 index[:, 2 * k] = pointer(read.rows) + 8 * read.many * offsets
             else:
                 index[:, 2 * k] = pointer(read.rows) + 8 * read.starts[offsets]
                 index[:, 2 * k + 1] = pointer(read.starts) + 8 * offsets
-            self._alive += (read.rows, read.starts)
+            self._alive.append(read)
         self._alive.append(index)
         at = pointer(index) + index.strides[0] * np.arange(len(found))
-        records = self._records
-        where = np.asarray(numbers)
-        records[where, 0], records[where, 1], records[where, 2] = module.number, sizes, first
-        records[where, 3] = [called.first for called in found]
-        records[where, 4] = at
-        self._work += module.form.forward.steps.work(int(sizes.sum()))
+        into = [called.first for called in found]
+        self._records[numbers] = np.stack(
+            [np.full(sizes.size, module.number), sizes, offsets, into, at], 1
+        )
+        self._work += module.layout.form.forward.steps.work(module.size)
+
+    # Forward, where calls are found one by one
+
+    def found(self, number: int, called: Called) -> int:
+        """Make a call as soon as it is found, with those that it may be taken together with.
+
+        Returns:
+            How many calls have been made; 0: C cannot make this one.
+        """
+        together = called.together
+        if together is not None and number == together.number:
+            made = self._find(number, together.calls, together.rows)
+            if made:
+                return made
+        return self._find(number, [called], called.rows)
+
+    def _find(self, number: int, found: Sequence[Called], rows: RowNumbers) -> int:
+        modules: list[_Module] = []
+        tensors: list[ReadTensor] | None = None
+        for called in found:
+            k = self._number(called.stage)
+            module = self._modules.get(k)
+            if k not in self._modules or (module is not None and not module.layout.as_asked):
+                if tensors is None:
+                    tensors = self._made_of(called.stage, rows) if self._may(called) else None
+                module = None if tensors is None else self._fitting(called, k, tensors)
+            if module is None:
+                return 0
+            modules.append(module)
+        end = number + len(found)
+        if end > len(self._records):
+            more = np.zeros((max(64, 2 * end), calls.CALL_WORDS), np.int64)
+            more[: len(self._records)] = self._records
+            self._records, self._at_records = more, pointer(more)
+        for module in modules:
+            self._held.reserve_rows(module.layout.into)
+        at, offset, kept = self._pooled(rows.numbers), 0, self._turn.kept
+        for called, module in zip(found, modules, strict=True):
+            n = called.rows.numbers.size
+            if module.layout.as_asked:
+                self._pool[self._used : self._used + 2] = at + 8 * offset, 0
+                index = self._at_pool + 8 * self._used
+                self._used += 2
+            else:
+                assert tensors is not None
+                index = self._indexed(module.layout.arranged(tensors), offset)
+            begin = module.size
+            self._records[number] = module.number, n, begin, called.first, index
+            self._add(module, called)
+            kept.append(NativeKept(module, self._held, begin, called.first, n))
+            offset, number = offset + n, number + 1
+        self._make(end - len(found), end)
+        return len(found)
+
+    def _fitting(self, called: Called, k: int, tensors: Sequence[ReadTensor]) -> _Module | None:
+        """The module of a call whose arguments are made of such; None: C cannot make it."""
+        if k not in self._modules:
+            columns = self._columns(called.stage, called.rows)
+            self._modules[k] = self._shaped(called.stage, tensors, columns)
+        module = self._modules[k]
+        if module is None or module.layout.payload != len(tensors):
+            return None
+        kinds = module.layout.kinds
+        same = all([(t.dtype, t.tail) == x for t, x in zip(tensors, kinds, strict=False)])
+        return module if same else None
+
+    def _pooled(self, rows: IntArray) -> int:
+        """Copy row numbers to where they stay; their address. There is room for some more words."""
+        n = rows.size
+        if self._used + n + _WORDS > self._pool.size:
+            self._alive.append(self._pool)
+            self._pool = np.empty(max(_POOL, 2 * (n + _WORDS)), np.int64)
+            self._at_pool, self._used = pointer(self._pool), 0
+        begin = self._used
+        self._used = begin + n
+        self._pool[begin : begin + n] = rows
+        return self._at_pool + 8 * begin
+
+    def _add(self, module: _Module, called: Called) -> None:
+        """Rows more of a module, and its addresses as they are then."""
+        rows, arena, layout = called.rows, module.arena, module.layout
+        end = module.size + rows.numbers.size
+        if end > arena.rows:
+            n = max(end, 2 * arena.rows, self._expected.get(module.number, 0))
+            module.arena = arena.grown(n, module.size) if arena.rows else Arena(layout.blocks, n)
+            module.seen = -1
+        module.add(rows, self._columns(called.stage, rows) if layout.columns else ())
+        if module.seen != self._held.moved:
+            layout.place(module.arena, self._held)
+            module.seen = self._held.moved
+        self._work += layout.form.forward.steps.work(end - module.size)
+
+    def _indexed(self, reads: Sequence[tuple[Read, Home]], offset: int) -> int:
+        """Write where the rows of reads begin, from ``offset`` on; the address of that."""
+        words: list[int] = []
+        for read, _ in reads:
+            rows, starts = read.rows, read.starts
+            self._alive.append(read)
+            if starts is None:
+                words += (pointer(rows) + 8 * read.many * offset, 0)
+            else:
+                words += (pointer(rows) + 8 * int(starts[offset]), pointer(starts) + 8 * offset)
+        index = np.array(words, np.int64)
+        self._alive.append(index)
+        return pointer(index)
 
     def _make(self, first: int, end: int) -> None:
-        """Make calls, and note what they have left."""
-        turn = self._turn
-        records = self._records[first:end]
+        """Make calls."""
+        assert self._dtype is not None
+        at = self._at_records + 8 * calls.CALL_WORDS * first
         much = self._work > library.SMALL_WORK
-        dtype = self._dtype
-        assert dtype is not None
-        bad = calls.forward(dtype, end - first, pointer(records), pointer(self._table), much=much)
+        bad = calls.forward(self._dtype, end - first, at, self._tables.at_modules, much=much)
         if bad:
             self._blame(bad, first, "forward")
-        for number, n, at, into, _ in records.tolist():
-            module = self._modules[number]
-            assert module is not None
-            turn.kept.append(NativeKept(module, self._held, at, into, n))
 
     def _blame(self, bad: int, first: int, way: str) -> None:
         number, why = first + bad // 4, _WHY[bad % 4]
         called = self._turn.plan.calls[number]
         module = self._modules[self._number(called.stage)]
         assert module is not None
-        slots, one = called.rows.state[INSTANCE], module.inner
-        if one is None:
+        slots, inner = called.rows.state[INSTANCE], module.inner
+        if inner is None:
             raise why
-        inputs = [x[: len(called.rows)] for x in module.inputs]
-        story = story_of(one, way, inputs, slots, number, self._turn)
+        begin, n = int(self._records[number, 2]), len(called.rows)
+        block = module.layout.block
+        inputs = [module.arena.view(k, begin, n) for (how, _), k in block.items() if how == "input"]
+        story = story_of(inner, way, inputs, slots, number, self._turn)
         raise WorkerError(f"{type(why).__name__} in node {story}: {why}") from why
 
     # Backward
@@ -473,9 +474,9 @@ class NativeCalls:
         Returns:
             The first of the calls that have been taken back.
         """
-        begin, rows, records = end, 0, self._records
+        begin, rows, sizes = end, 0, self._records[:, 1]
         while begin and self.made(begin - 1):
-            n = int(records[begin - 1, 1])
+            n = int(sizes[begin - 1])
             if rows and rows + n > ROWS_BACK:
                 break
             rows, begin = rows + n, begin - 1
@@ -483,193 +484,139 @@ class NativeCalls:
         return begin
 
     def _back(self, begin: int, end: int, got: Got, updates: Updates) -> None:
-        turn, held = self._turn, self._held
-        records = self._records[begin:end]
-        numbers = np.unique(records[:, 0]).tolist()
-        modules = [m for number in numbers if (m := self._modules[number]) is not None]
-        places: dict[int, int] = {}
-        for module in modules:
-            for value in (module.into, *(read.number for read, _ in module.reads)):
-                places.setdefault(value, len(places))
-        values = np.zeros((len(places), calls.VALUE_WORDS), np.int64)
-        alive: list[Any] = []
-        gradients: dict[int, list[Tensor | None]] = {}
-        for value, at in places.items():
-            gradients[value] = held.zeros(value)
-            columns = np.array(
-                [0 if g is None else g.data_ptr() for g in gradients[value]], np.int64
-            )
-            alive.append(columns)
-            values[at] = pointer(held.touch(value)), held.came(value), pointer(columns)
-        found = [
-            self._prepare(m, records[records[:, 0] == m.number], places, gradients)
-            for m in modules
-        ]
-        dtype = self._dtype
-        assert dtype is not None
+        held, tables, records = self._held, self._tables, self._records[begin:end]
+        by_module: dict[int, list[list[int]]] = {}
+        for record in records.tolist():
+            by_module.setdefault(record[0], []).append(record)
+        values: dict[int, list[Tensor | None]] = {}
+        returning: list[_Returning] = []
+        for number, mine in by_module.items():
+            module = self._modules[number]
+            assert module is not None
+            for value in module.layout.values:
+                if value not in values:
+                    values[value] = tables.write_value(value, held)
+            one = _Returning(module, mine, held, values[module.layout.into], self._turn.local)
+            returning.append(one)
+            tables.modules[number, -2:] = one.at_wanted, 0
+        assert self._dtype is not None
         much = self._work > library.SMALL_WORK
         bad = calls.backward(
-            dtype,
+            self._dtype,
             end - begin,
-            pointer(records),
-            pointer(self._table),
-            pointer(values),
+            self._at_records + 8 * calls.CALL_WORDS * begin,
+            tables.at_modules,
+            tables.at_values,
             much=much,
         )
         if bad:
             self._blame(bad, begin, "backward")
-        for value, at in places.items():
-            held.came(value, int(values[at, 1]))
-        for module, (first, n, results) in zip(modules, found, strict=True):
-            self._learn(module, first, n, results, got, updates)
-        for number in range(begin, end):
-            turn.kept[number] = None
+        for value in values:
+            held.came(value, int(tables.values[value, 1]))
+        for one in returning:
+            one.learn(int(tables.modules[one.module.number, -1]), got, updates)
+        self._turn.kept[begin:end] = [None] * (end - begin)
 
-    def _prepare(
+
+@final
+class _Returning:
+    """Some calls of a module on their way back.
+
+    Args:
+        module: It.
+        records: Theirs.
+        held: The tensors of the turn.
+        gradients: Of the value that it makes.
+        local: Slot to its place in the turn.
+    """
+
+    __slots__ = ("_arena", "_first", "_gradients", "_held", "_local", "_n", "_records", "_sums", "_wanted",
+                 "at_wanted", "module")  # fmt: skip
+
+    def __init__(
         self,
         module: _Module,
-        records: IntArray,
-        places: Mapping[int, int],
-        gradients: Mapping[int, Sequence[Tensor | None]],
-    ) -> tuple[int, int, Callable[[], list[Any]]]:
-        """Write the words of a module for the way back of some of its calls.
-
-        Returns:
-            The first of its rows, how many, and what gives the results of the backward.
-        """
-        form, held = module.form, self._held
-        routine = form.backward
-        first = int(records[0, 2])
-        n = int(records[-1, 2] + records[-1, 1]) - first
-        bases = np.array(form.addresses(False), np.int64)
-        strides, kinds = np.zeros_like(bases), np.zeros_like(bases)
-        residuals, mine = form.residuals, gradients[module.into]
-
-        def put(slot: int, at: tuple[int, Kind, int]) -> None:
-            bases[slot], kinds[slot], strides[slot] = at
-
-        def argument(k: int) -> tuple[int, Kind, int]:
-            k -= form.operands
-            if k < len(residuals):
-                return module.where(residuals[k], held)
-            g = mine[form.tangents[k - len(residuals)]]
-            assert g is not None
-            return g.data_ptr(), Kind.OF_VALUE, _row_bytes(g)
-
-        for k, slot, _, _ in routine.given:
-            put(slot, argument(k))
-        made: list[Tensor] = []
-        where: list[tuple[int, Kind, int]] = []
-        for slot, tail, rows in routine.made:
-            if rows:
-                x = torch.empty((n, *tail), dtype=form.dtype)
-                stride = _row_bytes(x)
-                where.append((x.data_ptr() - first * stride, Kind.OF_MODULE, stride))
-            else:
-                x = torch.zeros(tail, dtype=form.dtype)
-                where.append((x.data_ptr(), Kind.FIXED, 0))
-            made.append(x)
-            put(slot, where[-1])
-        answers = {}
-        for k, (i, of) in enumerate(form.gradients.items()):
-            result = routine.results[k]
-            at = argument(result) if result >= 0 else where[~result]
-            answers[i] = (at, sum([1 << form.tangents[t] for t in of]))
-        for words, (read, (how, i)) in zip(module.table, module.reads, strict=True):
-            words[1] = -1
-            if how == "output":  # an input that is nothing but copied has no other read
-                i = dict(module.copied)[i]
-                if i in module.asked:
-                    continue
-            if read.learns and i in answers and module.likes[i][0].is_floating_point:
-                (at, kind, _), mask = answers[i]
-                words[1], words[14], words[15], words[16] = places[read.number], kind, mask, at
-        module.bases = [bases, strides, kinds]
-        module.wanted = np.zeros(module.size, np.uint8)
-        own = self._table[module.number]
-        own[calls.ROUTINE_WORDS : 2 * calls.ROUTINE_WORDS] = (
-            *routine.steps.words,
-            *map(pointer, module.bases),
-        )
-        own[2 * calls.ROUTINE_WORDS :] = (
-            *(places[module.into], len(module.reads), pointer(module.table)),
-            *(pointer(module.wanted), 0),
-        )
-
-        def results() -> list[Any]:
-            return [self._result(module, k, records, made, mine) for k in routine.results]
-
-        return first, n, results
-
-    def _result(
-        self,
-        module: _Module,
-        k: int,
-        records: IntArray,
-        made: Sequence[Tensor],
+        records: Sequence[Sequence[int]],
+        held: FiringTensors,
         gradients: Sequence[Tensor | None],
-    ) -> Tensor | None:
-        """A result of the backward, of the rows of some calls."""
-        form = module.form
-        if k < 0:
-            return made[~k]
-        k -= form.operands
-        if k < 0:
-            return None
-        if k < len(form.residuals):
-            how, number = form.residuals[k]
-            if how != "output":
-                first, end = int(records[0, 2]), int(records[-1, 2] + records[-1, 1])
-                return (module.inputs[number] if how == "input" else module.own[number])[first:end]
-            x = (self._held.likes(module.into) or ())[number]
-        else:
-            found = gradients[form.tangents[k - len(form.residuals)]]
-            assert found is not None
-            x = found
-        pieces = [x[into : into + n] for _, n, _, into, _ in records.tolist()]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-    def _learn(
-        self,
-        module: _Module,
-        first: int,
-        n: int,
-        results: Callable[[], list[Any]],
-        got: Got,
-        updates: Updates,
+        local: IntArray,
     ) -> None:
-        """Weights get what has been found for them."""
+        self.module, self._records, self._held = module, records, held
+        self._gradients, self._local = gradients, local
+        self._first = records[0][2]
+        self._n = records[-1][2] + records[-1][1] - self._first
+        layout = module.layout
+        self._arena, self._sums = Arena(layout.back_blocks, self._n), layout.sums()
+        layout.place_back(
+            module.arena, self._arena, self._first, self._sums, held, gradients
+        )
+        self._wanted = np.zeros(self._n, np.uint8)
+        self.at_wanted = pointer(self._wanted) - self._first
+        """Where it would lie if it began with the first row of the module."""
+
+    def learn(self, came: int, got: Got, updates: Updates) -> None:
+        """Tell weights what has been found for them.
+
+        Args:
+            came: Of which outputs gradients have come, as bits.
+            got: As for ``NativeCalls.backward``.
+            updates: Likewise.
+        """
+        module, wanted = self.module, self._wanted.view(np.bool_)
         weights = None if module.inner is None else module.inner.weights
-        wanted = module.wanted[first : first + n].view(np.bool_)
-        if not wanted.any():
+        if weights is None or not wanted.any():
             return
-        if weights is None:
-            return
-        local = join_arrays(module.local)[first : first + n]
+        form = module.layout.form
+        slots = join_arrays(module.slots)[self._first : self._first + self._n]
+        local = self._local[slots]
         some = None if wanted.all() else np.flatnonzero(wanted)
+        found = [None] * len(form.gradients) + [
+            self._result(k) for k in form.backward.results[len(form.gradients) :]
+        ]
         if some is not None:
-            local = local[some]
-        found = tuple(results())
-        if some is not None:
-            found = module.some(found, some)
+            local, found = local[some], self._some(found, some)
+        got[weights.name].append(local)
         into: GradientSum = weights.gradient
         of = updates.get(weights.name)
-        came, each = int(self._table[module.number, -1]), None if of is None else of[local]
-        got[weights.name].append(local)
-        if each is None or not module.form.split:
+        each = None if of is None else of[local]
+        if each is None or not form.split:
             with nullcontext() if each is None else into.of_updates(each):
-                module.form.learn(found, came, local.size, into)
+                form.learn(found, came, local.size, into)
             return
         for update in distinct(each).tolist():
             mine = np.flatnonzero(each == update)
             with into.of_updates(update):
-                module.form.learn(module.some(found, mine), came, mine.size, into)
+                form.learn(self._some(found, mine), came, mine.size, into)
 
+    def _result(self, k: int) -> Tensor | None:
+        """A result of the backward, of the rows of all calls."""
+        layout, held = self.module.layout, self._held
+        form = layout.form
+        if k < 0:
+            total = self._sums[~k]
+            return self._arena.view(layout.made_block(~k), 0, self._n) if total is None else total
+        k -= form.operands
+        if k < 0:
+            return None
+        if k < len(form.residuals):
+            how, number = home = form.residuals[k]
+            if how != "output":
+                return self.module.arena.view(layout.block[home], self._first, self._n)
+            x = (held.likes(layout.into) or ())[number]
+        else:
+            gradient = self._gradients[form.tangents[k - len(form.residuals)]]
+            assert gradient is not None
+            x = gradient
+        pieces = [x[into : into + n] for _, n, _, into, _ in self._records]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
-def _joined(rows: Sequence[RowNumbers]) -> RowNumbers:
-    if len(rows) == 1:
-        return rows[0]
-    return RowNumbers(
-        np.concatenate([r.numbers for r in rows]),
-        np.concatenate([r.state for r in rows], axis=1),
-    )
+    def _some(self, found: Sequence[Tensor | None], which: IntArray) -> list[Tensor | None]:
+        """Results of the backward, of some of their rows."""
+        form = self.module.layout.form
+        return [
+            x
+            if x is None or (k < 0 and self._sums[~k] is not None)
+            else take([x.contiguous()], which)[0]
+            for k, x in zip(form.backward.results, found, strict=True)
+        ]
+

@@ -45,15 +45,17 @@ from geartrain.nodes.kernel import AbstractKernel, AbstractKernels, derived_kern
 from geartrain.nodes.loop.answers import answer_entry, tell
 from geartrain.nodes.loop.door import Came, LoopDoor
 from geartrain.nodes.loop.judging import Judged, judge
-from geartrain.nodes.loop.native import NativeCalls
+from geartrain.nodes.loop.native import STORES, NativeCalls
 from geartrain.nodes.loop.order import longest_first
 from geartrain.nodes.loop.picking import may_pick, picked
 from geartrain.nodes.loop.plan import Called, CallStage, JointCall, LoopPlan, joined
 from geartrain.nodes.loop.planner import Planner
 from geartrain.nodes.loop.stories import blame, story_of
+from geartrain.nodes.loop.tables import Tables
 from geartrain.nodes.loop.tape import Taping
 from geartrain.nodes.loop.tensors import AbstractTensors, FiringTensors, TapeTensors, detached
 from geartrain.nodes.loop.turn import (
+    AbstractNativeCalls,
     Got,
     Inner,
     KeptCall,
@@ -76,6 +78,9 @@ from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.remembering import Remembering, RememberingRead
 
+
+_SPARE: Final = 1.125
+"""So many times the rows that the last firing had for an instance there is room at first."""
 
 _SAMPLE: Final = 3
 """Rows that stand for those to come, where a kernel is looked up that may have to be traced."""
@@ -140,6 +145,10 @@ class LoopNode(AbstractNode):
         self._beside: dict[tuple[int, ...], tuple[list[AbstractKernel], AbstractKernels]] = {}
         self.taping = Taping(place.name, inner, able=tapes and not place.spread)
         self._listed = [each.reads is None and not each.call.inside for each in inner]
+        # Of the last firing, rows for each instance: by value, and by module.
+        self._places: dict[int, float] = {}
+        self._rows: dict[int, float] = {}
+        self._tables: Tables | None = None
         self._twins: dict[int, AbstractKernel] = {}
         self.native = 0
         """Firings in which C made calls, many at a time."""
@@ -226,6 +235,8 @@ class LoopNode(AbstractNode):
                 plan.run = run
                 self.planner.finish(plan)
                 plan.look = plan.run = None
+                if turn.native is not None:
+                    self._expect(turn, turn.native)
             await_rows(turn)
             if train:
                 self._note(turn)
@@ -243,7 +254,7 @@ class LoopNode(AbstractNode):
     def _natively(self) -> bool:
         """Whether C makes calls of modules, many at a time: some have programs, and no graph of
         autograd's is kept for all of them."""
-        if not self._ahead or self.taping.gains:
+        if self.taping.gains:
             return False
         return any(
             listed
@@ -268,6 +279,12 @@ class LoopNode(AbstractNode):
             with torch.no_grad():
                 self._twins[number].forward(inputs)  # which is when it is traced
         return self._twins[number].for_rows(inputs)
+
+    def _expect(self, turn: Turn, native: AbstractNativeCalls) -> None:
+        """Remember how many rows there were for an instance."""
+        n = turn.slots.size
+        self._places = {k: turn.plan.numbers.size(k) / n for k in range(len(turn.plan.numbers.counts))}
+        self._rows = {number: rows / n for number, rows in native.rows.items()}
 
     def _run_planned(self, turn: Turn, run: Callable[[int, Called], None]) -> None:
         """Run all calls."""
@@ -295,14 +312,26 @@ class LoopNode(AbstractNode):
         local = np.full(int(slots.max()) + 1, -1, np.int64)
         local[slots] = np.arange(slots.size)
         pending = np.zeros(slots.size, np.int64)
-        held = FiringTensors(plan.numbers) if native else self._tensors(plan.numbers)
+        many = slots.size * _SPARE
+        held: AbstractTensors
+        if native:
+            expected = {k: int(share * many) for k, share in self._places.items()}
+            held = FiringTensors(plan.numbers, None if self._ahead else expected)
+        else:
+            held = self._tensors(plan.numbers)
         turn = Turn(plan, held, slots, local, pending, _entered_by(came))
         if isinstance(held, FiringTensors) and native:
             able = [
                 able and self._settled(number) for number, able in enumerate(self._listed)
             ]
             chosen = partial(self._programmed, turn)
-            turn.native = NativeCalls(turn, held, self._inner, able, chosen, {})
+            rows = {k: int(share * many) for k, share in self._rows.items()}
+            if self._tables is None:
+                several = len(self._inner) + STORES
+                self._tables = Tables(several, len(plan.numbers.counts))
+            turn.native = NativeCalls(
+                turn, held, self._tables, self._inner, able, chosen, rows
+            )
             self.native += 1
         return turn
 
@@ -317,6 +346,13 @@ class LoopNode(AbstractNode):
     def _call(self, turn: Turn, train: bool, number: int, called: Called) -> None:
         """Run one call, forward."""
         stage, rows, held = called.stage, called.rows, turn.held
+        if turn.native is not None and not self._ahead:
+            if number < len(turn.kept):
+                return
+            made = turn.native.found(number, called)
+            if made:
+                self.calls += made if isinstance(stage, CallStage) else 0
+                return
         if not isinstance(stage, CallStage):
             found = stage.source.gather(held, rows.numbers)
             held.put(stage.into.number, self.name, called.first, found)
@@ -484,15 +520,19 @@ class LoopNode(AbstractNode):
     def _note(self, turn: Turn) -> None:
         """Weights learn of what will be answered."""
         n = turn.slots.size
-        turn.rows = {name: np.zeros(n, np.int64) for name in self._weights}
+        came: dict[str, list[IntArray]] = {name: [] for name in self._weights}
         for called in turn.plan.calls:
             if isinstance(called.stage, CallStage):
                 weights = self._inner[called.stage.number].weights
                 if weights is not None:
-                    local = turn.local[called.rows.state[INSTANCE]]
-                    if called.lengths is not None:
-                        local = local.repeat(called.lengths)
-                    turn.rows[weights.name] += np.bincount(local, minlength=n)
+                    slots, lengths = called.rows.state[INSTANCE], called.lengths
+                    came[weights.name].append(slots if lengths is None else slots.repeat(lengths))
+        turn.rows = {
+            name: np.bincount(turn.local[join_arrays(slots)], minlength=n)
+            if slots
+            else np.zeros(n, np.int64)
+            for name, slots in came.items()
+        }
         for name, weights in self._weights.items():
             turn.versions[name] = weights.version
             sent = int((turn.rows[name] > 0).sum())

@@ -134,12 +134,14 @@ class FiringTensors(AbstractTensors):
         expected: By value, for how many places there is to be room at least.
     """
 
-    __slots__ = ("_expected", "_gradients", "_values", "_zeros")
+    __slots__ = ("_expected", "_gradients", "_values", "_zeros", "moved")
 
     def __init__(self, numbers: Numbers, expected: Mapping[int, int] | None = None) -> None:
         super().__init__(numbers)
         self._expected = expected or {}
         self._values: dict[int, list[Tensor]] = {}
+        self.moved = 0
+        """How often buffers have been made, or have moved."""
         self._gradients: dict[int, list[Tensor | None]] = {}
         self._zeros: dict[int, list[Tensor | None]] = {}  # to which nothing has been added
 
@@ -157,6 +159,7 @@ class FiringTensors(AbstractTensors):
             alone = rows is None and columns[0].shape[0] == n and n >= self._expected.get(number, 0)
             if alone and all(x.is_contiguous() for x in columns):
                 self._values[number] = list(columns)
+                self.moved += 1
                 return
         write(self.reserve(number, name, columns), first, columns, rows)
 
@@ -171,15 +174,21 @@ class FiringTensors(AbstractTensors):
         Raises:
             GraphError: They have another inner shape or dtype than those before.
         """
-        n = self.numbers.size(number)
         found = self._values.get(number)
         if found is None:
-            n = max(n, self._expected.get(number, 0))
+            n = max(self.numbers.size(number), self._expected.get(number, 0))
+            self.moved += 1
             found = self._values[number] = [x.new_empty((n, *x.shape[1:])) for x in columns]
             return found
         _require_alike(name, columns, found)
+        return self.reserve_rows(number)
+
+    def reserve_rows(self, number: int) -> list[Tensor]:
+        """The buffers of a value that has some, with room for all rows that are known."""
+        n, found = self.numbers.size(number), self._values[number]
         had = found[0].shape[0] if found else n
         if n > had:
+            self.moved += 1
             for j, x in enumerate(found):
                 found[j] = x.new_empty((max(n, 2 * had), *x.shape[1:]))
                 found[j][:had] = x

@@ -118,6 +118,10 @@ class AbstractValue(ABC):
         """
         return None
 
+    def as_asked(self, numbers: Numbers) -> bool:
+        """Whether its rows are rows of a stored value, of the same numbers."""
+        return False
+
 
 @final
 class Stored(AbstractValue):
@@ -154,6 +158,9 @@ class Stored(AbstractValue):
     def reach(self, held: AbstractTensors, rows: IntArray, given: Sequence[bool | None]) -> None:
         if any(given):
             held.touch(self.number)[rows] = True
+
+    def as_asked(self, numbers: Numbers) -> bool:
+        return self.number not in numbers.places
 
     def reads(self, held: AbstractTensors, rows: IntArray) -> list[ReadTensor] | None:
         likes = held.likes(self.number)
@@ -429,6 +436,9 @@ class SomeColumns(AbstractValue):
     def reach(self, held: AbstractTensors, rows: IntArray, given: Sequence[bool | None]) -> None:
         self.source.reach(held, rows, given)
 
+    def as_asked(self, numbers: Numbers) -> bool:
+        return self.source.as_asked(numbers)
+
     def reads(self, held: AbstractTensors, rows: IntArray) -> list[ReadTensor] | None:
         found = self.source.reads(held, rows)
         one = None if found is None else narrowed(found[0], self._first, self._size)
@@ -470,6 +480,9 @@ class Detached(AbstractValue):
 
     def reach(self, held: AbstractTensors, rows: IntArray, given: Sequence[bool | None]) -> None:
         """Nor here."""
+
+    def as_asked(self, numbers: Numbers) -> bool:
+        return self.source.as_asked(numbers)
 
     def reads(self, held: AbstractTensors, rows: IntArray) -> list[ReadTensor] | None:
         found = self.source.reads(held, rows)
@@ -528,6 +541,9 @@ class Picked(AbstractValue):
         for j, each in zip(self._which, given, strict=True):
             found[j] = bool(found[j] or each)
         self.source.reach(held, rows, found)
+
+    def as_asked(self, numbers: Numbers) -> bool:
+        return self.source.as_asked(numbers)
 
     def reads(self, held: AbstractTensors, rows: IntArray) -> list[ReadTensor] | None:
         found = self.source.reads(held, rows)

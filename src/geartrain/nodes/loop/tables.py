@@ -1,0 +1,420 @@
+"""What C reads of the modules of a loop, made once and kept from firing to firing.
+
+    Layout    of one module: where its rows lie in an arena, who reads and writes them; its words
+    Tables    of all modules of a loop, and of its values
+
+From firing to firing the words stay, and addresses are written anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Final, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from geartrain.native import calls
+from geartrain.native.calls import CallForm, Home, Kind, pointer
+from geartrain.nodes.loop.reads import Read, ReadTensor
+from geartrain.nodes.loop.tensors import FiringTensors
+
+Table = NDArray[np.int64]
+
+_HOWS: Final = {"row": 0, "sum": 1, "mean": 2}
+_LINE: Final = 64
+"""Bytes: each tensor of an arena begins at a multiple."""
+
+# Words of a read that are written anew.
+_LIMIT, _FROM, _INTO, _BACK = 8, 9, 13, 16
+
+
+@final
+class Block:
+    """A tensor of an arena.
+
+    Args:
+        dtype, tail: Its dtype, and its shape after the rows.
+    """
+
+    __slots__ = ("dtype", "entries", "row", "strides", "tail")
+
+    def __init__(self, dtype: torch.dtype, tail: tuple[int, ...]) -> None:
+        self.dtype, self.tail = dtype, tail
+        self.strides = torch.empty((0, *tail)).stride()
+        self.entries = int(np.prod(tail, dtype=np.int64))
+        self.row = self.entries * dtype.itemsize
+        """Bytes."""
+
+
+@final
+class Arena:
+    """Memory for some rows of several tensors.
+
+    Args:
+        blocks: They.
+        rows: How many each has room for.
+    """
+
+    __slots__ = ("_blocks", "_memory", "_typed", "begins", "pointers", "rows")
+
+    def __init__(self, blocks: Sequence[Block], rows: int) -> None:
+        self._blocks, self.rows = blocks, rows
+        self.begins, total = [], 0
+        for block in blocks:
+            self.begins.append(total)
+            size = rows * block.row
+            total += size + -size % _LINE
+        self._memory = torch.empty(total, dtype=torch.uint8)
+        self._typed = {torch.uint8: self._memory}
+        at = self._memory.data_ptr()
+        self.pointers = [at + begin for begin in self.begins]
+        """Of each tensor."""
+
+    def view(self, k: int, first: int, n: int) -> Tensor:
+        """n rows of a tensor."""
+        block = self._blocks[k]
+        typed = self._typed.get(block.dtype)
+        if typed is None:
+            typed = self._typed[block.dtype] = self._memory.view(block.dtype)
+        begin = self.begins[k] // block.dtype.itemsize + first * block.entries
+        return typed.as_strided((n, *block.tail), block.strides, begin)
+
+    def grown(self, rows: int, used: int) -> Arena:
+        """A larger one, with the rows that have been used."""
+        found = Arena(self._blocks, rows)
+        for k in range(len(self._blocks)):
+            found.view(k, 0, used).copy_(self.view(k, 0, used))
+        return found
+
+    def nbytes(self) -> int:
+        """Of all."""
+        return self._memory.nbytes
+
+    def tensors(self) -> list[Tensor]:
+        """The memory."""
+        return [self._memory]
+
+
+def _row_bytes(x: Tensor) -> int:
+    found: int = x.stride(0) * x.itemsize if x.ndim > 1 else x.itemsize
+    return found
+
+
+@final
+class Layout:
+    """How C calls one module of a loop.
+
+    Args:
+        form: The module's programs.
+        tensors: What its payload is made of, in the first of its calls.
+        columns: Tensors like the columns that it reads besides.
+        into: The value that it makes rows of.
+        held: Where the rows lie that it reads.
+        as_asked: Whether all of it is rows of a stored value with the numbers that are asked for.
+
+    Attributes:
+        possible: Whether C can call it.
+        blocks: Of the arena of a turn: inputs, and what the forward makes for itself.
+        back_blocks: Of that of the way back.
+    """
+
+    def __init__(
+        self,
+        form: CallForm,
+        tensors: Sequence[ReadTensor],
+        columns: Sequence[Tensor],
+        into: int,
+        held: FiringTensors,
+        *,
+        as_asked: bool,
+    ) -> None:
+        self.form, self.into, self.as_asked = form, into, as_asked
+        self.payload = len(tensors)
+        self.key = key_of(tensors)
+        self.kinds = [(t.dtype, t.tail) for t in tensors]
+        self.kinds += [(x.dtype, tuple(x.shape[1:])) for x in columns]
+        self._copied = {j: i for j, i in form.copies}
+        self.possible = self._fits()
+        if self.possible:
+            self._lay_out(tensors, held)
+
+    def _fits(self) -> bool:
+        form, kinds = self.form, self.kinds
+        if len(kinds) != form.inputs or any(i >= self.payload for i in self._copied.values()):
+            return False
+        for k, _, width, dtype in form.forward.given:
+            mine, tail = kinds[k - form.operands]
+            if mine is not dtype or int(np.prod(tail, dtype=np.int64)) != width:
+                return False
+        return all(kinds[i][0] is form.dtype for i in form.gradients)
+
+    def _lay_out(self, tensors: Sequence[ReadTensor], held: FiringTensors) -> None:
+        form = self.form
+        asked = {k - form.operands for k, *_ in form.forward.given}
+        asked |= {i for how, i in form.residuals if how == "input"}
+        asked |= set(form.gradients) - set(self._copied.values())
+        self._asked = [i for i in range(self.payload) if i in asked]
+        self.columns = [i for i in range(self.payload, len(self.kinds)) if i in asked]
+        own = sorted({m for how, m in form.homes if how == "own"})
+        self.block: dict[Home, int] = {}
+        self.blocks: list[Block] = []
+        for i in (*self._asked, *self.columns):
+            self.block["input", i] = len(self.blocks)
+            self.blocks.append(Block(*self.kinds[i]))
+        for m in own:
+            self.block["own", m] = len(self.blocks)
+            self.blocks.append(Block(form.dtype, form.forward.made[m][1]))
+        self._lay_out_forward()
+        self._lay_out_reads(tensors, held)
+        self._lay_out_backward()
+
+    def _static(self, home: Home) -> tuple[Kind, int]:
+        """Whose rows a tensor has, and bytes from row to row."""
+        how, number = home
+        if how == "output":
+            return Kind.OF_VALUE, self._output_row(number)
+        return Kind.OF_MODULE, self.blocks[self.block[home]].row
+
+    def _output_row(self, j: int) -> int:
+        x = self.form.outputs[j]
+        return int(np.prod(x.shape[1:], dtype=np.int64)) * x.itemsize
+
+    def _lay_out_forward(self) -> None:
+        form = self.form
+        slots: dict[int, Home] = {
+            slot: ("input", k - form.operands) for k, slot, *_ in form.forward.given
+        }
+        for home, result in zip(form.homes, form.forward.results, strict=True):
+            if result < 0:
+                slots[form.forward.made[~result][0]] = home
+        self._slots = list(slots.items())
+        self._bases = np.zeros(form.forward.slots, np.int64)
+        self._strides, self._whose = np.zeros_like(self._bases), np.zeros_like(self._bases)
+        for slot, home in self._slots:
+            self._whose[slot], self._strides[slot] = self._static(home)
+
+    def _lay_out_reads(self, tensors: Sequence[ReadTensor], held: FiringTensors) -> None:
+        pairs = self.arranged(tensors)
+        self._targets = [home for _, home in pairs]
+        self._sources = [(read.number, read.column, read.parts) for read, _ in pairs]
+        self.reads = np.zeros((len(pairs), calls.READ_WORDS), np.int64)
+        answers = self.form.gradients
+        for words, (read, home) in zip(self.reads, pairs, strict=True):
+            source = (held.likes(read.number) or ())[read.column]
+            size, (kind, row) = source.itemsize, self._static(home)
+            how, i = home
+            if how == "output":  # an input that is nothing but copied has no other read
+                i = self._copied[i]
+            learns = read.learns and i in answers and (how == "input" or i not in self._asked)
+            mask = sum([1 << self.form.tangents[t] for t in answers[i]]) if learns else 0
+            words[:] = (
+                *(_HOWS[read.how], read.number if learns else -1, read.column),
+                *(read.many, read.parts, read.width * size, _row_bytes(source) // read.parts),
+                *(read.at * size, 0, 0, row, read.into * size, kind, 0, 0, mask, 0),
+            )
+        self.values = list(dict.fromkeys([self.into, *[v for v, _, _ in self._sources]]))
+        """Whose gradients the way back reads, or adds to."""
+        self._answered = [i if how == "input" else self._copied[i] for how, i in self._targets]
+
+    def _lay_out_backward(self) -> None:
+        form, routine = self.form, self.form.backward
+        self.back_blocks: list[Block] = []
+        self._back_made: list[int] = []  # by what is made its block, or -1
+        for _, tail, rows in routine.made:
+            self._back_made.append(len(self.back_blocks) if rows else -1)
+            if rows:
+                self.back_blocks.append(Block(form.dtype, tail))
+        self._back_bases = np.zeros(routine.slots, np.int64)
+        self._back_strides = np.zeros_like(self._back_bases)
+        self._back_whose = np.zeros_like(self._back_bases)
+        for k, slot, *_ in routine.given:
+            self._back_whose[slot], self._back_strides[slot] = self._of_argument(k)
+        for (slot, _, rows), block in zip(routine.made, self._back_made, strict=True):
+            if rows:
+                self._back_whose[slot] = Kind.OF_MODULE
+                self._back_strides[slot] = self.back_blocks[block].row
+        results = dict(zip(form.gradients, routine.results, strict=False))
+        self._back_of = results
+        for words, i in zip(self.reads, self._answered, strict=True):
+            if words[1] >= 0:
+                k = results[i]
+                words[14] = self._of_argument(k)[0] if k >= 0 else Kind.OF_MODULE
+
+    def _of_argument(self, k: int) -> tuple[Kind, int]:
+        form = self.form
+        k -= form.operands
+        if k < len(form.residuals):
+            return self._static(form.residuals[k])
+        return Kind.OF_VALUE, self._output_row(form.tangents[k - len(form.residuals)])
+
+    def arranged(self, tensors: Sequence[ReadTensor]) -> list[tuple[Read, Home]]:
+        """What inputs, and outputs that are inputs, are made of, in the order of the table."""
+        found: list[tuple[Read, Home]] = []
+        for i in self._asked:
+            found += [(read, ("input", i)) for read in tensors[i].reads]
+        for j, i in self._copied.items():
+            found += [(read, ("output", j)) for read in tensors[i].reads]
+        return found
+
+    def write(self, words: Table) -> None:
+        """Write what stays of a module's words."""
+        form, n = self.form, calls.ROUTINE_WORDS
+        both = (self._bases, self._strides, self._whose)
+        words[:n] = (*form.forward.steps.words, *map(pointer, both))
+        both = (self._back_bases, self._back_strides, self._back_whose)
+        words[n : 2 * n] = (*form.backward.steps.words, *map(pointer, both))
+        apart = 0 if self.as_asked else 2
+        words[2 * n :] = (self.into, len(self.reads), apart, pointer(self.reads), 0, 0)
+
+    def place(self, arena: Arena, held: FiringTensors) -> None:
+        """Write where everything lies that the forward reads and writes.
+
+        Args:
+            arena: Of the rows of this turn.
+            held: The tensors of the turn.
+        """
+        outputs, pointers, block = held.likes(self.into) or (), arena.pointers, self.block
+        bases = self.form.addresses(True).copy()
+
+        def at(home: Home) -> int:
+            how, number = home
+            return outputs[number].data_ptr() if how == "output" else pointers[block[home]]
+
+        for slot, home in self._slots:
+            bases[slot] = at(home)
+        self._bases[:] = bases
+        if self._targets:
+            sources = [((held.likes(v) or ())[c], parts) for v, c, parts in self._sources]
+            self.reads[:, _LIMIT] = [x.shape[0] * parts for x, parts in sources]
+            self.reads[:, _FROM] = [x.data_ptr() for x, _ in sources]
+            self.reads[:, _INTO] = [at(home) for home in self._targets]
+
+    def place_back(
+        self,
+        arena: Arena,
+        back: Arena,
+        first: int,
+        sums: Sequence[Tensor | None],
+        held: FiringTensors,
+        gradients: Sequence[Tensor | None],
+    ) -> None:
+        """The same for the way back.
+
+        Args:
+            arena: Of the rows of this turn.
+            back: Of the rows from ``first`` on that go back now.
+            first: Their first.
+            sums: By what is made, where rows are added up in it.
+            held: The tensors of the turn.
+            gradients: Of the value that it makes.
+        """
+        form, routine = self.form, self.form.backward
+        outputs = held.likes(self.into) or ()
+        bases = form.addresses(False).copy()
+        residuals = form.residuals
+
+        def argument(k: int) -> int:
+            k -= form.operands
+            if k >= len(residuals):
+                g = gradients[form.tangents[k - len(residuals)]]
+                return 0 if g is None else g.data_ptr()
+            how, number = home = residuals[k]
+            return outputs[number].data_ptr() if how == "output" else arena.pointers[self.block[home]]
+
+        def made(m: int) -> int:
+            block, total = self._back_made[m], sums[m]
+            if total is not None:
+                return total.data_ptr()
+            return back.pointers[block] - first * self.back_blocks[block].row
+
+        for k, slot, *_ in routine.given:
+            bases[slot] = argument(k)
+        for m, (slot, *_) in enumerate(routine.made):
+            bases[slot] = made(m)
+        self._back_bases[:] = bases
+        if self._targets:
+            found = {i: argument(k) if k >= 0 else made(~k) for i, k in self._back_of.items()}
+            self.reads[:, _BACK] = [found.get(i, 0) for i in self._answered]
+
+    def sums(self) -> list[Tensor | None]:
+        """Zeros for what the backward adds rows up in, by what it makes."""
+        return [
+            None if rows else torch.zeros(tail, dtype=self.form.dtype)
+            for _, tail, rows in self.form.backward.made
+        ]
+
+    def made_block(self, m: int) -> int:
+        """Of something that the backward makes, its block; -1: it has no rows."""
+        return self._back_made[m]
+
+
+def key_of(tensors: Sequence[ReadTensor]) -> Hashable:
+    """What a layout takes as constant of what a module reads."""
+    return tuple(
+        [
+            (t.dtype, t.tail, r.number, r.column, r.width, r.at, r.into, r.how, r.many, r.parts)
+            for t in tensors
+            for r in t.reads
+        ]
+    )
+
+
+@final
+class Tables:
+    """Of all modules and values of a loop.
+
+    Args:
+        modules, values: How many.
+    """
+
+    def __init__(self, modules: int, values: int) -> None:
+        self.modules = np.zeros((modules, calls.MODULE_WORDS), np.int64)
+        self.values = np.zeros((values, calls.VALUE_WORDS), np.int64)
+        self.at_modules, self.at_values = pointer(self.modules), pointer(self.values)
+        self._layouts: dict[int, Layout] = {}
+        self._columns: dict[int, Table] = {}
+        self._copies: dict[int, tuple[Hashable, CallForm]] = {}
+
+    def copying(self, number: int, tensors: Sequence[ReadTensor], dtype: torch.dtype) -> CallForm:
+        """Programs that do nothing, of rows that are copied."""
+        key = dtype, tuple([(t.dtype, t.tail) for t in tensors])
+        before, form = self._copies.get(number, (None, None))
+        if form is None or before != key:
+            likes = [torch.empty((0, *t.tail), dtype=t.dtype) for t in tensors]
+            form = calls.copying(likes, dtype)
+            self._copies[number] = key, form
+        return form
+
+    def layout(
+        self,
+        number: int,
+        form: CallForm,
+        tensors: Sequence[ReadTensor],
+        columns: Sequence[Tensor],
+        into: int,
+        held: FiringTensors,
+        *,
+        as_asked: bool,
+    ) -> Layout | None:
+        """That of a module, as before if nothing has changed; None: C cannot call it."""
+        found = self._layouts.get(number)
+        if found is None or found.form is not form or found.key != key_of(tensors):
+            found = self._layouts[number] = Layout(
+                form, tensors, columns, into, held, as_asked=as_asked
+            )
+            if found.possible:
+                found.write(self.modules[number])
+        return found if found.possible else None
+
+    def write_value(self, number: int, held: FiringTensors) -> list[Tensor | None]:
+        """Write where the gradients of a value are, and who has got one; they."""
+        found = held.zeros(number)
+        columns = self._columns.get(number)
+        if columns is None or columns.size != len(found):
+            columns = self._columns[number] = np.zeros(len(found), np.int64)
+        columns[:] = [0 if g is None else g.data_ptr() for g in found]
+        self.values[number] = pointer(held.touch(number)), held.came(number), pointer(columns)
+        return found
