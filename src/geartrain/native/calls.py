@@ -21,7 +21,7 @@ from geartrain.native import library
 from geartrain.native.fused import Steps
 
 Home: TypeAlias = tuple[Literal["operand", "input", "own", "output"], int]
-"""Where a tensor of a program lies: an operand, an input, one that it makes for itself, an output."""
+"""Where a tensor of a program lies; own: it makes it for itself."""
 
 ROUTINE_WORDS: Final = 10
 MODULE_WORDS: Final = 2 * ROUTINE_WORDS + 6
@@ -100,7 +100,7 @@ class CallForm:
     homes: list[Home] = field(init=False)
 
     def __post_init__(self) -> None:
-        whose = {}
+        whose: dict[int, int] = {}
         for j, k in enumerate(self.forward.results[: len(self.outputs)]):
             whose.setdefault(~k, j)
         object.__setattr__(self, "homes", [self._home(k, whose) for k in self.forward.results])
@@ -124,7 +124,9 @@ class CallForm:
     @property
     def possible(self) -> bool:
         made = all(rows for _, _, rows in self.forward.made)
-        mine = all(home == ("output", j) or home[0] == "input" for j, home in enumerate(self._of_outputs))
+        mine = all(
+            home == ("output", j) or home[0] == "input" for j, home in enumerate(self._of_outputs)
+        )
         return made and mine and all(how != "operand" for how, _ in self.residuals)
 
 

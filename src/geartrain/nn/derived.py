@@ -52,6 +52,8 @@ class DerivedKernel(AbstractKernel):
         refused: Why the module is run again instead, under the latest settings; None if it is not.
     """
 
+    traces = True
+
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self._name, self._function = name, function
         self._structure = Structure(function)

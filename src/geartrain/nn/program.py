@@ -170,11 +170,11 @@ class Program(AbstractKernel):
         routine = self.pair.forward if forward else self.pair.backward
         return self._packed.of(routine, self._operands.tensors())[0]
 
-    def _learn_listed(self, found: Payload, outputs: int, n: int, into: GradientSum) -> None:
+    def _learn_listed(self, found: Sequence[Any], outputs: int, n: int, into: GradientSum) -> None:
         """Add what the backward of n rows has found."""
         tangents = self._parts.tangents
         came = frozenset(k for k, j in enumerate(tangents) if outputs >> j & 1)
-        self._learn(found, came, n, self._operands.tensors(), into)
+        self._learn(tuple(found), came, n, self._operands.tensors(), into)
 
     def _tangents(self, gradients: Gradient) -> tuple[frozenset[int], list[Tensor]]:
         """Which of them came, and all with zeros in place of the others, if any came."""

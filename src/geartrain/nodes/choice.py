@@ -80,8 +80,8 @@ class AbstractChoice(ABC):
         decided in this one."""
         return False
 
-    def recall(self, inputs: Payload) -> None:
-        """Decide as before.
+    def recall(self, inputs: Payload) -> None:  # noqa: B027
+        """Decide as before, if there was a before.
 
         Args:
             inputs: Some rows of the kind that will come; their numbers have no meaning.

@@ -77,6 +77,10 @@ class AbstractKernel(ABC):
     """Whether a kernel that is derived from the module may take its place where C makes many calls
     in one: it is written by hand for speed alone."""
 
+    traces: bool = False
+    """Whether its first forward with rows of some kind finds out how they are computed; until then
+    ``for_rows`` does not know it."""
+
     keeps_rows: bool = True
     """Whether residuals have a row for each row, so that a node can keep them until the gradient
     comes. If not, the kernel is only used where the loss is in the same node."""

@@ -13,7 +13,6 @@ one by one, as ever, between.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, Final, TypeAlias, final
 
 import numpy as np
@@ -21,19 +20,19 @@ import torch
 from torch import Tensor
 
 from geartrain.errors import ProtocolError, WorkerError
-from geartrain.frames.message import INSTANCE, IntArray, Payload, distinct, join_arrays
+from geartrain.frames.message import INSTANCE, IntArray, Payload
 from geartrain.native import calls, library
 from geartrain.native.calls import Home, pointer
-from geartrain.native.rows import take
 from geartrain.nodes.call import read_columns
-from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.kernel import AbstractKernel
+from geartrain.nodes.loop.module import NativeKept, TurnModule
 from geartrain.nodes.loop.plan import Called, CallStage, RowNumbers, StoreStage, joined
 from geartrain.nodes.loop.reads import Read, ReadTensor
+from geartrain.nodes.loop.returning import Returning
 from geartrain.nodes.loop.stories import story_of
-from geartrain.nodes.loop.tables import Arena, Layout, Tables
+from geartrain.nodes.loop.tables import Arena, Tables
 from geartrain.nodes.loop.tensors import FiringTensors
-from geartrain.nodes.loop.turn import Got, Inner, KeptCall, Turn
+from geartrain.nodes.loop.turn import Got, Inner, Turn
 from geartrain.nodes.loop.updates import Updates
 
 Chosen: TypeAlias = Callable[[int, Payload], AbstractKernel | None]
@@ -53,92 +52,6 @@ _WHY: Final = {
     2: MemoryError("no memory for what a kernel computes in between"),
     3: ProtocolError("a row is read that is not there"),
 }
-
-
-@final
-class _Module:
-    """A module in one turn.
-
-    Args:
-        number: Of it.
-        inner: It; None: rows are copied to where a module reads them.
-        kernel: Computes it, or None.
-        layout: How C calls it.
-    """
-
-    __slots__ = ("arena", "inner", "kernel", "layout", "number", "seen", "size", "slots")
-
-    def __init__(
-        self, number: int, inner: Inner | None, kernel: AbstractKernel | None, layout: Layout
-    ) -> None:
-        self.number, self.inner, self.kernel, self.layout = number, inner, kernel, layout
-        self.arena = Arena((), 0)
-        self.size = 0
-        """Rows so far."""
-        self.slots: list[IntArray] = []
-        """Of the instances of its rows."""
-        self.seen = -1
-        """When its addresses were written."""
-
-    @property
-    def name(self) -> str:
-        """For errors."""
-        return "a copy" if self.inner is None else self.inner.name
-
-    def add(self, rows: RowNumbers, columns: Sequence[Tensor]) -> None:
-        """Rows more, for which there is room, and the columns that it reads of them."""
-        layout, n = self.layout, rows.numbers.size
-        for i in layout.columns:
-            to = self.arena.view(layout.block["input", i], self.size, n)
-            to.copy_(columns[i - layout.payload])
-        self.slots.append(rows.state[INSTANCE])
-        self.size += n
-
-    def rows_of(self, home: Home, held: FiringTensors, first: int, into: int, n: int) -> Tensor:
-        """n rows of a tensor that the forward has left."""
-        how, number = home
-        if how == "output":
-            return (held.likes(self.layout.into) or ())[number][into : into + n]
-        return self.arena.view(self.layout.block[home], first, n)
-
-
-@final
-class NativeKept:
-    """What one call has left for its way back, in the memory of its module.
-
-    Args:
-        module: It.
-        held: The tensors of the turn.
-        first, into, n: Its rows among those of the module, and of the value that it makes.
-    """
-
-    __slots__ = ("_held", "_module", "first", "into", "n")
-
-    def __init__(
-        self, module: _Module, held: FiringTensors, first: int, into: int, n: int
-    ) -> None:
-        self._module, self._held = module, held
-        self.first, self.into, self.n = first, into, n
-
-    @property
-    def kernel(self) -> AbstractKernel | None:
-        """That has computed it; None: rows were copied."""
-        return self._module.kernel
-
-    @property
-    def residuals(self) -> Payload:
-        """Memory that it has rows in."""
-        return tuple(self._module.arena.tensors())
-
-    def of(self, number: int) -> KeptCall:
-        """The same, as if it had been called by itself."""
-        module = self._module
-        rows = [
-            module.rows_of(home, self._held, self.first, self.into, self.n)
-            for home in module.layout.form.residuals
-        ]
-        assert module.kernel is not None
-        return KeptCall(module.kernel, tuple(rows))
 
 
 @final
@@ -167,7 +80,7 @@ class NativeCalls:
     ) -> None:
         self._turn, self._held, self._tables, self._inner = turn, held, tables, inner
         self._able, self._chosen, self._expected = able, chosen, expected
-        self._modules: dict[int, _Module | None] = {}
+        self._modules: dict[int, TurnModule | None] = {}
         self._stores: dict[int, int] = {}
         self._records = np.zeros((0, calls.CALL_WORDS), np.int64)
         self._at_records = 0
@@ -176,6 +89,7 @@ class NativeCalls:
         self._planned: dict[int, list[int]] = {}
         self._dtype: torch.dtype | None = None
         self._work = 0
+        self._width = 1  # of the payload of what was looked at last
 
     @property
     def apart(self) -> bool:
@@ -209,7 +123,7 @@ class NativeCalls:
         payload = inner.source.reads(self._held, rows.numbers)
         if payload is None:
             return None
-        inner.width = len(payload)
+        self._width = len(payload)
         return [payload[j] for j in inner.call.taken(len(payload))]
 
     def _columns(self, stage: Stage, rows: RowNumbers) -> list[Tensor]:
@@ -221,7 +135,7 @@ class NativeCalls:
 
     def _shaped(
         self, stage: Stage, tensors: Sequence[ReadTensor], columns: Sequence[Tensor]
-    ) -> _Module | None:
+    ) -> TurnModule | None:
         """A module whose rows are made of such; None: C cannot call it."""
         number, inner, kernel = self._number(stage), None, None
         if isinstance(stage, CallStage):
@@ -244,7 +158,9 @@ class NativeCalls:
         if layout is None:
             return None
         self._dtype = form.dtype
-        module = _Module(number, inner, kernel, layout)
+        if inner is not None:
+            inner.width = self._width
+        module = TurnModule(number, inner, kernel, layout)
         self._held.reserve(into, module.name, form.outputs)
         return module
 
@@ -285,7 +201,7 @@ class NativeCalls:
             self._modules[number] = self._bind(called.stage, self._planned[number])
         return self._modules[number] is not None
 
-    def _bind(self, stage: Stage, numbers: Sequence[int]) -> _Module | None:
+    def _bind(self, stage: Stage, numbers: Sequence[int]) -> TurnModule | None:
         """A module with all of its calls; None: C cannot make them."""
         found = [self._turn.plan.calls[number] for number in numbers]
         rows = joined([called.rows for called in found])
@@ -304,7 +220,7 @@ class NativeCalls:
 
     def _enlist(
         self,
-        module: _Module,
+        module: TurnModule,
         numbers: Sequence[int],
         found: Sequence[Called],
         tensors: Sequence[ReadTensor],
@@ -345,7 +261,7 @@ class NativeCalls:
         return self._find(number, [called], called.rows)
 
     def _find(self, number: int, found: Sequence[Called], rows: RowNumbers) -> int:
-        modules: list[_Module] = []
+        modules: list[TurnModule] = []
         tensors: list[ReadTensor] | None = None
         for called in found:
             k = self._number(called.stage)
@@ -382,7 +298,7 @@ class NativeCalls:
         self._make(end - len(found), end)
         return len(found)
 
-    def _fitting(self, called: Called, k: int, tensors: Sequence[ReadTensor]) -> _Module | None:
+    def _fitting(self, called: Called, k: int, tensors: Sequence[ReadTensor]) -> TurnModule | None:
         """The module of a call whose arguments are made of such; None: C cannot make it."""
         if k not in self._modules:
             columns = self._columns(called.stage, called.rows)
@@ -391,8 +307,8 @@ class NativeCalls:
         if module is None or module.layout.payload != len(tensors):
             return None
         kinds = module.layout.kinds
-        same = all([(t.dtype, t.tail) == x for t, x in zip(tensors, kinds, strict=False)])
-        return module if same else None
+        mine = [(t.dtype, t.tail) for t in tensors]
+        return module if mine == kinds[: len(mine)] else None
 
     def _pooled(self, rows: IntArray) -> int:
         """Copy row numbers to where they stay; their address. There is room for some more words."""
@@ -406,7 +322,7 @@ class NativeCalls:
         self._pool[begin : begin + n] = rows
         return self._at_pool + 8 * begin
 
-    def _add(self, module: _Module, called: Called) -> None:
+    def _add(self, module: TurnModule, called: Called) -> None:
         """Rows more of a module, and its addresses as they are then."""
         rows, arena, layout = called.rows, module.arena, module.layout
         end = module.size + rows.numbers.size
@@ -464,7 +380,7 @@ class NativeCalls:
         return isinstance(self._turn.kept[number], NativeKept)
 
     def backward(self, end: int, got: Got, updates: Updates) -> int:
-        """Take back the calls before ``end`` that C has made, as far as they follow upon one another.
+        """Take back calls before ``end`` that C has made, and that follow upon one another.
 
         Args:
             end: The call after the last of them.
@@ -489,14 +405,14 @@ class NativeCalls:
         for record in records.tolist():
             by_module.setdefault(record[0], []).append(record)
         values: dict[int, list[Tensor | None]] = {}
-        returning: list[_Returning] = []
+        returning: list[Returning] = []
         for number, mine in by_module.items():
             module = self._modules[number]
             assert module is not None
             for value in module.layout.values:
                 if value not in values:
                     values[value] = tables.write_value(value, held)
-            one = _Returning(module, mine, held, values[module.layout.into], self._turn.local)
+            one = Returning(module, mine, held, values[module.layout.into], self._turn.local)
             returning.append(one)
             tables.modules[number, -2:] = one.at_wanted, 0
         assert self._dtype is not None
@@ -516,107 +432,3 @@ class NativeCalls:
         for one in returning:
             one.learn(int(tables.modules[one.module.number, -1]), got, updates)
         self._turn.kept[begin:end] = [None] * (end - begin)
-
-
-@final
-class _Returning:
-    """Some calls of a module on their way back.
-
-    Args:
-        module: It.
-        records: Theirs.
-        held: The tensors of the turn.
-        gradients: Of the value that it makes.
-        local: Slot to its place in the turn.
-    """
-
-    __slots__ = ("_arena", "_first", "_gradients", "_held", "_local", "_n", "_records", "_sums", "_wanted",
-                 "at_wanted", "module")  # fmt: skip
-
-    def __init__(
-        self,
-        module: _Module,
-        records: Sequence[Sequence[int]],
-        held: FiringTensors,
-        gradients: Sequence[Tensor | None],
-        local: IntArray,
-    ) -> None:
-        self.module, self._records, self._held = module, records, held
-        self._gradients, self._local = gradients, local
-        self._first = records[0][2]
-        self._n = records[-1][2] + records[-1][1] - self._first
-        layout = module.layout
-        self._arena, self._sums = Arena(layout.back_blocks, self._n), layout.sums()
-        layout.place_back(
-            module.arena, self._arena, self._first, self._sums, held, gradients
-        )
-        self._wanted = np.zeros(self._n, np.uint8)
-        self.at_wanted = pointer(self._wanted) - self._first
-        """Where it would lie if it began with the first row of the module."""
-
-    def learn(self, came: int, got: Got, updates: Updates) -> None:
-        """Tell weights what has been found for them.
-
-        Args:
-            came: Of which outputs gradients have come, as bits.
-            got: As for ``NativeCalls.backward``.
-            updates: Likewise.
-        """
-        module, wanted = self.module, self._wanted.view(np.bool_)
-        weights = None if module.inner is None else module.inner.weights
-        if weights is None or not wanted.any():
-            return
-        form = module.layout.form
-        slots = join_arrays(module.slots)[self._first : self._first + self._n]
-        local = self._local[slots]
-        some = None if wanted.all() else np.flatnonzero(wanted)
-        found = [None] * len(form.gradients) + [
-            self._result(k) for k in form.backward.results[len(form.gradients) :]
-        ]
-        if some is not None:
-            local, found = local[some], self._some(found, some)
-        got[weights.name].append(local)
-        into: GradientSum = weights.gradient
-        of = updates.get(weights.name)
-        each = None if of is None else of[local]
-        if each is None or not form.split:
-            with nullcontext() if each is None else into.of_updates(each):
-                form.learn(found, came, local.size, into)
-            return
-        for update in distinct(each).tolist():
-            mine = np.flatnonzero(each == update)
-            with into.of_updates(update):
-                form.learn(self._some(found, mine), came, mine.size, into)
-
-    def _result(self, k: int) -> Tensor | None:
-        """A result of the backward, of the rows of all calls."""
-        layout, held = self.module.layout, self._held
-        form = layout.form
-        if k < 0:
-            total = self._sums[~k]
-            return self._arena.view(layout.made_block(~k), 0, self._n) if total is None else total
-        k -= form.operands
-        if k < 0:
-            return None
-        if k < len(form.residuals):
-            how, number = home = form.residuals[k]
-            if how != "output":
-                return self.module.arena.view(layout.block[home], self._first, self._n)
-            x = (held.likes(layout.into) or ())[number]
-        else:
-            gradient = self._gradients[form.tangents[k - len(form.residuals)]]
-            assert gradient is not None
-            x = gradient
-        pieces = [x[into : into + n] for _, n, _, into, _ in self._records]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-    def _some(self, found: Sequence[Tensor | None], which: IntArray) -> list[Tensor | None]:
-        """Results of the backward, of some of their rows."""
-        form = self.module.layout.form
-        return [
-            x
-            if x is None or (k < 0 and self._sums[~k] is not None)
-            else take([x.contiguous()], which)[0]
-            for k, x in zip(form.backward.results, found, strict=True)
-        ]
-

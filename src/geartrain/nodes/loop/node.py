@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from operator import is_
-from typing import Final, final
+from typing import final
 
 import numpy as np
 import torch
@@ -41,21 +41,20 @@ from geartrain.native.steady import steady
 from geartrain.nodes.call import read_columns, require_rows, unsettled
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside, look_inside
-from geartrain.nodes.kernel import AbstractKernel, AbstractKernels, derived_kernel
+from geartrain.nodes.kernel import AbstractKernel, AbstractKernels
 from geartrain.nodes.loop.answers import answer_entry, tell
 from geartrain.nodes.loop.door import Came, LoopDoor
 from geartrain.nodes.loop.judging import Judged, judge
-from geartrain.nodes.loop.native import STORES, NativeCalls
+from geartrain.nodes.loop.kernels import LoopKernels
+from geartrain.nodes.loop.listing import Listing
 from geartrain.nodes.loop.order import longest_first
-from geartrain.nodes.loop.picking import may_pick, picked
+from geartrain.nodes.loop.picking import picked
 from geartrain.nodes.loop.plan import Called, CallStage, JointCall, LoopPlan, joined
 from geartrain.nodes.loop.planner import Planner
 from geartrain.nodes.loop.stories import blame, story_of
-from geartrain.nodes.loop.tables import Tables
 from geartrain.nodes.loop.tape import Taping
 from geartrain.nodes.loop.tensors import AbstractTensors, FiringTensors, TapeTensors, detached
 from geartrain.nodes.loop.turn import (
-    AbstractNativeCalls,
     Got,
     Inner,
     KeptCall,
@@ -77,13 +76,6 @@ from geartrain.nodes.loss import Objective
 from geartrain.nodes.memory import AbstractMemoryKernel
 from geartrain.nodes.node import AbstractNode, Emission, Place
 from geartrain.nodes.remembering import Remembering, RememberingRead
-
-
-_SPARE: Final = 1.125
-"""So many times the rows that the last firing had for an instance there is room at first."""
-
-_SAMPLE: Final = 3
-"""Rows that stand for those to come, where a kernel is looked up that may have to be traced."""
 
 
 @final
@@ -125,13 +117,7 @@ class LoopNode(AbstractNode):
         self._tensors = FiringTensors if ahead and gathers else TapeTensors
         self._door, self.planner, self._inner = door, planner, inner
         self._entries, self._exits = entries, exits
-        self._dry_runs = [unsettled(each.call) for each in inner]
-        self._may_pick = [
-            each.reads is None
-            and not each.call.inside
-            and may_pick(each.call.function, each.weights is None)
-            for each in inner
-        ]
+        self._kernels = LoopKernels(inner)
         self._weights = {w.name: w for each in inner if (w := each.weights) is not None}
         self._instances = RowStore(place.name, ("turn", "local", "slot"))
         self._turns: dict[int, Turn] = {}
@@ -144,14 +130,7 @@ class LoopNode(AbstractNode):
         self._apart: set[tuple[int, ...]] = set()  # modules that cannot
         self._beside: dict[tuple[int, ...], tuple[list[AbstractKernel], AbstractKernels]] = {}
         self.taping = Taping(place.name, inner, able=tapes and not place.spread)
-        self._listed = [each.reads is None and not each.call.inside for each in inner]
-        # Of the last firing, rows for each instance: by value, and by module.
-        self._places: dict[int, float] = {}
-        self._rows: dict[int, float] = {}
-        self._tables: Tables | None = None
-        self._twins: dict[int, AbstractKernel] = {}
-        self.native = 0
-        """Firings in which C made calls, many at a time."""
+        self.listing = Listing(inner, self._kernels, ahead=ahead)
 
     @property
     def part_names(self) -> tuple[str, ...]:
@@ -213,7 +192,8 @@ class LoopNode(AbstractNode):
         slots = join_states(batches)[INSTANCE]
         came: Sequence[Came] = self._door.take(slots)
         plan = self.planner.begin([(each.state, each.lengths) for each in came])
-        turn = self._turn(plan, slots, came, native=train and self._natively())
+        native = train and not self.taping.gains and self.listing.pays
+        turn = self._turn(plan, slots, came, native=native)
         turn.tape = self.taping.begin(turn) if train else None
         run: Callable[[int, Called], None] = partial(self._call, turn, train)
         if turn.tape is not None:
@@ -232,11 +212,10 @@ class LoopNode(AbstractNode):
             else:
                 self._enter(turn, came)
                 plan.look = partial(_read, turn)
-                plan.run = run
+                plan.run = run if turn.native is None else partial(self._found, turn, run)
                 self.planner.finish(plan)
                 plan.look = plan.run = None
-                if turn.native is not None:
-                    self._expect(turn, turn.native)
+                self.listing.end(turn)
             await_rows(turn)
             if train:
                 self._note(turn)
@@ -250,41 +229,6 @@ class LoopNode(AbstractNode):
         if not train:
             turn.kept.clear()
         return emission
-
-    def _natively(self) -> bool:
-        """Whether C makes calls of modules, many at a time: some have programs, and no graph of
-        autograd's is kept for all of them."""
-        if self.taping.gains:
-            return False
-        return any(
-            listed
-            and inner.weights is not None
-            and self._settled(number)
-            and (inner.choice is None or inner.choice.replaced or inner.choice.recalls)
-            for number, (inner, listed) in enumerate(zip(self._inner, self._listed, strict=True))
-        )
-
-    def _programmed(self, turn: Turn, number: int, inputs: Payload) -> AbstractKernel | None:
-        """The kernel of a module if C can call it with others: its own, or one that is derived in
-        place of one written by hand."""
-        inner = self._inner[number]
-        if inner.choice is not None and inner.choice.recalls:
-            rows = [x.new_zeros((_SAMPLE, *x.shape[1:])) for x in inputs]
-            inner.choice.recall(tuple(rows))
-        kernel = self._chosen(turn, number, inputs)
-        if kernel is None or not kernel.derivable or inner.choice is not None:
-            return kernel
-        if number not in self._twins:
-            self._twins[number] = derived_kernel(inner.name, inner.call.function)
-            with torch.no_grad():
-                self._twins[number].forward(inputs)  # which is when it is traced
-        return self._twins[number].for_rows(inputs)
-
-    def _expect(self, turn: Turn, native: AbstractNativeCalls) -> None:
-        """Remember how many rows there were for an instance."""
-        n = turn.slots.size
-        self._places = {k: turn.plan.numbers.size(k) / n for k in range(len(turn.plan.numbers.counts))}
-        self._rows = {number: rows / n for number, rows in native.rows.items()}
 
     def _run_planned(self, turn: Turn, run: Callable[[int, Called], None]) -> None:
         """Run all calls."""
@@ -300,6 +244,18 @@ class LoopNode(AbstractNode):
                 run(number, found[number])
                 number += 1
 
+    def _found(
+        self, turn: Turn, run: Callable[[int, Called], None], number: int, called: Called
+    ) -> None:
+        """Run a call that has been found while a turn is planned."""
+        if number < len(turn.kept):
+            return  # taken together with one before
+        made = 0 if turn.native is None else turn.native.found(number, called)
+        if not made:
+            run(number, called)
+        elif isinstance(called.stage, CallStage):
+            self.calls += made
+
     def _turn(
         self,
         plan: LoopPlan,
@@ -312,27 +268,12 @@ class LoopNode(AbstractNode):
         local = np.full(int(slots.max()) + 1, -1, np.int64)
         local[slots] = np.arange(slots.size)
         pending = np.zeros(slots.size, np.int64)
-        many = slots.size * _SPARE
-        held: AbstractTensors
-        if native:
-            expected = {k: int(share * many) for k, share in self._places.items()}
-            held = FiringTensors(plan.numbers, None if self._ahead else expected)
-        else:
+        if not native:
             held = self._tensors(plan.numbers)
-        turn = Turn(plan, held, slots, local, pending, _entered_by(came))
-        if isinstance(held, FiringTensors) and native:
-            able = [
-                able and self._settled(number) for number, able in enumerate(self._listed)
-            ]
-            chosen = partial(self._programmed, turn)
-            rows = {k: int(share * many) for k, share in self._rows.items()}
-            if self._tables is None:
-                several = len(self._inner) + STORES
-                self._tables = Tables(several, len(plan.numbers.counts))
-            turn.native = NativeCalls(
-                turn, held, self._tables, self._inner, able, chosen, rows
-            )
-            self.native += 1
+            return Turn(plan, held, slots, local, pending, _entered_by(came))
+        buffers = self.listing.tensors(plan, slots.size)
+        turn = Turn(plan, buffers, slots, local, pending, _entered_by(came))
+        turn.native = self.listing.begin(turn, buffers)
         return turn
 
     def _enter(self, turn: Turn, came: Sequence[Came]) -> None:
@@ -346,13 +287,8 @@ class LoopNode(AbstractNode):
     def _call(self, turn: Turn, train: bool, number: int, called: Called) -> None:
         """Run one call, forward."""
         stage, rows, held = called.stage, called.rows, turn.held
-        if turn.native is not None and not self._ahead:
-            if number < len(turn.kept):
-                return
-            made = turn.native.found(number, called)
-            if made:
-                self.calls += made if isinstance(stage, CallStage) else 0
-                return
+        if number < len(turn.kept):
+            return  # taken together with one before
         if not isinstance(stage, CallStage):
             found = stage.source.gather(held, rows.numbers)
             held.put(stage.into.number, self.name, called.first, found)
@@ -360,8 +296,6 @@ class LoopNode(AbstractNode):
                 turn.tape.note(found, None)
             turn.kept.append(None)
             return
-        if number < len(turn.kept):
-            return  # taken together with one before
         together = called.together if train and turn.tape is None else None
         if together is not None and number == together.number:
             if self._call_together(turn, together):
@@ -387,12 +321,12 @@ class LoopNode(AbstractNode):
         """Run several calls, forward; False, and nothing has happened: each is to run by itself."""
         held, rows, stage = turn.held, together.rows, together.calls[0].stage
         numbers = together.numbers
-        if numbers in self._apart or not all(map(self._decided, numbers)):
+        if numbers in self._apart or not all(map(self._kernels.decided, numbers)):
             return False
         inner = [self._inner[k] for k in numbers]
         payload = inner[0].source.gather(held, rows.numbers)
         inputs = tuple(payload[j] for j in inner[0].call.taken(len(payload)))
-        each = [self._chosen(turn, k, inputs) for k in numbers]
+        each = [self._kernels.chosen(turn, k, inputs) for k in numbers]
         found = [kernel for kernel in each if kernel is not None]
         if len(found) < len(each):
             return False
@@ -417,31 +351,6 @@ class LoopNode(AbstractNode):
         self.together += 1
         return True
 
-    def _settled(self, number: int) -> bool:
-        """Whether it is known how a module computes, or was known in another fit."""
-        choice = self._inner[number].choice
-        if choice is None or not choice.recalls:
-            return self._decided(number)
-        return self._dry_runs[number] is None and not self._may_pick[number]
-
-    def _decided(self, number: int) -> bool:
-        """Whether it is known how a module computes, and nothing is left to be tried."""
-        inner = self._inner[number]
-        settled = self._dry_runs[number] is None and not self._may_pick[number]
-        return settled and (inner.choice is None or inner.choice.decided)
-
-    def _chosen(self, turn: Turn, number: int, inputs: Payload) -> AbstractKernel | None:
-        """The kernel of a module for rows of this kind, if it is known."""
-        inner = self._inner[number]
-        if isinstance(inner.kernel, AbstractMemoryKernel):
-            return None
-        if inner.choice is None:
-            return inner.kernel.for_rows(inputs)
-        kernel = turn.kernels.get(number) or inner.choice.chosen(inputs)
-        if kernel is not None and kernel is not inner.kernel:
-            turn.kernels[number] = kernel
-        return kernel
-
     def _inputs(self, inner: Inner, number: int, called: Called, held: AbstractTensors) -> Payload:
         """The arguments of a call."""
         rows, lengths = called.rows, called.lengths
@@ -453,12 +362,12 @@ class LoopNode(AbstractNode):
             inputs = source.gather_some(held, rows.numbers, take)
             inner.width = source.width(held)
         inputs += tuple(read_columns(inner.call, inner.place, rows.state, lengths, None))
-        dry_run = self._dry_runs[number]
+        dry_run = self._kernels.dry_runs[number]
         if dry_run is not None:
             with torch.no_grad():
                 tried = detached(inputs)
                 dry_run.look(inner.call, inner.place, tried, rows.state, lengths, None)
-            self._dry_runs[number] = unsettled(inner.call)
+            self._kernels.dry_runs[number] = unsettled(inner.call)
         return inputs
 
     def _compute(
@@ -466,14 +375,14 @@ class LoopNode(AbstractNode):
     ) -> tuple[Payload, KeptCall]:
         """Run a module."""
         inner, tape = self._inner[number], turn.tape
-        if self._may_pick[number]:
+        if self._kernels.may_pick[number]:
             pick = picked(inner.call.function, inputs)
-            self._may_pick[number] = pick is not None
+            self._kernels.may_pick[number] = pick is not None
             if pick is not None:
                 if tape is not None:
                     tape.note(inputs, inner)
                 return pick[0], KeptCall(pick[1], ())
-        kernel = self._kernel(turn, number, inputs, train)
+        kernel = self._kernels.now(turn, number, inputs, train=train)
         inside = self._inside(turn, inner, called) if inner.call.inside else None
         if tape is not None:
             return tape.run(inner, kernel, inputs, called, inside)
@@ -491,18 +400,6 @@ class LoopNode(AbstractNode):
             return outputs, KeptCall(kernel, inputs, None, inside, graph)
         outputs, residuals = kernel.forward(inputs, inside)
         return outputs, KeptCall(kernel, residuals, None, inside)
-
-    def _kernel(
-        self, turn: Turn, number: int, inputs: Payload, train: bool
-    ) -> AbstractKernel | AbstractMemoryKernel:
-        """What computes a module in this turn: nothing changes within a firing."""
-        inner = self._inner[number]
-        if not train or inner.choice is None:
-            return inner.kernel
-        kernel = turn.kernels.get(number) or inner.choice.kernel(detached(inputs))
-        if kernel is not inner.kernel:
-            turn.kernels[number] = kernel
-        return kernel
 
     def _inside(self, turn: Turn, inner: Inner, called: Called) -> Inside:
         """Of the bundles of a call; the same object where the same ones were looked into last."""
@@ -609,27 +506,8 @@ class LoopNode(AbstractNode):
             mine[which] = True
         got: Got = {name: [] for name in self._weights}
         with torch.no_grad(), steady():
-            number = 0 if self._answer_taped(turn, mine, got) else len(turn.plan.calls)
-            native = turn.native if mine is None else None
-            if native is not None and updates and not (apart and native.apart):
-                native = None
-            while number:
-                if native is not None and native.made(number - 1):
-                    number = native.backward(number, got, updates)
-                    continue
-                number -= 1
-                left = turn.kept[number]
-                rows_of = updates if apart else {}
-                if isinstance(left, KeptJointCall) and self._back_together(
-                    turn, left, mine, got, rows_of
-                ):
-                    number = left.together.number
-                    continue
-                self._back(turn, number, mine, got, rows_of)
-                if mine is None:
-                    called = turn.plan.calls[number]
-                    into = called.stage.into.number
-                    turn.held.answered(into, called.first, len(called.rows))
+            if not self._answer_taped(turn, mine, got):
+                self._take_back(turn, mine, got, updates, apart=apart)
         for name, weights in self._weights.items():
             tell(turn, which, name, weights, got[name], updates.get(name))
         for k, (_, origin) in enumerate(turn.entered):
@@ -643,6 +521,35 @@ class LoopNode(AbstractNode):
         turn.unanswered -= which.size
         if not turn.unanswered:
             del self._turns[number]
+
+    def _take_back(
+        self,
+        turn: Turn,
+        mine: NDArray[np.bool_] | None,
+        got: Got,
+        updates: Updates,
+        *,
+        apart: bool,
+    ) -> None:
+        """Take back all calls, the last one first."""
+        native = turn.native if mine is None else None
+        if native is not None and updates and not (apart and native.apart):
+            native = None
+        number, rows_of = len(turn.plan.calls), updates if apart else {}
+        while number:
+            if native is not None and native.made(number - 1):
+                number = native.backward(number, got, updates)
+                continue
+            number -= 1
+            left = turn.kept[number]
+            if isinstance(left, KeptJointCall):
+                if self._back_together(turn, left, mine, got, rows_of):
+                    number = left.together.number
+                    continue
+            self._back(turn, number, mine, got, rows_of)
+            if mine is None:
+                called = turn.plan.calls[number]
+                turn.held.answered(called.stage.into.number, called.first, len(called.rows))
 
     def _answer_taped(self, turn: Turn, mine: NDArray[np.bool_] | None, got: Got) -> bool:
         """Take all instances back by the graph of the turn; False: call by call."""

@@ -1,7 +1,7 @@
-"""What rows of a value are made of, as stored rows: told to C, which then gathers and scatters them.
+"""What rows of a value are made of, as stored rows: so C is told what to gather and to scatter.
 
-    rows of a value ─► for each tensor of its payload: dtype, shape, and reads
-    a read: rows of one column of a stored value; as they are, several side by side, or added up
+rows of a value ─► for each tensor of its payload: dtype, shape, and reads
+a read: rows of one column of a stored value; as they are, several side by side, or added up
 """
 
 from __future__ import annotations

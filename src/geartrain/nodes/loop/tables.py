@@ -136,7 +136,7 @@ class Layout:
         self.key = key_of(tensors)
         self.kinds = [(t.dtype, t.tail) for t in tensors]
         self.kinds += [(x.dtype, tuple(x.shape[1:])) for x in columns]
-        self._copied = {j: i for j, i in form.copies}
+        self._copied = dict(form.copies)
         self.possible = self._fits()
         if self.possible:
             self._lay_out(tensors, held)
@@ -322,7 +322,9 @@ class Layout:
                 g = gradients[form.tangents[k - len(residuals)]]
                 return 0 if g is None else g.data_ptr()
             how, number = home = residuals[k]
-            return outputs[number].data_ptr() if how == "output" else arena.pointers[self.block[home]]
+            return (
+                outputs[number].data_ptr() if how == "output" else arena.pointers[self.block[home]]
+            )
 
         def made(m: int) -> int:
             block, total = self._back_made[m], sums[m]

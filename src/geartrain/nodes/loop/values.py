@@ -393,7 +393,6 @@ class SideBySide(AbstractValue):
                 source.reach(held, side, given)
             begin += width
 
-
     def reads(self, held: AbstractTensors, rows: IntArray) -> list[ReadTensor] | None:
         sides = held.numbers.sides(self.number, rows)
         found = [s.reads(held, side) for s, side in zip(self.sources, sides, strict=True)]

@@ -1,0 +1,79 @@
+"""What a loop knows of the calls that C makes for it, from firing to firing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final, final
+
+from geartrain.nodes.loop.kernels import LoopKernels
+from geartrain.nodes.loop.native import STORES, NativeCalls
+from geartrain.nodes.loop.plan import LoopPlan
+from geartrain.nodes.loop.tables import Tables
+from geartrain.nodes.loop.tensors import FiringTensors
+from geartrain.nodes.loop.turn import Inner, Turn
+
+_SPARE: Final = 1.125
+"""So many times the rows that the last firing had for an instance there is room at first."""
+
+
+@final
+class Listing:
+    """That of one loop.
+
+    Args:
+        inner: Its modules.
+        kernels: Theirs.
+        ahead: Whether its firings are planned before anything is computed.
+
+    Attributes:
+        firings: In which C has made calls.
+    """
+
+    def __init__(self, inner: Sequence[Inner], kernels: LoopKernels, *, ahead: bool) -> None:
+        self._inner, self._kernels, self._ahead = inner, kernels, ahead
+        self._able = [each.reads is None and not each.call.inside for each in inner]
+        # Of the last firing, rows for each instance: by value, and by module.
+        self._places: dict[int, float] = {}
+        self._rows: dict[int, float] = {}
+        self._tables: Tables | None = None
+        self.firings = 0
+
+    @property
+    def pays(self) -> bool:
+        """Whether some module with weights has a program, now or since another fit."""
+        return any(
+            able
+            and inner.weights is not None
+            and self._kernels.known(number)
+            and (inner.choice is None or inner.choice.replaced or inner.choice.recalls)
+            for number, (inner, able) in enumerate(zip(self._inner, self._able, strict=True))
+        )
+
+    def tensors(self, plan: LoopPlan, instances: int) -> FiringTensors:
+        """For a turn of so many instances."""
+        if self._ahead:
+            return FiringTensors(plan.numbers)
+        many = instances * _SPARE
+        expected = {k: int(share * many) for k, share in self._places.items()}
+        return FiringTensors(plan.numbers, expected)
+
+    def begin(self, turn: Turn, held: FiringTensors) -> NativeCalls:
+        """The calls of a turn that begins."""
+        self.firings += 1
+        if self._tables is None:
+            values = len(turn.plan.numbers.counts)
+            self._tables = Tables(len(self._inner) + STORES, values)
+        able = [able and self._kernels.known(number) for number, able in enumerate(self._able)]
+        many = turn.slots.size * _SPARE
+        expected = {k: int(share * many) for k, share in self._rows.items()}
+        chosen = partial(self._kernels.programmed, turn)
+        return NativeCalls(turn, held, self._tables, self._inner, able, chosen, expected)
+
+    def end(self, turn: Turn) -> None:
+        """Remember how many rows a turn had that was not planned, for the next one."""
+        if turn.native is None:
+            return
+        n, numbers = turn.slots.size, turn.plan.numbers
+        self._places = {k: numbers.size(k) / n for k in range(len(numbers.counts))}
+        self._rows = {number: rows / n for number, rows in turn.native.rows.items()}

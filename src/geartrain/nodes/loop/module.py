@@ -1,0 +1,102 @@
+"""A module of a loop in one turn, where C makes its calls, and what a call has left there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from torch import Tensor
+
+from geartrain.frames.message import INSTANCE, IntArray, Payload
+from geartrain.native.calls import Home
+from geartrain.nodes.kernel import AbstractKernel
+from geartrain.nodes.loop.plan import RowNumbers
+from geartrain.nodes.loop.tables import Arena, Layout
+from geartrain.nodes.loop.tensors import FiringTensors
+from geartrain.nodes.loop.turn import Inner, KeptCall
+
+
+@final
+class TurnModule:
+    """A module in one turn.
+
+    Args:
+        number: Of it.
+        inner: It; None: rows are copied to where a module reads them.
+        kernel: Computes it, or None.
+        layout: How C calls it.
+    """
+
+    __slots__ = ("arena", "inner", "kernel", "layout", "number", "seen", "size", "slots")
+
+    def __init__(
+        self, number: int, inner: Inner | None, kernel: AbstractKernel | None, layout: Layout
+    ) -> None:
+        self.number, self.inner, self.kernel, self.layout = number, inner, kernel, layout
+        self.arena = Arena((), 0)
+        self.size = 0
+        """Rows so far."""
+        self.slots: list[IntArray] = []
+        """Of the instances of its rows."""
+        self.seen = -1
+        """When its addresses were written."""
+
+    @property
+    def name(self) -> str:
+        """For errors."""
+        return "a copy" if self.inner is None else self.inner.name
+
+    def add(self, rows: RowNumbers, columns: Sequence[Tensor]) -> None:
+        """Rows more, for which there is room, and the columns that it reads of them."""
+        layout, n = self.layout, rows.numbers.size
+        for i in layout.columns:
+            to = self.arena.view(layout.block["input", i], self.size, n)
+            to.copy_(columns[i - layout.payload])
+        self.slots.append(rows.state[INSTANCE])
+        self.size += n
+
+    def rows_of(self, home: Home, held: FiringTensors, first: int, into: int, n: int) -> Tensor:
+        """n rows of a tensor that the forward has left."""
+        how, number = home
+        if how == "output":
+            return (held.likes(self.layout.into) or ())[number][into : into + n]
+        return self.arena.view(self.layout.block[home], first, n)
+
+
+@final
+class NativeKept:
+    """What one call has left for its way back, in the memory of its module.
+
+    Args:
+        module: It.
+        held: The tensors of the turn.
+        first, into, n: Its rows among those of the module, and of the value that it makes.
+    """
+
+    __slots__ = ("_held", "_module", "first", "into", "n")
+
+    def __init__(
+        self, module: TurnModule, held: FiringTensors, first: int, into: int, n: int
+    ) -> None:
+        self._module, self._held = module, held
+        self.first, self.into, self.n = first, into, n
+
+    @property
+    def kernel(self) -> AbstractKernel | None:
+        """That has computed it; None: rows were copied."""
+        return self._module.kernel
+
+    @property
+    def residuals(self) -> Payload:
+        """Memory that it has rows in."""
+        return tuple(self._module.arena.tensors())
+
+    def of(self, number: int) -> KeptCall:
+        """The same, as if it had been called by itself."""
+        module = self._module
+        rows = [
+            module.rows_of(home, self._held, self.first, self.into, self.n)
+            for home in module.layout.form.residuals
+        ]
+        assert module.kernel is not None
+        return KeptCall(module.kernel, tuple(rows))
