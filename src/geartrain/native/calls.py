@@ -24,7 +24,7 @@ Home: TypeAlias = tuple[Literal["operand", "input", "own", "output"], int]
 """Where a tensor of a program lies; own: it makes it for itself."""
 
 ROUTINE_WORDS: Final = 10
-MODULE_WORDS: Final = 2 * ROUTINE_WORDS + 6
+MODULE_WORDS: Final = 2 * ROUTINE_WORDS + 7
 READ_WORDS: Final = 17
 CALL_WORDS: Final = 5
 VALUE_WORDS: Final = 3
@@ -36,6 +36,7 @@ class Kind(IntEnum):
     FIXED = 0
     OF_MODULE = 1
     OF_VALUE = 2
+    OF_UPDATE = 3
 
 
 @final
@@ -75,8 +76,7 @@ class CallForm:
         addresses: Gives those of the operands, by slot: of forward if it is told so, or backward.
         learn: Adds what the backward has found for the weights: its results, the outputs that have
             got a gradient as bits, how many rows, and the sum.
-        apart: Whether what it finds for them may be of several updates.
-        split: Whether it is to be told of those of each update by themselves then.
+        split: Whether it is to be told of each update by itself, where rows are of several.
 
     Attributes:
         copies: Outputs that are inputs as they came: output, input.
@@ -94,7 +94,6 @@ class CallForm:
     dtype: torch.dtype
     addresses: Callable[[bool], list[int]]
     learn: Callable[[Sequence[Any], int, int, Any], None]
-    apart: bool
     split: bool
     copies: list[tuple[int, int]] = field(init=False)
     homes: list[Home] = field(init=False)
@@ -151,7 +150,6 @@ def copying(likes: Sequence[Tensor], dtype: torch.dtype) -> CallForm:
         dtype,
         lambda _: [],
         lambda *_: None,
-        True,
         False,
     )
 

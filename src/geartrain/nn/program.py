@@ -160,8 +160,7 @@ class Program(AbstractKernel):
                 pair.dtype,
                 self._addresses,
                 self._learn_listed,
-                not any(t.how == "value" for t in parts.terms),
-                any(t.padding >= 0 for t in parts.terms),
+                self._by_update,
             )
         return self._form if self._form.possible else None
 

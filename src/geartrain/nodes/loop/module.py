@@ -14,6 +14,7 @@ from geartrain.nodes.loop.plan import RowNumbers
 from geartrain.nodes.loop.tables import Arena, Layout
 from geartrain.nodes.loop.tensors import FiringTensors
 from geartrain.nodes.loop.turn import Inner, KeptCall
+from geartrain.nodes.weights import AbstractWeights
 
 
 @final
@@ -45,6 +46,11 @@ class TurnModule:
     def name(self) -> str:
         """For errors."""
         return "a copy" if self.inner is None else self.inner.name
+
+    @property
+    def weights(self) -> AbstractWeights | None:
+        """Its part, or None."""
+        return None if self.inner is None else self.inner.weights
 
     def add(self, rows: RowNumbers, columns: Sequence[Tensor]) -> None:
         """Rows more, for which there is room, and the columns that it reads of them."""

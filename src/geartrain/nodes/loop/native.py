@@ -92,11 +92,6 @@ class NativeCalls:
         self._width = 1  # of the payload of what was looked at last
 
     @property
-    def apart(self) -> bool:
-        """Whether rows of several updates may go back together."""
-        return all(m.layout.form.apart for m in self._modules.values() if m is not None)
-
-    @property
     def rows(self) -> Mapping[int, int]:
         """Of each module that has been called."""
         return {number: m.size for number, m in self._modules.items() if m is not None}
@@ -412,9 +407,10 @@ class NativeCalls:
             for value in module.layout.values:
                 if value not in values:
                     values[value] = tables.write_value(value, held)
-            one = Returning(module, mine, held, values[module.layout.into], self._turn.local)
+            into = values[module.layout.into]
+            one = Returning(module, mine, held, into, self._turn.local, updates)
             returning.append(one)
-            tables.modules[number, -2:] = one.at_wanted, 0
+            tables.modules[number, -3:] = one.words
         assert self._dtype is not None
         much = self._work > library.SMALL_WORK
         bad = calls.backward(
@@ -430,5 +426,5 @@ class NativeCalls:
         for value in values:
             held.came(value, int(tables.values[value, 1]))
         for one in returning:
-            one.learn(int(tables.modules[one.module.number, -1]), got, updates)
+            one.learn(int(tables.modules[one.module.number, -2]), got)
         self._turn.kept[begin:end] = [None] * (end - begin)

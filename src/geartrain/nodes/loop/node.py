@@ -532,9 +532,7 @@ class LoopNode(AbstractNode):
         apart: bool,
     ) -> None:
         """Take back all calls, the last one first."""
-        native = turn.native if mine is None else None
-        if native is not None and updates and not (apart and native.apart):
-            native = None
+        native = turn.native if mine is None and (apart or not updates) else None
         number, rows_of = len(turn.plan.calls), updates if apart else {}
         while number:
             if native is not None and native.made(number - 1):

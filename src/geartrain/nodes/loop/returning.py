@@ -31,6 +31,7 @@ class Returning:
         held: The tensors of the turn.
         gradients: Of the value that it makes.
         local: Slot to its place in the turn.
+        updates: By part, of which update the gradient of each place is.
     """
 
     __slots__ = (
@@ -41,10 +42,12 @@ class Returning:
         "_local",
         "_n",
         "_records",
+        "_short",
         "_sums",
+        "_updates",
         "_wanted",
-        "at_wanted",
         "module",
+        "words",
     )
 
     def __init__(
@@ -54,51 +57,67 @@ class Returning:
         held: FiringTensors,
         gradients: Sequence[Tensor | None],
         local: IntArray,
+        updates: Updates,
     ) -> None:
         self.module, self._records, self._held = module, records, held
-        self._gradients, self._local = gradients, local
-        self._first = records[0][2]
-        self._n = records[-1][2] + records[-1][1] - self._first
-        layout = module.layout
-        self._arena, self._sums = Arena(layout.back_blocks, self._n), layout.sums()
-        layout.place_back(module.arena, self._arena, self._first, self._sums, held, gradients)
-        self._wanted = np.zeros(self._n, np.uint8)
-        self.at_wanted = pointer(self._wanted) - self._first
-        """Where it would lie if it began with the first row of the module."""
+        self._gradients = gradients
+        layout, weights = module.layout, module.weights
+        first = self._first = records[0][2]
+        n = self._n = records[-1][2] + records[-1][1] - first
+        self._local = np.zeros(0, np.int64)
+        if weights is not None:
+            self._local = local[join_arrays(module.slots)[first : first + n]]
+        of = None if weights is None else updates.get(weights.name)
+        self._updates = None if of is None else of[self._local]
+        several, at_updates = 1, 0
+        if self._updates is not None and layout.form.split:
+            self._short = self._updates.astype(np.uint8)
+            several, at_updates = int(self._short.max()) + 1, pointer(self._short) - first
+        self._arena, self._sums = Arena(layout.back_blocks, n), layout.sums(several)
+        layout.place_back(module.arena, self._arena, first, self._sums, held, gradients)
+        self._wanted = np.zeros(n, np.uint8)
+        # Where both would lie if they began with the first row of the module.
+        self.words = pointer(self._wanted) - first, 0, at_updates
+        """As the table of modules ends."""
 
-    def learn(self, came: int, got: Got, updates: Updates) -> None:
+    def learn(self, came: int, got: Got) -> None:
         """Tell weights what has been found for them.
 
         Args:
             came: Of which outputs gradients have come, as bits.
-            got: As for ``NativeCalls.backward``.
-            updates: Likewise.
+            got: By part, gets the places of the instances whose rows have come back.
         """
         module, wanted = self.module, self._wanted.view(np.bool_)
-        weights = None if module.inner is None else module.inner.weights
+        weights = module.weights
         if weights is None or not wanted.any():
             return
         form = module.layout.form
-        slots = join_arrays(module.slots)[self._first : self._first + self._n]
-        local = self._local[slots]
-        some = None if wanted.all() else np.flatnonzero(wanted)
-        found = [None] * len(form.gradients) + [
-            self._result(k) for k in form.backward.results[len(form.gradients) :]
-        ]
-        if some is not None:
+        local, each = self._local, self._updates
+        found: list[Tensor | None] = [None] * len(form.gradients)
+        found += [self._result(k) for k in form.backward.results[len(form.gradients) :]]
+        if not wanted.all():
+            some = np.flatnonzero(wanted)
             local, found = local[some], self._some(found, some)
+            each = None if each is None else each[some]
         got[weights.name].append(local)
         into: GradientSum = weights.gradient
-        of = updates.get(weights.name)
-        each = None if of is None else of[local]
         if each is None or not form.split:
             with nullcontext() if each is None else into.of_updates(each):
-                form.learn(found, came, local.size, into)
+                form.learn(self._of_update(found, 0), came, local.size, into)
             return
         for update in distinct(each).tolist():
             mine = np.flatnonzero(each == update)
             with into.of_updates(update):
-                form.learn(self._some(found, mine), came, mine.size, into)
+                of_it = self._of_update(self._some(found, mine), update)
+                form.learn(of_it, came, mine.size, into)
+
+    def _of_update(self, found: Sequence[Tensor | None], update: int) -> list[Tensor | None]:
+        """Of what rows were added up in, the sum of one update."""
+        results = self.module.layout.form.backward.results
+        return [
+            x if x is None or k >= 0 or self._sums[~k] is None else x[update]
+            for k, x in zip(results, found, strict=True)
+        ]
 
     def _result(self, k: int) -> Tensor | None:
         """A result of the backward, of the rows of all calls."""

@@ -232,10 +232,10 @@ class Layout:
         self._back_whose = np.zeros_like(self._back_bases)
         for k, slot, *_ in routine.given:
             self._back_whose[slot], self._back_strides[slot] = self._of_argument(k)
-        for (slot, _, rows), block in zip(routine.made, self._back_made, strict=True):
-            if rows:
-                self._back_whose[slot] = Kind.OF_MODULE
-                self._back_strides[slot] = self.back_blocks[block].row
+        for (slot, tail, rows), block in zip(routine.made, self._back_made, strict=True):
+            self._back_whose[slot] = Kind.OF_MODULE if rows else Kind.OF_UPDATE
+            one = self.back_blocks[block] if rows else Block(form.dtype, tail)
+            self._back_strides[slot] = one.row
         results = dict(zip(form.gradients, routine.results, strict=False))
         self._back_of = results
         for words, i in zip(self.reads, self._answered, strict=True):
@@ -267,7 +267,7 @@ class Layout:
         both = (self._back_bases, self._back_strides, self._back_whose)
         words[n : 2 * n] = (*form.backward.steps.words, *map(pointer, both))
         apart = 0 if self.as_asked else 2
-        words[2 * n :] = (self.into, len(self.reads), apart, pointer(self.reads), 0, 0)
+        words[2 * n :] = (self.into, len(self.reads), apart, pointer(self.reads), 0, 0, 0)
 
     def place(self, arena: Arena, held: FiringTensors) -> None:
         """Write where everything lies that the forward reads and writes.
@@ -341,10 +341,10 @@ class Layout:
             found = {i: argument(k) if k >= 0 else made(~k) for i, k in self._back_of.items()}
             self.reads[:, _BACK] = [found.get(i, 0) for i in self._answered]
 
-    def sums(self) -> list[Tensor | None]:
-        """Zeros for what the backward adds rows up in, by what it makes."""
+    def sums(self, updates: int) -> list[Tensor | None]:
+        """Zeros for what the backward adds rows up in, one for each update, by what it makes."""
         return [
-            None if rows else torch.zeros(tail, dtype=self.form.dtype)
+            None if rows else torch.zeros((updates, *tail), dtype=self.form.dtype)
             for _, tail, rows in self.form.backward.made
         ]
 

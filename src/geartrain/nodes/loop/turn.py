@@ -208,9 +208,6 @@ class AbstractNativeCalls(Protocol):
     """Calls that C makes, many at a time; ``native.NativeCalls`` says more."""
 
     @property
-    def apart(self) -> bool: ...
-
-    @property
     def rows(self) -> Mapping[int, int]: ...
 
     def plan(self) -> None: ...
