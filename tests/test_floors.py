@@ -26,7 +26,7 @@ from tests.rigs.sources import Source, source
 ROOT = Path(__file__).parents[1] / "src" / "geartrain"
 ORDER = (
     ("errors", "schema", "bounds"),
-    ("codec", "device", "files", "generators"),
+    ("codec", "device", "files", "garbage", "generators"),
     ("native",),
     ("frames",),
     ("transport",),

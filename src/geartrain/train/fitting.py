@@ -36,6 +36,7 @@ from geartrain.engine.instrument import (
 )
 from geartrain.engine.parts import original_name
 from geartrain.errors import DataError, WorkerDiedError
+from geartrain.garbage import old_objects_spared
 from geartrain.parts.trained import StepTaken
 from geartrain.runtime.base import AbstractFeeder
 from geartrain.runtime.interrupt import Interruptible
@@ -85,7 +86,7 @@ class Fitting:
 
     def run(self) -> Fit:
         try:
-            with self._interrupt:
+            with self._interrupt, old_objects_spared():
                 return self._run()
         finally:
             self._saving.close()
