@@ -135,8 +135,7 @@ class NativeCalls:
         number, inner, kernel = self._number(stage), None, None
         if isinstance(stage, CallStage):
             inner = self._inner[number]
-            samples = [torch.empty((0, *t.tail), dtype=t.dtype) for t in tensors]
-            kernel = self._chosen(number, (*samples, *[x[:0] for x in columns]))
+            kernel = self._chosen(number, self._tables.samples(number, tensors, columns))
             form = None if kernel is None else kernel.listed()
         else:
             floating = [t.dtype for t in tensors if t.dtype.is_floating_point]

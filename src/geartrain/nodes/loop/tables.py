@@ -9,7 +9,7 @@ From firing to firing the words stay, and addresses are written anew.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Final, final
+from typing import Final, TypeAlias, final
 
 import numpy as np
 import torch
@@ -21,7 +21,9 @@ from geartrain.native.calls import CallForm, Home, Kind, pointer
 from geartrain.nodes.loop.reads import Read, ReadTensor
 from geartrain.nodes.loop.tensors import FiringTensors
 
-Table = NDArray[np.int64]
+Table: TypeAlias = NDArray[np.int64]
+Like: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
+"""Dtype, and shape after the rows."""
 
 _HOWS: Final = {"row": 0, "sum": 1, "mean": 2}
 _LINE: Final = 64
@@ -134,8 +136,7 @@ class Layout:
         self.form, self.into, self.as_asked = form, into, as_asked
         self.payload = len(tensors)
         self.key = key_of(tensors)
-        self.kinds = [(t.dtype, t.tail) for t in tensors]
-        self.kinds += [(x.dtype, tuple(x.shape[1:])) for x in columns]
+        self.kinds = kinds_of(tensors, columns)
         self._copied = dict(form.copies)
         self.possible = self._fits()
         if self.possible:
@@ -259,6 +260,14 @@ class Layout:
             found += [(read, ("output", j)) for read in tensors[i].reads]
         return found
 
+    def holds(
+        self, form: CallForm, tensors: Sequence[ReadTensor], columns: Sequence[Tensor]
+    ) -> bool:
+        """Whether it is as it would be made now."""
+        if self.form is not form or self.kinds != kinds_of(tensors, columns):
+            return False
+        return self.as_asked or self.key == key_of(tensors)
+
     def write(self, words: Table) -> None:
         """Write what stays of a module's words."""
         form, n = self.form, calls.ROUTINE_WORDS
@@ -353,6 +362,12 @@ class Layout:
         return self._back_made[m]
 
 
+def kinds_of(tensors: Sequence[ReadTensor], columns: Sequence[Tensor]) -> list[Like]:
+    """Dtypes and shapes, after the rows, of what a module is given."""
+    found = [(t.dtype, t.tail) for t in tensors]
+    return found + [(x.dtype, x.shape[1:]) for x in columns] if columns else found
+
+
 def key_of(tensors: Sequence[ReadTensor]) -> Hashable:
     """What a layout takes as constant of what a module reads."""
     return tuple(
@@ -378,7 +393,19 @@ class Tables:
         self.at_modules, self.at_values = pointer(self.modules), pointer(self.values)
         self._layouts: dict[int, Layout] = {}
         self._columns: dict[int, Table] = {}
+        self._samples: dict[int, tuple[list[Like], tuple[Tensor, ...]]] = {}
         self._copies: dict[int, tuple[Hashable, CallForm]] = {}
+
+    def samples(
+        self, number: int, tensors: Sequence[ReadTensor], columns: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """Tensors like the arguments of a module, without a row."""
+        kinds = kinds_of(tensors, columns)
+        before, found = self._samples.get(number, (None, ()))
+        if before != kinds:
+            found = tuple([torch.empty((0, *tail), dtype=dtype) for dtype, tail in kinds])
+            self._samples[number] = kinds, found
+        return found
 
     def copying(self, number: int, tensors: Sequence[ReadTensor], dtype: torch.dtype) -> CallForm:
         """Programs that do nothing, of rows that are copied."""
@@ -403,7 +430,7 @@ class Tables:
     ) -> Layout | None:
         """That of a module, as before if nothing has changed; None: C cannot call it."""
         found = self._layouts.get(number)
-        if found is None or found.form is not form or found.key != key_of(tensors):
+        if found is None or not found.holds(form, tensors, columns):
             found = self._layouts[number] = Layout(
                 form, tensors, columns, into, held, as_asked=as_asked
             )
