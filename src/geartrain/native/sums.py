@@ -153,18 +153,13 @@ class SumsById:
     def take(self) -> tuple[NDArray[np.int64], Tensor]:
         """The ids that came, in the order in which they did, and their sums; then there are none.
 
-        They are the caller's.
+        They lie where the next ones will.
         """
         n = len(self)
         ids, sums = self._of_place[:n], self._sums[:n]
-        self.forget()
-        return ids, sums
-
-    def forget(self) -> None:
-        """Nothing has been added."""
-        self._where[self._of_place[: len(self)]] = -1
-        self._of_place, self._sums = self._of_place[:0], self._sums[:0]
+        self._where[ids] = -1
         self._count[0] = 0
+        return ids, sums
 
     def _make_room(self, n: int) -> None:
         """For so many ids, or for all there are."""

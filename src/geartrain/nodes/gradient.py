@@ -365,6 +365,8 @@ class GradientSum:
         try:
             with operations.told_before() if operations.listening else nullcontext():
                 if ids.max() < limit:
+                    if len(ids) < _ALONE or lookup.sparse:  # they wait
+                        ids, rows = ids.copy(), rows.clone()
                     lookup.add(torch.from_numpy(ids), rows, self)
                     return
                 of = ids // limit

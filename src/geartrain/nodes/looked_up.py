@@ -10,7 +10,7 @@ A table has few rows, or the same few come again and again: tags, letters, frequ
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast, final
+from typing import Protocol, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,25 @@ from torch import Tensor, nn
 from geartrain.native import operations
 from geartrain.nodes.products import times
 
-if TYPE_CHECKING:
-    from geartrain.nodes.gradient import GradientSum
+
+class AbstractSums(Protocol):
+    """What gradients are added to: as ``GradientSum`` has it."""
+
+    def add_product(
+        self,
+        parameter: nn.Parameter,
+        left: Tensor,
+        right: Tensor,
+        *,
+        columns: tuple[int, int] | None = None,
+    ) -> None:
+        """Add ``left.T @ right`` to these columns."""
+
+    def add_rows(self, parameter: nn.Parameter, indices: Tensor, rows: Tensor) -> None:
+        """Add rows to a gradient of rows."""
+
+    def add_at(self, parameter: nn.Parameter, indices: Tensor, rows: Tensor) -> None:
+        """Add rows to a dense gradient."""
 
 
 @final
@@ -71,7 +88,7 @@ class Lookup:
             if self.table.requires_grad:
                 operations.tell(n, out, width)
 
-    def add(self, ids: Tensor, sums: Tensor, into: GradientSum) -> None:
+    def add(self, ids: Tensor, sums: Tensor, into: AbstractSums) -> None:
         """Add the gradients that sums are of.
 
         Args:
