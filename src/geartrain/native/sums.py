@@ -139,7 +139,8 @@ class SumsById:
         if "sum_by_id" not in typed:
             self._add_by_torch(pieces)
             return
-        words, n = [], 0
+        words: list[int] = []
+        n = 0
         for rows, ids in pieces:
             words += (rows.data_ptr(), ids.data_ptr(), ids.shape[0])
             n += ids.shape[0]

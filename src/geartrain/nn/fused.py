@@ -167,10 +167,8 @@ class Routine:
         ]
         self._made, self._results = made, results
         self._tables = [(one, slot, one.steps(out, dtype)) for one, out, slot in tables]
-        self._read = [
-            *(k for k, *_ in (*operands, *weights)),
-            *(k for one, *_ in tables for k in (one.weight, one.table, *one.biases)),
-        ]
+        met = [k for one, *_ in tables for k in (one.weight, one.table, *one.biases)]
+        self._read = [*(k for k, _ in operands), *(k for k, *_ in weights), *met]
         self._like = torch.empty(0, dtype=dtype, device="cpu")
         self._sizes = [(one.rows, one.slot, one.tail) for one in made]
         self._form = slots, dtype, tuple(self._given), tuple(made), tuple(results)
