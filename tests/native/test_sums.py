@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from geartrain.native import library
-from geartrain.native.sums import SumsById
+from geartrain.native.sums import SumsById, may_multiply, multiply_sums
 
 LIMIT, WIDTH = 12, 3
 
@@ -81,3 +81,46 @@ def test_ids_may_become_larger() -> None:
     ids, found = sums.take()
     assert np.array_equal(ids, [1, *range(50, 200)])
     assert found[:, 0].tolist() == [2.0] + [1.0] * 150
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("weighs", [True, False])
+@pytest.mark.parametrize("u", [0, 1, 9, 300])
+def test_sums_by_row_of_a_table_meet_it_and_the_columns_of_a_weight(
+    u: int, weighs: bool, dtype: torch.dtype
+) -> None:
+    if library.current() is None:
+        pytest.skip("no compiler here")
+    torch.manual_seed(u)
+    out, into, first, width, rows, padding = 5, 9, 2, 4, 320, 7
+    weight, table = torch.randn(out, into, dtype=dtype), torch.randn(rows, width, dtype=dtype)
+    ids, sums = torch.randperm(rows)[:u], torch.randn(u, out, dtype=dtype)
+    to_weight, to_table = torch.randn_like(weight), torch.randn_like(table)
+    wanted_weight, wanted_table = to_weight.clone(), to_table.clone()
+    met = weight[:, first : first + width]
+    wanted_weight[:, first : first + width] += sums.T @ table[ids]
+    learns = ids != padding
+    wanted_table[ids[learns]] += (sums @ met)[learns]
+    assert may_multiply(sums, table, weight)
+    multiply_sums(
+        *(ids, sums, table, weight, first, padding),
+        to_weight=to_weight if weighs else None,
+        to_table=to_table,
+    )
+    close = 1e-12 if dtype is torch.float64 else 1e-4
+    assert_close(to_table, wanted_table, rtol=close, atol=close)
+    if weighs:
+        assert_close(to_weight, wanted_weight, rtol=close, atol=close)
+
+
+def test_sums_of_rows_themselves_go_where_they_belong() -> None:
+    if library.current() is None:
+        pytest.skip("no compiler here")
+    ids, sums = torch.tensor([3, 0]), torch.ones(2, WIDTH)
+    table, found = torch.ones(LIMIT, WIDTH), torch.zeros(LIMIT, WIDTH)
+    multiply_sums(ids, sums, table, None, 0, 3, to_weight=None, to_table=found)
+    assert found.sum(1).tolist() == [WIDTH, *[0] * (LIMIT - 1)]
+    with pytest.raises(IndexError, match="not below"):
+        multiply_sums(ids + LIMIT - 3, sums, table, None, 0, -1, to_weight=None, to_table=found)
+    assert not may_multiply(sums, table.t(), None)
+    assert not may_multiply(sums, table.double(), None)

@@ -189,3 +189,55 @@ class SumsById:
 
 _ROOM: Final = 64
 """So many sums at least are made room for."""
+
+
+def may_multiply(sums: Tensor, table: Tensor, weight: Tensor | None) -> bool:
+    """Whether ``multiply_sums`` is for these."""
+    native = library.current()
+    if native is None or "multiply_sums" not in native.typed.get(sums.dtype, {}):
+        return False
+    some = (sums, table) if weight is None else (sums, table, weight)
+    return all(x.dtype is sums.dtype and x.is_contiguous() and x.is_cpu for x in some)
+
+
+def multiply_sums(
+    ids: Tensor,
+    sums: Tensor,
+    table: Tensor,
+    weight: Tensor | None,
+    first: int,
+    padding: int,
+    *,
+    to_weight: Tensor | None,
+    to_table: Tensor | None,
+) -> None:
+    """Add the gradients of a table and of a weight, from sums by row of the table.
+
+    Args:
+        ids: Which rows, int64 ``(u,)``, no two of them the same.
+        sums: ``(u, out)``; with no weight ``(u, w)``, the gradients of the rows.
+        table: ``(v, w)``.
+        weight: ``(out, in)``, of which w columns meet the table, or None.
+        first: The first of these.
+        padding: The row that gets nothing, or -1.
+        to_weight, to_table: What is added to, contiguous; None: nothing.
+
+    Raises:
+        IndexError: A row is beyond the table; nothing has been added.
+        MemoryError: There is none.
+    """
+    native = library.current()
+    assert native is not None
+    (u, out), (v, width) = sums.shape, table.shape
+    into = width if weight is None else weight.shape[1]
+    run = native.typed[sums.dtype]["multiply_sums"][u * out * width > library.SMALL_WORK]
+    places = (_address(x) for x in (ids, sums, table, weight, to_weight, to_table))
+    bad = run(u, out, into, first, width, v, padding, *places)
+    if bad > 0:
+        raise IndexError(f"index out of range: a row is not below {v}")
+    if bad:
+        raise MemoryError(f"no memory for the gradients of {u} rows of a table")
+
+
+def _address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()

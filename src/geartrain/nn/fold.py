@@ -69,7 +69,7 @@ class Summand:
     padding: int = -1
     weight: int = -1
     weighs: bool = False
-    columns: Columns | None = None
+    columns: tuple[Columns, ...] | None = None
 
     def term(self, first: int) -> Term:
         """With its tensors from there on."""
@@ -96,7 +96,8 @@ class _Claim:
     def is_of(self, d: fx.Node, weight: fx.Node, columns: Columns) -> bool:
         """Whether nobody has said so yet that the weight's gradient is by this."""
         own, rows = self.summand.columns, self.summand.tensors[0]
-        return not self.weighs and self.weight is weight and rows is d and own == columns
+        same = self.weight is weight and rows is d and own in (None, (columns,))
+        return same and not self.weighs
 
 
 @final
@@ -210,16 +211,16 @@ class Folding:
         ids = summand.tensors[1]
         if self._is_product(leaf):
             weight = self._operands.index(args[1])
-            columns = columns or (0, self._shapes[args[1]][1])
             tensors = args[0], ids
+            runs = None if columns is None else (columns,)
         else:
             if columns is not None:
                 first, end = columns
                 leaf = self._make(aten.slice.Tensor, (leaf, 1, first, end), end - first)
-            weight, columns, tensors = -1, None, (leaf, ids)
+            weight, runs, tensors = -1, None, (leaf, ids)
         of = self._of[leaf]
         return Summand(
-            *(summand.operand, "looked up", tensors, of, summand.padding, weight), columns=columns
+            *(summand.operand, "looked up", tensors, of, summand.padding, weight), columns=runs
         )
 
     def _without(self, summand: Summand, claims: Sequence[_Claim]) -> list[Summand]:
@@ -231,10 +232,11 @@ class Folding:
         left = [p for p in pieces if not self._claimed(p, d, weight, claims)]
         if len(left) == len(pieces):
             return [summand]
-        return [
-            Summand(summand.operand, "product", (d, rows), summand.tangents, columns=columns)
-            for rows, columns in self._runs(left)
-        ]
+        if not left:
+            return []
+        tensors = d, self._joined([y for y, _ in left])
+        runs = self._runs([columns for _, columns in left])
+        return [Summand(summand.operand, "product", tensors, summand.tangents, columns=runs)]
 
     def _claimed(
         self, piece: tuple[fx.Node, Columns], d: fx.Node, weight: fx.Node, claims: Sequence[_Claim]
@@ -266,15 +268,15 @@ class Folding:
             first = end
         return found
 
-    def _runs(self, pieces: Sequence[tuple[fx.Node, Columns]]) -> list[tuple[fx.Node, Columns]]:
+    def _runs(self, columns: Sequence[Columns]) -> tuple[Columns, ...]:
         """Those that are neighbours as one."""
-        runs: list[list[tuple[fx.Node, Columns]]] = []
-        for piece in pieces:
-            if runs and runs[-1][-1][1][1] == piece[1][0]:
-                runs[-1].append(piece)
+        runs: list[Columns] = []
+        for first, end in columns:
+            if runs and runs[-1][1] == first:
+                runs[-1] = runs[-1][0], end
             else:
-                runs.append([piece])
-        return [(self._joined([x for x, _ in run]), (run[0][1][0], run[-1][1][1])) for run in runs]
+                runs.append((first, end))
+        return tuple(runs)
 
     def _joined(self, pieces: Sequence[fx.Node]) -> fx.Node:
         """Side by side."""
@@ -397,7 +399,7 @@ class Folding:
                 entries.append((weight, table, ids, columns, biases))
         if not entries:
             return None
-        runs = tuple(columns for _, columns in self._runs(rest))
+        runs = self._runs([columns for _, columns in rest])
         arguments = (self._joined([y for y, _ in rest]), weight) if rest else (None, None)
         return self._make(looked_up, (*arguments, runs, tuple(entries)), self._shapes[x][1])
 

@@ -24,7 +24,7 @@ from geartrain.nn.places import Places, Refused, Value, like_of, placeholders
 from geartrain.nn.terms import Term
 from geartrain.nn.ways import SHARING, convert
 
-MARGIN: Final = 1.25
+MARGIN: Final = 2.0
 """So many rows for each of a table, before it is to meet weights by itself."""
 MOST_WEIGHTS: Final = 1 << 18
 """Entries of all weights in products: of larger ones nearly all the time is theirs, and they would

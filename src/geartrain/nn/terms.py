@@ -24,8 +24,8 @@ class Term:
         weight: Of what is looked up: the weight that meets rows of the table, the operand, before
             anything else does; -1: none.
         weighs: Whether that weight gets its gradient by this term too.
-        columns: Of products: which of the weight's; of what is looked up: which meet the table;
-            None: all.
+        columns: Of products: which of the weight's, first and end of neighbours; of what is looked
+            up: which meet the table; None: all.
     """
 
     operand: int
@@ -35,4 +35,4 @@ class Term:
     padding: int = -1
     weight: int = -1
     weighs: bool = False
-    columns: tuple[int, int] | None = None
+    columns: tuple[tuple[int, int], ...] | None = None

@@ -49,6 +49,8 @@ _MOST_SUMS: Final = 4096
 """Sums by row of a table after which they are multiplied, where it has more rows."""
 
 Pairs: TypeAlias = list[tuple[Tensor, Tensor]]
+Runs: TypeAlias = tuple[tuple[int, int], ...]
+"""Columns: first and end of those that are neighbours."""
 _Apart: TypeAlias = tuple[Tensor, Tensor | None, IntArray]
 """Rows that are multiplied, or added up where there is one tensor, and the update of each."""
 
@@ -69,7 +71,7 @@ class _Slot:
     def __init__(self, parameter: Tensor) -> None:
         self.parameter = parameter
         self.buffer: Tensor | None = None
-        self.parts: dict[tuple[int, int], _Slot] = {}
+        self.parts: dict[Runs, _Slot] = {}
         self.fresh = True
         self.rows: Pairs = []
         self.products: Pairs = []
@@ -82,13 +84,29 @@ class _Slot:
         self.fresh, self.waiting = True, 0
         self.parts = {}
 
-    def part(self, columns: tuple[int, int]) -> _Slot:
+    def part(self, columns: Runs) -> _Slot:
         """The sum for these columns, which is added to the whole when that is taken."""
         found = self.parts.get(columns)
         if found is None:
-            first, end = columns
-            found = self.parts[columns] = _Slot(self.parameter.detach()[:, first:end])
+            width = sum(end - first for first, end in columns)
+            like = self.parameter.new_empty((self.parameter.shape[0], width))
+            found = self.parts[columns] = _Slot(like)
         return found
+
+    def begun(self) -> Tensor:
+        """The buffer, to be added to."""
+        found = self.written()
+        if self.fresh:
+            found.zero_()
+            self.fresh = False
+        return found
+
+    def add_part(self, columns: Runs, sums_: Tensor) -> None:
+        """Add what a part has."""
+        whole, at = self.begun(), 0
+        for first, end in columns:
+            whole[:, first:end].add_(sums_[:, at : at + end - first])
+            at += end - first
 
     def written(self) -> Tensor:
         """The buffer; it has no meaning as long as the slot is fresh."""
@@ -161,7 +179,7 @@ class GradientSum:
         self._later_rows = 0
         self._asked: tuple[Sequence[torch.nn.Parameter], list[_Slot]] = (), []
         self._updates: IntArray | int | None = None
-        self._apart: dict[torch.nn.Parameter, dict[tuple[int, int] | None, list[_Apart]]] = {}
+        self._apart: dict[torch.nn.Parameter, dict[Runs | None, list[_Apart]]] = {}
         self._ahead: list[GradientSum] = []
         self._looked_up: dict[tuple[object, ...], tuple[Lookup, sums.SumsById]] = {}
         self._looks_ahead = False
@@ -202,13 +220,13 @@ class GradientSum:
         left: Tensor,
         right: Tensor,
         *,
-        columns: tuple[int, int] | None = None,
+        columns: Runs | None = None,
     ) -> None:
         """Add ``left.T @ right``; left ``(n, a)``, right ``(n, b)``, the parameter ``(a, b)``.
 
         Args:
             parameter, left, right: As above.
-            columns: The parameter's that the product has, first and end; None: all.
+            columns: The parameter's that the product has, side by side; None: all.
         """
         if self._updates is not None:
             self._put_apart(parameter, left, right, columns)
@@ -245,7 +263,7 @@ class GradientSum:
         parameter: torch.nn.Parameter,
         pairs: Pairs,
         *,
-        columns: tuple[int, int] | None = None,
+        columns: Runs | None = None,
     ) -> None:
         """``add_product`` of several that wait together."""
         slot = self._slots[parameter]
@@ -306,12 +324,11 @@ class GradientSum:
                 for into, at in parts:
                     into.add_at(parameter, indices[at], rows[at])
             return
-        slot = self._slots[parameter]
-        table = slot.written()
-        if slot.fresh:
-            table.zero_()
-            slot.fresh = False
-        table.index_add_(0, indices, rows.to(parameter.dtype))
+        self._slots[parameter].begun().index_add_(0, indices, rows.to(parameter.dtype))
+
+    def begun(self, parameter: torch.nn.Parameter) -> Tensor:
+        """The dense sum so far, zeros if nothing came, to be added to."""
+        return self._slots[parameter].begun()
 
     def add_looked_up(self, lookup: Lookup, pieces: Pairs) -> None:
         """Add the gradients of a table and of what its rows meet.
@@ -365,8 +382,6 @@ class GradientSum:
         try:
             with operations.told_before() if operations.listening else nullcontext():
                 if ids.max() < limit:
-                    if len(ids) < _ALONE or lookup.sparse:  # they wait
-                        ids, rows = ids.copy(), rows.clone()
                     lookup.add(torch.from_numpy(ids), rows, self)
                     return
                 of = ids // limit
@@ -436,7 +451,7 @@ class GradientSum:
         parameter: torch.nn.Parameter,
         left: Tensor,
         right: Tensor | None,
-        columns: tuple[int, int] | None,
+        columns: Runs | None,
     ) -> None:
         updates = self._updates
         if isinstance(updates, int):
@@ -580,14 +595,10 @@ class GradientSum:
             self._multiply_waiting(slot)
         if slot.sums:
             slot.add_up_waiting()
-        for (first, end), part in slot.parts.items():
+        for columns, part in slot.parts.items():
             some = self._take(part)
             if some is not None:
-                whole = slot.written()
-                if slot.fresh:
-                    whole.zero_()
-                    slot.fresh = False
-                whole[:, first:end].add_(some)
+                slot.add_part(columns, some)
         dense = None if slot.fresh else slot.buffer
         slot.fresh = True
         if not slot.rows:

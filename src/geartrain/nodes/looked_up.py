@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from geartrain.native import operations
+from geartrain.native.sums import may_multiply, multiply_sums
 from geartrain.nodes.products import times
 
 
@@ -28,9 +29,12 @@ class AbstractSums(Protocol):
         left: Tensor,
         right: Tensor,
         *,
-        columns: tuple[int, int] | None = None,
+        columns: tuple[tuple[int, int], ...] | None = None,
     ) -> None:
         """Add ``left.T @ right`` to these columns."""
+
+    def begun(self, parameter: nn.Parameter) -> Tensor:
+        """A dense gradient, to be added to."""
 
     def add_rows(self, parameter: nn.Parameter, indices: Tensor, rows: Tensor) -> None:
         """Add rows to a gradient of rows."""
@@ -49,7 +53,8 @@ class Lookup:
         weight: ``(out, in)``, of which w columns meet rows of the table; None: gradients are of the
             rows themselves.
         weighs: Whether the weight gets its gradient by this too.
-        columns: First column that meets the table, and the one after the last; None: all.
+        columns: First column that meets the table, and the one after the last, as the one pair of
+            them; None: all.
         padding: The row that gets no gradient, or -1.
         sparse: Whether the table gets its gradient as rows.
     """
@@ -57,7 +62,7 @@ class Lookup:
     table: Tensor
     weight: Tensor | None = None
     weighs: bool = False
-    columns: tuple[int, int] | None = None
+    columns: tuple[tuple[int, int], ...] | None = None
     padding: int = -1
     sparse: bool = False
 
@@ -93,22 +98,37 @@ class Lookup:
 
         Args:
             ids: int64 ``(u,)``, no two of them the same.
-            sums: ``(u, width)``, kept.
+            sums: ``(u, width)``.
             into: Where to.
         """
         table, weight = self.table, self.weight
+        if not self.sparse and not operations.listening and may_multiply(sums, table, weight):
+            first = 0 if self.columns is None else self.columns[0][0]
+            weighs = weight is not None and self.weighs and weight.requires_grad
+            to_weight = into.begun(cast(nn.Parameter, weight)) if weighs else None
+            to_table = into.begun(cast(nn.Parameter, table)) if table.requires_grad else None
+            multiply_sums(
+                ids,
+                sums,
+                table,
+                weight,
+                first,
+                self.padding,
+                to_weight=to_weight,
+                to_table=to_table,
+            )
+            return
         if weight is not None and self.weighs and weight.requires_grad:
-            columns = None if self.columns == (0, weight.shape[1]) else self.columns
             rows = table.index_select(0, ids)
-            into.add_product(cast(nn.Parameter, weight), sums, rows, columns=columns)
+            into.add_product(cast(nn.Parameter, weight), sums.clone(), rows, columns=self.columns)
         if not table.requires_grad:
             return
-        back = sums if weight is None else times(sums, self._met(weight))
+        back = sums.clone() if weight is None else times(sums, self._met(weight))
         if self.padding >= 0:
             learns = ids != self.padding
             ids, back = ids[learns], back[learns]
         if self.sparse:
-            into.add_rows(cast(nn.Parameter, table), ids, back)
+            into.add_rows(cast(nn.Parameter, table), ids.clone(), back)
         else:
             into.add_at(cast(nn.Parameter, table), ids, back)
 
@@ -116,7 +136,7 @@ class Lookup:
         """The columns that meet the table."""
         if self.columns is None:
             return weight
-        first, end = self.columns
+        ((first, end),) = self.columns
         return weight[:, first:end].contiguous()
 
 
