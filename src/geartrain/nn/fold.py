@@ -69,6 +69,7 @@ class Summand:
     padding: int = -1
     weight: int = -1
     weighs: bool = False
+    bias: int = -1
     columns: tuple[Columns, ...] | None = None
 
     def term(self, first: int) -> Term:
@@ -81,6 +82,7 @@ class Summand:
             self.padding,
             self.weight,
             self.weighs,
+            self.bias,
             self.columns,
         )
 
@@ -91,7 +93,7 @@ class _Claim:
 
     def __init__(self, summand: Summand, weight: fx.Node, table: fx.Node) -> None:
         self.summand, self.weight, self.table = summand, weight, table
-        self.weighs = False
+        self.weighs, self.bias = False, -1
 
     def is_of(self, d: fx.Node, weight: fx.Node, columns: Columns) -> bool:
         """Whether nobody has said so yet that the weight's gradient is by this."""
@@ -160,6 +162,7 @@ class Folding:
                 Summand(
                     *(one.operand, one.how, one.tensors, one.tangents, one.padding, one.weight),
                     weighs=claim.weighs,
+                    bias=claim.bias,
                     columns=one.columns,
                 )
             )
@@ -224,7 +227,12 @@ class Folding:
         )
 
     def _without(self, summand: Summand, claims: Sequence[_Claim]) -> list[Summand]:
-        """A product without what is looked up, if it had any."""
+        """A product without what is looked up, if it had any; no sum of rows that are."""
+        if summand.how == "sum":
+            for claim in claims:
+                if claim.bias < 0 and claim.summand.tensors[0] is summand.tensors[0]:
+                    claim.bias = summand.operand
+                    return []
         if summand.how != "product":
             return [summand]
         weight, (d, x) = self._operands[summand.operand], summand.tensors

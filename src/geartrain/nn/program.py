@@ -270,11 +270,17 @@ class Program(AbstractKernel):
         """What is looked up, of the tensors of now."""
         table = operands[term.operand]
         weight = None if term.weight < 0 else operands[term.weight]
+        bias = None if term.bias < 0 else operands[term.bias]
         known = self._lookups.get(term)
-        if known is None or known.table is not table or known.weight is not weight:
+        if (
+            known is None
+            or known.table is not table
+            or known.weight is not weight
+            or known.bias is not bias
+        ):
             sparse = self._operands.sparse[term.operand]
             known = self._lookups[term] = Lookup(
-                table, weight, term.weighs, term.columns, term.padding, sparse
+                table, weight, term.weighs, bias, term.columns, term.padding, sparse
             )
         return known
 

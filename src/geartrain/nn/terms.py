@@ -24,6 +24,7 @@ class Term:
         weight: Of what is looked up: the weight that meets rows of the table, the operand, before
             anything else does; -1: none.
         weighs: Whether that weight gets its gradient by this term too.
+        bias: Of what is looked up: the operand whose gradient is the sum of all rows; -1: none.
         columns: Of products: which of the weight's, first and end of neighbours; of what is looked
             up: which meet the table; None: all.
     """
@@ -35,4 +36,5 @@ class Term:
     padding: int = -1
     weight: int = -1
     weighs: bool = False
+    bias: int = -1
     columns: tuple[tuple[int, int], ...] | None = None

@@ -53,6 +53,7 @@ class Lookup:
         weight: ``(out, in)``, of which w columns meet rows of the table; None: gradients are of the
             rows themselves.
         weighs: Whether the weight gets its gradient by this too.
+        bias: ``(width,)``, added to each row; or None.
         columns: First column that meets the table, and the one after the last, as the one pair of
             them; None: all.
         padding: The row that gets no gradient, or -1.
@@ -62,6 +63,7 @@ class Lookup:
     table: Tensor
     weight: Tensor | None = None
     weighs: bool = False
+    bias: Tensor | None = None
     columns: tuple[tuple[int, int], ...] | None = None
     padding: int = -1
     sparse: bool = False
@@ -69,8 +71,8 @@ class Lookup:
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for lookups that are alike, as long as their tensors live."""
-        weight = None if self.weight is None else id(self.weight)
-        return id(self.table), weight, self.weighs, self.columns, self.padding, self.sparse
+        some = tuple([None if x is None else id(x) for x in (self.weight, self.bias)])
+        return id(self.table), some, self.weighs, self.columns, self.padding, self.sparse
 
     @property
     def width(self) -> int:
@@ -80,9 +82,8 @@ class Lookup:
     @property
     def learns(self) -> bool:
         """Whether anything gets a gradient."""
-        return self.table.requires_grad or (
-            self.weighs and self.weight is not None and self.weight.requires_grad
-        )
+        weight = self.weight if self.weighs else None
+        return any([x is not None and x.requires_grad for x in (self.table, weight, self.bias)])
 
     def tell(self, n: int) -> None:
         """Of the products that n rows ask for, one by one, to who counts operations."""
@@ -102,6 +103,8 @@ class Lookup:
             into: Where to.
         """
         table, weight = self.table, self.weight
+        if self.bias is not None and self.bias.requires_grad:
+            into.begun(cast(nn.Parameter, self.bias)).add_(sums.sum(0))
         if not self.sparse and not operations.listening and may_multiply(sums, table, weight):
             first = 0 if self.columns is None else self.columns[0][0]
             weighs = weight is not None and self.weighs and weight.requires_grad
