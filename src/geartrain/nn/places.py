@@ -97,6 +97,8 @@ class Places:
         self._slots: dict[int, int] = {}
         self._free: dict[int, list[int]] = {}
         self._owned: dict[fx.Node, int] = {}
+        self._begun: dict[fx.Node, Value] = {}
+        self._within: dict[fx.Node, tuple[fx.Node, int]] = {}
 
     def given_as(
         self, order: Sequence[fx.Node | None], columns: Mapping[fx.Node, int], width: int
@@ -188,7 +190,13 @@ class Places:
 
     def out(self, x: fx.Node, like: Like | None = None) -> Value:
         """Where a node's numbers are to be written."""
-        home = self.homes.get(x)
+        within = self._within.get(x)
+        if within is not None:
+            whole, at = within
+            if whole not in self._begun:
+                self._begun[whole] = self.out(whole)
+            return self._begun[whole].part(at, like_of(x).tail)
+        home = self._begun.get(x) or self.homes.get(x)
         if home is None:
             like = like or like_of(x)
             if not like.rows or not like.width:
@@ -198,6 +206,10 @@ class Places:
             self._owned[x] = slot
             home = Value(At(slot, 0, like.width), like)
         return home
+
+    def lay_within(self, x: fx.Node, whole: fx.Node, at: int) -> None:
+        """What is written to x goes where it lies in another, from there on."""
+        self._within[x] = whole, at
 
     def release(self, x: fx.Node) -> None:
         """Nobody reads this node any more."""

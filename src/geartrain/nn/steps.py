@@ -22,7 +22,7 @@ from geartrain.native.fused import At, Steps
 from geartrain.nn.fused import MadeTensor, Pair, Routine
 from geartrain.nn.places import Places, Refused, Value, like_of, placeholders
 from geartrain.nn.terms import Term
-from geartrain.nn.ways import SHARING, convert
+from geartrain.nn.ways import SHARING, convert, lay_within_cats
 
 MARGIN: Final = 2.0
 """So many rows for each of a table, before it is to meet weights by itself."""
@@ -138,6 +138,7 @@ def _routine(
         places.made.append(MadeTensor(places.slot(0), (width,), True))
         for x, at in columns.items():
             places.homes[x] = Value(At(places.made[-1].slot, at, width), like_of(x))
+    lay_within_cats(places, graph)
     last = _last_uses(graph)
     for number, x in enumerate(graph.nodes):
         if x.op == "call_function" and x.target is not operator.mul:

@@ -117,9 +117,28 @@ def _cat(places: Places, x: fx.Node) -> None:
         piece = places.value(y)
         if not piece.like.rows or piece.like.tail[1:] != like.tail[1:]:
             raise Refused
-        places.copy(piece, out.part(at, piece.like.tail))
+        there = out.part(at, piece.like.tail)
+        if piece.at != there.at:
+            places.copy(piece, there)
         at += piece.like.width
     places.values[x] = out
+
+
+def lay_within_cats(places: Places, graph: fx.Graph) -> None:
+    """What nobody reads but a cat is written where it lies there."""
+    for x in graph.nodes:
+        like = x.meta.get("like")
+        args: Any = x.args
+        if x.target is not aten.cat.default or not isinstance(like, Like) or not like.rows:
+            continue
+        if len(args) != 2 or args[1] % (len(like.tail) + 1) != 1:
+            continue
+        at = 0
+        for y in args[0]:
+            lone = list(y.users) == [x] and args[0].count(y) == 1 and y not in places.homes
+            if lone and y.op == "call_function" and y.target not in SHARING and like_of(y).rows:
+                places.lay_within(y, x, at)
+            at += like_of(y).width
 
 
 def _sum(places: Places, x: fx.Node, *, mean: bool) -> None:

@@ -83,7 +83,7 @@ class Lookup:
     def learns(self) -> bool:
         """Whether anything gets a gradient."""
         weight = self.weight if self.weighs else None
-        return any([x is not None and x.requires_grad for x in (self.table, weight, self.bias)])
+        return any(x is not None and x.requires_grad for x in (self.table, weight, self.bias))
 
     def tell(self, n: int) -> None:
         """Of the products that n rows ask for, one by one, to who counts operations."""
