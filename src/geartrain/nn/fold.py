@@ -191,20 +191,20 @@ class Folding:
 
     def _adds(self, x: fx.Node) -> bool:
         """Whether it is the sum of two of its own shape."""
-        shape = self._shapes[x]
-        both = len(x.args) == 2 and not x.kwargs
-        return both and all(isinstance(y, fx.Node) and self._shapes[y] == shape for y in x.args)
+        shape = self._shapes.get(x)
+        both = shape is not None and len(x.args) == 2 and not x.kwargs
+        return both and all(isinstance(y, fx.Node) and self._shapes.get(y) == shape for y in x.args)
 
     def _part(self, x: fx.Node) -> tuple[fx.Node, Columns] | None:
         """What x is some columns of, and which."""
         args: Any = x.args
         if x.target is not aten.slice.Tensor or len(args) != 4 or args[1] != 1:
             return None
-        source: fx.Node = args[0]
-        if len(self._shapes[source]) != 2 or not isinstance(args[2], int):
+        source, _, first, end = args
+        shape = self._shapes.get(source, ())
+        if len(shape) != 2 or not (isinstance(first, int) and isinstance(end, int)):
             return None
-        width = self._shapes[source][1]
-        return source, (args[2], min(args[3], width))
+        return (source, (first, min(end, shape[1]))) if 0 <= first <= end else None
 
     def _is_product(self, x: fx.Node) -> bool:
         return x.target is times and x.args[1] in self._operands

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final, cast, final
 
 import torch
@@ -95,8 +96,9 @@ class _Both:
         first, _ = there(forward)
         other_first, worth = None, 0
         if folded is not None:
-            other_first, found_places = there(folded)
-            worth = _worth(found_places)
+            with suppress(Refused):
+                other_first, its = there(folded)
+                worth = _worth(its)
         order = [*(places[k] for k in own), *([None] if block else [])]
         order += places[len(kept) :]
         other = Places(backward, self._operands, dtype)
