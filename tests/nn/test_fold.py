@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+import geartrain as gt
 from geartrain.native import library, operations
 from geartrain.native.steady import steady
 from geartrain.native.sums import multiply_sums
@@ -18,6 +20,7 @@ from geartrain.nn.derivation import derive
 from geartrain.nn.fused import Pair
 from geartrain.nn.program import Operands, Program, Programs
 from geartrain.nodes.gradient import GradientSum
+from geartrain.parts.part import PartState
 
 N, D, V, KINDS = 40, 5, 7, 3
 Tensors = tuple[Tensor, ...]
@@ -366,3 +369,22 @@ def test_of_a_large_table_a_bounded_number_of_sums_waits() -> None:
     wanted = torch.autograd.grad(module(words).sum(), list(module.parameters()))
     found = [into.take(p) for p in module.parameters()]
     assert_close(found, list(wanted), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("how", ["a step from elsewhere", "others' weights"])
+def test_a_part_settles_before_its_weights_change(how: str) -> None:
+    module, program, inputs = _made("beside")
+    part = PartState("p", module, gt.Rules(optimizer=partial(torch.optim.SGD, lr=1.0)))
+    dy = torch.randn(N, D, dtype=torch.float64)
+    wanted = _plainly(module, inputs, dy)[3:]
+    with torch.no_grad():
+        _, kept = program.forward(inputs)
+        program.backward((dy,), kept, None, part.gradient)
+    if how == "a step from elsewhere":
+        part.step_with([torch.ones_like(p) for p in part.parameters], own=False)
+    else:
+        part.overwrite([p.detach() + 1 for p in part.parameters])
+    found = [part.gradient.take(p) for p in module.parameters()]
+    assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    changed = _plainly(module, inputs, dy)[3:]
+    assert not torch.allclose(changed[0], wanted[0])  # type: ignore[arg-type]
