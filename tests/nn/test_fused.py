@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from geartrain.errors import ProtocolError
 from geartrain.native import library
+from geartrain.native.fused import Op, Steps
 from geartrain.native.fused import packed as pack
 from geartrain.native.steady import steady
 from geartrain.nn.derivation import derive
@@ -229,3 +230,22 @@ def test_rows_of_another_width_are_refused() -> None:
     operands = Operands(module).tensors()
     with pytest.raises(ProtocolError, match="rows of"), torch.no_grad():
         cut.parts.fused.forward(N, [*operands, pair, h[:, 1:]], PackedWeights())
+
+
+def _ops(steps: Steps) -> list[Op]:
+    size = len(steps._steps) // steps._count
+    return [
+        Op(int.from_bytes(steps._steps[k : k + 8], "little"))
+        for k in range(0, len(steps._steps), size)
+    ]
+
+
+@pytest.mark.parametrize(("name", "copies"), [("gates", (0, 0)), ("stacked", (1, 2))])
+def test_what_only_a_cat_reads_is_written_where_it_lies_there(
+    name: str, copies: tuple[int, int]
+) -> None:
+    module, inputs = _made(name, torch.float64)
+    pair = derive(module, inputs).parts.fused
+    assert pair is not None
+    found = tuple(_ops(r._steps).count(Op.COPY) for r in (pair.forward, pair.backward))
+    assert found == copies

@@ -71,6 +71,8 @@ _TYPED: Final[Mapping[str, Arguments]] = {
     "square_sum": (BYTES, _N, _P),
     "scale_all": (BYTES, _N, _R),
     "sum_gradients": (BYTES, _N, _P),
+    "sum_by_id": (BYTES, _N, _N, _N, *[_P] * 4),
+    "multiply_sums": (*[_N] * 7, *[_P] * 6),
     "adam": (BYTES, _N, *[_R] * 5, _N),
     "adagrad": (BYTES, _N, *[_R] * 4, _N),
     "attend_forward": (*[_N] * 3, _R, _P, _P, _N, *[_P] * 5),
@@ -83,7 +85,9 @@ _NOT_SHORT: Final = frozenset(  # losses and weights are float32
     (
         *("map_forward", "map_backward", "attend_forward", "attend_backward"),
         *("fused_run", "fused_pack", "calls_forward", "calls_backward"),
-        *("cross_entropy", "square_sum", "scale_all", "sum_gradients", "adam", "adagrad"),
+        *("cross_entropy", "square_sum", "scale_all"),
+        *("sum_gradients", "sum_by_id", "multiply_sums"),
+        *("adam", "adagrad"),
     )
 )
 _NOTHING: Final = frozenset({"transpose", "tanh"})

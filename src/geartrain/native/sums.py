@@ -4,6 +4,8 @@
 
 Torch would join the rows of each weight, multiply or add them, and look for what is not finite:
 five calls a weight, each longer than the product of a few rows.
+
+Rows for a table are added up by id first, as the same few come again and again (``SumsById``).
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from dataclasses import dataclass
 from struct import pack
 from typing import Final, final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from geartrain.native import library
@@ -89,3 +93,151 @@ def sum_gradients(some: Sequence[Unsummed]) -> float:
     if run(pack(f"{len(words)}q", *words), len(some), ctypes.addressof(squares)):
         raise MemoryError("no memory for the rows whose products are a gradient")
     return float(squares.value)
+
+
+@final
+class SumsById:
+    """Rows ``(n, width)`` added up by an id each; ids that have not come take no room.
+
+    Args:
+        width: Of rows.
+        limit: Ids are below it.
+        dtype: Of rows on the host.
+    """
+
+    def __init__(self, width: int, limit: int, dtype: torch.dtype) -> None:
+        self._width, self._dtype = width, dtype
+        self._where = np.full(limit, -1, np.int64)
+        self._of_place = np.empty(0, np.int64)
+        self._sums = torch.empty((0, width), dtype=dtype)
+        self._count = np.zeros(1, np.int64)
+
+    def __len__(self) -> int:
+        return int(self._count[0])
+
+    @property
+    def limit(self) -> int:
+        return self._where.size
+
+    def extend(self, limit: int) -> None:
+        """Ids may be as large as below this."""
+        more = np.full(limit - self._where.size, -1, np.int64)
+        self._where = np.concatenate([self._where, more])
+
+    def add(self, pieces: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Add rows.
+
+        Args:
+            pieces: Rows ``(n, width)`` and their ids, int64 ``(n,)``, contiguous.
+
+        Raises:
+            IndexError: An id is beyond the limit; nothing has been added.
+        """
+        self._make_room(len(self) + sum([ids.shape[0] for _, ids in pieces]))
+        native = library.current()
+        typed = {} if native is None else native.typed.get(self._dtype, {})
+        if "sum_by_id" not in typed:
+            self._add_by_torch(pieces)
+            return
+        words: list[int] = []
+        n = 0
+        for rows, ids in pieces:
+            words += (rows.data_ptr(), ids.data_ptr(), ids.shape[0])
+            n += ids.shape[0]
+        run = typed["sum_by_id"][n * self._width > library.SMALL]
+        where, places = self._where.ctypes.data, self._of_place.ctypes.data
+        sums, count = self._sums.data_ptr(), self._count.ctypes.data
+        packed = pack(f"{len(words)}q", *words)
+        if run(packed, len(pieces), self._width, self.limit, where, places, sums, count):
+            raise IndexError(f"index out of range: an id is not below {self.limit}")
+
+    def take(self) -> tuple[NDArray[np.int64], Tensor]:
+        """The ids that came, in the order in which they did, and their sums; then there are none.
+
+        They lie where the next ones will.
+        """
+        n = len(self)
+        ids, sums = self._of_place[:n], self._sums[:n]
+        self._where[ids] = -1
+        self._count[0] = 0
+        return ids, sums
+
+    def _make_room(self, n: int) -> None:
+        """For so many ids, or for all there are."""
+        n, room, had = min(n, self.limit), self._sums.shape[0], len(self)
+        if n <= room:
+            return
+        room = min(self.limit, max(n, 2 * room, _ROOM))
+        places, sums = np.empty(room, np.int64), self._sums.new_empty((room, self._width))
+        places[:had], sums[:had] = self._of_place[:had], self._sums[:had]
+        self._of_place, self._sums = places, sums
+
+    def _add_by_torch(self, pieces: Sequence[tuple[Tensor, Tensor]]) -> None:
+        ids = np.concatenate([ids.numpy() for _, ids in pieces])
+        if ids.size and not 0 <= ids.min() <= ids.max() < self.limit:
+            raise IndexError(f"index out of range: an id is not below {self.limit}")
+        some, first = np.unique(ids, return_index=True)
+        new = some[np.argsort(first)]
+        new, had = new[self._where[new] < 0], len(self)
+        self._where[new] = np.arange(had, had + new.size)
+        self._of_place[had : had + new.size] = new
+        self._sums[had : had + new.size] = 0
+        self._count[0] += new.size
+        for rows, which in pieces:
+            self._sums.index_add_(0, torch.from_numpy(self._where[which.numpy()]), rows)
+
+
+_ROOM: Final = 64
+"""So many sums at least are made room for."""
+
+
+def may_multiply(sums: Tensor, table: Tensor, weight: Tensor | None) -> bool:
+    """Whether ``multiply_sums`` is for these."""
+    native = library.current()
+    if native is None or "multiply_sums" not in native.typed.get(sums.dtype, {}):
+        return False
+    some = (sums, table) if weight is None else (sums, table, weight)
+    return all(x.dtype is sums.dtype and x.is_contiguous() and x.is_cpu for x in some)
+
+
+def multiply_sums(
+    ids: Tensor,
+    sums: Tensor,
+    table: Tensor,
+    weight: Tensor | None,
+    first: int,
+    padding: int,
+    *,
+    to_weight: Tensor | None,
+    to_table: Tensor | None,
+) -> None:
+    """Add the gradients of a table and of a weight, from sums by row of the table.
+
+    Args:
+        ids: Which rows, int64 ``(u,)``, no two of them the same.
+        sums: ``(u, out)``; with no weight ``(u, w)``, the gradients of the rows.
+        table: ``(v, w)``.
+        weight: ``(out, in)``, of which w columns meet the table, or None.
+        first: The first of these.
+        padding: The row that gets nothing, or -1.
+        to_weight, to_table: What is added to, contiguous; None: nothing.
+
+    Raises:
+        IndexError: A row is beyond the table; nothing has been added.
+        MemoryError: There is none.
+    """
+    native = library.current()
+    assert native is not None
+    (u, out), (v, width) = sums.shape, table.shape
+    into = width if weight is None else weight.shape[1]
+    run = native.typed[sums.dtype]["multiply_sums"][u * out * width > library.SMALL_WORK]
+    places = (_address(x) for x in (ids, sums, table, weight, to_weight, to_table))
+    bad = run(u, out, into, first, width, v, padding, *places)
+    if bad > 0:
+        raise IndexError(f"index out of range: a row is not below {v}")
+    if bad:
+        raise MemoryError(f"no memory for the gradients of {u} rows of a table")
+
+
+def _address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()

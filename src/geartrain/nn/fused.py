@@ -18,10 +18,13 @@ from torch import Tensor
 
 from geartrain.errors import ProtocolError
 from geartrain.native.calls import RoutineForm
-from geartrain.native.fused import Steps, packed
+from geartrain.native.fused import At, Op, Step, Steps, packed
 from geartrain.native.steady import firing
+from geartrain.nn.terms import Term
 
 Addresses: TypeAlias = tuple[list[int], list[Tensor]]
+Runs: TypeAlias = tuple[tuple[int, int], ...]
+"""Columns of a weight: first and end of those that are neighbours."""
 
 
 @final
@@ -41,26 +44,93 @@ class MadeTensor:
 
 
 @final
-class PackedWeights:
-    """Where the weights of one function are, packed for products, for the length of a firing."""
+@dataclass(frozen=True, slots=True)
+class MadeTable:
+    """A table after a weight: ``table @ weight[:, columns].T``, and biases added to each row.
 
-    __slots__ = ("_firing", "_held")
+    Args:
+        weight, table, biases: Which operands.
+        columns: First and end.
+    """
+
+    weight: int
+    table: int
+    columns: tuple[int, int]
+    biases: tuple[int, ...]
+
+    def of(self, operands: Sequence[Tensor], lone: Steps) -> Tensor:
+        """Rows ``(v, out)``.
+
+        Args:
+            operands: As they are now.
+            lone: The product alone.
+        """
+        weight, table = operands[self.weight], operands[self.table].contiguous()
+        met = packed(_columns(weight, (self.columns,)), turned=False)
+        found = table.new_empty((table.shape[0], weight.shape[0]))
+        bias = None
+        if self.biases:
+            bias = operands[self.biases[0]].contiguous()
+            for k in self.biases[1:]:
+                bias = bias + operands[k]
+        at = (table.data_ptr(), met.data_ptr(), 0 if bias is None else bias.data_ptr())
+        lone.run(table.shape[0], [*at, found.data_ptr()])
+        return found
+
+    def steps(self, out: int, dtype: torch.dtype) -> Steps:
+        """The product for ``of``."""
+        depth = self.columns[1] - self.columns[0]
+        bias = At(2) if self.biases else At()
+        places = At(3, 0, out), At(0, 0, depth), At(1), bias
+        return Steps([Step(Op.PRODUCT, out, places, many=depth)], [0] * 4, dtype)
+
+
+def _columns(weight: Tensor, runs: Runs | None) -> Tensor:
+    """Columns of a weight side by side; None: all."""
+    if runs is None:
+        return weight.contiguous()
+    some = [weight[:, first:end] for first, end in runs]
+    return torch.cat(some, 1) if len(some) > 1 else some[0].contiguous()
+
+
+@final
+class PackedWeights:
+    """Where the weights of one function are, packed for products, for the length of a firing.
+
+    Tables that have met a weight are made for it too, where so many rows come that it is worth it:
+    as many as came in the firing before, or have come in this one.
+    """
+
+    __slots__ = ("_before", "_firing", "_held", "_rows")
 
     def __init__(self) -> None:
         self._firing = 0
         self._held: dict[Routine, Addresses] = {}
+        self._rows = self._before = 0
+
+    def begin(self) -> int:
+        """The number of the firing; what was there for another one is forgotten."""
+        number = firing.number
+        if number and number != self._firing:
+            self._held, self._firing = {}, number
+            self._before, self._rows = self._rows, 0
+        return number
 
     def of(self, routine: Routine, operands: Sequence[Tensor]) -> Addresses:
         """By slot, and what must live meanwhile."""
-        number = firing.number
-        if not number:
+        if not self.begin():
             return routine.addresses(operands)
-        if number != self._firing:
-            self._held, self._firing = {}, number
         found = self._held.get(routine)
         if found is None:
             found = self._held[routine] = routine.addresses(operands)
         return found
+
+    def expects(self, n: int) -> int:
+        """How many rows meet tables that are made now, if n more come."""
+        if not self.begin():
+            return n
+        self._rows += n
+        return max(self._rows, self._before)
 
 
 @final
@@ -72,10 +142,11 @@ class Routine:
         slots: How many addresses it has.
         dtype: Of what it computes with.
         operands: Those that are read as they are, and their slots.
-        weights: Operand, whether turned, slot: what products read packed.
+        weights: Operand, whether turned, which columns, slot: what products read packed.
         given: Argument, slot, entries a row, and whether these are int64.
         made: What a call makes.
         results: By result an argument (from 0), or the number of what is made (from -1, downwards).
+        tables: Tables after a weight, how wide, and their slots.
     """
 
     def __init__(
@@ -84,10 +155,11 @@ class Routine:
         slots: int,
         dtype: torch.dtype,
         operands: Sequence[tuple[int, int]],
-        weights: Sequence[tuple[int, bool, int]],
+        weights: Sequence[tuple[int, bool, Runs | None, int]],
         given: Sequence[tuple[int, int, int, bool]],
         made: Sequence[MadeTensor],
         results: Sequence[int],
+        tables: Sequence[tuple[MadeTable, int, int]] = (),
     ) -> None:
         self._steps, self._slots, self._dtype = steps, slots, dtype
         self._operands, self._weights = operands, weights
@@ -95,6 +167,9 @@ class Routine:
             (k, slot, width, torch.int64 if whole else dtype) for k, slot, width, whole in given
         ]
         self._made, self._results = made, results
+        self._tables = [(one, slot, one.steps(out, dtype)) for one, out, slot in tables]
+        met = [k for one, *_ in tables for k in (one.weight, one.table, *one.biases)]
+        self._read = [*(k for k, _ in operands), *(k for k, *_ in weights), *met]
         self._like = torch.empty(0, dtype=dtype, device="cpu")
         self._sizes = [(one.rows, one.slot, one.tail) for one in made]
         self._form = slots, dtype, tuple(self._given), tuple(made), tuple(results)
@@ -125,14 +200,17 @@ class Routine:
             ProtocolError: A weight has another dtype than when it was traced.
         """
         found, held = [0] * self._slots, []
-        for k in [k for k, *_ in (*self._operands, *self._weights)]:
+        for k in self._read:
             if operands[k].dtype is not self._dtype:
                 raise ProtocolError(f"a weight is {operands[k].dtype}, and was {self._dtype}")
         for k, slot in self._operands:
             held.append(operands[k].contiguous())
             found[slot] = held[-1].data_ptr()
-        for k, turned, slot in self._weights:
-            held.append(packed(operands[k].contiguous(), turned=turned))
+        for k, turned, columns, slot in self._weights:
+            held.append(packed(_columns(operands[k], columns), turned=turned))
+            found[slot] = held[-1].data_ptr()
+        for table, slot, steps in self._tables:
+            held.append(table.of(operands, steps))
             found[slot] = held[-1].data_ptr()
         return found, held
 
@@ -237,8 +315,22 @@ class Pair:
         forward: Outputs, then residuals.
         backward: Of those residuals and tangents.
         dtype: Of what they compute with.
+        terms: What the operands get of the latter.
+        folded: ``forward`` with tables that have met weights; None: there are none.
+        worth: Rows from which on that takes less.
     """
 
     forward: Routine
     backward: Routine
     dtype: torch.dtype
+    terms: tuple[Term, ...]
+    folded: Routine | None = None
+    worth: int = 0
+
+    def forward_of(self, rows: int) -> Routine:
+        """The one that takes less.
+
+        Args:
+            rows: That are expected while weights are the same.
+        """
+        return self.forward if self.folded is None or rows < self.worth else self.folded

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from geartrain.native.fused import At, Op, Step
-from geartrain.nn.fused import MadeTensor
+from geartrain.nn.fused import MadeTable, MadeTensor, Runs
 
 
 class Refused(Exception):
@@ -67,7 +67,10 @@ class Places:
         argument: Which argument a placeholder is.
         homes: Nodes with a place of their own: results, and what is kept.
         made: Tensors that a call makes.
-        given, weights: What steps read of arguments, and of operands in products.
+        given, weights: What steps read of arguments, and of operands in products: which, whether
+            turned, and which columns.
+        tables: Slots of tables after a weight.
+        outs, rows_of: Their columns and rows.
         weighed: Entries of the latter.
         values: Where numbers of nodes lie; of a node with several results, a list.
         steps, room: What has been written, and how wide each slot between steps is.
@@ -83,7 +86,10 @@ class Places:
         self.room: list[int] = []
         self.steps: list[Step] = []
         self.given: list[tuple[int, int, int, bool]] = []
-        self.weights: dict[tuple[int, bool], int] = {}
+        self.weights: dict[tuple[int, bool, Runs | None], int] = {}
+        self.tables: dict[MadeTable, int] = {}
+        self.outs: dict[MadeTable, int] = {}
+        self.rows_of: dict[MadeTable, int] = {}
         self.weighed = 0
         self.made: list[MadeTensor] = []
         self.homes: dict[fx.Node, Value] = {}
@@ -91,6 +97,8 @@ class Places:
         self._slots: dict[int, int] = {}
         self._free: dict[int, list[int]] = {}
         self._owned: dict[fx.Node, int] = {}
+        self._begun: dict[fx.Node, Value] = {}
+        self._within: dict[fx.Node, tuple[fx.Node, int]] = {}
 
     def given_as(
         self, order: Sequence[fx.Node | None], columns: Mapping[fx.Node, int], width: int
@@ -147,23 +155,48 @@ class Places:
         self.values[x] = found
         return found
 
-    def weight(self, x: Any, *, turned: bool) -> tuple[At, int, int]:
-        """What a product reads of an operand, its depth and its width."""
+    def weight(self, x: Any, *, turned: bool, columns: Runs | None = None) -> tuple[At, int, int]:
+        """What a product reads of an operand, or of these columns of it, its depth and width."""
         if not isinstance(x, fx.Node) or x not in self._placeholders[: self.operands]:
             raise Refused
         like, k = like_of(x), self.argument[x]
         if len(like.tail) != 2 or like.dtype is not self.dtype:
             raise Refused
-        slot = self.weights.get((k, turned))
-        if slot is None:
-            slot = self.weights[k, turned] = self.slot(0)
-            self.weighed += like.width
         out, into = like.tail
+        if columns == ((0, into),):
+            columns = None
+        if columns is not None:
+            into = sum(end - first for first, end in columns)
+        slot = self.weights.get((k, turned, columns))
+        if slot is None:
+            slot = self.weights[k, turned, columns] = self.slot(0)
+            self.weighed += out * into
         return At(slot), (out if turned else into), (into if turned else out)
+
+    def table(self, weight: Any, table: Any, columns: tuple[int, int], biases: Sequence[Any]) -> At:
+        """Where rows of a table lie after these columns of a weight."""
+        likes = [like_of(x) for x in (weight, table, *biases)]
+        if any(like.rows or like.dtype is not self.dtype for like in likes):
+            raise Refused
+        (out, _), (_, width) = likes[0].tail, likes[1].tail
+        if columns[1] - columns[0] != width or any(like.tail != (out,) for like in likes[2:]):
+            raise Refused
+        numbers = [self.argument[x] for x in (weight, table, *biases)]
+        made = MadeTable(numbers[0], numbers[1], columns, tuple(numbers[2:]))
+        if made not in self.tables:
+            self.tables[made] = self.slot(0)
+            self.outs[made], self.rows_of[made] = out, likes[1].tail[0]
+        return At(self.tables[made])
 
     def out(self, x: fx.Node, like: Like | None = None) -> Value:
         """Where a node's numbers are to be written."""
-        home = self.homes.get(x)
+        within = self._within.get(x)
+        if within is not None:
+            whole, at = within
+            if whole not in self._begun:
+                self._begun[whole] = self.out(whole)
+            return self._begun[whole].part(at, like_of(x).tail)
+        home = self._begun.get(x) or self.homes.get(x)
         if home is None:
             like = like or like_of(x)
             if not like.rows or not like.width:
@@ -173,6 +206,10 @@ class Places:
             self._owned[x] = slot
             home = Value(At(slot, 0, like.width), like)
         return home
+
+    def lay_within(self, x: fx.Node, whole: fx.Node, at: int) -> None:
+        """What is written to x goes where it lies in another, from there on."""
+        self._within[x] = whole, at
 
     def release(self, x: fx.Node) -> None:
         """Nobody reads this node any more."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast, final
+from functools import partial
+from typing import Any, Final, cast, final
 
 import numpy as np
 from torch import Tensor, nn
@@ -16,11 +17,13 @@ from geartrain.native.calls import CallForm
 from geartrain.native.fused import available
 from geartrain.native.rows import take
 from geartrain.native.steady import firing
-from geartrain.nn.fused import PackedWeights, Pair, run_together
-from geartrain.nn.split import Term, TraceSplit
+from geartrain.nn.fused import PackedWeights, Pair, Routine, run_together
+from geartrain.nn.split import TraceSplit
+from geartrain.nn.terms import Term
 from geartrain.nodes.gradient import GradientSum
 from geartrain.nodes.inside import Inside
 from geartrain.nodes.kernel import AbstractKernel, AbstractKernels, gathered
+from geartrain.nodes.looked_up import Lookup
 
 
 @final
@@ -80,6 +83,28 @@ class Operands:
 
 
 @final
+class _Terms:
+    """What operands get of a backward.
+
+    Attributes:
+        all: Of them.
+        later: Those that may wait for those of other calls.
+        at_once: The others.
+        by_update: Whether it is to be done update by update: what the backward adds up itself, and
+            rows of which some are left out.
+    """
+
+    def __init__(self, terms: Sequence[Term]) -> None:
+        self.all = terms
+        self.later = [t for t in terms if t.how in _LATER]
+        self.at_once = [t for t in terms if t.how not in _LATER]
+        self.by_update = any(t.how == "value" or t.padding >= 0 for t in self.at_once)
+
+
+_LATER: Final = ("product", "sum", "looked up")
+
+
+@final
 class Program(AbstractKernel):
     """A cut and the operands it is called with.
 
@@ -94,17 +119,24 @@ class Program(AbstractKernel):
         self._inputs, self._empty = cut.inputs, cut.outputs
         self._pair = cut.parts.fused if fused else None
         self._packed = PackedWeights()
-        self._later = [t for t in cut.parts.terms if t.how in ("product", "sum")]
         self._learning = 0, False  # for the length of a firing
-        # What it adds up itself, and rows of which some are left out, it does update by update.
-        self._by_update = any(t.how == "value" or t.padding >= 0 for t in cut.parts.terms)
-        self.apart = not self._by_update or (
+        self._by_torch = _Terms(cut.parts.terms)
+        self._in_c = None if self._pair is None else _Terms(self._pair.terms)
+        self._lookups: dict[Term, Lookup] = {}
+        self.apart = not self.terms.by_update or (
             self._pair is not None
             and available(self._pair.dtype)
             and self._pair.backward.beside_others(len(operands.names))
         )
-        self._at_once = [t for t in cut.parts.terms if t.how not in ("product", "sum")]
-        self._form: CallForm | None = None
+        self._forms: dict[Routine, CallForm] = {}
+
+    @property
+    def terms(self) -> _Terms:
+        """Those of who computes."""
+        pair = self._pair
+        if pair is None or self._in_c is None or not available(pair.dtype):
+            return self._by_torch
+        return self._in_c
 
     def forward(
         self, inputs: Payload, inside: Inside | None = None, room: Tensor | None = None
@@ -112,7 +144,8 @@ class Program(AbstractKernel):
         n, operands = inputs[0].shape[0], self._operands.tensors()
         pair = self._pair
         if pair is not None and available(pair.dtype):
-            found = pair.forward(n, [*operands, *inputs], self._packed)
+            there = pair.forward_of(self._packed.expects(n) if pair.folded else 0)
+            found = there(n, [*operands, *inputs], self._packed)
         else:
             found = self._parts.forward(n, *operands, *inputs)
         return found[: self._parts.outputs], found[self._parts.outputs :]
@@ -132,7 +165,7 @@ class Program(AbstractKernel):
         if not came:
             return (None,) * self._inputs
         n, operands = dys[0].shape[0], self._operands.tensors()
-        if self._by_update and into.of_several:
+        if into.of_several and self.terms.by_update:
             return Programs((self,)).backward(gradients, gathered(kept, rows), [n], [into])
         pair = self._pair
         if pair is not None and available(pair.dtype):
@@ -143,14 +176,16 @@ class Program(AbstractKernel):
         self._learn(found, came, n, operands, into)
         return self._answers(found, came)
 
-    def listed(self) -> CallForm | None:
+    def listed(self, rows: int) -> CallForm | None:
         pair = self._pair
         if pair is None or not available(pair.dtype):
             return None
-        if self._form is None:
+        there = pair.forward_of(rows)
+        form = self._forms.get(there)
+        if form is None:
             parts = self._parts
-            self._form = CallForm(
-                pair.forward.form,
+            form = self._forms[there] = CallForm(
+                there.form,
                 pair.backward.form,
                 len(self._operands.names),
                 self._inputs,
@@ -158,15 +193,15 @@ class Program(AbstractKernel):
                 parts.tangents,
                 parts.gradients,
                 pair.dtype,
-                self._addresses,
+                partial(self._addresses, there),
                 self._learn_listed,
-                self._by_update,
+                self.terms.by_update,
             )
-        return self._form if self._form.possible else None
+        return form if form.possible else None
 
-    def _addresses(self, forward: bool) -> list[int]:
+    def _addresses(self, there: Routine, forward: bool) -> list[int]:
         """Those of operands by slot, for the length of a firing."""
-        routine = self.pair.forward if forward else self.pair.backward
+        routine = there if forward else self.pair.backward
         return self._packed.of(routine, self._operands.tensors())[0]
 
     def _learn_listed(self, found: Sequence[Any], outputs: int, n: int, into: GradientSum) -> None:
@@ -206,18 +241,19 @@ class Program(AbstractKernel):
         into: GradientSum,
     ) -> None:
         """Add what the backward of n rows has found for the weights."""
-        terms: Sequence[Term] = self._parts.terms
-        if self._later and len(came) == len(self._parts.tangents) and self._all_learn(operands):
-            terms = self._at_once if into.add_later(self, found, n) else terms
+        own = self.terms
+        terms = own.all
+        if own.later and len(came) == len(self._parts.tangents) and self._all_learn(operands):
+            terms = own.at_once if into.add_later(self, found, n) else terms
         for term in terms:
-            if term.tangents & came and operands[term.operand].requires_grad:
-                self._add(term, operands[term.operand], found[term.first :], into)
+            if term.tangents & came:
+                self._add(term, operands, found[term.first :], into)
 
     def _all_learn(self, operands: Sequence[Tensor]) -> bool:
         """Whether all weights learn whose gradients are products and sums."""
         number, known = firing.number, self._learning
         if not number or number != known[0]:
-            learn = all(operands[t.operand].requires_grad for t in self._later)
+            learn = all(operands[t.operand].requires_grad for t in self.terms.later)
             known = self._learning = number, learn
         return known[1]
 
@@ -247,6 +283,7 @@ class Program(AbstractKernel):
             and mine.gradients == its.gradients
             and pair.forward.alike(other._pair.forward)
             and pair.backward.alike(other._pair.backward)
+            and _alike(pair.folded, other._pair.folded)
             and pair.forward.beside_others(n)
             and pair.backward.beside_others(n)
             and all(pair.forward.in_rows)
@@ -255,19 +292,48 @@ class Program(AbstractKernel):
     def add_all(self, found: Sequence[Payload], into: GradientSum) -> None:
         """Add the products and sums of several calls."""
         operands = self._operands.tensors()
-        for term in self._later:
+        for term in self.terms.later:
             parameter, k = cast(nn.Parameter, operands[term.operand]), term.first
-            if term.how == "product":
-                into.add_products(parameter, [(each[k], each[k + 1]) for each in found])
-            else:
+            if term.how == "sum":
                 into.add_sums(parameter, [each[k] for each in found])
+                continue
+            pairs = [(each[k], each[k + 1]) for each in found]
+            if term.how == "product":
+                into.add_products(parameter, pairs, columns=term.columns)
+            else:
+                into.add_looked_up(self._lookup(term, operands), pairs)
 
-    def _add(self, term: Term, operand: Tensor, found: Payload, into: GradientSum) -> None:
-        parameter = cast(nn.Parameter, operand)
+    def _lookup(self, term: Term, operands: Sequence[Tensor]) -> Lookup:
+        """What is looked up, of the tensors of now."""
+        table = operands[term.operand]
+        weight = None if term.weight < 0 else operands[term.weight]
+        bias = None if term.bias < 0 else operands[term.bias]
+        known = self._lookups.get(term)
+        if (
+            known is None
+            or known.table is not table
+            or known.weight is not weight
+            or known.bias is not bias
+        ):
+            sparse = self._operands.sparse[term.operand]
+            known = self._lookups[term] = Lookup(
+                table, weight, term.weighs, bias, term.columns, term.padding, sparse
+            )
+        return known
+
+    def _add(
+        self, term: Term, operands: Sequence[Tensor], found: Payload, into: GradientSum
+    ) -> None:
+        if term.how == "looked up":
+            into.add_looked_up(self._lookup(term, operands), [(found[0], found[1])])
+            return
+        parameter = cast(nn.Parameter, operands[term.operand])
+        if not parameter.requires_grad:
+            return
         if term.how == "value":
             into.add(parameter, found[0])
         elif term.how == "product":
-            into.add_product(parameter, found[0], found[1])
+            into.add_product(parameter, found[0], found[1], columns=term.columns)
         elif term.how == "sum":
             into.add_sum(parameter, found[0])
         else:
@@ -293,9 +359,14 @@ class Programs(AbstractKernels):
         self._programs = programs
 
     def forward(self, inputs: Payload, sizes: Sequence[int]) -> tuple[Payload, Payload]:
-        outputs = self._programs[0]._parts.outputs
+        programs = self._programs
+        outputs = programs[0]._parts.outputs
+        expected = [p._packed.expects(n) for p, n in zip(programs, sizes, strict=True)]
+        there = [p.pair.forward_of(rows) for p, rows in zip(programs, expected, strict=True)]
+        if any(found is p.pair.forward for p, found in zip(programs, there, strict=True)):
+            there = [p.pair.forward for p in programs]
         results = run_together(
-            [p.pair.forward for p in self._programs],
+            there,
             sizes,
             [p._operands.tensors() for p in self._programs],
             inputs,
@@ -316,7 +387,7 @@ class Programs(AbstractKernels):
         if not came:
             return (None,) * first._inputs
         operands = [p._operands.tensors() for p in self._programs]
-        if first._by_update and any(each.of_several for each in into):
+        if first.terms.by_update and any(each.of_several for each in into):
             return self._back_by_update(came, [*kept, *dys], sizes, operands, into)
         found = run_together(
             [p.pair.backward for p in self._programs],
@@ -376,6 +447,10 @@ class Programs(AbstractKernels):
                 for x, by_row in zip(results, in_rows, strict=True)
             ]
         return first._answers(tuple(results), came)
+
+
+def _alike(one: Routine | None, other: Routine | None) -> bool:
+    return one is other if one is None or other is None else one.alike(other)
 
 
 def _pieces(

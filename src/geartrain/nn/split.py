@@ -20,18 +20,20 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast, final
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, cast, final
 
 import torch
 from torch import Tensor, fx
 
 from geartrain.errors import GraphError
 from geartrain.nn.emit import emit
+from geartrain.nn.fold import Folding, Summand
 from geartrain.nn.fused import Pair
 from geartrain.nn.places import Like
 from geartrain.nn.record import Trace, draws, record
 from geartrain.nn.steps import fuse
+from geartrain.nn.terms import Term
 from geartrain.nodes.call import differentiate
 from geartrain.nodes.products import affine, times
 
@@ -77,29 +79,6 @@ _PASSES = {
 }
 """Made again too, where what they read is kept anyway."""
 
-How: TypeAlias = Literal["value", "product", "sum", "rows"]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Term:
-    """A summand of an operand's gradient.
-
-    Args:
-        operand: Its number.
-        how: ``value`` has one tensor, the gradient; the others have what the ``add_*`` of that name
-            takes.
-        first: Where its tensors begin among the results of the backward.
-        tangents: It is zero where these are.
-        padding: Of ``rows``: the index that gets nothing, or -1.
-    """
-
-    operand: int
-    how: How
-    first: int
-    tangents: frozenset[int]
-    padding: int = -1
-
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -116,7 +95,8 @@ class TraceSplit:
         terms: What the operands get.
         draws: Whether the forward draws random numbers.
         alien: Whether they read tensors that are neither arguments nor made by the code.
-        fused: The same in C, with residuals of its own; None: something in it is not to be had.
+        fused: The same in C, with residuals and terms of its own; None: something in it is not to
+            be had.
     """
 
     forward: Callable[..., Any]
@@ -226,7 +206,7 @@ class _Cut:
         places = [x for x in self._graph.nodes if x.op == "placeholder"]
         self._operands, self._inputs = places[:operands], places[operands : operands + inputs]
         self._tangents = places[operands + inputs :]
-        self._shapes = small.shapes
+        self._shapes = dict(small.shapes)
         self._large = _twins(self._graph, large.graph)
         self._rows: dict[fx.Node, int] = {}
         self._axis: dict[fx.Node, int] = {}
@@ -251,30 +231,75 @@ class _Cut:
         for y in outputs:
             if not self._whole(y):
                 raise GraphError(f"an output has shape {self._shapes.get(y)} of {SIZES[0]} rows")
-        roots: list[fx.Node] = []
-        gradients: dict[int, frozenset[int]] = {}
-        for i, d in zip(wanted, answers[len(learned) :], strict=True):
-            if self._of[d]:
-                gradients[i] = self._of[d]
-                roots.append(d)
-        terms: list[Term] = []
-        for k, d in zip(learned, answers, strict=False):
-            for how, tensors, of, padding in self._terms(d, self._shapes[self._operands[k]]):
-                terms.append(Term(k, how, len(roots), of, padding))
-                roots += tensors
+        self._wanted = len(wanted)
+        gradients = {
+            i: self._of[d]
+            for i, d in zip(wanted, answers[len(learned) :], strict=True)
+            if self._of[d]
+        }
+        summands = [
+            summand
+            for k, d in zip(learned, answers, strict=False)
+            for summand in self._terms(k, d, self._shapes[self._operands[k]])
+        ]
+        roots, terms = self._roots(summands)
         kept = self._residuals(roots)
-        forward, backward = self._forward(outputs, kept), self._backward(roots, kept)
-        return TraceSplit(
-            emit(forward, self._constants),
-            emit(backward, self._constants),
+        done = TraceSplit(
+            emit(self._forward(outputs, kept), self._constants),
+            emit(self._backward(roots, kept), self._constants),
             len(outputs),
             self._of_output,
             gradients,
-            tuple(terms),
+            terms,
             any(draws(x) for x in self._graph.nodes),
             self._alien,
-            fuse(forward, backward, len(self._operands), len(outputs)),
         )
+        return replace(done, fused=self._fused(summands))
+
+    def _roots(self, summands: Sequence[Summand]) -> tuple[list[fx.Node], tuple[Term, ...]]:
+        """What the backward is to find: gradients of inputs, then what the terms need."""
+        answers = self._results()[self._outputs :]
+        roots = [d for d in answers[len(answers) - self._wanted :] if self._of[d]]
+        terms = []
+        for summand in summands:
+            terms.append(summand.term(len(roots)))
+            roots += summand.tensors
+        return roots, tuple(terms)
+
+    def _fused(self, summands: Sequence[Summand]) -> Pair | None:
+        """Both in C. It changes the graph: what is looked up in tables meets weights there."""
+        folding = Folding(
+            self._graph, self._operands, self._inputs, self._shapes, self._of, self._make
+        )
+        summands = folding.back(summands)
+        roots, terms = self._roots(summands)
+        folding.narrow([*self._results()[: self._outputs], *roots])
+        roots, terms = self._roots(summands)
+        kept = self._residuals(roots)
+        forward = self._forward(self._results()[: self._outputs], kept)
+        backward = self._backward(roots, kept)
+        instead = folding.there([*self._results()[: self._outputs], *kept])
+        folded = None
+        if instead:
+            outputs = self._results()[: self._outputs]
+            folded = self._forward(outputs, [instead.get(x, x) for x in kept])
+        operands = len(self._operands)
+        return fuse(forward, backward, operands, self._outputs, terms, folded)
+
+    def _make(self, target: Any, args: tuple[Any, ...], width: int) -> fx.Node:
+        """A node with a row for each row, after what it reads."""
+        x = self._graph.create_node("call_function", target, args)
+        sources = x.all_input_nodes
+        order = {y: k for k, y in enumerate(self._graph.nodes)}
+        max(sources, key=order.__getitem__).append(x)
+        self._of[x] = frozenset[int]().union(*(self._of[s] for s in sources))
+        if any(s in self._here for s in sources):
+            self._here.add(x)
+        self._shapes[x], self._rows[x], self._axis[x] = (SIZES[0], width), 1, 0
+        dtypes = [d for s in sources if (d := s.meta.get("dtype")) is not None]
+        dtype = next(d for d in dtypes if d.is_floating_point)
+        x.meta.update(dtype=dtype, like=Like((width,), True, dtype))
+        return x
 
     def _forward(self, outputs: Sequence[fx.Node], kept: Sequence[fx.Node]) -> fx.Graph:
         graph, made = self._begun(self._inputs)
@@ -426,33 +451,33 @@ class _Cut:
                 x.target = times
 
     def _terms(
-        self, d: fx.Node, shape: tuple[int, ...], turned: bool = False
-    ) -> Iterator[tuple[How, tuple[fx.Node, ...], frozenset[int], int]]:
+        self, k: int, d: fx.Node, shape: tuple[int, ...], turned: bool = False
+    ) -> Iterator[Summand]:
         """The summands of an operand's gradient, as the sum of gradients likes to have them."""
         of, target = self._of[d], d.target
         args: Any = d.args
         if not of:
             return
         if target is aten.add.Tensor and not d.kwargs and self._alike(d, args):
-            yield from self._terms(args[0], shape, turned)
-            yield from self._terms(args[1], shape, turned)
+            yield from self._terms(k, args[0], shape, turned)
+            yield from self._terms(k, args[1], shape, turned)
         elif target is aten.t.default and args[0].target in (aten.mm.default, aten.add.Tensor):
-            yield from self._terms(args[0], shape, not turned)
+            yield from self._terms(k, args[0], shape, not turned)
         elif target is aten.mm.default and (pair := self._pair(args, turned)):
-            yield "product", pair, of, -1
+            yield Summand(k, "product", pair, of)
         elif (rows := self._summed(d)) is not None and len(shape) == 1:
-            yield "sum", (rows,), of, -1
+            yield Summand(k, "sum", (rows,), of)
         elif target is aten.embedding_dense_backward.default and not turned:
             if args[4]:
                 raise GraphError("an embedding's scale_grad_by_freq mixes rows")
-            yield "rows", (args[0], args[1]), of, args[3]
+            yield Summand(k, "rows", (args[0], args[1]), of, args[3])
         elif turned:
             with self._graph.inserting_after(d):
                 whole = self._graph.call_function(aten.t.default, (d,))
             self._of[whole] = of
-            yield "value", (whole,), of, -1
+            yield Summand(k, "value", (whole,), of)
         else:
-            yield "value", (d,), of, -1
+            yield Summand(k, "value", (d,), of)
 
     def _alike(self, d: fx.Node, args: Sequence[Any]) -> bool:
         return all(isinstance(x, fx.Node) and self._shapes[x] == self._shapes[d] for x in args)
@@ -500,10 +525,13 @@ class _Cut:
         return math.prod(self._shapes[x])
 
     def _is_made_of(self, x: fx.Node, kept: Mapping[fx.Node, None]) -> bool:
-        """Whether it costs one pass over what is kept anyway: less than to keep it."""
+        """Whether it costs one pass over what is kept anyway, or a table: less than to keep it."""
+        others = [y for y in kept if y is not x]
+        if x.target is aten.embedding.default:  # of weights, which are those of now
+            args: Any = x.args
+            return args[0] in self._operands and args[1] in others
         if x.target not in _PASSES or not self._whole(x):
             return False
-        others = [y for y in kept if y is not x]
         return all(
             source in self._here and any(y in others for y in self._chain(source))
             for source in x.all_input_nodes

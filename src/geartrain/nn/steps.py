@@ -10,8 +10,10 @@ another's tensor, and cost nothing.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final, cast, final
 
 import torch
@@ -20,23 +22,35 @@ from torch import fx
 from geartrain.native.fused import At, Steps
 from geartrain.nn.fused import MadeTensor, Pair, Routine
 from geartrain.nn.places import Places, Refused, Value, like_of, placeholders
-from geartrain.nn.ways import SHARING, convert
+from geartrain.nn.terms import Term
+from geartrain.nn.ways import SHARING, convert, lay_within_cats
 
+MARGIN: Final = 2.0
+"""So many rows for each of a table, before it is to meet weights by itself."""
 MOST_WEIGHTS: Final = 1 << 18
 """Entries of all weights in products: of larger ones nearly all the time is theirs, and they would
 be packed for each firing."""
 
 
-def fuse(forward: fx.Graph, backward: fx.Graph, operands: int, outputs: int) -> Pair | None:
+def fuse(
+    forward: fx.Graph,
+    backward: fx.Graph,
+    operands: int,
+    outputs: int,
+    terms: tuple[Term, ...],
+    folded: fx.Graph | None,
+) -> Pair | None:
     """Both graphs as steps; None: something in them has none.
 
     Args:
         forward: Of the number of rows, operands and inputs; nodes know what they are ``Like``.
         backward: Of the number of rows, operands, residuals and tangents.
         operands, outputs: How many.
+        terms: What the operands get of the backward.
+        folded: A forward that gives the same, and looks up what has met weights.
     """
     try:
-        return _Both(forward, backward, operands, outputs).pair()
+        return _Both(forward, backward, operands, outputs).pair(terms, folded)
     except Refused:
         return None
 
@@ -49,7 +63,7 @@ class _Both:
         self._graphs = forward, backward
         self._operands, self._outputs = operands, outputs
 
-    def pair(self) -> Pair:
+    def pair(self, terms: tuple[Term, ...], folded: fx.Graph | None) -> Pair:
         forward, backward = self._graphs
         results = _results(forward)
         kept = results[self._outputs :]
@@ -71,18 +85,37 @@ class _Both:
         for k in block:
             columns[k] = width
             width += like_of(kept[k]).width
-        first = _routine(
-            forward,
-            Places(forward, self._operands, dtype),
-            [*results[: self._outputs], *(kept[k] for k in own)],
-            {kept[k]: at for k, at in columns.items()},
-            width,
-        )
+
+        def there(graph: fx.Graph) -> tuple[Routine, Places]:
+            results, places = _results(graph), Places(graph, self._operands, dtype)
+            kept = results[self._outputs :]
+            tensors = [*results[: self._outputs], *(kept[k] for k in own)]
+            at_columns = {kept[k]: at for k, at in columns.items()}
+            return _routine(graph, places, tensors, at_columns, width), places
+
+        first, _ = there(forward)
+        other_first, worth = None, 0
+        if folded is not None:
+            with suppress(Refused):
+                other_first, its = there(folded)
+                worth = _worth(its)
         order = [*(places[k] for k in own), *([None] if block else [])]
         order += places[len(kept) :]
         other = Places(backward, self._operands, dtype)
         other.given_as(order, {places[k]: at for k, at in columns.items()}, width)
-        return Pair(first, _routine(backward, other, _results(backward), {}, 0), dtype)
+        back = _routine(backward, other, _results(backward), {}, 0)
+        return Pair(first, back, dtype, terms, other_first, worth)
+
+
+def _worth(places: Places) -> int:
+    """Rows from which on it takes less to have tables meet weights first.
+
+    A row of a table meets one as a row of others does, and has to be written.
+    """
+    work = [(one.columns[1] - one.columns[0]) * places.outs[one] for one in places.tables]
+    rows = [places.rows_of[one] for one in places.tables]
+    all_ = sum(n * each for n, each in zip(rows, work, strict=True))
+    return math.ceil(MARGIN * all_ / max(sum(work), 1))
 
 
 def _routine(
@@ -107,6 +140,7 @@ def _routine(
         places.made.append(MadeTensor(places.slot(0), (width,), True))
         for x, at in columns.items():
             places.homes[x] = Value(At(places.made[-1].slot, at, width), like_of(x))
+    lay_within_cats(places, graph)
     last = _last_uses(graph)
     for number, x in enumerate(graph.nodes):
         if x.op == "call_function" and x.target is not operator.mul:
@@ -123,10 +157,11 @@ def _routine(
         len(places.room),
         places.dtype,
         [(k, slot) for k, slot, *_ in places.given if k < places.operands],
-        [(k, turned, slot) for (k, turned), slot in places.weights.items()],
+        [(*weight, slot) for weight, slot in places.weights.items()],
         [given for given in places.given if given[0] >= places.operands],
         places.made,
         found,
+        [(one, places.outs[one], slot) for one, slot in places.tables.items()],
     )
 
 

@@ -6,12 +6,13 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import fx
 
 from geartrain.native.fused import At, Op
+from geartrain.nn.fold import looked_up, times_columns
 from geartrain.nn.places import Like, Places, Refused, Value, like_of
 from geartrain.nodes.products import affine, times
 
@@ -47,10 +48,13 @@ def convert(places: Places, x: fx.Node) -> None:
         raise Refused
 
 
-def _product(places: Places, x: fx.Node, *, turned: bool) -> None:
+def _product(
+    places: Places, x: fx.Node, *, turned: bool, columns: tuple[int, int] | None = None
+) -> None:
     args: Any = x.args
     rows = places.value(args[0])
-    weight, depth, width = places.weight(args[1], turned=turned)
+    runs = None if columns is None else (columns,)
+    weight, depth, width = places.weight(args[1], turned=turned, columns=runs)
     bias = At()
     if not turned and args[2] is not None:
         bias = places.value(args[2]).at
@@ -62,15 +66,42 @@ def _product(places: Places, x: fx.Node, *, turned: bool) -> None:
     places.add(Op.PRODUCT, out, rows.at, weight, bias, many=depth)
 
 
+def _looked_up(places: Places, x: fx.Node) -> None:
+    args: Any = x.args
+    rest, weight, runs, entries = args
+    out, rows = places.out(x), None if rest is None else places.value(rest)
+    *first, last = entries
+    if rows is None or first:
+        first = entries
+    for k, (its, table, ids, columns, biases) in enumerate(first):
+        at, which = places.table(its, table, columns, biases), _row_numbers(places, ids)
+        places.add(Op.EMBED, out, which, at, many=like_of(table).tail[0], inner=int(k > 0))
+    if rows is not None:
+        met, depth, width = places.weight(weight, turned=False, columns=runs)
+        if rows.like.tail != (depth,) or not rows.like.rows or out.like.tail != (width,):
+            raise Refused
+        if first:
+            places.add(Op.PRODUCT, out, rows.at, met, many=depth, inner=-1)
+        else:
+            its, table, ids, columns, biases = last
+            at, which = places.table(its, table, columns, biases), _row_numbers(places, ids)
+            many = like_of(table).tail[0]
+            places.add(Op.PRODUCT, out, rows.at, met, at, which, many=depth, inner=many)
+    places.values[x] = out
+
+
+def _row_numbers(places: Places, ids: fx.Node) -> At:
+    """Of a table, one for each row."""
+    if ids not in places.argument or like_of(ids) != Like((), True, torch.int64):
+        raise Refused
+    return At(places.of_argument(places.argument[ids], 1, whole=True), 0, 1)
+
+
 def _embed(places: Places, x: fx.Node) -> None:
     args: Any = x.args
-    table, which = places.value(args[0]), like_of(args[1])
-    if table.like.rows or len(table.like.tail) != 2 or args[1] not in places.argument:
+    table, at = places.value(args[0]), _row_numbers(places, args[1])
+    if table.like.rows or len(table.like.tail) != 2:
         raise Refused
-    if which != Like((), True, torch.int64):
-        raise Refused
-    k = places.argument[args[1]]
-    at = At(places.of_argument(k, 1, whole=True), 0, 1)
     out = places.values[x] = places.out(x)
     places.add(Op.EMBED, out, at, table.at, many=table.like.tail[0])
 
@@ -86,9 +117,28 @@ def _cat(places: Places, x: fx.Node) -> None:
         piece = places.value(y)
         if not piece.like.rows or piece.like.tail[1:] != like.tail[1:]:
             raise Refused
-        places.copy(piece, out.part(at, piece.like.tail))
+        there = out.part(at, piece.like.tail)
+        if piece.at != there.at:
+            places.copy(piece, there)
         at += piece.like.width
     places.values[x] = out
+
+
+def lay_within_cats(places: Places, graph: fx.Graph) -> None:
+    """What nobody reads but a cat is written where it lies there."""
+    for x in graph.nodes:
+        like = x.meta.get("like")
+        args: Any = x.args
+        if x.target is not aten.cat.default or not isinstance(like, Like) or not like.rows:
+            continue
+        if len(args) != 2 or args[1] % (len(like.tail) + 1) != 1:
+            continue
+        at = 0
+        for y in args[0]:
+            lone = list(y.users) == [x] and args[0].count(y) == 1 and y not in places.homes
+            if lone and y.op == "call_function" and y.target not in SHARING and like_of(y).rows:
+                places.lay_within(y, x, at)
+            at += like_of(y).width
 
 
 def _sum(places: Places, x: fx.Node, *, mean: bool) -> None:
@@ -317,6 +367,10 @@ SHARING: Final = {*VIEWS, aten.expand.default}
 _WAYS: Final[Mapping[Any, _Way]] = {
     affine: lambda places, x: _product(places, x, turned=False),
     times: lambda places, x: _product(places, x, turned=True),
+    times_columns: lambda places, x: _product(
+        places, x, turned=True, columns=(int(cast(int, x.args[2])), int(cast(int, x.args[3])))
+    ),
+    looked_up: _looked_up,
     aten.embedding.default: _embed,
     aten.cat.default: _cat,
     aten.sum.dim_IntList: lambda places, x: _sum(places, x, mean=False),

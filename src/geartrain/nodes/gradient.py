@@ -32,6 +32,7 @@ from geartrain.errors import ProtocolError
 from geartrain.frames.message import IntArray, Payload, distinct, join_arrays
 from geartrain.native import operations, sums
 from geartrain.native.rows import take
+from geartrain.nodes.looked_up import Lookup, by_update
 from geartrain.nodes.products import outer, outer_suits, whole_rows
 
 _ALONE: Final = 128
@@ -44,7 +45,12 @@ _LITTLE: Final = 4096
 _MOST_WAITING: Final = 2048
 """Rows of operands after which they are multiplied without waiting for the step."""
 
+_MOST_SUMS: Final = 4096
+"""Sums by row of a table after which they are multiplied, where it has more rows."""
+
 Pairs: TypeAlias = list[tuple[Tensor, Tensor]]
+Runs: TypeAlias = tuple[tuple[int, int], ...]
+"""Columns: first and end of those that are neighbours."""
 _Apart: TypeAlias = tuple[Tensor, Tensor | None, IntArray]
 """Rows that are multiplied, or added up where there is one tensor, and the update of each."""
 
@@ -60,11 +66,12 @@ class AbstractSource(Protocol):
 class _Slot:
     """The sum for one parameter: a buffer, and what waits to be added to it."""
 
-    __slots__ = ("buffer", "fresh", "parameter", "products", "rows", "sums", "waiting")
+    __slots__ = ("buffer", "fresh", "parameter", "parts", "products", "rows", "sums", "waiting")
 
-    def __init__(self, parameter: torch.nn.Parameter) -> None:
+    def __init__(self, parameter: Tensor) -> None:
         self.parameter = parameter
         self.buffer: Tensor | None = None
+        self.parts: dict[Runs, _Slot] = {}
         self.fresh = True
         self.rows: Pairs = []
         self.products: Pairs = []
@@ -75,6 +82,31 @@ class _Slot:
         """Nothing has been added."""
         self.rows, self.products, self.sums = [], [], []
         self.fresh, self.waiting = True, 0
+        self.parts = {}
+
+    def part(self, columns: Runs) -> _Slot:
+        """The sum for these columns, which is added to the whole when that is taken."""
+        found = self.parts.get(columns)
+        if found is None:
+            width = sum(end - first for first, end in columns)
+            like = self.parameter.new_empty((self.parameter.shape[0], width))
+            found = self.parts[columns] = _Slot(like)
+        return found
+
+    def begun(self) -> Tensor:
+        """The buffer, to be added to."""
+        found = self.written()
+        if self.fresh:
+            found.zero_()
+            self.fresh = False
+        return found
+
+    def add_part(self, columns: Runs, sums_: Tensor) -> None:
+        """Add what a part has."""
+        whole, at = self.begun(), 0
+        for first, end in columns:
+            whole[:, first:end].add_(sums_[:, at : at + end - first])
+            at += end - first
 
     def written(self) -> Tensor:
         """The buffer; it has no meaning as long as the slot is fresh."""
@@ -129,7 +161,17 @@ class GradientSum:
     kept, not copied.
     """
 
-    __slots__ = ("_ahead", "_apart", "_asked", "_later", "_later_rows", "_slots", "_updates")
+    __slots__ = (
+        "_ahead",
+        "_apart",
+        "_asked",
+        "_later",
+        "_later_rows",
+        "_looked_up",
+        "_looks_ahead",
+        "_slots",
+        "_updates",
+    )
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self._slots = {p: _Slot(p) for p in parameters}
@@ -137,8 +179,10 @@ class GradientSum:
         self._later_rows = 0
         self._asked: tuple[Sequence[torch.nn.Parameter], list[_Slot]] = (), []
         self._updates: IntArray | int | None = None
-        self._apart: dict[torch.nn.Parameter, list[_Apart]] = {}
+        self._apart: dict[torch.nn.Parameter, dict[Runs | None, list[_Apart]]] = {}
         self._ahead: list[GradientSum] = []
+        self._looked_up: dict[tuple[object, ...], tuple[Lookup, sums.SumsById]] = {}
+        self._looks_ahead = False
 
     def __contains__(self, parameter: torch.nn.Parameter) -> bool:
         return parameter in self._slots
@@ -170,16 +214,30 @@ class GradientSum:
             slot.written().copy_(value)
         slot.fresh = False
 
-    def add_product(self, parameter: torch.nn.Parameter, left: Tensor, right: Tensor) -> None:
-        """Add ``left.T @ right``; left ``(n, a)``, right ``(n, b)``, the parameter ``(a, b)``."""
+    def add_product(
+        self,
+        parameter: torch.nn.Parameter,
+        left: Tensor,
+        right: Tensor,
+        *,
+        columns: Runs | None = None,
+    ) -> None:
+        """Add ``left.T @ right``; left ``(n, a)``, right ``(n, b)``, the parameter ``(a, b)``.
+
+        Args:
+            parameter, left, right: As above.
+            columns: The parameter's that the product has, side by side; None: all.
+        """
         if self._updates is not None:
-            self._put_apart(parameter, left, right)
+            self._put_apart(parameter, left, right, columns)
             return
         n, slot = left.shape[0], self._slots[parameter]
-        if n >= _ALONE or (n >= _FEW and parameter.numel() <= _LITTLE):
+        if columns is not None:
+            slot = slot.part(columns)
+        if n >= _ALONE or (n >= _FEW and slot.parameter.numel() <= _LITTLE):
             slot.multiply(left, right)
             return
-        if operations.listening:
+        if operations.listening and not operations.is_told_before():
             operations.tell(left.shape[1], n, right.shape[1])
         slot.waiting += n
         slot.products.append((left, right))
@@ -200,9 +258,17 @@ class GradientSum:
             self._sort()
         return True
 
-    def add_products(self, parameter: torch.nn.Parameter, pairs: Pairs) -> None:
+    def add_products(
+        self,
+        parameter: torch.nn.Parameter,
+        pairs: Pairs,
+        *,
+        columns: Runs | None = None,
+    ) -> None:
         """``add_product`` of several that wait together."""
         slot = self._slots[parameter]
+        if columns is not None:
+            slot = slot.part(columns)
         slot.waiting += sum([left.shape[0] for left, _ in pairs])
         slot.products += pairs
         if slot.waiting >= _MOST_WAITING:
@@ -225,7 +291,7 @@ class GradientSum:
     def add_sum(self, parameter: torch.nn.Parameter, rows: Tensor) -> None:
         """Add ``rows.sum(0)``; rows ``(n, d)``, the parameter ``(d,)``: a bias."""
         if self._updates is not None:
-            self._put_apart(parameter, rows, None)
+            self._put_apart(parameter, rows, None, None)
             return
         n, slot = rows.shape[0], self._slots[parameter]
         if n >= _ALONE:
@@ -258,12 +324,74 @@ class GradientSum:
                 for into, at in parts:
                     into.add_at(parameter, indices[at], rows[at])
             return
-        slot = self._slots[parameter]
-        table = slot.written()
-        if slot.fresh:
-            table.zero_()
-            slot.fresh = False
-        table.index_add_(0, indices, rows.to(parameter.dtype))
+        self._slots[parameter].begun().index_add_(0, indices, rows.to(parameter.dtype))
+
+    def begun(self, parameter: torch.nn.Parameter) -> Tensor:
+        """The dense sum so far, zeros if nothing came, to be added to."""
+        return self._slots[parameter].begun()
+
+    def add_looked_up(self, lookup: Lookup, pieces: Pairs) -> None:
+        """Add the gradients of a table and of what its rows meet.
+
+        They are made when they are asked for, of the weights of then: ``settle`` before others
+        come.
+
+        Args:
+            lookup: Which.
+            pieces: Rows ``(n, lookup.width)`` of the gradient, and the table's rows that they are
+                of, int64 ``(n,)``.
+        """
+        if not lookup.learns:
+            return
+        table = lookup.table
+        n, updates = sum([ids.shape[0] for _, ids in pieces]), self._updates
+        if operations.listening:
+            lookup.tell(n)
+        known = self._looked_up.get(lookup.key)
+        if known is None:
+            found = sums.SumsById(lookup.width, table.shape[0], table.dtype)
+            known = self._looked_up[lookup.key] = lookup, found
+        elif len(known[1]) + n > _MOST_SUMS < known[1].limit:
+            self._settle_one(*known)
+        if updates is not None:
+            most = updates if isinstance(updates, int) else int(updates.max(initial=0))
+            self._looks_ahead = self._looks_ahead or most > 0
+            if known[1].limit < (most + 1) * table.shape[0]:
+                known[1].extend((most + 1) * table.shape[0])
+            pieces = [
+                (rows, by_update(_of_rows(updates, ids.shape[0]), ids, table.shape[0]))
+                for rows, ids in pieces
+            ]
+        known[1].add([(rows.contiguous(), ids.contiguous()) for rows, ids in pieces])
+
+    def settle(self) -> None:
+        """Make what was looked up gradients of the weights of now, before there are others."""
+        self._sort()
+        if self._looked_up:
+            known, self._looked_up = self._looked_up, {}
+            for lookup, found in known.values():
+                if len(found):
+                    self._settle_one(lookup, found)
+                    self._looked_up[lookup.key] = lookup, found
+            self._looks_ahead = False
+
+    @torch.no_grad()
+    def _settle_one(self, lookup: Lookup, found: sums.SumsById) -> None:
+        ids, rows = found.take()
+        limit, (updates, self._updates) = lookup.table.shape[0], (self._updates, None)
+        try:
+            with operations.told_before() if operations.listening else nullcontext():
+                if ids.max() < limit:
+                    lookup.add(torch.from_numpy(ids), rows, self)
+                    return
+                of = ids // limit
+                for update in distinct(of).tolist():
+                    at = np.flatnonzero(of == update)
+                    (some,) = take([rows], at)
+                    theirs = torch.from_numpy(ids[at] - update * limit)
+                    lookup.add(theirs, some, self._of(update))
+        finally:
+            self._updates = updates
 
     @contextmanager
     def of_updates(self, updates: IntArray | int) -> Iterator[None]:
@@ -295,10 +423,11 @@ class GradientSum:
     @property
     def ahead(self) -> bool:
         """Whether something of later updates has been added."""
-        return bool(self._ahead or self._apart)
+        return bool(self._ahead or self._apart) or self._looks_ahead
 
     def next_update(self) -> None:
         """The update after the present one is the present one: what was added for it is added."""
+        self.settle()
         self._sort_apart()
         if self._ahead:
             self.absorb(self._ahead.pop(0))
@@ -317,19 +446,26 @@ class GradientSum:
             self._ahead.append(GradientSum(self._slots))
         return self if update == 0 else self._ahead[update - 1]
 
-    def _put_apart(self, parameter: torch.nn.Parameter, left: Tensor, right: Tensor | None) -> None:
+    def _put_apart(
+        self,
+        parameter: torch.nn.Parameter,
+        left: Tensor,
+        right: Tensor | None,
+        columns: Runs | None,
+    ) -> None:
         updates = self._updates
         if isinstance(updates, int):
             into = self._of(updates)
             if right is None:
                 into.add_sum(parameter, left)
             else:
-                into.add_product(parameter, left, right)
+                into.add_product(parameter, left, right, columns=columns)
         elif updates is not None and left.shape[0]:
             if operations.listening and right is not None:
                 operations.tell(left.shape[1], left.shape[0], right.shape[1])
             each = _for_rows(updates, left.shape[0])
-            self._apart.setdefault(parameter, []).append((left, right, each))
+            apart = self._apart.setdefault(parameter, {})
+            apart.setdefault(columns, []).append((left, right, each))
 
     @contextmanager
     def _by_update(self, n: int) -> Iterator[list[tuple[GradientSum, Tensor]]]:
@@ -351,7 +487,11 @@ class GradientSum:
     def _sort_apart(self) -> None:
         """Add rows that were put apart to the sums of their updates."""
         apart, self._apart = self._apart, {}
-        for parameter, pieces in apart.items():
+        for parameter, columns, pieces in (
+            (parameter, columns, pieces)
+            for parameter, of in apart.items()
+            for columns, pieces in of.items()
+        ):
             left = torch.cat([left for left, _, _ in pieces]) if len(pieces) > 1 else pieces[0][0]
             rights = [right for _, right, _ in pieces if right is not None]
             right = torch.cat(rights) if len(rights) > 1 else rights[0] if rights else None
@@ -368,7 +508,8 @@ class GradientSum:
                     if right is None:
                         into.add_sum(parameter, left[start:end])
                     else:
-                        into.add_products(parameter, [(left[start:end], right[start:end])])
+                        pair = left[start:end], right[start:end]
+                        into.add_products(parameter, [pair], columns=columns)
                     start = end
 
     @torch.no_grad()
@@ -383,37 +524,43 @@ class GradientSum:
             other: Of the same parameters, or of others that stand for them.
             names: What those of ``other`` stand for; None: themselves.
         """
+        other.settle()
         other._sort_apart()
-        other._sort()
-        for parameter, its in other._slots.items():
-            own = self._slots[parameter if names is None else names[parameter]]
-            own.products += its.products
-            own.rows += its.rows
-            own.sums += its.sums
-            own.waiting += its.waiting
-            if own.waiting >= _MOST_WAITING:
-                self._multiply_waiting(own)
-                own.add_up_waiting()
-            if not its.fresh and own.fresh:
-                own.buffer, its.buffer, own.fresh = its.buffer, own.buffer, False
-            elif not its.fresh:
-                own.written().add_(its.written())
-            its.forget()
+        for parameter, slot in other._slots.items():
+            self._absorb_slot(self._slots[parameter if names is None else names[parameter]], slot)
+
+    def _absorb_slot(self, own: _Slot, its: _Slot) -> None:
+        for columns, part in its.parts.items():
+            self._absorb_slot(own.part(columns), part)
+        own.products += its.products
+        own.rows += its.rows
+        own.sums += its.sums
+        own.waiting += its.waiting
+        if own.waiting >= _MOST_WAITING:
+            self._multiply_waiting(own)
+            own.add_up_waiting()
+        if not its.fresh and own.fresh:
+            own.buffer, its.buffer, own.fresh = its.buffer, own.buffer, False
+        elif not its.fresh:
+            own.written().add_(its.written())
+        its.forget()
 
     def forget(self) -> None:
         """Drop what has been added."""
         self._later, self._later_rows = {}, 0
         self._apart, self._ahead = {}, []
+        self._looked_up, self._looks_ahead = {}, False
         for slot in self._slots.values():
             slot.forget()
 
     @torch.no_grad()
     def multiply(self) -> None:
         """Multiply and add up what waits: the next ``take`` has nothing to do but to hand over."""
-        self._sort()
+        self.settle()
         for slot in self._slots.values():
-            self._multiply_waiting(slot)
-            slot.add_up_waiting()
+            for each in (*slot.parts.values(), slot):
+                self._multiply_waiting(each)
+                each.add_up_waiting()
 
     def take(self, parameter: torch.nn.Parameter) -> Tensor | None:
         """The sum so far (None if nothing came); the next addition starts anew.
@@ -428,14 +575,19 @@ class GradientSum:
         self, parameters: Sequence[torch.nn.Parameter]
     ) -> tuple[list[Tensor | None], float | None]:
         """``take`` of several, and the sum of the squares of all entries where it is known."""
+        if self._later or self._looked_up:
+            self.settle()
         if self._apart:
             self._sort_apart()
-        if self._later:
-            self._sort()
         if parameters is not self._asked[0]:  # hashes of tensors are slow
             self._asked = parameters, [self._slots[parameter] for parameter in parameters]
         slots = self._asked[1]
+        for slot in slots:
+            if slot.parts:
+                slots = [*(part for slot in slots for part in slot.parts.values()), *slots]
+                break
         squares = None if operations.listening else _summed(slots)
+        slots = self._asked[1]
         return [self._take(slot) for slot in slots], squares
 
     def _take(self, slot: _Slot) -> Tensor | None:
@@ -443,6 +595,10 @@ class GradientSum:
             self._multiply_waiting(slot)
         if slot.sums:
             slot.add_up_waiting()
+        for columns, part in slot.parts.items():
+            some = self._take(part)
+            if some is not None:
+                slot.add_part(columns, some)
         dense = None if slot.fresh else slot.buffer
         slot.fresh = True
         if not slot.rows:
@@ -494,6 +650,8 @@ def _summed(slots: Sequence[_Slot]) -> float | None:
     some: list[sums.Unsummed] = []
     for slot in slots:
         products, rows = slot.products, slot.sums
+        if slot.parts:
+            whole = False  # they are added to it later
         if slot.fresh and not products and not rows and not slot.rows:
             continue
         lefts, rights = [x for x, _ in products], [x for _, x in products]
@@ -511,6 +669,11 @@ def _summed(slots: Sequence[_Slot]) -> float | None:
             slot.products, slot.sums, slot.waiting = [], [], 0
             slot.fresh = False
     return squares if whole else None
+
+
+def _of_rows(updates: IntArray | int, n: int) -> IntArray | int:
+    """The updates of n rows."""
+    return updates if isinstance(updates, int) else _for_rows(updates, n)
 
 
 @cache

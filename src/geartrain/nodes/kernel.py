@@ -138,8 +138,12 @@ class AbstractKernel(ABC):
         """What computes rows of this kind as the module is now; None: it is not known yet."""
         return self
 
-    def listed(self) -> CallForm | None:
-        """How many calls of it are made in one, from buffers to buffers; None: they are not."""
+    def listed(self, rows: int) -> CallForm | None:
+        """How many calls of it are made in one, from buffers to buffers; None: they are not.
+
+        Args:
+            rows: That are expected in all of them.
+        """
         return None
 
     def beside(self, others: Sequence[AbstractKernel]) -> AbstractKernels | None:

@@ -324,6 +324,7 @@ class PartState(AbstractAhead):
     def _moving(self) -> Iterator[None]:
         """The weights become those of the next version."""
         before = self.version
+        self.gradient.settle()
         with self.ownership.moving():
             self.looking.seeing.before_step()
             yield

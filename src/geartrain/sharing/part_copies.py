@@ -112,6 +112,8 @@ class PartCopiesState(AbstractSharingState):
         if now or (every is not None and trained // every > since // every):
             for group in self.groups.values():
                 if len(group) > 1:
+                    for part in group:
+                        part.gradient.settle()
                     self._mixer.mix(group)
 
     def until_meeting(self, trained: int) -> int | None:

@@ -266,6 +266,7 @@ class PublishedShare(WorkerShare):
 
     def _step(self) -> None:
         """The owner takes a step if it is due."""
+        self.gradient.settle()
         taken = self._part.step_if_due(self.progress)
         self.version = self._part.version
         if taken is not None:
@@ -321,6 +322,7 @@ class PublishedShare(WorkerShare):
     @torch.no_grad()
     def _renew(self, letter: Letter) -> None:
         """Another version of the weights has come."""
+        self.gradient.settle()
         tensors = published(letter, self.parameters)
         self.version = letter.version
         for mine, tensor in zip(self.parameters, tensors, strict=True):

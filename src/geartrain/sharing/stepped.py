@@ -119,6 +119,7 @@ class SteppedShare(AbstractAhead, PublishedShare):
     @torch.no_grad()
     def _look(self) -> None:
         """Have the weights of now; under the lock."""
+        self.gradient.settle()
         self.version = int(self._board[0])
         if self._copied:
             torch._foreach_copy_(self._own, self._common)
@@ -188,6 +189,7 @@ class SteppedShare(AbstractAhead, PublishedShare):
     @contextmanager
     def _in_common(self) -> Iterator[None]:
         """The part's weights are those that all have."""
+        self.gradient.settle()
         for p, x in zip(self._copied, self._common, strict=True):
             p.data = x
         try:

@@ -129,14 +129,14 @@ class NativeCalls:
         return read_columns(inner.call, inner.place, rows.state, None, None)
 
     def _shaped(
-        self, stage: Stage, tensors: Sequence[ReadTensor], columns: Sequence[Tensor]
+        self, stage: Stage, tensors: Sequence[ReadTensor], columns: Sequence[Tensor], rows: int
     ) -> TurnModule | None:
-        """A module whose rows are made of such; None: C cannot call it."""
+        """A module whose rows, so many, are made of such; None: C cannot call it."""
         number, inner, kernel = self._number(stage), None, None
         if isinstance(stage, CallStage):
             inner = self._inner[number]
             kernel = self._chosen(number, self._tables.samples(number, tensors, columns))
-            form = None if kernel is None else kernel.listed()
+            form = None if kernel is None else kernel.listed(rows)
         else:
             floating = [t.dtype for t in tensors if t.dtype.is_floating_point]
             dtype = self._dtype or next(iter(floating), torch.float32)
@@ -203,7 +203,7 @@ class NativeCalls:
         if tensors is None:
             return None
         columns = self._columns(stage, rows)
-        module = self._shaped(stage, tensors, columns)
+        module = self._shaped(stage, tensors, columns, len(rows))
         if module is None:
             return None
         module.arena = Arena(module.layout.blocks, len(rows))
@@ -296,7 +296,8 @@ class NativeCalls:
         """The module of a call whose arguments are made of such; None: C cannot make it."""
         if k not in self._modules:
             columns = self._columns(called.stage, called.rows)
-            self._modules[k] = self._shaped(called.stage, tensors, columns)
+            n = max(len(called.rows), self._expected.get(k, 0))
+            self._modules[k] = self._shaped(called.stage, tensors, columns, n)
         module = self._modules[k]
         if module is None or module.layout.payload != len(tensors):
             return None
