@@ -19,6 +19,7 @@ from geartrain.frames.instance import Instance
 from geartrain.graph.deciding import reads_payload
 from geartrain.graph.graph import Graph
 from geartrain.nodes.inside import Inside
+from geartrain.nodes.loop.members import Sides
 from geartrain.nodes.loop.node import LoopNode
 from geartrain.nodes.loop.tensors import TapeTensors
 from geartrain.nodes.loop.turn import KeptCall
@@ -693,3 +694,45 @@ def test_loops_that_share_a_third_one_are_refused_where_they_cannot_run_as_one()
         GraphError, match="'left' is to run whole, but the loop 'right' has 'cell' too"
     ):
         accumulate(beside("whole", counts=True), instances(1, 2))
+
+
+def test_a_join_looks_when_no_module_that_sends_it_rows_is_to_be_called(monkeypatch):
+    """Two loops of several turns meet at each turn: once all rows are there, and not at each."""
+
+    def build(run: str) -> Graph:
+        torch.manual_seed(4)
+        graph = Graph(value=("turns",))
+        said = []
+        for name in ("one", "other"):
+            state = graph.loop(name=f"{name} state", run=run)  # type: ignore[arg-type]
+            state.join(graph.input(name, turn=0))
+            step = state.through(nn.Linear(2, 2).double(), name=f"{name} cell")
+            said.append(step)
+            more, done = step.move(turn=lambda m: m.turn + 1).where(lambda m: m.turn < m.turns)
+            state.join(more)
+            done.stop()
+        both = graph.concat(*said, on=("instance", "turn"), name="both")
+        both.through(nn.Linear(4, 2).double(), name="last").loss(squared)
+        return graph
+
+    torch.manual_seed(7)
+    data = [
+        Instance(
+            {name: torch.randn(1, 2, dtype=torch.float64) for name in ("one", "other")},
+            value={"turns": n},
+        )
+        for n in (3, 5, 2)
+    ]
+    looked = []
+    before = Sides.complete
+
+    def complete(self: Sides, *args: object) -> object:
+        looked.append(args)
+        return before(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Sides, "complete", complete)
+    outcome = accumulate(build("whole"), data)
+    (loop,) = loops_of(outcome)
+    assert len(looked) == 2  # once a port
+    assert loop.calls == 5 + 5 + 1
+    assert_same_gradients(outcome.gradients, accumulate(build("steps"), data).gradients)

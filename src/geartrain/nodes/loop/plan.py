@@ -137,6 +137,9 @@ class AbstractStage(ABC):
         sent: Whether anything has come since somebody looked.
     """
 
+    collects = False
+    """Whether it brings rows together that come at different times."""
+
     def __init__(self, ports: int = 1) -> None:
         self.targets: dict[int, tuple[AbstractStage, int]] = {}
         self.back: dict[int, tuple[int, int]] = {}

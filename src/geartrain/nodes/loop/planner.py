@@ -72,11 +72,19 @@ class Planner:
         self._entries, self._exits, self._losses, self._values = entries, exits, losses, values
         self._calls = [s for s in stages if isinstance(s, CallStage)]
         self._others = [s for s in stages if not isinstance(s, CallStage)]
+        self._passing = [s for s in self._others if not s.collects]
+        self._collecting = [s for s in self._others if s.collects]
         places = {id(call): 1 << k for k, call in enumerate(self._calls)}
+        reached = [_reached_from(call) - {id(call)} for call in self._calls]
         self._masks = [
-            (places[id(call)], sum(places.get(at, 0) for at in _reached_from(call) - {id(call)}))
-            for call in self._calls
+            (places[id(call)], sum(places.get(at, 0) for at in found))
+            for call, found in zip(self._calls, reached, strict=True)
         ]
+        # By what brings rows together, the modules that send it some in the same round.
+        self._senders = {
+            id(stage): [c for c, at in zip(self._calls, reached, strict=True) if id(stage) in at]
+            for stage in self._collecting
+        }
         self.watch: Watch | None = None
         self.window = 4096
         self._passed: Passed = []
@@ -145,17 +153,34 @@ class Planner:
         return [call for call, _ in ready]
 
     def _settle(self, plan: LoopPlan) -> None:
-        """Let everything but modules do what it can."""
+        """Let everything but modules do what it can.
+
+        What brings rows together waits for modules that are to be called and send it more: it looks
+        through all that it has whenever some come.
+        """
         moved = True
         while moved:
-            moved = False
-            for stage in self._others:
-                if stage.sent:
-                    stage.sent = False
-                    for port, came in enumerate(stage.waiting):
-                        if came:
-                            self._run(stage, port, stage.take(port), plan)
-                            moved = True
+            while self._pass_on(self._passing, plan):
+                pass
+            moved = self._pass_on(self._collecting, plan)
+
+    def _pass_on(self, stages: Sequence[AbstractStage], plan: LoopPlan) -> bool:
+        """Let these do what they can, once; whether any has."""
+        moved = False
+        for stage in stages:
+            if stage.sent and not self._is_to_come(stage):
+                stage.sent = False
+                for port, came in enumerate(stage.waiting):
+                    if came:
+                        self._run(stage, port, stage.take(port), plan)
+                        moved = True
+        return moved
+
+    def _is_to_come(self, stage: AbstractStage) -> bool:
+        """Whether rows wait at a module that sends more to what brings rows together."""
+        if not stage.collects:
+            return False
+        return any(bool(call.waiting[0]) for call in self._senders[id(stage)])
 
     def _run(self, stage: AbstractStage, port: int, rows: RowNumbers, plan: LoopPlan) -> None:
         for way, sent in stage.apply(port, rows, plan):

@@ -138,6 +138,8 @@ class UnbundleStage(AbstractStage):
 class GroupStage(AbstractStage):
     """Members become rows of a grouped value."""
 
+    collects = True
+
     def __init__(self, node: Group, value: Grouped) -> None:
         super().__init__()
         self._node, self._value = node, value
@@ -158,6 +160,8 @@ class GroupStage(AbstractStage):
 @final
 class JoinStage(AbstractStage):
     """Rows of several ports become rows of a joined value."""
+
+    collects = True
 
     def __init__(self, node: JoinNode, value: SideBySide, ports: int) -> None:
         super().__init__(ports)
