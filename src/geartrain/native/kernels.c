@@ -6,6 +6,7 @@
  *     maps.inc, steps.inc  small linear maps; steps of optimisers
  *     sums.inc      gradients of weights from what waits for a step
  *     fused.inc     derived programs
+ *     ragged.inc    those over rows of several kinds
  *     attend.inc    rows that read a memory
  *     tiles.inc, packing.inc, short.inc  matrix products; their operands, also in bfloat16
  *     bf16.inc      rows in bfloat16

@@ -66,6 +66,7 @@ _TYPED: Final[Mapping[str, Arguments]] = {
     "map_backward": (*[_N] * 3, *[_P] * 6),
     "fused_run": (_N, _N, BYTES, _N, _N, BYTES, BYTES, _N),
     "fused_pack": (_N, _N, _N, _P, _P),
+    "ragged_run": (_N, BYTES, _N, _N, BYTES, _N, BYTES, BYTES, BYTES, _N),
     "square_sum": (BYTES, _N, _P),
     "scale_all": (BYTES, _N, _R),
     "sum_gradients": (BYTES, _N, _P),
@@ -80,7 +81,7 @@ _NAMES: Final = {torch.float32: "float", torch.float64: "double", torch.bfloat16
 _NOT_SHORT: Final = frozenset(  # losses and weights are float32
     (
         *("map_forward", "map_backward", "attend_forward", "attend_backward"),
-        *("fused_run", "fused_pack"),
+        *("fused_run", "fused_pack", "ragged_run"),
         *("cross_entropy", "square_sum", "scale_all", "sum_gradients", "adam", "adagrad"),
     )
 )
