@@ -37,6 +37,8 @@ class Way(IntEnum):
     SOFT_BACK = auto()
     LOG_SOFT = auto()
     LOG_SOFT_BACK = auto()
+    DOT = auto()
+    SUM_TIMES = auto()
 
 
 @final
@@ -51,6 +53,7 @@ class RaggedStep:
         source, source_times: Whose rows the index names.
         index: Slot of row numbers, or -1.
         ends: Slot of where bundles begin and end, or -1.
+        cells: Slot of where members lie in a memory, or -1.
     """
 
     way: Way
@@ -61,11 +64,12 @@ class RaggedStep:
     source_times: int = 1
     index: int = -1
     ends: int = -1
+    cells: int = -1
 
     def packed(self) -> bytes:
         """As C has it."""
         words = (self.way, self.kind, self.times, self.source, self.source_times, self.index)
-        return pack("7q", *words, self.ends) + self.step.packed()
+        return pack("8q", *words, self.ends, self.cells) + self.step.packed()
 
 
 @final
@@ -94,6 +98,11 @@ class RaggedSteps:
         self._room, self._slots = pack(f"{len(room)}q", *room), len(room)
         self._kinds, self._dtype, self._ends = pack(f"{len(kinds)}q", *kinds), dtype, ends
         self._bases = Struct(f"{len(room)}q").pack
+        self._work = [0, 0, 0, 0]
+        for each in steps:
+            step, kind = each.step, each.kind
+            entries = step.width * (step.many if step.op is Op.PRODUCT else 4) * each.times
+            self._work[kind] += entries
         plain = [s.step for s in steps if s.way is Way.PLAIN and s.step.op is not Op.PRODUCT]
         self._block = max(1, _ENTRIES // max((s.width for s in plain), default=1))
 
@@ -111,7 +120,8 @@ class RaggedSteps:
         native = library.current()
         if native is None or not self._count:
             return
-        bad = native.typed[self._dtype]["ragged_run"][1](
+        work = sum([n * each for n, each in zip(sizes, self._work, strict=True)])
+        bad = native.typed[self._dtype]["ragged_run"][work > library.SMALL_WORK](
             self._count,
             self._steps,
             self._block,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -14,13 +14,13 @@ from geartrain.nn.ragged.values import BUNDLES, EDGES, MEMBERS
 from geartrain.nodes.inside import Inside
 
 
-def call_of_inside(inputs: Payload, inside: Inside, names: Sequence[str]) -> RaggedCall:
-    """Of rows of bundles, and what is inside; ``names`` are those of edge columns."""
-    edges = [inside.edges[name] for name in names]
+def call_of_inside(inputs: Payload, inside: Inside, names: Mapping[str, bool]) -> RaggedCall:
+    """Of rows of bundles, and what is inside; by name of an edge column, whether it is read."""
+    edges = [inside.edges[name] if read else None for name, read in names.items()]
     lengths = inside.lengths.numpy()
     ends = _ends(lengths)
     n = inputs[0].shape[0]
-    count = edges[0].shape[0] if edges else 0
+    count = next((x.shape[0] for x in edges if x is not None), 0)
     given: list[Tensor | None] = [*inputs, inside.lengths, inside.segment, *edges]
     owners = partial(_owners_inside, inside, ends, n)
     return RaggedCall((lengths.size, n, count, 0), given, ends, None, {}, (MEMBERS, owners))

@@ -7,8 +7,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, final
 
 import torch
@@ -115,6 +116,7 @@ class RaggedRoutine:
             places = [self._at(v, own, free, given) for v in (draft.out, *draft.reads)]
             index = -1 if draft.index is None else self._outer(draft.index)
             inside = -1 if draft.ends is None else self._outer(draft.ends)
+            cells = -1 if draft.cells is None else self._outer(draft.cells)
             step = Step(
                 Op(draft.op), draft.width, tuple(places), draft.many, draft.inner, draft.number
             )
@@ -128,6 +130,7 @@ class RaggedRoutine:
                     draft.source_times,
                     index,
                     inside,
+                    cells,
                 )
             )
             for buffer in ending.get(number, ()):
@@ -198,6 +201,7 @@ class RaggedCut:
         ints: Row numbers that are read, and the function that computes them of the integers.
         made: Of the way back, the tensors of its own.
         tangents: The output of each tangent.
+        used: Inputs that are read.
         dtype: Of all numbers.
     """
 
@@ -213,6 +217,7 @@ class RaggedCut:
     count: Callable[..., tuple[torch.Tensor, ...]]
     made: tuple[Tensors, ...]
     tangents: tuple[int, ...]
+    used: frozenset[int]
     dtype: torch.dtype
 
 
@@ -269,12 +274,7 @@ class Cutter:
                 gradients[i] = self._tensor(value, late=True), low.of[d]
                 continue
             held[i] = low.of[d]
-            value = low.full(value, late=True)
-            into = Buffer(HELD, value.width, True, "sums", i)
-            out = Value(into, 0, value.width, HELD, 1, value.tail)
-            draft = Draft(Way.ADD_AT, 0, out, [value], value.width, MEMBERS, 1, source=HELD)
-            draft.index = low._cells
-            sums.append(draft)
+            sums.append(self._into_memory(i, low.full(value, late=True)))
         results = [t.buffer for t, _ in gradients.values()]
         results += [t.buffer for term in terms for t in term.tensors]
         back = _needed([*low.back.steps, *sums], results, sums)
@@ -290,6 +290,10 @@ class Cutter:
         own = tuple(t for b, t in tensors.items() if b.role == "room" and b not in kept)
         given = kept | {t.buffer for t in made}
         of_back = kept | {t.buffer for t in own}
+        forward, back, without = (
+            _together(steps, kept | {t.buffer for t in [*made, *tensors.values()]})
+            for steps in (forward, back, without)
+        )
         if sum(b.entries for b in low._weights.values()) > MOST_WEIGHTS:
             raise Refused("its weights are large")
         outside = {t.buffer for t in made} & kept
@@ -307,8 +311,20 @@ class Cutter:
             *self._counted([*forward, *back], terms),
             own,
             self._of_output,
+            self._used([*forward, *back], terms, outputs),
             self._dtype,
         )
+
+    def _into_memory(self, i: int, value: Value) -> Draft:
+        """The gradient of a memory, where it is held."""
+        into = Buffer(HELD, value.width, True, "sums", i)
+        out = Value(into, 0, value.width, HELD, 1, value.tail)
+        writing = [d for d in self._low.back.steps if d.out.buffer is value.buffer]
+        if [d.way for d in writing] == [Way.PLAIN, Way.ADD_INSIDE]:  # of one member of each bundle
+            return replace(writing[1], out=out, source=HELD, cells=self._low.cells)
+        draft = Draft(Way.ADD_AT, 0, out, [value], value.width, MEMBERS, 1, source=HELD)
+        draft.index = self._low.cells
+        return draft
 
     def _output(self, y: fx.Node) -> Tensors | int:
         low = self._low
@@ -399,6 +415,27 @@ class Cutter:
         rows: fx.Node = args[0]
         return rows
 
+    def _used(
+        self,
+        drafts: Sequence[Draft],
+        terms: Sequence[RaggedTerm],
+        outputs: Sequence[Tensors | int],
+    ) -> frozenset[int]:
+        """Inputs that somebody reads."""
+        buffers = [b for d in drafts for b in d.read()]
+        buffers += [t.buffer for term in terms for t in term.tensors]
+        found = {b.number for b in buffers if b.role in ("given", "held")}
+        found |= {y for y in outputs if isinstance(y, int)}
+        waiting = [b.node for b in buffers if b.node is not None]
+        waiting += [term.index for term in terms if term.index is not None]
+        seen: set[fx.Node] = set()
+        while waiting:
+            x = waiting.pop()
+            if x not in seen:
+                seen.add(x)
+                waiting += x.all_input_nodes
+        return frozenset(found | {k for k, x in enumerate(self._low.inputs) if x in seen})
+
     def _counted(
         self, drafts: Sequence[Draft], terms: Sequence[RaggedTerm]
     ) -> tuple[tuple[fx.Node, ...], Callable[..., tuple[torch.Tensor, ...]]]:
@@ -425,6 +462,38 @@ class Cutter:
                 made[x] = graph.node_copy(x, made.__getitem__)
         graph.output(tuple(made[x] for x in found))
         return tuple(found), emit(graph, {})
+
+
+def _together(drafts: Sequence[Draft], asked: set[Buffer]) -> list[Draft]:
+    """The same steps, with products that are just added up made and added in one."""
+    written, read = Counter(d.out.buffer for d in drafts), Counter()  # type: ignore[var-annotated]
+    for draft in drafts:
+        read.update(draft.read())
+    factors: dict[Buffer, Draft] = {}
+    found: list[Draft] = []
+    for draft in drafts:
+        buffer = draft.out.buffer
+        if draft.way is Way.PLAIN and draft.op == Op.MUL and buffer.role == "room":
+            if buffer not in asked and written[buffer] == read[buffer] == 1:
+                factors[buffer] = draft
+        (source, *_) = draft.reads or [None]
+        product = factors.get(source.buffer) if source is not None else None
+        if product is not None and source is not None and source.dense:
+            a, b = product.reads
+            ones = [v for v in (a, b) if v is not None and v.one]
+            of = replace(draft, reads=[a, b], width=product.width, op=0)
+            whole = draft.op == Op.REDUCE and draft.inner == 1 and draft.many == product.width
+            if draft.way is Way.PLAIN and whole and not ones:
+                found = [d for d in found if d is not product]
+                found.append(replace(of, way=Way.DOT))
+                continue
+            if draft.way is Way.SUM_OVER and len(ones) == 1:
+                found = [d for d in found if d is not product]
+                rows = b if ones[0] is a else a
+                found.append(replace(of, way=Way.SUM_TIMES, reads=[rows, ones[0]]))
+                continue
+        found.append(draft)
+    return found
 
 
 def _needed(

@@ -97,7 +97,7 @@ def derive_inside(
     def trial(program: RaggedProgram) -> tuple[RaggedCall, Sequence[Tensor]]:
         xs = samples[1]
         inside = Inside(xs[m], xs[m + 1], dict(zip(names, xs[m + 2 :], strict=True)))
-        return call_of_inside(tuple(xs[:m]), inside, names), xs
+        return call_of_inside(tuple(xs[:m]), inside, dict.fromkeys(names, True)), xs
 
     return work.cut(trial, rows=0 if pools else 1)
 

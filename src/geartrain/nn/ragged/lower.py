@@ -111,7 +111,7 @@ class Lowering:
         self._segment = None if segment is None else self.inputs[segment]
         self.forward, self.back = Drafts(), Drafts()
         self.ends = Buffer(BUNDLES, 1, role="ends")
-        self._cells = Buffer(MEMBERS, 1, role="cells")
+        self.cells = Buffer(MEMBERS, 1, role="cells")
         self._ints: dict[fx.Node, Buffer] = {}
         self._floats: dict[fx.Node, Buffer] = {}
         self._weights: dict[tuple[int, bool], Buffer] = {}
@@ -210,7 +210,7 @@ class Lowering:
             source = Value(self.held(held.number, width), 0, width, HELD, 1, held.tail)
             found = self.room(Like(MEMBERS, 1, held.tail, 1), late=late)
             self.step(
-                Way.TAKE, found, source, kind=MEMBERS, late=late, index=self._cells, source=HELD
+                Way.TAKE, found, source, kind=MEMBERS, late=late, index=self.cells, source=HELD
             )
             drafts.held[held.number] = found
         return replace(found, tail=held.tail)
@@ -252,11 +252,13 @@ class Lowering:
         source_times: int = 1,
         index: Buffer | None = None,
         inside: bool = False,
+        cells: Buffer | None = None,
     ) -> None:
         """One that leads from rows to others."""
         ends = self.ends if inside else None
         draft = Draft(way, 0, out, list(reads), reads[0].width, kind, times)
         draft.source, draft.source_times, draft.index, draft.ends = source, source_times, index, ends
+        draft.cells = cells
         self.drafts(late=late).steps.append(draft)
 
     def plain(
@@ -744,9 +746,25 @@ class Lowering:
         if like.kind != BUNDLES or like.width != of.width:
             raise Refused("an axis is gathered")
         out = self.values[x] = self.room(like, late=late)
-        value = self.full(self.value(source, late=late), late=late)
-        ints = self.ints(found[0])
-        self.step(Way.TAKE_INSIDE, out, value, kind=BUNDLES, index=ints, inside=True, late=late)
+        ints, known = self.ints(found[0]), self.values.get(source)
+        cells, of_kind = None, MEMBERS
+        if isinstance(known, HeldValue):  # that member alone is read
+            at = self.held(known.number, like.width)
+            value = Value(at, 0, like.width, HELD, 1, known.tail)
+            cells, of_kind = self.cells, HELD
+        else:
+            value = self.full(self.value(source, late=late), late=late)
+        self.step(
+            Way.TAKE_INSIDE,
+            out,
+            value,
+            kind=BUNDLES,
+            source=of_kind,
+            index=ints,
+            inside=True,
+            cells=cells,
+            late=late,
+        )
 
     def _scatter(self, x: fx.Node) -> None:
         """``_gather`` back."""
@@ -766,7 +784,16 @@ class Lowering:
         out = self.values[x] = self.room(like, late=late)
         self.plain(Op.ZERO, out, late=late)
         ints = self.ints(found[0])
-        self.step(Way.ADD_INSIDE, out, value, kind=BUNDLES, index=ints, inside=True, late=late)
+        self.step(
+            Way.ADD_INSIDE,
+            out,
+            value,
+            kind=BUNDLES,
+            source=MEMBERS,
+            index=ints,
+            inside=True,
+            late=late,
+        )
 
     def _fill(self, x: fx.Node) -> None:
         source, mask, number = x.args

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -51,14 +51,63 @@ class RaggedKept:
         call: It.
         ints, floats: Row numbers that were counted, and the same as floats.
         residuals: Side by side.
-        seen: Of the weights.
+        places: Where each of them begins.
     """
 
     call: RaggedCall
     ints: tuple[Tensor, ...]
     floats: dict[int, Tensor]
     residuals: Tensor
-    seen: tuple[tuple[int, int], ...] = ()
+    places: list[int]
+
+
+@final
+class _Plan:
+    """Where a routine's addresses come from.
+
+    Args:
+        routine: It.
+        program: Whose residuals and tensors it has.
+    """
+
+    def __init__(
+        self,
+        routine: RaggedRoutine,
+        residuals: Mapping[Buffer, int],
+        made: Mapping[Buffer, int],
+        ints: Mapping[Any, int],
+    ) -> None:
+        self.routine = routine
+        self.residuals: list[tuple[int, int]] = []
+        self.made: list[tuple[int, int]] = []
+        self.given: list[tuple[int, int, int, int]] = []
+        self.ints: list[tuple[int, int, int, int]] = []
+        self.floats: list[tuple[int, int]] = []
+        self.held: list[tuple[int, int, bool]] = []
+        self.ends: int = -1
+        self.cells: int = -1
+        self.operands: list[tuple[int, int, bool | None]] = []
+        for buffer, slot in routine.slots.items():
+            role, number = buffer.role, buffer.number
+            if role in ("operand", "weight", "turned"):
+                turned = None if role == "operand" else role == "turned"
+                self.operands.append((slot, number, turned))
+            elif buffer in residuals:
+                self.residuals.append((slot, residuals[buffer]))
+            elif buffer in made:
+                self.made.append((slot, made[buffer]))
+            elif role == "given":
+                self.given.append((slot, number, buffer.kind, buffer.entries))
+            elif role == "ints":
+                self.ints.append((slot, ints[buffer.node], buffer.kind, buffer.entries))
+            elif role == "as_float":
+                self.floats.append((slot, ints[buffer.node]))
+            elif role in ("held", "sums"):
+                self.held.append((slot, number, role == "sums"))
+            elif role == "ends":
+                self.ends = slot
+            else:
+                self.cells = slot
 
 
 @final
@@ -73,15 +122,20 @@ class RaggedProgram:
     def __init__(self, cut: RaggedCut, operands: Operands) -> None:
         self._cut, self._operands = cut, operands
         self._like = torch.empty(0, dtype=cut.dtype)
-        self._places = {node: k for k, node in enumerate(cut.ints)}
-        self._firing, self._always = 0, {}  # type: int, dict[RaggedRoutine, tuple[list[int], Any]]
-        self._plans: dict[RaggedRoutine, list[tuple[Buffer, int]]] = {}
-        for routine in (cut.forward, cut.back, cut.without):
-            steady = ("operand", "weight", "turned")
-            self._plans[routine] = [
-                (b, slot) for b, slot in routine.slots.items() if b.role not in steady
-            ]
-        self._widths = [(b, b.kind, b.entries) for b in cut.residuals]
+        self._size = self._like.itemsize
+        self._firing = 0
+        self._always: dict[_Plan, tuple[list[int], list[Tensor]]] = {}
+        self._places = ints = {node: k for k, node in enumerate(cut.ints)}
+        self._residuals = residuals = {b: k for k, b in enumerate(cut.residuals)}
+        self._widths = [(b.kind, b.entries) for b in cut.residuals]
+        made = [y for y in cut.outputs if isinstance(y, Tensors)]
+        self._outputs = [_shape(y) for y in made]
+        self._own = [_shape(y) for y in cut.made]
+        self._number = {y.buffer: k for k, y in enumerate(cut.made)}
+        of_output = {y.buffer: k for k, y in enumerate(made)}
+        self._forward = _Plan(cut.forward, residuals, of_output, ints)
+        self._back = _Plan(cut.back, residuals, self._number, ints)
+        self._without = _Plan(cut.without, residuals, self._number, ints)
 
     def forward(self, call: RaggedCall) -> tuple[Payload, RaggedKept]:
         """Outputs, and what ``backward`` wants.
@@ -91,18 +145,17 @@ class RaggedProgram:
         """
         cut, sizes = self._cut, call.sizes
         ints = cut.count(*call.inputs) if cut.ints else ()
-        floats: dict[int, Tensor] = {}
-        total = sum([entries * sizes[kind] for _, kind, entries in self._widths])
-        kept = RaggedKept(call, ints, floats, self._like.new_empty(total))
-        found = self._residuals(kept)
-        outputs: list[Tensor] = []
-        for y in cut.outputs:
-            if isinstance(y, int):
-                outputs.append(cast(Tensor, call.inputs[y]))
-            else:
-                made = found[y.buffer] = self._made(y, sizes)
-                outputs.append(made)
-        self._run(cut.forward, kept, found, {})
+        places, total = [], 0
+        for kind, entries in self._widths:
+            places.append(total)
+            total += entries * sizes[kind]
+        kept = RaggedKept(call, ints, {}, self._like.new_empty(total), places)
+        made = self._made(self._outputs, sizes)
+        self._run(self._forward, kept, made, (), None)
+        ours = iter(made)
+        outputs = [
+            cast(Tensor, call.inputs[y]) if isinstance(y, int) else next(ours) for y in cut.outputs
+        ]
         return tuple(outputs), kept
 
     def backward(
@@ -110,7 +163,7 @@ class RaggedProgram:
         kept: RaggedKept,
         gradients: Gradient,
         into: GradientSum,
-        sums: dict[int, Tensor] | None = None,
+        sums: Mapping[int, Tensor] | None = None,
     ) -> Gradient:
         """Gradients of the inputs.
 
@@ -121,158 +174,136 @@ class RaggedProgram:
             sums: By input, what gets the gradients of a memory; None: nobody wants them.
         """
         cut, call = self._cut, kept.call
-        came, dys = self._tangents(gradients, call.sizes)
         answers: list[Tensor | None] = [None] * len(call.inputs)
-        for j, y in enumerate(cut.outputs):
-            if isinstance(y, int) and gradients[j] is not None and j not in cut.tangents:
-                raise ProtocolError("a gradient came for integers")
+        came = self._came(gradients)
         if not came:
             return tuple(answers)
-        found = self._residuals(kept)
-        for t in cut.made:
-            found[t.buffer] = self._made(t, call.sizes)
-        numbers = {len(call.inputs) + k: d for k, d in enumerate(dys)}
-        routine = cut.without if sums is None else cut.back
-        self._run(routine, kept, found, numbers, sums or {})
+        dys = self._tangents(gradients, call)
+        made = self._made(self._own, call.sizes)
+        self._run(self._back if sums else self._without, kept, made, dys, sums)
         for i, (t, of) in cut.gradients.items():
             if of & came:
-                answers[i] = self._shaped(t, kept, found, numbers)
-        self._learn(kept, came, found, numbers, into)
+                answers[i] = self._shaped(t, kept, made, dys)
+        self._learn(kept, came, made, dys, into)
         return tuple(answers)
 
-    def touched(self, gradients: Gradient) -> list[bool]:
-        """Of each tensor of a memory, whether it gets a gradient."""
+    def touched(self, gradients: Gradient) -> dict[int, bool]:
+        """By input that a memory holds, whether it gets a gradient."""
         came = self._came(gradients)
-        return [bool(of & came) for of in self._cut.held.values()]
-
-    @property
-    def held(self) -> Sequence[int]:
-        """Inputs of a memory that have gradients."""
-        return list(self._cut.held)
+        return {i: bool(of & came) for i, of in self._cut.held.items()}
 
     def _came(self, gradients: Gradient) -> frozenset[int]:
         some = enumerate(self._cut.tangents)
-        return frozenset(k for k, j in some if gradients[j] is not None)
+        return frozenset([k for k, j in some if gradients[j] is not None])
 
-    def _tangents(
-        self, gradients: Gradient, sizes: Sequence[int]
-    ) -> tuple[frozenset[int], list[Tensor]]:
-        """Which came, and all, with zeros in place of the others."""
+    def _tangents(self, gradients: Gradient, call: RaggedCall) -> list[Tensor]:
+        """All of them, with zeros for those that have not come."""
         found = []
         for j in self._cut.tangents:
             d, y = gradients[j], self._cut.outputs[j]
-            if d is None:
-                if isinstance(y, int):
-                    raise ProtocolError("an output that is an input has no gradient by itself")
-                d = self._like.new_zeros((sizes[y.buffer.kind], *y.tail))
+            if d is None and isinstance(y, int):
+                d = torch.zeros_like(cast(Tensor, call.inputs[y]))
+            elif d is None:
+                assert isinstance(y, Tensors)
+                d = self._like.new_zeros((call.sizes[y.buffer.kind], *y.tail))
             found.append(d)
-        return self._came(gradients), found
-
-    def _made(self, t: Tensors, sizes: Sequence[int]) -> Tensor:
-        buffer = t.buffer
-        n = sizes[buffer.kind]
-        rows = n * buffer.entries // max(int(np.prod(t.tail)), 1)
-        return self._like.new_empty((rows, *t.tail))
-
-    def _residuals(self, kept: RaggedKept) -> dict[Buffer, Tensor]:
-        found, at = {}, 0
-        for buffer, kind, entries in self._widths:
-            n = entries * kept.call.sizes[kind]
-            found[buffer] = kept.residuals[at : at + n]
-            at += n
         return found
 
+    def _made(
+        self, shapes: Sequence[tuple[int, int, tuple[int, ...]]], sizes: Sequence[int]
+    ) -> list[Tensor]:
+        new = self._like.new_empty
+        return [new((sizes[kind] * times, *tail)) for kind, times, tail in shapes]
+
     def _shaped(
-        self,
-        t: Tensors,
-        kept: RaggedKept,
-        found: dict[Buffer, Tensor],
-        numbers: dict[int, Tensor],
+        self, t: Tensors, kept: RaggedKept, made: Sequence[Tensor], dys: Sequence[Tensor]
     ) -> Tensor:
-        buffer = t.buffer
-        x = found.get(buffer)
-        if x is None:
-            x = numbers.get(buffer.number)
-            x = cast(Tensor, kept.call.inputs[buffer.number]) if x is None else x
-        return x.reshape(-1, *t.tail)
+        """A tensor of rows that a call has had to do with."""
+        buffer, call = t.buffer, kept.call
+        k = self._number.get(buffer)
+        if k is not None:
+            x = made[k]
+        elif buffer in self._residuals:
+            first = kept.places[self._residuals[buffer]]
+            n = buffer.entries * call.sizes[buffer.kind]
+            x = kept.residuals[first : first + n]
+        elif buffer.number < len(call.inputs):
+            x = cast(Tensor, call.inputs[buffer.number])
+        else:
+            x = dys[buffer.number - len(call.inputs)]
+        return x if x.shape[1:] == t.tail else x.reshape(-1, *t.tail)
 
     def _run(
         self,
-        routine: RaggedRoutine,
+        plan: _Plan,
         kept: RaggedKept,
-        found: dict[Buffer, Tensor],
-        numbers: dict[int, Tensor],
-        sums: dict[int, Tensor] | None = None,
+        made: Sequence[Tensor],
+        dys: Sequence[Tensor],
+        sums: Mapping[int, Tensor] | None,
     ) -> None:
-        call, dtype = kept.call, self._cut.dtype
-        addresses = self._operand_addresses(routine).copy()
-        held: list[Tensor] = []
-        for buffer, slot in self._plans[routine]:
-            role = buffer.role
-            if role == "room":
-                addresses[slot] = found[buffer].data_ptr()
-            elif role == "given":
-                k = buffer.number
-                x = numbers[k] if k >= len(call.inputs) else call.inputs[k]
-                n = call.sizes[buffer.kind] * buffer.entries
-                if x is None or x.dtype is not dtype or x.numel() != n:
-                    raise ProtocolError(f"a tensor of {n} numbers of {dtype} was expected")
-                if not x.is_contiguous():
-                    x = x.contiguous()
-                    held.append(x)
-                addresses[slot] = x.data_ptr()
-            elif role == "ints":
-                x = kept.ints[self._places[cast(Any, buffer.node)]]
-                if x.numel() != call.sizes[buffer.kind] * buffer.entries:
-                    raise ProtocolError("as many row numbers as rows were expected")
-                if not x.is_contiguous():
-                    x = x.contiguous()
-                    held.append(x)
-                addresses[slot] = x.data_ptr()
-            elif role == "as_float":
-                at = self._places[cast(Any, buffer.node)]
-                if at not in kept.floats:
-                    kept.floats[at] = kept.ints[at].to(dtype).contiguous()
-                addresses[slot] = kept.floats[at].data_ptr()
-            elif role == "ends":
-                addresses[slot] = call.ends.ctypes.data
-            elif role == "cells":
-                addresses[slot] = cast(IntArray, call.cells).ctypes.data
-            else:
-                x = call.held[buffer.number] if role == "held" else (sums or {})[buffer.number]
-                if x.dtype is not dtype or not x.is_contiguous():
-                    raise ProtocolError(f"a memory of {dtype} was expected")
-                addresses[slot] = x.data_ptr()
-        routine.steps.run(call.sizes, addresses)
+        call, dtype, size = kept.call, self._cut.dtype, self._size
+        inputs, sizes = call.inputs, call.sizes
+        addresses = self._operand_addresses(plan).copy()
+        base, places = kept.residuals.data_ptr(), kept.places
+        for slot, k in plan.residuals:
+            addresses[slot] = base + places[k] * size
+        for slot, k in plan.made:
+            addresses[slot] = made[k].data_ptr()
+        copies: list[Tensor] = []
+        for slot, k, kind, entries in plan.given:
+            x = inputs[k] if k < len(inputs) else dys[k - len(inputs)]
+            if x is None or x.dtype is not dtype or x.numel() != sizes[kind] * entries:
+                raise ProtocolError(f"rows of {entries} numbers of {dtype} were expected")
+            if not x.is_contiguous():
+                x = x.contiguous()
+                copies.append(x)
+            addresses[slot] = x.data_ptr()
+        for slot, k, kind, entries in plan.ints:
+            x = kept.ints[k]
+            if x.numel() != sizes[kind] * entries:
+                raise ProtocolError("as many row numbers as rows were expected")
+            if not x.is_contiguous():
+                x = x.contiguous()
+                copies.append(x)
+            addresses[slot] = x.data_ptr()
+        for slot, k in plan.floats:
+            if k not in kept.floats:
+                kept.floats[k] = kept.ints[k].to(dtype).contiguous()
+            addresses[slot] = kept.floats[k].data_ptr()
+        for slot, k, adds in plan.held:
+            x = call.held[k] if not adds or sums is None else sums[k]
+            if x.dtype is not dtype or not x.is_contiguous():
+                raise ProtocolError(f"a memory of {dtype} was expected")
+            addresses[slot] = x.data_ptr()
+        if plan.ends >= 0:
+            addresses[plan.ends] = call.ends.ctypes.data
+        if plan.cells >= 0:
+            addresses[plan.cells] = cast(IntArray, call.cells).ctypes.data
+        plan.routine.steps.run(sizes, addresses)
 
-    def _operand_addresses(self, routine: RaggedRoutine) -> list[int]:
+    def _operand_addresses(self, plan: _Plan) -> list[int]:
         """Where weights lie, for the length of a firing."""
         number = firing.number
         if number != self._firing or not number:
             self._always, self._firing = {}, number
-        known = self._always.get(routine)
+        known = self._always.get(plan)
         if known is None:
-            operands, found, held = self._operands.tensors(), [0] * routine.size, []
-            for buffer, slot in routine.slots.items():
-                if buffer.role == "operand":
-                    held.append(operands[buffer.number].contiguous())
-                elif buffer.role in ("weight", "turned"):
-                    turned = buffer.role == "turned"
-                    held.append(packed(operands[buffer.number].contiguous(), turned=turned))
-                else:
-                    continue
-                if held[-1].dtype is not self._cut.dtype:
-                    raise ProtocolError(f"a weight is {held[-1].dtype}, and was {self._cut.dtype}")
+            operands, found, held = self._operands.tensors(), [0] * plan.routine.size, []
+            for slot, k, turned in plan.operands:
+                x = operands[k].contiguous()
+                if x.dtype is not self._cut.dtype:
+                    raise ProtocolError(f"a weight is {x.dtype}, and was {self._cut.dtype}")
+                held.append(x if turned is None else packed(x, turned=turned))
                 found[slot] = held[-1].data_ptr()
-            known = self._always[routine] = found, held
+            known = self._always[plan] = found, held
         return known[0]
 
     def _learn(
         self,
         kept: RaggedKept,
         came: frozenset[int],
-        found: dict[Buffer, Tensor],
-        numbers: dict[int, Tensor],
+        made: Sequence[Tensor],
+        dys: Sequence[Tensor],
         into: GradientSum,
     ) -> None:
         """Add what the way back has found for the weights."""
@@ -285,7 +316,7 @@ class RaggedProgram:
             parameter = operands[term.operand]
             if not term.tangents & came or not parameter.requires_grad:
                 continue
-            tensors = [self._shaped(t, kept, found, numbers) for t in term.tensors]
+            tensors = [self._shaped(t, kept, made, dys) for t in term.tensors]
             kind = term.tensors[0].buffer.kind
             if several is None or kind == call.counted[0]:
                 self._add(term, cast(nn.Parameter, parameter), tensors, kept, into)
@@ -315,3 +346,7 @@ class RaggedProgram:
             else:
                 into.add_at(parameter, ids, rows)
 
+
+def _shape(t: Tensors) -> tuple[int, int, tuple[int, ...]]:
+    """The kind of its rows, how many times these, and the rest of its shape."""
+    return t.buffer.kind, t.buffer.entries // max(math.prod(t.tail), 1), t.tail

@@ -184,11 +184,12 @@ class Draft:
     source_times: int = 1
     index: Buffer | None = None
     ends: Buffer | None = None
+    cells: Buffer | None = None
 
     def read(self) -> list[Buffer]:
         """Buffers that are read."""
         found = [v.buffer for v in self.reads if v is not None]
-        return found + [b for b in (self.index, self.ends) if b is not None]
+        return found + [b for b in (self.index, self.ends, self.cells) if b is not None]
 
 
 @final

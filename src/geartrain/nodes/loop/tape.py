@@ -92,7 +92,7 @@ def _running(
 ) -> AbstractRunsAgain | None:
     """The kernel, if it runs the module as it is, and nobody has asked for its inputs alone."""
     if isinstance(kernel, Remembering | RememberingRead):
-        return kernel
+        return None if kernel.replaced else kernel
     return kernel if isinstance(kernel, Recompute) and inner.choice is not None else None
 
 
