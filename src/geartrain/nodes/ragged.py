@@ -60,6 +60,11 @@ class AbstractRaggedChoice(ABC):
     def program(self) -> AbstractRaggedProgram | None:
         """The program that was found faster, for the rows that the module gets."""
 
+    @property
+    @abstractmethod
+    def undecided(self) -> bool:
+        """Whether it still looks on."""
+
     @abstractmethod
     def inside(self, inputs: Payload, inside: Inside) -> AbstractRaggedProgram | None:
         """That for these rows, which are counted; None: autograd computes them."""

@@ -120,6 +120,11 @@ class Remembering(AbstractKernel):
         """Whether a program computes in place of autograd."""
         return self._choice is not None and self._choice.program is not None
 
+    def look(self, inputs: Payload, inside: Inside | None) -> None:
+        """Autograd computes these rows for somebody else: a program is looked for."""
+        if self._choice is not None and self._choice.undecided and inside is not None:
+            self._choice.inside(inputs, inside)
+
     @property
     def apart(self) -> bool:  # type: ignore[override]
         return self.replaced
@@ -316,6 +321,11 @@ class RememberingRead(ReadAgain):
     def replaced(self) -> bool:
         """Whether a program computes in place of autograd."""
         return self._choice is not None and self._choice.program is not None
+
+    def look(self, inputs: Payload, recalled: Callable[[], Recalled]) -> None:
+        """Autograd computes these rows for somebody else: a program is looked for."""
+        if self._choice is not None and self._choice.undecided:
+            self._choice.memory(inputs, recalled())
 
     @property
     def apart(self) -> bool:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, final
 
 import torch
@@ -45,6 +46,7 @@ log = logging.getLogger("geartrain.nn")
 MOST_KNOWN: Final = 128
 """Structures that are remembered; the oldest is forgotten."""
 _TURNS: Final = 4
+_MOST_FUNCTIONS: Final = 16
 
 
 @final
@@ -59,6 +61,24 @@ class _Known:
     def __init__(self, cut: RaggedCut | None, refused: str = "") -> None:
         self.cut, self.refused = cut, refused
         self.ratio: float | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What was found for one module.
+
+    Args:
+        cut: Its programs.
+        structure: What it looks like.
+        kind: Of its rows.
+        edges: By name of an edge column, whether it is read.
+    """
+
+    cut: RaggedCut
+    structure: Structure
+    kind: Hashable
+    edges: Mapping[str, bool]
 
 
 @final
@@ -155,10 +175,15 @@ class RaggedChoice(AbstractRaggedChoice):
         self._kind: Hashable = None
         self._settled = False
         self._checked = 0
+        self._look_up()
 
     @property
     def program(self) -> AbstractRaggedProgram | None:
         return self._program
+
+    @property
+    def undecided(self) -> bool:
+        return not self._settled and self._program is None
 
     def inside(self, inputs: Payload, inside: Inside) -> AbstractRaggedProgram | None:
         if self._settled:
@@ -200,6 +225,19 @@ class RaggedChoice(AbstractRaggedChoice):
         self._program, self._settled = None, True
         self._experience.chosen = "again"
         self._tell(f"autograd ({why})")
+
+    def _look_up(self) -> None:
+        """Take the program that was found in another fit, if there is one."""
+        experience, function = self._experience, self._module.function
+        known, found = experience.known.get(id(function), (None, None))
+        if known is function and isinstance(found, _Found) and experience.chosen == "derived":
+            if found.structure.now() == found.structure.settings:
+                self._take(found)
+
+    def _take(self, found: _Found) -> None:
+        self._structure, self._kind = found.structure, found.kind
+        program = RaggedProgram(found.cut, Operands(self._module.function))
+        self._program = DerivedRagged(program, self._module.columns, found.edges)
 
     def _valid(self, kind: Hashable) -> AbstractRaggedProgram | None:
         """The program, if it is for rows of this kind, and for the module as it is now."""
@@ -248,16 +286,17 @@ class RaggedChoice(AbstractRaggedChoice):
             self._settled = True
             self._tell(f"autograd (cannot be cut: {known.refused})")
             return None
-        operands = Operands(function)
         first = len(inputs) + 2
         used = {name: first + k in known.cut.used for k, name in enumerate(edges)}
-        program = DerivedRagged(
-            RaggedProgram(known.cut, operands), self._module.columns, used
-        )
+        found = _Found(known.cut, structure, kind, used)
         if experience.chosen is None:
             if known.ratio is None:
+                operands = Operands(function)
+                tried = DerivedRagged(
+                    RaggedProgram(known.cut, operands), self._module.columns, used
+                )
                 parameters = [x for x in operands.tensors() if isinstance(x, nn.Parameter)]
-                known.ratio = _ratio(program, self._module, parameters, inputs, inside, memory)
+                known.ratio = _ratio(tried, self._module, parameters, inputs, inside, memory)
             if known.ratio > WORTH:
                 self._settled = True
                 experience.chosen = "again"
@@ -267,8 +306,11 @@ class RaggedChoice(AbstractRaggedChoice):
             self._tell(f"derived, {known.ratio:.2f} of autograd")
         elif experience.story == UNDECIDED:
             self._tell("derived, as chosen before")
-        self._program = program
-        return program
+        if len(experience.known) >= _MOST_FUNCTIONS:
+            experience.known.clear()
+        experience.known[id(function)] = function, found
+        self._take(found)
+        return self._program
 
     def _tell(self, story: str) -> None:
         if self._experience.story != story:

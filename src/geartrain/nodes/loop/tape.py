@@ -14,6 +14,7 @@ have moved, the graph is thrown away and each call goes back by itself, from wha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, Protocol, final
 
 import numpy as np
@@ -210,12 +211,16 @@ class Tape:
             GraphError: A module has written over its input.
         """
         own = tuple([x.detach() for x in inputs])
-        memory, runs = None, _running(kernel, inner) is not None
+        memory, graph, runs = None, None, _running(kernel, inner) is not None
         if runs:
             versions = [x._version for x in inputs]
             if isinstance(kernel, RememberingRead):
+                state, lengths = called.rows.state, called.lengths
+                kernel.look(own, partial(inner.recalled, state, lengths))
                 outputs = as_payload(kernel.called(inputs, *self._recalled(inner, called)))
             else:
+                if isinstance(kernel, Remembering):
+                    kernel.look(own, inside)
                 outputs = as_payload(run_module(inner.call.function, inputs, inside))
             if [x._version for x in inputs] != versions:
                 raise GraphError(
@@ -227,10 +232,17 @@ class Tape:
             with torch.no_grad():
                 if isinstance(kernel, AbstractMemoryKernel):
                     memory = inner.recalled(called.rows.state, called.lengths)
+                if isinstance(kernel, RememberingRead):
+                    assert memory is not None
+                    (outputs, graph), residuals = kernel.record(own, memory), own
+                elif isinstance(kernel, AbstractMemoryKernel):
+                    assert memory is not None
                     outputs, residuals = kernel.forward(own, memory)
+                elif isinstance(kernel, Remembering):
+                    (outputs, graph), residuals = kernel.record(own, inside), own
                 else:
                     outputs, residuals = kernel.forward(own, inside)
-        kept = KeptCall(kernel, residuals, memory, inside)
+        kept = KeptCall(kernel, residuals, memory, inside, graph)
         picked = None if runs else _picked(outputs, own, inputs)
         if picked is not None:
             outputs = picked
