@@ -26,7 +26,7 @@ from geartrain.errors import GraphError
 from geartrain.frames.message import Gradient, Payload
 from geartrain.native import operations
 from geartrain.native.steady import firing
-from geartrain.nn.auto import FIRINGS, LARGE_FIRINGS, LARGE_ROWS, ROWS, WORTH
+from geartrain.nn.auto import FIRINGS, LARGE_FIRINGS, LARGE_ROWS, ROWS, UNCLEAR, WORTH
 from geartrain.nn.program import Operands
 from geartrain.nn.ragged.calls import call_of_inside, call_of_memory
 from geartrain.nn.ragged.cut import RaggedCut
@@ -45,7 +45,8 @@ log = logging.getLogger("geartrain.nn")
 
 MOST_KNOWN: Final = 128
 """Structures that are remembered; the oldest is forgotten."""
-_TURNS: Final = 4
+_TURNS: Final = 8
+_FEW_TURNS: Final = 2
 _MOST_FUNCTIONS: Final = 16
 
 
@@ -352,6 +353,8 @@ def _ratio(
                     into.take(parameter)
                 if turn:
                     best[k] = min(best[k], time.thread_time() - began)
+            if turn >= _FEW_TURNS and not UNCLEAR[0] < best[0] / best[1] < UNCLEAR[1]:
+                break
     return best[0] / best[1]
 
 
