@@ -39,6 +39,7 @@ class Way(IntEnum):
     LOG_SOFT_BACK = auto()
     DOT = auto()
     SUM_TIMES = auto()
+    MOVE = auto()
 
 
 @final
@@ -53,7 +54,7 @@ class RaggedStep:
         source, source_times: Whose rows the index names.
         index: Slot of row numbers, or -1.
         ends: Slot of where bundles begin and end, or -1.
-        cells: Slot of where members lie in a memory, or -1.
+        cells: Slot of where members lie in a memory, or of where rows are added to, or -1.
     """
 
     way: Way

@@ -177,6 +177,8 @@ class RaggedRoutine:
 
 def _is_local(draft: Draft) -> bool:
     """Whether a step leads from no bundle to another."""
+    if draft.way is Way.MOVE:
+        return False
     if draft.way is Way.TAKE:
         return draft.source == HELD and draft.kind == MEMBERS
     if draft.way is Way.ADD_AT:
@@ -465,7 +467,8 @@ class Cutter:
 
 
 def _together(drafts: Sequence[Draft], asked: set[Buffer]) -> list[Draft]:
-    """The same steps, with products that are just added up made and added in one."""
+    """The same steps, with products that are just added up made and added in one,
+    and rows that are just taken and added moved."""
     written, read = Counter(d.out.buffer for d in drafts), Counter()  # type: ignore[var-annotated]
     for draft in drafts:
         read.update(draft.read())
@@ -473,12 +476,22 @@ def _together(drafts: Sequence[Draft], asked: set[Buffer]) -> list[Draft]:
     found: list[Draft] = []
     for draft in drafts:
         buffer = draft.out.buffer
-        if draft.way is Way.PLAIN and draft.op == Op.MUL and buffer.role == "room":
+        factor = draft.way is Way.PLAIN and draft.op == Op.MUL
+        if (factor or draft.way is Way.TAKE) and buffer.role == "room":
             if buffer not in asked and written[buffer] == read[buffer] == 1:
                 factors[buffer] = draft
         (source, *_) = draft.reads or [None]
         product = factors.get(source.buffer) if source is not None else None
         if product is not None and source is not None and source.dense:
+            if product.way is Way.TAKE:
+                if draft.way is Way.ADD_AT:
+                    found = [d for d in found if d is not product]
+                    to = {"cells": draft.index, "many": draft.source, "inner": draft.source_times}
+                    moved = replace(product, way=Way.MOVE, out=draft.out, **to)
+                    found.append(moved)
+                else:
+                    found.append(draft)
+                continue
             a, b = product.reads
             ones = [v for v in (a, b) if v is not None and v.one]
             of = replace(draft, reads=[a, b], width=product.width, op=0)
