@@ -301,7 +301,11 @@ class Through(AbstractOperator):
                 )
             kernel = derived_kernel(self.name, self.function)
         if kernel is None and keep == "auto" and call.inside:
-            return call, Remembering(function, self.parameters, self._ragged_choice(precision)), None
+            return (
+                call,
+                Remembering(function, self.parameters, self._ragged_choice(precision)),
+                None,
+            )
         if kernel is None:
             again, choice = Recompute(function, self.parameters), None
             if self._chooses():

@@ -1,10 +1,10 @@
 """Programs over rows of several kinds in C: one call for all of their steps.
 
-    rows of a module ─► steps of ``fused`` ─► rows
-          │ ▲
-    spread, │ summed over, by number
-          ▼ │
-    members of bundles, edges ─► steps ─► ...
+rows of a module ─► steps of ``fused`` ─► rows
+      │ ▲
+spread, │ summed over, by number
+      ▼ │
+members of bundles, edges ─► steps ─► ...
 """
 
 from __future__ import annotations

@@ -150,9 +150,7 @@ class Remembering(AbstractKernel):
             self._wasted += 1
         return outputs, (*inputs, tickets)
 
-    def record(
-        self, inputs: Payload, inside: Inside | None
-    ) -> tuple[Payload, Recorded | None]:
+    def record(self, inputs: Payload, inside: Inside | None) -> tuple[Payload, Recorded | None]:
         """Outputs, and the graph of them, which whoever asks keeps; ``answer`` takes it back.
 
         The graph is None if none is to be kept.

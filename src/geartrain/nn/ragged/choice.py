@@ -125,9 +125,7 @@ class DerivedRagged(AbstractRaggedProgram):
         return self._program.forward(call_of_inside(inputs, inside, self._edges))
 
     def memory(self, inputs: Payload, memory: Recalled) -> tuple[Payload, Any]:
-        call = call_of_memory(
-            inputs, self._columns, memory.payload, memory.starts, memory.lengths
-        )
+        call = call_of_memory(inputs, self._columns, memory.payload, memory.starts, memory.lengths)
         return self._program.forward(call)
 
     def backward(
@@ -197,9 +195,7 @@ class RaggedChoice(AbstractRaggedChoice):
         edges = _edges_of(inside)
 
         def make() -> RaggedCut:
-            return derive_inside(
-                self._module.function, inputs, edges, pools=self._module.pools
-            )
+            return derive_inside(self._module.function, inputs, edges, pools=self._module.pools)
 
         key = kind, tuple((name, x.dtype) for name, x in edges.items()), self._module.pools
         return self._decide(kind, key, make, edges, inputs, inside, None)
@@ -394,9 +390,7 @@ def _by_autograd(
     with torch.enable_grad():
         outputs = as_payload(run_module(module.function, args, inside))
     wanted = [x for x in args if x.requires_grad]
-    found = differentiate(
-        outputs, tuple([y.detach() for y in outputs]), [*wanted, *learning]
-    )
+    found = differentiate(outputs, tuple([y.detach() for y in outputs]), [*wanted, *learning])
     for parameter, d in zip(learning, found[len(wanted) :], strict=True):
         if d is not None:
             into.add(parameter, d)

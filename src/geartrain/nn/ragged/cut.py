@@ -1,8 +1,8 @@
 """A lowered trace as two programs, and what they hand to one another.
 
-    steps forward ─► those that outputs or the way back need ─► slots ─► a routine
-    steps back    ─► those that gradients need               ─► slots ─► a routine
-    rooms that are written forward and read back             ─► residuals, side by side
+steps forward ─► those that outputs or the way back need ─► slots ─► a routine
+steps back    ─► those that gradients need               ─► slots ─► a routine
+rooms that are written forward and read back             ─► residuals, side by side
 """
 
 from __future__ import annotations
@@ -376,16 +376,23 @@ class Cutter:
             if low._shapes[low.operands[operand]] != found.tail:
                 raise Refused("a sum of rows for other than a vector")
             yield RaggedTerm(operand, "sum", (found,), of)
-        elif target is aten.embedding_dense_backward.default and not turned:
-            if args[4]:
-                raise Refused("a table's scale_grad_by_freq")
-            yield self._of_table(operand, args[0], args[1], of, args[3])
-        elif target is aten.index_add.default and not turned:
-            yield self._of_table(operand, args[3], args[2], of, -1)
-        elif target is aten.index_put.default and not turned:
-            yield self._of_table(operand, args[2], args[1][0], of, -1)
+        elif not turned and (table := self._table(d)) is not None:
+            yield self._of_table(operand, *table[:2], of, table[2])
         else:
             raise Refused(f"a weight's gradient is of {target}")
+
+    def _table(self, d: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
+        """Rows that are added to a table's, their numbers, and the number that gets nothing."""
+        args: Any = d.args
+        if d.target is aten.embedding_dense_backward.default:
+            if args[4]:
+                raise Refused("a table's scale_grad_by_freq")
+            return args[0], args[1], args[3]
+        if d.target is aten.index_add.default:
+            return args[3], args[2], -1
+        if d.target is aten.index_put.default and len(args[1]) == 1:
+            return args[2], args[1][0], -1
+        return None
 
     def _of_table(
         self, operand: int, rows: fx.Node, index: fx.Node, of: frozenset[int], padding: int
@@ -486,8 +493,8 @@ def _together(drafts: Sequence[Draft], asked: set[Buffer]) -> list[Draft]:
             if product.way is Way.TAKE:
                 if draft.way is Way.ADD_AT:
                     found = [d for d in found if d is not product]
-                    to = {"cells": draft.index, "many": draft.source, "inner": draft.source_times}
-                    moved = replace(product, way=Way.MOVE, out=draft.out, **to)
+                    moved = replace(product, way=Way.MOVE, out=draft.out, cells=draft.index)
+                    moved.many, moved.inner = draft.source, draft.source_times
                     found.append(moved)
                 else:
                     found.append(draft)

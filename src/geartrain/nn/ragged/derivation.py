@@ -86,9 +86,7 @@ def derive_inside(
     names, m = list(edges), len(inputs)
 
     def called(own: Callable[..., Any], xs: Sequence[Tensor]) -> tuple[Any, ...]:
-        inside = Inside(
-            xs[m], xs[m + 1], dict(zip(names, xs[m + 2 :], strict=True)), _Unseen()
-        )
+        inside = Inside(xs[m], xs[m + 1], dict(zip(names, xs[m + 2 :], strict=True)), _Unseen())
         return (*arguments(own, xs[:m]), inside)
 
     roles = ["given" if x.is_floating_point() else "ints" for x in samples[0]]
@@ -225,9 +223,7 @@ class _Derivation:
         if small.alien or large.alien:
             raise GraphError("it reads tensors that are neither arguments nor its own")
         roles, inputs = self._roles, self._samples[0]
-        low = Lowering(
-            (small, large), self._counts, len(operands), roles, self._segment, floats[0]
-        )
+        low = Lowering((small, large), self._counts, len(operands), roles, self._segment, floats[0])
         cutter = Cutter(
             low,
             len(outputs[0]),
@@ -268,9 +264,7 @@ class _Derivation:
             sums = {i: torch.zeros_like(x) for i, x in call.held.items()}
             found = list(program.backward(kept, dys, into, sums))
         leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
-        sources = {
-            i: x.detach().clone().requires_grad_() for i, x in call.held.items()
-        }
+        sources = {i: x.detach().clone().requires_grad_() for i, x in call.held.items()}
         operands = [x.detach().clone().requires_grad_(learns(x)) for x in tensors]
         with torch.enable_grad():
             given = list(leaves)
@@ -296,8 +290,10 @@ class _Derivation:
                 expected.append(by.get(id(own)))
         zeros = zip(mine, expected, strict=True)
         filled = [
-            (torch.zeros_like(b) if a is None and b is not None else a,
-             torch.zeros_like(a) if b is None and a is not None else b)
+            (
+                torch.zeros_like(b) if a is None and b is not None else a,
+                torch.zeros_like(a) if b is None and a is not None else b,
+            )
             for a, b in zeros
         ]
         compare([b for _, b in filled], [a for a, _ in filled], "it gives other gradients")
@@ -311,5 +307,3 @@ def _padded(x: Tensor, like: Tensor, call: RaggedCall) -> Tensor:
     flat = torch.zeros((places.size, *x.shape[1:]), dtype=x.dtype)
     where = torch.from_numpy(np.flatnonzero(places.ravel()))
     return flat.index_add(0, where, x.index_select(0, cells)).view(like.shape)
-
-

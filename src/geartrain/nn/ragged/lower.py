@@ -1,9 +1,9 @@
 """From the operators of a ragged trace to steps, forward and back.
 
-    joint graph, at two sizes ─► axes: rows of which kind ─► steps over rows
-        what depends on a tangent            ─► the way back
-        integers that integers alone make    ─► computed before, by torch
-        a mask of what is padded             ─► true: nothing is padded
+joint graph, at two sizes ─► axes: rows of which kind ─► steps over rows
+    what depends on a tangent            ─► the way back
+    integers that integers alone make    ─► computed before, by torch
+    a mask of what is padded             ─► true: nothing is padded
 """
 
 from __future__ import annotations
@@ -257,7 +257,12 @@ class Lowering:
         """One that leads from rows to others."""
         ends = self.ends if inside else None
         draft = Draft(way, 0, out, list(reads), reads[0].width, kind, times)
-        draft.source, draft.source_times, draft.index, draft.ends = source, source_times, index, ends
+        draft.source, draft.source_times, draft.index, draft.ends = (
+            source,
+            source_times,
+            index,
+            ends,
+        )
         draft.cells = cells
         self.drafts(late=late).steps.append(draft)
 
@@ -285,7 +290,9 @@ class Lowering:
         like = Like(value.kind, value.times, value.tail, 1)
         out = self.room(like, late=late)
         many = math.prod(value.tail)
-        self.plain(Op.EXPAND, out, replace(value, one=False), late=late, width=1, many=many, inner=1)
+        self.plain(
+            Op.EXPAND, out, replace(value, one=False), late=late, width=1, many=many, inner=1
+        )
         return out
 
     def dense(self, value: Value, *, late: bool) -> Value:

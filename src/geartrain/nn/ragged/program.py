@@ -19,6 +19,7 @@ from geartrain.nn.ragged.cut import RaggedCut, RaggedRoutine, RaggedTerm, Tensor
 from geartrain.nn.ragged.values import Buffer
 from geartrain.nodes.gradient import GradientSum
 
+
 @final
 @dataclass(frozen=True, slots=True)
 class RaggedCall:
@@ -252,20 +253,11 @@ class RaggedProgram:
         copies: list[Tensor] = []
         for slot, k, kind, entries in plan.given:
             x = inputs[k] if k < len(inputs) else dys[k - len(inputs)]
-            if x is None or x.dtype is not dtype or x.numel() != sizes[kind] * entries:
-                raise ProtocolError(f"rows of {entries} numbers of {dtype} were expected")
-            if not x.is_contiguous():
-                x = x.contiguous()
-                copies.append(x)
-            addresses[slot] = x.data_ptr()
+            if x is None or x.dtype is not dtype:
+                raise ProtocolError(f"rows of {dtype} were expected")
+            addresses[slot] = _address(x, sizes[kind] * entries, copies)
         for slot, k, kind, entries in plan.ints:
-            x = kept.ints[k]
-            if x.numel() != sizes[kind] * entries:
-                raise ProtocolError("as many row numbers as rows were expected")
-            if not x.is_contiguous():
-                x = x.contiguous()
-                copies.append(x)
-            addresses[slot] = x.data_ptr()
+            addresses[slot] = _address(kept.ints[k], sizes[kind] * entries, copies)
         for slot, k in plan.floats:
             if k not in kept.floats:
                 kept.floats[k] = kept.ints[k].to(dtype).contiguous()
@@ -310,8 +302,7 @@ class RaggedProgram:
         operands, call = self._operands.tensors(), kept.call
         several = None
         if into.of_several:
-            kind, owners = call.counted
-            several = into.updates_of(call.sizes[kind])
+            several = into.updates_of(call.sizes[call.counted[0]])
         for term in self._cut.terms:
             parameter = operands[term.operand]
             if not term.tangents & came or not parameter.requires_grad:
@@ -345,6 +336,20 @@ class RaggedProgram:
                 into.add_rows(parameter, ids, rows)
             else:
                 into.add_at(parameter, ids, rows)
+
+
+def _address(x: Tensor, n: int, copies: list[Tensor]) -> int:
+    """Where n numbers lie side by side, if need be those of a copy.
+
+    Raises:
+        ProtocolError: There are not so many.
+    """
+    if x.numel() != n:
+        raise ProtocolError(f"{tuple(x.shape)} came where {n} numbers were expected")
+    if not x.is_contiguous():
+        x = x.contiguous()
+        copies.append(x)
+    return x.data_ptr()
 
 
 def _shape(t: Tensors) -> tuple[int, int, tuple[int, ...]]:

@@ -25,7 +25,17 @@ NO_ROWS: Final = -1
 """Of what has no rows: weights."""
 
 Role: TypeAlias = Literal[
-    "room", "given", "operand", "weight", "turned", "held", "sums", "ints", "as_float", "ends", "cells"
+    "room",
+    "given",
+    "operand",
+    "weight",
+    "turned",
+    "held",
+    "sums",
+    "ints",
+    "as_float",
+    "ends",
+    "cells",
 ]
 
 
@@ -86,7 +96,9 @@ class Counts:
         padded = self.padded is not None and differ == [0, 1] and found == (BUNDLES, 1)
         if padded and (small[1], large[1]) == self.padded:
             return Like(MEMBERS, 1, tuple(small[2:]), 2)
-        raise Refused(f"a tensor of shape {tuple(small)} in one trace and {tuple(large)} in another")
+        raise Refused(
+            f"a tensor of shape {tuple(small)} in one trace and {tuple(large)} in another"
+        )
 
 
 @final

@@ -211,7 +211,7 @@ class Tape:
             GraphError: A module has written over its input.
         """
         own = tuple([x.detach() for x in inputs])
-        memory, graph, runs = None, None, _running(kernel, inner) is not None
+        runs = _running(kernel, inner) is not None
         if runs:
             versions = [x._version for x in inputs]
             if isinstance(kernel, RememberingRead):
@@ -227,22 +227,10 @@ class Tape:
                     f"'{inner.name}' writes over its input, which others of its loop may still "
                     "read; begin it with an operation that is not in place (inplace=False)"
                 )
-            outputs, residuals = own_integers(outputs), own
+            outputs, kept = own_integers(outputs), KeptCall(kernel, own, None, inside)
         else:
             with torch.no_grad():
-                if isinstance(kernel, AbstractMemoryKernel):
-                    memory = inner.recalled(called.rows.state, called.lengths)
-                if isinstance(kernel, RememberingRead):
-                    assert memory is not None
-                    (outputs, graph), residuals = kernel.record(own, memory), own
-                elif isinstance(kernel, AbstractMemoryKernel):
-                    assert memory is not None
-                    outputs, residuals = kernel.forward(own, memory)
-                elif isinstance(kernel, Remembering):
-                    (outputs, graph), residuals = kernel.record(own, inside), own
-                else:
-                    outputs, residuals = kernel.forward(own, inside)
-        kept = KeptCall(kernel, residuals, memory, inside, graph)
+                outputs, kept = _computed(inner, kernel, own, called, inside)
         picked = None if runs else _picked(outputs, own, inputs)
         if picked is not None:
             outputs = picked
@@ -369,6 +357,28 @@ class Tape:
         at = block.at(handles)
         assert at is not None
         return block.rows(at)
+
+
+def _computed(
+    inner: Inner,
+    kernel: AbstractKernel | AbstractMemoryKernel,
+    inputs: Payload,
+    called: Called,
+    inside: Inside | None,
+) -> tuple[Payload, KeptCall]:
+    """What a kernel that is not autograd's makes of a call, and what it keeps."""
+    if isinstance(kernel, AbstractMemoryKernel):
+        memory = inner.recalled(called.rows.state, called.lengths)
+        if isinstance(kernel, RememberingRead):
+            outputs, graph = kernel.record(inputs, memory)
+            return outputs, KeptCall(kernel, inputs, memory, None, graph)
+        outputs, residuals = kernel.forward(inputs, memory)
+        return outputs, KeptCall(kernel, residuals, memory)
+    if isinstance(kernel, Remembering):
+        outputs, recorded = kernel.record(inputs, inside)
+        return outputs, KeptCall(kernel, inputs, None, inside, recorded)
+    outputs, residuals = kernel.forward(inputs, inside)
+    return outputs, KeptCall(kernel, residuals, None, inside)
 
 
 def _picked(outputs: Payload, own: Payload, inputs: Payload) -> Payload | None:
