@@ -61,6 +61,12 @@ class RaggedKept:
     residuals: Tensor
     places: list[int]
 
+    def as_floats(self, k: int, dtype: torch.dtype) -> Tensor:
+        """Row numbers k as floats."""
+        if k not in self.floats:
+            self.floats[k] = self.ints[k].to(dtype).contiguous()
+        return self.floats[k]
+
 
 @final
 class _Plan:
@@ -259,18 +265,13 @@ class RaggedProgram:
         for slot, k, kind, entries in plan.ints:
             addresses[slot] = _address(kept.ints[k], sizes[kind] * entries, copies)
         for slot, k in plan.floats:
-            if k not in kept.floats:
-                kept.floats[k] = kept.ints[k].to(dtype).contiguous()
-            addresses[slot] = kept.floats[k].data_ptr()
+            addresses[slot] = kept.as_floats(k, dtype).data_ptr()
         for slot, k, adds in plan.held:
             x = call.held[k] if not adds or sums is None else sums[k]
-            if x.dtype is not dtype or not x.is_contiguous():
-                raise ProtocolError(f"a memory of {dtype} was expected")
-            addresses[slot] = x.data_ptr()
-        if plan.ends >= 0:
-            addresses[plan.ends] = call.ends.ctypes.data
-        if plan.cells >= 0:
-            addresses[plan.cells] = cast(IntArray, call.cells).ctypes.data
+            addresses[slot] = _address(x, x.numel(), copies)
+        for slot, numbers in ((plan.ends, call.ends), (plan.cells, call.cells)):
+            if slot >= 0 and numbers is not None:
+                addresses[slot] = numbers.ctypes.data
         plan.routine.steps.run(sizes, addresses)
 
     def _operand_addresses(self, plan: _Plan) -> list[int]:
