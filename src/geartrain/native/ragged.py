@@ -17,6 +17,7 @@ from typing import Final, final
 
 import torch
 
+from geartrain.errors import ProtocolError
 from geartrain.native import library
 from geartrain.native.fused import Op, Step
 
@@ -115,11 +116,14 @@ class RaggedSteps:
             addresses: By slot; 0 where there is room.
 
         Raises:
+            ProtocolError: There are no native kernels.
             IndexError: A row number is beyond its rows.
             MemoryError: There is none.
         """
         native = library.current()
-        if native is None or not self._count:
+        if native is None:
+            raise ProtocolError("a derived kernel has steps in C, and there are no native kernels")
+        if not self._count:
             return
         work = sum([n * each for n, each in zip(sizes, self._work, strict=True)])
         bad = native.typed[self._dtype]["ragged_run"][work > library.SMALL_WORK](

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from geartrain.errors import GraphError
 from geartrain.frames.message import Gradient, Payload
 from geartrain.native import operations
+from geartrain.native.fused import available
 from geartrain.native.steady import firing
 from geartrain.nn.auto import FIRINGS, LARGE_FIRINGS, LARGE_ROWS, ROWS, UNCLEAR, WORTH
 from geartrain.nn.program import Operands
@@ -90,6 +91,11 @@ class _Registry:
         self._known: OrderedDict[Hashable, _Known] = OrderedDict()
         self._lock = threading.RLock()
 
+    def forget(self) -> None:
+        """Start anew."""
+        with self._lock:
+            self._known.clear()
+
     def ask(self, key: Hashable, make: Callable[[], RaggedCut]) -> _Known:
         with self._lock:
             found = self._known.get(key) if key is not None else None
@@ -105,7 +111,8 @@ class _Registry:
             return found
 
 
-_REGISTRY: Final = _Registry()
+RAGGED_REGISTRY: Final = _Registry()
+"""The one of this process."""
 
 
 @final
@@ -172,6 +179,7 @@ class RaggedChoice(AbstractRaggedChoice):
         self._program: DerivedRagged | None = None
         self._structure: Structure | None = None
         self._kind: Hashable = None
+        self._dtype = torch.float32
         self._settled = False
         self._checked = 0
         self._look_up()
@@ -228,11 +236,13 @@ class RaggedChoice(AbstractRaggedChoice):
         experience, function = self._experience, self._module.function
         known, found = experience.known.get(id(function), (None, None))
         if known is function and isinstance(found, _Found) and experience.chosen == "derived":
-            if found.structure.now() == found.structure.settings:
+            same = found.structure.now() == found.structure.settings
+            if same and available(found.cut.dtype):
                 self._take(found)
 
     def _take(self, found: _Found) -> None:
         self._structure, self._kind = found.structure, found.kind
+        self._dtype = found.cut.dtype
         program = RaggedProgram(found.cut, Operands(self._module.function))
         self._program = DerivedRagged(program, self._module.columns, found.edges)
 
@@ -241,12 +251,16 @@ class RaggedChoice(AbstractRaggedChoice):
         number, structure = firing.number, self._structure
         assert structure is not None
         if not number or number != self._checked:
+            if not available(self._dtype):
+                self.give_up("there are no native kernels")
+                return None
             if structure.now() != structure.settings:
                 self.give_up("its settings change while it works")
                 return None
             self._checked = number
         if kind != self._kind:
             self.give_up("its rows change their kind while it works")
+            return None
         return self._program
 
     def _ripe(self, inputs: Payload) -> bool:
@@ -277,8 +291,11 @@ class RaggedChoice(AbstractRaggedChoice):
             return None
         structure = self._structure = Structure(function)
         self._kind = kind
-        whole = None if structure.key is None else (structure.key, key, torch.get_default_dtype())
-        known = _REGISTRY.ask(whole, make)
+        whole = None
+        if structure.key is not None:
+            native = available(torch.float32)
+            whole = structure.key, key, torch.get_default_dtype(), native
+        known = RAGGED_REGISTRY.ask(whole, make)
         if known.cut is None:
             self._settled = True
             self._tell(f"autograd (cannot be cut: {known.refused})")

@@ -61,6 +61,14 @@ _SAME: Final = frozenset(
 """The same numbers, in the same order."""
 _ZEROS: Final = frozenset({aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default})
 _ONES: Final = frozenset({aten.ones.default, aten.ones_like.default, aten.new_ones.default})
+_FULL: Final = frozenset(
+    {
+        aten.full.default,
+        aten.full_like.default,
+        aten.new_full.default,
+        aten.scalar_tensor.default,
+    }
+)
 
 
 @final
@@ -102,6 +110,8 @@ class Lowering:
             (x.op, x.target) for x in others if x.op == "call_function"
         ]:
             raise Refused("it computes otherwise for other numbers of rows")
+        if any(draws(x) for x in self.nodes):
+            raise Refused("chance has a part in it")
         self._twin = dict(zip(self.nodes, others, strict=True))
         self._large = large.shapes
         places = [x for x in self.nodes if x.op == "placeholder"]
@@ -366,12 +376,10 @@ class Lowering:
         """Write the steps of a node."""
         target: Any = x.target
         args: Any = x.args
-        if draws(x):
-            raise Refused("chance has a part in it")
         if target in _ZEROS or target in _ONES:
             self.values[x] = Constant(float(target in _ONES))
             return
-        if target in (aten.full.default, aten.full_like.default, aten.new_full.default):
+        if target in _FULL:
             self.values[x] = Constant(float(args[-1]))
             return
         sources = x.all_input_nodes
